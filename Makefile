@@ -1,0 +1,69 @@
+# digen: `make` lists what there is to do. Needs bash, make and Python 3.11 or 3.12.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup train test test-slow lint bench ui clean
+
+# No telemetry: without these, each start also waits for name look-ups where there is no network.
+export PREFECT_SERVER_ANALYTICS_ENABLED := false
+export DO_NOT_TRACK := 1
+export MLFLOW_DISABLE_TELEMETRY := true
+export HF_HUB_DISABLE_TELEMETRY := 1
+
+BIN := .venv/bin
+STAMP := .venv/digen-is-set-up
+CONFIG ?= deployments/configs/shapes.toml
+ARGS ?=
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | column -t -s $$'\t'
+	@echo
+	@echo 'make train ARGS="--num-iterations 3 --name try" passes settings on to digen.'
+
+setup: $(STAMP) ## make .venv and install digen in it; does nothing if nothing has changed
+
+$(STAMP): pyproject.toml constraints.txt
+	@python=""; \
+	for name in "$$PYTHON" $(BIN)/python python3.11 python3.12 python3; do \
+	  test -n "$$name" || continue; \
+	  "$$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' \
+	    2>/dev/null && python="$$name" && break; \
+	done; \
+	test -n "$$python" || { echo "digen needs Python 3.11 or 3.12; this machine's python3 is:" \
+	  "$$(python3 --version 2>&1). Name another one: make setup PYTHON=/path/to/python" >&2; \
+	  exit 1; }; \
+	test -x $(BIN)/pip || "$$python" -m venv .venv || { echo "$$python cannot make a virtual" \
+	  "environment; install its venv module (on Debian: apt install python3-venv)" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+train: setup ## the main job: RL post-training of the embedded model on this machine
+	$(BIN)/digen train $(CONFIG) $(ARGS)
+
+lint: setup ## style, types and the import rule
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint ## lint, then all tests that need no accelerator
+	$(BIN)/pytest -q -m "not gpu" $(ARGS)
+
+test-slow: setup ## only the tests that take more than 10 s each
+	$(BIN)/pytest -q -m "slow and not gpu" $(ARGS)
+
+bench: setup ## what a task costs: bare Dask, digen's runner, Prefect's Dask runner
+	$(BIN)/digen bench runner $(ARGS)
+
+ui: setup ## the Prefect server with its UI; prints how to open MLflow's
+	@echo 'Runs in MLflow, from another terminal:'
+	@echo '  $(BIN)/mlflow ui --backend-store-uri sqlite:///runs/mlflow.db'
+	@echo 'To see runs live in the Prefect UI below, start them with'
+	@echo '  PREFECT_API_URL=http://127.0.0.1:4200/api make train'
+	$(BIN)/prefect server start
+
+clean: ## remove caches and the virtual environment; runs/ stays
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf dask-worker-space dask-scratch-space
+	find digen_core deployments flows tasks tests -name __pycache__ -type d -prune -exec rm -rf {} +

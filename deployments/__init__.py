@@ -1,0 +1,1 @@
+"""How digen is started: command line, clusters, deployments, committed configs."""

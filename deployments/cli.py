@@ -1,0 +1,220 @@
+"""The console command ``digen``.
+
+Arguments, the config and what it names are checked before torch, Prefect or MLflow are imported:
+help and mistakes show at once. A mistake of the user is one line on stderr and exit code 2; a run
+that fails later is one line and exit code 1.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+
+from deployments.overrides import config_of
+from digen_core.config import ConfigError
+
+ConfigTokens = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
+
+WELCOME = """\
+digen: reinforcement-learning post-training of diffusion and flow-matching models
+
+  digen train deployments/configs/shapes.toml     train the embedded model; minutes on a CPU
+  digen config show deployments/configs/shapes.toml
+                                                  every setting with its meaning
+  digen evaluate runs/NAME                        judge a finished run again
+  digen --help                                    all commands; COMMAND --help shows an example
+"""
+
+
+def _version() -> str:
+    try:
+        return version("digen")
+    except PackageNotFoundError:
+        return "unknown (not installed)"
+
+
+app = App(
+    name="digen",
+    help="Reinforcement-learning post-training of diffusion and flow-matching models.",
+    version=_version,
+    help_format="plaintext",
+    suppress_keyboard_interrupt=False,
+)
+_pretrain = App(name="pretrain", help="Make an embedded base model from nothing.")
+_config = App(name="config", help="Look at configs.")
+_bench = App(name="bench", help="Measure what orchestration costs.")
+for _group in (_pretrain, _config, _bench):
+    app.command(_group)
+
+
+@app.command(usage="Usage: digen train CONFIG [--KEY VALUE ...]")
+def train(*tokens: ConfigTokens) -> int:
+    """Post-train a model as a config file says; any of its keys can be set here too.
+
+    Example: digen train deployments/configs/shapes.toml --rollout.group-size 8 --name first-try
+
+    Values are written as in TOML; "null" is null. 'digen config show' lists all keys.
+    """
+    config = config_of(tokens, "digen train")
+
+    from digen_core.checks import check_inputs
+
+    check_inputs(config)
+
+    from deployments import local, summary
+
+    try:
+        report = local.run_training(config)
+    except local.RunFailedError as error:
+        return _fail(error, 1)
+    summary.print_run(report)
+    return 0
+
+
+@app.command
+def evaluate(
+    run: Path, /, *, prompts: Path | None = None, samples_per_prompt: int | None = None
+) -> int:
+    """Sample the model of a finished run without noise, and score the images.
+
+    Example: digen evaluate runs/shapes-20260101-120000 --samples-per-prompt 4
+
+    Args:
+        run: Folder of the run.
+        prompts: Text file, one prompt a line; default: the run's evaluation prompts.
+        samples_per_prompt: Images per prompt; default: as the run's config says.
+    """
+    if not run.is_dir():
+        raise ConfigError(f"there is no run folder {run}; give one such as runs/NAME")
+    if samples_per_prompt is not None and samples_per_prompt < 1:
+        raise ConfigError(f"--samples-per-prompt is {samples_per_prompt}; use 1 or more")
+    if prompts is not None:
+        from digen_core.data import read_prompts
+
+        read_prompts(str(prompts))
+
+    from deployments import local, summary
+
+    try:
+        report = local.run_evaluation(run, prompts, samples_per_prompt)
+    except local.RunFailedError as error:
+        return _fail(error, 1)
+    summary.print_evaluation(report)
+    return 0
+
+
+@_pretrain.command
+def shapes(*, out: Path = Path("runs/models/shapes"), seed: int = 0, threads: int = 2) -> int:
+    """Train the tiny FLUX of the world "shapes": about 15 minutes on two CPU cores.
+
+    Example: digen pretrain shapes --out runs/models/mine --seed 1
+
+    Args:
+        out: Folder to save the model to; it must not hold anything yet.
+        seed: Same seed, same weights on the same machine.
+        threads: CPU threads.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} exists already; remove it or choose another --out")
+    if threads < 1 or seed < 0:
+        raise ConfigError(f"--threads is {threads} and --seed {seed}; use threads >= 1, seed >= 0")
+
+    from deployments.pretraining import pretrain
+
+    pretrain(out, seed=seed, threads=threads)
+    return 0
+
+
+@_config.command(usage="Usage: digen config show [CONFIG] [--KEY VALUE ...]")
+def show(*tokens: ConfigTokens) -> int:
+    """Print every key with its meaning and value, as TOML that 'digen train' reads.
+
+    Example: digen config show deployments/configs/shapes.toml --seed 1 > mine.toml
+
+    Without CONFIG these are the defaults.
+    """
+    config = config_of(tokens)
+
+    from digen_core.config_file import as_toml
+
+    sys.stdout.write(as_toml(config))
+    return 0
+
+
+@_bench.command
+def runner(*, num_tasks: int = 60, rounds: int = 3) -> int:
+    """Compare the cost of a task: bare Dask, digen's lean runner, Prefect's Dask runner.
+
+    Example: digen bench runner --rounds 5
+
+    Args:
+        num_tasks: Tasks at once in each round.
+        rounds: Interleaved rounds.
+    """
+    if num_tasks < 2 or rounds < 1:
+        raise ConfigError(
+            f"--num-tasks is {num_tasks} and --rounds {rounds}; use num-tasks >= 2, rounds >= 1"
+        )
+
+    from deployments import bench_runner
+
+    bench = bench_runner.bench_runner(num_tasks, rounds)
+    bench_runner.print_bench(bench)
+    return 0 if bench.holds else 1
+
+
+@_bench.command(usage="Usage: digen bench overhead CONFIG [--iterations N] [--KEY VALUE ...]")
+def overhead(*tokens: ConfigTokens, iterations: int = 3) -> int:
+    """Measure how much of a run's time is orchestration.
+
+    Example: digen bench overhead deployments/configs/shapes.toml --iterations 5
+
+    Args:
+        tokens: CONFIG and settings, as in 'digen train'.
+        iterations: Iterations to measure.
+    """
+    config = config_of(tokens, "digen bench overhead")
+    if iterations < 1:
+        raise ConfigError(f"--iterations is {iterations}; use 1 or more")
+
+    from digen_core.checks import check_inputs
+
+    check_inputs(config)
+
+    from deployments import bench_overhead
+
+    bench_overhead.main(config, iterations)
+    return 0
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Do what a command line says; return the exit code."""
+    if not arguments:
+        sys.stdout.write(WELCOME)
+        return 0
+    try:
+        code = app(
+            list(arguments),
+            exit_on_error=False,
+            print_error=False,
+            result_action="return_value",
+        )
+    except (ConfigError, CycloptsError) as error:
+        return _fail(error, 2)
+    except KeyboardInterrupt:
+        return _fail("stopped", 130)
+    return code if isinstance(code, int) else 0
+
+
+def main() -> None:
+    """Entry point of the console command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def _fail(error: object, code: int) -> int:
+    """Print one line to stderr."""
+    sys.stderr.write(f"digen: {' '.join(str(error).split())}\n")
+    return code

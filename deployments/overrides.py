@@ -1,0 +1,68 @@
+"""The part of a command line that sets config keys: ``CONFIG --rollout.group-size 8 --seed=1``.
+
+Values are TOML (8, 3e-4, [0.9, 0.95], "null"); strings need no quotes. Hyphens may stand for
+underscores, save in the names of rewards. The last of several settings of a key counts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from digen_core.config import ConfigError, RunConfig
+from digen_core.config_file import load_config, parse_value
+
+
+@dataclass(frozen=True)
+class ConfigArguments:
+    """A config file and what is to be changed in it, as the user typed them."""
+
+    path: Path | None
+    settings: dict[str, str]
+
+
+def parse_arguments(tokens: Sequence[str]) -> ConfigArguments:
+    """Sort tokens into the config file and settings, in whatever order they come.
+
+    Raises:
+        ConfigError: a setting lacks its value, or a token is neither.
+    """
+    path: Path | None = None
+    settings: dict[str, str] = {}
+    rest = list(tokens)
+    while rest:
+        token = rest.pop(0)
+        if token.startswith("--") and len(token) > 2:
+            name, equals, text = token[2:].partition("=")
+            if not equals:
+                if not rest or rest[0].startswith("--"):
+                    raise ConfigError(f"--{name} needs a value, as in --{name} VALUE")
+                text = rest.pop(0)
+            settings[_key(name)] = text
+        elif path is None and not token.startswith("-"):
+            path = Path(token)
+        else:
+            raise ConfigError(f"unexpected argument {token!r}; settings look like --seed 1")
+    return ConfigArguments(path, settings)
+
+
+def config_of(tokens: Sequence[str], command: str | None = None) -> RunConfig:
+    """Return the config that the tokens of a command line describe.
+
+    Args:
+        tokens: what follows the command.
+        command: its name, if it cannot go without a config file.
+
+    Raises:
+        ConfigError: a token, key or value is wrong, or the file is missing.
+    """
+    arguments = parse_arguments(tokens)
+    if command and arguments.path is None:
+        raise ConfigError(
+            f"which config file? For example: {command} deployments/configs/shapes.toml"
+        )
+    overrides = {key: parse_value(key, text) for key, text in arguments.settings.items()}
+    return load_config(arguments.path, overrides)
+
+
+def _key(name: str) -> str:
+    return name if name.startswith("rewards.") else name.replace("-", "_")

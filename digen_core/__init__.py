@@ -1,0 +1,1 @@
+"""The core library: models, algorithms, control. Knows no orchestrator."""

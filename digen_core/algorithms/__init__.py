@@ -1,0 +1,1 @@
+"""Pure maths of the algorithms: tensors and floats in, tensors out."""

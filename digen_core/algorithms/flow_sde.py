@@ -1,0 +1,251 @@
+"""Stochastic samplers of a rectified flow, as Gaussian transition kernels p(x_next | x).
+
+Conventions (diffusers' FlowMatchEulerDiscreteScheduler):
+    x_sigma = (1 - sigma) * x_0 + sigma * noise,  sigma runs from 1 (noise) down to 0 (data),
+    v(x, sigma) approximates E[noise - x_0 | x_sigma],  step_size = sigma - sigma_next > 0,
+    predicted clean x_0 = x - sigma * v,  predicted noise = x + (1 - sigma) * v.
+
+``flow_sde`` and ``dance`` discretise the SDE of diffusion coefficient g that has the marginals of
+the ODE (Flow-GRPO, arXiv:2505.05470, eq. 9; DanceGRPO, arXiv:2505.07818):
+    mean = x - step_size * (v + g^2 / (2 * sigma) * (predicted noise)),  std = g * sqrt(step_size);
+    flow_sde: g = noise_level * sqrt(sigma / (1 - sigma)),  dance: g = noise_level.
+``cps`` (Coefficients-Preserving Sampling, arXiv:2509.05952) is not of this form: it mixes predicted
+clean, predicted noise and fresh noise such that the first has weight 1 - sigma_next and the two
+noises have total variance sigma_next^2, exactly, whatever the step size:
+    mean = (1 - sigma_next) * (predicted clean) + sqrt(sigma_next^2 - std^2) * (predicted noise),
+    std = sigma_next * sin(noise_level * pi / 2).
+
+Deviation: at pure noise g of ``flow_sde`` is infinite. The published code then puts the schedule's
+second noise level into 1 - sigma, if sigma is *exactly* 1. Here it does so above 1 - 1e-6, as the
+first sigma of a schedule may be rounded. Below that nothing is clamped: sigma = 0.9997 has g = 58
+times the noise level.
+
+Axes: B trajectories, then one or more latent axes ([B, C, H, W] images, [B, C, F, H, W] videos,
+[B, tokens, channels] packed). The maths is float32, or float64 where the latents are; half
+precision is converted on entry. Checking values costs one device-to-host read per call.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+_PURE_NOISE_ABOVE = 1 - 1e-6
+
+
+class Transition(NamedTuple):
+    """p(x_next | x) = N(mean, std^2 I)."""
+
+    mean: Tensor  # [B, ...] as the latents
+    std: Tensor  # [B, 1, ...]; 0 for a deterministic step
+
+
+class TransitionFn(Protocol):
+    """What every sampler of this module looks like."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        velocity: Tensor,
+        sigma: float | Tensor,
+        sigma_next: float | Tensor,
+        *,
+        noise_level: float,
+        sigma_max: float,
+    ) -> Transition:
+        """Return the distribution of the next latent.
+
+        Args:
+            x: [B, ...] current latent.
+            velocity: [B, ...] model output at (x, sigma).
+            sigma: current noise level in (0, 1], one number or [B].
+            sigma_next: next noise level in [0, sigma], one number or [B].
+            noise_level: how much noise the step adds; 0 gives the ODE's Euler step, with std 0.
+            sigma_max: the schedule's second noise level, which stands in where sigma is 1.
+        """
+        ...
+
+
+def flow_sde_transition(
+    x: Tensor,
+    velocity: Tensor,
+    sigma: float | Tensor,
+    sigma_next: float | Tensor,
+    *,
+    noise_level: float,
+    sigma_max: float,
+) -> Transition:
+    """Return Flow-GRPO's distribution of the next latent; arguments as in ``TransitionFn``."""
+    x, velocity, sigma, sigma_next = _checked(x, velocity, sigma, sigma_next, noise_level)
+    if noise_level == 0:
+        return _sde_transition(x, velocity, sigma, sigma_next, g=torch.zeros_like(sigma))
+    is_pure_noise = sigma > _PURE_NOISE_ABOVE
+    if not 0 < sigma_max < 1 and bool(is_pure_noise.any()):
+        raise ValueError(
+            f"sigma_max ({sigma_max}) must lie between 0 and 1 where sigma is 1: pass the "
+            "schedule's second sigma"
+        )
+    bounded = torch.where(is_pure_noise, sigma_max, sigma)
+    g = noise_level * torch.sqrt(sigma / (1 - bounded))
+    return _sde_transition(x, velocity, sigma, sigma_next, g=g)
+
+
+def dance_transition(
+    x: Tensor,
+    velocity: Tensor,
+    sigma: float | Tensor,
+    sigma_next: float | Tensor,
+    *,
+    noise_level: float,
+    sigma_max: float,
+) -> Transition:
+    """Return DanceGRPO's distribution of the next latent; arguments as in ``TransitionFn``.
+
+    ``noise_level`` is the paper's eta; ``sigma_max`` is unused, as a constant g has no pole.
+    """
+    x, velocity, sigma, sigma_next = _checked(x, velocity, sigma, sigma_next, noise_level)
+    return _sde_transition(x, velocity, sigma, sigma_next, g=torch.full_like(sigma, noise_level))
+
+
+def cps_transition(
+    x: Tensor,
+    velocity: Tensor,
+    sigma: float | Tensor,
+    sigma_next: float | Tensor,
+    *,
+    noise_level: float,
+    sigma_max: float,
+) -> Transition:
+    """Return Flow-CPS's distribution of the next latent; arguments as in ``TransitionFn``.
+
+    ``noise_level`` 1 replaces all predicted noise by fresh noise. The last step (sigma_next 0) is
+    deterministic at any noise level. ``sigma_max`` is unused, as nothing is divided by 1 - sigma.
+    """
+    x, velocity, sigma, sigma_next = _checked(x, velocity, sigma, sigma_next, noise_level)
+    predicted_clean = x - sigma * velocity
+    predicted_noise = x + (1 - sigma) * velocity
+    fresh_share = math.sin(noise_level * math.pi / 2)
+    kept = sigma_next * math.sqrt(1 - fresh_share**2)
+    mean = (1 - sigma_next) * predicted_clean + kept * predicted_noise
+    return Transition(mean, sigma_next * fresh_share)
+
+
+def transition_logprob(x_next: Tensor, transition: Transition) -> Tensor:
+    """Return [B] log-density of ``x_next``, averaged (not summed) over the latent axes.
+
+    The mean is DDPO's convention, kept so that published clip ranges carry over. Multiply by the
+    number of elements per trajectory for the joint log-density.
+
+    Raises:
+        ValueError: if a step is deterministic, hence without a log-density.
+    """
+    z, std = _deviation(x_next, transition)
+    return (-0.5 * (z / std) ** 2 - torch.log(std)).flatten(1).mean(1) - 0.5 * math.log(2 * math.pi)
+
+
+def cps_logprob(x_next: Tensor, transition: Transition) -> Tensor:
+    """Return [B] minus the mean squared deviation of ``x_next`` from the transition's mean.
+
+    Not a log-density, in spite of its published name: Flow-CPS drops the constants, which ratios do
+    not see, and the factor 1 / (2 std^2), which they do. Kept because Flow-CPS's clip ranges are
+    tuned to it.
+
+    Raises:
+        ValueError: if a step is deterministic: this number would be finite but meaningless.
+    """
+    deviation, _ = _deviation(x_next, transition)
+    return -(deviation**2).flatten(1).mean(1)
+
+
+TRANSITIONS: dict[str, TransitionFn] = {
+    "flow_sde": flow_sde_transition,
+    "cps": cps_transition,
+    "dance": dance_transition,
+}
+
+LOGPROBS: dict[str, Callable[[Tensor, Transition], Tensor]] = {
+    "flow_sde": transition_logprob,
+    "cps": cps_logprob,
+    "dance": transition_logprob,
+}
+
+
+def float32_at_least(*tensors: Tensor) -> torch.dtype:
+    """Return the dtype in which to combine ``tensors``: float32, or float64 if any of them is."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def per_trajectory(value: float | Tensor, like: Tensor) -> Tensor:
+    """Return one number or [B] numbers as [B, 1, ...], with ``like``'s rank, dtype and device."""
+    numbers = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    if numbers.shape not in ((), like.shape[:1]):
+        raise ValueError(
+            f"expected one number or one per trajectory ({len(like)}), got {list(numbers.shape)}"
+        )
+    return numbers.expand(len(like)).reshape(-1, *[1] * (like.ndim - 1))
+
+
+def require_noise(std: Tensor, mean: Tensor) -> None:
+    """Raise ValueError unless ``std`` is positive and of ``mean``'s rank, or one number."""
+    if std.ndim not in (0, mean.ndim):
+        raise ValueError(
+            f"std {list(std.shape)} must have the rank of mean {list(mean.shape)}, as [B, 1, ...]"
+        )
+    if not bool((std > 0).all()):  # a NaN fails as well
+        raise ValueError(
+            f"std {std.min().item()} is not positive: a deterministic step has no log-density; "
+            "train only steps with noise"
+        )
+
+
+def _sde_transition(
+    x: Tensor, velocity: Tensor, sigma: Tensor, sigma_next: Tensor, *, g: Tensor
+) -> Transition:
+    step_size = sigma - sigma_next
+    predicted_noise = x + (1 - sigma) * velocity  # -sigma times the score
+    mean = x - step_size * (velocity + g**2 / (2 * sigma) * predicted_noise)
+    return Transition(mean, g * torch.sqrt(step_size))
+
+
+def _checked(
+    x: Tensor,
+    velocity: Tensor,
+    sigma: float | Tensor,
+    sigma_next: float | Tensor,
+    noise_level: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the arguments in one float dtype, the noise levels as [B, 1, ...]."""
+    if x.ndim < 2 or x.shape != velocity.shape:
+        raise ValueError(
+            f"x {list(x.shape)} and velocity {list(velocity.shape)} must have one shape [B, ...]"
+        )
+    if not noise_level >= 0:
+        raise ValueError(f"noise_level ({noise_level}) must not be negative")
+    dtype = float32_at_least(x, velocity)
+    x, velocity = x.to(dtype), velocity.to(dtype)
+    sigma, sigma_next = per_trajectory(sigma, x), per_trajectory(sigma_next, x)
+    # 1 + 1e-6 lets a rounded 1 pass, but no timestep of 0..1000
+    valid = (sigma > 0) & (sigma <= 1 + 1e-6) & (sigma_next >= 0) & (sigma_next <= sigma)
+    if not bool(valid.all()):
+        raise ValueError(
+            f"a step must go from sigma in (0, 1] down to sigma_next in [0, sigma], got "
+            f"{sigma.flatten().tolist()} to {sigma_next.flatten().tolist()}"
+        )
+    return x, velocity, sigma, sigma_next
+
+
+def _deviation(x_next: Tensor, transition: Transition) -> tuple[Tensor, Tensor]:
+    """Return x_next - mean and std, of a transition that has noise."""
+    mean, std = transition
+    if x_next.ndim < 2 or x_next.shape != mean.shape:
+        raise ValueError(
+            f"x_next {list(x_next.shape)} and mean {list(mean.shape)} must have one shape [B, ...]"
+        )
+    require_noise(std, mean)
+    dtype = float32_at_least(x_next, mean)
+    return x_next.to(dtype) - mean.to(dtype), std.to(dtype)

@@ -1,0 +1,167 @@
+"""GRPO: group-relative advantages and the clipped surrogate. Pure functions of tensors.
+
+Sources: DeepSeekMath (arXiv:2402.03300, outcome supervision) for the advantages and PPO
+(arXiv:1707.06347, eq. 7) for the surrogate, as combined by Flow-GRPO (arXiv:2505.05470).
+
+    advantage = (reward - mean of its group) / (std + eps)
+    loss      = mean of max(-advantage * ratio, -advantage * clip(ratio, 1 -+ clip_range))
+
+Published settings: Flow-GRPO eps 1e-4, ddof 0, std of the group or (``global_std``) of all rewards;
+DanceGRPO eps 1e-8, ddof 1, std of the group; Dr. GRPO no std.
+
+Deviation: a group of (numerically) equal rewards gets advantages of exactly 0. The published
+formula leaves rounding noise there, which a small eps blows up: eight float32 rewards of 0.3 have
+a mean that is off by 3e-8.
+
+Axes: B trajectories of any number of groups, or B (trajectory, step) pairs. Advantages are float64;
+the surrogate is float32, or float64 where the log-probabilities are.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from digen_core.algorithms.flow_sde import float32_at_least
+
+_ZERO_SPREAD = 1e-9
+
+
+class SurrogateLoss(NamedTuple):
+    """A scalar to differentiate, its terms, and detached numbers to plot."""
+
+    loss: Tensor  # [], mean of per_pair
+    per_pair: Tensor  # [B], carries gradient, as loss does
+    ratio: Tensor  # [B]
+    clip_fraction: Tensor  # [], share of ratios outside the clip interval, binding or not
+    approx_kl: Tensor  # [], Schulman's k3 estimate of KL(behaviour || current)
+
+
+class _Groups(NamedTuple):
+    ids: Tensor  # [G] distinct group ids, ascending
+    member: Tensor  # [B] position of each trajectory's group in ids
+    size: Tensor  # [G]
+    has_zero_variance: Tensor  # [G] bool
+
+
+def group_advantages(
+    rewards: Tensor,
+    group_index: Tensor,
+    *,
+    scale: Literal["group", "batch", "none"] = "group",
+    eps: float = 1e-4,
+    ddof: int = 0,
+) -> Tensor:
+    """Centre each group's rewards, optionally dividing by a standard deviation.
+
+    Args:
+        rewards: [B], any float dtype.
+        group_index: [B] integer group ids, in any order.
+        scale: whose standard deviation to divide by; "none" only centres.
+        eps: added to the standard deviation.
+        ddof: the standard deviation divides by n - ddof: 0 is the population's, 1 the unbiased one.
+
+    Returns:
+        [B] float64 advantages; every group sums to zero.
+
+    Raises:
+        ValueError: if a reward is not finite, shapes do not match, or a group is too small.
+    """
+    groups = _grouped(rewards, group_index)
+    exact = rewards.double()
+    centred = exact - _sum_by_group(exact, groups)[groups.member] / groups.size[groups.member]
+    match scale:
+        case "none":
+            advantages = centred
+        case "batch":
+            if ddof >= len(exact):
+                raise ValueError(f"ddof ({ddof}) must be below the number of rewards, {len(exact)}")
+            advantages = centred / (exact.std(correction=ddof) + eps)
+        case "group":
+            _require_larger_groups(groups, ddof)
+            variance = _sum_by_group(centred**2, groups) / (groups.size - ddof)
+            advantages = centred / (variance.sqrt()[groups.member] + eps)
+        case _:
+            raise ValueError(f"scale ({scale!r}) must be 'group', 'batch' or 'none'")
+    return advantages.masked_fill(groups.has_zero_variance[groups.member], 0.0)
+
+
+def zero_variance_groups(rewards: Tensor, group_index: Tensor) -> list[int]:
+    """Return the ids of groups whose rewards are all equal, ascending: they teach nothing.
+
+    Equal means a spread of at most 1e-9, relative to the group's largest |reward| if that is > 1.
+
+    Args:
+        rewards: [B].
+        group_index: [B] integer group ids, in any order.
+    """
+    groups = _grouped(rewards, group_index)
+    return [int(group_id) for group_id in groups.ids[groups.has_zero_variance]]
+
+
+def clipped_surrogate(
+    logprob: Tensor, behaviour_logprob: Tensor, advantages: Tensor, *, clip_range: float
+) -> SurrogateLoss:
+    """PPO's pessimistic bound, averaged over elements.
+
+    Args:
+        logprob: [B] under the policy being trained; carries gradient.
+        behaviour_logprob: [B] under the policy version that sampled, as stored in the trajectory.
+        advantages: [B].
+        clip_range: half-width of the interval around ratio 1.
+    """
+    if not logprob.shape == behaviour_logprob.shape == advantages.shape:
+        raise ValueError(
+            f"logprob {list(logprob.shape)}, behaviour_logprob {list(behaviour_logprob.shape)} and "
+            f"advantages {list(advantages.shape)} must have one shape [B]"
+        )
+    dtype = float32_at_least(logprob, behaviour_logprob)
+    log_ratio = logprob.to(dtype) - behaviour_logprob.detach().to(dtype)
+    fixed = advantages.detach().to(dtype)
+    ratio = log_ratio.exp()
+    clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
+    per_pair = torch.maximum(-fixed * ratio, -fixed * clipped)
+    exact = log_ratio.detach().double()  # k3 is log_ratio^2 / 2: float32 would round it away
+    return SurrogateLoss(
+        loss=per_pair.mean(),
+        per_pair=per_pair,
+        ratio=ratio.detach(),
+        clip_fraction=(ratio != clipped).to(dtype).mean(),
+        approx_kl=(exact.expm1() - exact).mean(),
+    )
+
+
+def _grouped(rewards: Tensor, group_index: Tensor) -> _Groups:
+    if rewards.ndim != 1 or rewards.shape != group_index.shape or len(rewards) == 0:
+        raise ValueError(
+            f"rewards {list(rewards.shape)} and group_index {list(group_index.shape)} must have "
+            "one shape [B], with B > 0"
+        )
+    if group_index.is_floating_point() or group_index.is_complex():
+        raise ValueError(f"group_index must be of an integer dtype, not {group_index.dtype}")
+    exact = rewards.double()
+    if not bool(exact.isfinite().all()):
+        bad = int(exact.isfinite().logical_not().nonzero()[0])
+        raise ValueError(
+            f"reward {bad} of group {int(group_index[bad])} is {exact[bad].item()}: "
+            "rewards must be finite; check the reward model or drop the trajectory"
+        )
+    ids, member, size = torch.unique(group_index, return_inverse=True, return_counts=True)
+    empty = exact.new_zeros(len(ids))
+    top = empty.scatter_reduce(0, member, exact, "amax", include_self=False)
+    bottom = empty.scatter_reduce(0, member, exact, "amin", include_self=False)
+    magnitude = torch.maximum(top.abs(), bottom.abs()).clamp(min=1)
+    return _Groups(ids, member, size, top - bottom <= _ZERO_SPREAD * magnitude)
+
+
+def _sum_by_group(values: Tensor, groups: _Groups) -> Tensor:
+    return values.new_zeros(len(groups.ids)).index_add(0, groups.member, values)
+
+
+def _require_larger_groups(groups: _Groups, ddof: int) -> None:
+    smallest = int(groups.size.argmin())
+    if ddof >= int(groups.size[smallest]):
+        raise ValueError(
+            f"group {int(groups.ids[smallest])} has {int(groups.size[smallest])} reward(s), too "
+            f"few for ddof {ddof}: sample larger groups or lower ddof"
+        )

@@ -1,0 +1,245 @@
+"""What can be known to be wrong before anything starts: files, folders, names, devices.
+
+Each check raises ConfigError with one line: what is wrong, its value, and what to do. Checks that
+need no torch come first, so that the usual mistakes show at once.
+"""
+
+import json
+import os
+import re
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+from digen_core.config import ConfigError, ModelConfig, RunConfig
+from digen_core.data import read_prompts
+
+FAMILY_PIPELINES: Final = {"flux": "FluxPipeline"}
+"""The `_class_name` that a model folder's model_index.json must have, by family."""
+
+_VOCABULARIES: Final = {"tokenizer.json", "vocab.json", "spiece.model"}
+_HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def check_inputs(config: RunConfig) -> None:
+    """Check all that a run reads and writes, without loading the model.
+
+    Raises:
+        ConfigError: something is missing or does not fit; the message is one line.
+    """
+    train = read_prompts(config.prompts.train)
+    evaluation = read_prompts(config.prompts.evaluation)
+    _check_held_out(config, train, evaluation)
+    _check_enough_prompts(config, train)
+    check_model_folder(config.model)
+    _check_runs_dir(Path(config.tracking.runs_dir))
+    if "shapes" in config.rewards:
+        _check_shapes_prompts(config, train, evaluation)
+    _check_device(config)
+    _check_rewards(config)
+
+
+def check_model_folder(model: ModelConfig) -> None:
+    """Check that a local model folder has what its family needs; hub ids are left to the loading.
+
+    Raises:
+        ConfigError: the folder is missing, incomplete or of another family.
+    """
+    folder = Path(model.path)
+    if not folder.is_dir():
+        _check_hub_id(model.path)
+        return
+    index_file = folder / "model_index.json"
+    try:
+        index: Any = json.loads(index_file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"model.path {model.path} has no model_index.json; give the top folder of a diffusers "
+            "pipeline, as save_pretrained writes it"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path: cannot read {index_file}: {error}") from error
+    wanted = FAMILY_PIPELINES[model.family]
+    found = index.get("_class_name") if isinstance(index, dict) else None
+    if found != wanted:
+        raise ConfigError(
+            f"model.path {model.path} holds a {found}, but model.family {model.family!r} needs a "
+            f"{wanted}; give a folder saved from one"
+        )
+    for name, component in index.items():
+        if isinstance(component, list) and None not in component:
+            _check_part(folder, name)
+
+
+def _check_part(folder: Path, name: str) -> None:
+    """Check that a part of a pipeline is there.
+
+    Tokenizers need a closer look: without a vocabulary transformers makes an empty one, silently.
+    """
+    found = {file.name for file in (folder / name).glob("*")}
+    lack = "" if found else f"the subfolder {name}"
+    if found and name.startswith("tokenizer") and not found & _VOCABULARIES:
+        lack = f"a vocabulary in {name}: {' or '.join(sorted(_VOCABULARIES))}"
+    if lack:
+        raise ConfigError(
+            f"model.path {folder} lacks {lack}, which its model_index.json asks for; copy or "
+            "download the model again"
+        )
+
+
+def explain_load_error(config: RunConfig, error: BaseException) -> str:
+    """Say in one line why loading the model failed and what to do.
+
+    Args:
+        config: of the run.
+        error: what from_pretrained, or the check of the image size, raised.
+    """
+    model = f"model.path {config.model.path}"
+    kinds = {kind.__name__ for cause in _causes(error) for kind in type(cause).__mro__}
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if "HFValidationError" in kinds:
+        return f"{model} is neither a folder nor a hub id such as org/name"
+    if "GatedRepoError" in kinds:
+        return f"{model} is gated: accept its licence on the hub and log in with 'hf auth login'"
+    if "RevisionNotFoundError" in kinds:
+        return f"{model} has no revision {config.model.revision!r}; correct model.revision"
+    if "RepositoryNotFoundError" in kinds:
+        return f"{model} is no folder here and no model on the hub; correct it"
+    # The causes get lost when an error is pickled, so its words count as well.
+    is_absent = "does not appear to have a file named" in reason
+    if kinds & {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError"} or (
+        is_absent and not Path(config.model.path).is_dir()
+    ):
+        return (
+            f"{model} is no folder here, not in the hub's cache, and the hub cannot be reached; "
+            "download the model first, or correct the path"
+        )
+    return f"{model} cannot be loaded: {reason[:300]}"
+
+
+def _causes(error: BaseException | None) -> list[BaseException]:
+    """Return an error and those it came from."""
+    chain: list[BaseException] = []
+    while error is not None and error not in chain:
+        chain.append(error)
+        error = error.__cause__ or error.__context__
+    return chain
+
+
+def _check_hub_id(path: str) -> None:
+    if Path(path).exists():
+        raise ConfigError(f"model.path {path} is a file; give the folder of a diffusers pipeline")
+    if not _HUB_ID.fullmatch(path) or path.startswith("."):
+        raise ConfigError(
+            f"model.path {path} is neither a folder (seen from {Path.cwd()}) nor a hub id such as "
+            "org/name; correct it"
+        )
+
+
+def _check_held_out(config: RunConfig, train: list[str], evaluation: list[str]) -> None:
+    trained = {_normal(prompt) for prompt in train}
+    shared = [prompt for prompt in evaluation if _normal(prompt) in trained]
+    if shared:
+        raise ConfigError(
+            f"{len(shared)} of {len(evaluation)} evaluation prompts are trained on, the first being"
+            f" {shared[0]!r}; keep them in one of {config.prompts.train} and "
+            f"{config.prompts.evaluation} only"
+        )
+
+
+def _normal(prompt: str) -> str:
+    return " ".join(prompt.split()).casefold()
+
+
+def _check_enough_prompts(config: RunConfig, train: list[str]) -> None:
+    wanted = config.rollout.prompts_per_iteration
+    if wanted > len(train):
+        raise ConfigError(
+            f"rollout.prompts_per_iteration is {wanted}, but {config.prompts.train} has only "
+            f"{len(train)} prompts; use at most {len(train)}"
+        )
+
+
+def _check_shapes_prompts(config: RunConfig, train: list[str], evaluation: list[str]) -> None:
+    """Check that the reward ``shapes`` can judge every prompt, and that no scene is in both files.
+
+    A scene has several wordings, so comparing the prompts alone is not enough.
+    """
+    from digen_core.worlds.shapes import Scene, parse_prompt
+
+    trained: dict[Scene, str] = {}
+    files = ((config.prompts.train, train), (config.prompts.evaluation, evaluation))
+    for path, prompts in files:
+        for prompt in prompts:
+            try:
+                scene = parse_prompt(prompt)
+            except ValueError as error:
+                raise ConfigError(
+                    f"{path} line {_line_of(path, prompt)} is not for the reward 'shapes': {error}"
+                ) from error
+            if prompts is train:
+                trained[scene] = prompt
+            elif scene in trained:
+                raise ConfigError(
+                    f"the evaluation prompt {prompt!r} asks for the same as the train prompt "
+                    f"{trained[scene]!r}; keep one of them"
+                )
+
+
+def _line_of(path: str, prompt: str) -> int:
+    """Return the 1-based number of the line that holds a prompt."""
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    return 1 + [line.strip() for line in lines].index(prompt)
+
+
+def _check_runs_dir(runs_dir: Path) -> None:
+    existing = runs_dir
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise ConfigError(f"tracking.runs_dir is {runs_dir}, but {existing} is a file")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"tracking.runs_dir is {runs_dir}, but {existing} is not writable")
+
+
+def _check_device(config: RunConfig) -> None:
+    """Check the device name and, where the workers are to run on this machine, that it is there."""
+    name = config.model.device
+    if name in ("auto", "cpu"):
+        return
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"model.device {name!r} is none; use auto, cpu or cuda") from error
+    if config.cluster.scheduler_address is not None:
+        return
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"model.device is {name!r}, but torch sees no CUDA device here; use auto or cpu"
+        )
+
+
+def _check_rewards(config: RunConfig) -> None:
+    """Check that every reward is a name of digen's, or can be imported."""
+    from digen_core.rewards import REWARDS
+    from digen_core.rewards.scoring import import_reward
+
+    for name in config.rewards:
+        if name in REWARDS:
+            continue
+        if ":" not in name:
+            near = get_close_matches(name, REWARDS, 1)
+            hint = f"did you mean {near[0]}?" if near else f"digen has {', '.join(REWARDS)};"
+            raise ConfigError(f"unknown reward {name!r}; {hint} Your own is named module:function")
+        try:
+            import_reward(name)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}; it must be installed, or its folder be in PYTHONPATH"
+            ) from error
+        except Exception as error:  # whatever the user's module does when it is imported
+            raise ConfigError(
+                f"rewards: importing {name!r} raised {type(error).__name__}: {error}"
+            ) from error

@@ -1,0 +1,299 @@
+"""What a run is: one frozen, validated tree. Importing this module must not import torch.
+
+A config is complete before anything starts: derived values are properties, unknown keys are errors,
+and combinations that cannot work are refused here with the values that clash and a way out.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Strict(BaseModel):
+    """A config node: immutable, unknown keys are errors, attribute docstrings are the help text."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+class ModelConfig(Strict):
+    """Which pipeline is post-trained, and in what precision."""
+
+    family: Literal["flux"] = "flux"
+    """Model family; picks the adapter in digen_core/models."""
+
+    path: str = "deployments/models/shapes"
+    """Diffusers folder or hub id, loaded with from_pretrained."""
+
+    revision: str | None = None
+    """Hub revision; null is the default branch."""
+
+    dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
+    """Precision of weights and activations. Latents and log-probs stay float32 or better."""
+
+    device: str = "auto"
+    """Torch device of the workers: auto takes cuda where a worker has one, else cpu."""
+
+    height: int = Field(32, ge=8)
+    """Image height in pixels."""
+
+    width: int = Field(32, ge=8)
+    """Image width in pixels."""
+
+    max_sequence_length: int = Field(12, ge=1, le=512)
+    """Tokens a prompt is padded or cut to by the T5 encoder."""
+
+    guidance_scale: float = Field(3.5, ge=0)
+    """Embedded guidance, for models distilled with it (FLUX.1-dev); others ignore it."""
+
+
+class PromptsConfig(Strict):
+    """Where prompts come from: text files, one prompt a line; empty lines are skipped."""
+
+    train: str = "deployments/prompts/shapes_train.txt"
+    """Prompts that are trained on."""
+
+    evaluation: str = "deployments/prompts/shapes_evaluation.txt"
+    """Prompts kept for evaluation only."""
+
+
+class RolloutConfig(Strict):
+    """How trajectories are sampled."""
+
+    prompts_per_iteration: int = Field(8, ge=1)
+    """Prompts, hence groups, in one iteration."""
+
+    group_size: int = Field(16, ge=2)
+    """Samples per prompt. A group of one has no advantage by construction."""
+
+    num_steps: int = Field(8, ge=2)
+    """Denoising steps per trajectory."""
+
+    transition: Literal["flow_sde", "cps", "dance"] = "flow_sde"
+    """Stochastic sampler: FlowGRPO's SDE, coefficients-preserving sampling, or DanceGRPO's SDE."""
+
+    noise_level: float = Field(0.7, gt=0)
+    """Scale of the injected noise; its meaning is the transition's (flow_sde 0.7, dance 0.3)."""
+
+    fragment_size: int = Field(16, ge=1)
+    """Samples of one group denoised together in one batch."""
+
+    steps_per_task: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
+    """Denoising steps in one task; auto groups them so that orchestration stays below 5%."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.group_size % self.fragment_size:
+            raise ValueError(
+                f"rollout.group_size ({self.group_size}) is not a multiple of "
+                f"rollout.fragment_size ({self.fragment_size}); choose a divisor of "
+                f"{self.group_size}."
+            )
+        if self.transition == "cps" and self.noise_level > 1:
+            raise ValueError(
+                f"rollout.noise_level is {self.noise_level}, but cps takes a share of the noise in "
+                "(0, 1]."
+            )
+        return self
+
+
+class FlowGrpoConfig(Strict):
+    """FlowGRPO: a clipped surrogate on the ratio of every trained transition."""
+
+    type: Literal["flow_grpo"] = "flow_grpo"
+
+    clip_range: float = Field(1e-4, gt=0, lt=1)
+    """Half-width of the importance-ratio clip. Small because log-probs are means over the latent's
+    elements: clip ranges do not carry over between resolutions."""
+
+    advantage_scale: Literal["group", "batch", "none"] = "group"
+    """Divide centred rewards by the standard deviation of the group, of the iteration, or by 1."""
+
+    advantage_eps: float = Field(1e-4, gt=0)
+    """Added to that standard deviation."""
+
+    advantage_ddof: Literal[0, 1] = 0
+    """0: population standard deviation (FlowGRPO); 1: unbiased (DanceGRPO)."""
+
+    max_advantage: float = Field(5.0, gt=0)
+    """Advantages are clamped to plus or minus this."""
+
+    kl_coefficient: float = Field(0.0, ge=0)
+    """Weight of the KL divergence to the reference policy (the base model)."""
+
+    kl: Literal["gaussian", "flowgrpo"] = "flowgrpo"
+    """gaussian: true KL of the transition; flowgrpo: that times the step size, as published."""
+
+    trained_fraction: float = Field(0.99, gt=0, le=1)
+    """Share of the steps that is trained, from the first one; 0.99 leaves out the last step."""
+
+    window: tuple[int, int, int] | None = None
+    """(size, low, high): instead, train `size` steps that start at a place drawn for each iteration
+    from [low, high - size]; steps outside the window are noiseless (Flow-GRPO-Fast)."""
+
+
+class LoraConfig(Strict):
+    """Low-rank adapters on the transformer; the base weights stay frozen."""
+
+    rank: int = Field(32, ge=1)
+    """Rank of the update."""
+
+    alpha: float = Field(64.0, gt=0)
+    """Scale: the update is alpha / rank * B A."""
+
+    targets: tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0")
+    """Module name suffixes that get an adapter."""
+
+
+class TrainConfig(Strict):
+    """How a policy version is made from scored groups."""
+
+    learning_rate: float = Field(3e-4, gt=0)
+    """AdamW's."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's."""
+
+    adam_eps: float = Field(1e-8, gt=0)
+    """AdamW's."""
+
+    weight_decay: float = Field(1e-4, ge=0)
+    """AdamW's."""
+
+    max_grad_norm: float = Field(1.0, gt=0)
+    """The gradient's norm is clipped to this before the step."""
+
+    pack_size: int = Field(16, ge=1)
+    """Pairs (one sample at one trained step) in one forward and backward."""
+
+    lora: LoraConfig | None = LoraConfig()
+    """Adapters to train; null trains all weights of the transformer."""
+
+    ema_decay: float = Field(0.9, ge=0, lt=1)
+    """Moving average of the weights for evaluation and saving, warmed up as (1+n)/(10+n)
+    (diffusers' EMAModel); 0 turns it off."""
+
+    ema_every: int = Field(1, ge=1)
+    """Updates between two steps of the average."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"train.betas are {list(self.betas)}; each must be in [0, 1).")
+        return self
+
+
+class EvaluationConfig(Strict):
+    """How a version is judged: noiseless sampling of prompts that were never trained on."""
+
+    samples_per_prompt: int = Field(8, ge=1)
+    """Images per evaluation prompt."""
+
+    num_steps: int = Field(8, ge=1)
+    """Denoising steps (ODE)."""
+
+    every: int = Field(0, ge=0)
+    """Iterations between two evaluations during the run; 0 evaluates before and after only."""
+
+    grid_prompts: int = Field(8, ge=1)
+    """Evaluation prompts shown in the image grids before, during and after."""
+
+
+class ClusterConfig(Strict):
+    """Which devices a run uses, and how work is laid out over them."""
+
+    layout: Literal["disaggregated"] = "disaggregated"
+    """disaggregated: generate on rollout devices, then train on trainer devices."""
+
+    rollout_workers: int = Field(1, ge=1)
+    """Worker processes that generate and score."""
+
+    trainer_workers: int = Field(1, ge=1)
+    """Worker processes that train."""
+
+    threads_per_worker: int = Field(1, ge=1)
+    """CPU threads of each worker's engine."""
+
+    scheduler_address: str | None = None
+    """A running Dask cluster whose workers declare the resources `rollout` and `trainer`;
+    null starts one on this machine."""
+
+
+class TrackingConfig(Strict):
+    """Where results go."""
+
+    runs_dir: str = "runs"
+    """Folder of all runs: one folder per run, and MLflow's database."""
+
+    mlflow_uri: str | None = None
+    """MLflow tracking server; null is the SQLite file mlflow.db in runs_dir."""
+
+    experiment: str = Field("digen", min_length=1)
+    """MLflow experiment."""
+
+
+class RunConfig(Strict):
+    """One post-training run."""
+
+    name: str = Field("shapes", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    """Prefix of the run's folder and of its name in Prefect and MLflow."""
+
+    seed: int = Field(0, ge=0)
+    """Every random stream is derived from (seed, iteration, group, sample, step)."""
+
+    num_iterations: int = Field(10, ge=1)
+    """Rounds of prompts; each ends in one optimizer step."""
+
+    max_minutes: float | None = Field(None, gt=0)
+    """Stop at the end of the iteration in which this much time has passed; null never stops."""
+
+    rewards: dict[str, float] = {"shapes": 1.0}
+    """Weight of each reward: a name from digen_core/rewards or your own `module:function`."""
+
+    model: ModelConfig = ModelConfig()
+    prompts: PromptsConfig = PromptsConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    algorithm: FlowGrpoConfig = FlowGrpoConfig()
+    train: TrainConfig = TrainConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    tracking: TrackingConfig = TrackingConfig()
+
+    @property
+    def samples_per_iteration(self) -> int:
+        """Samples of one iteration: N groups of G."""
+        return self.rollout.prompts_per_iteration * self.rollout.group_size
+
+    @model_validator(mode="after")
+    def _check_trained_steps(self) -> Self:
+        num_steps, fraction = self.rollout.num_steps, self.algorithm.trained_fraction
+        size, low, high = self.algorithm.window or (1, 0, int(num_steps * fraction))
+        if self.algorithm.window is None and high < 1:
+            raise ValueError(
+                f"algorithm.trained_fraction ({fraction}) of rollout.num_steps ({num_steps}) is no "
+                "step at all; raise one of them."
+            )
+        if not (size >= 1 and low >= 0 and low + size <= high <= num_steps):
+            raise ValueError(
+                f"algorithm.window (size, low, high) is {[size, low, high]}; needs size >= 1 and "
+                f"0 <= low <= high - size, high <= rollout.num_steps ({num_steps})."
+            )
+        if self.rollout.transition == "cps" and high == num_steps:
+            raise ValueError(
+                f"the last cps step ({num_steps}) is noiseless and has no log-prob to train; use "
+                f"algorithm.trained_fraction 0.99, or a window with high <= {num_steps - 1}."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_rewards(self) -> Self:
+        if not self.rewards:
+            raise ValueError("rewards is empty; name at least one, for example shapes = 1.0.")
+        if not any(self.rewards.values()):
+            raise ValueError(f"rewards {self.rewards} all weigh 0; nothing would be learnt.")
+        return self
+
+
+class ConfigError(ValueError):
+    """A config, or something it names, cannot be used; the message is one line for the user."""

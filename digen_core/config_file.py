@@ -1,0 +1,217 @@
+"""Configs as text: read TOML and command-line values, write TOML, and explain what is wrong.
+
+TOML has no null, so the string "null" stands for it where a key may be null: lora = "null".
+"""
+
+import json
+import re
+import textwrap
+import tomllib
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from digen_core.config import ConfigError, RunConfig
+
+NULL = "null"
+_WIDTH = 100
+_MESSAGES = {"model_type": "is a table of keys", "missing": "a value is missing"}
+
+
+def load_config(path: Path | str | None, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """Read a TOML file, lay ``overrides`` (dotted keys to values) over it, and check the result.
+
+    Without a path the overrides lie over the defaults.
+
+    Raises:
+        ConfigError: the file is missing or not TOML, or a key or value is wrong.
+    """
+    tree = {} if path is None else _read(Path(path))
+    for key, value in (overrides or {}).items():
+        _lay(tree, key, value)
+    source = " and ".join([str(path)] * (path is not None) + ["the command line"] * bool(overrides))
+    try:
+        return RunConfig.model_validate(_with_nulls(tree, RunConfig))
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {describe(error)}") from error
+
+
+def parse_value(key: str, text: str) -> Any:
+    """Return the value that ``text`` on a command line means for ``key``: TOML, or a bare word.
+
+    Raises:
+        ConfigError: there is no such key, or it is a table of keys.
+    """
+    field = known_keys().get(key)
+    if field is None and not key.startswith("rewards."):
+        raise ConfigError(f"unknown key {key}; {suggestion(key)}")
+    kind = field.annotation if field else float
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        inner = next(name for name in known_keys() if name.startswith(f"{key}."))
+        raise ConfigError(f"{key} is a table of keys; set one of them, for example {inner}")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return text if _is_text(kind) and not isinstance(value, str) else value
+
+
+def describe(error: ValidationError) -> str:
+    """Say all of a validation error in one line: each key, what is wrong, and its value."""
+    problems: dict[str, list[str]] = {}
+    values: dict[str, str] = {}
+    for item in error.errors():
+        location = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            problems[f"unknown key {location}"] = [suggestion(location)]
+            continue
+        key = _longest_known(location)
+        message = _MESSAGES.get(item["type"], item["msg"].removeprefix("Value error, "))
+        if item["type"] == "value_error":  # of a combination; it names the keys and their values
+            problems[message.removesuffix(".")] = []
+        else:
+            problems.setdefault(key, []).append(message.replace("Input should be", "must be"))
+            values[key] = f" (got {item['input']!r})"
+    return "; ".join(
+        key + (f": {' or '.join(messages)}" if messages else "") + values.get(key, "")
+        for key, messages in problems.items()
+    )
+
+
+def _longest_known(location: str) -> str:
+    """Return the key at a location: a union adds its members' names, and a list its indices."""
+    key = location
+    while key and key not in known_keys() and not key.startswith("rewards."):
+        key = key.rpartition(".")[0]
+    return key or "the config"
+
+
+def suggestion(key: str) -> str:
+    """Return "did you mean ...?" for an unknown dotted key, or where all keys are listed."""
+    parent, _, leaf = key.rpartition(".")
+    by_leaf: dict[str, list[str]] = {}
+    for known in known_keys():
+        by_leaf.setdefault(known.rpartition(".")[2], []).append(known)
+    siblings = [k.rpartition(".")[2] for k in known_keys() if k.rpartition(".")[0] == parent]
+    if leaf in by_leaf:
+        return f"did you mean {' or '.join(by_leaf[leaf])}?"
+    if near := get_close_matches(leaf, siblings, 1, 0.6):
+        return f"did you mean {f'{parent}.' if parent else ''}{near[0]}?"
+    if near := get_close_matches(leaf, by_leaf, 1, 0.8) or get_close_matches(key, known_keys(), 1):
+        return f"did you mean {' or '.join(by_leaf.get(near[0], near))}?"
+    return "'digen config show' lists all keys"
+
+
+@cache
+def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, FieldInfo]:
+    """Return every dotted key with its field; tables come before the keys in them."""
+    keys: dict[str, FieldInfo] = {}
+    for name, field in model.model_fields.items():
+        keys[prefix + name] = field
+        if table := _table(field):
+            keys |= known_keys(table, f"{prefix}{name}.")
+    return keys
+
+
+def as_toml(config: RunConfig) -> str:
+    """Write all of a config as TOML, each key under its help text; load_config reads it back."""
+    return "\n".join(_lines(config, "")) + "\n"
+
+
+def _lines(node: BaseModel, prefix: str) -> Iterator[str]:
+    """Yield the node's own values, then its tables: TOML wants them in this order."""
+    tables: list[tuple[str, str | None, Any]] = []
+    for name, field in type(node).model_fields.items():
+        value = getattr(node, name)
+        if isinstance(value, BaseModel | dict):
+            tables.append((name, field.description or type(value).__doc__, value))
+            continue
+        yield from _comment(field.description)
+        yield f"{name} = {_literal(value)}"
+    for name, text, value in tables:
+        yield from ("", *_comment(text), f"[{prefix}{name}]")
+        if isinstance(value, BaseModel):
+            yield from _lines(value, f"{prefix}{name}.")
+        else:
+            for key, item in value.items():
+                is_bare = re.fullmatch(r"[A-Za-z0-9_-]+", key)
+                yield f"{key if is_bare else _literal(key)} = {_literal(item)}"
+
+
+def _comment(text: str | None) -> list[str]:
+    if not text:
+        return []
+    return textwrap.wrap(
+        " ".join(text.split()), _WIDTH, initial_indent="# ", subsequent_indent="# "
+    )
+
+
+def _literal(value: Any) -> str:
+    """Return a value as TOML."""
+    if value is None:
+        return f'"{NULL}"'
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_literal, value))}]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        others = {other.stem: other for other in sorted(path.parent.glob("*.toml"))}
+        near = get_close_matches(path.stem, others, 1)
+        hint = f"; did you mean {others[near[0]]}?" if near else ""
+        raise ConfigError(f"cannot read the config file {path}: {error.strerror}{hint}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def _lay(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key in a tree; all that follows ``rewards.`` is the name of one reward."""
+    first, _, rest = key.partition(".")
+    *parents, leaf = (first, rest) if first == "rewards" and rest else key.split(".")
+    if parents == ["rewards"]:
+        tree.setdefault("rewards", dict(RunConfig().rewards))
+    for parent in parents:
+        if tree.get(parent, NULL) == NULL:
+            tree[parent] = {}
+        tree = tree[parent]
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{key} cannot be set: in the config file {parent} is no table")
+    tree[leaf] = value
+
+
+def _with_nulls(tree: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """Return the tree with None for "null" wherever the model allows None."""
+    result: dict[str, Any] = {}
+    for name, value in tree.items():
+        field = model.model_fields.get(name)
+        if field is not None and value == NULL and NoneType in get_args(field.annotation):
+            value = None
+        elif field is not None and isinstance(value, dict) and (table := _table(field)):
+            value = _with_nulls(value, table)
+        result[name] = value
+    return result
+
+
+def _is_text(annotation: Any) -> bool:
+    """Return whether a field takes strings only, or strings and null."""
+    kinds = get_args(annotation) if get_origin(annotation) in (Literal, UnionType) else [annotation]
+    return all(kind in (str, NoneType) or isinstance(kind, str) for kind in kinds)
+
+
+def _table(field: FieldInfo) -> type[BaseModel] | None:
+    """Return the model of a field that is a table."""
+    for kind in (field.annotation, *get_args(field.annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None

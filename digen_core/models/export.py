@@ -1,0 +1,28 @@
+"""Save what was trained in the form that stock diffusers loads.
+
+LoRA: ``pipeline.load_lora_weights(folder)``.
+All weights: ``FluxTransformer2DModel.from_pretrained(folder)``.
+"""
+
+from pathlib import Path
+
+from diffusers import FluxPipeline
+from peft.utils import get_peft_model_state_dict
+
+from digen_core.models.policy import Policy
+
+
+def save_for_diffusers(policy: Policy, folder: Path) -> None:
+    """Write the adapters with their alpha, or the whole transformer, into ``folder``."""
+    transformer = policy.transformer
+    adapters = getattr(transformer, "peft_config", None)
+    if not adapters:
+        transformer.save_pretrained(folder)
+        return
+    # Without the metadata diffusers drops alpha, and loads the adapters with another strength.
+    (adapter,) = adapters.values()
+    FluxPipeline.save_lora_weights(
+        folder,
+        transformer_lora_layers=get_peft_model_state_dict(transformer),
+        transformer_lora_adapter_metadata=adapter.to_dict(),
+    )

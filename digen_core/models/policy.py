@@ -1,0 +1,55 @@
+"""What the rest of digen needs from a model family.
+
+Axes: B samples, L tokens, C channels, H height, W width; a latent is [B, ...] of any rank.
+"""
+
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+Part = Literal["transformer", "text_encoders", "vae"]
+ALL_PARTS: frozenset[Part] = frozenset({"transformer", "text_encoders", "vae"})
+TRAINER_PARTS: frozenset[Part] = frozenset({"transformer"})
+
+Condition = dict[str, Tensor]  # embeddings of prompts, each [B, ...]
+
+TORCH_DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+class Policy(Protocol):
+    """A velocity model with the parts of its pipeline that a role needs."""
+
+    transformer: Any  # a diffusers model: nn.Module with peft's adapter methods
+    reference_transformer: Any  # frozen base model, if all weights are trained; else None
+    device: torch.device
+    latent_shape: tuple[int, ...]
+    latent_dtype: torch.dtype
+
+    def encode(self, prompts: list[str]) -> Condition:
+        """Embed prompts; each value has one row per prompt."""
+        ...
+
+    def sigmas(self, num_steps: int) -> Tensor:
+        """Return the family's own schedule, float32 [num_steps + 1], from <= 1 down to 0."""
+        ...
+
+    def velocity(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
+        """Map latents [B, ...] at noise levels [B] to velocities [B, ...] in ``latent_dtype``."""
+        ...
+
+    def decode(self, x: Tensor) -> Tensor:
+        """Map clean latents [B, ...] to images [B, 3, H, W] in [0, 1], float32."""
+        ...
+
+
+def resolve_device(name: str) -> torch.device:
+    """Turn the config's device into a torch device; auto takes cuda where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)

@@ -1,0 +1,119 @@
+"""The trained weights of a policy: LoRA adapters or everything, as master copies by name.
+
+Master weights are float32 (float64 for float64 models) whatever the model's dtype, in plain dicts
+of NumPy arrays, because that is what travels between workers without a copy.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import peft
+import torch
+from torch import nn
+
+from digen_core.config import LoraConfig
+from digen_core.models.policy import Policy
+from digen_core.seeding import INITIAL_WEIGHTS, generator_for
+from digen_core.transport.arrays import Weights
+
+
+def make_trainable(
+    policy: Policy, lora: LoraConfig | None, *, keep_reference: bool = False
+) -> None:
+    """Attach LoRA adapters, or open all weights of the transformer for training.
+
+    Args:
+        policy: freshly loaded.
+        lora: adapters to attach; None trains everything.
+        keep_reference: the base model will be asked for (KL). Adapters can be turned off for that;
+            full training keeps a frozen copy.
+
+    Raises:
+        ValueError: no module of the transformer matches ``lora.targets``.
+    """
+    transformer = policy.transformer
+    if lora is None:
+        if keep_reference:
+            policy.reference_transformer = copy.deepcopy(transformer)
+        transformer.requires_grad_(True)
+        return
+    adapter = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=list(lora.targets),
+        init_lora_weights="gaussian",
+    )
+    try:
+        transformer.add_adapter(adapter)
+    except ValueError as error:
+        raise ValueError(
+            f"train.lora.targets {list(lora.targets)} match no module of the transformer."
+        ) from error
+    for parameter in transformer.parameters():
+        if parameter.requires_grad:  # adapters of a half-precision base are trained in float32
+            parameter.data = parameter.data.to(policy.latent_dtype)
+
+
+def trainable_parameters(policy: Policy) -> dict[str, nn.Parameter]:
+    """Return the parameters that are trained, in the module's own order."""
+    named = policy.transformer.named_parameters()
+    return {name: parameter for name, parameter in named if parameter.requires_grad}
+
+
+def initial_weights(policy: Policy, lora: LoraConfig | None, *, seed: int) -> Weights:
+    """Return version 0: the loaded weights, or seeded adapters (A normal, B zero).
+
+    peft draws A from the global generator; drawing it again from the run's seed makes version 0 the
+    same on every machine.
+    """
+    weights = {}
+    for index, (name, parameter) in enumerate(trainable_parameters(policy).items()):
+        value = parameter.detach()
+        if lora is not None and "lora_A" in name:
+            generator = generator_for(seed, INITIAL_WEIGHTS, index)
+            value = torch.randn(value.shape, generator=generator) / lora.rank
+        weights[name] = value.to("cpu", policy.latent_dtype).numpy().copy()
+    return weights
+
+
+@torch.no_grad()
+def set_weights(policy: Policy, weights: Mapping[str, np.ndarray]) -> None:
+    """Copy master weights into the policy's trainable parameters.
+
+    Raises:
+        ValueError: the names or shapes are not those of the policy.
+    """
+    parameters = trainable_parameters(policy)
+    if parameters.keys() != weights.keys():
+        odd = sorted(parameters.keys() ^ weights.keys())
+        raise ValueError(f"weights do not fit the policy: {len(odd)} names differ, e.g. {odd[0]}")
+    for name, parameter in parameters.items():
+        if parameter.shape != weights[name].shape:
+            raise ValueError(
+                f"weights do not fit the policy: {name} is {weights[name].shape}, "
+                f"not {tuple(parameter.shape)}"
+            )
+        parameter.copy_(torch.from_numpy(weights[name]))
+
+
+@contextmanager
+def reference_weights(policy: Policy) -> Iterator[None]:
+    """Run the body with the base model and without gradients.
+
+    Adapters turned off between a forward and its backward lose the gradients silently, so the
+    reference forward of a pack comes before its policy forward.
+    """
+    transformer = policy.transformer
+    if policy.reference_transformer is not None:
+        policy.transformer = policy.reference_transformer
+    else:
+        transformer.disable_adapters()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        policy.transformer = transformer
+        if policy.reference_transformer is None:
+            transformer.enable_adapters()

@@ -1,0 +1,74 @@
+"""What a run tells about itself: rows that trackers, the terminal and the data set are made of."""
+
+from dataclasses import dataclass, field
+
+from digen_core.config import Strict
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One piece of work on one device. Times are seconds of the device's wall clock (epoch)."""
+
+    task: str  # as in Prefect: "denoise g03 f1 t05"
+    kind: str  # encode, denoise, score, advantages, train, reduce, step, push
+    device: str
+    queued: float  # when the flow submitted it
+    started: float
+    ended: float
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One generated sample, as it is kept in the run's Parquet data set."""
+
+    iteration: int
+    group: int
+    sample: int
+    prompt: str
+    seed: int  # of the run; the sample's noise is named by (seed, iteration, group, sample)
+    policy_version: int
+    worker: str
+    reward: float  # weighted sum
+    rewards: dict[str, float]  # "<reward>/<component>" -> value
+    advantage: float  # 0 in a skipped group
+    trained: bool  # false in a group whose rewards are all equal
+    steps: list[int]  # trained steps, in order
+    behaviour_logprobs: list[float]  # one per trained step, mean over the latent's elements
+    denoise_seconds: float  # of the sample's fragment
+    score_seconds: float  # of the sample's fragment
+
+
+@dataclass(frozen=True, slots=True)
+class IterationRecord:
+    """One finished iteration."""
+
+    iteration: int  # 0-based
+    version: int  # of the policy after it
+    seconds: float  # wall clock
+    metrics: dict[str, float]  # by stable path-like names, see docs/algorithms.md
+    samples: list[SampleRow] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+
+
+class EvaluationReport(Strict):
+    """Noiseless samples of one version on one set of prompts, scored."""
+
+    version: int
+    num_prompts: int
+    num_samples: int
+    rewards: dict[str, float]
+    """Mean of each reward component over all samples, and `reward`, their weighted sum."""
+
+
+class RunReport(Strict):
+    """What a finished run returns."""
+
+    run_id: str
+    run_dir: str
+    version: int
+    num_iterations: int
+    seconds: float
+    before: EvaluationReport
+    after: EvaluationReport
+    view: str
+    """How to look at the run in MLflow."""

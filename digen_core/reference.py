@@ -1,0 +1,212 @@
+"""The reference: a whole run as a plain serial loop in one process. Every schedule must equal it.
+
+For each iteration: sample G images for each of N prompts step by step, score them, centre the
+scores within each group, replay every trained transition with gradients, and step the optimizer
+once. No batching tricks, no versions, no workers; state lives in torch's own optimizer.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from diffusers.training_utils import EMAModel
+
+from digen_core.algorithms.flow_sde import LOGPROBS, TRANSITIONS, Transition
+from digen_core.algorithms.grpo import clipped_surrogate, group_advantages, zero_variance_groups
+from digen_core.algorithms.kl import flowgrpo_kl, transition_kl
+from digen_core.algorithms.windows import trained_steps
+from digen_core.config import RunConfig
+from digen_core.data import prompts_of_iteration
+from digen_core.models.policy import Policy
+from digen_core.models.trainable import (
+    initial_weights,
+    reference_weights,
+    set_weights,
+    trainable_parameters,
+)
+from digen_core.rewards.scoring import RewardFn, score_images
+from digen_core.seeding import NOISE, WINDOW, noise_of, numpy_generator_for
+from digen_core.training.optimizer import adamw
+from digen_core.transport.arrays import Weights
+
+
+@dataclass
+class SerialRun:
+    """What the loop leaves behind."""
+
+    weights: Weights
+    ema: Weights
+    metrics: list[dict[str, float]] = field(default_factory=list)  # one row per iteration
+
+
+def post_train_serially(
+    config: RunConfig,
+    policy: Policy,
+    prompts: list[str],
+    rewards: Mapping[str, RewardFn],
+    *,
+    on_iteration: Callable[[int, dict[str, float]], None] = lambda index, row: None,
+) -> SerialRun:
+    """Train ``policy`` (with its trainable parameters chosen) for ``config.num_iterations``."""
+    set_weights(policy, initial_weights(policy, config.train.lora, seed=config.seed))
+    parameters = trainable_parameters(policy)
+    optimizer = adamw(list(parameters.values()), config.train)
+    average = EMAModel(parameters.values(), decay=config.train.ema_decay)
+    metrics, updates = [], 0
+    for iteration in range(config.num_iterations):
+        groups, row = _rollout(config, policy, prompts, rewards, iteration)
+        norm = _train(config, policy, optimizer, groups)
+        if norm is not None:
+            updates += 1
+            if updates % config.train.ema_every == 0:
+                average.step(parameters.values())
+        row["train/grad_norm"] = norm or 0.0
+        metrics.append(row)
+        on_iteration(iteration, row)
+    weights = {name: p.detach().cpu().numpy().copy() for name, p in parameters.items()}
+    shadows = zip(parameters, average.shadow_params, strict=True)
+    ema = {name: shadow.cpu().numpy() for name, shadow in shadows}
+    return SerialRun(weights, ema if config.train.ema_decay else weights, metrics)
+
+
+@dataclass
+class _Group:
+    """G trajectories of one prompt."""
+
+    condition: dict[str, torch.Tensor]
+    latents: list[torch.Tensor]  # T + 1 of [G, ...]
+    logprobs: dict[int, torch.Tensor]  # trained step -> [G]
+    sigmas: torch.Tensor  # [T + 1]
+    advantages: torch.Tensor | None = None  # [G]; None: all rewards equal, the group is skipped
+
+
+@torch.no_grad()
+def _rollout(
+    config: RunConfig,
+    policy: Policy,
+    prompts: list[str],
+    rewards: Mapping[str, RewardFn],
+    iteration: int,
+) -> tuple[list[_Group], dict[str, float]]:
+    """Sample and score the groups of one iteration, and give them advantages."""
+    groups, columns = [], []
+    count, size = config.rollout.prompts_per_iteration, config.rollout.group_size
+    texts = prompts_of_iteration(prompts, iteration, count, seed=config.seed)
+    for index, text in enumerate(texts):
+        group = _sample(config, policy, text, (iteration, index))
+        images = policy.decode(group.latents[-1])
+        columns.append(score_images(rewards, config.rewards, images, [text] * size))
+        groups.append(group)
+    scored = {name: np.concatenate([column[name] for column in columns]) for name in columns[0]}
+    values = torch.from_numpy(scored["reward"])
+    owner = torch.arange(count).repeat_interleave(size)
+    advantages = group_advantages(
+        values,
+        owner,
+        scale=config.algorithm.advantage_scale,
+        eps=config.algorithm.advantage_eps,
+        ddof=config.algorithm.advantage_ddof,
+    )
+    skipped = set(zero_variance_groups(values, owner))
+    for index, group in enumerate(groups):
+        if index not in skipped:
+            group.advantages = advantages[owner == index].to(policy.device, policy.latent_dtype)
+    row = {f"reward/{name}": float(value.mean()) for name, value in scored.items()}
+    return groups, {**row, "groups/zero_variance": float(len(skipped))}
+
+
+def _sample(config: RunConfig, policy: Policy, text: str, group: tuple[int, int]) -> _Group:
+    """Denoise the samples of one group: noisy in the trained steps, plain Euler elsewhere."""
+    rollout, samples = config.rollout, range(config.rollout.group_size)
+    sigmas = policy.sigmas(rollout.num_steps).to(policy.device)
+    condition = {
+        name: value.expand(len(samples), *value.shape[1:])
+        for name, value in policy.encode([text]).items()
+    }
+
+    def noise(step: int) -> torch.Tensor:
+        drawn = noise_of(
+            policy.latent_shape,
+            seed=config.seed,
+            purpose=NOISE,
+            group=group,
+            samples=samples,
+            step=step,
+        )
+        return drawn.to(policy.device, policy.latent_dtype)
+
+    x = noise(0)
+    latents, logprobs = [x], {}
+    noisy_steps = _trained_steps(config, group[0])
+    for step in range(rollout.num_steps):
+        here, there = (sigmas[i].expand(len(x)) for i in (step, step + 1))
+        mean, std = TRANSITIONS[rollout.transition](
+            x,
+            policy.velocity(x, here, condition),
+            here,
+            there,
+            noise_level=rollout.noise_level if step in noisy_steps else 0.0,
+            sigma_max=float(sigmas[1]),
+        )
+        x = mean
+        if step in noisy_steps:
+            x = mean + std * noise(step + 1)
+            logprobs[step] = LOGPROBS[rollout.transition](x, Transition(mean, std))
+        latents.append(x)
+    return _Group(condition, latents, logprobs, sigmas)
+
+
+def _train(
+    config: RunConfig, policy: Policy, optimizer: torch.optim.Optimizer, groups: list[_Group]
+) -> float | None:
+    """Add up the gradient of every pair of the iteration, and step once. Returns its norm."""
+    optimizer.zero_grad()
+    informative = [group for group in groups if group.advantages is not None]
+    for group in informative:
+        for step in group.logprobs:
+            loss = _loss(config, policy, group, step)
+            (loss / (config.samples_per_iteration * len(group.logprobs))).backward()  # type: ignore[no-untyped-call]
+    if not informative:
+        return None
+    parameters = [p for g in optimizer.param_groups for p in g["params"]]
+    norm = torch.nn.utils.clip_grad_norm_(parameters, config.train.max_grad_norm)
+    optimizer.step()
+    return float(norm)
+
+
+def _loss(config: RunConfig, policy: Policy, group: _Group, step: int) -> torch.Tensor:
+    """Sum over the group of the clipped surrogate and the KL divergence at one step."""
+    algorithm, x = config.algorithm, group.latents[step]
+    here, there = (group.sigmas[i].expand(len(x)) for i in (step, step + 1))
+    kernel = TRANSITIONS[config.rollout.transition]
+    settings = {"noise_level": config.rollout.noise_level, "sigma_max": float(group.sigmas[1])}
+    assert group.advantages is not None
+    advantages = group.advantages.clamp(-algorithm.max_advantage, algorithm.max_advantage)
+    reference = None
+    if algorithm.kl_coefficient:
+        with reference_weights(policy):
+            velocity = policy.velocity(x, here, group.condition)
+            reference = kernel(x, velocity, here, there, **settings).mean
+    new = kernel(x, policy.velocity(x, here, group.condition), here, there, **settings)
+    logprob = LOGPROBS[config.rollout.transition](group.latents[step + 1], new)
+    surrogate = clipped_surrogate(
+        logprob, group.logprobs[step], advantages, clip_range=algorithm.clip_range
+    )
+    loss = surrogate.per_pair.sum()
+    if reference is not None and algorithm.kl == "gaussian":
+        loss = loss + algorithm.kl_coefficient * transition_kl(new.mean, reference, new.std).sum()
+    elif reference is not None:
+        kl = flowgrpo_kl(new.mean, reference, new.std, here - there)
+        loss = loss + algorithm.kl_coefficient * kl.sum()
+    return loss
+
+
+def _trained_steps(config: RunConfig, iteration: int) -> range:
+    """Return the steps of this iteration that are noisy and trained."""
+    return trained_steps(
+        config.rollout.num_steps,
+        fraction=config.algorithm.trained_fraction,
+        window=config.algorithm.window,
+        generator=numpy_generator_for(config.seed, WINDOW, iteration),
+    )

@@ -1,0 +1,1 @@
+"""Generation: denoising steps, decoding, scoring."""

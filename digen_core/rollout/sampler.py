@@ -1,0 +1,100 @@
+"""Denoise samples of one group and record what the trainer needs to replay each step.
+
+Axes: n samples of the fragment; a latent is [n, ...] of any rank.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from digen_core.algorithms.flow_sde import LOGPROBS, TRANSITIONS
+from digen_core.config import RolloutConfig
+from digen_core.models.policy import Condition, Policy
+from digen_core.seeding import NOISE, noise_of
+
+
+@dataclass(frozen=True, slots=True)
+class DenoisedStep:
+    """One transition as it was sampled."""
+
+    step: int
+    x: Tensor  # [n, ...] before the step
+    x_next: Tensor  # [n, ...] after it
+    logprob: Tensor | None  # [n] mean log-prob under the sampling policy; None if noiseless
+
+
+def initial_latent(
+    policy: Policy, *, seed: int, group: tuple[int, int], samples: range, purpose: int = NOISE
+) -> Tensor:
+    """Return the noise [n, ...] that the samples of a group start from."""
+    noise = noise_of(
+        policy.latent_shape, seed=seed, purpose=purpose, group=group, samples=samples, step=0
+    )
+    return noise.to(policy.device, policy.latent_dtype)
+
+
+@torch.no_grad()
+def denoise(
+    policy: Policy,
+    x: Tensor,
+    condition: Condition,
+    sigmas: Tensor,
+    *,
+    steps: range,
+    noisy_steps: range,
+    config: RolloutConfig,
+    seed: int,
+    group: tuple[int, int],
+    samples: range,
+) -> Iterator[DenoisedStep]:
+    """Run some denoising steps of some samples of one group, yielding each as it is done.
+
+    Args:
+        policy: the version that generates the whole trajectory.
+        x: [n, ...] latent before ``steps[0]``.
+        condition: embeddings of the group's prompt, one row.
+        sigmas: [T+1] schedule.
+        steps: to run now.
+        noisy_steps: steps with noise; the others are plain Euler steps of the ODE.
+        config: transition and noise level.
+        seed: of the run.
+        group: (iteration, index).
+        samples: indices of the n samples in the group.
+
+    Raises:
+        FloatingPointError: a latent became NaN or infinite.
+    """
+    rows = {name: value.expand(len(x), *value.shape[1:]) for name, value in condition.items()}
+    transition_of, logprob_of = TRANSITIONS[config.transition], LOGPROBS[config.transition]
+    for step in steps:
+        sigma = sigmas[step].to(x.device).expand(len(x))
+        noise_level = config.noise_level if step in noisy_steps else 0.0
+        transition = transition_of(
+            x,
+            policy.velocity(x, sigma, rows),
+            sigma,
+            sigmas[step + 1].to(x.device).expand(len(x)),
+            noise_level=noise_level,
+            sigma_max=float(sigmas[1]),
+        )
+        x_next, logprob = transition.mean, None
+        if noise_level:
+            noise = noise_of(
+                policy.latent_shape,
+                seed=seed,
+                purpose=NOISE,
+                group=group,
+                samples=samples,
+                step=step + 1,
+            )
+            x_next = x_next + transition.std * noise.to(x.device, x.dtype)
+            logprob = logprob_of(x_next, transition)
+        if not torch.isfinite(x_next).all():
+            raise FloatingPointError(
+                f"iteration {group[0]}, group {group[1]}: the latent became NaN or infinite at "
+                f"step {step} (sigma {float(sigmas[step]):.4f}); check dtype and weights."
+            )
+        yield DenoisedStep(step, x, x_next, logprob)
+        x = x_next

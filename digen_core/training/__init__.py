@@ -1,0 +1,1 @@
+"""Training: the gradient of a pack, the optimizer step, pretraining of the embedded model."""

@@ -1,0 +1,104 @@
+"""The optimizer step as a function: (state of version k, gradient) -> state of version k + 1.
+
+The maths is torch's AdamW and clip_grad_norm_ and diffusers' EMAModel; only where their state lives
+is ours, because a lost worker is repaired by computing a value again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from diffusers.training_utils import EMAModel
+from torch import nn
+
+from digen_core.config import TrainConfig
+from digen_core.transport.arrays import Weights, content_hash
+
+
+@dataclass(frozen=True, slots=True)
+class TrainState:
+    """All that makes the next version: master weights, Adam's moments and the moving average."""
+
+    version: int
+    weights: Weights
+    weights_hash: str
+    exp_avg: Weights
+    exp_avg_sq: Weights
+    ema: Weights  # equal to ``weights`` while ema_decay is 0
+
+
+def initial_state(weights: Weights) -> TrainState:
+    """Return version 0."""
+    zeros = {name: np.zeros_like(value) for name, value in weights.items()}
+    return TrainState(0, weights, content_hash(weights), zeros, zeros, weights)
+
+
+def optimizer_step(
+    state: TrainState, gradient: Mapping[str, np.ndarray], config: TrainConfig
+) -> tuple[TrainState, float]:
+    """Return the next version and the gradient's norm before clipping.
+
+    Args:
+        state: of the current version.
+        gradient: by parameter name; a parameter it does not name is left as it is.
+        config: AdamW's, clipping's and the average's settings.
+
+    Raises:
+        FloatingPointError: the gradient's norm is NaN or infinite.
+    """
+    parameters = {}
+    for name, value in state.weights.items():
+        parameters[name] = nn.Parameter(torch.from_numpy(value.copy()))
+        if name in gradient:
+            parameters[name].grad = torch.from_numpy(np.array(gradient[name]))
+    norm = float(nn.utils.clip_grad_norm_(parameters.values(), config.max_grad_norm))
+    if not np.isfinite(norm):
+        raise FloatingPointError(f"the gradient's norm is {norm} at version {state.version}.")
+    optimizer = adamw(list(parameters.values()), config)
+    for name, parameter in parameters.items():
+        optimizer.state[parameter] = {
+            "step": torch.tensor(float(state.version)),
+            "exp_avg": torch.from_numpy(state.exp_avg[name].copy()),
+            "exp_avg_sq": torch.from_numpy(state.exp_avg_sq[name].copy()),
+        }
+    optimizer.step()
+    moments = {name: optimizer.state[parameter] for name, parameter in parameters.items()}
+    weights = {name: parameter.detach().numpy() for name, parameter in parameters.items()}
+    next_state = TrainState(
+        version=state.version + 1,
+        weights=weights,
+        weights_hash=content_hash(weights),
+        exp_avg={name: moment["exp_avg"].numpy() for name, moment in moments.items()},
+        exp_avg_sq={name: moment["exp_avg_sq"].numpy() for name, moment in moments.items()},
+        ema=_averaged(state, weights, config),
+    )
+    return next_state, norm
+
+
+def adamw(parameters: list[nn.Parameter], config: TrainConfig) -> torch.optim.AdamW:
+    """Return AdamW with the config's settings."""
+    return torch.optim.AdamW(
+        parameters,
+        lr=config.learning_rate,
+        betas=config.betas,
+        eps=config.adam_eps,
+        weight_decay=config.weight_decay,
+    )
+
+
+def _averaged(state: TrainState, weights: Weights, config: TrainConfig) -> Weights:
+    """Return the moving average after this update; EMAModel's first step copies the weights."""
+    if not config.ema_decay:
+        return weights
+    version = state.version + 1
+    if version % config.ema_every:
+        return state.ema
+    average = EMAModel(
+        [nn.Parameter(torch.from_numpy(value.copy())) for value in state.ema.values()],
+        decay=config.ema_decay,
+    )
+    average.optimization_step = version // config.ema_every - 1
+    average.step([nn.Parameter(torch.from_numpy(value)) for value in weights.values()])
+    shadows = zip(state.ema, average.shadow_params, strict=True)
+    return {name: value.numpy() for name, value in shadows}

@@ -1,0 +1,1 @@
+"""What crosses process boundaries and what is written to disk."""

@@ -1,0 +1,51 @@
+"""What crosses a process boundary: plain dicts of NumPy arrays, which Dask moves without a copy.
+
+NumPy knows no bfloat16: half-precision tensors travel as float32, which holds them exactly.
+"""
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Arrays = dict[str, np.ndarray]
+Weights = dict[str, np.ndarray]  # parameter name -> float32 or float64 array
+
+
+def to_array(tensor: Tensor) -> np.ndarray:
+    """Return a tensor as a CPU array, in float32 if it is half precision."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype in (torch.bfloat16, torch.float16):
+        tensor = tensor.float()
+    array: np.ndarray = tensor.numpy()
+    return array
+
+
+def to_arrays(tensors: Mapping[str, Tensor]) -> Arrays:
+    """Return each tensor as an array."""
+    return {name: to_array(tensor) for name, tensor in tensors.items()}
+
+
+def to_tensor(array: np.ndarray, device: torch.device) -> Tensor:
+    """Return an array as a tensor on ``device``.
+
+    Received arrays are read-only; torch warns about those, so a CPU tensor is a copy.
+    """
+    return torch.tensor(array, device=device)
+
+
+def to_tensors(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
+    """Return each array as a tensor on ``device``."""
+    return {name: to_tensor(array, device) for name, array in arrays.items()}
+
+
+def content_hash(weights: Mapping[str, np.ndarray]) -> str:
+    """Return 16 hex digits that name the content of the weights, whatever their order."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name in sorted(weights):
+        array = np.ascontiguousarray(weights[name])
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

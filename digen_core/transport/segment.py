@@ -1,0 +1,28 @@
+"""What a denoise task returns: a stretch of a fragment's trajectory, as arrays."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from digen_core.control.protocol import Fragment
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Latents of consecutive steps of a fragment, and the log-probs of the noisy ones."""
+
+    fragment: Fragment
+    first_step: int
+    latents: np.ndarray  # [s + 1, n, ...]; latents[0] is x before first_step
+    logprobs: dict[int, np.ndarray]  # step -> [n] under the version that sampled
+    version: int
+
+    @property
+    def x(self) -> np.ndarray:
+        """The latest latent [n, ...]."""
+        latest: np.ndarray = self.latents[-1]
+        return latest
+
+    def covers(self, step: int) -> bool:
+        """Whether this stretch holds the transition of ``step``."""
+        return self.first_step <= step < self.first_step + len(self.latents) - 1

@@ -1,0 +1,1 @@
+"""Embedded worlds: procedurally rendered text-to-image domains that a run can use offline."""

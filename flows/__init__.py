@@ -1,0 +1,1 @@
+"""Prefect flows: the story of a run."""

@@ -1,0 +1,58 @@
+"""Wait for a handful of tasks of a run and read their receipts."""
+
+from typing import Any
+
+from flows.session import Session
+from tasks.cluster import require_workers
+from tasks.completions import Completion, Completions
+
+HEARTBEAT_SECONDS = 5.0
+
+
+class TaskFailedError(RuntimeError):
+    """A task of the run failed; the message names the task, its worker and the error."""
+
+
+def next_completion(session: Session, completions: Completions) -> Completion:
+    """Wait for the next task to end, while the workers of the run are there.
+
+    Raises:
+        WorkerLostError: one is gone.
+    """
+    while True:
+        try:
+            return completions.next(timeout=HEARTBEAT_SECONDS)
+        except TimeoutError:
+            require_workers(session.client, session.addresses)
+
+
+def require_success(session: Session, completion: Completion, label: str, device: str) -> None:
+    """Raise what a person can act on if a task did not succeed.
+
+    Raises:
+        WorkerLostError: because its worker is gone.
+        TaskFailedError: for another reason, which the message gives.
+    """
+    if completion.succeeded:
+        return
+    require_workers(session.client, session.addresses)
+    message = completion.message.removeprefix("Task run encountered an exception ")
+    raise TaskFailedError(f"{label} on {device} failed: {message}")
+
+
+def receipts_of(
+    session: Session, completions: Completions, labels: dict[Any, tuple[str, str]]
+) -> dict[Any, dict[str, Any]]:
+    """Wait for all pending tasks and return their receipts by task run id.
+
+    Args:
+        session: of the run.
+        completions: in whose block the tasks were submitted.
+        labels: task run id -> (label, device), for errors.
+    """
+    receipts = {}
+    while completions.num_pending:
+        completion = next_completion(session, completions)
+        require_success(session, completion, *labels[completion.task_run_id])
+        receipts[completion.task_run_id] = completion.receipt
+    return receipts

@@ -1,0 +1,71 @@
+"""Judge a version on prompts that were never trained on."""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+import dask
+import numpy as np
+from prefect import flow
+
+from digen_core.records import EvaluationReport
+from flows.collect import receipts_of
+from flows.publishing import publish_evaluation
+from flows.session import Session, say, session_of
+from tasks.completions import Completions
+from tasks.evaluate import sample_and_score
+
+IMAGES_PER_TASK = 64
+
+
+@flow(name="evaluate", flow_run_name="{run_id}-evaluate-{tag}", validate_parameters=False)
+def evaluate(run_id: str, tag: str) -> EvaluationReport:
+    """Sample the evaluation prompts with the session's evaluated weights, score and publish."""
+    session = session_of(run_id)
+    settings = session.config.evaluation
+    say(f"evaluating version {session.version} on {len(session.evaluation_prompts)} prompts")
+    prompts = session.evaluation_prompts
+    per_task = max(1, IMAGES_PER_TASK // settings.samples_per_prompt)
+    batches = [range(i, min(i + per_task, len(prompts))) for i in range(0, len(prompts), per_task)]
+    labels: dict[UUID, tuple[str, str]] = {}
+    devices = session.rollout_devices()
+    with Completions() as completions:
+        futures = []
+        for number, batch in enumerate(batches):
+            device = devices[number % len(devices)]
+            label = f"evaluate v{session.version} b{number:02d}"
+            with dask.annotate(workers=[device]):
+                future = sample_and_score.submit(
+                    run_id,
+                    label,
+                    prompts=[prompts[index] for index in batch],
+                    indices=list(batch),
+                    shown=len([index for index in batch if index < settings.grid_prompts]),
+                    samples_per_prompt=settings.samples_per_prompt,
+                    state=session.state,
+                )
+            labels[future.task_run_id] = (label, device)
+            futures.append(future)
+        receipts = receipts_of(session, completions, labels)
+    report = _report(session, [receipts[future.task_run_id]["rewards"] for future in futures])
+    shown = [
+        f.result()
+        for f, batch in zip(futures, batches, strict=True)
+        if batch.start < settings.grid_prompts
+    ]
+    publish_evaluation(
+        session, tag, report, prompts[: settings.grid_prompts], np.concatenate(shown)
+    )
+    return report
+
+
+def _report(session: Session, parts: Sequence[dict[str, list[float]]]) -> EvaluationReport:
+    """Average the rewards of all tasks."""
+    means = {
+        name: float(np.mean(np.concatenate([part[name] for part in parts]))) for name in parts[0]
+    }
+    return EvaluationReport(
+        version=session.version,
+        num_prompts=len(session.evaluation_prompts),
+        num_samples=sum(len(part["reward"]) for part in parts),
+        rewards=means,
+    )

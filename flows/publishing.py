@@ -1,0 +1,33 @@
+"""Hand what happened to everyone who keeps or shows it: disk, MLflow, Prefect, the terminal."""
+
+from pathlib import Path
+
+import numpy as np
+
+from digen_core.records import EvaluationReport, IterationRecord
+from digen_core.transport.samples import write_samples
+from flows.session import Session, observers
+
+
+def publish_iteration(session: Session, record: IterationRecord) -> None:
+    """Keep and show a finished iteration."""
+    write_samples(session.run_dir / "samples", record.iteration, record.samples)
+    session.tracker.log_iteration(record)
+    for observer in observers():
+        observer.on_iteration(record)
+
+
+def publish_evaluation(
+    session: Session, tag: str, report: EvaluationReport, prompts: list[str], images: np.ndarray
+) -> None:
+    """Keep and show an evaluation and its grid of images, uint8 [prompts, k, H, W, 3]."""
+    (session.run_dir / f"evaluation-{tag}.json").write_text(report.model_dump_json(indent=2))
+    session.tracker.log_evaluation(tag, report)
+    session.tracker.log_images(tag, prompts, images, report.version)
+    for observer in observers():
+        observer.on_evaluation(tag, report)
+
+
+def publish_folder(session: Session, folder: Path) -> None:
+    """Keep a folder of the run with its record in MLflow."""
+    session.tracker.log_folder(folder, folder.name)

@@ -1,0 +1,115 @@
+"""Open a run: its folder, cluster, trackers and session; and close them whatever happens."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from distributed import Client
+from prefect import runtime
+
+from digen_core.config import RunConfig
+from digen_core.control.controller import Controller, Workload
+from digen_core.control.protocol import Device
+from digen_core.data import read_prompts
+from flows.session import Session, registered, say, watching
+from tasks.artifacts import RunArtifacts
+from tasks.cluster import addresses_of, devices_of, local_devices, run_cluster
+from tasks.runner import shared_client
+from tasks.tracking import Tracker
+
+CONFIG_FILE = "config.json"
+
+
+@contextmanager
+def open_run(config: RunConfig) -> Iterator[Session]:
+    """Yield the session of a new run. What was logged and saved stays if the body fails."""
+    local = local_devices(config.cluster)
+    say(f"starting {len(local)} workers: {', '.join(device.name for device in local)}")
+    with run_cluster(config.cluster, local) as address, shared_client(address) as client:
+        devices = devices_of(client)  # before anything is written
+        run_dir = new_run_dir(config)
+        with session_on(client, address, devices, config, run_dir, run_dir.name) as session:
+            yield session
+
+
+@contextmanager
+def reopen_run(config: RunConfig, run_dir: Path) -> Iterator[Session]:
+    """Yield a session on an old run's folder, for evaluation, with one worker of both roles."""
+    local = [Device("worker-0", frozenset({"rollout", "trainer"}))]
+    with run_cluster(config.cluster, local) as address, shared_client(address) as client:
+        name = f"{run_dir.name}-evaluation"
+        with session_on(client, address, devices_of(client), config, run_dir, name) as session:
+            yield session
+
+
+@contextmanager
+def session_on(
+    client: Client,
+    address: str,
+    devices: list[Device],
+    config: RunConfig,
+    run_dir: Path,
+    name: str,
+) -> Iterator[Session]:
+    """Yield a registered session on some devices, tracked in MLflow under ``name``."""
+    tracker = Tracker.start(config, name, run_dir, runtime.flow_run.id)
+    session = Session(
+        run_id=name,
+        config=config,
+        run_dir=run_dir,
+        prompts=read_prompts(config.prompts.train),
+        evaluation_prompts=read_prompts(config.prompts.evaluation),
+        address=address,
+        client=client,
+        devices=devices,
+        addresses=addresses_of(client, devices),
+        controller=Controller(devices, workload_of(config)),
+        tracker=tracker,
+    )
+    links = {"MLflow": tracker.describe(), "Dask": client.dashboard_link}
+    with (
+        _ended_in(tracker),
+        RunArtifacts(config, name, links) as artifacts,
+        watching(artifacts),
+        registered(session),
+    ):
+        yield session
+
+
+@contextmanager
+def _ended_in(tracker: Tracker) -> Iterator[None]:
+    """Tell MLflow how the run ended."""
+    try:
+        yield
+    except BaseException as error:
+        tracker.finish("FAILED", f"{type(error).__name__}: {error}")
+        raise
+    tracker.finish("FINISHED")
+
+
+def workload_of(config: RunConfig) -> Workload:
+    """Return the shape of an iteration for the controller."""
+    return Workload(
+        num_groups=config.rollout.prompts_per_iteration,
+        group_size=config.rollout.group_size,
+        fragment_size=config.rollout.fragment_size,
+        num_steps=config.rollout.num_steps,
+        pack_size=config.train.pack_size,
+        advantages_need_all_groups=config.algorithm.advantage_scale == "batch",
+    )
+
+
+def new_run_dir(config: RunConfig) -> Path:
+    """Create the folder of a run, named after it and the time, with the config in it."""
+    stem = f"{config.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    runs_dir = Path(config.tracking.runs_dir)
+    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
+        run_dir = runs_dir / (stem + suffix)
+        try:
+            run_dir.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        (run_dir / CONFIG_FILE).write_text(config.model_dump_json(indent=2))
+        return run_dir
+    raise FileExistsError(f"{runs_dir / stem} and 98 more of its name exist already")

@@ -1,0 +1,139 @@
+"""What a run's flows share in the flow process: reached by run id, never pickled into a task."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import time
+from typing import Any, Protocol
+
+from distributed import Client
+from prefect.futures import PrefectFuture
+
+from digen_core.config import RunConfig
+from digen_core.control.controller import Controller
+from digen_core.control.protocol import Device
+from digen_core.records import EvaluationReport, IterationRecord, RunReport
+from tasks.tracking import Tracker
+
+
+class Observer(Protocol):
+    """Somebody who watches a run in this process, such as the terminal."""
+
+    def on_phase(self, text: str) -> None:
+        """Something that takes a while begins."""
+        ...
+
+    def on_iteration(self, record: IterationRecord) -> None:
+        """An iteration is over."""
+        ...
+
+    def on_evaluation(self, tag: str, report: EvaluationReport) -> None:
+        """A version was evaluated."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The prompts of one iteration, and the steps of their trajectories that are trained."""
+
+    index: int
+    prompts: list[str]
+    trained_steps: range
+
+
+@dataclass
+class Session:
+    """One run: its config, its workers, its controller, and how far it is."""
+
+    run_id: str
+    config: RunConfig
+    run_dir: Path
+    prompts: list[str]
+    evaluation_prompts: list[str]
+    address: str  # of the Dask scheduler
+    client: Client
+    devices: list[Device]
+    addresses: dict[str, str]  # device -> address of its worker when the run began
+    controller: Controller
+    tracker: Tracker
+    started: float = field(default_factory=time)
+    state: PrefectFuture[Any] | None = None  # TrainState of the current version, on a trainer
+    version: int = 0
+    hashes: dict[int, str] = field(default_factory=dict)  # version -> content hash
+    step_seconds: float = 0.0  # one denoising step of a fragment, as last measured
+    num_iterations: int = 0  # finished
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the config's time is used up."""
+        minutes = self.config.max_minutes
+        return minutes is not None and time() - self.started > 60 * minutes
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether the config asks for an evaluation after the last iteration, not being the end."""
+        every = self.config.evaluation.every
+        is_end = self.num_iterations == self.config.num_iterations
+        return bool(every) and not is_end and self.num_iterations % every == 0
+
+    def report(self, before: EvaluationReport, after: EvaluationReport) -> RunReport:
+        """Return what the run achieved."""
+        return RunReport(
+            run_id=self.run_id,
+            run_dir=str(self.run_dir),
+            version=self.version,
+            num_iterations=self.num_iterations,
+            seconds=time() - self.started,
+            before=before,
+            after=after,
+            view=self.tracker.describe(),
+        )
+
+    def rollout_devices(self) -> list[str]:
+        """Names of the devices that generate."""
+        return [device.name for device in self.devices if "rollout" in device.roles]
+
+    def trainer_devices(self) -> list[str]:
+        """Names of the devices that train."""
+        return [device.name for device in self.devices if "trainer" in device.roles]
+
+
+_sessions: dict[str, Session] = {}
+_observers: list[Observer] = []
+
+
+def session_of(run_id: str) -> Session:
+    """Return the open session of a run."""
+    return _sessions[run_id]
+
+
+@contextmanager
+def registered(session: Session) -> Iterator[Session]:
+    """Make a session reachable by its run id while the body runs."""
+    _sessions[session.run_id] = session
+    try:
+        yield session
+    finally:
+        del _sessions[session.run_id]
+
+
+@contextmanager
+def watching(observer: Observer) -> Iterator[None]:
+    """Let somebody watch the runs of this process while the body runs."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
+
+def observers() -> tuple[Observer, ...]:
+    """Return who watches."""
+    return tuple(_observers)
+
+
+def say(text: str) -> None:
+    """Tell the observers what begins."""
+    for observer in _observers:
+        observer.on_phase(text)

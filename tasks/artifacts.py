@@ -1,0 +1,207 @@
+"""A run's page in Prefect: a progress bar and a report, kept up to date as artifacts of its flow.
+
+The report is Markdown: tables, and the reward curve as a picture inside the text. Prefect's pages
+draw embedded pictures; where they are not drawn (``prefect artifact inspect``), a sparkline is.
+"""
+
+import base64
+import logging
+import math
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+from uuid import UUID
+
+from httpx import HTTPError
+from prefect.artifacts import create_markdown_artifact, create_progress_artifact
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactUpdate
+from prefect.exceptions import PrefectException
+
+from digen_core.config import RunConfig
+from digen_core.records import EvaluationReport, IterationRecord
+from tasks.display import (
+    Progress,
+    busy_fractions,
+    duration,
+    headlines,
+    label_of,
+    line_chart,
+    sparkline,
+    text_of,
+)
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_KEY: Final = "digen-progress"
+REPORT_KEY: Final = "digen-report"
+LAST_WORD_SECONDS: Final = 10.0
+"""How long the end of a run waits for Prefect's API."""
+
+
+class _State(NamedTuple):
+    percent: float
+    description: str
+    report: str
+
+
+class RunArtifacts:
+    """An observer of a run that keeps its two artifacts. Make and enter it inside the run's flow.
+
+    Calls return at once: one thread talks to the API, and while it is busy newer states replace
+    older ones. An API that is down is warned about once.
+    """
+
+    def __init__(
+        self, config: RunConfig, run_id: str, links: Mapping[str, str] | None = None
+    ) -> None:
+        """Prepare the artifacts.
+
+        Args:
+            config: of the run.
+            run_id: shown as the title.
+            links: label to address, or to a command to be typed.
+        """
+        self._run_id = run_id
+        self._links = links or {}
+        self._progress = Progress(config)
+        self._ids: dict[str, UUID] = {}
+        self._context = copy_context()  # names the flow run
+        self._latest: deque[_State] = deque(maxlen=1)
+        self._calls: deque[Future[None]] = deque()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="artifacts")
+        self._warned = False
+
+    def __enter__(self) -> Self:
+        """Create both artifacts."""
+        self._publish()
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Send the last state."""
+        self._progress.phase = (
+            "finished" if error_type is None else f"ended by {error_type.__name__}"
+        )
+        self._publish()
+        done, _ = wait(self._calls, timeout=LAST_WORD_SECONDS)
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        for call in done:
+            call.result()
+
+    def on_phase(self, text: str) -> None:
+        """Show what begins."""
+        self._progress.phase = text
+        self._publish()
+
+    def on_iteration(self, record: IterationRecord) -> None:
+        """Show a finished iteration."""
+        self._progress.add_iteration(record)
+        self._publish()
+
+    def on_evaluation(self, tag: str, report: EvaluationReport) -> None:
+        """Show an evaluation."""
+        self._progress.evaluations[tag] = report
+        self._publish()
+
+    def _publish(self) -> None:
+        self._latest.append(self._state())
+        while self._calls and self._calls[0].done():
+            self._calls.popleft().result()  # raises what is not the API's fault
+        self._calls.append(self._executor.submit(self._context.run, self._send))
+
+    def _send(self) -> None:
+        if not self._latest:
+            return  # an earlier call sent what was newer than itself
+        percent, description, report = self._latest.pop()
+        try:
+            if PROGRESS_KEY not in self._ids:
+                self._ids[PROGRESS_KEY] = create_progress_artifact(
+                    percent, key=PROGRESS_KEY, description=description
+                )
+                self._ids[REPORT_KEY] = create_markdown_artifact(
+                    report, key=REPORT_KEY, description=f"Report of {self._run_id}"
+                )
+            else:
+                client = get_client(sync_client=True)
+                progress = ArtifactUpdate(data=percent, description=description)
+                client.update_artifact(self._ids[PROGRESS_KEY], progress)
+                client.update_artifact(self._ids[REPORT_KEY], ArtifactUpdate(data=report))
+        except (HTTPError, PrefectException) as error:
+            if not self._warned:
+                logger.warning(
+                    "Prefect's API did not take the artifacts of %s; the run goes on and says "
+                    "this once: %s",
+                    self._run_id,
+                    str(error) or type(error).__name__,
+                )
+            self._warned = True
+
+    def _state(self) -> _State:
+        progress = self._progress
+        return _State(
+            percent=round(100 * progress.fraction, 1),
+            description=f"{self._run_id}: {describe(progress)}",
+            report=report_of(self._run_id, progress, self._links),
+        )
+
+
+def describe(progress: Progress) -> str:
+    """Return how far a run is, in one line."""
+    total, left = progress.config.num_iterations, progress.seconds_left
+    parts = [f"{progress.num_finished} of {total} iterations", progress.phase]
+    parts.append(f"{duration(progress.elapsed_seconds)} elapsed")
+    if left is not None and progress.num_finished < total:
+        parts.append(f"about {duration(left)} left")
+    return ", ".join(parts)
+
+
+def report_of(run_id: str, progress: Progress, links: Mapping[str, str]) -> str:
+    """Return a run's report as Markdown."""
+    parts = [f"# {run_id}", describe(progress)]
+    rewards = [value for value in progress.trend("reward/mean") if math.isfinite(value)]
+    if rewards:
+        svg = line_chart("mean reward of each iteration", rewards)
+        picture = base64.b64encode(svg.encode()).decode()
+        parts.append(f"![mean reward](data:image/svg+xml;base64,{picture})")
+        parts.append(_metrics_table(progress))
+    if progress.evaluations:
+        parts.append(_evaluation_table(progress.evaluations))
+    links_list = [f"- {label}: {_link(target)}" for label, target in links.items()]
+    return "\n\n".join([*parts, *(["\n".join(links_list)] if links_list else [])]) + "\n"
+
+
+def _metrics_table(progress: Progress) -> str:
+    first, last = progress.history[0], progress.history[-1]
+    lines = ["| metric | first | last | trend |", "|---|---:|---:|---|"]
+    for name in headlines(last):
+        before = text_of(name, first[name]) if name in first else ""
+        trend = sparkline(progress.trend(name), 32)
+        lines.append(f"| {label_of(name)} | {before} | {text_of(name, last[name])} | {trend} |")
+    lines += [
+        f"| busy: {device} | | {share:.0%} | |" for device, share in busy_fractions(last).items()
+    ]
+    return "\n".join(lines)
+
+
+def _evaluation_table(evaluations: Mapping[str, EvaluationReport]) -> str:
+    tags = list(evaluations)
+    heads = [f"{tag} (version {evaluations[tag].version})" for tag in tags]
+    lines = [f"| evaluation | {' | '.join(heads)} |", "|---" + "|---:" * len(tags) + "|"]
+    names = list(dict.fromkeys(name for tag in tags for name in evaluations[tag].rewards))
+    for name in names:
+        values = [evaluations[tag].rewards.get(name) for tag in tags]
+        texts = ["" if value is None else f"{value:.3f}" for value in values]
+        lines.append(f"| {name} | {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
+def _link(target: str) -> str:
+    return f"<{target}>" if target.startswith("http") else f"`{target}`"

@@ -1,0 +1,115 @@
+"""The Dask cluster of a run: worker processes with roles, and whether they are still there."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from distributed import Client, Nanny, Scheduler, SpecCluster
+
+from digen_core.config import ClusterConfig, ConfigError
+from digen_core.control.protocol import Device, Role
+
+ROLES: tuple[Role, ...] = ("rollout", "trainer")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class WorkerLostError(RuntimeError):
+    """A worker that the run needs is gone."""
+
+
+def local_devices(config: ClusterConfig) -> list[Device]:
+    """Return the workers that a run starts on this machine."""
+    counts: dict[Role, int] = {"rollout": config.rollout_workers, "trainer": config.trainer_workers}
+    return [
+        Device(f"{role}-{index}", frozenset({role}))
+        for role, count in counts.items()
+        for index in range(count)
+    ]
+
+
+@contextmanager
+def run_cluster(config: ClusterConfig, devices: list[Device]) -> Iterator[str]:
+    """Yield the address of a scheduler: the configured one, or a new one with these workers."""
+    if config.scheduler_address is not None:
+        yield config.scheduler_address
+        return
+    logging.getLogger("distributed").setLevel(logging.ERROR)
+    workers = {device.name: _worker(device, config.threads_per_worker) for device in devices}
+    scheduler = {
+        "cls": Scheduler,
+        "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"},
+    }
+    with SpecCluster(scheduler=scheduler, workers=workers, silence_logs=logging.ERROR) as cluster:
+        yield cluster.scheduler_address
+
+
+def _worker(device: Device, num_threads: int) -> dict[str, Any]:
+    """Describe a worker process: one task at a time, its engine on ``num_threads`` threads."""
+    return {
+        "cls": Nanny,
+        "options": {
+            "host": "127.0.0.1",
+            "nthreads": 1,
+            "resources": dict.fromkeys(device.roles, 1),
+            "memory_limit": 0,
+            "dashboard_address": None,
+            "env": {
+                **dict.fromkeys(THREAD_VARIABLES, str(num_threads)),
+                **_prefect_api(),
+                "DASK_LOGGING__DISTRIBUTED": "error",
+            },
+            "preload": ["tasks.engine"],
+        },
+    }
+
+
+def _prefect_api() -> dict[str, str]:
+    """Return the settings that make a worker report to the same Prefect server."""
+    names = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_HOME")
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def devices_of(client: Client) -> list[Device]:
+    """Return the workers of a cluster that declare a role.
+
+    Raises:
+        ConfigError: a role that a run needs is declared by no worker.
+    """
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    devices = [
+        Device(
+            str(worker["name"]), frozenset(role for role in ROLES if role in worker["resources"])
+        )
+        for worker in workers.values()
+    ]
+    devices = sorted((d for d in devices if d.roles), key=lambda device: device.name)
+    for role in ROLES:
+        if not any(role in device.roles for device in devices):
+            raise ConfigError(
+                f"no worker of the cluster has the role {role!r} (of {len(workers)} workers); "
+                f"start one with --resources '{role}=1'"
+            )
+    return devices
+
+
+def addresses_of(client: Client, devices: list[Device]) -> dict[str, str]:
+    """Return each device's address now; a restarted worker comes back with another one."""
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    names = {device.name for device in devices}
+    return {str(w["name"]): address for address, w in workers.items() if str(w["name"]) in names}
+
+
+def require_workers(client: Client, addresses: dict[str, str]) -> None:
+    """Check that every worker of the run is still the process that it was.
+
+    Raises:
+        WorkerLostError: one is gone, or was restarted without its model.
+    """
+    present = client.scheduler_info(n_workers=-1)["workers"]
+    for name, address in addresses.items():
+        if address not in present:
+            raise WorkerLostError(
+                f"worker {name} ({address}) was lost; see its log, and the memory of its machine"
+            )

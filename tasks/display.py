@@ -1,0 +1,215 @@
+"""How a run is shown, in words and pictures: shared by MLflow, Prefect's pages and the terminal."""
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Final
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from digen_core.config import RunConfig
+from digen_core.records import EvaluationReport, IterationRecord
+
+HEADLINES: Final = {
+    "reward/mean": ("reward", ".3f"),
+    "reward/std": ("std within groups", ".3f"),
+    "groups/zero_variance": ("groups without signal", ".0f"),
+    "train/kl": ("KL to the base model", ".3g"),
+    "train/approx_kl": ("KL of the update", ".3g"),
+    "train/clip_fraction": ("clipped", ".1%"),
+    "train/grad_norm": ("gradient norm", ".3g"),
+    "throughput/samples_per_second": ("images/s", ".1f"),
+    "time/iteration_seconds": ("seconds", ".1f"),
+}
+"""What is worth a line: metric name -> (label, format)."""
+
+RECENT: Final = 5
+"""Iterations that the time left is estimated from."""
+
+
+@dataclass
+class Progress:
+    """How far a run is, as somebody knows who was told its events."""
+
+    config: RunConfig
+    phase: str = "starting"
+    version: int = 0
+    num_finished: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)  # metrics of each iteration
+    seconds: list[float] = field(default_factory=list)  # of each iteration
+    evaluations: dict[str, EvaluationReport] = field(default_factory=dict)  # by tag, in order
+    started: float = field(default_factory=monotonic)
+
+    def add_iteration(self, record: IterationRecord) -> None:
+        """Note a finished iteration. Its samples are not kept."""
+        self.version = record.version
+        self.num_finished = record.iteration + 1
+        self.history.append(record.metrics)
+        self.seconds.append(record.seconds)
+
+    @property
+    def fraction(self) -> float:
+        """Share of the iterations that is finished."""
+        return min(1.0, self.num_finished / self.config.num_iterations)
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Time since the first event."""
+        return monotonic() - self.started
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time until the last iteration is over, judged by the last few; None before the first."""
+        if not self.seconds:
+            return None
+        recent = self.seconds[-RECENT:]
+        missing = max(0, self.config.num_iterations - self.num_finished)
+        left = missing * sum(recent) / len(recent)
+        if self.config.max_minutes is not None:
+            left = min(left, max(0.0, 60 * self.config.max_minutes - self.elapsed_seconds))
+        return left
+
+    def trend(self, name: str) -> list[float]:
+        """Return a metric's value in each iteration that has it."""
+        return [metrics[name] for metrics in self.history if name in metrics]
+
+
+def headlines(metrics: Mapping[str, float]) -> list[str]:
+    """Return the names worth a line, in order: the reward, its components, then the others."""
+    components = sorted(name for name in metrics if is_component(name))
+    others = [name for name in HEADLINES if name in metrics]
+    first = [name for name in others if name == "reward/mean"]
+    return first + components + [name for name in others if name not in first]
+
+
+def is_component(name: str) -> bool:
+    """Return whether a metric is the mean of a reward component: ``reward/<name>/<component>``."""
+    return name.startswith("reward/") and name.count("/") >= 2
+
+
+def label_of(name: str) -> str:
+    """Return what a metric is called on screen."""
+    return name.removeprefix("reward/") if is_component(name) else HEADLINES[name][0]
+
+
+def text_of(name: str, value: float) -> str:
+    """Return a metric's value as it is shown."""
+    return format(value, ".3f" if is_component(name) else HEADLINES[name][1])
+
+
+def busy_fractions(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the busy share of each device, from ``device/<name>/busy_fraction``."""
+    prefix, suffix = "device/", "/busy_fraction"
+    return {
+        name.removeprefix(prefix).removesuffix(suffix): value
+        for name, value in sorted(metrics.items())
+        if name.startswith(prefix) and name.endswith(suffix)
+    }
+
+
+def duration(seconds: float) -> str:
+    """Return a time as "1:23" or "1:02:03"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def thin(values: Sequence[float], count: int) -> list[float]:
+    """Return at most ``count`` values: means of neighbours where there are more."""
+    if len(values) <= count:
+        return list(values)
+    return [float(np.mean(part)) for part in np.array_split(np.asarray(values), count)]
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Return values as bars between their own minimum and maximum; NaN and Inf are blanks."""
+    bars = "▁▂▃▄▅▆▇█"
+    shown = thin(values, width)
+    finite = [value for value in shown if math.isfinite(value)]
+    if not finite:
+        return " " * len(shown)
+    low, extent = min(finite), max(finite) - min(finite)
+    scale = (len(bars) - 1) / extent if extent > 0 else 0.0
+    return "".join(
+        bars[round((value - low) * scale)] if math.isfinite(value) else " " for value in shown
+    )
+
+
+def line_chart(title: str, values: Sequence[float]) -> str:
+    """Return an SVG picture of finite values over their positions, with both ends labelled."""
+    width, height, left, top, bottom = 640, 200, 56, 28, 172
+    shown = thin(values, 200)
+    low, high = min(shown), max(shown)
+    heights = [(value - low) / (high - low) if high > low else 0.5 for value in shown]
+    step = (width - left - 16) / max(1, len(shown) - 1)
+    points = [(left + i * step, bottom - h * (bottom - top)) for i, h in enumerate(heights)]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    x, y = points[-1]
+    text = '<text font-family="sans-serif" font-size="12" fill="#444"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}">'
+        f'<rect width="100%" height="100%" fill="#fff"/>'
+        f'<path d="M{left} {top}V{bottom}H{width - 16}" fill="none" stroke="#bbb"/>'
+        f'<polyline points="{line}" fill="none" stroke="#2563eb" stroke-width="2"/>'
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="#2563eb"/>'
+        f'{text} x="{left}" y="16">{title}</text>'
+        f'{text} x="{left - 6}" y="{top + 4}" text-anchor="end">{high:.3f}</text>'
+        f'{text} x="{left - 6}" y="{bottom + 4}" text-anchor="end">{low:.3f}</text>'
+        f'{text} x="{left}" y="{bottom + 18}">1</text>'
+        f'{text} x="{width - 16}" y="{bottom + 18}" text-anchor="end">{len(values)}</text></svg>'
+    )
+
+
+CELL_PIXELS: Final = 96
+"""Smaller images are enlarged to this, or a little less, by a whole factor."""
+MAX_CELL_PIXELS: Final = 192
+"""Larger images are shrunk to this."""
+LABEL_CHARACTERS: Final = 24
+LABEL_PIXELS: Final = 184
+GAP_PIXELS: Final = 6
+LINE_PIXELS: Final = 17
+
+
+def draw_grid(title: str, prompts: Sequence[str], images: np.ndarray) -> Image.Image:
+    """Return images in a grid, one row per prompt, with the prompt at the left.
+
+    Args:
+        title: line at the top.
+        prompts: n labels.
+        images: [n, k, H, W, 3] uint8.
+
+    Raises:
+        ValueError: the images are of another shape or type.
+    """
+    if images.ndim != 5 or images.shape[-1] != 3 or images.dtype != np.uint8:
+        raise ValueError(f"images are {images.dtype} {images.shape}; need uint8 [n, k, H, W, 3].")
+    if len(prompts) != len(images):
+        raise ValueError(f"{len(prompts)} prompts label {len(images)} rows of images.")
+    rows, columns = images.shape[:2]
+    cells = [[_cell(image) for image in row] for row in images]
+    across, down = (pixels + GAP_PIXELS for pixels in cells[0][0].size)
+    top = LINE_PIXELS + 2 * GAP_PIXELS
+    grid = Image.new("RGB", (LABEL_PIXELS + columns * across, top + rows * down), "white")
+    draw = ImageDraw.Draw(grid)
+    font = ImageFont.load_default(size=13)
+    draw.text((GAP_PIXELS, GAP_PIXELS), title, fill="black", font=font)
+    for row, prompt in enumerate(prompts):
+        num_lines = max(1, down // LINE_PIXELS)
+        label = textwrap.fill(prompt, LABEL_CHARACTERS, max_lines=num_lines, placeholder=" ...")
+        draw.text((GAP_PIXELS, top + row * down), label, fill="black", font=font)
+        for column, cell in enumerate(cells[row]):
+            grid.paste(cell, (LABEL_PIXELS + column * across, top + row * down))
+    return grid
+
+
+def _cell(image: np.ndarray) -> Image.Image:
+    height, width, _ = image.shape
+    side = max(height, width)
+    if side > MAX_CELL_PIXELS:
+        scale, resampling = MAX_CELL_PIXELS / side, Image.Resampling.LANCZOS
+    else:
+        scale, resampling = max(1, CELL_PIXELS // side), Image.Resampling.NEAREST
+    return Image.fromarray(image).resize((round(width * scale), round(height * scale)), resampling)

@@ -1,0 +1,65 @@
+"""Evaluation task: sample prompts without noise on a rollout worker, and score the images."""
+
+import numpy as np
+import torch
+from prefect import task
+
+from digen_core.rewards.scoring import score_images
+from digen_core.rollout.evaluation import sample_images
+from digen_core.training.optimizer import TrainState
+from tasks import receipts
+from tasks.engine import working
+
+SHOWN_PER_PROMPT = 8
+THUMBNAIL_PIXELS = 128  # what goes through the flow process stays small
+
+
+@task(name="evaluate", task_run_name="{label}", tags=["evaluation"])
+def sample_and_score(
+    run_id: str,
+    label: str,
+    *,
+    prompts: list[str],
+    indices: list[int],
+    shown: int,
+    samples_per_prompt: int,
+    state: TrainState,
+) -> np.ndarray:
+    """Score images of some prompts and return thumbnails of the first ``shown`` of them.
+
+    Args:
+        run_id: of the run.
+        label: of the task run.
+        prompts: texts.
+        indices: of the prompts in the evaluation set.
+        shown: prompts whose thumbnails are returned, uint8 [shown, k, h, w, 3].
+        samples_per_prompt: images per prompt.
+        state: the version to judge, by its moving average (its weights where there is none).
+    """
+    with working(run_id) as engine:
+        config = engine.config
+        with engine.temporary_weights(state.ema):
+            images = sample_images(
+                engine.policy,
+                prompts,
+                indices,
+                num_samples=samples_per_prompt,
+                num_steps=config.evaluation.num_steps,
+                seed=config.seed,
+            )
+        texts = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
+        columns = score_images(engine.rewards, config.rewards, images, texts)
+        thumbnails = _thumbnails(images.unflatten(0, (len(prompts), samples_per_prompt)), shown)
+    receipts.attach({"rewards": {name: values.tolist() for name, values in columns.items()}})
+    return thumbnails
+
+
+def _thumbnails(images: torch.Tensor, shown: int) -> np.ndarray:
+    """Return uint8 [shown, k, h, w, 3] of images [P, S, 3, H, W], at most 128 pixels a side."""
+    few = images[:shown, :SHOWN_PER_PROMPT]
+    scale = min(1.0, THUMBNAIL_PIXELS / max(few.shape[-2:]))
+    if scale < 1 and few.numel():
+        flat = torch.nn.functional.interpolate(few.flatten(0, 1), scale_factor=scale, mode="area")
+        few = flat.unflatten(0, few.shape[:2])
+    array: np.ndarray = (few * 255).round().byte().permute(0, 1, 3, 4, 2).cpu().numpy()
+    return array

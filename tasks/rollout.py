@@ -1,0 +1,88 @@
+"""Rollout tasks: encode a prompt, denoise some steps of a fragment, decode and score it."""
+
+from time import time
+
+import numpy as np
+from prefect import task
+
+from digen_core.control.protocol import Fragment
+from digen_core.rewards.scoring import score_images
+from digen_core.rollout.sampler import denoise, initial_latent
+from digen_core.transport.arrays import Arrays, to_array, to_arrays, to_tensor, to_tensors
+from digen_core.transport.segment import Segment
+from tasks import receipts
+from tasks.engine import Engine, working
+
+
+@task(task_run_name="{label}", tags=["rollout"])
+def encode(run_id: str, label: str, prompt: str) -> Arrays:
+    """Embed the prompt of a group: one row that all its fragments share."""
+    with working(run_id) as engine:
+        return to_arrays(engine.policy.encode([prompt]))
+
+
+@task(name="denoise", task_run_name="{label}", tags=["rollout"])
+def denoise_steps(
+    run_id: str,
+    label: str,
+    *,
+    fragment: Fragment,
+    steps: range,
+    noisy_steps: range,
+    version: int,
+    condition: Arrays,
+    previous: Segment | None,
+) -> Segment:
+    """Run denoising steps of a fragment with one policy version, after ``previous``'s."""
+    with working(run_id, version=version) as engine:
+        started = time()
+        segment = _denoise(engine, fragment, steps, noisy_steps, condition, previous)
+        seconds = (time() - started) / len(steps)
+    logprobs = {str(step): values.tolist() for step, values in segment.logprobs.items()}
+    receipts.attach({"version": version, "logprobs": logprobs, "seconds_per_step": seconds})
+    return segment
+
+
+def _denoise(
+    engine: Engine,
+    fragment: Fragment,
+    steps: range,
+    noisy_steps: range,
+    condition: Arrays,
+    previous: Segment | None,
+) -> Segment:
+    policy, config = engine.policy, engine.config
+    group = (fragment.iteration, fragment.group)
+    if previous is None:
+        x = initial_latent(policy, seed=config.seed, group=group, samples=fragment.samples)
+    else:
+        x = to_tensor(previous.x, policy.device)
+    latents, logprobs = [to_array(x)], {}
+    for done in denoise(
+        policy,
+        x,
+        to_tensors(condition, policy.device),
+        engine.sigmas(config.rollout.num_steps),
+        steps=steps,
+        noisy_steps=noisy_steps,
+        config=config.rollout,
+        seed=config.seed,
+        group=group,
+        samples=fragment.samples,
+    ):
+        latents.append(to_array(done.x_next))
+        if done.logprob is not None:
+            logprobs[done.step] = to_array(done.logprob)
+    assert engine.version is not None
+    return Segment(fragment, steps.start, np.stack(latents), logprobs, engine.version)
+
+
+@task(name="decode and score", task_run_name="{label}", tags=["reward"])
+def decode_and_score(run_id: str, label: str, prompt: str, segment: Segment) -> Arrays:
+    """Decode the clean latents of a fragment and reward the images: columns of [n] values."""
+    with working(run_id) as engine:
+        images = engine.policy.decode(to_tensor(segment.x, engine.policy.device))
+        prompts = [prompt] * len(images)
+        columns = score_images(engine.rewards, engine.config.rewards, images, prompts)
+    receipts.attach({"rewards": {name: values.tolist() for name, values in columns.items()}})
+    return columns

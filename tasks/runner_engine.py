@@ -1,0 +1,135 @@
+"""The worker side of the lean runner: Prefect's own task engine in a context built once.
+
+The stock runner rebuilds settings, flow context, HTTP client and SSL context for every task. Here
+each worker thread keeps them for the few flow runs it saw last; every task runs in a copy of that
+context, so that nothing one body sets is seen by the next.
+"""
+
+import asyncio
+import contextvars
+import logging
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from distributed import get_worker
+from prefect import State, tags
+from prefect.context import FlowRunContext, SyncClientContext, hydrated_context
+from prefect.task_engine import run_task_async, run_task_sync
+from prefect.tasks import Task
+
+from tasks.receipts import collecting, is_collecting
+from tasks.runner_pickle import load_cached, load_call
+
+MAX_FLOW_RUNS_PER_THREAD = 4
+
+_thread = threading.local()
+
+
+class Call(NamedTuple):
+    """What differs from task run to task run."""
+
+    task_run_id: UUID
+    parameters: dict[str, Any]
+    wait_for: Any
+    dependencies: dict[str, set[Any]]
+    tags: tuple[str, ...]
+    context_key: tuple[str, str]
+    topic: str | None
+    """Where to send the receipt; None: nobody asked for one."""
+
+
+class _Hydrated:
+    """A Prefect context that was entered in a context of its own."""
+
+    def __init__(self, blob: bytes):
+        self.context = contextvars.copy_context()
+        self._stack = self.context.run(_enter, blob)
+
+    def close(self) -> None:
+        self.context.run(self._stack.close)
+
+    def __del__(self) -> None:  # its thread ended
+        with suppress(Exception):
+            self.close()
+
+
+def execute(call: bytes, task: bytes, context: bytes, upstream: Sequence[Any]) -> State:
+    """Run one Prefect task and return its final state; see `tasks.runner_entry.run_task`."""
+    loaded = Call(*load_call(call, upstream))
+    hydrated = _hydrate(loaded.context_key, context)
+    return hydrated.context.copy().run(_run, load_cached(task), loaded)
+
+
+def _run(task: Task[Any, Any], call: Call) -> State:
+    arguments: dict[str, Any] = {
+        "task": task,
+        "task_run_id": call.task_run_id,
+        "parameters": call.parameters,
+        "wait_for": call.wait_for,
+        "dependencies": call.dependencies,
+        "return_type": "state",
+        "context": None,
+    }
+    with tags(*call.tags), collecting() as receipt:
+        try:
+            if task.isasync:
+                state = asyncio.run(run_task_async(**arguments))
+            else:
+                state = run_task_sync(**arguments)
+        finally:
+            # Prefect links results to states here for the length of the flow run.
+            if (flow_run_context := FlowRunContext.get()) is not None:
+                flow_run_context.run_results.clear()
+    if call.topic is not None:
+        _send_receipt(call.topic, call.task_run_id, state, receipt)
+    return state
+
+
+def _send_receipt(topic: str, task_run_id: UUID, state: State, receipt: dict[str, Any]) -> None:
+    # This goes through the same stream as Dask's own "task finished" and so arrives before it.
+    worker = get_worker()
+    event = {
+        "task_run_id": str(task_run_id),
+        "state_type": state.type.value,
+        "state_name": state.name or "",
+        "message": state.message or "",
+        "worker": worker.address,
+        "receipt": receipt,
+    }
+    worker.log_event(topic, event)
+
+
+def _hydrate(key: tuple[str, str], blob: bytes) -> _Hydrated:
+    cache: OrderedDict[tuple[str, str], _Hydrated] | None = getattr(_thread, "cache", None)
+    if cache is None:
+        cache = _thread.cache = OrderedDict()
+    hydrated = cache.get(key)
+    if hydrated is None:
+        while len(cache) >= MAX_FLOW_RUNS_PER_THREAD:
+            cache.popitem(last=False)[1].close()
+        hydrated = cache[key] = _Hydrated(blob)
+    cache.move_to_end(key)
+    return hydrated
+
+
+def _enter(blob: bytes) -> ExitStack:
+    with ExitStack() as stack:
+        stack.enter_context(hydrated_context(load_call(zlib.decompress(blob), ())))
+        stack.enter_context(SyncClientContext())
+        return stack.pop_all()
+
+
+class _RoutineLines(logging.Filter):
+    """Drops the line that each task run logs when it completes; it drowns the flow's own lines."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        routine = record.levelno == logging.INFO and str(record.msg).startswith("Finished in state")
+        return not (routine and is_collecting())
+
+
+logging.getLogger("prefect.task_runs").addFilter(_RoutineLines())

@@ -1,0 +1,128 @@
+"""Training tasks: advantages, the gradient of a pack, reduce, the optimizer step, and the push."""
+
+from functools import reduce as fold
+from pathlib import Path
+
+import numpy as np
+import torch
+from prefect import task
+
+from digen_core.algorithms.grpo import group_advantages, zero_variance_groups
+from digen_core.control.protocol import Pack
+from digen_core.training.gradient_sum import GradientSum, add, gather_pairs, pack_gradient
+from digen_core.training.optimizer import TrainState, initial_state, optimizer_step
+from digen_core.transport.arrays import Arrays
+from digen_core.transport.segment import Segment
+from digen_core.transport.weights import write_weights
+from tasks import receipts
+from tasks.engine import version_zero, working
+
+Advantages = dict[int, np.ndarray]  # group -> [G]
+
+
+@task(task_run_name="{label}", tags=["train"])
+def advantages(
+    run_id: str, label: str, groups: list[int], scores: list[list[Arrays]]
+) -> Advantages:
+    """Centre and scale the rewards of groups; ``scores`` holds each group's fragments in order."""
+    with working(run_id) as engine:
+        algorithm = engine.config.algorithm
+        rewards = np.concatenate([part["reward"] for parts in scores for part in parts])
+        owner = torch.tensor(groups).repeat_interleave(engine.config.rollout.group_size)
+        values = group_advantages(
+            torch.from_numpy(rewards),
+            owner,
+            scale=algorithm.advantage_scale,
+            eps=algorithm.advantage_eps,
+            ddof=algorithm.advantage_ddof,
+        )
+        result = {group: values[owner == group].numpy() for group in groups}
+        skipped = [int(group) for group in zero_variance_groups(torch.from_numpy(rewards), owner)]
+    receipts.attach(
+        {
+            "skipped": skipped,
+            "advantages": {str(group): value.tolist() for group, value in result.items()},
+        }
+    )
+    return result
+
+
+@task(name="train", task_run_name="{label}", tags=["train"])
+def train_pack(
+    run_id: str,
+    label: str,
+    *,
+    pack: Pack,
+    version: int,
+    num_pairs_of_update: int,
+    segments: list[Segment],
+    conditions: dict[int, Arrays],
+    group_values: list[Advantages],
+    previous: GradientSum | None,
+) -> GradientSum:
+    """Add the gradient of a pack to what this device summed before it."""
+    with working(run_id, version=version) as engine:
+        config = engine.config
+        sigmas = engine.sigmas(config.rollout.num_steps)
+        own = {group: values for part in group_values for group, values in part.items()}
+        pairs = gather_pairs(pack, segments, conditions, own, sigmas, engine.policy.device)
+        result = pack_gradient(
+            engine.policy,
+            pairs,
+            rollout=config.rollout,
+            algorithm=config.algorithm,
+            sigma_max=float(sigmas[1]),
+            num_pairs_of_update=num_pairs_of_update,
+        )
+        return result if previous is None else add(previous, result)
+
+
+@task(task_run_name="{label}", tags=["train"])
+def reduce(run_id: str, label: str, sums: list[GradientSum]) -> GradientSum:
+    """Add up the sums of all trainer devices."""
+    with working(run_id):
+        return fold(add, sums)
+
+
+@task(task_run_name="{label}", tags=["train"])
+def start_state(run_id: str, label: str) -> TrainState:
+    """Make version 0."""
+    with working(run_id) as engine:
+        state = initial_state(version_zero(engine))
+    receipts.attach({"version": 0, "hash": state.weights_hash})
+    return state
+
+
+@task(name="optimizer step", task_run_name="{label}", tags=["train"])
+def step(
+    run_id: str, label: str, state: TrainState, total: GradientSum, weights_dir: Path
+) -> TrainState:
+    """Make the next version and keep its weights on disk before anybody uses them."""
+    with working(run_id) as engine:
+        next_state, grad_norm = optimizer_step(state, total.gradient, engine.config.train)
+        write_weights(weights_dir, next_state.version, next_state.weights, next_state.ema)
+    sums, count = total.metrics, total.metrics.num_pairs
+    receipts.attach(
+        {
+            "version": next_state.version,
+            "hash": next_state.weights_hash,
+            "metrics": {
+                "train/loss": sums.loss / count,
+                "train/kl": sums.kl / count,
+                "train/clip_fraction": sums.clipped / count,
+                "train/approx_kl": sums.approx_kl / count,
+                "train/max_log_ratio": sums.max_log_ratio,
+                "train/grad_norm": grad_norm,
+            },
+        }
+    )
+    return next_state
+
+
+@task(name="push", task_run_name="{label}", tags=["push"])
+def push_weights(run_id: str, label: str, state: TrainState) -> str:
+    """Load a version on this worker and acknowledge it with the content's hash."""
+    with working(run_id) as engine:
+        found = engine.load(state.version, state.weights, state.weights_hash)
+    receipts.attach({"version": state.version, "hash": found})
+    return found

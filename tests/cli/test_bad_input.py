@@ -1,0 +1,195 @@
+"""What users get wrong in a job: one line on stderr, exit code 2, and nothing on disk."""
+
+import json
+
+import pytest
+import torch
+
+from deployments.cli import run
+
+SETTINGS = {
+    "group of one": ("--rollout.group-size 1", "rollout.group_size: must be greater than or"),
+    "fragments that do not divide": (
+        "--rollout.fragment-size 5",
+        "rollout.group_size (16) is not a multiple of rollout.fragment_size (5); choose a divisor",
+    ),
+    "negative learning rate": ("--train.learning-rate -1", "(got -1)"),
+    "NaN learning rate": ("--train.learning-rate nan", "train.learning_rate: must be a finite"),
+    "infinite reward weight": ("--rewards.shapes inf", "rewards.shapes: must be a finite number"),
+    "learning rate in words": ("--train.learning-rate fast", "(got 'fast')"),
+    "no steps in a task": ("--rollout.steps-per-task 0", "or must be 'auto' (got 0)"),
+    "window outside": (
+        "--algorithm.window [2,0,9]",
+        "algorithm.window (size, low, high) is [2, 0, 9]; needs size >= 1",
+    ),
+    "window of two numbers": ("--algorithm.window [2,0]", "algorithm.window: a value is missing"),
+    "too much cps noise": (
+        "--rollout.transition cps --rollout.noise-level 1.5",
+        "rollout.noise_level is 1.5, but cps takes a share",
+    ),
+    "unknown transition": ("--rollout.transition sde", "must be 'flow_sde', 'cps' or 'dance'"),
+    "no rewards": ("--rewards {}", "rewards is empty; name at least one"),
+    "rewards that weigh nothing": ("--rewards.shapes 0", "rewards {'shapes': 0.0} all weigh 0"),
+    "unknown reward": ("--rewards.shaps 1", "unknown reward 'shaps'; did you mean shapes?"),
+    "reward module that is missing": (
+        "--rewards.nowhere:f 1",
+        "cannot import 'nowhere' of 'nowhere:f': No module named 'nowhere'; it must be installed",
+    ),
+    "reward function that is missing": ("--rewards.json:f 1", "'json' has no function 'f'"),
+    "reward that is no function": ("--rewards.math:pi 1", "'math' has no function 'pi'"),
+    "reward without function": ("--rewards.json: 1", "'json:' is neither a reward of digen nor"),
+    "unknown family": ("--model.family sd3", "model.family: must be 'flux' (got 'sd3')"),
+    "unknown dtype": ("--model.dtype int8", "model.dtype: must be 'float64',"),
+    "unknown device": ("--model.device gpu", "model.device 'gpu' is none; use auto, cpu or cuda"),
+    "no such model folder": ("--model.path a/b/c", "model.path a/b/c is neither a folder (seen"),
+    "model path that is a file": ("--model.path job.toml", "model.path job.toml is a file"),
+    "model folder without index": ("--model.path model/vae", "has no model_index.json; give the"),
+    "lora of rank 0": ("--train.lora.rank 0", "train.lora.rank: must be greater than or equal"),
+    "beta of 1": ("--train.betas [0.9,1.0]", "train.betas are [0.9, 1.0]; each must be in"),
+    "three betas": ("--train.betas [0.9,0.9,0.9]", "train.betas: "),
+    "no trained step": (
+        "--algorithm.trained-fraction 0.1",
+        "trained_fraction (0.1) of rollout.num_steps (8) is no step at all",
+    ),
+    "bad name": ("--name a/b", "name: String should match pattern"),
+    "too few prompts": (
+        "--rollout.prompts-per-iteration 4",
+        "is 4, but train.txt has only 3 prompts; use at most 3",
+    ),
+    "missing prompt file": ("--prompts.train no.txt", "cannot read the prompt file no.txt"),
+    "prompt file that is a folder": ("--prompts.train model", "cannot read the prompt file model"),
+    "runs_dir that is a file": (
+        "--tracking.runs-dir job.toml",
+        "tracking.runs_dir is job.toml, but job.toml is a file",
+    ),
+    "runs_dir below a file": (
+        "--tracking.runs-dir job.toml/runs",
+        "tracking.runs_dir is job.toml/runs, but job.toml is a file",
+    ),
+    "unknown key": ("--rollout.gruop-size 4", "unknown key rollout.gruop_size; did you mean"),
+    "unknown table": ("--xyzzy.plugh 4", "'digen config show' lists all keys"),
+    "table as a value": ("--rollout 4", "rollout is a table of keys; set one of them"),
+    "setting without value": ("--seed", "--seed needs a value, as in --seed VALUE"),
+    "setting without value before another": ("--seed --name x", "--seed needs a value"),
+    "two configs": ("other.toml", "unexpected argument 'other.toml'"),
+    "single hyphen": ("-s 4", "unexpected argument '-s'; settings look like --seed 1"),
+}
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_a_bad_setting_is_refused(case, refused):
+    settings, message = SETTINGS[case]
+    assert message in refused(["train", "job.toml", *settings.split()])
+
+
+def write(name, content):
+    """Return a function that spoils one file of the job."""
+    data = content if isinstance(content, bytes) else content.encode()
+    return lambda job: (job / name).write_bytes(data)
+
+
+def append(name, text):
+    """Return a function that adds to one file of the job."""
+    return lambda job: (job / name).write_text((job / name).read_text() + text)
+
+
+def index_of(**changes):
+    return write("model/model_index.json", json.dumps({"_class_name": "FluxPipeline", **changes}))
+
+
+FILES = {
+    "missing config": (lambda job: (job / "job.toml").rename(job / "jobs.toml"), "did you mean"),
+    "config that is not TOML": (write("job.toml", "seed: 1"), "job.toml is not valid TOML"),
+    "config that is not text": (write("job.toml", b"\xff\xfe\x00"), "job.toml is not valid TOML"),
+    "unknown key": (
+        append("job.toml", "gruop_size = 4"),
+        "unknown key rollout.gruop_size: did you mean rollout.group_size?",
+    ),
+    "unknown table": (write("job.toml", "[rolout]\nseed = 1"), "unknown key rolout: did you mean"),
+    "wrong type": (write("job.toml", "seed = 'x'"), "seed: must be a valid integer, unable"),
+    "value for a table": (write("job.toml", "train = 3"), "train: is a table of keys (got 3)"),
+    "empty prompt file": (
+        write("train.txt", "\n  \n"),
+        "the prompt file train.txt holds no prompt; write one a line",
+    ),
+    "binary prompt file": (write("evaluation.txt", b"\x89PNG\xff"), "file evaluation.txt: 'utf-8'"),
+    "overlapping prompts": (
+        write("evaluation.txt", "two red squares\nA red  circle\n"),
+        "1 of 2 evaluation prompts are trained on, the first being 'A red circle'",
+    ),
+    "overlapping scenes": (
+        lambda job: (
+            write("train.txt", "a red circle\na red circle left of a blue square\n")(job),
+            write("evaluation.txt", "a blue square right of a red circle\n")(job),
+        ),
+        "'a blue square right of a red circle' asks for the same as the train prompt 'a red circle",
+    ),
+    "prompt outside the grammar": (
+        write("train.txt", "a red circle\n\na purple cow\n"),
+        "train.txt line 3 is not for the reward 'shapes': prompt 'a purple cow' is outside",
+    ),
+    "model of another class": (
+        index_of(_class_name="FluxImg2ImgPipeline"),
+        "holds a FluxImg2ImgPipeline, but model.family 'flux' needs a FluxPipeline",
+    ),
+    "model without class": (write("model/model_index.json", "[]"), "model holds a None, but"),
+    "model index that is not JSON": (write("model/model_index.json", "{"), "cannot read model/"),
+    "model with a part missing": (
+        index_of(text_encoder_2=["transformers", "T5EncoderModel"]),
+        "model.path model lacks the subfolder text_encoder_2",
+    ),
+    "model with an empty part": (
+        lambda job: (
+            (job / "model/vae/config.json").unlink(),
+            index_of(vae=["diffusers", "AutoencoderKL"])(job),
+        ),
+        "model.path model lacks the subfolder vae",
+    ),
+    "tokenizer without vocabulary": (
+        lambda job: (job / "model/tokenizer/tokenizer.json").rename(job / "model/tokenizer/x"),
+        "model.path model lacks a vocabulary in tokenizer: spiece.model or tokenizer.json or",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_bad_file_is_refused(case, job, refused):
+    spoil, message = FILES[case]
+    spoil(job)
+    assert message in refused(["train", "job.toml"])
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def f(:", "importing 'mine_0:f' raised SyntaxError"),
+        ("1 / 0", "importing 'mine_1:f' raised ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_reward_module_that_breaks_is_refused(job, refused, code, message):
+    name = message.split("'")[1]
+    (job / f"{name[:-2]}.py").write_text(code)
+    assert message in refused(["train", "job.toml", f"--rewards.{name}", "1"])
+
+
+def test_a_reward_of_ones_own_is_taken(job, local):
+    (job / "my_reward.py").write_text("def bright(images, prompts): ...")
+    (job / "evaluation.txt").write_text("a purple cow\n")  # fine without the reward `shapes`
+    assert run(["train", "job.toml", "--rewards", '{"my_reward:bright" = 1}']) == 0
+    assert local.calls[0].rewards == {"my_reward:bright": 1.0}
+
+
+def test_cuda_is_refused_where_there_is_none(local, refused, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    message = refused(["train", "job.toml", "--model.device", "cuda:1"])
+    assert (
+        message == "model.device is 'cuda:1', but torch sees no CUDA device here; use auto or cpu"
+    )
+    elsewhere = ["--cluster.scheduler-address", "tcp://10.0.0.1:8786"]
+    assert run(["train", "job.toml", "--model.device", "cuda", *elsewhere]) == 0
+
+
+def test_a_runs_dir_that_is_not_writable_is_refused(refused, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    message = refused(["train", "job.toml", "--tracking.runs-dir", "new/runs"])
+    assert message == "tracking.runs_dir is new/runs, but . is not writable"

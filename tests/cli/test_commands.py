@@ -1,0 +1,126 @@
+"""What the commands print, and what they do with mistakes and failures."""
+
+import pytest
+
+from deployments.cli import run
+from digen_core.checks import explain_load_error
+from digen_core.config_file import load_config
+
+
+def test_the_unspoilt_job_runs(job, local, capsys):
+    assert run(["train", "job.toml"]) == 0
+    assert local.calls == [load_config("job.toml")]
+    words = capsys.readouterr().out.split()
+    assert [w for w in words if w != "│"][10:14] == ["reward", "0.500", "0.750", "+0.250"] or (
+        "+0.250" in words
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("trian job.toml", 'Unknown command "trian". Did you mean "train"?'),
+        ("config shwo", 'Unknown command "shwo". Did you mean "show"?'),
+        ("train", "which config file? For example: digen train deployments/configs/shapes.toml"),
+        ("train --seed 1", "which config file?"),
+        ("bench overhead", "which config file? For example: digen bench overhead"),
+        ("bench overhead job.toml --iterations 0", "--iterations is 0; use 1 or more"),
+        ("bench overhead job.toml --iterations x", "Invalid value for --iterations"),
+        ("bench runner --rounds 0", "--num-tasks is 60 and --rounds 0; use"),
+        ("config show --name a/b", "the command line: name: String should match"),
+        ("config show job.toml --sed 1", "unknown key sed; did you mean seed?"),
+        ("evaluate", 'Command "evaluate" parameter RUN requires an argument'),
+        ("evaluate missing", "there is no run folder missing"),
+        ("evaluate . --samples-per-prompt 0", "--samples-per-prompt is 0; use 1 or more"),
+        ("evaluate . --samples 3", "Did you mean --samples-per-prompt?"),
+        ("evaluate . --prompts no.txt", "cannot read the prompt file no.txt"),
+        ("pretrain shapes --out model", "model exists already; remove it or choose another --out"),
+        ("pretrain shapes --threads 0", "--threads is 0 and --seed 0; use threads >= 1"),
+        ("pretrain shapes --sed 1", "Unknown option: --sed. Did you mean --seed?"),
+        ("pretrain shape", 'Did you mean "shapes"?'),
+        ("--verion", 'Unknown command "--verion"'),
+    ],
+)
+def test_a_bad_command_is_refused(arguments, message, refused):
+    assert message in refused(arguments.split())
+
+
+def test_evaluate_prints_a_table(job, local, capsys):
+    assert run(["evaluate", ".", "--samples-per-prompt", "3"]) == 0
+    assert local.calls[0][1:] == (None, 3)
+    assert "shapes/score" in capsys.readouterr().out
+
+
+def test_a_run_that_fails_is_one_line_and_exit_code_1(job, local, capsys, monkeypatch):
+    def fail(config):
+        raise local.RunFailedError("reward 'shapes' returned nan\nfor image 3 of 16")
+
+    monkeypatch.setattr(local, "run_training", fail)
+    assert run(["train", "job.toml"]) == 1
+    assert capsys.readouterr().err == "digen: reward 'shapes' returned nan for image 3 of 16\n"
+
+
+def test_a_run_that_is_stopped_says_so(job, local, capsys, monkeypatch):
+    def stop(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local, "run_training", stop)
+    assert run(["train", "job.toml"]) == 130
+    assert capsys.readouterr().err == "digen: stopped\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "",
+        "--help",
+        "train --help",
+        "evaluate --help",
+        "pretrain shapes --help",
+        "config show --help",
+        "bench runner --help",
+        "bench overhead --help",
+    ],
+)
+def test_help_shows_an_example(arguments, capsys):
+    assert run(arguments.split()) == 0
+    out = capsys.readouterr().out
+    assert "digen" in out
+    assert arguments in ("", "--help") or f"Example: digen {arguments[:-7]}" in out
+
+
+def test_version(capsys):
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.strip()
+
+
+def error_of(kind, text, cause=None):
+    """Return an error of a class with this name, raised from ``cause``."""
+    error = type(kind, (OSError,), {})(text)
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (error_of("HFValidationError", "Repo id must"), "is neither a folder nor a hub id"),
+        (error_of("GatedRepoError", "403"), "is gated: accept its licence"),
+        (error_of("RevisionNotFoundError", "404"), "has no revision 'v9'; correct model.revision"),
+        (error_of("RepositoryNotFoundError", "404"), "no folder here and no model on the hub"),
+        (
+            error_of("OSError", "config.json", error_of("OfflineModeIsEnabled", "offline")),
+            "not in the hub's cache, and the hub cannot be reached; download the model first",
+        ),
+        (
+            OSError("org/name does not appear to have a file named config.json."),
+            "not in the hub's cache",
+        ),
+        (ValueError("two\nlines"), "model.path org/name cannot be loaded: two lines"),
+    ],
+)
+def test_a_load_error_becomes_one_line(error, message):
+    config = load_config(None, {"model.path": "org/name", "model.revision": "v9"})
+    line = explain_load_error(config, error)
+    assert message in line
+    assert "\n" not in line

@@ -1,0 +1,29 @@
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+# Before Prefect is imported: otherwise each start waits for name look-ups that fail.
+os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+os.environ.setdefault("DO_NOT_TRACK", "1")
+
+
+@pytest.fixture(scope="session")
+def prefect_backend() -> Iterator[None]:
+    """A Prefect server with a database of its own, for all tests that run flows."""
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness(server_startup_timeout=120):
+        yield
+
+
+@pytest.fixture(scope="session")
+def dask_cluster() -> Iterator[Any]:
+    """Two workers as threads of this process: real scheduling, no ports, no GPUs."""
+    from distributed import LocalCluster
+
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None
+    ) as cluster:
+        yield cluster

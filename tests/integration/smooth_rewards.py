@@ -1,0 +1,40 @@
+"""Rewards of a user's own, for tests: named `smooth_rewards:<function>` in a config."""
+
+import os
+import signal
+
+import torch
+
+
+def brightness(images, prompts):
+    """Mean of the red channel minus half the blue one: smooth, so rounding stays rounding."""
+    return (images[:, 0] - images[:, 2] / 2).mean(dim=(1, 2))
+
+
+def partly_equal(images, prompts):
+    """Equal rewards for prompts with an 'a' as second word's start: groups without signal."""
+    values = brightness(images, prompts)
+    flat = torch.tensor(["circle" in prompt for prompt in prompts])
+    return torch.where(flat, torch.full_like(values, 0.3), values)
+
+
+def fails_later(images, prompts):
+    """Work while evaluating (many prompts at once), then raise in the first iteration."""
+    if len(set(prompts)) == 1:
+        raise ValueError("no such judge")
+    return brightness(images, prompts)
+
+
+def not_a_number(images, prompts):
+    """Return NaN for one image of a rollout fragment."""
+    values = brightness(images, prompts)
+    if len(set(prompts)) == 1:
+        values[1] = float("nan")
+    return values
+
+
+def kills_its_worker(images, prompts):
+    """End the worker process as an out-of-memory killer does, in the first iteration."""
+    if len(set(prompts)) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return brightness(images, prompts)

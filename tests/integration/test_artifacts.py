@@ -1,0 +1,124 @@
+import base64
+import logging
+import re
+import time
+
+import httpx
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    FlowRunFilter,
+    FlowRunFilterId,
+)
+from prefect.context import FlowRunContext
+
+from digen_core.config import RunConfig
+from digen_core.records import EvaluationReport, IterationRecord
+from tasks import artifacts
+from tasks.artifacts import RunArtifacts, report_of
+from tasks.display import Progress
+
+CONFIG = RunConfig(num_iterations=4)
+LINKS = {"Dask": "http://127.0.0.1:8787/status", "MLflow": "mlflow ui --backend-store-uri x"}
+
+
+def record_of(iteration: int) -> IterationRecord:
+    metrics = {
+        "reward/mean": 0.25 * (iteration + 1),
+        "reward/shapes/exact": 0.125,
+        "train/clip_fraction": 0.1,
+        "device/rollout-0/busy_fraction": 0.75,
+    }
+    return IterationRecord(iteration, iteration + 1, 8.0, metrics)
+
+
+def report_at(version: int, reward: float) -> EvaluationReport:
+    return EvaluationReport(
+        version=version, num_prompts=16, num_samples=128, rewards={"reward": reward}
+    )
+
+
+@flow
+def watched_run(num_iterations: int) -> str:
+    with RunArtifacts(CONFIG, "shapes-1", LINKS) as page:
+        page.on_phase("starting workers")
+        page.on_evaluation("before", report_at(0, 0.25))
+        for iteration in range(num_iterations):
+            page.on_iteration(record_of(iteration))
+    return str(FlowRunContext.get().flow_run.id)
+
+
+def artifacts_of(flow_run_id: str) -> dict:
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(
+            artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run_id])),
+            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id])),
+        )
+    return {artifact.key: artifact for artifact in found}
+
+
+@pytest.mark.slow
+def test_a_flow_has_a_progress_bar_and_a_report(prefect_backend):
+    found = artifacts_of(watched_run(3))
+    assert set(found) == {"digen-progress", "digen-report"}
+    progress, report = found["digen-progress"], found["digen-report"]
+    assert (progress.type, progress.data) == ("progress", 75.0)
+    assert progress.description.startswith("shapes-1: 3 of 4 iterations, finished, 0:0")
+    assert progress.description.endswith("about 0:08 left")
+    assert report.type == "markdown"
+    assert "| reward | 0.250 | 0.750 | ▁▅█ |" in report.data
+
+
+@pytest.mark.slow
+def test_an_api_that_is_down_is_warned_about_once(prefect_backend, monkeypatch, caplog):
+    def refuse(*_args, **_kwargs):
+        raise httpx.ConnectError("connection refused")
+
+    monkeypatch.setattr(artifacts, "create_progress_artifact", refuse)
+    with caplog.at_level(logging.WARNING, logger="tasks.artifacts"):
+        assert artifacts_of(watched_run(3)) == {}
+    (warning,) = [entry.message for entry in caplog.records if entry.name == "tasks.artifacts"]
+    assert "Prefect's API did not take the artifacts of shapes-1" in warning
+    assert warning.endswith("connection refused")
+
+
+def test_an_api_that_hangs_does_not_hold_up_the_run(monkeypatch):
+    monkeypatch.setattr(artifacts, "create_progress_artifact", lambda *_a, **_k: time.sleep(0.5))
+    monkeypatch.setattr(artifacts, "create_markdown_artifact", lambda *_a, **_k: None)
+    monkeypatch.setattr(artifacts, "LAST_WORD_SECONDS", 0.1)
+    started = time.monotonic()
+    with RunArtifacts(CONFIG, "shapes-1") as page:
+        for iteration in range(4):
+            page.on_iteration(record_of(iteration))
+    assert time.monotonic() - started < 0.4
+    page._executor.shutdown()
+
+
+def test_an_error_that_is_not_the_apis_is_raised(monkeypatch):
+    monkeypatch.setattr(artifacts, "create_progress_artifact", lambda *_a, **_k: 1 / 0)
+    with pytest.raises(ZeroDivisionError), RunArtifacts(CONFIG, "shapes-1"):
+        pass
+
+
+def test_the_report_before_the_first_iteration():
+    report = report_of("shapes-1", Progress(CONFIG), {})
+    assert report == "# shapes-1\n\n0 of 4 iterations, starting, 0:00 elapsed\n"
+
+
+def test_the_report_shows_metrics_evaluations_and_links():
+    progress = Progress(CONFIG)
+    for iteration in range(3):
+        progress.add_iteration(record_of(iteration))
+    progress.evaluations = {"before": report_at(0, 0.25), "after": report_at(3, 0.75)}
+    report = report_of("shapes-1", progress, LINKS)
+    assert "| shapes/exact | 0.125 | 0.125 | ▁▁▁ |" in report
+    assert "| busy: rollout-0 | | 75% | |" in report
+    assert "| evaluation | before (version 0) | after (version 3) |\n|---|---:|---:|" in report
+    assert "| reward | 0.250 | 0.750 |\n" in report
+    assert "- Dask: <http://127.0.0.1:8787/status>\n" in report
+    assert "- MLflow: `mlflow ui --backend-store-uri x`\n" in report
+    (picture,) = re.findall(r"!\[mean reward]\(data:image/svg\+xml;base64,(.*)\)", report)
+    assert base64.b64decode(picture).startswith(b"<svg")

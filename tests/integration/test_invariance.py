@@ -1,0 +1,100 @@
+"""The contract: the weights of a distributed run equal those of the serial reference."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from integration_support import merged
+
+from digen_core.config import RunConfig
+
+pytestmark = pytest.mark.slow
+
+TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
+
+CASES = {
+    "float64": {},
+    "float32": {"model.dtype": "float32"},
+    "fragments and packs that cut groups and steps": {
+        "rollout.fragment_size": 2,
+        "rollout.steps_per_task": 2,
+        "train.pack_size": 3,
+    },
+    "automatic steps per task, one pair a pack": {
+        "rollout.steps_per_task": "auto",
+        "train.pack_size": 1,
+    },
+    "all weights, true KL": {
+        "train.lora": None,
+        "train.learning_rate": 1e-4,
+        "algorithm.kl_coefficient": 0.1,
+        "algorithm.kl": "gaussian",
+    },
+    "adapters, scaled KL, a window": {
+        "algorithm.kl_coefficient": 0.1,
+        "algorithm.window": [1, 0, 3],
+    },
+    "cps, scaled over the batch": {
+        "rollout.transition": "cps",
+        "algorithm.advantage_scale": "batch",
+    },
+    "dance, unbiased deviation, no average": {
+        "rollout.transition": "dance",
+        "rollout.noise_level": 0.3,
+        "algorithm.advantage_ddof": 1,
+        "train.ema_decay": 0,
+    },
+    "groups without signal": {"rewards": {"smooth_rewards:partly_equal": 1.0}},
+}
+
+
+def reference(config: RunConfig):
+    from digen_core.data import read_prompts
+    from digen_core.models import LOADERS
+    from digen_core.models.policy import ALL_PARTS
+    from digen_core.models.trainable import make_trainable
+    from digen_core.reference import post_train_serially
+    from digen_core.rewards.scoring import import_reward
+
+    policy = LOADERS[config.model.family](config.model, ALL_PARTS)
+    make_trainable(policy, config.train.lora, keep_reference=bool(config.algorithm.kl_coefficient))
+    rewards = {name: import_reward(name) for name in config.rewards}
+    return post_train_serially(config, policy, read_prompts(config.prompts.train), rewards)
+
+
+def distance(left: dict, right: dict) -> float:
+    """Largest difference relative to the largest weight."""
+    assert left.keys() == right.keys()
+    scale = max(np.abs(value).max() for value in right.values())
+    return max(np.abs(left[name] - right[name]).max() for name in right) / scale
+
+
+@pytest.mark.parametrize("workers", [(1, 1), (2, 2)], ids=["1+1", "2+2"])
+@pytest.mark.parametrize("case", CASES)
+def test_weights_equal_the_serial_reference(case, workers, tree, cluster_address, prefect_backend):
+    from digen_core.transport.weights import read_weights
+    from flows.post_train import post_train
+
+    changes = {**CASES[case], "cluster.scheduler_address": cluster_address(*workers)}
+    config = RunConfig.model_validate(merged(tree, changes))
+    report = post_train(config)
+    torch.manual_seed(1)  # version 0 may not depend on the global generator
+    expected = reference(config)
+
+    version, weights, ema = read_weights(Path(report.run_dir) / "weights")
+    moved = distance(expected.weights, initial(config))
+    assert version == 3
+    assert moved > 1e-4, "the weights did not move, so the test would show nothing"
+    assert distance(weights, expected.weights) < TOLERANCE[config.model.dtype]
+    assert distance(ema, expected.ema) < TOLERANCE[config.model.dtype]
+
+
+def initial(config: RunConfig):
+    from digen_core.models import LOADERS
+    from digen_core.models.policy import TRAINER_PARTS
+    from digen_core.models.trainable import initial_weights, make_trainable
+
+    policy = LOADERS[config.model.family](config.model, TRAINER_PARTS)
+    make_trainable(policy, config.train.lora)
+    return initial_weights(policy, config.train.lora, seed=config.seed)
