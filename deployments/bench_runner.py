@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from os import environ, getpid
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 from distributed import Client, SubprocessCluster, wait
@@ -144,15 +145,8 @@ def print_bench(bench: RunnerBench, console: Console | None = None) -> None:
 @contextmanager
 def _quiet_workers() -> Iterator[None]:
     # The stock runner logs every task to the terminal; without that it is a little cheaper.
-    before = environ.get("PREFECT_LOGGING_LEVEL")
-    environ["PREFECT_LOGGING_LEVEL"] = "WARNING"
-    try:
+    with patch.dict(environ, PREFECT_LOGGING_LEVEL="WARNING"):
         yield
-    finally:
-        if before is None:
-            del environ["PREFECT_LOGGING_LEVEL"]
-        else:
-            environ["PREFECT_LOGGING_LEVEL"] = before
 
 
 @task

@@ -15,7 +15,7 @@ def print_run(report: RunReport, console: Console | None = None) -> None:
         table.add_column(name, justify="right")
     for name in _ordered(report.after):
         before, after = report.before.rewards.get(name), report.after.rewards[name]
-        change = "" if before is None else f"{after - before:+.3f}"
+        change = "" if before is None else f"{round(after - before, 3) + 0.0:+.3f}"  # never -0.000
         table.add_row(name, "" if before is None else f"{before:.3f}", f"{after:.3f}", change)
     console.print(table)
     console.print(

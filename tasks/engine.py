@@ -20,8 +20,8 @@ from digen_core.models.trainable import (
     set_weights,
     trainable_parameters,
 )
-from digen_core.rewards import REWARDS
-from digen_core.rewards.scoring import RewardFn, import_reward
+from digen_core.rewards import reward_functions
+from digen_core.rewards.scoring import RewardFn
 from digen_core.transport.arrays import Weights, content_hash, to_array
 from tasks import receipts
 
@@ -88,7 +88,7 @@ def build_engine(run_id: str, config: RunConfig, device_name: str, roles: frozen
     parts = ALL_PARTS if "rollout" in roles else TRAINER_PARTS
     policy = LOADERS[config.model.family](config.model, parts)
     make_trainable(policy, config.train.lora, keep_reference=bool(config.algorithm.kl_coefficient))
-    rewards = {name: REWARDS.get(name) or import_reward(name) for name in config.rewards}
+    rewards = reward_functions(config.rewards)
     _engines.clear()  # one run at a time on a worker: the last one's memory is free again
     engine = _engines[run_id] = Engine(config, device_name, policy, rewards)
     return engine

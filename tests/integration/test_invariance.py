@@ -55,12 +55,16 @@ def reference(config: RunConfig):
     from digen_core.models.policy import ALL_PARTS
     from digen_core.models.trainable import make_trainable
     from digen_core.reference import post_train_serially
-    from digen_core.rewards.scoring import import_reward
+    from digen_core.rewards import reward_functions
 
     policy = LOADERS[config.model.family](config.model, ALL_PARTS)
     make_trainable(policy, config.train.lora, keep_reference=bool(config.algorithm.kl_coefficient))
-    rewards = {name: import_reward(name) for name in config.rewards}
-    return post_train_serially(config, policy, read_prompts(config.prompts.train), rewards)
+    return post_train_serially(
+        config,
+        policy,
+        read_prompts(config.prompts.train),
+        reward_functions(config.rewards),
+    )
 
 
 def distance(left: dict, right: dict) -> float:

@@ -1,30 +1,36 @@
 """The lean runner against Prefect's stock Dask runner: the same flows, the same outcome."""
 
-import asyncio
-import contextvars
-import os
-import signal
 import threading
-import time
-import weakref
-from concurrent.futures import CancelledError, ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
+from concurrent.futures import CancelledError
 from typing import Any
 
 import dask
 import pytest
-from distributed import Client, LocalCluster, get_worker
-from prefect import flow, get_client, tags, task, unmapped
-from prefect.client.schemas.filters import FlowRunFilter
+from distributed import Client, LocalCluster
+from prefect import tags, task, unmapped
 from prefect.context import FlowRunContext
-from prefect.events.worker import EventsWorker
 from prefect_dask import DaskTaskRunner
+from runner_flows import (
+    Box,
+    add,
+    double,
+    double_later,
+    exists,
+    fail,
+    flaky,
+    flow_run_id,
+    receive,
+    recorded,
+    run,
+    total,
+    touch,
+    unbox,
+    wait_for_file,
+    where,
+)
 
 from deployments import bench_runner
 from tasks import runner
-from tasks.completions import Completions, mark_crashed
-from tasks.receipts import attach
 from tasks.runner import LeanDaskTaskRunner, shared_client
 from tasks.runner_pickle import dump_call, load_call
 
@@ -41,106 +47,6 @@ def task_runner(request: pytest.FixtureRequest, dask_cluster: LocalCluster) -> A
 @pytest.fixture
 def lean(dask_cluster: LocalCluster) -> LeanDaskTaskRunner:
     return LeanDaskTaskRunner(dask_cluster.scheduler_address)
-
-
-def run(task_runner: Any, body: Any, *args: Any) -> Any:
-    """Run ``body`` as a flow; what cannot be pickled by the stock runner stays out of it."""
-    return flow(body, name=body.__name__, task_runner=task_runner)(*args)
-
-
-def until(check: Any, seconds: float = 60.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := check()):
-        assert time.monotonic() < deadline, f"never came true: {check}"
-        time.sleep(0.02)
-    return found
-
-
-def recorded(flow_run_id: Any, num_task_runs: int) -> dict[Any, Any]:
-    """Wait until the server knows the end of that many task runs; it lags behind."""
-
-    def read() -> dict[Any, Any] | None:
-        flow_run_filter = FlowRunFilter(id={"any_": [flow_run_id]})
-        runs = client.read_task_runs(flow_run_filter=flow_run_filter)
-        ended = [r for r in runs if r.state and (r.state.is_final() or r.state.name == "NotReady")]
-        return {r.id: r for r in ended} if len(ended) == num_task_runs else None
-
-    with get_client(sync_client=True) as client:
-        return until(read)
-
-
-def flow_run_id() -> Any:
-    return FlowRunContext.get().flow_run.id
-
-
-@dataclass
-class Box:
-    content: Any
-
-
-@task
-def double(x: int) -> int:
-    return 2 * x
-
-
-@task(task_run_name="add-{x}-to-{y}", tags=["own"])
-def add(x: int, y: int) -> int:
-    return x + y
-
-
-@task
-def total(nested: dict[str, Any]) -> int:
-    return nested["one"] + sum(nested["list"][0]) + sum(nested["tuple"])
-
-
-@task
-def unbox(box: Box) -> Any:
-    return box.content
-
-
-@task
-def fail(message: str) -> None:
-    raise ValueError(message)
-
-
-@task
-def receive(value: Any) -> Any:
-    return value
-
-
-@task(retries=2)
-def flaky(log: Path) -> int:
-    with log.open("a") as file:
-        file.write("x")
-    if (attempts := len(log.read_text())) < 3:
-        raise RuntimeError(f"attempt {attempts}")
-    return attempts
-
-
-@task
-async def double_later(x: int) -> int:
-    await asyncio.sleep(0)
-    return 2 * x
-
-
-@task
-def where(_: int = 0) -> str:
-    return get_worker().address
-
-
-@task
-def wait_for_file(path: Path) -> None:
-    until(path.exists)
-
-
-@task
-def touch(path: Path) -> None:
-    path.touch()
-
-
-@task
-def exists(path: Path) -> bool:
-    return path.exists()
 
 
 # The same under both runners
@@ -328,142 +234,3 @@ def test_a_worker_keeps_few_contexts(lean):
     counts = [run(lean, body) for _ in range(10)]  # 2 threads, 4 flow runs each
 
     assert max(counts) <= 4
-
-
-# Completions
-
-
-@task
-def report(x: int) -> int:
-    attach({"x": x, "rewards": [0.5, x / 2]})
-    attach({"seconds": 0.25})
-    return x
-
-
-def test_every_task_completes_once_with_its_receipt_and_without_its_result(lean):
-    def body():
-        with Completions() as done:
-            futures = {(f := report.submit(x)).task_run_id: (f, x) for x in range(20)}
-            got = [done.next(timeout=60) for _ in futures]
-            assert done.num_pending == 0
-            with pytest.raises(LookupError, match="no task is pending"):
-                done.next()
-        assert {c.task_run_id for c in got} == set(futures)
-        for c in got:
-            future, x = futures[c.task_run_id]
-            assert c.future is future
-            assert c.succeeded
-            assert c.receipt == {"x": x, "rewards": [0.5, x / 2], "seconds": 0.25}
-            assert c.worker.startswith("inproc://")
-            assert future._final_state is None  # nothing was fetched
-
-    run(lean, body)
-
-
-def test_failed_unready_and_cancelled_tasks_complete_too(lean, dask_cluster, tmp_path):
-    def body(gate):
-        with Completions() as done:
-            failed = fail.submit("boom")
-            child = receive.submit(failed)
-            with dask.annotate(workers=[dask_cluster.workers[0].address]):
-                blocker = wait_for_file.submit(gate)
-                queued = double.submit(1)
-            queued.wrapped_future.cancel()
-            ends = {(c := done.next(timeout=60)).task_run_id: c for _ in range(3)}
-            with pytest.raises(TimeoutError, match=r"within 0.01 s; 1 pending: wait_for_file-"):
-                done.next(timeout=0.01)
-            gate.touch()
-            assert done.next(timeout=60).future is blocker
-        states = [ends[f.task_run_id] for f in (failed, child, queued)]
-        assert [c.state_type for c in states] == ["FAILED", "PENDING", "CANCELLED"]
-        assert [c.state_name for c in states] == ["Failed", "NotReady", "Cancelled"]
-        assert "ValueError: boom" in states[0].message
-        assert str(failed.task_run_id) in states[1].message
-
-    run(lean, body, tmp_path / "gate")
-
-
-def test_flows_at_once_catch_only_their_own_tasks(lean):
-    def subflow(name):
-        with Completions() as done, tags(name):
-            ids = {report.submit(x).task_run_id for x in range(10)}
-            ends = [done.next(timeout=60) for _ in ids]
-        assert {c.task_run_id for c in ends} == ids
-        return flow_run_id(), name
-
-    def body():
-        with Completions() as done, ThreadPoolExecutor() as threads:
-            copies = {name: contextvars.copy_context() for name in "abc"}
-            flows = [threads.submit(c.run, run, lean, subflow, n) for n, c in copies.items()]
-            ended = [f.result() for f in flows]
-            assert done.num_pending == 0
-        return ended
-
-    for run_id, name in run(lean, body):
-        assert {tuple(r.tags) for r in recorded(run_id, 10).values()} == {(name,)}
-
-
-def test_completions_needs_the_lean_runner():
-    def body():
-        with pytest.raises(RuntimeError, match="LeanDaskTaskRunner"):
-            Completions().__enter__()
-
-    run(None, body)
-
-
-class Big:
-    pass
-
-
-@task
-def make_big() -> Any:
-    big = Big()
-    get_worker().weak_big = weakref.ref(big)
-    return big
-
-
-def test_a_dropped_future_frees_the_result_on_the_worker(lean, dask_cluster):
-    worker = dask_cluster.workers[0]
-
-    def body():
-        with Completions() as done:
-            with dask.annotate(workers=[worker.address]):
-                future = make_big.submit()
-            assert done.next(timeout=60).key in worker.data
-            assert worker.weak_big() is not None
-            del future
-            until(lambda: not worker.data)
-            until(lambda: worker.weak_big() is None)
-
-    run(lean, body)
-
-
-@task
-def die() -> None:
-    EventsWorker.instance().wait_until_empty()  # else the server may never hear of this run
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_killed_worker_gives_a_completion_and_can_be_marked():
-    def body():
-        with Completions() as done:
-            dead = die.submit()
-            child = receive.submit(dead)
-            ends = {(c := done.next(timeout=90)).task_run_id: c for _ in range(2)}
-            after = double.submit(21)  # the nanny started another worker
-            assert done.next(timeout=60).future is after
-        crashed = ends[dead.task_run_id]
-        until(lambda: mark_crashed(crashed))
-        assert crashed.state_type == ends[child.task_run_id].state_type == "CRASHED"
-        assert crashed.message.startswith("KilledWorker")
-        return crashed.task_run_id, after.result()
-
-    with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
-        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
-    ):
-        task_run_id, value = run(LeanDaskTaskRunner(cluster.scheduler_address), body)
-
-    assert value == 42
-    with get_client(sync_client=True) as client:
-        assert client.read_task_run(task_run_id).state.is_crashed()

@@ -6,7 +6,7 @@ from scipy import ndimage
 from digen_core.rewards.shapes import COMPONENTS, OTHER, Detection, inspect, judge, shapes, verify
 from digen_core.worlds.shapes import BACKGROUND, COLORS, Item, Scene, all_prompts, render
 
-RENDERS = 4
+RENDERS = 3
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,194 @@
+"""The serial loop against the distributed run on 1 + 1 workers, one thread each, interleaved.
+
+With a barrier nothing overlaps, so 1.0x is the limit. What is missing to it is shown by cause.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from time import time
+
+import torch
+from distributed import Client, Worker
+from prefect import flow
+from rich.console import Console
+from rich.table import Table
+
+from digen_core.config import RunConfig
+from digen_core.data import read_prompts
+from digen_core.models import LOADERS
+from digen_core.models.policy import ALL_PARTS
+from digen_core.models.trainable import make_trainable
+from digen_core.records import EvaluationReport, IterationRecord, Span
+from digen_core.reference import post_train_serially
+from digen_core.rewards import reward_functions
+from flows.iteration import iteration
+from flows.prepare import prepare
+from flows.run import open_run
+from flows.session import watching
+from tasks.runner import LeanDaskTaskRunner
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Where the seconds of one distributed iteration went, beside those of the serial loop."""
+
+    serial: float
+    distributed: float
+    tasks: float  # task bodies but the push: what the serial loop does as well
+    push: float
+    transfer: float  # data between workers, while no task ran
+    start_up: float  # of the iteration's flow run, before its first task and after its last
+    orchestration: float  # the rest: nobody works, because the next task is on its way
+
+    @property
+    def ratio(self) -> float:
+        """Throughput of the distributed run relative to the serial loop."""
+        return self.serial / self.distributed
+
+
+@dataclass
+class _Watch:
+    """Keeps the record of the last iteration."""
+
+    record: IterationRecord | None = None
+    rows: list[Shares] = field(default_factory=list)
+
+    def on_phase(self, text: str) -> None:
+        """Nothing to keep."""
+
+    def on_iteration(self, record: IterationRecord) -> None:
+        """Keep the record."""
+        self.record = record
+
+    def on_evaluation(self, tag: str, report: EvaluationReport) -> None:
+        """Nothing to keep."""
+
+
+@flow(name="bench-overhead", validate_parameters=False)
+def bench_overhead(config: RunConfig) -> list[Shares]:
+    """Run each iteration twice in turn: in this process, then on the workers."""
+    torch.set_num_threads(config.cluster.threads_per_worker)
+    policy = LOADERS[config.model.family](config.model, ALL_PARTS)
+    make_trainable(policy, config.train.lora, keep_reference=bool(config.algorithm.kl_coefficient))
+    watch = _Watch()
+    with open_run(config) as session, watching(watch):
+
+        def on_cluster(subflow, *arguments):  # type: ignore[no-untyped-def]
+            runner = LeanDaskTaskRunner(session.address)
+            return subflow.with_options(task_runner=runner)(session.run_id, *arguments)
+
+        on_cluster(prepare)
+        serial_started = time()
+
+        def distributed_iteration(index: int, row: dict[str, float]) -> None:
+            nonlocal serial_started
+            started = time()
+            on_cluster(iteration, index)
+            ended = time()
+            assert watch.record is not None
+            transfers = transfers_of(session.client, started)
+            watch.rows.append(
+                shares_of(watch.record.spans, transfers, started, ended, started - serial_started)
+            )
+            serial_started = time()
+
+        post_train_serially(
+            config,
+            policy,
+            read_prompts(config.prompts.train),
+            reward_functions(config.rewards),
+            on_iteration=distributed_iteration,
+        )
+    return watch.rows
+
+
+def transfers_of(client: Client, since: float) -> list[tuple[float, float]]:
+    """Return when workers received data from others, as (start, stop)."""
+
+    def logged(dask_worker: Worker) -> list[tuple[float, float]]:
+        return [(entry["start"], entry["stop"]) for entry in dask_worker.transfer_incoming_log]
+
+    logs = client.run(logged)
+    return [entry for log in logs.values() for entry in log if entry[0] >= since]
+
+
+def shares_of(
+    spans: Sequence[Span],
+    transfers: Sequence[tuple[float, float]],
+    started: float,
+    ended: float,
+    serial: float,
+) -> Shares:
+    """Split an iteration [started, ended] by what somebody was doing at each moment."""
+    bodies = [(s.started, s.ended) for s in spans if s.kind != "push"]
+    pushes = [(s.started, s.ended) for s in spans if s.kind == "push"]
+    first, last = min(s.started for s in spans), max(s.ended for s in spans)
+    working = covered(bodies)
+    with_push = covered(bodies + pushes)
+    with_transfer = covered(bodies + pushes + list(transfers))
+    inside = last - first
+    return Shares(
+        serial=serial,
+        distributed=ended - started,
+        tasks=working,
+        push=with_push - working,
+        transfer=with_transfer - with_push,
+        start_up=(ended - started) - inside,
+        orchestration=inside - with_transfer,
+    )
+
+
+def covered(intervals: Sequence[tuple[float, float]]) -> float:
+    """Return the length of the union of intervals."""
+    total, reach = 0.0, float("-inf")
+    for start, stop in sorted(intervals):
+        total += max(0.0, stop - max(start, reach))
+        reach = max(reach, stop)
+    return total
+
+
+def main(config: RunConfig, iterations: int) -> None:
+    """Measure ``iterations`` rounds after one that warms up, and print the medians."""
+    size = config.rollout.group_size
+    rollout = config.rollout.model_copy(update={"fragment_size": size})
+    config = config.model_copy(
+        update={
+            "num_iterations": iterations + 1,
+            "name": "bench-overhead",
+            "rollout": rollout,
+            "train": config.train.model_copy(update={"pack_size": size}),
+            "cluster": config.cluster.model_copy(
+                update={"rollout_workers": 1, "trainer_workers": 1, "threads_per_worker": 1}
+            ),
+        }
+    )
+    print_shares(bench_overhead(config)[1:])
+
+
+def print_shares(rows: Sequence[Shares]) -> None:
+    """Print medians over the rounds."""
+    table = Table(title=f"one iteration, medians of {len(rows)} interleaved rounds")
+    table.add_column("where the time goes")
+    table.add_column("seconds", justify="right")
+    table.add_column("share of the distributed run", justify="right")
+    whole = median(row.distributed for row in rows)
+    names = {
+        "serial loop, one process": "serial",
+        "distributed, 1 + 1 workers": "distributed",
+        "  task bodies": "tasks",
+        "  push": "push",
+        "  transfer": "transfer",
+        "  start-up of the flow run": "start_up",
+        "  orchestration": "orchestration",
+    }
+    for label, name in names.items():
+        seconds = median(getattr(row, name) for row in rows)
+        table.add_row(label, f"{seconds:.3f}", f"{seconds / whole:.1%}")
+    console = Console()
+    console.print(table)
+    ratios = sorted(row.ratio for row in rows)
+    console.print(
+        f"throughput against the serial loop: {median(ratios):.3f}x "
+        f"({ratios[0]:.3f} to {ratios[-1]:.3f}; 1.0 is the limit with a barrier)"
+    )

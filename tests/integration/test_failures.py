@@ -1,0 +1,77 @@
+"""What a user sees when a run fails after it has started: the culprit, and all that was done."""
+
+import json
+from pathlib import Path
+
+import pytest
+from integration_support import merged, only_run
+
+from digen_core.config import RunConfig
+
+pytestmark = pytest.mark.slow
+
+
+def run(tree: dict, changes: dict) -> None:
+    from flows.post_train import post_train
+
+    post_train(RunConfig.model_validate(merged(tree, changes)))
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (
+            "fails_later",
+            r"score g0\d f0 on rollout-0 failed: .*reward 'smooth_rewards:fails_later' "
+            r"raised ValueError: no such judge",
+        ),
+        (
+            "not_a_number",
+            r"score g0\d f0 on rollout-0 failed: .*reward "
+            r"'smooth_rewards:not_a_number' returned nan for image 1 of 4",
+        ),
+    ],
+)
+def test_a_failing_reward_is_named(reward, message, tree, cluster_address, prefect_backend):
+    from flows.collect import TaskFailedError
+
+    changes = {
+        "rewards": {f"smooth_rewards:{reward}": 1.0},
+        "cluster.scheduler_address": cluster_address(1, 1),
+    }
+    with pytest.raises(TaskFailedError, match=message):
+        run(tree, changes)
+    run_dir = only_run(tree)
+    assert json.loads((run_dir / "evaluation-before.json").read_text())["version"] == 0
+    assert mlflow_status(tree) == "FAILED"
+
+
+def test_a_lost_worker_is_named(tree, prefect_backend):
+    from tasks.cluster import WorkerLostError
+
+    with pytest.raises(WorkerLostError, match=r"worker rollout-0 \(tcp://.*\) was lost"):
+        run(tree, {"rewards": {"smooth_rewards:kills_its_worker": 1.0}})
+    assert mlflow_status(tree) == "FAILED"
+
+
+def test_a_cluster_without_trainers_is_refused(tree, prefect_backend):
+    from digen_core.config import ClusterConfig, ConfigError
+    from digen_core.control.protocol import Device
+    from tasks.cluster import run_cluster
+
+    only_rollout = [Device("rollout-0", frozenset({"rollout"}))]
+    with (
+        run_cluster(ClusterConfig(), only_rollout) as address,
+        pytest.raises(ConfigError, match="no worker of the cluster has the role 'trainer'"),
+    ):
+        run(tree, {"cluster.scheduler_address": address})
+    assert not Path(tree["tracking"]["runs_dir"]).exists()
+
+
+def mlflow_status(tree: dict) -> str:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tree['tracking']['runs_dir']}/mlflow.db")
+    (experiment,) = (e for e in client.search_experiments() if e.name == "digen")
+    (found,) = client.search_runs([experiment.experiment_id])
+    return found.info.status
