@@ -14,6 +14,7 @@ from prefect import flow
 from rich.console import Console
 from rich.table import Table
 
+from deployments.local import orchestrated
 from digen_core.config import RunConfig
 from digen_core.data import read_prompts
 from digen_core.models import LOADERS
@@ -163,7 +164,9 @@ def main(config: RunConfig, iterations: int) -> None:
             ),
         }
     )
-    print_shares(bench_overhead(config)[1:])
+    with orchestrated(config):
+        rows = bench_overhead(config)[1:]
+    print_shares(rows)
 
 
 def print_shares(rows: Sequence[Shares]) -> None:

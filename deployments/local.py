@@ -1,12 +1,28 @@
 """Run digen's flows from a terminal: live view, one-line errors, and a Prefect server if needed."""
 
-import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from digen_core.config import ConfigError, RunConfig
+from digen_core.config_file import config_of_run
 from digen_core.records import EvaluationReport, RunReport
+
+if TYPE_CHECKING:
+    from deployments.live_view import LiveView
+
+SETTINGS = {
+    # Without these each start also waits for name look-ups where there is no network.
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    # What happens is on the live view and, in full, in Prefect's UI.
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
 
 
 class RunFailedError(RuntimeError):
@@ -20,13 +36,13 @@ def run_training(config: RunConfig) -> RunReport:
         ConfigError: the input cannot be used; nothing was started.
         RunFailedError: the run failed later; what it had done is kept.
     """
-    from deployments.live_view import LiveView
-    from flows.post_train import post_train
-    from flows.session import watching
+    with orchestrated(config) as view:
+        from flows.post_train import post_train
+        from flows.session import watching
 
-    with _failures_in_one_line(), LiveView(config, config.name) as view, watching(view):
-        report: RunReport = post_train(config)
-        return report
+        with watching(view):
+            report: RunReport = post_train(config)
+            return report
 
 
 def run_evaluation(
@@ -43,18 +59,33 @@ def run_evaluation(
         ConfigError: the folder is not a run's, or holds no version yet.
         RunFailedError: the evaluation failed.
     """
-    from flows.evaluate_run import evaluate_run
+    config = config_of_run(run_dir, prompts, samples_per_prompt)
+    with orchestrated(config):
+        from flows.evaluate_run import evaluate_run
 
-    with _failures_in_one_line():
-        report: EvaluationReport = evaluate_run(run_dir, prompts, samples_per_prompt)
+        report: EvaluationReport = evaluate_run(run_dir, config)
         return report
 
 
 @contextmanager
+def orchestrated(config: RunConfig) -> "Iterator[LiveView]":
+    """Run the body with a Prefect server and a live view, and turn errors into one line."""
+    from deployments.live_view import LiveView
+
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    from deployments.prefect_server import prefect_server
+
+    with _failures_in_one_line(), LiveView(config, config.name) as view:
+        view.on_phase("starting Prefect")
+        with prefect_server(Path(config.tracking.runs_dir)) as api_url:
+            view.on_phase(f"Prefect: {api_url.removesuffix('/api')}")
+            yield view
+
+
+@contextmanager
 def _failures_in_one_line() -> Iterator[None]:
-    """Let a ConfigError pass, turn every other error into RunFailedError, keep logs quiet."""
-    for name in ("prefect", "prefect.flow_runs", "distributed"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    """Let a ConfigError pass, and turn every other error into RunFailedError."""
     try:
         yield
     except ConfigError:

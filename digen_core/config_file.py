@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 
 from digen_core.config import ConfigError, RunConfig
 
+CONFIG_OF_RUN = "config.json"  # in the folder of a run
 NULL = "null"
 _WIDTH = 100
 _MESSAGES = {"model_type": "is a table of keys", "missing": "a value is missing"}
@@ -40,6 +41,30 @@ def load_config(path: Path | str | None, overrides: Mapping[str, Any] | None = N
         return RunConfig.model_validate(_with_nulls(tree, RunConfig))
     except ValidationError as error:
         raise ConfigError(f"{source}: {describe(error)}") from error
+
+
+def config_of_run(
+    run_dir: Path, prompts: Path | None = None, samples_per_prompt: int | None = None
+) -> RunConfig:
+    """Return the config that a run kept, with other evaluation settings laid over it.
+
+    Raises:
+        ConfigError: the folder is not a run's, holds no version, or a setting is wrong.
+    """
+    try:
+        tree = json.loads((run_dir / CONFIG_OF_RUN).read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{run_dir} is no run: it has no readable {CONFIG_OF_RUN}") from error
+    if not list((run_dir / "weights").glob("v*.safetensors")):
+        raise ConfigError(f"{run_dir} holds no trained version yet (its weights folder is empty)")
+    if prompts is not None:
+        tree["prompts"]["evaluation"] = str(prompts)
+    if samples_per_prompt is not None:
+        tree["evaluation"]["samples_per_prompt"] = samples_per_prompt
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(f"{run_dir / CONFIG_OF_RUN}: {describe(error)}") from error
 
 
 def parse_value(key: str, text: str) -> Any:

@@ -4,16 +4,14 @@ from pathlib import Path
 
 import dask
 from prefect import flow
-from pydantic import ValidationError
 
 from digen_core.checks import check_inputs
-from digen_core.config import ConfigError, RunConfig
-from digen_core.config_file import describe
+from digen_core.config import RunConfig
 from digen_core.records import EvaluationReport
 from flows.collect import receipts_of
 from flows.evaluate import evaluate
 from flows.prepare import load_models
-from flows.run import CONFIG_FILE, reopen_run
+from flows.run import reopen_run
 from flows.session import session_of
 from tasks.completions import Completions
 from tasks.runner import LeanDaskTaskRunner
@@ -21,11 +19,8 @@ from tasks.setup import restore_state
 
 
 @flow(name="evaluate-run", flow_run_name="evaluate {run_dir.name}", validate_parameters=False)
-def evaluate_run(
-    run_dir: Path, prompts: Path | None = None, samples_per_prompt: int | None = None
-) -> EvaluationReport:
+def evaluate_run(run_dir: Path, config: RunConfig) -> EvaluationReport:
     """Evaluate a run's last version; the report and its image grid join the run's folder."""
-    config = config_of(run_dir, prompts, samples_per_prompt)
     check_inputs(config)
     with reopen_run(config, run_dir) as session:
         runner = LeanDaskTaskRunner(session.address)
@@ -48,28 +43,3 @@ def restore(run_id: str) -> None:
         labels = {session.state.task_run_id: (label, device)}
         (receipt,) = receipts_of(session, completions, labels).values()
         session.version = receipt["version"]
-
-
-def config_of(run_dir: Path, prompts: Path | None, samples_per_prompt: int | None) -> RunConfig:
-    """Return the run's config with what the evaluation changes in it.
-
-    Raises:
-        ConfigError: the folder is not a run's, holds no version, or a change is wrong.
-    """
-    try:
-        config = RunConfig.model_validate_json((run_dir / CONFIG_FILE).read_text())
-    except OSError as error:
-        raise ConfigError(f"{run_dir} is no run: it has no {CONFIG_FILE}") from error
-    except ValidationError as error:
-        raise ConfigError(f"{run_dir / CONFIG_FILE}: {describe(error)}") from error
-    if not list((run_dir / "weights").glob("v*.safetensors")):
-        raise ConfigError(f"{run_dir} holds no trained version yet (no file in its weights folder)")
-    tree = config.model_dump()
-    if prompts is not None:
-        tree["prompts"]["evaluation"] = str(prompts)
-    if samples_per_prompt is not None:
-        tree["evaluation"]["samples_per_prompt"] = samples_per_prompt
-    try:
-        return RunConfig.model_validate(tree)
-    except ValidationError as error:
-        raise ConfigError(describe(error)) from error

@@ -9,6 +9,7 @@ from distributed import Client
 from prefect import runtime
 
 from digen_core.config import RunConfig
+from digen_core.config_file import CONFIG_OF_RUN
 from digen_core.control.controller import Controller, Workload
 from digen_core.control.protocol import Device
 from digen_core.data import read_prompts
@@ -17,8 +18,6 @@ from tasks.artifacts import RunArtifacts
 from tasks.cluster import addresses_of, devices_of, local_devices, run_cluster
 from tasks.runner import shared_client
 from tasks.tracking import Tracker
-
-CONFIG_FILE = "config.json"
 
 
 @contextmanager
@@ -110,6 +109,6 @@ def new_run_dir(config: RunConfig) -> Path:
             run_dir.mkdir(parents=True)
         except FileExistsError:
             continue
-        (run_dir / CONFIG_FILE).write_text(config.model_dump_json(indent=2))
+        (run_dir / CONFIG_OF_RUN).write_text(config.model_dump_json(indent=2))
         return run_dir
     raise FileExistsError(f"{runs_dir / stem} and 98 more of its name exist already")

@@ -55,10 +55,11 @@ def _worker(device: Device, num_threads: int) -> dict[str, Any]:
             "resources": dict.fromkeys(device.roles, 1),
             "memory_limit": 0,
             "dashboard_address": None,
+            "silence_logs": logging.ERROR,
             "env": {
                 **dict.fromkeys(THREAD_VARIABLES, str(num_threads)),
                 **_prefect_api(),
-                "DASK_LOGGING__DISTRIBUTED": "error",
+                "TRANSFORMERS_VERBOSITY": "error",
             },
             "preload": ["tasks.engine"],
         },

@@ -87,6 +87,8 @@ def save_half(pipe: FluxPipeline, out_dir: Path) -> None:
     """Save a float16 copy of the pipeline in the diffusers layout."""
     modules = {name: copy.deepcopy(module).half() for name, module in _modules(pipe).items()}
     rest = {k: v for k, v in pipe.components.items() if k not in modules}
+    for tokenizer in (pipe.tokenizer, pipe.tokenizer_2):
+        tokenizer.backend_tokenizer.no_padding()  # the last call's padding would be saved with it
     FluxPipeline(**rest, **modules).save_pretrained(out_dir, safe_serialization=True)
 
 

@@ -1,0 +1,107 @@
+"""The Prefect server that a command talks to: the configured one, a running one, or its own."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+from prefect.logging.handlers import APILogWorker
+from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+
+DEFAULT_PORT = 4200
+START_SECONDS = 120.0
+
+
+@contextmanager
+def prefect_server(log_dir: Path) -> Iterator[str]:
+    """Yield the API's address, and end the server afterwards if it was started here.
+
+    A server of our own has the UI, so that a run can be watched, and one database for the flow
+    and its workers. Without it Prefect starts a hidden server in each process.
+
+    Args:
+        log_dir: folder for the log of a server that is started.
+
+    Raises:
+        RuntimeError: the server does not start; the message names its log.
+    """
+    configured = get_current_settings().api.url
+    if configured is not None:
+        yield configured
+        return
+    running = _api_url(DEFAULT_PORT)
+    if _is_healthy(running):
+        with _used(running):
+            yield running
+        return
+    port = DEFAULT_PORT if _is_free(DEFAULT_PORT) else _any_free_port()
+    log_dir.mkdir(parents=True, exist_ok=True)
+    log_path = log_dir / "prefect-server.log"
+    with log_path.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "prefect", "server", "start", "--port", str(port)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches the run first, which then ends the server
+        )
+    try:
+        _wait_until_healthy(_api_url(port), process, log_path)
+        with _used(_api_url(port)):
+            yield _api_url(port)
+    finally:
+        APILogWorker.drain_all(timeout=10)  # what is still on its way to the server
+        process.terminate()
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+@contextmanager
+def _used(api_url: str) -> Iterator[None]:
+    """Point this process and those that it starts at an API."""
+    before = os.environ.get("PREFECT_API_URL")
+    os.environ["PREFECT_API_URL"] = api_url
+    try:
+        with temporary_settings({PREFECT_API_URL: api_url}):
+            yield
+    finally:
+        del os.environ["PREFECT_API_URL"]
+        if before is not None:
+            os.environ["PREFECT_API_URL"] = before
+
+
+def _wait_until_healthy(api_url: str, process: subprocess.Popen[bytes], log_path: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not _is_healthy(api_url):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"the Prefect server at {api_url} did not start; see {log_path}")
+        time.sleep(0.2)
+
+
+def _is_healthy(api_url: str) -> bool:
+    try:
+        return httpx.get(f"{api_url}/health", timeout=2.0).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def _any_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _api_url(port: int) -> str:
+    return f"http://127.0.0.1:{port}/api"
