@@ -14,7 +14,7 @@ SHOWN_PER_PROMPT = 8
 THUMBNAIL_PIXELS = 128  # what goes through the flow process stays small
 
 
-@task(name="evaluate", task_run_name="{label}", tags=["evaluation"])
+@task(name="evaluate", task_run_name="{label}")
 def sample_and_score(
     run_id: str,
     label: str,

@@ -9,7 +9,7 @@ from digen_core.training.optimizer import TrainState
 from tasks.engine import working
 
 
-@task(name="export", task_run_name="{label}", tags=["export"])
+@task(name="export", task_run_name="{label}")
 def export_weights(run_id: str, label: str, state: TrainState, folder: Path) -> None:
     """Save the moving average of a version's weights (its weights where there is none)."""
     with working(run_id) as engine, engine.temporary_weights(state.ema):

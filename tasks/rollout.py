@@ -14,14 +14,14 @@ from tasks import receipts
 from tasks.engine import Engine, working
 
 
-@task(task_run_name="{label}", tags=["rollout"])
+@task(task_run_name="{label}")
 def encode(run_id: str, label: str, prompt: str) -> Arrays:
     """Embed the prompt of a group: one row that all its fragments share."""
     with working(run_id) as engine:
         return to_arrays(engine.policy.encode([prompt]))
 
 
-@task(name="denoise", task_run_name="{label}", tags=["rollout"])
+@task(name="denoise", task_run_name="{label}")
 def denoise_steps(
     run_id: str,
     label: str,
@@ -77,7 +77,7 @@ def _denoise(
     return Segment(fragment, steps.start, np.stack(latents), logprobs, engine.version)
 
 
-@task(name="decode and score", task_run_name="{label}", tags=["reward"])
+@task(name="decode and score", task_run_name="{label}")
 def decode_and_score(run_id: str, label: str, prompt: str, segment: Segment) -> Arrays:
     """Decode the clean latents of a fragment and reward the images: columns of [n] values."""
     with working(run_id) as engine:

@@ -15,7 +15,7 @@ from tasks import receipts
 from tasks.engine import build_engine, working
 
 
-@task(name="load model", task_run_name="{label}", tags=["setup"])
+@task(name="load model", task_run_name="{label}")
 def load_model(run_id: str, label: str, config: RunConfig, device: str, roles: list[str]) -> None:
     """Load the parts of the model that the worker's roles need."""
     started = time()
@@ -28,7 +28,7 @@ def load_model(run_id: str, label: str, config: RunConfig, device: str, roles: l
     )
 
 
-@task(name="restore version", task_run_name="{label}", tags=["setup"])
+@task(name="restore version", task_run_name="{label}")
 def restore_state(run_id: str, label: str, weights_dir: Path) -> TrainState:
     """Read the last version that a run kept, for evaluation: without the optimizer's moments."""
     with working(run_id):

@@ -20,7 +20,7 @@ from tasks.engine import version_zero, working
 Advantages = dict[int, np.ndarray]  # group -> [G]
 
 
-@task(task_run_name="{label}", tags=["train"])
+@task(task_run_name="{label}")
 def advantages(
     run_id: str, label: str, groups: list[int], scores: list[list[Arrays]]
 ) -> Advantages:
@@ -47,7 +47,7 @@ def advantages(
     return result
 
 
-@task(name="train", task_run_name="{label}", tags=["train"])
+@task(name="train", task_run_name="{label}")
 def train_pack(
     run_id: str,
     label: str,
@@ -77,14 +77,14 @@ def train_pack(
         return result if previous is None else add(previous, result)
 
 
-@task(task_run_name="{label}", tags=["train"])
+@task(task_run_name="{label}")
 def reduce(run_id: str, label: str, sums: list[GradientSum]) -> GradientSum:
     """Add up the sums of all trainer devices."""
     with working(run_id):
         return fold(add, sums)
 
 
-@task(task_run_name="{label}", tags=["train"])
+@task(task_run_name="{label}")
 def start_state(run_id: str, label: str) -> TrainState:
     """Make version 0."""
     with working(run_id) as engine:
@@ -93,7 +93,7 @@ def start_state(run_id: str, label: str) -> TrainState:
     return state
 
 
-@task(name="optimizer step", task_run_name="{label}", tags=["train"])
+@task(name="optimizer step", task_run_name="{label}")
 def step(
     run_id: str, label: str, state: TrainState, total: GradientSum, weights_dir: Path
 ) -> TrainState:
@@ -119,7 +119,7 @@ def step(
     return next_state
 
 
-@task(name="push", task_run_name="{label}", tags=["push"])
+@task(name="push", task_run_name="{label}")
 def push_weights(run_id: str, label: str, state: TrainState) -> str:
     """Load a version on this worker and acknowledge it with the content's hash."""
     with working(run_id) as engine:
