@@ -48,6 +48,7 @@ def prefect_server(log_dir: Path) -> Iterator[str]:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches the run first, which then ends the server
+            env={**os.environ, "PREFECT_SERVER_UI_API_URL": _api_url(port)},
         )
     try:
         _wait_until_healthy(_api_url(port), process, log_path)

@@ -59,6 +59,8 @@ def _worker(device: Device, num_threads: int) -> dict[str, Any]:
             "env": {
                 **dict.fromkeys(THREAD_VARIABLES, str(num_threads)),
                 **_prefect_api(),
+                # Threads that spin while they wait take the cores that other workers need.
+                "OMP_WAIT_POLICY": "PASSIVE",
                 "TRANSFORMERS_VERBOSITY": "error",
             },
             "preload": ["tasks.engine"],

@@ -27,3 +27,16 @@ def dask_cluster() -> Iterator[Any]:
         n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None
     ) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def tiny_flux(tmp_path_factory) -> str:
+    """Folder of a FLUX pipeline with random weights, a few thousand parameters."""
+    import torch
+
+    from digen_core.models.tiny_flux import build_tiny_flux
+
+    folder = tmp_path_factory.mktemp("tiny_flux")
+    torch.manual_seed(0)
+    build_tiny_flux(width=32, num_layers=1, num_single_layers=1).save_pretrained(folder)
+    return str(folder)

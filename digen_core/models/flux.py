@@ -28,7 +28,9 @@ class FluxPolicy:
         self.transformer = pipeline.transformer
         self.reference_transformer: Any = None
         self.device = device
-        self.latent_dtype = torch.promote_types(TORCH_DTYPES[config.dtype], torch.float32)
+        # The module's own ``dtype`` walks all its submodules: milliseconds at each step.
+        self._dtype = TORCH_DTYPES[config.dtype]
+        self.latent_dtype = torch.promote_types(self._dtype, torch.float32)
         self._config = config
         # The latent's sides are even because pairs of them are packed into a token.
         side = pipeline.vae_scale_factor * 2
@@ -69,7 +71,7 @@ class FluxPolicy:
 
     def velocity(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         """Map packed latents [B, L, C] at noise levels [B] to velocities [B, L, C]."""
-        dtype = self.transformer.dtype
+        dtype = self._dtype
         embeds = condition["prompt_embeds"].to(dtype)
         guidance = None
         if self.transformer.config.guidance_embeds:

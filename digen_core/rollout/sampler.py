@@ -66,7 +66,11 @@ def denoise(
     Raises:
         FloatingPointError: a latent became NaN or infinite.
     """
-    rows = {name: value.expand(len(x), *value.shape[1:]) for name, value in condition.items()}
+    # Contiguous as in a training pack: on another layout matrix products round differently.
+    rows = {
+        name: value.expand(len(x), *value.shape[1:]).contiguous()
+        for name, value in condition.items()
+    }
     transition_of, logprob_of = TRANSITIONS[config.transition], LOGPROBS[config.transition]
     for step in steps:
         sigma = sigmas[step].to(x.device).expand(len(x))

@@ -71,7 +71,9 @@ def gather_pairs(
         own = advantages[fragment.group][fragment.first_sample :]
         columns["advantage"].append(own[rows])
         for name, value in conditions[fragment.group].items():
-            rows_of[name].append(np.broadcast_to(value, (block.num_rows, *value.shape[1:])))
+            # Not broadcast_to: concatenate would put the rows last in memory, and then matrix
+            # products round differently than in the rollout.
+            rows_of[name].append(np.repeat(value, block.num_rows, axis=0))
         steps += [step] * block.num_rows
     index = torch.tensor(steps)
     batch = {name: to_tensor(np.concatenate(parts), device) for name, parts in columns.items()}

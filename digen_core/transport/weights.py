@@ -1,11 +1,11 @@
-"""The weights of a version on disk: safetensors with the version and its hash in the header."""
+"""The weights of a version on disk: safetensors with the version and content hashes in the header."""
 
 import json
 import os
 from pathlib import Path
 
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from digen_core.transport.arrays import Weights, content_hash
@@ -21,7 +21,10 @@ def write_weights(weights_dir: Path, version: int, weights: Weights, ema: Weight
     tensors = {f"weights/{name}": value for name, value in weights.items()}
     tensors |= {f"ema/{name}": value for name, value in ema.items()}
     unfinished = path.with_suffix(".unfinished")
-    header = {"version": version, "hash": content_hash(weights)}
+    header = {
+        "version": version,
+        "hashes": {"weights": content_hash(weights), "ema": content_hash(ema)},
+    }
     save_file(
         {name: np.ascontiguousarray(value) for name, value in tensors.items()},
         unfinished,
@@ -39,16 +42,20 @@ def read_weights(weights_dir: Path) -> tuple[int, Weights, Weights]:
         FileNotFoundError: there is none.
         ValueError: the file's content is not what its header says.
     """
-    paths = sorted(weights_dir.glob("v*.safetensors"))
+    paths = list(weights_dir.glob("v*.safetensors"))
     if not paths:
         raise FileNotFoundError(f"no weights in {weights_dir}")
-    with safe_open(paths[-1], framework="numpy") as file:
-        header = json.loads(file.metadata()["digen"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    path = max(paths, key=lambda path: int(path.stem[1:]))
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = json.loads(file.metadata()["digen"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
     parts: dict[str, Weights] = {"weights": {}, "ema": {}}
     for key, value in tensors.items():
         part, _, name = key.partition("/")
         parts[part][name] = value
-    if content_hash(parts["weights"]) != header["hash"]:
-        raise ValueError(f"{paths[-1]} is damaged: its content does not have its header's hash")
+    if {part: content_hash(values) for part, values in parts.items()} != header["hashes"]:
+        raise ValueError(f"{path} is damaged: its content does not have its header's hashes")
     return int(header["version"]), parts["weights"], parts["ema"]

@@ -1,4 +1,4 @@
-"""A random tiny FLUX, a run config for it, and clusters that several tests share."""
+"""A run config for the tiny FLUX, and clusters that several tests share."""
 
 import pytest
 
@@ -10,19 +10,6 @@ PROMPTS = [
     "three blue circles",
 ]
 HELD_OUT = ["a green square", "two red triangles", "a blue circle above a red square"]
-
-
-@pytest.fixture(scope="session")
-def tiny_flux(tmp_path_factory) -> str:
-    """Folder of a FLUX pipeline with random weights, a few thousand parameters."""
-    import torch
-
-    from digen_core.models.tiny_flux import build_tiny_flux
-
-    folder = tmp_path_factory.mktemp("tiny_flux")
-    torch.manual_seed(0)
-    build_tiny_flux(width=32, num_layers=1, num_single_layers=1).save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture

@@ -1,0 +1,42 @@
+"""Policies on the tiny FLUX of the fixture ``tiny_flux``, for tests of what works with a policy."""
+
+from typing import Any
+
+import numpy as np
+
+from digen_core.config import LoraConfig, ModelConfig
+from digen_core.models import LOADERS
+from digen_core.models.policy import ALL_PARTS, Policy
+from digen_core.models.trainable import make_trainable, trainable_parameters
+
+LORA = LoraConfig(rank=4, alpha=8)
+
+
+def load(path: str, dtype: str = "float64", parts: frozenset = ALL_PARTS, **model: Any) -> Policy:
+    """Load a policy, without anything to train."""
+    config = ModelConfig(path=str(path), dtype=dtype, device="cpu", **model)
+    return LOADERS[config.family](config, parts)
+
+
+def load_trainable(
+    path: str,
+    dtype: str = "float64",
+    lora: LoraConfig | None = LORA,
+    *,
+    keep_reference: bool = False,
+    **model: Any,
+) -> Policy:
+    """Load a policy with adapters, or with all its weights open for training."""
+    policy = load(path, dtype, **model)
+    make_trainable(policy, lora, keep_reference=keep_reference)
+    return policy
+
+
+def moved_weights(policy: Policy, seed: int = 0, scale: float = 0.1) -> dict[str, np.ndarray]:
+    """Return the policy's trained weights plus noise: a version that training might have made."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: (value := parameter.detach().numpy())
+        + (scale * rng.standard_normal(value.shape)).astype(value.dtype)
+        for name, parameter in trainable_parameters(policy).items()
+    }

@@ -1,0 +1,422 @@
+"""The gradient of a pack: sums over any split, the formula by hand, replay, and the reference."""
+
+import math
+from dataclasses import fields, replace
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from tiny_policies import load_trainable, moved_weights
+
+from digen_core.config import FlowGrpoConfig, RolloutConfig
+from digen_core.control.packing import make_packs
+from digen_core.control.protocol import Fragment, Pack, PairBlock
+from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
+from digen_core.rollout.sampler import denoise, initial_latent
+from digen_core.training.gradient import PackMetrics, Pairs
+from digen_core.training.gradient_sum import GradientSum, add, gather_pairs, pack_gradient
+from digen_core.transport.arrays import to_array, to_arrays
+from digen_core.transport.segment import Segment
+
+ROLLOUT = RolloutConfig(group_size=4, fragment_size=4, num_steps=3)
+TRAINED = range(2)
+FRAGMENT = Fragment(iteration=0, group=0, index=0, first_sample=0, num_samples=4)
+ADVANTAGES = np.array([1.5, -0.5, -2.0, 1.0])
+NUM_PAIRS = 8  # 4 samples at 2 steps
+CPU = torch.device("cpu")
+KINDS = ["gaussian", "flowgrpo"]
+
+
+@pytest.fixture(scope="module")
+def policy(tiny_flux):
+    """Float64 adapters at a version that training might have made."""
+    policy = load_trainable(tiny_flux)
+    set_weights(policy, moved_weights(policy))
+    return policy
+
+
+@pytest.fixture(scope="module")
+def segment(policy) -> Segment:
+    return sampled(policy)
+
+
+def sampled(policy, rollout: RolloutConfig = ROLLOUT) -> Segment:
+    """A fragment as a denoise task returns it."""
+    x = initial_latent(policy, seed=0, group=(0, 0), samples=FRAGMENT.samples)
+    done = list(
+        denoise(
+            policy,
+            x,
+            policy.encode(["a red circle"]),
+            policy.sigmas(rollout.num_steps),
+            steps=range(rollout.num_steps),
+            noisy_steps=TRAINED,
+            config=rollout,
+            seed=0,
+            group=(0, 0),
+            samples=FRAGMENT.samples,
+        )
+    )
+    latents = np.stack([to_array(x), *(to_array(step.x_next) for step in done)])
+    logprobs = {step.step: to_array(step.logprob) for step in done if step.logprob is not None}
+    return Segment(FRAGMENT, 0, latents, logprobs, version=0)
+
+
+def pairs_of(policy, segment: Segment, pack: Pack, advantages=ADVANTAGES) -> Pairs:
+    return gather_pairs(
+        pack,
+        [segment],
+        {0: to_arrays(policy.encode(["a red circle"]))},
+        {0: advantages},
+        policy.sigmas(ROLLOUT.num_steps),
+        CPU,
+    )
+
+
+def all_pairs(policy, segment: Segment) -> Pairs:
+    (pack,) = make_packs([FRAGMENT], TRAINED, iteration=0, pack_size=NUM_PAIRS)
+    return pairs_of(policy, segment, pack)
+
+
+def off_policy(pairs: Pairs, spread: float = 1e-3) -> Pairs:
+    """As if another version had sampled: ratios on both sides of the clip range, and inside."""
+    shift = spread * torch.linspace(-1, 1, len(pairs.x), dtype=pairs.behaviour_logprob.dtype)
+    return replace(pairs, behaviour_logprob=pairs.behaviour_logprob + shift)
+
+
+def take(pairs: Pairs, rows: list[int]) -> Pairs:
+    columns = {f.name: getattr(pairs, f.name) for f in fields(Pairs) if f.name != "condition"}
+    return Pairs(
+        condition={name: value[rows] for name, value in pairs.condition.items()},
+        **{name: value[rows] for name, value in columns.items()},
+    )
+
+
+def gradient_of(policy, pairs: Pairs, num_pairs_of_update=NUM_PAIRS, **algorithm) -> GradientSum:
+    return pack_gradient(
+        policy,
+        pairs,
+        rollout=ROLLOUT,
+        algorithm=FlowGrpoConfig(**algorithm),
+        sigma_max=float(policy.sigmas(ROLLOUT.num_steps)[1]),
+        num_pairs_of_update=num_pairs_of_update,
+    )
+
+
+def assert_close(left: dict, right: dict, tolerance: float = 1e-12) -> None:
+    assert left.keys() == right.keys()
+    scale = max(np.abs(value).max() for value in right.values())
+    assert scale > 0
+    for name, value in right.items():
+        np.testing.assert_allclose(left[name], value, rtol=0, atol=tolerance * scale, err_msg=name)
+
+
+# --- sums over packs --------------------------------------------------------------------------
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    order=st.permutations(range(NUM_PAIRS)),
+    cuts=st.sets(st.integers(1, NUM_PAIRS - 1)),
+    kl=st.sampled_from(KINDS),
+)
+def test_packs_of_any_split_add_up_to_one_gradient(policy, segment, order, cuts, kl):
+    pairs = off_policy(all_pairs(policy, segment))
+    algorithm = {"kl_coefficient": 0.1, "kl": kl, "clip_range": 3e-4}
+    whole = gradient_of(policy, pairs, **algorithm)
+    bounds = [0, *sorted(cuts), NUM_PAIRS]
+    total = None
+    for first, stop in zip(bounds, bounds[1:], strict=False):
+        part = gradient_of(policy, take(pairs, list(order[first:stop])), **algorithm)
+        total = part if total is None else add(total, part)
+    assert_close(total.gradient, whole.gradient)
+    assert total.metrics.num_pairs == NUM_PAIRS
+    assert 0 < whole.metrics.clipped < NUM_PAIRS
+    for item in fields(PackMetrics):
+        expected = pytest.approx(getattr(whole.metrics, item.name), rel=1e-9)
+        assert getattr(total.metrics, item.name) == expected
+
+
+def test_the_gradient_is_divided_by_the_pairs_of_the_update_not_of_the_pack(policy, segment):
+    pairs = take(all_pairs(policy, segment), [0, 5])
+    one, two = (gradient_of(policy, pairs, num_pairs_of_update=n) for n in (8, 16))
+    for name, value in two.gradient.items():
+        np.testing.assert_array_equal(one.gradient[name], 2 * value)
+    assert one.metrics == two.metrics  # sums: the update divides them
+
+
+def test_sums_by_hand():
+    left = GradientSum({"a": np.array([1.0])}, PackMetrics(2, 0.5, 0.1, 1.0, 0.01, 0.3))
+    right = GradientSum(
+        {"a": np.array([2.0]), "b": np.array([5.0])}, PackMetrics(3, 0.25, 0.2, 2.0, 0.02, 0.1)
+    )
+    total = add(left, right)
+    assert total.gradient == {"a": np.array([3.0]), "b": np.array([5.0])}
+    assert total.metrics == PackMetrics(5, 0.75, pytest.approx(0.3), 3.0, pytest.approx(0.03), 0.3)
+    assert left.gradient == {"a": np.array([1.0])}
+
+
+# --- values -----------------------------------------------------------------------------------
+
+
+def logprob_by_hand(x, x_next, velocity, sigma, sigma_next, *, noise_level, sigma_max):
+    """Flow-GRPO's update as published, with dt < 0, at one noise level for all rows."""
+    bounded = sigma_max if sigma == 1 else sigma
+    std_t = noise_level * math.sqrt(sigma / (1 - bounded))
+    dt = sigma_next - sigma
+    mean = x * (1 + std_t**2 / (2 * sigma) * dt)
+    mean = mean + velocity * (1 + std_t**2 * (1 - sigma) / (2 * sigma)) * dt
+    std = std_t * math.sqrt(-dt)
+    density = -((x_next - mean) ** 2) / (2 * std**2) - math.log(std * math.sqrt(2 * math.pi))
+    return density.flatten(1).mean(1)
+
+
+def test_on_policy_the_gradient_is_that_of_reinforce(policy, segment):
+    # At ratio 1 the surrogate's gradient is that of -advantage * logprob.
+    sigmas = [float(sigma) for sigma in policy.sigmas(ROLLOUT.num_steps)]
+    latents, advantage = torch.tensor(segment.latents), torch.tensor(ADVANTAGES)
+    condition = {
+        name: value.repeat(4, *[1] * (value.ndim - 1))
+        for name, value in policy.encode(["a red circle"]).items()
+    }
+    loss = 0.0
+    for step in TRAINED:
+        x, sigma = latents[step], sigmas[step]
+        velocity = policy.velocity(x, torch.full((4,), sigma), condition)
+        logprob = logprob_by_hand(
+            x, latents[step + 1], velocity, sigma, sigmas[step + 1], noise_level=0.7,
+            sigma_max=sigmas[1],
+        )  # fmt: skip
+        torch.testing.assert_close(
+            logprob, torch.tensor(segment.logprobs[step]), rtol=1e-9, atol=0
+        )
+        loss = loss - (advantage * logprob).sum() / NUM_PAIRS
+    parameters = trainable_parameters(policy)
+    expected = torch.autograd.grad(loss, list(parameters.values()))
+    got = gradient_of(policy, all_pairs(policy, segment))
+    assert_close(got.gradient, dict(zip(parameters, map(to_array, expected), strict=True)))
+
+
+def test_the_loss_by_hand(policy, segment):
+    # On-policy the ratio is 1: the sum of -advantage over 4 samples at 2 steps, nothing clipped.
+    metrics = gradient_of(policy, all_pairs(policy, segment)).metrics
+    assert metrics.loss == pytest.approx(-2 * ADVANTAGES.sum(), abs=1e-12)
+    assert (metrics.num_pairs, metrics.kl, metrics.clipped) == (NUM_PAIRS, 0, 0)
+
+
+def test_advantages_are_clamped(policy, segment):
+    (pack,) = make_packs([FRAGMENT], TRAINED, iteration=0, pack_size=NUM_PAIRS)
+    large = pairs_of(policy, segment, pack, 100 * ADVANTAGES)
+    clamped = pairs_of(policy, segment, pack, 3 * np.sign(ADVANTAGES))
+    one = gradient_of(policy, large, max_advantage=3)
+    assert_close(one.gradient, gradient_of(policy, clamped, max_advantage=5).gradient, 1e-15)
+
+
+def test_a_clipped_pair_has_no_gradient(policy, segment):
+    # Ratio e^(-1) = 0.37 with a negative advantage: already rare enough.
+    pairs = take(all_pairs(policy, segment), [1])
+    pairs = replace(pairs, behaviour_logprob=pairs.behaviour_logprob + 1)
+    result = gradient_of(policy, pairs)
+    assert not any(value.any() for value in result.gradient.values())
+    assert result.metrics.clipped == 1
+    assert result.metrics.approx_kl == pytest.approx(math.exp(-1))  # e^r - 1 - r at r = -1
+
+
+# --- replay -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transition", ["flow_sde", "cps", "dance"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_replay_in_the_batch_of_the_rollout_is_exact(tiny_flux, dtype, transition):
+    policy = load_trainable(tiny_flux, dtype)
+    set_weights(policy, moved_weights(policy))
+    rollout = ROLLOUT.model_copy(update={"transition": transition})
+    segment = sampled(policy, rollout)
+    for pack in make_packs([FRAGMENT], TRAINED, iteration=0, pack_size=4):
+        result = pack_gradient(
+            policy,
+            pairs_of(policy, segment, pack),
+            rollout=rollout,
+            algorithm=FlowGrpoConfig(),
+            sigma_max=float(policy.sigmas(3)[1]),
+            num_pairs_of_update=NUM_PAIRS,
+        )
+        assert result.metrics.max_log_ratio == 0
+        assert result.metrics.clipped == 0
+
+
+@pytest.mark.parametrize("pack_size", [1, 3, 8])
+def test_replay_in_other_batches_is_exact_but_for_rounding(tiny_flux, pack_size):
+    policy = load_trainable(tiny_flux, "float32")
+    set_weights(policy, moved_weights(policy))
+    segment = sampled(policy)
+    for pack in make_packs([FRAGMENT], TRAINED, iteration=0, pack_size=pack_size):
+        metrics = gradient_of(policy, pairs_of(policy, segment, pack)).metrics
+        assert metrics.max_log_ratio <= 1e-6
+
+
+# --- the reference policy ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kl", KINDS)
+@pytest.mark.parametrize("adapters", [True, False], ids=["adapters", "all weights"])
+def test_kl_is_zero_at_the_base_model_and_positive_elsewhere(tiny_flux, adapters, kl):
+    settings = {"keep_reference": True} if adapters else {"lora": None, "keep_reference": True}
+    policy = load_trainable(tiny_flux, **settings)
+    pairs = all_pairs(policy, sampled(policy))
+    base = gradient_of(policy, pairs, kl_coefficient=0.5, kl=kl)
+    assert base.metrics.kl == 0
+    assert_close(base.gradient, gradient_of(policy, pairs).gradient)  # a minimum
+    set_weights(policy, moved_weights(policy, scale=0.05))
+    moved = gradient_of(policy, pairs, kl_coefficient=0.5, kl=kl).metrics
+    without = gradient_of(policy, pairs).metrics
+    assert moved.kl > 0
+    assert moved.loss == pytest.approx(without.loss + 0.5 * moved.kl)
+    assert without.kl == 0
+
+
+def test_kl_by_hand(policy, segment):
+    # Equal stds: mean over elements of (difference of means)^2 / (2 std^2), and at one step
+    # Flow-GRPO's is that times the step size. dance's mean differs by the velocities times
+    # dt (1 + g^2 (1 - sigma) / (2 sigma)), and its std is g sqrt(dt).
+    g, step = 0.3, 1
+    sigma, after = (float(value) for value in policy.sigmas(ROLLOUT.num_steps)[step : step + 2])
+    (pack,) = make_packs([FRAGMENT], [step], iteration=0, pack_size=4)
+    pairs = pairs_of(policy, segment, pack)
+    with torch.no_grad():
+        velocity = policy.velocity(pairs.x, pairs.sigma, pairs.condition)
+        with reference_weights(policy):
+            difference = velocity - policy.velocity(pairs.x, pairs.sigma, pairs.condition)
+    dt = sigma - after
+    difference = difference * dt * (1 + g**2 * (1 - sigma) / (2 * sigma))
+    expected = float((difference**2 / (2 * g**2 * dt)).flatten(1).mean(1).sum())
+    for kl, factor in (("gaussian", 1.0), ("flowgrpo", dt)):
+        result = pack_gradient(
+            policy,
+            pairs,
+            rollout=RolloutConfig(num_steps=3, transition="dance", noise_level=g),
+            algorithm=FlowGrpoConfig(kl_coefficient=1.0, kl=kl, clip_range=0.99),
+            sigma_max=0.5,
+            num_pairs_of_update=4,
+        )
+        assert result.metrics.kl == pytest.approx(factor * expected, rel=1e-9)
+
+
+def test_adapters_are_on_again_after_the_reference(policy, segment):
+    pairs = all_pairs(policy, segment)
+
+    def velocity():
+        return policy.velocity(pairs.x, pairs.sigma, pairs.condition)
+
+    before = velocity()
+    with reference_weights(policy):
+        base = velocity()
+    assert not base.requires_grad
+    assert not torch.equal(base, before)
+    assert torch.equal(velocity(), before)
+    with pytest.raises(KeyError), reference_weights(policy):
+        raise KeyError
+    assert torch.equal(velocity(), before)
+    assert velocity().requires_grad
+
+
+def test_the_policys_transformer_is_back_after_the_reference(tiny_flux):
+    policy = load_trainable(tiny_flux, lora=None, keep_reference=True)
+    trained = policy.transformer
+    with pytest.raises(KeyError), reference_weights(policy):
+        assert policy.transformer is policy.reference_transformer
+        raise KeyError
+    assert policy.transformer is trained
+    assert not any(p.requires_grad for p in policy.reference_transformer.parameters())
+
+
+# --- errors -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("column", ["behaviour_logprob", "advantage"])
+def test_what_is_not_finite_is_an_error(policy, segment, column):
+    pairs = take(all_pairs(policy, segment), [0, 1])
+    getattr(pairs, column)[1] = torch.nan
+    with pytest.raises(FloatingPointError, match="loss of a pack of 2 pairs is not finite"):
+        gradient_of(policy, pairs)
+
+
+# --- gather_pairs -----------------------------------------------------------------------------
+
+
+def numbered(fragment: Fragment, first_step: int, num_steps: int, logprob_steps) -> Segment:
+    """Latent of step s, row r in group g: 100 g + 10 (its sample) + s; log-probs minus that."""
+    samples = np.array(fragment.samples, dtype=float)
+    rows = 100 * fragment.group + 10 * samples
+    latents = np.stack([rows + s for s in range(first_step, first_step + num_steps + 1)])
+    logprobs = {step: -(rows + step) for step in logprob_steps}
+    return Segment(fragment, first_step, latents[..., None], logprobs, version=0)
+
+
+def test_rows_of_a_pack_by_hand():
+    a = Fragment(iteration=0, group=0, index=0, first_sample=0, num_samples=2)
+    b = Fragment(iteration=0, group=0, index=1, first_sample=2, num_samples=2)
+    c = Fragment(iteration=0, group=1, index=0, first_sample=0, num_samples=2)
+    segments = [
+        numbered(c, 0, 3, [0, 1]),  # a whole trajectory in one stretch
+        numbered(b, 2, 1, []),
+        numbered(b, 0, 2, [0, 1]),
+        numbered(a, 1, 2, [1]),
+        numbered(a, 0, 1, [0]),
+    ]
+    blocks = (PairBlock(a, 1, 1, 1), PairBlock(b, 0, 0, 2), PairBlock(b, 1, 0, 1))
+    pack = Pack(0, 0, (*blocks, PairBlock(c, 1, 1, 1)))
+    pairs = gather_pairs(
+        pack,
+        segments,
+        {0: {"text": np.array([[7.0, 8.0]])}, 1: {"text": np.array([[9.0, 6.0]])}},
+        {0: np.array([0.0, 0.1, 0.2, 0.3]), 1: np.array([1.0, 1.1])},
+        torch.tensor([1.0, 0.75, 0.5, 0.0]),
+        CPU,
+    )
+    # group 0: sample 1 at step 1, samples 2 and 3 at step 0, sample 2 at step 1; then group 1
+    assert pairs.x.flatten().tolist() == [11, 20, 30, 21, 111]
+    assert pairs.x_next.flatten().tolist() == [12, 21, 31, 22, 112]
+    assert pairs.behaviour_logprob.tolist() == [-11, -20, -30, -21, -111]
+    assert pairs.advantage.tolist() == [0.1, 0.2, 0.3, 0.2, 1.1]
+    assert pairs.sigma.tolist() == [0.75, 1.0, 1.0, 0.75, 0.75]
+    assert pairs.sigma_next.tolist() == [0.5, 0.75, 0.75, 0.5, 0.5]
+    assert pairs.condition["text"][:, 0].tolist() == [7, 7, 7, 7, 9]
+
+
+@settings(deadline=None)
+@given(
+    num_steps=st.integers(1, 5),
+    steps_per_task=st.integers(1, 5),
+    sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    pack_size=st.integers(1, 7),
+    shuffled=st.randoms(use_true_random=False),
+)
+def test_every_pair_is_its_own_transition(num_steps, steps_per_task, sizes, pack_size, shuffled):
+    fragments, segments = [], []
+    for index, size in enumerate(sizes):
+        fragments.append(Fragment(0, 0, index, sum(sizes[:index]), size))
+        for first in range(0, num_steps, steps_per_task):
+            length = min(steps_per_task, num_steps - first)
+            stretch = range(first, first + length)
+            segments.append(numbered(fragments[-1], first, length, stretch))
+    shuffled.shuffle(segments)
+    advantages = np.arange(sum(sizes), dtype=float)
+    seen = []
+    for pack in make_packs(fragments, range(num_steps), iteration=0, pack_size=pack_size):
+        pairs = gather_pairs(
+            pack,
+            segments,
+            {0: {"text": np.zeros((1, 1))}},
+            {0: advantages},
+            torch.arange(num_steps + 1),  # a schedule that tells the step
+            CPU,
+        )
+        expected = 10 * pairs.advantage + pairs.sigma
+        assert torch.equal(pairs.x.flatten(), expected)
+        assert torch.equal(pairs.x_next.flatten(), expected + 1)
+        assert torch.equal(pairs.behaviour_logprob, -expected)
+        seen += expected.tolist()
+    assert sorted(seen) == sorted(10 * s + t for s in range(sum(sizes)) for t in range(num_steps))

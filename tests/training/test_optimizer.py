@@ -1,0 +1,183 @@
+"""The optimizer step: torch's and diffusers' own, run statefully, and its parts by hand."""
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from diffusers.training_utils import EMAModel
+from torch import nn
+
+from digen_core.config import TrainConfig
+from digen_core.training.optimizer import TrainState, initial_state, optimizer_step
+
+CONFIG = TrainConfig(learning_rate=1e-2, weight_decay=0.1, max_grad_norm=1.0, ema_decay=0.9)
+SHAPES = {"a": (3, 2), "b": (4,), "idle": (2,)}
+WITH_GRADIENT = ("a", "b")
+
+
+def arrays(seed: int, scale: float = 1.0, names=tuple(SHAPES)) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {name: scale * rng.standard_normal(SHAPES[name]) for name in names}
+
+
+def gradients(count: int, scale: float = 1.0) -> list[dict[str, np.ndarray]]:
+    return [arrays(100 + seed, scale, WITH_GRADIENT) for seed in range(count)]
+
+
+def state_of(**values: list[float]) -> TrainState:
+    return initial_state({name: np.array(value) for name, value in values.items()})
+
+
+def stateful(weights: dict, gradients: list[dict], config: TrainConfig) -> tuple[dict, dict, list]:
+    """The same updates by an optimizer that keeps its state."""
+    parameters = {name: nn.Parameter(torch.tensor(value)) for name, value in weights.items()}
+    optimizer = torch.optim.AdamW(
+        parameters.values(),
+        lr=config.learning_rate,
+        betas=config.betas,
+        eps=config.adam_eps,
+        weight_decay=config.weight_decay,
+    )
+    average = EMAModel(list(parameters.values()), decay=config.ema_decay)
+    norms = []
+    for update, gradient in enumerate(gradients, start=1):
+        for name, value in gradient.items():
+            parameters[name].grad = torch.tensor(value)
+        norm = nn.utils.clip_grad_norm_(parameters.values(), config.max_grad_norm)
+        norms.append(float(norm))
+        optimizer.step()
+        if update % config.ema_every == 0:
+            average.step(parameters.values())
+    shadows = dict(zip(parameters, average.shadow_params, strict=True))
+    return parameters, shadows, norms
+
+
+def assert_equal(arrays: dict[str, np.ndarray], expected: dict[str, torch.Tensor]) -> None:
+    assert arrays.keys() == expected.keys()
+    for name, value in arrays.items():
+        np.testing.assert_array_equal(value, expected[name].detach().numpy(), err_msg=name)
+
+
+@pytest.mark.parametrize("ema_every", [1, 2, 3])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0], ids=["small", "medium", "clipped"])
+def test_five_updates_equal_stateful_ones_bit_for_bit(scale, ema_every):
+    config = CONFIG.model_copy(update={"ema_every": ema_every})
+    state, norms = initial_state(arrays(0)), []
+    for gradient in gradients(5, scale):
+        state, norm = optimizer_step(state, gradient, config)
+        norms.append(norm)
+    parameters, shadows, expected_norms = stateful(arrays(0), gradients(5, scale), config)
+    assert state.version == 5
+    assert_equal(state.weights, parameters)
+    assert_equal(state.ema, shadows)
+    assert norms == expected_norms
+
+
+def test_the_first_step_by_hand():
+    # Adam's first step is lr * g / (|g| + eps): the gradient's size does not matter.
+    config = TrainConfig(learning_rate=0.1, weight_decay=0, max_grad_norm=100)
+    state, norm = optimizer_step(state_of(a=[1.0, -2.0]), {"a": np.array([3.0, -4.0])}, config)
+    assert norm == 5
+    np.testing.assert_allclose(state.weights["a"], [0.9, -1.9], rtol=1e-8)
+    np.testing.assert_allclose(state.exp_avg["a"], [0.3, -0.4])  # (1 - 0.9) g
+    np.testing.assert_allclose(state.exp_avg_sq["a"], [0.009, 0.016])  # (1 - 0.999) g^2
+
+
+def test_weight_decay_by_hand():
+    # Decoupled: weights shrink by lr * weight_decay = 5%, then Adam's step of 0.1.
+    config = TrainConfig(learning_rate=0.1, weight_decay=0.5)
+    state, _ = optimizer_step(state_of(a=[1.0]), {"a": np.array([0.01])}, config)
+    np.testing.assert_allclose(state.weights["a"], [0.95 - 0.1], rtol=1e-5)
+
+
+def test_clipping_by_hand():
+    # The norm over both parameters is 5: clipped to 0.5, a tenth of the gradient is left.
+    gradient = {"a": np.array([3.0]), "b": np.array([4.0])}
+    config = TrainConfig(max_grad_norm=0.5)
+    state, norm = optimizer_step(state_of(a=[0.0], b=[0.0]), gradient, config)
+    assert norm == 5
+    np.testing.assert_allclose(state.exp_avg["a"], [0.1 * 0.3], rtol=1e-6)
+    np.testing.assert_allclose(state.exp_avg["b"], [0.1 * 0.4], rtol=1e-6)
+
+
+def test_a_parameter_without_gradient_is_left_alone():
+    config = CONFIG.model_copy(update={"weight_decay": 0.5})
+    state = start = initial_state(arrays(0))
+    for gradient in gradients(3):
+        state, _ = optimizer_step(state, gradient, config)
+    np.testing.assert_array_equal(state.weights["idle"], start.weights["idle"])
+    np.testing.assert_array_equal(state.ema["idle"], start.weights["idle"])
+    assert not state.exp_avg["idle"].any()
+    assert (state.weights["a"] != start.weights["a"]).all()
+
+
+def test_the_average_moves_every_third_update_only():
+    config = CONFIG.model_copy(update={"ema_every": 3})
+    states = [initial_state(arrays(0))]
+    for gradient in gradients(6):
+        states.append(optimizer_step(states[-1], gradient, config)[0])
+    changed = [
+        bool((after.ema["a"] != before.ema["a"]).any())
+        for before, after in zip(states, states[1:], strict=False)
+    ]
+    assert changed == [False, False, True, False, False, True]
+
+
+def test_the_average_by_hand():
+    # Decay is 0 at the first update, then (1 + n) / (10 + n) = 2/11 after one step of it.
+    first, _ = optimizer_step(state_of(a=[1.0]), {"a": np.array([1.0])}, CONFIG)
+    second, _ = optimizer_step(first, {"a": np.array([1.0])}, CONFIG)
+    np.testing.assert_allclose(first.ema["a"], first.weights["a"], rtol=1e-12)
+    np.testing.assert_allclose(
+        second.ema["a"], 2 / 11 * first.ema["a"] + 9 / 11 * second.weights["a"], rtol=1e-12
+    )
+
+
+def test_without_decay_the_average_is_the_weights():
+    config = CONFIG.model_copy(update={"ema_decay": 0.0})
+    state = initial_state(arrays(0))
+    for gradient in gradients(3):
+        state, _ = optimizer_step(state, gradient, config)
+        assert state.ema is state.weights
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_is_an_error(value):
+    gradient = arrays(1, names=WITH_GRADIENT)
+    gradient["b"][2] = value
+    with pytest.raises(FloatingPointError, match=r"norm is (nan|inf) at version 0"):
+        optimizer_step(initial_state(arrays(0)), gradient, CONFIG)
+
+
+def test_arguments_are_not_changed_and_the_step_can_be_done_again():
+    state, _ = optimizer_step(initial_state(arrays(0)), gradients(1)[0], CONFIG)
+    (gradient,) = gradients(1, scale=100.0)  # clipping must not scale the caller's arrays
+    parts = (state.weights, state.exp_avg, state.exp_avg_sq, state.ema, gradient)
+    before = copy.deepcopy(parts)
+    for part in parts:
+        for value in part.values():
+            value.flags.writeable = False  # as they arrive from another worker
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first, second = (optimizer_step(state, gradient, CONFIG)[0] for _ in range(2))
+    for part, kept in zip(parts, before, strict=True):
+        assert_equal(part, {name: torch.tensor(value) for name, value in kept.items()})
+    assert first.weights_hash == second.weights_hash != state.weights_hash
+    assert (first.version, state.version) == (2, 1)
+
+
+def test_version_zero():
+    weights = arrays(0)
+    state = initial_state(weights)
+    assert (state.version, state.ema) == (0, weights)
+    assert not any(value.any() for value in (*state.exp_avg.values(), *state.exp_avg_sq.values()))
+
+
+def test_float32_stays_float32():
+    weights = {name: value.astype(np.float32) for name, value in arrays(0).items()}
+    gradient = {name: value.astype(np.float32) for name, value in gradients(1)[0].items()}
+    state, _ = optimizer_step(initial_state(weights), gradient, CONFIG)
+    for part in (state.weights, state.exp_avg, state.exp_avg_sq, state.ema):
+        assert {value.dtype for value in part.values()} == {np.dtype(np.float32)}
