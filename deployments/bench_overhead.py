@@ -127,7 +127,8 @@ def shares_of(
     first, last = min(s.started for s in spans), max(s.ended for s in spans)
     working = covered(bodies)
     with_push = covered(bodies + pushes)
-    with_transfer = covered(bodies + pushes + list(transfers))
+    between = [(max(start, first), min(stop, last)) for start, stop in transfers]
+    with_transfer = covered(bodies + pushes + between)
     inside = last - first
     return Shares(
         serial=serial,

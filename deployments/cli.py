@@ -108,7 +108,7 @@ def evaluate(
 
 @_pretrain.command
 def shapes(*, out: Path = Path("runs/models/shapes"), seed: int = 0, threads: int = 2) -> int:
-    """Train the tiny FLUX of the world "shapes": about 15 minutes on two CPU cores.
+    """Train the tiny FLUX of the world "shapes": about 5 to 10 minutes on two CPU cores.
 
     Example: digen pretrain shapes --out runs/models/mine --seed 1
 

@@ -150,7 +150,10 @@ class TrainConfig(Strict):
     """How a policy version is made from scored groups."""
 
     learning_rate: float = Field(3e-4, gt=0)
-    """AdamW's."""
+    """AdamW's, at the first update."""
+
+    learning_rate_decay: Literal["none", "cosine"] = "none"
+    """cosine: fall to 0 over num_iterations, so that the noise of late updates averages out."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's."""

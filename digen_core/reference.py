@@ -27,7 +27,7 @@ from digen_core.models.trainable import (
 )
 from digen_core.rewards.scoring import RewardFn, score_images
 from digen_core.seeding import NOISE, WINDOW, noise_of, numpy_generator_for
-from digen_core.training.optimizer import adamw
+from digen_core.training.optimizer import adamw, learning_rate_of
 from digen_core.transport.arrays import Weights
 
 
@@ -51,12 +51,14 @@ def post_train_serially(
     """Train ``policy`` (with its trainable parameters chosen) for ``config.num_iterations``."""
     set_weights(policy, initial_weights(policy, config.train.lora, seed=config.seed))
     parameters = trainable_parameters(policy)
-    optimizer = adamw(list(parameters.values()), config.train)
+    rate = config.train.learning_rate
+    optimizer = adamw(list(parameters.values()), config.train, learning_rate=rate)
     average = EMAModel(parameters.values(), decay=config.train.ema_decay)
     metrics, updates = [], 0
     for iteration in range(config.num_iterations):
         groups, row = _rollout(config, policy, prompts, rewards, iteration)
-        norm = _train(config, policy, optimizer, groups)
+        rate = learning_rate_of(config.train, updates, config.num_iterations)
+        norm = _train(config, policy, optimizer, groups, rate)
         if norm is not None:
             updates += 1
             if updates % config.train.ema_every == 0:
@@ -112,7 +114,8 @@ def _rollout(
     for index, group in enumerate(groups):
         if index not in skipped:
             group.advantages = advantages[owner == index].to(policy.device, policy.latent_dtype)
-    row = {f"reward/{name}": float(value.mean()) for name, value in scored.items()}
+    means = {f"reward/{name}": float(value.mean()) for name, value in scored.items()}
+    row = {"reward/mean": means.pop("reward/reward"), **means}
     return groups, {**row, "groups/zero_variance": float(len(skipped))}
 
 
@@ -158,7 +161,11 @@ def _sample(config: RunConfig, policy: Policy, text: str, group: tuple[int, int]
 
 
 def _train(
-    config: RunConfig, policy: Policy, optimizer: torch.optim.Optimizer, groups: list[_Group]
+    config: RunConfig,
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    groups: list[_Group],
+    learning_rate: float,
 ) -> float | None:
     """Add up the gradient of every pair of the iteration, and step once. Returns its norm."""
     optimizer.zero_grad()
@@ -169,7 +176,8 @@ def _train(
             (loss / (config.samples_per_iteration * len(group.logprobs))).backward()  # type: ignore[no-untyped-call]
     if not informative:
         return None
-    parameters = [p for g in optimizer.param_groups for p in g["params"]]
+    (options,) = optimizer.param_groups
+    options["lr"], parameters = learning_rate, options["params"]
     norm = torch.nn.utils.clip_grad_norm_(parameters, config.train.max_grad_norm)
     optimizer.step()
     return float(norm)

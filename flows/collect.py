@@ -4,7 +4,7 @@ from typing import Any
 
 from flows.session import Session
 from tasks.cluster import require_workers
-from tasks.completions import Completion, Completions
+from tasks.completions import Completion, Completions, mark_crashed
 
 HEARTBEAT_SECONDS = 5.0
 
@@ -35,6 +35,8 @@ def require_success(session: Session, completion: Completion, label: str, device
     """
     if completion.succeeded:
         return
+    if completion.state_type == "CRASHED":
+        mark_crashed(completion)
     require_workers(session.client, session.addresses)
     message = completion.message.removeprefix("Task run encountered an exception ")
     raise TaskFailedError(f"{label} on {device} failed: {message}")

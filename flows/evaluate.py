@@ -13,6 +13,7 @@ from flows.publishing import publish_evaluation
 from flows.session import Session, say, session_of
 from tasks.completions import Completions
 from tasks.evaluate import sample_and_score
+from tasks.train import publish
 
 IMAGES_PER_TASK = 64
 
@@ -28,8 +29,13 @@ def evaluate(run_id: str, tag: str) -> EvaluationReport:
     batches = [range(i, min(i + per_task, len(prompts))) for i in range(0, len(prompts), per_task)]
     labels: dict[UUID, tuple[str, str]] = {}
     devices = session.rollout_devices()
+    trainer = session.trainer_devices()[0]
     with Completions() as completions:
         futures = []
+        label = f"publish average v{session.version}"
+        with dask.annotate(workers=[trainer]):
+            average = publish.submit(run_id, label, session.state, average=True)
+        labels[average.task_run_id] = (label, trainer)
         for number, batch in enumerate(batches):
             device = devices[number % len(devices)]
             label = f"evaluate v{session.version} b{number:02d}"
@@ -41,7 +47,7 @@ def evaluate(run_id: str, tag: str) -> EvaluationReport:
                     indices=list(batch),
                     shown=len([index for index in batch if index < settings.grid_prompts]),
                     samples_per_prompt=settings.samples_per_prompt,
-                    state=session.state,
+                    policy_version=average,
                 )
             labels[future.task_run_id] = (label, device)
             futures.append(future)

@@ -22,7 +22,7 @@ from flows.session import Round, Session
 from flows.steps import steps_per_task
 from tasks.completions import Completion, Completions
 from tasks.rollout import decode_and_score, denoise_steps, encode
-from tasks.train import advantages, push_weights, reduce, step, train_pack
+from tasks.train import advantages, publish, push_weights, reduce, step, train_pack
 
 URGENT = 1000  # above all fragments: what others wait for
 
@@ -225,6 +225,18 @@ class Executor:
             total=self._total,
             weights_dir=self._session.run_dir / "weights",
         )
+        self.publish(do.device, do.version + 1)
+
+    def publish(self, device: str, version: int) -> None:
+        """Let the trainer take out of its state what a push moves."""
+        self._session.published = self._submit(
+            publish,
+            "publish",
+            f"publish v{version}",
+            device,
+            lambda receipt: None,
+            state=self._session.state,
+        )
 
     @submit.register
     def _(self, do: protocol.Push) -> None:
@@ -243,7 +255,7 @@ class Executor:
             f"push v{do.version} to {do.device}",
             do.device,
             event_of,
-            state=self._session.state,
+            policy_version=self._session.published,
         )
 
     def _segments_of(self, blocks: tuple[PairBlock, ...]) -> list[PrefectFuture[Any]]:

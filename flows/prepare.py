@@ -30,6 +30,7 @@ def prepare(run_id: str) -> None:
         session.hashes[0] = receipt["hash"]
         round_ = Round(index=-1, prompts=[], trained_steps=range(0))
         executor = Executor(session, completions, IterationRecorder(session, round_), round_)
+        executor.publish(trainer, 0)
         for instruction in session.controller.start():
             executor.submit(instruction)
         for _ in session.devices:

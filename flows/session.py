@@ -59,6 +59,7 @@ class Session:
     tracker: Tracker
     started: float = field(default_factory=time)
     state: PrefectFuture[Any] | None = None  # TrainState of the current version, on a trainer
+    published: PrefectFuture[Any] | None = None  # PolicyVersion of it, for the other workers
     version: int = 0
     hashes: dict[int, str] = field(default_factory=dict)  # version -> content hash
     step_seconds: float = 0.0  # one denoising step of a fragment, as last measured

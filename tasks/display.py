@@ -18,7 +18,7 @@ HEADLINES: Final = {
     "reward/std": ("std within groups", ".3f"),
     "groups/zero_variance": ("groups without signal", ".0f"),
     "train/kl": ("KL to the base model", ".3g"),
-    "train/approx_kl": ("KL of the update", ".3g"),
+    "train/approx_kl": ("KL to the sampling policy", ".3g"),
     "train/clip_fraction": ("clipped", ".1%"),
     "train/grad_norm": ("gradient norm", ".3g"),
     "throughput/samples_per_second": ("images/s", ".1f"),

@@ -22,6 +22,7 @@ from digen_core.models.trainable import (
 )
 from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardFn
+from digen_core.training.optimizer import PolicyVersion
 from digen_core.transport.arrays import Weights, content_hash, to_array
 from tasks import receipts
 
@@ -40,21 +41,21 @@ class Engine:
     rewards: dict[str, RewardFn]
     version: int | None = None  # None until the first push
 
-    def load(self, version: int, weights: Weights, expected_hash: str) -> str:
-        """Adopt a version and return the hash of what the policy now holds.
+    def load(self, pushed: PolicyVersion) -> str:
+        """Adopt a version and return the hash of the weights that arrived.
 
         Raises:
-            VersionError: the weights arrived damaged.
+            VersionError: they arrived damaged.
         """
         self.version = None  # nothing half-loaded is ever used
-        set_weights(self.policy, weights)
-        found = content_hash(self.held_weights())
-        if found != expected_hash:
+        found = content_hash(pushed.weights)
+        if found != pushed.weights_hash:
             raise VersionError(
-                f"{self.device_name} loaded version {version} with hash {found}, "
-                f"but {expected_hash} was pushed"
+                f"{self.device_name} received version {pushed.version} with hash {found}, "
+                f"but {pushed.weights_hash} was pushed"
             )
-        self.version = version
+        set_weights(self.policy, pushed.weights)
+        self.version = pushed.version
         return found
 
     def held_weights(self) -> Weights:

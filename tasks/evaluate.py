@@ -6,7 +6,7 @@ from prefect import task
 
 from digen_core.rewards.scoring import score_images
 from digen_core.rollout.evaluation import sample_images
-from digen_core.training.optimizer import TrainState
+from digen_core.training.optimizer import PolicyVersion
 from tasks import receipts
 from tasks.engine import working
 
@@ -23,7 +23,7 @@ def sample_and_score(
     indices: list[int],
     shown: int,
     samples_per_prompt: int,
-    state: TrainState,
+    policy_version: PolicyVersion,
 ) -> np.ndarray:
     """Score images of some prompts and return thumbnails of the first ``shown`` of them.
 
@@ -34,11 +34,11 @@ def sample_and_score(
         indices: of the prompts in the evaluation set.
         shown: prompts whose thumbnails are returned, uint8 [shown, k, h, w, 3].
         samples_per_prompt: images per prompt.
-        state: the version to judge, by its moving average (its weights where there is none).
+        policy_version: to judge.
     """
     with working(run_id) as engine:
         config = engine.config
-        with engine.temporary_weights(state.ema):
+        with engine.temporary_weights(policy_version.weights):
             images = sample_images(
                 engine.policy,
                 prompts,

@@ -6,7 +6,8 @@ from time import time
 import torch
 from prefect import task
 
-from digen_core.config import RunConfig
+from digen_core.checks import explain_load_error
+from digen_core.config import ConfigError, RunConfig
 from digen_core.models.policy import Policy
 from digen_core.training.optimizer import TrainState
 from digen_core.transport.arrays import content_hash
@@ -19,7 +20,10 @@ from tasks.engine import build_engine, working
 def load_model(run_id: str, label: str, config: RunConfig, device: str, roles: list[str]) -> None:
     """Load the parts of the model that the worker's roles need."""
     started = time()
-    engine = build_engine(run_id, config, device, frozenset(roles))
+    try:
+        engine = build_engine(run_id, config, device, frozenset(roles))
+    except OSError as error:  # its causes, which explain it, are lost on the way to the flow
+        raise ConfigError(explain_load_error(config, error)) from error
     step_seconds = 0.0
     if "rollout" in roles:
         step_seconds = _measure_step(engine.policy, config)

@@ -94,12 +94,13 @@ class Tracker:
         return cls(client, uri, experiment_id, info.run_id)
 
     def log_iteration(self, record: IterationRecord) -> None:
-        """Log the metrics of an iteration at the version it made.
+        """Log the metrics of an iteration; MLflow's step counts iterations from 1.
 
         Raises:
             ValueError: a metric is NaN or infinite.
         """
-        self._log_metrics(f"metrics of version {record.version}", record.metrics, record.version)
+        step = record.iteration + 1
+        self._log_metrics(f"metrics of iteration {step}", record.metrics, step)
 
     def log_evaluation(self, tag: str, report: EvaluationReport) -> None:
         """Log the rewards of an evaluation as ``evaluation/<component>``, and the report as JSON.
@@ -186,7 +187,7 @@ class Tracker:
     def _log_metrics(self, what: str, values: dict[str, float], step: int) -> None:
         for name, value in values.items():
             if not math.isfinite(value):
-                raise ValueError(f"metric {name} is {value} at version {step}.")
+                raise ValueError(f"metric {name} is {value} at step {step}.")
         now = int(time.time() * 1000)
         metrics = [Metric(name, value, now, step) for name, value in values.items()]
         self._submit(what, self._client.log_batch, self.mlflow_run_id, metrics)

@@ -10,7 +10,15 @@ from prefect import task
 from digen_core.algorithms.grpo import group_advantages, zero_variance_groups
 from digen_core.control.protocol import Pack
 from digen_core.training.gradient_sum import GradientSum, add, gather_pairs, pack_gradient
-from digen_core.training.optimizer import TrainState, initial_state, optimizer_step
+from digen_core.training.optimizer import (
+    PolicyVersion,
+    TrainState,
+    averaged,
+    initial_state,
+    learning_rate_of,
+    optimizer_step,
+    published,
+)
 from digen_core.transport.arrays import Arrays
 from digen_core.transport.segment import Segment
 from digen_core.transport.weights import write_weights
@@ -99,7 +107,11 @@ def step(
 ) -> TrainState:
     """Make the next version and keep its weights on disk before anybody uses them."""
     with working(run_id) as engine:
-        next_state, grad_norm = optimizer_step(state, total.gradient, engine.config.train)
+        config = engine.config
+        learning_rate = learning_rate_of(config.train, state.version, config.num_iterations)
+        next_state, grad_norm = optimizer_step(
+            state, total.gradient, config.train, learning_rate=learning_rate
+        )
         write_weights(weights_dir, next_state.version, next_state.weights, next_state.ema)
     sums, count = total.metrics, total.metrics.num_pairs
     receipts.attach(
@@ -108,21 +120,28 @@ def step(
             "hash": next_state.weights_hash,
             "metrics": {
                 "train/loss": sums.loss / count,
-                "train/kl": sums.kl / count,
                 "train/clip_fraction": sums.clipped / count,
                 "train/approx_kl": sums.approx_kl / count,
                 "train/max_log_ratio": sums.max_log_ratio,
                 "train/grad_norm": grad_norm,
+                "train/learning_rate": learning_rate,
+                **({"train/kl": sums.kl / count} if config.algorithm.kl_coefficient else {}),
             },
         }
     )
     return next_state
 
 
+@task(name="publish", task_run_name="{label}")
+def publish(run_id: str, label: str, state: TrainState, *, average: bool = False) -> PolicyVersion:
+    """Take out of a state what other workers need of it: the moments stay on the trainer."""
+    with working(run_id):
+        return averaged(state) if average else published(state)
+
+
 @task(name="push", task_run_name="{label}")
-def push_weights(run_id: str, label: str, state: TrainState) -> str:
+def push_weights(run_id: str, label: str, policy_version: PolicyVersion) -> None:
     """Load a version on this worker and acknowledge it with the content's hash."""
     with working(run_id) as engine:
-        found = engine.load(state.version, state.weights, state.weights_hash)
-    receipts.attach({"version": state.version, "hash": found})
-    return found
+        found = engine.load(policy_version)
+    receipts.attach({"version": policy_version.version, "hash": found})

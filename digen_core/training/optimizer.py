@@ -4,6 +4,7 @@ The maths is torch's AdamW and clip_grad_norm_ and diffusers' EMAModel; only whe
 is ours, because a lost worker is repaired by computing a value again.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -28,14 +29,44 @@ class TrainState:
     ema: Weights  # equal to ``weights`` while ema_decay is 0
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyVersion:
+    """What a policy needs of a state: weights, named by version and content."""
+
+    version: int
+    weights: Weights
+    weights_hash: str
+
+
+def published(state: TrainState) -> PolicyVersion:
+    """Return the version that generates and trains next."""
+    return PolicyVersion(state.version, state.weights, state.weights_hash)
+
+
+def averaged(state: TrainState) -> PolicyVersion:
+    """Return the moving average of the weights, for evaluation and export."""
+    return PolicyVersion(state.version, state.ema, content_hash(state.ema))
+
+
 def initial_state(weights: Weights) -> TrainState:
     """Return version 0."""
     zeros = {name: np.zeros_like(value) for name, value in weights.items()}
     return TrainState(0, weights, content_hash(weights), zeros, zeros, weights)
 
 
+def learning_rate_of(config: TrainConfig, update: int, num_updates: int) -> float:
+    """Return the learning rate of an update, counted from 0, of a run of ``num_updates``."""
+    if config.learning_rate_decay == "none":
+        return config.learning_rate
+    return config.learning_rate * (1 + math.cos(math.pi * update / num_updates)) / 2
+
+
 def optimizer_step(
-    state: TrainState, gradient: Mapping[str, np.ndarray], config: TrainConfig
+    state: TrainState,
+    gradient: Mapping[str, np.ndarray],
+    config: TrainConfig,
+    *,
+    learning_rate: float,
 ) -> tuple[TrainState, float]:
     """Return the next version and the gradient's norm before clipping.
 
@@ -43,6 +74,7 @@ def optimizer_step(
         state: of the current version.
         gradient: by parameter name; a parameter it does not name is left as it is.
         config: AdamW's, clipping's and the average's settings.
+        learning_rate: of this update.
 
     Raises:
         FloatingPointError: the gradient's norm is NaN or infinite.
@@ -55,7 +87,7 @@ def optimizer_step(
     norm = float(nn.utils.clip_grad_norm_(parameters.values(), config.max_grad_norm))
     if not np.isfinite(norm):
         raise FloatingPointError(f"the gradient's norm is {norm} at version {state.version}.")
-    optimizer = adamw(list(parameters.values()), config)
+    optimizer = adamw(list(parameters.values()), config, learning_rate=learning_rate)
     for name, parameter in parameters.items():
         optimizer.state[parameter] = {
             "step": torch.tensor(float(state.version)),
@@ -76,11 +108,13 @@ def optimizer_step(
     return next_state, norm
 
 
-def adamw(parameters: list[nn.Parameter], config: TrainConfig) -> torch.optim.AdamW:
+def adamw(
+    parameters: list[nn.Parameter], config: TrainConfig, *, learning_rate: float
+) -> torch.optim.AdamW:
     """Return AdamW with the config's settings."""
     return torch.optim.AdamW(
         parameters,
-        lr=config.learning_rate,
+        lr=learning_rate,
         betas=config.betas,
         eps=config.adam_eps,
         weight_decay=config.weight_decay,

@@ -33,7 +33,7 @@ kinds with few prompts, so that they are not learned much later than relations."
 
 @dataclass(frozen=True)
 class PretrainConfig:
-    """Lengths and sizes; the defaults make the committed base model in 5 minutes on 2 cores."""
+    """Lengths and sizes; the defaults make the committed base model, in under 10 minutes."""
 
     num_images: int = 24_000
     vae_steps: int = 1_200

@@ -1,4 +1,4 @@
-"""The weights of a version on disk: safetensors with the version and content hashes in the header."""
+"""The weights of a version on disk: safetensors with the version and hashes in its header."""
 
 import json
 import os

@@ -1,39 +1,13 @@
 """A run config for the tiny FLUX, and clusters that several tests share."""
 
 import pytest
-
-PROMPTS = [
-    "a red circle",
-    "a blue square",
-    "two green triangles",
-    "a red circle left of a blue square",
-    "three blue circles",
-]
-HELD_OUT = ["a green square", "two red triangles", "a blue circle above a red square"]
+from integration_support import tree_of
 
 
 @pytest.fixture
 def tree(tiny_flux, tmp_path) -> dict:
     """Config of a small run on it, as a tree to be changed."""
-    train, evaluation = tmp_path / "train.txt", tmp_path / "evaluation.txt"
-    train.write_text("\n".join(PROMPTS))
-    evaluation.write_text("\n".join(HELD_OUT))
-    return {
-        "name": "test",
-        "num_iterations": 3,
-        "model": {"path": tiny_flux, "dtype": "float64"},
-        "prompts": {"train": str(train), "evaluation": str(evaluation)},
-        "rewards": {"smooth_rewards:brightness": 1.0},
-        "rollout": {
-            "prompts_per_iteration": 2,
-            "group_size": 4,
-            "fragment_size": 4,
-            "num_steps": 3,
-        },
-        "train": {"learning_rate": 1e-3, "pack_size": 4, "lora": {"rank": 4, "alpha": 8}},
-        "evaluation": {"samples_per_prompt": 2, "num_steps": 2, "grid_prompts": 2},
-        "tracking": {"runs_dir": str(tmp_path / "runs")},
-    }
+    return tree_of(tiny_flux, tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -42,6 +42,7 @@ CASES = {
     "dance, unbiased deviation, no average": {
         "rollout.transition": "dance",
         "rollout.noise_level": 0.3,
+        "train.learning_rate_decay": "cosine",
         "algorithm.advantage_ddof": 1,
         "train.ema_decay": 0,
     },

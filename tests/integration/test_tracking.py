@@ -90,7 +90,7 @@ def test_metrics_have_the_version_as_their_step(tracker):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_metric_that_is_not_finite_is_an_error(tracker, value):
-    with pytest.raises(ValueError, match=r"metric train/loss is .* at version 4"):
+    with pytest.raises(ValueError, match=r"metric train/loss is .* at step 4"):
         tracker.log_iteration(record_of(4, **{"reward/mean": 0.5, "train/loss": value}))
     tracker.finish("FAILED")
     assert run_of(tracker).data.metrics == {}

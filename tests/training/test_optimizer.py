@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,11 +11,33 @@ from diffusers.training_utils import EMAModel
 from torch import nn
 
 from digen_core.config import TrainConfig
-from digen_core.training.optimizer import TrainState, initial_state, optimizer_step
+from digen_core.training.optimizer import (
+    TrainState,
+    averaged,
+    initial_state,
+    learning_rate_of,
+    optimizer_step,
+    published,
+)
+from digen_core.transport.arrays import content_hash
 
 CONFIG = TrainConfig(learning_rate=1e-2, weight_decay=0.1, max_grad_norm=1.0, ema_decay=0.9)
 SHAPES = {"a": (3, 2), "b": (4,), "idle": (2,)}
 WITH_GRADIENT = ("a", "b")
+
+
+def stepped(state, gradient, config):
+    return optimizer_step(state, gradient, config, learning_rate=config.learning_rate)
+
+
+def test_the_learning_rate_by_hand():
+    # cosine over 4 updates: (1 + cos 0)/2 = 1, (1 + cos 45)/2, (1 + cos 90)/2 = 0.5
+    cosine = TrainConfig(learning_rate=2.0, learning_rate_decay="cosine")
+    rates = [learning_rate_of(cosine, update, 4) for update in range(4)]
+    assert rates[0] == 2.0
+    assert rates[1] == pytest.approx(1 + 0.5**0.5)
+    assert rates[2] == pytest.approx(1.0)
+    assert learning_rate_of(TrainConfig(learning_rate=2.0), 3, 4) == 2.0
 
 
 def arrays(seed: int, scale: float = 1.0, names=tuple(SHAPES)) -> dict[str, np.ndarray]:
@@ -66,7 +89,7 @@ def test_five_updates_equal_stateful_ones_bit_for_bit(scale, ema_every):
     config = CONFIG.model_copy(update={"ema_every": ema_every})
     state, norms = initial_state(arrays(0)), []
     for gradient in gradients(5, scale):
-        state, norm = optimizer_step(state, gradient, config)
+        state, norm = stepped(state, gradient, config)
         norms.append(norm)
     parameters, shadows, expected_norms = stateful(arrays(0), gradients(5, scale), config)
     assert state.version == 5
@@ -78,7 +101,7 @@ def test_five_updates_equal_stateful_ones_bit_for_bit(scale, ema_every):
 def test_the_first_step_by_hand():
     # Adam's first step is lr * g / (|g| + eps): the gradient's size does not matter.
     config = TrainConfig(learning_rate=0.1, weight_decay=0, max_grad_norm=100)
-    state, norm = optimizer_step(state_of(a=[1.0, -2.0]), {"a": np.array([3.0, -4.0])}, config)
+    state, norm = stepped(state_of(a=[1.0, -2.0]), {"a": np.array([3.0, -4.0])}, config)
     assert norm == 5
     np.testing.assert_allclose(state.weights["a"], [0.9, -1.9], rtol=1e-8)
     np.testing.assert_allclose(state.exp_avg["a"], [0.3, -0.4])  # (1 - 0.9) g
@@ -88,7 +111,7 @@ def test_the_first_step_by_hand():
 def test_weight_decay_by_hand():
     # Decoupled: weights shrink by lr * weight_decay = 5%, then Adam's step of 0.1.
     config = TrainConfig(learning_rate=0.1, weight_decay=0.5)
-    state, _ = optimizer_step(state_of(a=[1.0]), {"a": np.array([0.01])}, config)
+    state, _ = stepped(state_of(a=[1.0]), {"a": np.array([0.01])}, config)
     np.testing.assert_allclose(state.weights["a"], [0.95 - 0.1], rtol=1e-5)
 
 
@@ -96,7 +119,7 @@ def test_clipping_by_hand():
     # The norm over both parameters is 5: clipped to 0.5, a tenth of the gradient is left.
     gradient = {"a": np.array([3.0]), "b": np.array([4.0])}
     config = TrainConfig(max_grad_norm=0.5)
-    state, norm = optimizer_step(state_of(a=[0.0], b=[0.0]), gradient, config)
+    state, norm = stepped(state_of(a=[0.0], b=[0.0]), gradient, config)
     assert norm == 5
     np.testing.assert_allclose(state.exp_avg["a"], [0.1 * 0.3], rtol=1e-6)
     np.testing.assert_allclose(state.exp_avg["b"], [0.1 * 0.4], rtol=1e-6)
@@ -106,7 +129,7 @@ def test_a_parameter_without_gradient_is_left_alone():
     config = CONFIG.model_copy(update={"weight_decay": 0.5})
     state = start = initial_state(arrays(0))
     for gradient in gradients(3):
-        state, _ = optimizer_step(state, gradient, config)
+        state, _ = stepped(state, gradient, config)
     np.testing.assert_array_equal(state.weights["idle"], start.weights["idle"])
     np.testing.assert_array_equal(state.ema["idle"], start.weights["idle"])
     assert not state.exp_avg["idle"].any()
@@ -117,18 +140,17 @@ def test_the_average_moves_every_third_update_only():
     config = CONFIG.model_copy(update={"ema_every": 3})
     states = [initial_state(arrays(0))]
     for gradient in gradients(6):
-        states.append(optimizer_step(states[-1], gradient, config)[0])
+        states.append(stepped(states[-1], gradient, config)[0])
     changed = [
-        bool((after.ema["a"] != before.ema["a"]).any())
-        for before, after in zip(states, states[1:], strict=False)
+        bool((after.ema["a"] != before.ema["a"]).any()) for before, after in pairwise(states)
     ]
     assert changed == [False, False, True, False, False, True]
 
 
 def test_the_average_by_hand():
     # Decay is 0 at the first update, then (1 + n) / (10 + n) = 2/11 after one step of it.
-    first, _ = optimizer_step(state_of(a=[1.0]), {"a": np.array([1.0])}, CONFIG)
-    second, _ = optimizer_step(first, {"a": np.array([1.0])}, CONFIG)
+    first, _ = stepped(state_of(a=[1.0]), {"a": np.array([1.0])}, CONFIG)
+    second, _ = stepped(first, {"a": np.array([1.0])}, CONFIG)
     np.testing.assert_allclose(first.ema["a"], first.weights["a"], rtol=1e-12)
     np.testing.assert_allclose(
         second.ema["a"], 2 / 11 * first.ema["a"] + 9 / 11 * second.weights["a"], rtol=1e-12
@@ -139,7 +161,7 @@ def test_without_decay_the_average_is_the_weights():
     config = CONFIG.model_copy(update={"ema_decay": 0.0})
     state = initial_state(arrays(0))
     for gradient in gradients(3):
-        state, _ = optimizer_step(state, gradient, config)
+        state, _ = stepped(state, gradient, config)
         assert state.ema is state.weights
 
 
@@ -148,11 +170,11 @@ def test_a_gradient_that_is_not_finite_is_an_error(value):
     gradient = arrays(1, names=WITH_GRADIENT)
     gradient["b"][2] = value
     with pytest.raises(FloatingPointError, match=r"norm is (nan|inf) at version 0"):
-        optimizer_step(initial_state(arrays(0)), gradient, CONFIG)
+        stepped(initial_state(arrays(0)), gradient, CONFIG)
 
 
 def test_arguments_are_not_changed_and_the_step_can_be_done_again():
-    state, _ = optimizer_step(initial_state(arrays(0)), gradients(1)[0], CONFIG)
+    state, _ = stepped(initial_state(arrays(0)), gradients(1)[0], CONFIG)
     (gradient,) = gradients(1, scale=100.0)  # clipping must not scale the caller's arrays
     parts = (state.weights, state.exp_avg, state.exp_avg_sq, state.ema, gradient)
     before = copy.deepcopy(parts)
@@ -161,11 +183,22 @@ def test_arguments_are_not_changed_and_the_step_can_be_done_again():
             value.flags.writeable = False  # as they arrive from another worker
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        first, second = (optimizer_step(state, gradient, CONFIG)[0] for _ in range(2))
+        first, second = (stepped(state, gradient, CONFIG)[0] for _ in range(2))
     for part, kept in zip(parts, before, strict=True):
         assert_equal(part, {name: torch.tensor(value) for name, value in kept.items()})
     assert first.weights_hash == second.weights_hash != state.weights_hash
     assert (first.version, state.version) == (2, 1)
+
+
+def test_what_is_published_is_named_by_its_content():
+    state, _ = stepped(initial_state(arrays(0)), gradients(1)[0], CONFIG)
+    state, _ = stepped(state, gradients(1)[0], CONFIG)
+    version, average = published(state), averaged(state)
+    assert version.weights is state.weights
+    assert average.weights is state.ema
+    for found in (version, average):
+        assert (found.version, found.weights_hash) == (2, content_hash(found.weights))
+    assert version.weights_hash == state.weights_hash != average.weights_hash
 
 
 def test_version_zero():
@@ -178,6 +211,6 @@ def test_version_zero():
 def test_float32_stays_float32():
     weights = {name: value.astype(np.float32) for name, value in arrays(0).items()}
     gradient = {name: value.astype(np.float32) for name, value in gradients(1)[0].items()}
-    state, _ = optimizer_step(initial_state(weights), gradient, CONFIG)
+    state, _ = stepped(initial_state(weights), gradient, CONFIG)
     for part in (state.weights, state.exp_avg, state.exp_avg_sq, state.ema):
         assert {value.dtype for value in part.values()} == {np.dtype(np.float32)}

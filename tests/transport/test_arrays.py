@@ -16,7 +16,7 @@ from digen_core.models.trainable import initial_weights
 from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.training.gradient import Pairs
 from digen_core.training.gradient_sum import pack_gradient
-from digen_core.training.optimizer import initial_state, optimizer_step
+from digen_core.training.optimizer import initial_state, optimizer_step, published
 from digen_core.transport.arrays import content_hash, to_array, to_arrays, to_tensor, to_tensors
 from digen_core.transport.segment import Segment
 
@@ -129,9 +129,7 @@ def payloads(tiny_flux) -> dict:
     )
     first, *rest = list(done)
     latents = np.stack([to_array(x), to_array(first.x_next), *(to_array(d.x_next) for d in rest)])
-    segment = Segment(
-        Fragment(0, 0, 0, 0, 16), 0, latents, {0: to_array(first.logprob)}, version=0
-    )
+    segment = Segment(Fragment(0, 0, 0, 0, 16), 0, latents, {0: to_array(first.logprob)}, version=0)
     pairs = Pairs(
         x=first.x,
         x_next=first.x_next,
@@ -156,10 +154,11 @@ def payloads(tiny_flux) -> dict:
         "segment": segment,
         "gradient": gradient,
         "state": state,
+        "version": published(state),
     }
 
 
-@pytest.mark.parametrize("name", ["condition", "segment", "gradient", "state"])
+@pytest.mark.parametrize("name", ["condition", "segment", "gradient", "state", "version"])
 def test_no_array_goes_through_an_ordinary_pickle(payloads, name):
     value = payloads[name]
     buffers: list[pickle.PickleBuffer] = []

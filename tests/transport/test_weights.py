@@ -63,9 +63,10 @@ def test_a_process_that_dies_while_it_writes_leaves_the_version_before(tmp_path,
         path.write_bytes(b"half")
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(weights_module, "save_file", die)
-        write_weights(tmp_path, 2, EMA, EMA)
+        with pytest.raises(KeyboardInterrupt):
+            write_weights(tmp_path, 2, EMA, EMA)
     version, weights, _ = read_weights(tmp_path)
     assert version == 1
     assert_equal(weights, WEIGHTS)

@@ -1,0 +1,143 @@
+"""The record of an iteration, from hand-made receipts."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from digen_core.control.protocol import Device, Fragment
+from flows.recorder import IterationRecorder
+from flows.session import Round
+
+FIRST, SECOND = Fragment(4, 0, 0, 0, 2), Fragment(4, 0, 1, 2, 2)
+THIRD = Fragment(4, 1, 0, 0, 4)
+ROUND = Round(4, ["a red circle", "a blue square"], range(2))
+
+
+@pytest.fixture
+def session():
+    devices = [Device("rollout-0", frozenset({"rollout"})), Device("trainer-0", frozenset())]
+    return SimpleNamespace(config=SimpleNamespace(seed=9), version=4, devices=devices)
+
+
+def receipt(device="rollout-0", started=0.0, ended=1.0, **facts):
+    return {"device": device, "started": started, "ended": ended, **facts}
+
+
+@pytest.fixture
+def recorder(session):
+    """An iteration of two groups of four; the second has equal rewards."""
+    it = IterationRecorder(session, ROUND)
+    spans = [
+        ("encode g00", "encode", "rollout-0", 10.0, 10.5),
+        ("denoise g00 f0 t00", "denoise", "rollout-0", 10.5, 12.0),
+        ("score g01 f0", "score", "rollout-0", 13.0, 14.0),
+        ("advantages g00", "advantages", "trainer-0", 13.5, 14.0),
+        ("train p000", "train", "trainer-0", 14.0, 15.5),
+        ("optimizer step v5", "step", "trainer-0", 15.5, 16.0),
+        ("push v5 to rollout-0", "push", "rollout-0", 16.0, 16.25),
+        ("push v5 to trainer-0", "push", "trainer-0", 16.25, 17.0),
+    ]
+    for task, kind, device, started, ended in reversed(spans):
+        it.add_span(task, kind, 9.0, receipt(device, started, ended))
+
+    def logprobs(fragment, *, seconds, per_step, **values):
+        steps = {step[1:]: value for step, value in values.items()}
+        facts = receipt(ended=seconds, logprobs=steps, seconds_per_step=per_step)
+        it.add_logprobs(fragment, facts)
+
+    # steps arrive one by one, or together; the last step has no log-prob
+    logprobs(FIRST, seconds=0.5, per_step=0.1, t1=[-0.3, -0.4])
+    logprobs(FIRST, seconds=0.25, per_step=0.2, t0=[-0.1, -0.2])
+    logprobs(FIRST, seconds=0.25, per_step=0.9)
+    logprobs(SECOND, seconds=1.0, per_step=0.2, t0=[-0.5, -0.6], t1=[-0.7, -0.8])
+    logprobs(THIRD, seconds=1.0, per_step=0.2, t0=[-1.0] * 4, t1=[-2.0] * 4)
+
+    def rewards(fragment, values):
+        columns = {"reward": [2 * v for v in values], "shapes/score": values}
+        it.add_rewards(fragment, receipt(ended=0.125, rewards=columns))
+
+    rewards(THIRD, [0.5] * 4)
+    rewards(SECOND, [0.5, 1.0])
+    rewards(FIRST, [0.0, 0.5])
+    it.add_advantages({"advantages": {"0": [-1.5, 0.0, 0.0, 1.5]}, "skipped": []})
+    it.add_advantages({"advantages": {"1": [0.0] * 4}, "skipped": [1]})
+    it.add_metrics({"train/loss": 0.5})
+    session.version = 5  # the optimizer stepped
+    return it
+
+
+def test_a_row_for_each_sample_in_order(recorder):
+    rows = recorder.record(8.0, 1).samples
+    assert [(row.group, row.sample) for row in rows] == [(g, s) for g in (0, 1) for s in range(4)]
+    assert [row.reward for row in rows] == [0, 1, 1, 2, 1, 1, 1, 1]
+    assert [row.rewards for row in rows[:2]] == [{"shapes/score": 0.0}, {"shapes/score": 0.5}]
+    assert [row.advantage for row in rows] == [-1.5, 0, 0, 1.5, 0, 0, 0, 0]
+    assert [row.trained for row in rows] == [True] * 4 + [False] * 4
+    assert [row.prompt for row in rows[3:5]] == ["a red circle", "a blue square"]
+
+
+def test_log_probs_are_in_the_order_of_the_steps(recorder):
+    rows = recorder.record(8.0, 1).samples
+    assert {tuple(row.steps) for row in rows} == {(0, 1)}
+    assert [row.behaviour_logprobs for row in rows[:4]] == [
+        [-0.1, -0.3], [-0.2, -0.4], [-0.5, -0.7], [-0.6, -0.8],
+    ]  # fmt: skip
+
+
+def test_rows_name_who_made_them(recorder):
+    record = recorder.record(8.0, 1)
+    assert (record.iteration, record.version) == (4, 5)
+    for row in record.samples:
+        assert (row.iteration, row.seed, row.worker) == (4, 9, "rollout-0")
+        assert row.policy_version == 4  # the version that generated, not the one that was made
+    assert [row.denoise_seconds for row in record.samples[:3]] == [1.0, 1.0, 1.0]
+    assert record.samples[0].score_seconds == 0.125
+
+
+def test_spans_are_in_order_of_time(recorder):
+    spans = recorder.record(8.0, 1).spans
+    assert [span.task for span in spans[:2]] == ["encode g00", "denoise g00 f0 t00"]
+    assert [span.started for span in spans] == sorted(span.started for span in spans)
+    assert spans[0].queued == 9
+
+
+def test_metrics_by_hand(recorder):
+    metrics = recorder.record(8.0, 3).metrics
+    expected = {
+        "train/loss": 0.5,
+        "reward/mean": 1.0,
+        # standard deviations sqrt(0.5) and 0
+        "reward/std": 0.5**0.5 / 2,
+        "reward/shapes/score": 0.5,
+        "groups/zero_variance": 1,
+        "time/iteration_seconds": 8,
+        "time/rollout_seconds": 4,  # 10 to 14
+        "time/train_seconds": 2.5,  # 13.5 to 16
+        "time/push_seconds": 1,  # 16 to 17
+        "throughput/samples_per_second": 1,
+        "throughput/samples_per_device_second": 0.5,
+        # 0.5 + 1.5 + 1 + 0.25 and 0.5 + 1.5 + 0.5 + 0.75 of 8 seconds
+        "device/rollout-0/busy_fraction": 3.25 / 8,
+        "device/trainer-0/busy_fraction": 3.25 / 8,
+        "orchestration/steps_per_task": 3,
+        "staleness/max": 0,
+    }
+    assert metrics == pytest.approx(expected)
+    assert all(isinstance(value, float) for value in metrics.values())
+
+
+def test_the_measured_step_is_the_median(recorder):
+    assert recorder.step_seconds == 0.2
+
+
+def test_without_an_update_there_are_no_training_metrics(session):
+    it = IterationRecorder(session, Round(0, ["a red circle"], range(1)))
+    fragment = Fragment(0, 0, 0, 0, 2)
+    it.add_logprobs(fragment, receipt(logprobs={"0": [-1.0, -1.0]}, seconds_per_step=0.1))
+    it.add_rewards(fragment, receipt(rewards={"reward": [1.0, 1.0]}))
+    it.add_advantages({"advantages": {"0": [0.0, 0.0]}, "skipped": [0]})
+    record = it.record(1.0, 1)
+    assert record.version == 4
+    assert not any(name.startswith("train/") for name in record.metrics)
+    assert record.metrics["time/train_seconds"] == 0
+    assert [row.trained for row in record.samples] == [False, False]

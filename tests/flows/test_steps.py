@@ -1,0 +1,45 @@
+"""Steps in one task: as configured, or as many as keep orchestration below 5%."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from digen_core.config import RolloutConfig, RunConfig
+from flows.steps import MAX_ORCHESTRATION_SHARE, TASK_SECONDS, steps_per_task
+
+
+def config(steps_per_task, num_steps=8) -> RunConfig:
+    rollout = RolloutConfig(num_steps=num_steps, steps_per_task=steps_per_task)
+    return RunConfig(rollout=rollout)
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "steps"),
+    [
+        (0.200, 1),  # 10 ms of 200 ms is 5%
+        (0.199, 2),
+        (0.100, 2),
+        (0.050, 4),
+        (0.005, 8),  # 40 would be needed, 8 is the whole trajectory
+        (10.0, 1),
+        (0.0, 8),  # not measured
+    ],
+)
+def test_auto_by_hand(step_seconds, steps):
+    assert (TASK_SECONDS, MAX_ORCHESTRATION_SHARE) == (0.010, 0.05)
+    assert steps_per_task(config("auto"), step_seconds) == steps
+
+
+@pytest.mark.parametrize(("configured", "steps"), [(1, 1), (3, 3), (8, 8), (20, 8)])
+def test_a_number_is_taken_as_it_is(configured, steps):
+    assert steps_per_task(config(configured), 0.001) == steps
+
+
+@given(st.floats(1e-6, 100), st.integers(2, 50))
+def test_auto_is_the_least_that_is_below_the_share(step_seconds, num_steps):
+    steps = steps_per_task(config("auto", num_steps), step_seconds)
+    assert 1 <= steps <= num_steps
+    if steps < num_steps:
+        assert TASK_SECONDS / (steps * step_seconds) <= 0.05 * (1 + 1e-9)
+    if steps > 1:
+        assert TASK_SECONDS / ((steps - 1) * step_seconds) >= 0.05 * (1 - 1e-9)

@@ -1,0 +1,85 @@
+"""Where the seconds of a distributed iteration went: parts that add up."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from deployments.bench_overhead import covered, shares_of
+from digen_core.records import Span
+
+PARTS = ("tasks", "push", "transfer", "start_up", "orchestration")
+
+
+def span(kind: str, started: float, ended: float) -> Span:
+    return Span(kind, kind, "rollout-0", 0.0, started, ended)
+
+
+def lengths(shares) -> dict[str, float]:
+    return {name: getattr(shares, name) for name in PARTS}
+
+
+@pytest.mark.parametrize(
+    ("intervals", "length"),
+    [
+        ([], 0),
+        ([(1, 3)], 2),
+        ([(1, 3), (5, 6)], 3),
+        ([(5, 6), (1, 3), (2, 4)], 4),  # 1 to 4 and 5 to 6, in any order
+        ([(1, 9), (2, 3), (4, 5)], 8),  # one inside another
+        ([(1, 2), (2, 3)], 2),
+        ([(1, 1)], 0),
+    ],
+)
+def test_covered_by_hand(intervals, length):
+    assert covered(intervals) == length
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)).map(sorted).map(tuple)))
+def test_covered_counts_every_moment_once(intervals):
+    assert covered(intervals) == len({t for a, b in intervals for t in range(a, b)})
+
+
+def test_shares_by_hand():
+    spans = [
+        span("encode", 11, 12),
+        span("denoise", 12, 15),
+        span("train", 14, 17),  # two devices at once: counted once
+        span("push", 17.5, 19),
+        span("push", 18, 19.5),
+    ]
+    transfers = [(11.5, 12.5), (17, 17.25), (17.1, 18)]  # the first hides behind tasks
+    shares = shares_of(spans, transfers, started=10, ended=20, serial=8)
+    assert shares.serial == 8
+    assert shares.distributed == 10
+    assert shares.ratio == 0.8
+    assert lengths(shares) == pytest.approx(
+        {
+            "tasks": 6,  # 11 to 17
+            "push": 2,  # 17.5 to 19.5
+            "transfer": 0.5,  # 17 to 17.5
+            "start_up": 1.5,  # 10 to 11 and 19.5 to 20
+            "orchestration": 0,
+        }
+    )
+
+
+def test_idle_time_between_tasks_is_orchestration():
+    shares = shares_of([span("encode", 1, 2), span("push", 5, 6)], [], 0, 6, serial=3)
+    assert lengths(shares) == {
+        "tasks": 1, "push": 1, "transfer": 0, "start_up": 1, "orchestration": 3,
+    }  # fmt: skip
+
+
+moments = st.tuples(st.integers(0, 100), st.integers(0, 100)).map(sorted)
+
+
+@given(
+    spans=st.lists(st.tuples(st.sampled_from(["encode", "train", "push"]), moments), min_size=1),
+    transfers=st.lists(moments.map(tuple)),
+)
+def test_the_parts_add_up_and_none_is_negative(spans, transfers):
+    made = [span(kind, *moment) for kind, moment in spans]
+    shares = shares_of(made, transfers, started=-5, ended=105, serial=50)
+    parts = lengths(shares)
+    assert sum(parts.values()) == shares.distributed == 110
+    assert min(parts.values()) >= 0

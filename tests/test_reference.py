@@ -1,0 +1,228 @@
+"""The serial reference: what must hold for any algorithm setting."""
+
+import numpy as np
+import pytest
+import torch
+from tiny_policies import load_trainable
+
+from digen_core import reference as reference_module
+from digen_core.config import RunConfig
+from digen_core.data import prompts_of_iteration
+from digen_core.models.trainable import initial_weights, set_weights
+from digen_core.reference import post_train_serially
+from digen_core.rollout.evaluation import sample_images
+
+PROMPTS = ["a red circle", "a blue square", "two green triangles"]
+
+
+def brightness(images, prompts):
+    """Mean of the red channel minus half the blue one: smooth."""
+    return (images[:, 0] - images[:, 2] / 2).mean(dim=(1, 2))
+
+
+def flat(images, prompts):
+    return torch.full((len(images),), 0.3)
+
+
+@pytest.fixture
+def policy_of(tiny_flux):
+    """Return a function that loads what a config trains."""
+
+    def load(config: RunConfig):
+        keep = bool(config.algorithm.kl_coefficient)
+        return load_trainable(tiny_flux, "float64", config.train.lora, keep_reference=keep)
+
+    return load
+
+
+@pytest.fixture
+def train(policy_of):
+    """Return a function that runs two iterations, of two groups of four."""
+
+    def run(reward=brightness, **changes):
+        config = config_of(**changes)
+        return post_train_serially(config, policy_of(config), PROMPTS, {"judge": reward})
+
+    return run
+
+
+def config_of(
+    algorithm=None, train=None, rollout=None, num_iterations=2, seed=0, weight=1.0
+) -> RunConfig:
+    lora = {"rank": 4, "alpha": 8}
+    shape = {"prompts_per_iteration": 2, "group_size": 4, "fragment_size": 4, "num_steps": 3}
+    return RunConfig.model_validate(
+        {
+            "seed": seed,
+            "num_iterations": num_iterations,
+            "rewards": {"judge": weight},
+            "rollout": {**shape, **(rollout or {})},
+            "algorithm": algorithm or {},
+            "train": {"learning_rate": 1e-3, "lora": lora, **(train or {})},
+        }
+    )
+
+
+def assert_equal(left, right):
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        np.testing.assert_array_equal(value, right[name])
+
+
+def distance(left, right):
+    return max(np.abs(left[name] - right[name]).max() for name in right)
+
+
+def test_a_run_is_decided_by_its_config(train):
+    torch.manual_seed(1)
+    first = train()
+    torch.manual_seed(2)
+    second = train()
+    assert_equal(first.weights, second.weights)
+    assert_equal(first.ema, second.ema)
+    assert first.metrics == second.metrics
+    assert distance(first.weights, train(seed=1).weights) > 1e-3
+
+
+def test_one_row_of_metrics_an_iteration(policy_of):
+    config, seen = config_of(num_iterations=3), []
+    run = post_train_serially(
+        config,
+        policy_of(config),
+        PROMPTS,
+        {"judge": brightness},
+        on_iteration=lambda index, row: seen.append((index, row)),
+    )
+    assert seen == list(enumerate(run.metrics))
+    assert len(run.metrics) == 3
+    for row in run.metrics:
+        assert row.keys() == {
+            "reward/mean", "reward/judge/score", "groups/zero_variance", "train/grad_norm",
+        }  # fmt: skip
+        assert row["groups/zero_variance"] == 0
+        assert row["train/grad_norm"] > 0
+
+
+def test_equal_rewards_everywhere_leave_version_zero(policy_of):
+    config = config_of()
+    policy = policy_of(config)
+    run = post_train_serially(config, policy, PROMPTS, {"judge": flat})
+    start = initial_weights(policy, config.train.lora, seed=0)
+    assert_equal(run.weights, start)
+    assert_equal(run.ema, start)
+    assert [row["groups/zero_variance"] for row in run.metrics] == [2, 2]
+    assert [row["train/grad_norm"] for row in run.metrics] == [0, 0]
+
+
+def test_a_group_with_equal_rewards_contributes_nothing(train):
+    first, second = prompts_of_iteration(PROMPTS, 0, 2, seed=0)
+
+    def flat_in(group, value):
+        def reward(images, prompts):
+            values = brightness(images, prompts)
+            return torch.full_like(values, value) if prompts[0] == group else values
+
+        return reward
+
+    runs = [
+        train(flat_in(second, value), num_iterations=1, train={"weight_decay": 0})
+        for value in (0.0, 0.9)
+    ]
+    assert_equal(runs[0].weights, runs[1].weights)
+    assert runs[0].metrics[0]["groups/zero_variance"] == 1
+    assert runs[0].metrics[0]["reward/mean"] < runs[1].metrics[0]["reward/mean"]
+    # The gradient is a sum over groups: each group alone, added up, is both together.
+    alone = [train(flat_in(group, 0.0), num_iterations=1) for group in (first, second)]
+    norms = [run.metrics[0]["train/grad_norm"] for run in (*alone, train(num_iterations=1))]
+    assert abs(norms[0] - norms[1]) < norms[2] < norms[0] + norms[1]
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.5, -1.0])
+def test_without_scaling_the_gradient_is_linear_in_the_rewards(train, factor):
+    runs = [
+        train(weight=weight, num_iterations=1, algorithm={"advantage_scale": "none"})
+        for weight in (1.0, factor)
+    ]
+    one, scaled = (run.metrics[0]["train/grad_norm"] for run in runs)
+    assert scaled == pytest.approx(abs(factor) * one, rel=1e-9)
+
+
+def test_scaled_by_the_group_only_the_order_of_magnitude_of_eps_matters(train):
+    algorithm = {"advantage_eps": 1e-12}
+    runs = [train(weight=weight, algorithm=algorithm) for weight in (1.0, 8.0)]
+    assert distance(runs[0].weights, runs[1].weights) < 1e-7
+
+
+def test_the_kl_term_acts_once_the_policy_has_moved(train):
+    for kl in ("gaussian", "flowgrpo"):
+        algorithm = {"kl_coefficient": 10.0, "kl": kl}
+        # at the base model the divergence is at its minimum: no gradient
+        first, plain = train(num_iterations=1, algorithm=algorithm), train(num_iterations=1)
+        assert first.metrics[0]["train/grad_norm"] == pytest.approx(
+            plain.metrics[0]["train/grad_norm"], rel=1e-12
+        )
+        moved = train(algorithm=algorithm)
+        assert distance(moved.weights, train().weights) > 1e-5
+
+
+def test_a_window_trains_its_steps_only(policy_of, monkeypatch):
+    noises, trained = [], []
+
+    def noise_of(*args, step, **settings):
+        noises.append(step)
+        return original_noise(*args, step=step, **settings)
+
+    def loss(config, policy, group, step):
+        trained.append(step)
+        return original_loss(config, policy, group, step)
+
+    original_noise, original_loss = reference_module.noise_of, reference_module._loss
+    monkeypatch.setattr(reference_module, "noise_of", noise_of)
+    monkeypatch.setattr(reference_module, "_loss", loss)
+    config = config_of(num_iterations=1, algorithm={"window": (1, 1, 2)})
+    post_train_serially(config, policy_of(config), PROMPTS, {"judge": brightness})
+    assert noises == [0, 2] * 2  # the initial latent, and the noise after step 1, of 2 groups
+    assert trained == [1, 1]
+
+
+def test_windows_of_one_place_are_that_place(train):
+    # (2, 0, 2) can only start at 0: the first two steps, as the default of 3 steps trains
+    assert_equal(train(algorithm={"window": (2, 0, 2)}).weights, train().weights)
+
+
+def test_the_average_is_off_on_request_and_lags_otherwise(train):
+    off = train(train={"ema_decay": 0})
+    assert off.ema is off.weights
+    on = train()
+    assert_equal(on.weights, off.weights)
+    assert 0 < distance(on.ema, on.weights) < 2e-3
+
+
+def test_the_policy_is_left_with_the_last_weights(policy_of):
+    config = config_of(num_iterations=1)
+    policy = policy_of(config)
+    run = post_train_serially(config, policy, PROMPTS, {"judge": brightness})
+    x = torch.zeros(1, *policy.latent_shape, dtype=torch.float64)
+    inputs = (x, torch.tensor([0.5]), policy.encode(["a red circle"]))
+    before = policy.velocity(*inputs)
+    set_weights(policy, run.weights)
+    assert torch.equal(policy.velocity(*inputs), before)
+
+
+def test_the_reward_rises(policy_of):
+    """The sign of it all, on noise that was not trained on."""
+    config = config_of(
+        num_iterations=4, rollout={"group_size": 8, "fragment_size": 8}, train={"lora": None}
+    )
+    policy, rewards = policy_of(config), []
+    # The last norm of the tiny VAE takes out the mean; here an image is the mean of its latent.
+    policy.decode = lambda x: x.mean((1, 2)).view(-1, 1, 1, 1).expand(-1, 3, 8, 8)
+
+    def judge(weights):
+        set_weights(policy, weights)
+        settings = {"num_samples": 4, "num_steps": 3, "seed": 1}
+        rewards.append(brightness(sample_images(policy, PROMPTS, range(3), **settings), PROMPTS))
+
+    judge(initial_weights(policy, None, seed=0))
+    judge(post_train_serially(config, policy, PROMPTS, {"judge": brightness}).weights)
+    assert (rewards[1] > rewards[0]).all()
