@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import dask
 from distributed import Client, Nanny, Scheduler, SpecCluster
 
 from digen_core.config import ClusterConfig, ConfigError
@@ -36,17 +37,27 @@ def run_cluster(config: ClusterConfig, devices: list[Device]) -> Iterator[str]:
         yield config.scheduler_address
         return
     logging.getLogger("distributed").setLevel(logging.ERROR)
-    workers = {device.name: _worker(device, config.threads_per_worker) for device in devices}
+    workers = {device.name: _worker(device) for device in devices}
     scheduler = {
         "cls": Scheduler,
         "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"},
     }
-    with SpecCluster(scheduler=scheduler, workers=workers, silence_logs=logging.ERROR) as cluster:
+    before_start = {
+        **dict.fromkeys(THREAD_VARIABLES, str(config.threads_per_worker)),
+        # Threads that spin while they wait take the cores that other workers need.
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+    # This also drops Dask's MALLOC_TRIM_THRESHOLD_, which gives each freed tensor back to the
+    # system at once: its page faults made CPU workers several times slower.
+    with (
+        dask.config.set({"distributed.nanny.pre-spawn-environ": before_start}),
+        SpecCluster(scheduler=scheduler, workers=workers, silence_logs=logging.ERROR) as cluster,
+    ):
         yield cluster.scheduler_address
 
 
-def _worker(device: Device, num_threads: int) -> dict[str, Any]:
-    """Describe a worker process: one task at a time, its engine on ``num_threads`` threads."""
+def _worker(device: Device) -> dict[str, Any]:
+    """Describe a worker process, which runs one task at a time."""
     return {
         "cls": Nanny,
         "options": {
@@ -56,13 +67,7 @@ def _worker(device: Device, num_threads: int) -> dict[str, Any]:
             "memory_limit": 0,
             "dashboard_address": None,
             "silence_logs": logging.ERROR,
-            "env": {
-                **dict.fromkeys(THREAD_VARIABLES, str(num_threads)),
-                **_prefect_api(),
-                # Threads that spin while they wait take the cores that other workers need.
-                "OMP_WAIT_POLICY": "PASSIVE",
-                "TRANSFORMERS_VERBOSITY": "error",
-            },
+            "env": {**_prefect_api(), "TRANSFORMERS_VERBOSITY": "error"},
             "preload": ["tasks.engine"],
         },
     }
