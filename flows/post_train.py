@@ -6,9 +6,9 @@
 
 from typing import Any
 
-from digen_core.checks import check_inputs
 from prefect import Flow, flow
 
+from digen_core.checks import check_inputs
 from digen_core.config import RunConfig
 from digen_core.records import RunReport
 from flows.evaluate import evaluate
