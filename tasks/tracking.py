@@ -237,7 +237,9 @@ def _experiment_id(client: MlflowClient, uri: str, config: RunConfig) -> str:
     artifacts = Path(config.tracking.runs_dir).resolve() / "mlartifacts"
     # A server knows where its artifacts go; a file does not.
     location = artifacts.as_uri() if uri.startswith("sqlite:") else None
-    return str(client.create_experiment(config.tracking.experiment, artifact_location=location))
+    # Opens MLflow's pages for trained models, not those for prompts and agents.
+    tags = {"mlflow.experimentKind": "custom_model_development"}
+    return str(client.create_experiment(config.tracking.experiment, location, tags))
 
 
 def _tags(run_dir: Path, flow_run_id: str | None) -> dict[str, str]:
