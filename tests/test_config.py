@@ -106,11 +106,11 @@ def test_config_show_prints_every_key_with_its_help(capsys):
 
 def test_config_show_shows_overrides(capsys, tmp_path):
     source = str(ROOT / "deployments" / "configs" / "shapes.toml")
-    assert run(["config", "show", source, "--rollout.group-size", "32", "--train.lora=null"]) == 0
+    assert run(["config", "show", source, "--rollout.group-size", "48", "--train.lora=null"]) == 0
     path = tmp_path / "shown.toml"
     path.write_text(capsys.readouterr().out)
     shown = load_config(path)
-    assert shown.rollout.group_size == 32
+    assert shown.rollout.group_size == 48
     assert shown.train.lora is None
 
 

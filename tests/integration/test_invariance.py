@@ -89,7 +89,8 @@ def test_weights_equal_the_serial_reference(case, workers, tree, cluster_address
 
     version, weights, ema = read_weights(Path(report.run_dir) / "weights")
     moved = distance(expected.weights, initial(config))
-    assert version == 3
+    # An iteration whose groups all carry no signal makes no version.
+    assert version == sum(row["train/grad_norm"] > 0 for row in expected.metrics) >= 2
     assert moved > 1e-4, "the weights did not move, so the test would show nothing"
     assert distance(weights, expected.weights) < TOLERANCE[config.model.dtype]
     assert distance(ema, expected.ema) < TOLERANCE[config.model.dtype]

@@ -170,7 +170,7 @@ def test_a_store_that_breaks_in_mid_run_is_warned_about_once(tmp_path, caplog):
             tracker.log_iteration(record_of(version, **{"reward/mean": 0.5}))
         tracker.finish("FINISHED")
     (warning,) = [entry for entry in caplog.records if entry.name == "tasks.tracking"]
-    assert "did not take metrics of version 1" in warning.message
+    assert "did not take metrics of iteration 1" in warning.message
 
 
 def test_a_server_that_hangs_does_not_hold_up_the_run(runs_dir, monkeypatch, caplog):
@@ -212,7 +212,7 @@ def test_a_server_that_dies_in_mid_run_does_not_end_the_run(tmp_path, monkeypatc
             tracker.log_evaluation("after", REPORT)
             tracker.finish("FINISHED")
     (warning,) = [entry for entry in caplog.records if entry.name == "tasks.tracking"]
-    assert f"MLflow at {uri} did not take metrics of version 2" in warning.message
+    assert f"MLflow at {uri} did not take metrics of iteration 2" in warning.message
 
 
 def free_port() -> int:

@@ -148,7 +148,7 @@ def payloads(tiny_flux) -> dict:
         num_pairs_of_update=16,
     )
     state = initial_state(initial_weights(policy, None, seed=0))
-    state, _ = optimizer_step(state, gradient.gradient, TrainConfig())
+    state, _ = optimizer_step(state, gradient.gradient, TrainConfig(), learning_rate=1e-3)
     return {
         "condition": to_arrays(condition),
         "segment": segment,
