@@ -25,9 +25,8 @@ from digen_core.reference import post_train_serially
 from digen_core.rewards import reward_functions
 from flows.iteration import iteration
 from flows.prepare import prepare
-from flows.run import open_run
+from flows.run import on_cluster, open_run
 from flows.session import watching
-from tasks.runner import LeanDaskTaskRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +73,13 @@ def bench_overhead(config: RunConfig) -> list[Shares]:
     make_trainable(policy, config.train.lora, keep_reference=bool(config.algorithm.kl_coefficient))
     watch = _Watch()
     with open_run(config) as session, watching(watch):
-
-        def on_cluster(subflow, *arguments):  # type: ignore[no-untyped-def]
-            runner = LeanDaskTaskRunner(session.address)
-            return subflow.with_options(task_runner=runner)(session.run_id, *arguments)
-
-        on_cluster(prepare)
+        on_cluster(session, prepare)
         serial_started = time()
 
         def distributed_iteration(index: int, row: dict[str, float]) -> None:
             nonlocal serial_started
             started = time()
-            on_cluster(iteration, index)
+            on_cluster(session, iteration, index)
             ended = time()
             assert watch.record is not None
             transfers = transfers_of(session.client, started)

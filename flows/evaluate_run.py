@@ -11,10 +11,9 @@ from digen_core.records import EvaluationReport
 from flows.collect import receipts_of
 from flows.evaluate import evaluate
 from flows.prepare import load_models
-from flows.run import reopen_run
+from flows.run import on_cluster, reopen_run
 from flows.session import session_of
 from tasks.completions import Completions
-from tasks.runner import LeanDaskTaskRunner
 from tasks.setup import restore_state
 
 
@@ -23,11 +22,8 @@ def evaluate_run(run_dir: Path, config: RunConfig) -> EvaluationReport:
     """Evaluate a run's last version; the report and its image grid join the run's folder."""
     check_inputs(config)
     with reopen_run(config, run_dir) as session:
-        runner = LeanDaskTaskRunner(session.address)
-        restore.with_options(task_runner=runner)(session.run_id)
-        report: EvaluationReport = evaluate.with_options(task_runner=runner.duplicate())(
-            session.run_id, "again"
-        )
+        on_cluster(session, restore)
+        report: EvaluationReport = on_cluster(session, evaluate, "again")
         return report
 
 

@@ -4,9 +4,7 @@
 | evaluate -> iteration 0 -> iteration 1 -> ... -> evaluate -> export
 """
 
-from typing import Any
-
-from prefect import Flow, flow
+from prefect import flow
 
 from digen_core.checks import check_inputs
 from digen_core.config import RunConfig
@@ -15,8 +13,7 @@ from flows.evaluate import evaluate
 from flows.export import export
 from flows.iteration import iteration
 from flows.prepare import prepare
-from flows.run import open_run
-from tasks.runner import LeanDaskTaskRunner
+from flows.run import on_cluster, open_run
 
 
 @flow(name="post-train", flow_run_name="{config.name}")
@@ -24,19 +21,14 @@ def post_train(config: RunConfig) -> RunReport:
     """Train for ``config.num_iterations`` rounds of prompts; compare before with after."""
     check_inputs(config)
     with open_run(config) as session:
-
-        def on_cluster(subflow: Flow[Any, Any], *arguments: Any) -> Any:
-            runner = LeanDaskTaskRunner(session.address)
-            return subflow.with_options(task_runner=runner)(session.run_id, *arguments)
-
-        on_cluster(prepare)
-        before = on_cluster(evaluate, "before")
+        on_cluster(session, prepare)
+        before = on_cluster(session, evaluate, "before")
         for index in range(config.num_iterations):
-            on_cluster(iteration, index)
+            on_cluster(session, iteration, index)
             if session.out_of_time:
                 break
             if session.evaluation_due:
-                on_cluster(evaluate, f"iteration-{index:04d}")
-        after = on_cluster(evaluate, "after")
-        on_cluster(export)
+                on_cluster(session, evaluate, f"iteration-{index:04d}")
+        after = on_cluster(session, evaluate, "after")
+        on_cluster(session, export)
         return session.report(before, after)

@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from distributed import Client
-from prefect import runtime
+from prefect import Flow, runtime
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 from digen_core.config import RunConfig
 from digen_core.config_file import CONFIG_OF_RUN
@@ -16,7 +18,7 @@ from digen_core.data import read_prompts
 from flows.session import Session, registered, say, watching
 from tasks.artifacts import RunArtifacts
 from tasks.cluster import addresses_of, devices_of, local_devices, run_cluster
-from tasks.runner import shared_client
+from tasks.runner import LeanDaskTaskRunner, shared_client
 from tasks.tracking import Tracker
 
 
@@ -85,6 +87,17 @@ def _ended_in(tracker: Tracker) -> Iterator[None]:
         tracker.finish("FAILED", f"{type(error).__name__}: {error}")
         raise
     tracker.finish("FINISHED")
+
+
+def on_cluster(session: Session, subflow: Flow[Any, Any], *arguments: Any) -> Any:
+    """Call a subflow whose tasks run on the session's workers.
+
+    The run's own flow sends the heartbeats: the end of a flow waits up to a second for the thread
+    that sends its own.
+    """
+    runner = LeanDaskTaskRunner(session.address)
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        return subflow.with_options(task_runner=runner)(session.run_id, *arguments)
 
 
 def workload_of(config: RunConfig) -> Workload:
