@@ -146,14 +146,10 @@ def covered(intervals: Sequence[tuple[float, float]]) -> float:
 
 def main(config: RunConfig, iterations: int) -> None:
     """Measure ``iterations`` rounds after one that warms up, and print the medians."""
-    size = config.rollout.group_size
-    rollout = config.rollout.model_copy(update={"fragment_size": size})
     config = config.model_copy(
         update={
             "num_iterations": iterations + 1,
             "name": "bench-overhead",
-            "rollout": rollout,
-            "train": config.train.model_copy(update={"pack_size": size}),
             "cluster": config.cluster.model_copy(
                 update={"rollout_workers": 1, "trainer_workers": 1, "threads_per_worker": 1}
             ),
