@@ -35,7 +35,7 @@ class Shares:
 
     serial: float
     distributed: float
-    tasks: float  # task bodies but the push: what the serial loop does as well
+    tasks: float  # task bodies but the push: the serial loop's work, and taking weights out for it
     push: float
     transfer: float  # data between workers, while no task ran
     start_up: float  # of the iteration's flow run, before its first task and after its last

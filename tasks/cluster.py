@@ -48,7 +48,7 @@ def run_cluster(config: ClusterConfig, devices: list[Device]) -> Iterator[str]:
         "OMP_WAIT_POLICY": "PASSIVE",
     }
     # This also drops Dask's MALLOC_TRIM_THRESHOLD_, which gives each freed tensor back to the
-    # system at once: its page faults made CPU workers several times slower.
+    # system at once: its page faults made a denoising step 1.7 times slower on the CPU.
     with (
         dask.config.set({"distributed.nanny.pre-spawn-environ": before_start}),
         SpecCluster(scheduler=scheduler, workers=workers, silence_logs=logging.ERROR) as cluster,
