@@ -161,7 +161,7 @@ class Executor:
     def _(self, do: protocol.ComputeAdvantages) -> None:
         def event_of(receipt: dict[str, Any]) -> Event:
             self._recorder.add_advantages(receipt)
-            return protocol.AdvantagesComputed(do.groups, tuple(receipt["skipped"]))
+            return protocol.AdvantagesComputed(do.iteration, do.groups, tuple(receipt["skipped"]))
 
         parts = [self._scores[group] for group in do.groups]
         name = f"g{do.groups[0]:02d}" if len(do.groups) == 1 else "all groups"
@@ -203,7 +203,7 @@ class Executor:
             "reduce",
             "reduce",
             do.device,
-            lambda receipt: protocol.GradientReduced(),
+            lambda receipt: protocol.GradientReduced(do.iteration),
             sums=[self._sums[device] for device in do.devices],
         )
 

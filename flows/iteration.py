@@ -10,7 +10,7 @@ from prefect import flow
 
 from digen_core.algorithms.windows import trained_steps
 from digen_core.config import RunConfig
-from digen_core.control.protocol import Event, FinishIteration, Instruction, IterationStarted
+from digen_core.control.protocol import Event, FinishIteration, Instruction, IterationOffered
 from digen_core.data import prompts_of_iteration
 from digen_core.seeding import WINDOW, numpy_generator_for
 from flows.executor import Executor
@@ -30,7 +30,7 @@ def iteration(run_id: str, index: int) -> None:
     num_steps_per_task = steps_per_task(session.config, session.step_seconds)
     with Completions() as completions:
         executor = Executor(session, completions, recorder, round_)
-        event: Event = IterationStarted(index, tuple(round_.trained_steps))
+        event: Event = IterationOffered(index, tuple(round_.trained_steps))
         while not _carry_out(executor, session.controller.handle(event)):
             event = executor.next_event()
     session.step_seconds = recorder.step_seconds

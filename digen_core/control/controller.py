@@ -1,6 +1,6 @@
 """Who generates, scores, trains, steps and loads, and when: a state machine without I/O.
 
-| IterationStarted -> Encode*, Generate* -> FragmentGenerated -> Score -> FragmentScored
+| IterationOffered -> Encode*, Generate* -> FragmentGenerated -> Score -> FragmentScored
 |   -> ComputeAdvantages -> AdvantagesComputed -> (barrier: all groups) Train* -> PackTrained
 |   -> Reduce -> GradientReduced -> Step -> Stepped -> Push* -> VersionLoaded -> FinishIteration
 
@@ -28,7 +28,7 @@ from digen_core.control.protocol import (
     Generate,
     GradientReduced,
     Instruction,
-    IterationStarted,
+    IterationOffered,
     Pack,
     PackTrained,
     Push,
@@ -94,20 +94,22 @@ class Controller:
         match event:
             case VersionLoaded(device, version):
                 return self._on_loaded(device, version)
-            case IterationStarted(iteration, trained_steps):
+            case IterationOffered(iteration, trained_steps, _):
                 return self._on_iteration(iteration, trained_steps)
             case FragmentGenerated(fragment):
                 return self._on_generated(fragment)
             case FragmentScored(fragment):
                 return self._on_scored(fragment)
-            case AdvantagesComputed(groups, skipped):
+            case AdvantagesComputed(_, groups, skipped):
                 return self._on_advantages(groups, skipped)
             case PackTrained(pack):
                 return self._on_trained(pack)
-            case GradientReduced():
-                return [Step(self._version, self._trainers[0])]
+            case GradientReduced(iteration):
+                return [Step(iteration, self._version, self._trainers[0])]
             case Stepped(version):
                 return self._on_stepped(version)
+            case _:
+                raise ControllerError(f"{event} is not for this layout: {self!r}")
 
     def fragments_of(self, iteration: int, group: int) -> tuple[Fragment, ...]:
         """Cut a group into fragments."""
@@ -144,7 +146,7 @@ class Controller:
             fragment = self._to_generate.popleft()
             self._generating[fragment] = device
             if fragment.index == 0:
-                instructions.append(Encode(fragment.group, device))
+                instructions.append(Encode(fragment.iteration, fragment.group, device))
             steps = self._workload.num_steps
             instructions.append(Generate(fragment, 0, steps, self._version, device))
         return instructions
@@ -163,10 +165,12 @@ class Controller:
         if waiting:
             return []
         if not self._workload.advantages_need_all_groups:
-            return [ComputeAdvantages((fragment.group,), self._trainers[0])]
+            groups: tuple[int, ...] = (fragment.group,)
+            return [ComputeAdvantages(fragment.iteration, groups, self._trainers[0])]
         if any(self._unscored.values()):
             return []
-        return [ComputeAdvantages(tuple(sorted(self._unscored)), self._trainers[0])]
+        groups = tuple(sorted(self._unscored))
+        return [ComputeAdvantages(fragment.iteration, groups, self._trainers[0])]
 
     # --- training -------------------------------------------------------------------------
 
@@ -220,7 +224,8 @@ class Controller:
             raise ControllerError(f"pack {pack.index} was not being trained: {self!r}")
         if self._to_train or self._training:
             return self._dispatch_training()
-        return [Reduce(tuple(sorted(self._gradient_devices)), self._trainers[0])]
+        devices = tuple(sorted(self._gradient_devices))
+        return [Reduce(pack.iteration, devices, self._trainers[0])]
 
     # --- versions -------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The words of the controller: what work is, what happened, what to do.
 
-Events say what happened, instructions what to do. The flow on Dask workers, and every other body
-that a schedule runs in, speaks only these.
+Events say what happened, instructions what to do. The flow on Dask workers, the simulator and the
+property tests speak only these.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,11 @@ Role = Literal["rollout", "trainer"]
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A worker that holds a model."""
+    """A worker that holds a model. With both roles it generates and trains in turn."""
 
     name: str
     roles: frozenset[Role]
+    kind: str = "default"  # devices of one kind are equally fast
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -62,6 +63,20 @@ class Pack:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceJoined:
+    """A device may be used from now on; it holds no version yet."""
+
+    device: Device
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLost:
+    """A device is gone with everything it held: trajectories, gradient sums, versions."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
 class VersionLoaded:
     """A device acknowledged that it holds this policy version."""
 
@@ -70,11 +85,32 @@ class VersionLoaded:
 
 
 @dataclass(frozen=True, slots=True)
-class IterationStarted:
-    """A new round of prompts may begin; these steps of its trajectories are noisy and trained."""
+class Switched:
+    """A device is ready for the work of this role."""
+
+    device: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class IterationOffered:
+    """The next round of prompts is known; it begins as soon as the layout lets it.
+
+    ``trained_steps`` of its trajectories are noisy and trained. ``group_costs``, if given, are the
+    relative costs of its groups (mixed resolutions), else all groups cost the same.
+    """
 
     iteration: int
     trained_steps: tuple[int, ...]
+    group_costs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentPaused:
+    """A fragment stopped at a step boundary: ``next_step`` is the first one that is not done."""
+
+    fragment: Fragment
+    next_step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +129,16 @@ class FragmentScored:
 
 @dataclass(frozen=True, slots=True)
 class AdvantagesComputed:
-    """Advantages of these groups exist; ``skipped`` have equal rewards and carry no signal."""
+    """Advantages of these groups exist; ``skipped`` have equal rewards and carry no signal.
 
+    ``chosen``, if given, names the samples of each group that are trained (best-of-n), in the order
+    of ``groups``; else all are.
+    """
+
+    iteration: int
     groups: tuple[int, ...]
-    skipped: tuple[int, ...]
+    skipped: tuple[int, ...] = ()
+    chosen: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +149,17 @@ class PackTrained:
 
 
 @dataclass(frozen=True, slots=True)
+class PackTooLarge:
+    """A device ran out of memory in a pack and added nothing."""
+
+    pack: Pack
+
+
+@dataclass(frozen=True, slots=True)
 class GradientReduced:
     """The devices' sums are one gradient."""
+
+    iteration: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +170,17 @@ class Stepped:
 
 
 Event = (
-    VersionLoaded
-    | IterationStarted
+    DeviceJoined
+    | DeviceLost
+    | VersionLoaded
+    | Switched
+    | IterationOffered
+    | FragmentPaused
     | FragmentGenerated
     | FragmentScored
     | AdvantagesComputed
     | PackTrained
+    | PackTooLarge
     | GradientReduced
     | Stepped
 )
@@ -136,6 +192,7 @@ Event = (
 class Encode:
     """Embed the prompt of a group."""
 
+    iteration: int
     group: int
     device: str
 
@@ -152,8 +209,19 @@ class Generate:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """Stop a fragment at the next step boundary.
+
+    It answers with FragmentPaused, or with FragmentGenerated if its last step had begun.
+    """
+
+    fragment: Fragment
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
 class Score:
-    """Decode a finished fragment and reward it."""
+    """Decode a finished fragment, where it was generated, and reward it."""
 
     fragment: Fragment
     device: str
@@ -163,13 +231,14 @@ class Score:
 class ComputeAdvantages:
     """Centre and scale the rewards of these groups."""
 
+    iteration: int
     groups: tuple[int, ...]
     device: str
 
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Add a pack's gradient to the sum of this device."""
+    """Add a pack's gradient, taken at ``version``, to the sum of this device."""
 
     pack: Pack
     version: int
@@ -178,36 +247,59 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Add up the sums of these devices."""
+    """Add up the sums of these devices for the update of an iteration."""
 
+    iteration: int
     devices: tuple[str, ...]
     device: str
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Make version + 1 from version and the reduced gradient."""
+    """Make version + 1 from version and the reduced gradient of an iteration."""
 
+    iteration: int
     version: int
     device: str
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Load a version on a device, which acknowledges it with the content's hash."""
+    """Load a version on a device beside those it holds; it answers with the content's hash."""
 
     version: int
     device: str
 
 
 @dataclass(frozen=True, slots=True)
+class Switch:
+    """Make a device ready for the work of another role."""
+
+    device: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
 class FinishIteration:
-    """Every device holds the new version; ``updated`` is false if no group carried a signal."""
+    """An iteration is over: ``updated`` is false if no group of it carried a signal.
+
+    Every device holds the version that it made; iterations finish in order.
+    """
 
     iteration: int
     updated: bool
 
 
 Instruction = (
-    Encode | Generate | Score | ComputeAdvantages | Train | Reduce | Step | Push | FinishIteration
+    Encode
+    | Generate
+    | Pause
+    | Score
+    | ComputeAdvantages
+    | Train
+    | Reduce
+    | Step
+    | Push
+    | Switch
+    | FinishIteration
 )

@@ -30,15 +30,15 @@ def controller(num_rollout=1, num_trainers=1, **changes) -> Controller:
 def test_an_iteration_by_hand():
     it = controller()
     first, second = it.fragments_of(0, 0)
-    assert it.handle(p.IterationStarted(0, (0, 1))) == [
-        p.Encode(0, "rollout-0"),
+    assert it.handle(p.IterationOffered(0, (0, 1))) == [
+        p.Encode(0, 0, "rollout-0"),
         p.Generate(first, 0, 3, 0, "rollout-0"),
         p.Generate(second, 0, 3, 0, "rollout-0"),
     ]
     third, fourth = it.fragments_of(0, 1)
     assert it.handle(p.FragmentGenerated(first)) == [
         p.Score(first, "rollout-0"),
-        p.Encode(1, "rollout-0"),
+        p.Encode(0, 1, "rollout-0"),
         p.Generate(third, 0, 3, 0, "rollout-0"),
     ]
     assert it.handle(p.FragmentGenerated(second)) == [
@@ -46,19 +46,19 @@ def test_an_iteration_by_hand():
         p.Generate(fourth, 0, 3, 0, "rollout-0"),
     ]
     assert it.handle(p.FragmentScored(second)) == []
-    assert it.handle(p.FragmentScored(first)) == [p.ComputeAdvantages((0,), "trainer-0")]
-    assert it.handle(p.AdvantagesComputed((0,), ())) == []  # the barrier
+    assert it.handle(p.FragmentScored(first)) == [p.ComputeAdvantages(0, (0,), "trainer-0")]
+    assert it.handle(p.AdvantagesComputed(0, (0,), ())) == []  # the barrier
     it.handle(p.FragmentGenerated(third))
     it.handle(p.FragmentGenerated(fourth))
     it.handle(p.FragmentScored(third))
     it.handle(p.FragmentScored(fourth))
-    trains = it.handle(p.AdvantagesComputed((1,), (1,)))  # group 1 carries no signal
+    trains = it.handle(p.AdvantagesComputed(0, (1,), (1,)))  # group 1 carries no signal
     assert [type(train) for train in trains] == [p.Train, p.Train]
     assert [train.pack.num_pairs for train in trains] == [4, 4]  # 4 samples at 2 steps
     assert {b.fragment.group for train in trains for b in train.pack.blocks} == {0}
     assert it.handle(p.PackTrained(trains[0].pack)) == []
-    assert it.handle(p.PackTrained(trains[1].pack)) == [p.Reduce(("trainer-0",), "trainer-0")]
-    assert it.handle(p.GradientReduced()) == [p.Step(0, "trainer-0")]
+    assert it.handle(p.PackTrained(trains[1].pack)) == [p.Reduce(0, ("trainer-0",), "trainer-0")]
+    assert it.handle(p.GradientReduced(0)) == [p.Step(0, 0, "trainer-0")]
     assert it.handle(p.Stepped(1)) == [p.Push(1, "rollout-0"), p.Push(1, "trainer-0")]
     assert it.handle(p.VersionLoaded("trainer-0", 1)) == []
     assert it.handle(p.VersionLoaded("rollout-0", 1)) == [p.FinishIteration(0, updated=True)]
@@ -66,33 +66,33 @@ def test_an_iteration_by_hand():
 
 def test_packs_queue_on_the_trainer_two_deep():
     it = controller(num_groups=1, pack_size=1)
-    it.handle(p.IterationStarted(0, (0, 1)))
+    it.handle(p.IterationOffered(0, (0, 1)))
     for fragment in it.fragments_of(0, 0):
         it.handle(p.FragmentGenerated(fragment))
         it.handle(p.FragmentScored(fragment))
-    trains = it.handle(p.AdvantagesComputed((0,), ()))
+    trains = it.handle(p.AdvantagesComputed(0, (0,), ()))
     assert len(trains) == QUEUE_DEPTH
     assert len(it.handle(p.PackTrained(trains[0].pack))) == 1
 
 
 def test_without_any_signal_the_iteration_ends_without_an_update():
     it = controller(num_groups=1, fragment_size=4)
-    it.handle(p.IterationStarted(0, (0,)))
+    it.handle(p.IterationOffered(0, (0,)))
     (fragment,) = it.fragments_of(0, 0)
     it.handle(p.FragmentGenerated(fragment))
     it.handle(p.FragmentScored(fragment))
-    assert it.handle(p.AdvantagesComputed((0,), (0,))) == [p.FinishIteration(0, updated=False)]
-    assert it.handle(p.IterationStarted(1, (0,)))  # with the same version, still loaded everywhere
+    assert it.handle(p.AdvantagesComputed(0, (0,), (0,))) == [p.FinishIteration(0, updated=False)]
+    assert it.handle(p.IterationOffered(1, (0,)))  # with the same version, still loaded everywhere
 
 
 def test_a_batch_wide_scale_waits_for_all_groups():
     it = controller(fragment_size=4, advantages_need_all_groups=True)
-    it.handle(p.IterationStarted(0, (0,)))
+    it.handle(p.IterationOffered(0, (0,)))
     ((one,), (two,)) = it.fragments_of(0, 0), it.fragments_of(0, 1)
     it.handle(p.FragmentGenerated(one))
     it.handle(p.FragmentGenerated(two))
     assert it.handle(p.FragmentScored(two)) == []
-    assert it.handle(p.FragmentScored(one)) == [p.ComputeAdvantages((0, 1), "trainer-0")]
+    assert it.handle(p.FragmentScored(one)) == [p.ComputeAdvantages(0, (0, 1), "trainer-0")]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_batch_wide_scale_waits_for_all_groups():
         (p.VersionLoaded("rollout-0", 3), "rollout-0 loaded version 3 unasked"),
         (p.FragmentGenerated(p.Fragment(0, 0, 0, 0, 2)), "was not being generated"),
         (p.FragmentScored(p.Fragment(0, 0, 0, 0, 2)), "scored but not waited for"),
-        (p.AdvantagesComputed((0,), ()), "already have advantages"),
+        (p.AdvantagesComputed(0, (0,), ()), "already have advantages"),
         (p.PackTrained(p.Pack(0, 0, ())), "pack 0 was not being trained"),
         (p.Stepped(2), "version 2 does not follow"),
     ],
@@ -164,14 +164,14 @@ class Cluster:
                 return p.FragmentGenerated(fragment)
             case p.Score(fragment):
                 return p.FragmentScored(fragment)
-            case p.ComputeAdvantages(groups):
+            case p.ComputeAdvantages(_, groups):
                 self.with_advantages.update(groups)
-                return p.AdvantagesComputed(groups, tuple(g for g in groups if g in skipped))
+                return p.AdvantagesComputed(0, groups, tuple(g for g in groups if g in skipped))
             case p.Train(pack):
                 return p.PackTrained(pack)
             case p.Reduce():
-                return p.GradientReduced()
-            case p.Step(version):
+                return p.GradientReduced(0)
+            case p.Step(_, version):
                 self.version = version + 1
                 return p.Stepped(self.version)
             case p.Push(version, device):
@@ -206,7 +206,7 @@ def test_any_order_of_completion(
     for iteration in range(2):
         cluster.generated, cluster.trained, cluster.sums = set(), [], set()
         cluster.with_advantages, cluster.finished = set(), False
-        cluster.carry_out(it.handle(p.IterationStarted(iteration, (0, 2))))
+        cluster.carry_out(it.handle(p.IterationOffered(iteration, (0, 2))))
         while not cluster.finished:
             assert cluster.running, "deadlock"
             do = cluster.running.pop(random.randrange(len(cluster.running)))
