@@ -153,7 +153,7 @@ class Cluster:
                     assert block.fragment.group in self.with_advantages
                     rows = range(block.first_row, block.first_row + block.num_rows)
                     self.trained += [(block.fragment, block.step, row) for row in rows]
-            case p.Reduce(devices, _):
+            case p.Reduce(_, devices, _):
                 assert set(devices) == self.sums
             case p.Push(version, _):
                 assert version == self.version
