@@ -204,10 +204,7 @@ class EvaluationConfig(Strict):
 
 
 class ClusterConfig(Strict):
-    """Which devices a run uses, and how work is laid out over them."""
-
-    layout: Literal["disaggregated"] = "disaggregated"
-    """disaggregated: generate on rollout devices, then train on trainer devices."""
+    """Which devices a run uses."""
 
     rollout_workers: int = Field(1, ge=1)
     """Worker processes that generate and score."""
@@ -221,6 +218,63 @@ class ClusterConfig(Strict):
     scheduler_address: str | None = None
     """A running Dask cluster whose workers declare the resources `rollout` and `trainer`;
     null starts one on this machine."""
+
+
+class ScheduleConfig(Strict):
+    """How an iteration's work is laid out over the devices."""
+
+    layout: Literal[
+        "colocated",
+        "colocated-strong",
+        "disaggregated",
+        "gap",
+        "tsp",
+        "tag",
+        "tcss",
+        "elastic",
+        "auto",
+    ] = "disaggregated"
+    """colocated: all devices generate, then train; disaggregated: devices for each, a barrier
+    between; gap: train groups as they complete; tsp: and pack pairs of any steps; tag: and idle
+    trainers generate; tcss: and the next iteration begins on the version before; elastic: as tag,
+    and idle rollout devices train; auto: what is predicted to be the fastest."""
+
+    max_stale_share: float | None = Field(None, ge=0, le=1)
+    """Largest share of an iteration's groups that may begin on an older version. Null: 0.5 for
+    tcss, 0 for the others. Above 0 in tcss and elastic only."""
+
+    max_staleness: int = Field(1, ge=1)
+    """Largest number of updates between the version that generates and the version trained."""
+
+    helpers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    """Trainers that may generate while they have no pairs; auto: as many as is predicted to pay."""
+
+    assistants: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    """Rollout devices that may train while they have no fragments; auto: those that pay."""
+
+    @property
+    def stale_share(self) -> float:
+        """The effective largest share of stale groups."""
+        if self.max_stale_share is None:
+            return 0.5 if self.layout == "tcss" else 0.0
+        return self.max_stale_share
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_plus(cls, values: object) -> object:
+        """Take "+tsp" for "tsp": the layouts are often written with a plus."""
+        if isinstance(values, dict) and isinstance(values.get("layout"), str):
+            return {**values, "layout": values["layout"].removeprefix("+")}
+        return values
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.stale_share and self.layout not in ("tcss", "elastic", "auto"):
+            raise ValueError(
+                f"schedule.max_stale_share is {self.max_stale_share}, but layout {self.layout} is "
+                "on-policy; use tcss or elastic, or leave it out."
+            )
+        return self
 
 
 class TrackingConfig(Strict):
@@ -261,6 +315,7 @@ class RunConfig(Strict):
     train: TrainConfig = TrainConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     cluster: ClusterConfig = ClusterConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
     tracking: TrackingConfig = TrackingConfig()
 
     @property
@@ -286,6 +341,20 @@ class RunConfig(Strict):
             raise ValueError(
                 f"the last cps step ({num_steps}) is noiseless and has no log-prob to train; use "
                 f"algorithm.trained_fraction 0.99, or a window with high <= {num_steps - 1}."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_schedule(self) -> Self:
+        if self.algorithm.advantage_scale == "batch" and self.schedule.layout not in (
+            "colocated",
+            "colocated-strong",
+            "disaggregated",
+        ):
+            raise ValueError(
+                f"algorithm.advantage_scale is 'batch', which needs all rewards of the iteration, "
+                f"but schedule.layout {self.schedule.layout} trains groups before that; use "
+                "advantage_scale 'group', or layout disaggregated."
             )
         return self
 

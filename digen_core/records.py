@@ -7,14 +7,26 @@ from digen_core.config import Strict
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One piece of work on one device. Times are seconds of the device's wall clock (epoch)."""
+    """One piece of work on one device, in any of the bodies that a schedule runs in.
 
+    Times are seconds: of the devices' wall clock (epoch) in a run, of the virtual clock in a
+    simulation. A field that does not apply is -1.
+    """
+
+    iteration: int
     task: str  # as in Prefect: "denoise g03 f1 t05"
-    kind: str  # encode, denoise, score, advantages, train, reduce, step, push
+    kind: str  # encode, denoise, score, advantages, train, reduce, step, publish, push, switch
     device: str
-    queued: float  # when the flow submitted it
+    queued: float  # when it was asked for
     started: float
     ended: float
+    group: int = -1
+    fragment: int = -1
+    first_step: int = -1
+    end_step: int = -1  # one past the last denoising step
+    version: int = -1  # of the policy that it used or loaded
+    num_items: int = -1  # samples of a fragment, pairs of a pack
+    num_bytes: int = -1  # that other devices sent for it
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,15 @@ class IterationRecorder:
     def add_span(self, task: str, kind: str, queued: float, receipt: dict[str, Any]) -> None:
         """Note when and where a task ran."""
         self._spans.append(
-            Span(task, kind, receipt["device"], queued, receipt["started"], receipt["ended"])
+            Span(
+                self._round.index,
+                task,
+                kind,
+                receipt["device"],
+                queued,
+                receipt["started"],
+                receipt["ended"],
+            )
         )
 
     def add_logprobs(self, fragment: Fragment, receipt: dict[str, Any]) -> None:

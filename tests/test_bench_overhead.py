@@ -11,7 +11,7 @@ PARTS = ("tasks", "push", "transfer", "start_up", "orchestration")
 
 
 def span(kind: str, started: float, ended: float) -> Span:
-    return Span(kind, kind, "rollout-0", 0.0, started, ended)
+    return Span(0, kind, kind, "rollout-0", 0.0, started, ended)
 
 
 def lengths(shares) -> dict[str, float]:

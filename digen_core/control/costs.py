@@ -1,0 +1,59 @@
+"""What each operation costs on each kind of device: a fixed part and a part per item.
+
+The numbers come from a scenario, from a profile file, or from the spans of the run itself.
+"""
+
+from digen_core.config import Strict
+
+
+class Linear(Strict):
+    """Seconds of an operation on n items: ``fixed + n * per_item``."""
+
+    fixed: float = 0.0
+    per_item: float = 0.0
+
+    def __call__(self, num_items: int) -> float:
+        """Return the seconds."""
+        return self.fixed + num_items * self.per_item
+
+
+class DeviceCosts(Strict):
+    """What a device of one kind needs, in seconds."""
+
+    step: Linear
+    """One denoising step of a fragment, by samples (d0, d1)."""
+
+    decode: Linear = Linear()
+    """Text encoding and VAE decoding of a fragment, by samples."""
+
+    pack: Linear
+    """Forward and backward of a pack, by pairs (a, c)."""
+
+    def fragment(self, num_samples: int, num_steps: int) -> float:
+        """Return the seconds to generate a fragment from its first step to its images."""
+        return num_steps * self.step(num_samples) + self.decode(num_samples)
+
+
+class Costs(Strict):
+    """The cost model of a cluster and a recipe, in seconds."""
+
+    kinds: dict[str, DeviceCosts]
+    """By kind of device."""
+
+    reward: float = 0.0
+    """One sample on one reward server; 0 when the generating device scores."""
+
+    reward_servers: int = 1
+    """Samples that are scored at the same time."""
+
+    optimizer_step: float = 0.0
+    """The step itself, while no pack of the next version can be trained."""
+
+    push: float = 0.0
+    """From the optimizer step until a rollout device holds the new version."""
+
+    switch_to_rollout: float = 0.0
+    """Making a device that trained ready to generate."""
+
+    switch_to_trainer: float = 0.0
+    """Making a device that generated ready to train."""
