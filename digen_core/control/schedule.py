@@ -1,0 +1,30 @@
+"""What a controller is told before it starts: the shape of an iteration, and how to schedule it."""
+
+from dataclasses import dataclass
+
+from digen_core.control.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The shape of an iteration."""
+
+    num_groups: int
+    group_size: int
+    fragment_size: int
+    num_steps: int
+    pack_size: int  # most pairs in one pack
+    trained_per_group: int  # samples; fewer than group_size with best-of-n
+    advantages_need_all_groups: bool = False  # scaled by the deviation of the whole batch
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A layout and its quantities. ``None`` lets the controller choose by predicted makespan."""
+
+    layout: Layout
+    max_stale_share: float = 0.0  # of the groups of an iteration
+    max_staleness: int = 1  # versions between the one that generates and the one trained
+    helpers: int | None = None  # trainers that may generate
+    assistants: int | None = None  # rollout devices that may train
+    queue_depth: int = 1  # tasks of a device that are issued before it is free
