@@ -1,0 +1,145 @@
+"""A device that takes time and does nothing else."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from digen_core.control.costs import Costs
+from digen_core.control.protocol import Device, Fragment, Generate, Step, Switch, Train
+from digen_core.records import Span
+from digen_core.sim.clock import Clock, Jitter, Timer
+from digen_core.sim.ledger import SimulationError
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """An instruction that a device was given."""
+
+    do: Generate | Train | Step | Switch
+    queued: float
+    started: float = -1.0
+    step_ends: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))  # of Generate
+    end_step: int = -1  # of Generate; earlier than its instruction's once it is to pause
+    timer: Timer | None = None
+
+    def span(self, ended: float) -> Span:
+        """Return what is told of it at its end."""
+        times = (self.do.device, self.queued, self.started, ended)
+        match self.do:
+            case Generate(fragment, first_step, _, version, _):
+                return Span(
+                    fragment.iteration,
+                    f"denoise g{fragment.group:02d} f{fragment.index} "
+                    f"t{first_step:02d}-{self.end_step - 1:02d}",
+                    "denoise",
+                    *times,
+                    group=fragment.group,
+                    fragment=fragment.index,
+                    first_step=first_step,
+                    end_step=self.end_step,
+                    version=version,
+                    num_items=fragment.num_samples,
+                )
+            case Train(pack, version, _):
+                name, size = f"train p{pack.index:03d}", pack.num_pairs
+                return Span(pack.iteration, name, "train", *times, version=version, num_items=size)
+            case Step(iteration, version, _):
+                name = f"optimizer step v{version + 1}"
+                return Span(iteration, name, "step", *times, version=version + 1)
+            case Switch(_, role):
+                return Span(-1, f"switch to {role}", "switch", *times)
+
+
+class SimulatedDevice:
+    """Does its tasks one after the other, in the order in which they came."""
+
+    def __init__(
+        self,
+        device: Device,
+        costs: Costs,
+        clock: Clock,
+        jitter: Jitter,
+        num_steps: int,
+        done: Callable[[Task], None],
+    ) -> None:
+        self.device = device
+        self._costs = costs
+        self._own = costs.kinds[device.kind]
+        self._clock = clock
+        self._jitter = jitter
+        self._num_steps = num_steps
+        self._done = done
+        self._queue: deque[Task] = deque()
+        self._running: Task | None = None
+
+    def enqueue(self, do: Generate | Train | Step | Switch) -> None:
+        """Do this after what was asked for before."""
+        self._queue.append(Task(do, self._clock.now))
+        if self._running is None:
+            self._start_next()
+
+    def pause(self, fragment: Fragment) -> int | None:
+        """End a fragment after the step that is running; its last step and decoding go on.
+
+        Returns:
+            Its first step, if it had not begun and does not begin now.
+
+        Raises:
+            SimulationError: the device was not told to generate it.
+        """
+        task = self._running
+        if task is not None and isinstance(task.do, Generate) and task.do.fragment == fragment:
+            running = int(np.searchsorted(task.step_ends, self._clock.now, side="right"))
+            if running < len(task.step_ends) - 1:
+                task.end_step = task.do.first_step + running + 1
+                self._finish_at(task, float(task.step_ends[running]))
+            return None
+        for task in self._queue:
+            if isinstance(task.do, Generate) and task.do.fragment == fragment:
+                self._queue.remove(task)
+                return task.do.first_step
+        raise SimulationError(f"{self.device.name} does not generate {fragment}")
+
+    def stop(self) -> None:
+        """Do nothing any more."""
+        self._queue.clear()
+        if self._running is not None and self._running.timer is not None:
+            self._running.timer.cancel()
+
+    def _start_next(self) -> None:
+        task = self._running = self._queue.popleft()
+        task.started = self._clock.now
+        self._finish_at(task, task.started + self._seconds(task))
+
+    def _seconds(self, task: Task) -> float:
+        match task.do:
+            case Generate(fragment, first_step, end_step):
+                steps = self._jitter.factors(end_step - first_step)
+                ends = np.cumsum(self._own.step(fragment.num_samples) * steps)
+                task.step_ends, task.end_step = task.started + ends, end_step
+                decoding = end_step == self._num_steps
+                decode = self._own.decode(fragment.num_samples) if decoding else 0.0
+                return float(ends[-1]) + decode * self._jitter()
+            case Train(pack):
+                return self._own.pack(pack.num_pairs) * self._jitter()
+            case Step():
+                return self._costs.optimizer_step * self._jitter()
+            case Switch(_, role):
+                to_rollout = role == "rollout"
+                costs = self._costs
+                seconds = costs.switch_to_rollout if to_rollout else costs.switch_to_trainer
+                return seconds * self._jitter()
+
+    def _finish_at(self, task: Task, time: float) -> None:
+        if task.timer is not None:
+            task.timer.cancel()
+        task.timer = self._clock.at(time, lambda: self._finish(task))
+
+    def _finish(self, task: Task) -> None:
+        self._running = None
+        if self._queue:
+            self._start_next()
+        self._done(task)
