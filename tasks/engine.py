@@ -1,7 +1,7 @@
 """The model that a worker process holds, by run: what every task body works with."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from time import time
 
@@ -14,64 +14,57 @@ from torch import Tensor
 from digen_core.config import RunConfig
 from digen_core.models import LOADERS
 from digen_core.models.policy import ALL_PARTS, TRAINER_PARTS, Policy
-from digen_core.models.trainable import (
-    initial_weights,
-    make_trainable,
-    set_weights,
-    trainable_parameters,
-)
+from digen_core.models.trainable import initial_weights, make_trainable
+from digen_core.models.versions import AdapterVersions, MasterVersions, versions_of
 from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardFn
 from digen_core.training.optimizer import PolicyVersion
-from digen_core.transport.arrays import Weights, content_hash, to_array
+from digen_core.transport.arrays import Weights, content_hash
 from tasks import receipts
 
 
 class VersionError(RuntimeError):
-    """A worker holds another policy version than its instruction names, or no model at all."""
+    """A worker does not hold the policy version that its instruction names, or no model at all."""
 
 
 @dataclass
 class Engine:
-    """A policy and its version, on one device."""
+    """A policy and the versions of it that one device holds."""
 
     config: RunConfig
     device_name: str
     policy: Policy
     rewards: dict[str, RewardFn]
-    version: int | None = None  # None until the first push
+    versions: AdapterVersions | MasterVersions
+
+    @property
+    def version(self) -> int | None:
+        """The version whose weights the policy has now, if they are a version's."""
+        return self.versions.active
 
     def load(self, pushed: PolicyVersion) -> str:
-        """Adopt a version and return the hash of the weights that arrived.
+        """Hold a version, drop those that are too old, and return the hash of what arrived.
 
         Raises:
-            VersionError: they arrived damaged.
+            VersionError: the weights arrived damaged; nothing has changed.
         """
-        self.version = None  # nothing half-loaded is ever used
         found = content_hash(pushed.weights)
         if found != pushed.weights_hash:
             raise VersionError(
                 f"{self.device_name} received version {pushed.version} with hash {found}, "
                 f"but {pushed.weights_hash} was pushed"
             )
-        set_weights(self.policy, pushed.weights)
-        self.version = pushed.version
+        schedule = self.config.schedule
+        num_others = schedule.max_staleness if schedule.stale_share else 0
+        others = sorted(set(self.versions.held) - {pushed.version}, reverse=True)
+        for old in others[num_others:]:
+            self.versions.drop(old)
+        self.versions.hold(pushed.version, pushed.weights)
         return found
 
-    def held_weights(self) -> Weights:
-        """Return the trained parameters as they are now."""
-        named = trainable_parameters(self.policy).items()
-        return {name: to_array(parameter).copy() for name, parameter in named}
-
-    @contextmanager
-    def temporary_weights(self, weights: Mapping[str, np.ndarray]) -> Iterator[None]:
+    def temporary_weights(self, weights: Mapping[str, np.ndarray]) -> AbstractContextManager[None]:
         """Run the body with other weights (the moving average), then restore the version."""
-        held = self.held_weights()
-        set_weights(self.policy, weights)
-        try:
-            yield
-        finally:
-            set_weights(self.policy, held)
+        return self.versions.temporary(weights)
 
     def sigmas(self, num_steps: int) -> Tensor:
         """Return the schedule, on the policy's device."""
@@ -91,7 +84,7 @@ def build_engine(run_id: str, config: RunConfig, device_name: str, roles: frozen
     make_trainable(policy, config.train.lora, keep_reference=bool(config.algorithm.kl_coefficient))
     rewards = reward_functions(config.rewards)
     _engines.clear()  # one run at a time on a worker: the last one's memory is free again
-    engine = _engines[run_id] = Engine(config, device_name, policy, rewards)
+    engine = _engines[run_id] = Engine(config, device_name, policy, rewards, versions_of(policy))
     return engine
 
 
@@ -102,18 +95,21 @@ def version_zero(engine: Engine) -> Weights:
 
 @contextmanager
 def working(run_id: str, *, version: int | None = None) -> Iterator[Engine]:
-    """Give a task body its engine, check the version it needs, and put the span on the receipt.
+    """Give a task body its engine, with the version it needs, and put the span on the receipt.
 
     Raises:
-        VersionError: this worker holds no model of the run, or another version than ``version``.
+        VersionError: this worker holds no model of the run, or not the version ``version``.
     """
     engine = _engines.get(run_id)
     if engine is None:
         raise VersionError(f"this worker holds no model of run {run_id}; was it restarted?")
-    if version is not None and engine.version != version:
-        raise VersionError(
-            f"{engine.device_name} holds version {engine.version}, but version {version} is needed"
-        )
     started = time()
+    if version is not None:
+        held = engine.versions.held
+        if version not in held:
+            raise VersionError(
+                f"{engine.device_name} holds versions {held}, but version {version} is needed"
+            )
+        engine.versions.activate(version)
     yield engine
     receipts.attach({"device": engine.device_name, "started": started, "ended": time()})

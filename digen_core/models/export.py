@@ -13,16 +13,15 @@ from digen_core.models.policy import Policy
 
 
 def save_for_diffusers(policy: Policy, folder: Path) -> None:
-    """Write the adapters with their alpha, or the whole transformer, into ``folder``."""
+    """Write the active adapter with its alpha, or the whole transformer, into ``folder``."""
     transformer = policy.transformer
-    adapters = getattr(transformer, "peft_config", None)
-    if not adapters:
+    if not getattr(transformer, "peft_config", None):
         transformer.save_pretrained(folder)
         return
+    (active,) = transformer.active_adapters()
     # Without the metadata diffusers drops alpha, and loads the adapters with another strength.
-    (adapter,) = adapters.values()
     FluxPipeline.save_lora_weights(
         folder,
-        transformer_lora_layers=get_peft_model_state_dict(transformer),
-        transformer_lora_adapter_metadata=adapter.to_dict(),
+        transformer_lora_layers=get_peft_model_state_dict(transformer, adapter_name=active),
+        transformer_lora_adapter_metadata=transformer.peft_config[active].to_dict(),
     )

@@ -5,8 +5,11 @@ of NumPy arrays, because that is what travels between workers without a copy.
 """
 
 import copy
+import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Final
 
 import numpy as np
 import peft
@@ -16,7 +19,11 @@ from torch import nn
 from digen_core.config import LoraConfig
 from digen_core.models.policy import Policy
 from digen_core.seeding import INITIAL_WEIGHTS, generator_for
-from digen_core.transport.arrays import Weights
+from digen_core.transport.arrays import Weights, to_tensor
+
+FIRST_ADAPTER: Final = "default"
+"""Name of the adapter of ``make_trainable``. Weights have this name in theirs, whichever adapter
+holds them: a version has the same names, and so the same hash, everywhere."""
 
 
 def make_trainable(
@@ -46,20 +53,37 @@ def make_trainable(
         init_lora_weights="gaussian",
     )
     try:
-        transformer.add_adapter(adapter)
+        attach_adapter(policy, adapter, FIRST_ADAPTER)
     except ValueError as error:
         raise ValueError(
             f"train.lora.targets {list(lora.targets)} match no module of the transformer."
         ) from error
-    for parameter in transformer.parameters():
-        if parameter.requires_grad:  # adapters of a half-precision base are trained in float32
-            parameter.data = parameter.data.to(policy.latent_dtype)
+
+
+def attach_adapter(policy: Policy, adapter: peft.LoraConfig, name: str) -> None:
+    """Attach an adapter beside those that are there, and make it the active one.
+
+    Raises:
+        ValueError: no module of the transformer matches the adapter's targets.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Already found a `peft_config` attribute")
+        policy.transformer.add_adapter(adapter, name)
+    for parameter in trainable_parameters(policy).values():
+        # adapters of a half-precision base are trained in float32
+        parameter.data = parameter.data.to(policy.latent_dtype)
 
 
 def trainable_parameters(policy: Policy) -> dict[str, nn.Parameter]:
-    """Return the parameters that are trained, in the module's own order."""
-    named = policy.transformer.named_parameters()
-    return {name: parameter for name, parameter in named if parameter.requires_grad}
+    """Return the parameters that are trained, in the module's own order.
+
+    With adapters those are the active one's, under the first adapter's names.
+    """
+    return {
+        re.sub(r"(\.lora_[AB]\.)[^.]+", rf"\1{FIRST_ADAPTER}", name): parameter
+        for name, parameter in policy.transformer.named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def initial_weights(policy: Policy, lora: LoraConfig | None, *, seed: int) -> Weights:
@@ -78,12 +102,11 @@ def initial_weights(policy: Policy, lora: LoraConfig | None, *, seed: int) -> We
     return weights
 
 
-@torch.no_grad()
-def set_weights(policy: Policy, weights: Mapping[str, np.ndarray]) -> None:
-    """Copy master weights into the policy's trainable parameters.
+def check_weights(policy: Policy, weights: Mapping[str, np.ndarray]) -> None:
+    """Compare names and shapes of master weights with the policy's trainable parameters.
 
     Raises:
-        ValueError: the names or shapes are not those of the policy.
+        ValueError: they differ.
     """
     parameters = trainable_parameters(policy)
     if parameters.keys() != weights.keys():
@@ -95,7 +118,18 @@ def set_weights(policy: Policy, weights: Mapping[str, np.ndarray]) -> None:
                 f"weights do not fit the policy: {name} is {weights[name].shape}, "
                 f"not {tuple(parameter.shape)}"
             )
-        parameter.copy_(torch.from_numpy(weights[name]))
+
+
+@torch.no_grad()
+def set_weights(policy: Policy, weights: Mapping[str, np.ndarray]) -> None:
+    """Copy master weights into the policy's trainable parameters.
+
+    Raises:
+        ValueError: the names or shapes are not those of the policy; nothing has changed.
+    """
+    check_weights(policy, weights)
+    for name, parameter in trainable_parameters(policy).items():
+        parameter.copy_(to_tensor(weights[name], parameter.device))
 
 
 @contextmanager

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from digen_core.config import RunConfig
-from digen_core.models.trainable import initial_weights
+from digen_core.models.trainable import initial_weights, trainable_parameters
 from digen_core.training.optimizer import PolicyVersion
-from digen_core.transport.arrays import content_hash
+from digen_core.transport.arrays import content_hash, to_arrays
 from tasks import engine as engine_module
 from tasks.engine import VersionError, build_engine, version_zero, working
 from tasks.receipts import collecting
@@ -40,8 +40,22 @@ def engine(config):
     return build_engine("run-1", config, "trainer-0", frozenset({"trainer"}))
 
 
-def other_weights(engine, shift=0.25):
-    return {name: value + np.float32(shift) for name, value in version_zero(engine).items()}
+@pytest.fixture
+def stale_engine(config):
+    """The engine of a layout in which versions overlap by up to two updates."""
+    schedule = {"layout": "tcss", "max_stale_share": 0.25, "max_staleness": 2}
+    config = RunConfig.model_validate({**config.model_dump(), "schedule": schedule})
+    return build_engine("run-1", config, "rollout-1", frozenset({"trainer"}))
+
+
+def weights_of(engine, version):
+    shift = np.float32(version / 8)
+    return {name: value + shift for name, value in version_zero(engine).items()}
+
+
+def weights_in(engine):
+    parameters = to_arrays(trainable_parameters(engine.policy))
+    return {name: value.copy() for name, value in parameters.items()}
 
 
 def load(engine, version, weights):
@@ -65,7 +79,7 @@ def test_a_run_that_the_worker_does_not_hold_is_refused(engine):
 
 def test_another_version_is_refused(engine):
     load(engine, 3, version_zero(engine))
-    message = "trainer-0 holds version 3, but version 4 is needed"
+    message = r"trainer-0 holds versions \[3\], but version 4 is needed"
     with pytest.raises(VersionError, match=message), working("run-1", version=4):
         pass
     with working("run-1", version=3) as held:
@@ -73,7 +87,7 @@ def test_another_version_is_refused(engine):
 
 
 def test_before_the_first_push_there_is_no_version(engine):
-    message = "trainer-0 holds version None, but version 0 is needed"
+    message = r"trainer-0 holds versions \[\], but version 0 is needed"
     with pytest.raises(VersionError, match=message), working("run-1", version=0):
         pass
     with working("run-1"):  # making version 0 needs none
@@ -81,31 +95,63 @@ def test_before_the_first_push_there_is_no_version(engine):
 
 
 def test_a_loaded_version_is_acknowledged_with_its_content(engine):
-    weights = other_weights(engine)
+    weights = weights_of(engine, 1)
     assert load(engine, 1, weights) == content_hash(weights)
-    assert_equal(engine.held_weights(), weights)
-    assert engine.version == 1
+    with working("run-1", version=1):
+        assert engine.version == 1
+        assert_equal(weights_in(engine), weights)
 
 
-def test_damaged_weights_leave_no_version(engine):
+def test_damaged_weights_are_not_held(engine):
     weights = version_zero(engine)
     load(engine, 0, weights)
     message = r"trainer-0 received version 1 with hash [0-9a-f]{16}, but 0{16} was pushed"
     with pytest.raises(VersionError, match=message):
-        engine.load(PolicyVersion(1, weights, "0" * 16))
-    assert engine.version is None
+        engine.load(PolicyVersion(1, weights_of(engine, 1), "0" * 16))
+    assert engine.versions.held == [0]
+    with working("run-1", version=0):
+        assert_equal(weights_in(engine), weights)
 
 
-def test_weights_of_another_model_leave_no_version(engine):
+def test_weights_of_another_model_are_not_held(engine):
     weights = version_zero(engine)
     load(engine, 0, weights)
     with pytest.raises(ValueError, match="1 names differ"):
         load(engine, 1, {**weights, "another": np.zeros(1)})
-    assert engine.version is None
+    assert 1 not in engine.versions.held
+
+
+def test_on_policy_only_the_newest_version_is_held(engine):
+    for version in range(3):
+        load(engine, version, version_zero(engine))
+        assert engine.versions.held == [version]
+
+
+def test_a_stale_share_keeps_as_many_older_versions_as_staleness_allows(stale_engine):
+    weights = {version: weights_of(stale_engine, version) for version in range(5)}
+    held = []
+    for version in range(5):
+        load(stale_engine, version, weights[version])
+        held.append(stale_engine.versions.held)
+    assert held == [[0], [0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]
+    for version in (2, 4, 3, 4):
+        with working("run-1", version=version) as engine:
+            assert engine.version == version
+            assert_equal(weights_in(engine), weights[version])
+    message = r"rollout-1 holds versions \[2, 3, 4\], but version 1 is needed"
+    with pytest.raises(VersionError, match=message), working("run-1", version=1):
+        pass
+
+
+def test_a_version_that_is_pushed_again_drops_no_other(stale_engine):
+    weights = version_zero(stale_engine)
+    for version in (0, 1, 2, 2):
+        load(stale_engine, version, weights)
+    assert stale_engine.versions.held == [0, 1, 2]
 
 
 def test_the_receipt_says_where_and_when():
-    engine_module._engines["run-1"] = engine_module.Engine(RunConfig(), "rollout-1", None, {})
+    engine_module._engines["run-1"] = engine_module.Engine(RunConfig(), "rollout-1", None, {}, None)
     with collecting() as receipt, working("run-1"):
         pass
     assert receipt["device"] == "rollout-1"
@@ -116,22 +162,13 @@ def test_the_receipt_says_where_and_when():
 
 
 def test_temporary_weights_are_taken_back(engine):
-    held, average = version_zero(engine), other_weights(engine)
+    held, average = version_zero(engine), weights_of(engine, 1)
     load(engine, 0, held)
-    with engine.temporary_weights(average):
-        assert_equal(engine.held_weights(), average)
-    assert_equal(engine.held_weights(), held)
-    with pytest.raises(KeyError), engine.temporary_weights(average):
-        raise KeyError
-    assert_equal(engine.held_weights(), held)
-    assert engine.version == 0
-
-
-def test_held_weights_are_a_copy(engine):
-    load(engine, 0, version_zero(engine))
-    for value in engine.held_weights().values():
-        value += 1
-    assert_equal(engine.held_weights(), version_zero(engine))
+    with working("run-1", version=0):
+        with engine.temporary_weights(average):
+            assert_equal(weights_in(engine), average)
+        assert engine.version == 0
+        assert_equal(weights_in(engine), held)
 
 
 # --- building ---------------------------------------------------------------------------------

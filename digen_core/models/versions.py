@@ -1,0 +1,160 @@
+"""The versions of a policy's trained weights that a device holds side by side; one is active.
+
+Rollouts may still use version v when v+1 has arrived. The base weights are resident once; what a
+version adds to that is its adapters, on the device, or a master copy of everything, on the host.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from digen_core.models.policy import Policy
+from digen_core.models.trainable import (
+    FIRST_ADAPTER,
+    attach_adapter,
+    check_weights,
+    set_weights,
+)
+from digen_core.transport.arrays import Weights
+
+Kept = TypeVar("Kept")
+
+
+class PolicyVersions(ABC, Generic[Kept]):
+    """Versions by number. Whoever computes with one calls ``activate`` before."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._kept: dict[int, Kept] = {}
+        self._active: int | None = None
+
+    @property
+    def active(self) -> int | None:
+        """The version whose weights the policy has now; None if they are of no version."""
+        return self._active
+
+    @property
+    def held(self) -> list[int]:
+        """The versions that can be activated, ascending."""
+        return sorted(self._kept)
+
+    def hold(self, version: int, weights: Mapping[str, np.ndarray]) -> None:
+        """Keep a version beside the others, or in place of what was held under its number.
+
+        Args:
+            version: its number.
+            weights: master weights by parameter name, never changed from now on.
+
+        Raises:
+            ValueError: the names or shapes are not those of the policy; nothing has changed.
+        """
+        check_weights(self._policy, weights)
+        if version in self._kept:
+            self.drop(version)
+        self._kept[version] = self._keep(weights)
+
+    def activate(self, version: int) -> None:
+        """Give the policy the weights of a version that is held.
+
+        Not between a forward and its backward: that would lose the gradients silently.
+
+        Raises:
+            KeyError: it is not held.
+        """
+        if version != self._active:
+            self._use(self._kept[version])
+            self._active = version
+
+    def drop(self, version: int) -> None:
+        """Forget a version; if it was active, none is.
+
+        Raises:
+            KeyError: it is not held.
+        """
+        self._release(self._kept.pop(version))
+        if version == self._active:
+            self._active = None
+
+    @contextmanager
+    def temporary(self, weights: Mapping[str, np.ndarray]) -> Iterator[None]:
+        """Run the body with weights of no version, then activate the version that was active."""
+        before, self._active = self._active, None
+        self._set_aside()
+        try:
+            set_weights(self._policy, weights)
+            yield
+        finally:
+            if before is not None:
+                self.activate(before)
+
+    @abstractmethod
+    def _keep(self, weights: Mapping[str, np.ndarray]) -> Kept: ...
+
+    @abstractmethod
+    def _use(self, kept: Kept) -> None: ...
+
+    @abstractmethod
+    def _release(self, kept: Kept) -> None: ...
+
+    @abstractmethod
+    def _set_aside(self) -> None:
+        """Let ``set_weights`` change nothing that is kept."""
+
+
+class AdapterVersions(PolicyVersions[str]):
+    """Each version in a peft adapter of its own; the first adapter is for weights of no version.
+
+    The adapter of a dropped version is filled again: to attach a new one takes 22 ms for the model
+    of the job ``shapes``, and 0.4 s for the blocks of FLUX.1, while to fill one takes 3 ms.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self._free: list[str] = []
+
+    def _keep(self, weights: Mapping[str, np.ndarray]) -> str:
+        self._active = None
+        adapter = self._free.pop() if self._free else self._attach()
+        self._use(adapter)
+        set_weights(self._policy, weights)
+        return adapter
+
+    def _attach(self) -> str:
+        name = f"version_{len(self._kept)}"  # all that were attached before are in use
+        attach_adapter(self._policy, self._policy.transformer.peft_config[FIRST_ADAPTER], name)
+        return name
+
+    def _use(self, kept: str) -> None:
+        self._policy.transformer.set_adapter(kept)
+
+    def _release(self, kept: str) -> None:
+        self._free.append(kept)
+
+    def _set_aside(self) -> None:
+        self._use(FIRST_ADAPTER)
+
+
+class MasterVersions(PolicyVersions[Weights]):
+    """Each version as the master weights that arrived, copied into the model to become active."""
+
+    def _keep(self, weights: Mapping[str, np.ndarray]) -> Weights:
+        return dict(weights)
+
+    def _use(self, kept: Weights) -> None:
+        self._active = None  # until the copy is complete
+        set_weights(self._policy, kept)
+
+    def _release(self, kept: Weights) -> None:
+        pass  # the last reference to the arrays is gone
+
+    def _set_aside(self) -> None:
+        pass  # the model's own parameters keep no version
+
+
+def versions_of(policy: Policy) -> AdapterVersions | MasterVersions:
+    """Return an empty store for what is trained in the policy: its adapters or all weights."""
+    has_adapters = bool(getattr(policy.transformer, "peft_config", None))
+    return AdapterVersions(policy) if has_adapters else MasterVersions(policy)
