@@ -1,0 +1,1 @@
+"""What a schedule did: spans on disk, idle gaps and their causes, pictures, traces, metrics."""

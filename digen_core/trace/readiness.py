@@ -1,0 +1,90 @@
+"""When a task had everything it needed, judged by the spans before it.
+
+Spans hold no edges, so a task's inputs are known by its kind and by what its span names. A layout
+may hold a task back although its inputs exist (a barrier): the controller asks for it at the event
+that lets it go, so the last such event before it was asked for counts as an input as well.
+
+    kind        its inputs                                            what a layout may wait for
+    encode      -                                                     a load of a version
+    denoise     encode of its group, the steps before it,             a load of a version
+                the load of its version on its device
+    score       its fragment's steps                                  steps of its iteration
+    advantages  the scores of its group                               scores of its iteration
+    train       the load of its version on its device                 advantages of its iteration
+    reduce      the packs of its iteration                            -
+    step        the reduce of its iteration                           -
+    publish     the step of its iteration                             -
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Final
+
+from digen_core.records import Span
+
+_Key = tuple[str | int, ...]
+
+_EVENTS: Final = {"score": "denoise", "advantages": "score", "train": "advantages"}
+"""Kind -> kind of the same iteration whose end may let it go."""
+
+
+class Readiness:
+    """Answers for the tasks of a run. Clocks of devices and flow must agree to a message's time."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self._ends: dict[_Key, list[float]] = {}
+        for span in spans:
+            for key in _keys(span):
+                self._ends.setdefault(key, []).append(span.ended)
+        for ends in self._ends.values():
+            ends.sort()
+
+    def ready(self, task: Span) -> float:
+        """Return when a task could have started: its inputs' last end, else when it was asked for.
+
+        Never after it started.
+        """
+        ends = [self._ends[key][-1] for key in _inputs(task) if key in self._ends]
+        if event := _event(task):
+            known = self._ends.get(event, [])
+            ends += known[: bisect_right(known, task.queued)][-1:]
+        return min(max(ends, default=task.queued), task.started)
+
+
+def _keys(span: Span) -> list[_Key]:
+    """Return the names under which other tasks look for a span."""
+    kind, iteration, group, fragment = span.kind, span.iteration, span.group, span.fragment
+    if kind == "push":
+        return [("push",), ("push", span.device, span.version)]
+    keys: list[_Key] = [(kind, iteration)]
+    if group >= 0:
+        keys.append((kind, iteration, group))
+    if fragment >= 0:
+        keys.append((kind, iteration, group, fragment))
+        keys.append((kind, iteration, group, fragment, span.end_step))
+    return keys
+
+
+def _inputs(task: Span) -> list[_Key]:
+    iteration, group, fragment = task.iteration, task.group, task.fragment
+    load: _Key = ("push", task.device, task.version)
+    inputs: dict[str, list[_Key]] = {
+        "denoise": [
+            ("encode", iteration, group),
+            ("denoise", iteration, group, fragment, task.first_step),
+            load,
+        ],
+        "score": [("denoise", iteration, group, fragment)],
+        "advantages": [("score", iteration, group)],
+        "train": [load],
+        "reduce": [("train", iteration)],
+        "step": [("reduce", iteration)],
+        "publish": [("step", iteration)],
+    }
+    return inputs.get(task.kind, [])
+
+
+def _event(task: Span) -> _Key | None:
+    if task.kind in ("encode", "denoise"):
+        return ("push",)
+    return (_EVENTS[task.kind], task.iteration) if task.kind in _EVENTS else None
