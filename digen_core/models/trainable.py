@@ -102,13 +102,35 @@ def initial_weights(policy: Policy, lora: LoraConfig | None, *, seed: int) -> We
     return weights
 
 
-def check_weights(policy: Policy, weights: Mapping[str, np.ndarray]) -> None:
-    """Compare names and shapes of master weights with the policy's trainable parameters.
+def set_weights(policy: Policy, weights: Mapping[str, np.ndarray]) -> None:
+    """Copy master weights into the policy's trainable parameters.
+
+    Raises:
+        ValueError: the names or shapes are not those of the policy; nothing has changed.
+    """
+    copy_weights(weights, trainable_parameters(policy))
+
+
+@torch.no_grad()
+def copy_weights(weights: Mapping[str, np.ndarray], parameters: Mapping[str, nn.Parameter]) -> None:
+    """Copy master weights into parameters.
+
+    Raises:
+        ValueError: the names or shapes are not those of the parameters; nothing has changed.
+    """
+    check_weights(weights, parameters)
+    for name, parameter in parameters.items():
+        parameter.copy_(to_tensor(weights[name], parameter.device))
+
+
+def check_weights(
+    weights: Mapping[str, np.ndarray], parameters: Mapping[str, nn.Parameter]
+) -> None:
+    """Compare the names and shapes of master weights with those of parameters.
 
     Raises:
         ValueError: they differ.
     """
-    parameters = trainable_parameters(policy)
     if parameters.keys() != weights.keys():
         odd = sorted(parameters.keys() ^ weights.keys())
         raise ValueError(f"weights do not fit the policy: {len(odd)} names differ, e.g. {odd[0]}")
@@ -118,18 +140,6 @@ def check_weights(policy: Policy, weights: Mapping[str, np.ndarray]) -> None:
                 f"weights do not fit the policy: {name} is {weights[name].shape}, "
                 f"not {tuple(parameter.shape)}"
             )
-
-
-@torch.no_grad()
-def set_weights(policy: Policy, weights: Mapping[str, np.ndarray]) -> None:
-    """Copy master weights into the policy's trainable parameters.
-
-    Raises:
-        ValueError: the names or shapes are not those of the policy; nothing has changed.
-    """
-    check_weights(policy, weights)
-    for name, parameter in trainable_parameters(policy).items():
-        parameter.copy_(to_tensor(weights[name], parameter.device))
 
 
 @contextmanager
