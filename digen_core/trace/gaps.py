@@ -143,7 +143,7 @@ class _Idle:
         """Iterations below this one are generated before its next task."""
         if self.task is None:
             return float("inf")
-        return self.task.iteration + (STAGES[self.task.kind] != "generate")
+        return self.task.iteration + (self.task.kind == "score")
 
 
 class _History:

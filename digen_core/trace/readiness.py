@@ -44,7 +44,7 @@ class Readiness:
 
         Never after it started.
         """
-        ends = [self._ends[key][-1] for key in _inputs(task) if key in self._ends]
+        ends = [self._ends[key][-1] for key in _inputs(task) if -1 not in key and key in self._ends]
         if event := _event(task):
             known = self._ends.get(event, [])
             ends += known[: bisect_right(known, task.queued)][-1:]

@@ -1,0 +1,93 @@
+"""Charts of a run: where the devices' time went, and how rewards moved."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from digen_core.control.protocol import Device
+from digen_core.trace.gaps import CAUSES, Cause, Gap
+from digen_core.trace.metrics import idle_seconds
+from digen_core.trace.style import BUSY_COLOUR, IDLE_STYLES
+
+LINE_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+ALL_DEVICES: Final = "all devices"
+
+
+def draw_idle(gaps: Sequence[Gap], devices: Sequence[Device], seconds: float, name: str) -> Figure:
+    """Return stacked bars, of all devices and of each: the share of busy time, then of each cause.
+
+    Args:
+        gaps: idle gaps of the devices.
+        devices: bars, from the top.
+        seconds: of the windows that the gaps are of.
+        name: of what is shown.
+    """
+    bars = [ALL_DEVICES, *(device.name for device in devices)]
+    idle = [idle_seconds(gaps)]
+    idle += [idle_seconds(gap for gap in gaps if gap.device == bar) for bar in bars[1:]]
+    totals = [seconds * len(devices), *[seconds] * len(devices)]
+    shares = {
+        cause: [part[cause] / total for part, total in zip(idle, totals, strict=True)]
+        for cause in CAUSES
+        if idle[0][cause] > 0
+    }
+    height = max(3.7, 1.6 + 0.24 * len(bars))  # at least the legend's
+    figure = Figure(figsize=(11, height), dpi=110)
+    axes = figure.add_axes((0.11, 0.55 / height, 0.66, 1 - 1.0 / height))
+    rows = [0.0, *(row + 0.4 for row in range(1, len(bars)))]  # the sum stands apart
+    _stack(axes, rows, shares)
+    axes.set_yticks(rows, bars, fontsize=8)
+    axes.set_ylim(rows[-1] + 0.6, -0.6)
+    axes.set_xlim(0, 1)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.tick_params(axis="x", labelsize=8)
+    axes.set_title(f"{name}: where {totals[0]:.4g} device seconds went", loc="left", fontsize=11)
+    axes.legend(bbox_to_anchor=(1.01, 1), loc="upper left", frameon=False, fontsize=8)
+    return figure
+
+
+def _stack(axes: Axes, rows: Sequence[float], shares: Mapping[Cause, Sequence[float]]) -> None:
+    """Draw the busy share and then each cause's, in each row; the first row is of all devices."""
+    busy = [1 - sum(values[row] for values in shares.values()) for row in range(len(rows))]
+    axes.barh(rows, busy, color=BUSY_COLOUR, label=f"busy {busy[0]:.1%}")
+    for row, share in zip(rows, busy, strict=True):
+        axes.text(0.008, row, f"{share:.0%}", color="white", va="center", fontsize=7)
+    left = busy
+    with matplotlib.rc_context({"hatch.linewidth": 0.4}):
+        for cause, values in shares.items():
+            style = IDLE_STYLES[cause]
+            axes.barh(
+                rows,
+                values,
+                left=left,
+                label=f"{cause} {values[0]:.1%}\n{style.meaning}",
+                facecolor=style.colour,
+                edgecolor="#8C8C8C",
+                hatch=style.hatch,
+                linewidth=0.4,
+            )
+            left = [start + value for start, value in zip(left, values, strict=True)]
+
+
+def draw_curves(curves: Mapping[str, Mapping[int, float]]) -> Figure:
+    """Return curves over iterations, by their names.
+
+    Args:
+        curves: name -> iteration -> value.
+    """
+    figure = Figure(figsize=(9, 3.4), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    for number, (name, values) in enumerate(curves.items()):
+        colour, style = LINE_COLOURS[number % len(LINE_COLOURS)], "os^D"[number % 4]
+        marker = style if len(values) <= 30 else ""
+        axes.plot(list(values), list(values.values()), color=colour, marker=marker, label=name)
+    axes.set_xlabel("iteration")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_title("mean over the samples of each iteration", loc="left", fontsize=11)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    return figure
