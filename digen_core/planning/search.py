@@ -1,0 +1,262 @@
+"""Which split and which mechanisms make a layout the fastest for a scenario.
+
+Closed forms rank the splits. The simulator judges the best of them, and those at which a wave of
+fragments less is needed, without jitter; then the finalists' neighbours, and the finalists with
+jitter and several seeds. Every mechanism is also tried switched off, and stays off unless it pays.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import ceil
+from statistics import mean
+
+from digen_core.control.layout import LAYOUTS, LayoutName
+from digen_core.control.schedule import Schedule
+from digen_core.sim.closed_forms import FORMULAS, Terms
+from digen_core.sim.report import SimulationReport
+from digen_core.sim.scenario import Scenario
+from digen_core.sim.simulator import simulate
+
+STALE_SHARE = 0.5
+MIN_ROLLOUT_SHARE = 0.25  # of the devices
+MIN_GAIN = 0.005  # of a mechanism, else it stays off
+NUM_SPLITS = 3  # by formula, and as many by waves, for each set of mechanisms
+NUM_FINALISTS = 2
+NUM_SEEDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A layout with all its quantities."""
+
+    layout: LayoutName
+    num_rollout: int | None  # None: every device does both
+    helpers: int = 0
+    assistants: int = 0
+    stale_share: float = 0.0
+
+    @property
+    def num_mechanisms(self) -> int:
+        """How many of its mechanisms are on."""
+        return sum(map(bool, (self.helpers, self.assistants, self.stale_share)))
+
+    @property
+    def schedule(self) -> Schedule:
+        """What the controller is told."""
+        return Schedule(
+            LAYOUTS[self.layout],
+            max_stale_share=self.stale_share,
+            helpers=self.helpers,
+            assistants=self.assistants,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Quantities that are not searched for; None: they are."""
+
+    num_rollout: int | None = None
+    helpers: int | None = None
+    assistants: int | None = None
+    stale_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The fastest choice that was found."""
+
+    choice: Choice
+    seconds: float  # per iteration, mean over the seeds
+    report: SimulationReport  # of the first seed
+
+
+def search(
+    scenario: Scenario,
+    layout: LayoutName,
+    fixed: Fixed | None = None,
+    *,
+    num_iterations: int = 6,
+    seed: int = 0,
+) -> Plan:
+    """Find the fastest split and mechanisms of a layout.
+
+    Args:
+        scenario: the recipe, the cluster and what things cost.
+        layout: whose switches say which mechanisms there are.
+        fixed: quantities to keep.
+        num_iterations: of the last simulations.
+        seed: the first of their seeds.
+
+    Raises:
+        ValueError: nothing is left to choose from with what is fixed.
+    """
+    space = _Space(scenario, layout, fixed or Fixed())
+    judged: dict[Choice, float] = {}
+
+    def judge(choices: Iterable[Choice]) -> None:
+        for choice in choices:
+            if choice not in judged:
+                # Without jitter one iteration on-policy is like the other.
+                iterations = 4 if choice.stale_share else 2
+                report = simulate_choice(scenario, choice, num_iterations=iterations)
+                judged[choice] = _worth(choice, report.seconds)
+
+    judge(space.ranked())
+    if not judged:
+        raise ValueError(f"layout {layout} leaves no choice for {fixed} on {scenario.devices}")
+    for choice in sorted(judged, key=judged.__getitem__)[:NUM_FINALISTS]:
+        judge(space.neighbours(choice))
+    finalists = sorted(judged, key=judged.__getitem__)[:NUM_FINALISTS]
+    plans = [_run(scenario, choice, num_iterations, seed) for choice in finalists]
+    return min(plans, key=lambda plan: _worth(plan.choice, plan.seconds))
+
+
+def simulate_choice(
+    scenario: Scenario, choice: Choice, *, num_iterations: int, seed: int = 0, jitter: float = 0.0
+) -> SimulationReport:
+    """Simulate a scenario as one choice says."""
+    return simulate(
+        scenario.cluster(choice.num_rollout),
+        scenario.workload,
+        choice.schedule,
+        scenario.costs(choice.num_rollout),
+        trained_steps=range(scenario.trained_steps),
+        num_iterations=num_iterations,
+        seed=seed,
+        jitter=jitter,
+    )
+
+
+def _run(scenario: Scenario, choice: Choice, num_iterations: int, seed: int) -> Plan:
+    """Simulate a choice with jitter, once for each seed."""
+    reports = [
+        simulate_choice(
+            scenario, choice, num_iterations=num_iterations, seed=number, jitter=scenario.jitter
+        )
+        for number in range(seed, seed + (NUM_SEEDS if scenario.jitter else 1))
+    ]
+    return Plan(choice, mean(report.seconds for report in reports), reports[0])
+
+
+def _worth(choice: Choice, seconds: float) -> float:
+    """Return seconds, made longer by what each mechanism has to gain."""
+    return seconds * (1 + MIN_GAIN * choice.num_mechanisms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """The choices that a layout has."""
+
+    scenario: Scenario
+    layout: LayoutName
+    fixed: Fixed
+
+    def ranked(self) -> Iterator[Choice]:
+        """Yield for each set of mechanisms the most promising splits."""
+        if LAYOUTS[self.layout].colocated:
+            yield Choice(self.layout, None)
+            return
+        for helping, assisting, share in product(*self._mechanisms()):
+            for split in self._promising(helping, assisting, share):
+                yield from self._admissible(
+                    Choice(
+                        self.layout,
+                        split,
+                        self._or_fixed(self.fixed.helpers, helping, self._trainers(split)),
+                        self._or_fixed(self.fixed.assistants, assisting, split),
+                        share,
+                    )
+                )
+
+    def neighbours(self, choice: Choice) -> Iterator[Choice]:
+        """Yield choices that differ a little: splits next to it, half of a mechanism."""
+        if choice.num_rollout is None:
+            return
+        if self.fixed.num_rollout is None:
+            for split in (choice.num_rollout - 1, choice.num_rollout + 1):
+                helpers = self._trainers(split) if choice.helpers else 0
+                assistants = split if choice.assistants else 0
+                moved = replace(
+                    choice,
+                    num_rollout=split,
+                    helpers=self._or_fixed(self.fixed.helpers, bool(helpers), helpers),
+                    assistants=self._or_fixed(self.fixed.assistants, bool(assistants), assistants),
+                )
+                yield from self._admissible(moved)
+        if self.fixed.helpers is None and choice.helpers > 1:
+            yield replace(choice, helpers=choice.helpers // 2)
+        if self.fixed.assistants is None and choice.assistants > 1:
+            yield replace(choice, assistants=choice.assistants // 2)
+        if self.fixed.stale_share is None and choice.stale_share:
+            yield replace(choice, stale_share=choice.stale_share / 2)
+
+    def _mechanisms(self) -> tuple[list[bool], list[bool], list[float]]:
+        """Return what each mechanism of the layout may be: helpers, assistants, stale share."""
+        layout, fixed = LAYOUTS[self.layout], self.fixed
+        shares = [0.0, STALE_SHARE] if layout.stale else [0.0]
+        if fixed.stale_share is not None and layout.pipelined:
+            may_be_stale = layout.stale or layout.rollouts_train
+            shares = [fixed.stale_share if may_be_stale else 0.0]
+        return (
+            _switch(layout.trainers_help, fixed.helpers),
+            _switch(layout.rollouts_train, fixed.assistants),
+            shares,
+        )
+
+    def _promising(self, helping: bool, assisting: bool, share: float) -> list[int]:
+        """Return splits, best by formula first, then those with a wave of fragments less."""
+        if self.fixed.num_rollout is not None:
+            return [self.fixed.num_rollout]
+        formula = FORMULAS[self._effective(helping, assisting, share)]
+        splits = range(self._fewest_rollout, self.scenario.devices)
+        best = sorted(splits, key=lambda split: formula(Terms.of(self.scenario, split, share)))
+        waves = {}
+        for split in reversed(splits):
+            waves[ceil(self._num_fragments / split)] = split  # the fewest devices with so many
+        steps = sorted(waves.values())
+        spread = steps[:: max(1, ceil(len(steps) / NUM_SPLITS))]
+        return list(dict.fromkeys(best[:NUM_SPLITS] + spread))
+
+    def _effective(self, helping: bool, assisting: bool, share: float) -> LayoutName:
+        """Return the layout that is left when mechanisms are off."""
+        if not LAYOUTS[self.layout].trainers_help:
+            return self.layout
+        if share:
+            return "tcss"
+        return "elastic" if assisting else "tag" if helping else "tsp"
+
+    def _admissible(self, choice: Choice) -> Iterator[Choice]:
+        """Yield a choice if its split exists and has so many helpers and assistants."""
+        split = choice.num_rollout
+        assert split is not None
+        fewest = self.fixed.num_rollout or self._fewest_rollout
+        if not fewest <= split < self.scenario.devices:
+            return
+        if choice.helpers <= self._trainers(split) and choice.assistants <= split:
+            yield choice
+
+    @staticmethod
+    def _or_fixed(fixed: int | None, is_on: bool, all_of_them: int) -> int:
+        if not is_on:
+            return 0
+        return all_of_them if fixed is None else fixed
+
+    def _trainers(self, num_rollout: int) -> int:
+        return self.scenario.devices - num_rollout
+
+    @property
+    def _fewest_rollout(self) -> int:
+        return ceil(MIN_ROLLOUT_SHARE * self.scenario.devices)
+
+    @property
+    def _num_fragments(self) -> int:
+        scenario = self.scenario
+        return scenario.prompts * ceil(scenario.group_size / scenario.fragment_size)
+
+
+def _switch(exists: bool, fixed: int | None) -> list[bool]:
+    """Return whether a mechanism may be off and on."""
+    if not exists:
+        return [False]
+    return [False, True] if fixed is None else [fixed > 0]
