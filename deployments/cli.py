@@ -25,6 +25,7 @@ digen: reinforcement-learning post-training of diffusion and flow-matching model
   digen config show deployments/configs/shapes.toml
                                                   every setting with its meaning
   digen evaluate runs/NAME                        judge a finished run again
+  digen report runs/NAME                          see what its devices waited for
   digen --help                                    all commands; COMMAND --help shows an example
 """
 
@@ -103,6 +104,30 @@ def evaluate(
     except local.RunFailedError as error:
         return _fail(error, 1)
     summary.print_evaluation(report)
+    return 0
+
+
+@app.command
+def report(
+    run: Path,
+    /,
+    *,
+    out: Path | None = None,
+    every: Annotated[bool, Parameter(name="--all", negative="")] = False,
+) -> int:
+    """Draw what each device of a run did and waited for, iteration by iteration.
+
+    Example: digen report runs/shapes-20260101-120000 --out report
+
+    Args:
+        run: Folder of the run.
+        out: Folder for the pictures, the page report.html and the trace; default: RUN/report.
+        every: Draw every timeline; else of more than 20 iterations only the first, one of median
+            length and the last.
+    """
+    from deployments.report import print_report, write_report
+
+    print_report(write_report(run, out or run / "report", every))
     return 0
 
 

@@ -72,7 +72,8 @@ def iteration_windows(spans: Sequence[Span]) -> dict[int, Window]:
     """
     parts: dict[int, list[Span]] = {}
     for span in spans:
-        parts.setdefault(span.iteration, []).append(span)
+        if span.iteration >= 0:
+            parts.setdefault(span.iteration, []).append(span)
     windows, before = {}, float("-inf")
     for iteration, own in sorted(parts.items()):
         ended = max(before, max(span.ended for span in own))

@@ -6,6 +6,7 @@ from digen_core.trace.windows import Union, Window, extent, iteration_windows
 
 def test_an_iteration_begins_when_its_first_task_is_asked_for():
     spans = [
+        span("push", "a", 0, 1, iteration=-1),
         span("encode", "a", 2, 3, iteration=0, queued=1),
         span("push", "a", 6, 7, iteration=0),
         span("denoise", "a", 10, 11, iteration=1, queued=9),

@@ -1,0 +1,247 @@
+"""The report of a run: timelines, idle time by cause, predictions, rewards, and a trace to open."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, median_low
+
+import pyarrow as pa
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table as Grid
+
+from digen_core.config import ConfigError
+from digen_core.control.protocol import Device
+from digen_core.records import Span
+from digen_core.trace.charts import draw_curves, draw_idle
+from digen_core.trace.gaps import CAUSES, Gap, clip, idle_gaps
+from digen_core.trace.metrics import idle_seconds
+from digen_core.trace.page import Part, Table, page, png_of
+from digen_core.trace.perfetto import chrome_trace
+from digen_core.trace.spans import DEVICES_OF_RUN, SPANS_OF_RUN, read_devices, read_spans
+from digen_core.trace.style import IDLE_STYLES
+from digen_core.trace.timeline import draw_timeline
+from digen_core.trace.windows import Window, iteration_windows
+from digen_core.transport.samples import read_samples
+
+MAX_TIMELINES = 20
+"""Of a run with more iterations only some are drawn."""
+SCHEDULE_OF_RUN = "schedule.json"
+NO_PREDICTION = f"The run keeps no prediction (no {SCHEDULE_OF_RUN} in its folder)."
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the planner expected of an iteration."""
+
+    layout: str
+    predicted_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunTrace:
+    """What a run's devices did, and when each of its iterations was."""
+
+    name: str
+    spans: list[Span]
+    devices: list[Device]
+    windows: dict[int, Window]
+    gaps: dict[int, list[Gap]]  # by iteration
+    prediction: Prediction | None
+
+    @property
+    def all_gaps(self) -> list[Gap]:
+        """Gaps of all iterations."""
+        return [gap for gaps in self.gaps.values() for gap in gaps]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all iterations."""
+        return sum(window.seconds for window in self.windows.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A written report."""
+
+    trace: RunTrace
+    out: Path
+
+
+def write_report(run_dir: Path, out: Path, every: bool = False) -> Report:
+    """Write the report of a run: pictures, a page that shows them, and a trace for Perfetto.
+
+    Args:
+        run_dir: folder of the run.
+        out: folder to write to; made if it is missing, files of an earlier report are replaced.
+        every: draw every iteration's timeline, however many there are.
+
+    Raises:
+        ConfigError: the folder is no run's, holds no spans, or ``out`` cannot be written.
+    """
+    trace = read_trace(run_dir)
+    shown = shown_iterations(trace.windows, every)
+    pictures = {f"timeline-{number:06d}.png": _timeline(trace, number) for number in shown}
+    pictures["idle.png"] = draw_idle(trace.all_gaps, trace.devices, trace.seconds, trace.name)
+    if curves := _curves_of(run_dir):
+        pictures["rewards.png"] = draw_curves(curves)
+    images = {name: png_of(figure) for name, figure in pictures.items()}
+    trace_text = json.dumps(chrome_trace(trace.spans, trace.devices, trace.all_gaps))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, image in images.items():
+            (out / name).write_bytes(image)
+        (out / "trace.json").write_text(trace_text)
+        (out / "report.html").write_text(_page(trace, shown, images))
+    except OSError as error:
+        raise ConfigError(f"cannot write the report to {out}: {error.strerror}") from error
+    return Report(trace, out)
+
+
+def read_trace(run_dir: Path) -> RunTrace:
+    """Return what a run's folder tells about its devices.
+
+    Raises:
+        ConfigError: the folder is no run's, or its spans, devices or prediction cannot be read.
+    """
+    if not run_dir.is_dir():
+        raise ConfigError(f"there is no run folder {run_dir}; give one such as runs/NAME")
+    try:
+        spans = read_spans(run_dir / SPANS_OF_RUN)
+        devices = read_devices(run_dir / DEVICES_OF_RUN)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{run_dir} holds no spans to report on; runs keep them in {SPANS_OF_RUN}/ and "
+            f"{DEVICES_OF_RUN} from their first iteration on"
+        ) from error
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"cannot read the spans of {run_dir}: {error}") from error
+    windows = {k: window for k, window in iteration_windows(spans).items() if window.seconds > 0}
+    if not windows or not devices:
+        raise ConfigError(f"{run_dir} holds no spans to report on: no iteration is in them")
+    whole = Window(min(w.started for w in windows.values()), max(w.ended for w in windows.values()))
+    gaps = idle_gaps(spans, devices, whole)
+    parts = {iteration: clip(gaps, window) for iteration, window in windows.items()}
+    name = run_dir.resolve().name
+    return RunTrace(name, spans, devices, windows, parts, _prediction_of(run_dir))
+
+
+def shown_iterations(windows: Mapping[int, Window], every: bool = False) -> list[int]:
+    """Return the iterations whose timelines are drawn.
+
+    All of a short run; else the first, one of median length, and the last.
+    """
+    if every or len(windows) <= MAX_TIMELINES:
+        return sorted(windows)
+    _, typical = median_low((window.seconds, number) for number, window in windows.items())
+    return sorted({min(windows), typical, max(windows)})
+
+
+def print_report(report: Report, console: Console | None = None) -> None:
+    """Print where the device time went, how good the prediction was, and where the report is."""
+    console = console or Console(highlight=False, soft_wrap=True)
+    trace = report.trace
+    table = _idle_table(trace)
+    grid = Grid(title=_summary(trace), title_justify="left")
+    for number, column in enumerate(table.columns):
+        grid.add_column(column, justify="right" if number in (1, 2) else "left")
+    for row in table.rows:
+        grid.add_row(*row)
+    console.print(grid)
+    console.print(_verdict(trace), markup=False)
+    console.print(f"page      {report.out / 'report.html'}", markup=False)
+    console.print(
+        f"Perfetto  {report.out / 'trace.json'}, to open at ui.perfetto.dev", markup=False
+    )
+
+
+def _timeline(trace: RunTrace, iteration: int) -> Figure:
+    window, gaps = trace.windows[iteration], trace.gaps[iteration]
+    return draw_timeline(trace.spans, gaps, trace.devices, window, f"iteration {iteration}")
+
+
+def _page(trace: RunTrace, shown: Iterable[int], images: Mapping[str, bytes]) -> str:
+    predictions: list[Part] = [_verdict(trace)]
+    if trace.prediction:
+        predictions.append(_prediction_table(trace, trace.prediction, shown))
+    timelines: list[Part] = [images[f"timeline-{number:06d}.png"] for number in shown]
+    rewards: Part = images.get("rewards.png", "The run keeps no samples.")
+    return page(
+        f"Report of {trace.name}",
+        [
+            ("Where the device time went", [_summary(trace), _idle_table(trace)]),
+            ("Idle time by device", [images["idle.png"]]),
+            ("Predicted and measured", predictions),
+            ("Timelines", timelines),
+            ("Rewards", [rewards]),
+            ("Trace", ["trace.json beside this page opens at https://ui.perfetto.dev."]),
+        ],
+    )
+
+
+def _summary(trace: RunTrace) -> str:
+    return (
+        f"{trace.name}: {len(trace.windows)} iterations, {trace.seconds:.1f} s on "
+        f"{len(trace.devices)} devices"
+    )
+
+
+def _idle_table(trace: RunTrace) -> Table:
+    total = trace.seconds * len(trace.devices)
+    idle = idle_seconds(trace.all_gaps)
+    times = {"busy": total - sum(idle.values()), **idle}
+    meanings = {"busy": "work", **{cause: IDLE_STYLES[cause].meaning for cause in CAUSES}}
+    rows = [[k, f"{t:.1f}", f"{t / total:.1%}", meanings[k]] for k, t in times.items()]
+    return Table(("time", "device seconds", "share", "the device"), rows)
+
+
+def _verdict(trace: RunTrace) -> str:
+    if trace.prediction is None:
+        return NO_PREDICTION
+    predicted = trace.prediction.predicted_seconds
+    measured = median(window.seconds for window in trace.windows.values())
+    return (
+        f"Layout {trace.prediction.layout}: {predicted:.3g} s an iteration predicted, "
+        f"{measured:.3g} s measured (median), error {predicted / measured - 1:+.1%}"
+    )
+
+
+def _prediction_table(trace: RunTrace, prediction: Prediction, shown: Iterable[int]) -> Table:
+    predicted = prediction.predicted_seconds
+    measured = [(number, trace.windows[number].seconds) for number in shown]
+    rows = [
+        [f"{k}", f"{predicted:.3g}", f"{t:.3g}", f"{predicted / t - 1:+.1%}"] for k, t in measured
+    ]
+    return Table(("iteration", "predicted seconds", "measured seconds", "error"), rows)
+
+
+def _prediction_of(run_dir: Path) -> Prediction | None:
+    path = run_dir / SCHEDULE_OF_RUN
+    if not path.exists():
+        return None
+    try:
+        tree = json.loads(path.read_text())
+        return Prediction(str(tree["layout"]), float(tree["predicted_seconds"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"cannot read {path}: it must hold a layout and its predicted_seconds"
+        ) from error
+
+
+def _curves_of(run_dir: Path) -> dict[str, dict[int, float]]:
+    """Return the mean reward, and the share of exact images where one is rewarded, by iteration."""
+    try:
+        samples = read_samples(run_dir / "samples")
+    except FileNotFoundError:
+        return {}
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"cannot read the samples of {run_dir}: {error}") from error
+    names = ["reward", *(name for name in samples.column_names if name.endswith("/exact"))]
+    return {name: _means(samples, name) for name in names}
+
+
+def _means(samples: pa.Table, name: str) -> dict[int, float]:
+    means = samples.group_by("iteration").aggregate([(name, "mean")]).sort_by("iteration")
+    iterations: Sequence[int] = means["iteration"].to_pylist()
+    return dict(zip(iterations, means[f"{name}_mean"].to_pylist(), strict=True))
