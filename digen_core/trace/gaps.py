@@ -150,12 +150,14 @@ class _History:
     """What the rules ask about the spans."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
+        # What takes no time on a virtual clock is an event to others, and nothing to its device.
         spans = sorted(spans, key=lambda span: span.started)
+        lasting = [span for span in spans if span.ended > span.started]
         self._readiness = Readiness(spans)
-        self._times, self._running = _phases(spans)
+        self._times, self._running = _phases(lasting)
         self._generation = _extents(span for span in spans if span.kind == "denoise")
         self._training = _extents(span for span in spans if span.kind == "train")
-        self.work = _by_device(span for span in spans if span.kind not in READYING)
+        self.work = _by_device(span for span in lasting if span.kind not in READYING)
         switches = _by_device(span for span in spans if span.kind == "switch")
         pushes = _by_device(span for span in spans if span.kind == "push")
         steps = [span.started for span in spans if span.kind == "step"]
@@ -221,10 +223,9 @@ def _phases(spans: Iterable[Span]) -> tuple[list[float], list[_Running]]:
     """Return the times at which what runs changes, and what runs before, between and after them."""
     changes: dict[float, Counter[tuple[str, int]]] = {}
     for span in spans:
-        if span.ended > span.started:
-            stage = (STAGES[span.kind], span.iteration)
-            for moment, change in ((span.started, 1), (span.ended, -1)):
-                changes.setdefault(moment, Counter())[stage] += change
+        stage = (STAGES[span.kind], span.iteration)
+        for moment, change in ((span.started, 1), (span.ended, -1)):
+            changes.setdefault(moment, Counter())[stage] += change
     times: list[float] = []
     running: list[_Running] = [frozenset()]
     count: Counter[tuple[str, int]] = Counter()
