@@ -11,7 +11,7 @@ from itertools import product
 from math import ceil
 from statistics import mean
 
-from digen_core.control.layout import LAYOUTS, LayoutName
+from digen_core.control.layout import LAYOUTS, Layout, LayoutName
 from digen_core.control.schedule import Schedule
 from digen_core.sim.closed_forms import FORMULAS, Terms
 from digen_core.sim.report import SimulationReport
@@ -22,6 +22,7 @@ STALE_SHARE = 0.5
 MIN_ROLLOUT_SHARE = 0.25  # of the devices
 MIN_GAIN = 0.005  # of a mechanism, else it stays off
 NUM_SPLITS = 3  # by formula, and as many by waves, for each set of mechanisms
+NEAR = 1.15  # of the fastest, to look for better ones next to it
 NUM_FINALISTS = 2
 NUM_SEEDS = 3
 
@@ -40,6 +41,11 @@ class Choice:
     def num_mechanisms(self) -> int:
         """How many of its mechanisms are on."""
         return sum(map(bool, (self.helpers, self.assistants, self.stale_share)))
+
+    @property
+    def has_help(self) -> bool:
+        """Whether any device may do the other role's work."""
+        return bool(self.helpers or self.assistants)
 
     @property
     def schedule(self) -> Schedule:
@@ -105,7 +111,7 @@ def search(
     judge(space.ranked())
     if not judged:
         raise ValueError(f"layout {layout} leaves no choice for {fixed} on {scenario.devices}")
-    for choice in sorted(judged, key=judged.__getitem__)[:NUM_FINALISTS]:
+    for choice in _leaders(judged):
         judge(space.neighbours(choice))
     finalists = sorted(judged, key=judged.__getitem__)[:NUM_FINALISTS]
     plans = [_run(scenario, choice, num_iterations, seed) for choice in finalists]
@@ -139,6 +145,15 @@ def _run(scenario: Scenario, choice: Choice, num_iterations: int, seed: int) -> 
     return Plan(choice, mean(report.seconds for report in reports), reports[0])
 
 
+def _leaders(judged: dict[Choice, float]) -> list[Choice]:
+    """Return the best choice with and without help, stale and on-policy, if it is near the best."""
+    leaders: dict[tuple[bool, bool], Choice] = {}
+    for choice in sorted(judged, key=judged.__getitem__):
+        leaders.setdefault((choice.has_help, choice.stale_share > 0), choice)
+    limit = NEAR * min(judged.values())
+    return [choice for choice in leaders.values() if judged[choice] <= limit]
+
+
 def _worth(choice: Choice, seconds: float) -> float:
     """Return seconds, made longer by what each mechanism has to gain."""
     return seconds * (1 + MIN_GAIN * choice.num_mechanisms)
@@ -153,62 +168,59 @@ class _Space:
     fixed: Fixed
 
     def ranked(self) -> Iterator[Choice]:
-        """Yield for each set of mechanisms the most promising splits."""
-        if LAYOUTS[self.layout].colocated:
+        """Yield the most promising splits, with all help and without, stale and on-policy."""
+        if self.switches.colocated:
             yield Choice(self.layout, None)
             return
-        for helping, assisting, share in product(*self._mechanisms()):
-            for split in self._promising(helping, assisting, share):
-                yield from self._admissible(
-                    Choice(
-                        self.layout,
-                        split,
-                        self._or_fixed(self.fixed.helpers, helping, self._trainers(split)),
-                        self._or_fixed(self.fixed.assistants, assisting, split),
-                        share,
-                    )
-                )
+        for helping, share in product((False, True), self._shares()):
+            for split in self._promising(helping, share):
+                yield from self._admissible(self._choice(split, helping, share))
 
     def neighbours(self, choice: Choice) -> Iterator[Choice]:
-        """Yield choices that differ a little: splits next to it, half of a mechanism."""
+        """Yield choices that differ a little: splits next to it, half or none of a mechanism."""
         if choice.num_rollout is None:
             return
         if self.fixed.num_rollout is None:
+            helping = choice.has_help
             for split in (choice.num_rollout - 1, choice.num_rollout + 1):
-                helpers = self._trainers(split) if choice.helpers else 0
-                assistants = split if choice.assistants else 0
-                moved = replace(
-                    choice,
-                    num_rollout=split,
-                    helpers=self._or_fixed(self.fixed.helpers, bool(helpers), helpers),
-                    assistants=self._or_fixed(self.fixed.assistants, bool(assistants), assistants),
-                )
-                yield from self._admissible(moved)
-        if self.fixed.helpers is None and choice.helpers > 1:
+                yield from self._admissible(self._choice(split, helping, choice.stale_share))
+        if self.fixed.helpers is None:
             yield replace(choice, helpers=choice.helpers // 2)
-        if self.fixed.assistants is None and choice.assistants > 1:
+            yield replace(choice, helpers=0)
+        if self.fixed.assistants is None:
             yield replace(choice, assistants=choice.assistants // 2)
-        if self.fixed.stale_share is None and choice.stale_share:
+            yield replace(choice, assistants=0)
+        if self.fixed.stale_share is None:
             yield replace(choice, stale_share=choice.stale_share / 2)
 
-    def _mechanisms(self) -> tuple[list[bool], list[bool], list[float]]:
-        """Return what each mechanism of the layout may be: helpers, assistants, stale share."""
-        layout, fixed = LAYOUTS[self.layout], self.fixed
-        shares = [0.0, STALE_SHARE] if layout.stale else [0.0]
-        if fixed.stale_share is not None and layout.pipelined:
-            may_be_stale = layout.stale or layout.rollouts_train
-            shares = [fixed.stale_share if may_be_stale else 0.0]
-        return (
-            _switch(layout.trainers_help, fixed.helpers),
-            _switch(layout.rollouts_train, fixed.assistants),
-            shares,
-        )
+    @property
+    def switches(self) -> Layout:
+        """What the layout does."""
+        return LAYOUTS[self.layout]
 
-    def _promising(self, helping: bool, assisting: bool, share: float) -> list[int]:
+    def _shares(self) -> tuple[float, ...]:
+        if self.fixed.stale_share is not None and (
+            self.switches.stale or self.switches.rollouts_train
+        ):
+            return (self.fixed.stale_share,)
+        return (0.0, STALE_SHARE) if self.switches.stale else (0.0,)
+
+    def _choice(self, split: int, helping: bool, share: float) -> Choice:
+        """Return a choice in which all devices help, or none, or as many as are fixed."""
+        helpers = assistants = 0
+        if self.switches.trainers_help:
+            everyone = self._trainers(split) if helping else 0
+            helpers = everyone if self.fixed.helpers is None else self.fixed.helpers
+        if self.switches.rollouts_train:
+            everyone = split if helping else 0
+            assistants = everyone if self.fixed.assistants is None else self.fixed.assistants
+        return Choice(self.layout, split, helpers, assistants, share)
+
+    def _promising(self, helping: bool, share: float) -> list[int]:
         """Return splits, best by formula first, then those with a wave of fragments less."""
         if self.fixed.num_rollout is not None:
             return [self.fixed.num_rollout]
-        formula = FORMULAS[self._effective(helping, assisting, share)]
+        formula = FORMULAS[self._effective(helping, share)]
         splits = range(self._fewest_rollout, self.scenario.devices)
         best = sorted(splits, key=lambda split: formula(Terms.of(self.scenario, split, share)))
         waves = {}
@@ -218,13 +230,15 @@ class _Space:
         spread = steps[:: max(1, ceil(len(steps) / NUM_SPLITS))]
         return list(dict.fromkeys(best[:NUM_SPLITS] + spread))
 
-    def _effective(self, helping: bool, assisting: bool, share: float) -> LayoutName:
+    def _effective(self, helping: bool, share: float) -> LayoutName:
         """Return the layout that is left when mechanisms are off."""
-        if not LAYOUTS[self.layout].trainers_help:
+        if not self.switches.trainers_help:
             return self.layout
         if share:
             return "tcss"
-        return "elastic" if assisting else "tag" if helping else "tsp"
+        if not helping:
+            return "tsp"
+        return "elastic" if self.switches.rollouts_train else "tag"
 
     def _admissible(self, choice: Choice) -> Iterator[Choice]:
         """Yield a choice if its split exists and has so many helpers and assistants."""
@@ -235,12 +249,6 @@ class _Space:
             return
         if choice.helpers <= self._trainers(split) and choice.assistants <= split:
             yield choice
-
-    @staticmethod
-    def _or_fixed(fixed: int | None, is_on: bool, all_of_them: int) -> int:
-        if not is_on:
-            return 0
-        return all_of_them if fixed is None else fixed
 
     def _trainers(self, num_rollout: int) -> int:
         return self.scenario.devices - num_rollout
@@ -253,10 +261,3 @@ class _Space:
     def _num_fragments(self) -> int:
         scenario = self.scenario
         return scenario.prompts * ceil(scenario.group_size / scenario.fragment_size)
-
-
-def _switch(exists: bool, fixed: int | None) -> list[bool]:
-    """Return whether a mechanism may be off and on."""
-    if not exists:
-        return [False]
-    return [False, True] if fixed is None else [fixed > 0]
