@@ -69,7 +69,9 @@ class PolicyVersions(ABC, Generic[Kept]):
             KeyError: it is not held.
         """
         if version != self._active:
-            self._use(self._kept[version])
+            kept = self._kept[version]
+            self._active = None  # nothing half-loaded is ever used
+            self._use(kept)
             self._active = version
 
     def drop(self, version: int) -> None:
@@ -135,7 +137,7 @@ class AdapterVersions(PolicyVersions[Adapter]):
 
     def _attach(self) -> Adapter:
         name = f"version_{len(self._kept)}"  # all that were attached before are in use
-        self._active = None
+        self._active = None  # peft makes a new adapter the active one
         attach_adapter(self._policy, self._transformer.peft_config[FIRST_ADAPTER], name)
         return Adapter(name, trainable_parameters(self._policy))
 
@@ -156,7 +158,6 @@ class MasterVersions(PolicyVersions[Weights]):
         return dict(weights)
 
     def _use(self, kept: Weights) -> None:
-        self._active = None  # until the copy is complete
         copy_weights(kept, self._parameters)
 
     def _release(self, kept: Weights) -> None:

@@ -182,6 +182,17 @@ def test_versions_come_and_go(tiny_flux, lora):
 
 
 @KINDS
+def test_a_push_in_mid_trajectory_leaves_the_older_version_in_use(tiny_flux, lora):
+    policy, store = holding(tiny_flux, [0], lora=lora)
+    store.activate(0)
+    before = velocity_of(policy)
+    for version in (1, 2):
+        store.hold(version, weights_of(policy, version))
+        store.activate(0)
+        assert torch.equal(velocity_of(policy), before)
+
+
+@KINDS
 def test_a_version_that_is_held_again_is_replaced(tiny_flux, lora):
     policy, store = holding(tiny_flux, [1], lora=lora)
     store.activate(1)
