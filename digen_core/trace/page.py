@@ -14,8 +14,8 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 1440px; margin: 2em auto
        color: #222; background: #fff; }
 img { max-width: 100%; height: auto; }
 table { border-collapse: collapse; margin: 1em 0; }
-th, td { padding: 0.25em 0.9em; border-bottom: 1px solid #ddd; text-align: right; }
-th:first-child, td:first-child { text-align: left; }
+th, td { padding: 0.25em 0.9em; border-bottom: 1px solid #ddd; text-align: left; }
+.number { text-align: right; }
 """
 
 
@@ -68,5 +68,8 @@ def _html_of(part: Part, heading: str) -> str:
 
 
 def _row(cell: str, texts: Sequence[str]) -> str:
-    cells = "".join(f"<{cell}>{html.escape(text)}</{cell}>" for text in texts)
-    return f"<tr>{cells}</tr>"
+    cells = []
+    for text in texts:
+        look = ' class="number"' if text.lstrip("+-")[:1].isdigit() else ""
+        cells.append(f"<{cell}{look}>{html.escape(text)}</{cell}>")
+    return f"<tr>{''.join(cells)}</tr>"

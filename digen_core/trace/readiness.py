@@ -2,7 +2,8 @@
 
 Spans hold no edges, so a task's inputs are known by its kind and by what its span names. A layout
 may hold a task back although its inputs exist (a barrier): the controller asks for it at the event
-that lets it go, so the last such event before it was asked for counts as an input as well.
+that lets it go, so the last such event before it was asked for counts as an input as well. Kinds
+that take no time in a simulation have no spans there; then those before them stand for them.
 
     kind        its inputs                                            what a layout may wait for
     encode      -                                                     a load of a version
@@ -10,7 +11,8 @@ that lets it go, so the last such event before it was asked for counts as an inp
                 the load of its version on its device
     score       its fragment's steps                                  steps of its iteration
     advantages  the scores of its group                               scores of its iteration
-    train       the load of its version on its device                 advantages of its iteration
+    train       the load of its version on its device                 advantages of its iteration,
+                                                                      or else its scores or steps
     reduce      the packs of its iteration                            -
     step        the reduce of its iteration                           -
     publish     the step of its iteration                             -
@@ -24,8 +26,12 @@ from digen_core.records import Span
 
 _Key = tuple[str | int, ...]
 
-_EVENTS: Final = {"score": "denoise", "advantages": "score", "train": "advantages"}
-"""Kind -> kind of the same iteration whose end may let it go."""
+_EVENTS: Final = {
+    "score": ("denoise",),
+    "advantages": ("score", "denoise"),
+    "train": ("advantages", "score", "denoise"),
+}
+"""Kind -> kinds of the same iteration whose end may let it go; the first that has spans counts."""
 
 
 class Readiness:
@@ -45,9 +51,9 @@ class Readiness:
         Never after it started.
         """
         ends = [self._ends[key][-1] for key in _inputs(task) if -1 not in key and key in self._ends]
-        if event := _event(task):
-            known = self._ends.get(event, [])
-            ends += known[: bisect_right(known, task.queued)][-1:]
+        events = next((self._ends[key] for key in _events(task) if key in self._ends), [])
+        if known := bisect_right(events, task.queued):
+            ends.append(events[known - 1])
         return min(max(ends, default=task.queued), task.started)
 
 
@@ -84,7 +90,7 @@ def _inputs(task: Span) -> list[_Key]:
     return inputs.get(task.kind, [])
 
 
-def _event(task: Span) -> _Key | None:
+def _events(task: Span) -> list[_Key]:
     if task.kind in ("encode", "denoise"):
-        return ("push",)
-    return (_EVENTS[task.kind], task.iteration) if task.kind in _EVENTS else None
+        return [("push",)]
+    return [(kind, task.iteration) for kind in _EVENTS.get(task.kind, ())]

@@ -19,7 +19,6 @@ KIND_COLOURS: Final = {
     "step": "#000000",
     "publish": "#7F7F7F",
     "push": "#CC79A7",
-    "switch": "#8C6BB1",
 }
 BUSY_COLOUR: Final = "#4D4D4D"
 

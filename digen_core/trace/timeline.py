@@ -1,7 +1,7 @@
 """The picture of a window of time: one lane per device, work coloured by kind, gaps by cause."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import matplotlib
@@ -18,7 +18,7 @@ from digen_core.trace.windows import Window
 WIDTH: Final = 13.0  # inches, as all lengths here
 LANES_WIDTH: Final = 10.2
 LANE_HEIGHTS: Final = (0.26, 0.5)  # of many and of few devices
-MARGIN_HEIGHT: Final = 1.9  # title, axis and legend
+MARGIN_HEIGHT: Final = 1.65  # title, axis and legend
 FONT_SIZE: Final = 7.0
 CHARACTER_WIDTH: Final = 0.062
 SAME_STRETCH: Final = 0.02  # of the window: shorter breaks do not split a label
@@ -73,15 +73,20 @@ class _Canvas:
     axes: Axes
     window: Window
     lanes: dict[str, int]
+    labels: list[tuple[str, float, float]] = field(default_factory=list)  # device, from, to
 
     def gaps(self, gaps: Sequence[Gap]) -> None:
         """Draw gaps, and label them by their cause once per stretch of the same one."""
+        found: list[tuple[Gap, float]] = []
         for (device, cause), own in _by(gaps, lambda gap: (gap.device, gap.cause)).items():
             style = IDLE_STYLES[cause]
             look = {"facecolor": style.colour, "edgecolor": "#A8A8A8", "hatch": style.hatch}
             self._bars(device, own, 0.84, linewidth=0.3, **look)
-            for first, ended in self._stretches(own):
-                self._label(device, first.started, ended, cause, "#333333", ("white", 0.75))
+            found += self._stretches(own)
+        # Stretches of two causes may interleave; the longer one keeps the place for its label.
+        for first, ended in sorted(found, key=lambda stretch: stretch[0].started - stretch[1]):
+            box = ("white", 0.75)
+            self._label(first.device, first.started, ended, first.cause, "#333333", box)
 
     def work(self, spans: Sequence[Span]) -> None:
         """Draw work, and label it once per stretch of the same work."""
@@ -126,10 +131,18 @@ class _Canvas:
         """Write on a bar if the text fits; ``box`` is the colour and opacity behind it."""
         begin, end = self._clipped(started, ended)
         width = (end - begin) / self.window.seconds * LANES_WIDTH
-        if not text or width < CHARACTER_WIDTH * (len(text) + 1):
+        needed = CHARACTER_WIDTH * (len(text) + 1)
+        middle = (begin + end) / 2
+        half = needed / LANES_WIDTH * self.window.seconds / 2
+        taken = any(
+            device == other and middle - half < to and middle + half > start
+            for other, start, to in self.labels
+        )
+        if not text or width < needed or taken:
             return
+        self.labels.append((device, middle - half, middle + half))
         self.axes.text(
-            (begin + end) / 2,
+            middle,
             self.lanes[device],
             text,
             color=colour,

@@ -69,14 +69,36 @@ def iteration_windows(spans: Sequence[Span]) -> dict[int, Window]:
     An iteration's window begins when its first task was asked for, or, where two overlap, when the
     iteration before it was over; it ends with its last span. So windows never overlap, and the time
     between two (an evaluation, a checkpoint) is in none.
+
+    A push that names no iteration (-1) is of the one whose optimizer step was the last before it; a
+    switch is of the device's next task.
     """
     parts: dict[int, list[Span]] = {}
-    for span in spans:
-        if span.iteration >= 0:
-            parts.setdefault(span.iteration, []).append(span)
+    for iteration, span in _with_iterations(spans):
+        if iteration >= 0:
+            parts.setdefault(iteration, []).append(span)
     windows, before = {}, float("-inf")
     for iteration, own in sorted(parts.items()):
         ended = max(before, max(span.ended for span in own))
         windows[iteration] = Window(max(before, min(span.queued for span in own)), ended)
         before = ended
     return windows
+
+
+def _with_iterations(spans: Iterable[Span]) -> list[tuple[int, Span]]:
+    """Return the spans by their start, each with the iteration that it serves."""
+    found = []
+    last_step, waiting = -1, dict[str, list[Span]]()  # switches, by device
+    for span in sorted(spans, key=lambda span: span.started):
+        iteration = span.iteration
+        if span.kind == "step":
+            last_step = iteration
+        if iteration < 0 and span.kind == "push":
+            iteration = last_step
+        if iteration < 0 and span.kind == "switch":
+            waiting.setdefault(span.device, []).append(span)
+            continue
+        if span.kind != "push":
+            found += [(iteration, switch) for switch in waiting.pop(span.device, [])]
+        found.append((iteration, span))
+    return found

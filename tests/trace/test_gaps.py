@@ -137,6 +137,7 @@ def test_a_switch_is_idle_time_of_its_own():
         (span("score", ROLLOUT, 9, 10, group=2, fragment=1), [denoise("x", 2, 4, 2, 1)], 4),
         (span("advantages", TRAINER, 9, 10, group=2), [span("score", "x", 2, 7, group=2)], 7),
         (span("train", TRAINER, 9, 10), [span("advantages", "x", 2, 3, group=2)], 3),
+        (span("train", TRAINER, 9, 10, queued=8), [span("score", "x", 2, 7, group=2)], 7),
         (span("reduce", TRAINER, 9, 10), [span("train", "x", 2, 4), span("train", "y", 2, 6)], 6),
         (span("step", TRAINER, 9, 10), [span("reduce", "x", 2, 5)], 5),
         (span("publish", TRAINER, 9, 10), [span("step", "x", 2, 5)], 5),

@@ -83,7 +83,7 @@ def test_a_prediction_is_judged(run_dir, capsys):
     )
     assert f"{expected} (median), error -10.0%" in capsys.readouterr().out
     page = (run_dir / "other" / "report.html").read_text()
-    assert page.count("<td>-10.0%</td>") == 2
+    assert page.count('<td class="number">-10.0%</td>') == 2
 
 
 def test_a_run_without_samples_has_no_curves(run_dir):

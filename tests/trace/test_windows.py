@@ -24,6 +24,20 @@ def test_an_iteration_that_began_in_the_tail_of_another_has_the_time_after_it():
     assert iteration_windows(spans) == {0: Window(0, 6), 1: Window(6, 12)}
 
 
+def test_pushes_and_switches_that_name_no_iteration_serve_one():
+    spans = [
+        span("push", "a", 0, 1, iteration=-1),
+        span("denoise", "a", 2, 3, iteration=0),
+        span("switch", "a", 3, 4, iteration=-1),
+        span("train", "a", 4, 5, iteration=0),
+        span("step", "a", 5, 6, iteration=0),
+        span("push", "b", 7, 8, iteration=-1),
+        span("switch", "a", 9, 10, iteration=-1),
+        span("denoise", "a", 10, 12, iteration=1),
+    ]
+    assert iteration_windows(spans) == {0: Window(2, 8), 1: Window(9, 12)}
+
+
 def test_a_union_merges_windows_that_touch_and_ignores_empty_ones():
     union = Union([Window(4, 6), Window(0, 2), Window(2, 3), Window(5, 5.5), Window(8, 8)])
     inside = [moment for moment in range(10) if moment in union]
