@@ -131,6 +131,56 @@ def report(
     return 0
 
 
+@app.command
+def simulate(
+    scenario: str,
+    /,
+    *,
+    layout: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
+    split: int | None = None,
+    helpers: int | None = None,
+    assistants: int | None = None,
+    stale_share: float | None = None,
+    iterations: int = 4,
+    seed: int = 0,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> int:
+    """Compare layouts on a cluster that is only simulated, each at its best split.
+
+    Example: digen simulate B --layout tsp elastic
+
+    Args:
+        scenario: A, A2, B, B2, C, D, E or F (deployments/scenarios), or a TOML file like those.
+        layout: Layouts to compare; default: all.
+        split: Rollout devices, the others train; default: the fastest with at least a quarter.
+        helpers: Trainers that may generate; default: as many as pay.
+        assistants: Rollout devices that may train; default: as many as pay.
+        stale_share: Share of the groups that may be generated with the version before, in tcss and
+            elastic; default: in tcss the fastest of 0, 0.25 and 0.5, in elastic 0.
+        iterations: Of each simulation; at least 12 with stale groups.
+        seed: Same seed, same table.
+        as_json: Print a list of objects instead of the table.
+    """
+    from deployments import simulate as command
+
+    found, layouts = command.find_scenario(scenario), command.layouts_of(layout)
+    if iterations < command.LEAST_ITERATIONS or seed < 0:
+        raise ConfigError(
+            f"--iterations is {iterations} and --seed {seed}; "
+            f"use iterations >= {command.LEAST_ITERATIONS}, seed >= 0"
+        )
+
+    from digen_core.planning.search import Fixed
+
+    fixed = Fixed(split, helpers, assistants, stale_share)
+    rows = command.simulate(found, layouts, fixed, num_iterations=iterations, seed=seed)
+    if as_json:
+        command.write_json(rows)
+    else:
+        command.print_rows(rows, found.description)
+    return 0
+
+
 @_pretrain.command
 def shapes(*, out: Path = Path("runs/models/shapes"), seed: int = 0, threads: int = 2) -> int:
     """Train the tiny FLUX of the world "shapes": about 5 to 10 minutes on two CPU cores.

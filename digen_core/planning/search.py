@@ -25,6 +25,7 @@ NUM_SPLITS = 3  # by formula, and as many by waves, for each set of mechanisms
 NEAR = 1.15  # of the fastest, to look for better ones next to it
 NUM_FINALISTS = 2
 NUM_SEEDS = 3
+STALE_ITERATIONS = 12  # at least, until what was generated ahead at first is used up
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def search(
     layout: LayoutName,
     fixed: Fixed | None = None,
     *,
-    num_iterations: int = 6,
+    num_iterations: int = 4,
     seed: int = 0,
 ) -> Plan:
     """Find the fastest split and mechanisms of a layout.
@@ -91,7 +92,7 @@ def search(
         scenario: the recipe, the cluster and what things cost.
         layout: whose switches say which mechanisms there are.
         fixed: quantities to keep.
-        num_iterations: of the last simulations.
+        num_iterations: of the last simulations; at least 12 with stale groups.
         seed: the first of their seeds.
 
     Raises:
@@ -104,7 +105,7 @@ def search(
         for choice in choices:
             if choice not in judged:
                 # Without jitter one iteration on-policy is like the other.
-                iterations = 4 if choice.stale_share else 2
+                iterations = STALE_ITERATIONS if choice.stale_share else 2
                 report = simulate_choice(scenario, choice, num_iterations=iterations)
                 judged[choice] = _worth(choice, report.seconds)
 
@@ -136,6 +137,8 @@ def simulate_choice(
 
 def _run(scenario: Scenario, choice: Choice, num_iterations: int, seed: int) -> Plan:
     """Simulate a choice with jitter, once for each seed."""
+    if choice.stale_share:
+        num_iterations = max(num_iterations, STALE_ITERATIONS)
     reports = [
         simulate_choice(
             scenario, choice, num_iterations=num_iterations, seed=number, jitter=scenario.jitter

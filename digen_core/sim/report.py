@@ -56,20 +56,25 @@ def make_report(
 ) -> SimulationReport:
     """Summarise a simulation by its steady state.
 
-    The first iteration warms up. With stale groups the last one is left out too: no next iteration
-    took a part of its time.
+    The first iteration warms up. With stale groups the first half does, because what was generated
+    ahead at first is used up only slowly, and the last iteration is left out too, because no next
+    one took a part of its time.
     """
-    last = len(iteration_ends) - 1 - num_cooling(schedule)
-    begin, end = iteration_ends[0], iteration_ends[last]
+    cooling = num_cooling(schedule)
+    first = (len(iteration_ends) - cooling) // 2 - 1 if cooling else 0
+    last = len(iteration_ends) - 1 - cooling
+    begin, end, num_iterations = iteration_ends[first], iteration_ends[last], last - first
     busy = dict.fromkeys(devices, 0.0)
     for span in spans:
         if span.kind in OCCUPYING and span.device in busy:
             busy[span.device] += max(0.0, min(span.ended, end) - max(span.started, begin))
     return SimulationReport(
-        seconds=(end - begin) / last,
+        seconds=(end - begin) / num_iterations,
         iteration_ends=tuple(iteration_ends),
         busy_share={name: seconds / (end - begin) for name, seconds in busy.items()},
-        idle_seconds={name: (end - begin - seconds) / last for name, seconds in busy.items()},
+        idle_seconds={
+            name: (end - begin - seconds) / num_iterations for name, seconds in busy.items()
+        },
         max_staleness=staleness.maximum,
         mean_staleness=staleness.mean,
         spans=spans,
