@@ -23,6 +23,7 @@ FONT_SIZE: Final = 7.0
 CHARACTER_WIDTH: Final = 0.062
 SAME_STRETCH: Final = 0.02  # of the window: shorter breaks do not split a label
 MOSTLY: Final = 0.6  # a stretch with more breaks than this leaves gets no label
+BORDERED_WIDTH: Final = 0.05  # a border would hide shorter work
 DARK_LABELS: Final = ("encode", "advantages", "reduce")  # on bright bars
 
 _Item = TypeVar("_Item")
@@ -73,7 +74,12 @@ class _Canvas:
     axes: Axes
     window: Window
     lanes: dict[str, int]
-    labels: list[tuple[str, float, float]] = field(default_factory=list)  # device, from, to
+    labels: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # from, to
+
+    @property
+    def _per_inch(self) -> float:
+        """Seconds that an inch of a lane shows."""
+        return self.window.seconds / LANES_WIDTH
 
     def gaps(self, gaps: Sequence[Gap]) -> None:
         """Draw gaps, and label them by their cause once per stretch of the same one."""
@@ -96,7 +102,8 @@ class _Canvas:
             text_colour = "black" if kind in DARK_LABELS else "white"
             for same in _by(own, lambda span: (span.iteration, span.group, span.fragment)).values():
                 for first, ended in self._stretches(same):
-                    self._border(device, first.started)
+                    if ended - first.started > BORDERED_WIDTH * self._per_inch:
+                        self._border(device, first.started)
                     text, box = _label_of(first, several), (KIND_COLOURS[kind], 1.0)
                     self._label(device, first.started, ended, text, text_colour, box)
 
@@ -130,17 +137,13 @@ class _Canvas:
     ) -> None:
         """Write on a bar if the text fits; ``box`` is the colour and opacity behind it."""
         begin, end = self._clipped(started, ended)
-        width = (end - begin) / self.window.seconds * LANES_WIDTH
-        needed = CHARACTER_WIDTH * (len(text) + 1)
-        middle = (begin + end) / 2
-        half = needed / LANES_WIDTH * self.window.seconds / 2
-        taken = any(
-            device == other and middle - half < to and middle + half > start
-            for other, start, to in self.labels
-        )
-        if not text or width < needed or taken:
+        middle, half = (begin + end) / 2, CHARACTER_WIDTH * (len(text) + 1) * self._per_inch / 2
+        if not text or end - begin < 2 * half:
             return
-        self.labels.append((device, middle - half, middle + half))
+        labels = self.labels.setdefault(device, [])
+        if any(middle - half < to and middle + half > start for start, to in labels):
+            return
+        labels.append((middle - half, middle + half))
         self.axes.text(
             middle,
             self.lanes[device],
