@@ -1,0 +1,100 @@
+"""Scenarios: the shipped ones, their work by hand, and what is wrong with a file."""
+
+import pytest
+
+from deployments.simulate import SCENARIOS
+from digen_core.config import ConfigError
+from digen_core.sim.scenario import load_scenario
+
+SHIPPED = sorted(SCENARIOS.glob("*.toml"))
+EQUAL_DEVICES = [path for path in SHIPPED if path.stem != "E"]
+
+
+def test_eight_scenarios_are_shipped():
+    assert [path.stem for path in SHIPPED] == ["A", "A2", "B", "B2", "C", "D", "E", "F"]
+
+
+@pytest.mark.parametrize("path", EQUAL_DEVICES, ids=lambda path: path.stem)
+def test_the_floor_is_the_recorded_one(path):
+    scenario = load_scenario(path)
+    assert scenario.floor(scenario.devices // 2) == pytest.approx(
+        scenario.seconds["floor"], abs=0.05
+    )
+
+
+def test_work_by_hand(scenario):
+    # 4 fragments of 3 (0.5 + 0.5) + 1 s; 4 pairs in 2 packs of 1 + 2 s, or in 4 of 1 + 1 s.
+    assert scenario.generation_work == 16.0
+    assert scenario.training_work() == 6.0
+    assert scenario.training_work(1) == 8.0
+    assert scenario.floor(1) == 11.0
+
+
+def test_work_of_parts_that_do_not_fill(scenario):
+    # Groups of 3: fragments of 3 (0.5 + 1) + 2 s and of 4 s; 6 pairs in packs of 4 and 2.
+    odd = scenario.model_copy(
+        update={"group_size": 3, "trained_per_group": 3, "fragment_size": 2, "pack_size": 4}
+    )
+    assert odd.generation_work == 2 * (6.5 + 4.0)
+    assert odd.training_work() == (1 + 4) + (1 + 2)
+
+
+def test_unequal_devices(scenario):
+    mixed = scenario.model_copy(update={"devices": 5, "trainer_slowdown": 0.5})
+    assert mixed.speeds(2) == (2.0, 6.0)
+    assert mixed.floor(2) == 22.0 / 8.0
+    assert mixed.costs(2).kinds["trainer"].pack(2) == 1.5
+    assert mixed.costs(2).kinds["rollout"].pack(2) == 3.0
+    assert [device.name for device in mixed.cluster(2)] == [
+        "rollout-0",
+        "rollout-1",
+        "trainer-0",
+        "trainer-1",
+        "trainer-2",
+    ]
+
+
+def test_colocated_devices_are_of_the_reference_kind(scenario):
+    mixed = scenario.model_copy(update={"trainer_slowdown": 0.5})
+    costs = mixed.costs(None)
+    assert {device.kind for device in mixed.cluster(None)} == set(costs.kinds) == {"default"}
+    assert all(device.roles == {"rollout", "trainer"} for device in mixed.cluster(None))
+    assert costs.kinds["default"].pack(2) == 3.0
+    assert (costs.switch_to_rollout, costs.switch_to_trainer) == (3.0, 3.0)
+    assert (mixed.costs(1).switch_to_rollout, mixed.costs(1).switch_to_trainer) == (1.0, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("devices = 1", "devices: must be greater than or equal to 2 (got 1)"),
+        ("pack_sise = 4", "unknown key pack_sise; did you mean pack_size?"),
+        ("trained_steps = 41", "trained_steps is 41, but steps is only 40"),
+        ("trained_per_group = 17", "trained_per_group is 17, but group_size is only 16"),
+        ("push = 'soon'", "push: must be a valid number"),
+        ("jitter = nan", "jitter: must be a finite number (got nan)"),
+        ("prompts = ", "is not valid TOML"),
+    ],
+)
+def test_a_wrong_scenario_is_refused(change, message, tmp_path):
+    key = change.partition(" ")[0]
+    lines = (SCENARIOS / "D.toml").read_text().splitlines()
+    kept = [line for line in lines if not line.startswith(f"{key} =")]
+    path = tmp_path / "mine.toml"
+    path.write_text("\n".join([change, *kept]))
+    with pytest.raises(ConfigError) as error:
+        load_scenario(path)
+    assert message in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_a_missing_key_is_named(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("devices = 4")
+    with pytest.raises(ConfigError, match="prompts is missing; group_size is missing"):
+        load_scenario(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read the scenario .*no\.toml: No such file"):
+        load_scenario(tmp_path / "no.toml")
