@@ -1,0 +1,202 @@
+"""Simulations of the real controller whose times were worked out by hand."""
+
+import pytest
+
+from digen_core.control import protocol
+from digen_core.control.layout import LAYOUTS
+from digen_core.control.schedule import Schedule
+from digen_core.planning.search import Choice, simulate_choice
+from digen_core.sim.clock import Jitter
+from digen_core.sim.ledger import SimulationError
+from digen_core.sim.simulator import Simulation, simulate
+
+
+def run(scenario, layout, num_rollout, **options):
+    options = {"num_iterations": 3, **options}
+    return simulate_choice(scenario, Choice(layout, num_rollout), **options)
+
+
+def spans_of(report, kind, iteration=0):
+    return [
+        (span.task, span.device, span.started, span.ended)
+        for span in report.spans
+        if span.kind == kind and span.iteration == iteration
+    ]
+
+
+def test_disaggregated_by_hand(scenario):
+    report = run(scenario, "disaggregated", 1)
+    # 4 fragments of 4 s, the last reward, 4 packs of one pair of 2 s, step, push.
+    assert report.iteration_ends == pytest.approx([26.75, 53.5, 80.25])
+    assert 16 + 0.25 + 8 + 0.5 + 2 == report.seconds == 26.75
+    assert spans_of(report, "denoise") == [
+        ("denoise g00 f0 t00-02", "rollout-0", 0.0, 4.0),
+        ("denoise g00 f1 t00-02", "rollout-0", 4.0, 8.0),
+        ("denoise g01 f0 t00-02", "rollout-0", 8.0, 12.0),
+        ("denoise g01 f1 t00-02", "rollout-0", 12.0, 16.0),
+    ]
+    assert spans_of(report, "score")[-1] == ("score g01 f1", "reward-servers", 16.0, 16.25)
+    assert spans_of(report, "step") == [("optimizer step v1", "trainer-0", 24.25, 24.75)]
+    pushes = [s for s in report.spans if s.kind == "push" and s.version == 1]
+    assert [(s.device, s.started, s.ended) for s in pushes] == [
+        ("trainer-0", 24.75, 24.75),
+        ("rollout-0", 24.75, 26.75),
+    ]
+
+
+def test_tsp_by_hand(scenario):
+    report = run(scenario, "tsp", 1)
+    # The first group is trained while the second is generated; that one's pack takes 3 s.
+    assert spans_of(report, "train") == [
+        ("train p000", "trainer-0", 8.25, 11.25),
+        ("train p001", "trainer-0", 16.25, 19.25),
+    ]
+    assert report.seconds == 16 + 0.25 + 3 + 0.5 + 2
+    assert report.busy_share == {
+        "rollout-0": pytest.approx(16 / 21.75),
+        "trainer-0": pytest.approx(6.5 / 21.75),
+    }
+    assert report.idle_seconds == {
+        "rollout-0": pytest.approx(5.75),
+        "trainer-0": pytest.approx(15.25),
+    }
+    assert (report.max_staleness, report.mean_staleness) == (0, 0.0)
+
+
+def test_colocated_by_hand(scenario):
+    # Two waves, all rewards, switch, two packs of a pair each, step, push, switch.
+    assert run(scenario, "colocated", None).seconds == 8 + 1 + 3 + 4 + 0.5 + 2 + 3
+    # All but the last two rewards are hidden; a pack of two pairs each.
+    assert run(scenario, "colocated-strong", None).seconds == 8 + 0.5 + 3 + 3 + 0.5 + 2 + 3
+
+
+def test_stale_groups_fill_the_tail(scenario):
+    many = scenario.model_copy(update={"prompts": 8})
+    stale = simulate_choice(many, Choice("tcss", 1, stale_share=0.5), num_iterations=12)
+    assert stale.seconds == pytest.approx(64.0)  # the rollout device never waits
+    assert stale.busy_share["rollout-0"] == pytest.approx(1.0)
+    assert stale.max_staleness == 1
+    assert 0 < stale.mean_staleness <= 0.5
+    assert run(many, "tsp", 1).seconds == pytest.approx(64 + 0.25 + 3 + 0.5 + 2)
+
+
+def test_the_seed_decides(scenario):
+    many = scenario.model_copy(update={"prompts": 8, "devices": 4})
+    seeds = [run(many, "elastic", 2, seed=seed, jitter=0.1).spans for seed in (1, 1, 2)]
+    assert seeds[0] == seeds[1] != seeds[2]
+
+
+def test_best_of_n_trains_as_many_samples_as_it_should(scenario):
+    best = scenario.model_copy(update={"group_size": 4, "trained_per_group": 2, "steps": 1})
+    report = run(best, "tsp", 1)
+    trained = [span.num_items for span in report.spans if span.kind == "train"]
+    assert sum(trained) == 3 * 2 * 2  # iterations, groups, samples
+
+
+def test_too_few_iterations_for_a_steady_state(scenario):
+    with pytest.raises(ValueError, match="num_iterations is 1; a steady state takes 2"):
+        run(scenario, "tsp", 1, num_iterations=1)
+
+
+class Script:
+    """A controller that orders what a test wants when the first iteration is offered."""
+
+    def __init__(self, *orders):
+        self.orders, self.events = orders, []
+
+    def start(self):
+        return [protocol.Push(0, "rollout-0"), protocol.Push(0, "trainer-0")]
+
+    def handle(self, event):
+        self.events.append(event)
+        first_offer = isinstance(event, protocol.IterationOffered) and event.iteration == 0
+        return list(self.orders) if first_offer else []
+
+    def __repr__(self):
+        return "Script(waiting for more)"
+
+
+def script(scenario, *orders):
+    controller = Script(*orders)
+    simulation = Simulation(
+        controller,
+        scenario.cluster(1),
+        scenario.workload,
+        Schedule(LAYOUTS["tsp"]),
+        scenario.costs(1),
+        (0,),
+        Jitter(0.0, 0),
+    )
+    return controller, simulation
+
+
+FRAGMENT = protocol.Fragment(0, 0, 0, 0, 1)
+GENERATE = protocol.Generate(FRAGMENT, 0, 3, 0, "rollout-0")
+PACK = protocol.Pack(0, 0, (protocol.PairBlock(FRAGMENT, 0, 0, 1),))
+
+
+def test_a_stall_shows_the_controller(scenario):
+    controller, simulation = script(scenario)
+    with pytest.raises(SimulationError, match=r"stalled at 0\.0 s in iteration 0: Script"):
+        simulation.run(3)
+    assert [e.iteration for e in controller.events if hasattr(e, "trained_steps")] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        (protocol.Generate(FRAGMENT, 0, 3, 1, "rollout-0"), r"rollout-0 holds the versions \[0\]"),
+        (protocol.Generate(FRAGMENT, 1, 3, 0, "rollout-0"), "does not follow what was denoised"),
+        (protocol.Generate(FRAGMENT, 0, 4, 0, "rollout-0"), "no such steps of 3"),
+        (protocol.Generate(FRAGMENT, 0, 3, 0, "gpu-7"), "there is no device gpu-7"),
+        (protocol.Pause(FRAGMENT, "rollout-0"), "rollout-0 does not generate"),
+        (protocol.Score(FRAGMENT, "rollout-0"), "a fragment that is not generated"),
+        (protocol.Train(PACK, 0, "trainer-0"), "group 0 has no advantages"),
+        (protocol.Step(0, 1, "trainer-0"), "the newest version is 0"),
+        (protocol.Push(1, "rollout-0"), "the newest version is 0"),
+        (protocol.FinishIteration(1, True), "iteration 0 should end before"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(order, message, scenario):
+    with pytest.raises(SimulationError, match=message):
+        script(scenario, order)[1].run(3)
+
+
+def test_pairs_of_a_fragment_that_is_not_generated_are_refused(scenario):
+    orders = protocol.ComputeAdvantages(0, (0,), "trainer-0"), protocol.Train(PACK, 0, "trainer-0")
+    with pytest.raises(SimulationError, match="is not generated, or lost"):
+        script(scenario, *orders)[1].run(3)
+
+
+def test_a_lost_device_answers_nothing(scenario):
+    controller, simulation = script(scenario, GENERATE, protocol.Pause(FRAGMENT, "rollout-0"))
+    simulation.lose(0.5, "rollout-0")
+    with pytest.raises(SimulationError, match=r"stalled at 0\.5 s"):
+        simulation.run(3)
+    assert controller.events[-1] == protocol.DeviceLost("rollout-0")
+
+
+def test_a_paused_fragment_is_lost_with_its_device(scenario):
+    orders = GENERATE, protocol.Pause(FRAGMENT, "rollout-0")
+    controller, simulation = script(scenario, *orders)
+    simulation.lose(1.5, "rollout-0")
+    resume = protocol.Generate(FRAGMENT, 1, 3, 0, "trainer-0")
+    simulation.join(2.0, protocol.Device("rollout-1", frozenset({"rollout"}), "rollout"))
+    handle = controller.handle
+    joined = protocol.DeviceJoined
+    controller.handle = lambda e: handle(e) + ([resume] if isinstance(e, joined) else [])
+    with pytest.raises(SimulationError, match="does not follow what was denoised: None"):
+        simulation.run(3)
+    assert protocol.FragmentPaused(FRAGMENT, 1) in controller.events
+
+
+def test_simulate_takes_what_a_run_has(scenario):
+    report = simulate(
+        scenario.cluster(1),
+        scenario.workload,
+        Schedule(LAYOUTS["tsp"]),
+        scenario.costs(1),
+        trained_steps=(2,),
+        num_iterations=2,
+    )
+    assert report.seconds == 21.75
