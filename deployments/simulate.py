@@ -12,7 +12,7 @@ from rich.table import Table
 
 from digen_core.config import ConfigError
 from digen_core.control.layout import LAYOUTS, LayoutName
-from digen_core.planning.search import Fixed, Plan, search
+from digen_core.planning.search import Fixed, Plan, fewest_rollout, search
 from digen_core.sim.bounds import lower_bound
 from digen_core.sim.scenario import Scenario, load_scenario
 
@@ -116,7 +116,7 @@ HEADINGS = (
     "of\nbound",
     "stale\nmax/avg",
     "\nbusy",
-    "speed-up\ncol/strong",
+    "x col/\nx strong",
 )
 
 
@@ -184,25 +184,19 @@ def _check(scenario: Scenario, fixed: Fixed) -> None:
     Raises:
         ConfigError: naming the option, its value and what it may be.
     """
-    last = scenario.devices - 1
-    for option, value, least in (
-        ("--split", fixed.num_rollout, 1),
-        ("--helpers", fixed.helpers, 0),
-        ("--assistants", fixed.assistants, 0),
+    split, devices = fixed.num_rollout, scenario.devices
+    if split is not None and not 1 <= split < devices:
+        raise ConfigError(f"--split is {split}; of {devices} devices use 1 to {devices - 1}")
+    at_split = "" if split is None else f" with --split {split}"
+    for option, value, most in (
+        ("--helpers", fixed.helpers, devices - (split or fewest_rollout(scenario))),
+        ("--assistants", fixed.assistants, split or devices - 1),
+        ("--stale-share", fixed.stale_share, 1),
     ):
-        if value is not None and not least <= value <= last:
-            raise ConfigError(
-                f"{option} is {value}; of {scenario.devices} devices use {least} to {last}"
-            )
-    if fixed.num_rollout is not None:
-        trainers = scenario.devices - fixed.num_rollout
-        for option, value, most in (
-            ("--helpers", fixed.helpers, trainers),
-            ("--assistants", fixed.assistants, fixed.num_rollout),
-        ):
-            if value is not None and value > most:
-                raise ConfigError(
-                    f"{option} is {value}; a split {fixed.num_rollout}:{trainers} has {most}"
-                )
-    if fixed.stale_share is not None and not 0 <= fixed.stale_share <= 1:
-        raise ConfigError(f"--stale-share is {fixed.stale_share}; use a share from 0 to 1")
+        if value is not None and not 0 <= value <= most:
+            raise ConfigError(f"{option} is {value}; use 0 to {most}{at_split}")
+    if (fixed.helpers or 0) + (fixed.assistants or 0) > devices:
+        raise ConfigError(
+            f"--helpers {fixed.helpers} and --assistants {fixed.assistants} are more than the "
+            f"{devices} devices"
+        )

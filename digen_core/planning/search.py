@@ -96,7 +96,7 @@ def search(
         seed: the first of their seeds.
 
     Raises:
-        ValueError: nothing is left to choose from with what is fixed.
+        ValueError: no split has so many helpers and assistants as are fixed.
     """
     space = _Space(scenario, layout, fixed or Fixed())
     judged: dict[Choice, float] = {}
@@ -111,12 +111,17 @@ def search(
 
     judge(space.ranked())
     if not judged:
-        raise ValueError(f"layout {layout} leaves no choice for {fixed} on {scenario.devices}")
+        raise ValueError(f"no split of {scenario.devices} devices has {fixed} in layout {layout}")
     for choice in _leaders(judged):
         judge(space.neighbours(choice))
     finalists = sorted(judged, key=judged.__getitem__)[:NUM_FINALISTS]
     plans = [_run(scenario, choice, num_iterations, seed) for choice in finalists]
     return min(plans, key=lambda plan: _worth(plan.choice, plan.seconds))
+
+
+def fewest_rollout(scenario: Scenario) -> int:
+    """Return how many devices generate at least, if the split is searched for."""
+    return ceil(MIN_ROLLOUT_SHARE * scenario.devices)
 
 
 def simulate_choice(
@@ -177,16 +182,15 @@ class _Space:
             return
         for helping, share in product((False, True), self._shares()):
             for split in self._promising(helping, share):
-                yield from self._admissible(self._choice(split, helping, share))
+                yield self._choice(split, helping, share)
 
     def neighbours(self, choice: Choice) -> Iterator[Choice]:
         """Yield choices that differ a little: splits next to it, half or none of a mechanism."""
         if choice.num_rollout is None:
             return
-        if self.fixed.num_rollout is None:
-            helping = choice.has_help
-            for split in (choice.num_rollout - 1, choice.num_rollout + 1):
-                yield from self._admissible(self._choice(split, helping, choice.stale_share))
+        for split in (choice.num_rollout - 1, choice.num_rollout + 1):
+            if split in self._splits():
+                yield self._choice(split, choice.has_help, choice.stale_share)
         if self.fixed.helpers is None:
             yield replace(choice, helpers=choice.helpers // 2)
             yield replace(choice, helpers=0)
@@ -221,10 +225,8 @@ class _Space:
 
     def _promising(self, helping: bool, share: float) -> list[int]:
         """Return splits, best by formula first, then those with a wave of fragments less."""
-        if self.fixed.num_rollout is not None:
-            return [self.fixed.num_rollout]
         formula = FORMULAS[self._effective(helping, share)]
-        splits = range(self._fewest_rollout, self.scenario.devices)
+        splits = self._splits()
         best = sorted(splits, key=lambda split: formula(Terms.of(self.scenario, split, share)))
         waves = {}
         for split in reversed(splits):
@@ -243,22 +245,21 @@ class _Space:
             return "tsp"
         return "elastic" if self.switches.rollouts_train else "tag"
 
-    def _admissible(self, choice: Choice) -> Iterator[Choice]:
-        """Yield a choice if its split exists and has so many helpers and assistants."""
-        split = choice.num_rollout
-        assert split is not None
-        fewest = self.fixed.num_rollout or self._fewest_rollout
-        if not fewest <= split < self.scenario.devices:
-            return
-        if choice.helpers <= self._trainers(split) and choice.assistants <= split:
-            yield choice
+    def _splits(self) -> range:
+        """Return the splits that have as many helpers and assistants as are fixed."""
+        fixed, switches = self.fixed, self.switches
+        if fixed.num_rollout is None:
+            first, last = fewest_rollout(self.scenario), self.scenario.devices - 1
+        else:
+            first = last = fixed.num_rollout
+        if switches.rollouts_train:
+            first = max(first, fixed.assistants or 0)
+        if switches.trainers_help:
+            last = min(last, self._trainers(fixed.helpers or 0))
+        return range(first, last + 1)
 
     def _trainers(self, num_rollout: int) -> int:
         return self.scenario.devices - num_rollout
-
-    @property
-    def _fewest_rollout(self) -> int:
-        return ceil(MIN_ROLLOUT_SHARE * self.scenario.devices)
 
     @property
     def _num_fragments(self) -> int:

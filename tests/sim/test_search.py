@@ -1,0 +1,73 @@
+"""The search for a split: against trying all of them, and what it leaves off."""
+
+import pytest
+
+from deployments.simulate import find_scenario
+from digen_core.planning.search import Choice, Fixed, search, simulate_choice
+
+
+def without_jitter(name):
+    return find_scenario(name).model_copy(update={"jitter": 0.0})
+
+
+@pytest.mark.parametrize("layout", ["disaggregated", "gap", "tsp"])
+def test_the_best_of_all_splits_is_found(layout):
+    scenario = without_jitter("C")
+    seconds = {
+        split: simulate_choice(scenario, Choice(layout, split), num_iterations=2).seconds
+        for split in range(4, 16)
+    }
+    plan = search(scenario, layout)
+    assert plan.seconds == pytest.approx(min(seconds.values()))
+    assert plan.choice.num_rollout == min(seconds, key=seconds.__getitem__)
+
+
+def test_help_that_does_not_pay_is_left_off():
+    scenario = without_jitter("C").model_copy(update={"helper_in": 300.0, "helper_out": 300.0})
+    tsp, elastic = search(scenario, "tsp"), search(scenario, "elastic")
+    assert elastic.choice == Choice("elastic", tsp.choice.num_rollout)
+    assert elastic.seconds == tsp.seconds
+
+
+def test_stale_groups_are_left_off_where_there_is_no_tail():
+    # Trained 30 times as long as generated: the trainers are the bottleneck at any split.
+    scenario = without_jitter("C").model_copy(
+        update={"c": 30.0, "push": 0.0, "optimizer_step": 0.0, "reward_seconds": 0.0}
+    )
+    assert search(scenario, "tcss", Fixed(num_rollout=8, helpers=0)).choice.stale_share == 0.0
+    assert search(without_jitter("B"), "tcss", Fixed(num_rollout=10)).choice.stale_share > 0
+
+
+def test_what_is_fixed_stays():
+    plan = search(without_jitter("C"), "elastic", Fixed(5, 3, 2, 0.5))
+    assert plan.choice == Choice("elastic", 5, 3, 2, 0.5)
+    plan = search(without_jitter("C"), "tsp", Fixed(helpers=3, assistants=2, stale_share=0.5))
+    assert plan.choice.num_mechanisms == 0  # tsp has none
+
+
+def test_help_that_is_fixed_narrows_the_splits():
+    plan = search(without_jitter("C"), "elastic", Fixed(helpers=10, assistants=6))
+    assert plan.choice == Choice("elastic", 6, 10, 6)
+
+
+def test_at_least_a_quarter_of_the_devices_generate():
+    scenario = without_jitter("C").model_copy(update={"c": 100.0})
+    assert search(scenario, "tsp").choice.num_rollout == 4
+
+
+def test_nothing_left_to_choose():
+    with pytest.raises(ValueError, match=r"no split of 16 devices has .*helpers=2"):
+        search(without_jitter("C"), "tag", Fixed(num_rollout=15, helpers=2))
+
+
+def test_seeds_are_averaged():
+    scenario = find_scenario("C")
+    plan = search(scenario, "colocated-strong", seed=5)
+    seconds = [
+        simulate_choice(
+            scenario, plan.choice, num_iterations=4, seed=seed, jitter=scenario.jitter
+        ).seconds
+        for seed in (5, 6, 7)
+    ]
+    assert plan.seconds == pytest.approx(sum(seconds) / 3)
+    assert len(set(seconds)) == 3
