@@ -23,6 +23,7 @@ MIN_ROLLOUT_SHARE = 0.25  # of the devices
 MIN_GAIN = 0.005  # of a mechanism, else it stays off
 NUM_SPLITS = 3  # by formula, and as many by waves, for each set of mechanisms
 NEAR = 1.15  # of the fastest, to look for better ones next to it
+CLOSE = 1.02  # to the fastest, so that jitter may turn the order
 NUM_FINALISTS = 2
 NUM_SEEDS = 3
 STALE_ITERATIONS = 12  # at least, until what was generated ahead at first is used up
@@ -114,7 +115,9 @@ def search(
         raise ValueError(f"no split of {scenario.devices} devices has {fixed} in layout {layout}")
     for choice in _leaders(judged):
         judge(space.neighbours(choice))
-    finalists = sorted(judged, key=judged.__getitem__)[:NUM_FINALISTS]
+    best = min(judged.values())
+    ranking = sorted(judged, key=judged.__getitem__)
+    finalists = [choice for choice in ranking if judged[choice] <= CLOSE * best][:NUM_FINALISTS]
     plans = [_run(scenario, choice, num_iterations, seed) for choice in finalists]
     return min(plans, key=lambda plan: _worth(plan.choice, plan.seconds))
 

@@ -106,19 +106,7 @@ class Simulation:
         self._staleness = Staleness()
         self._ends: list[float] = []
         self._num_iterations = self._num_offered = 0
-        self._performers: dict[type[Instruction], Callable[[Any], None]] = {
-            protocol.Encode: lambda do: None,
-            Generate: self._generate,
-            protocol.Pause: self._pause,
-            protocol.Score: self._score,
-            protocol.ComputeAdvantages: self._compute_advantages,
-            Train: self._train,
-            protocol.Reduce: self._reduce,
-            Step: self._step,
-            protocol.Push: self._push,
-            Switch: self._enqueue,
-            protocol.FinishIteration: self._finish_iteration,
-        }
+        self._performers = self._make_performers()
         for device in devices:
             self._add(device)
 
@@ -204,6 +192,21 @@ class Simulation:
                 self._deliver(protocol.Switched(device, role))
 
     # --- instructions ---------------------------------------------------------------------
+
+    def _make_performers(self) -> dict[type[Instruction], Callable[[Any], None]]:
+        return {
+            protocol.Encode: lambda do: None,
+            Generate: self._generate,
+            protocol.Pause: self._pause,
+            protocol.Score: self._score,
+            protocol.ComputeAdvantages: self._compute_advantages,
+            Train: self._train,
+            protocol.Reduce: self._reduce,
+            Step: self._step,
+            protocol.Push: self._push,
+            Switch: self._enqueue,
+            protocol.FinishIteration: self._finish_iteration,
+        }
 
     def _perform(self, instructions: Sequence[Instruction]) -> None:
         for do in instructions:
