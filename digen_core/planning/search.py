@@ -105,7 +105,7 @@ def search(
     def judge(choices: Iterable[Choice]) -> None:
         for choice in choices:
             if choice not in judged:
-                # Without jitter one iteration on-policy is like the other.
+                # Without jitter one iteration on-policy is much like the other.
                 iterations = STALE_ITERATIONS if choice.stale_share else 2
                 report = simulate_choice(scenario, choice, num_iterations=iterations)
                 judged[choice] = _worth(choice, report.seconds)

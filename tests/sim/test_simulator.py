@@ -200,3 +200,26 @@ def test_simulate_takes_what_a_run_has(scenario):
         num_iterations=2,
     )
     assert report.seconds == 21.75
+
+
+@pytest.mark.parametrize("layout", ["tsp", "tag", "tcss", "elastic"])
+@pytest.mark.parametrize("lost", ["rollout-1", "trainer-1"])
+@pytest.mark.parametrize("time", [0.5, 9.0, 17.3, 60.0])
+def test_a_job_goes_on_without_a_lost_device_and_with_a_new_one(layout, lost, time, scenario):
+    cluster = scenario.model_copy(update={"devices": 5, "prompts": 8})
+    options = {"trained_steps": (0,), "num_iterations": 4, "jitter": 0.1}
+    schedule = Schedule(LAYOUTS[layout], max_stale_share=0.5 if layout == "tcss" else 0.0)
+    report = simulate(
+        cluster.cluster(3),
+        cluster.workload,
+        schedule,
+        cluster.costs(3),
+        **options,
+        losses=[(time, lost)],
+        joins=[(time + 10, protocol.Device("late", frozenset({"rollout"}), "rollout"))],
+    )
+    assert len(report.iteration_ends) == 4
+    assert max(span.ended for span in report.spans if span.device == lost) <= time
+    assert min(span.started for span in report.spans if span.device == "late") >= time + 10
+    assert any(span.kind == "denoise" for span in report.spans if span.device == "late")
+    assert report.max_staleness == (layout == "tcss")
