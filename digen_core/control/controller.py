@@ -1,35 +1,42 @@
 """Who generates, scores, trains, steps and loads, and when: a state machine without I/O.
 
 | IterationOffered -> Encode*, Generate* -> FragmentGenerated -> Score -> FragmentScored
-|   -> ComputeAdvantages -> AdvantagesComputed -> (barrier: all groups) Train* -> PackTrained
-|   -> Reduce -> GradientReduced -> Step -> Stepped -> Push* -> VersionLoaded -> FinishIteration
+|   -> ComputeAdvantages -> AdvantagesComputed -> Train* -> PackTrained -> Reduce
+|   -> GradientReduced -> Step -> Stepped -> Push* -> VersionLoaded -> FinishIteration
 
-`handle` takes what happened and returns what to do. Layout `disaggregated`: rollout devices
-generate, and when the last group has its advantages (the barrier) trainer devices train. A device's
-work is queued at most `QUEUE_DEPTH` deep, so that it finds its next task waiting while fragments
-still go to whichever device is free first.
+`handle` takes what happened and returns what to do. This file keeps the iterations and versions in
+order; `dispatch.py` gives work to devices, by the layout's switches (`layout.py`). The oldest open
+iteration is trained; with stale layouts later ones are generated meanwhile.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from digen_core.control.packing import make_packs
+from digen_core.control.costs import Costs
+from digen_core.control.dispatch import Dispatcher
+from digen_core.control.fleet import DeviceState, Fleet, Work
+from digen_core.control.generation import group_order
+from digen_core.control.helping import num_helpers
+from digen_core.control.iteration import Iteration
 from digen_core.control.protocol import (
     AdvantagesComputed,
     ComputeAdvantages,
+    CostsUpdated,
     Device,
-    Encode,
+    DeviceJoined,
+    DeviceLost,
     Event,
     FinishIteration,
     Fragment,
     FragmentGenerated,
+    FragmentPaused,
     FragmentScored,
     Generate,
     GradientReduced,
     Instruction,
     IterationOffered,
     Pack,
+    PackTooLarge,
     PackTrained,
     Push,
     Reduce,
@@ -37,248 +44,346 @@ from digen_core.control.protocol import (
     Score,
     Step,
     Stepped,
+    Switch,
+    Switched,
     Train,
     VersionLoaded,
 )
-
-QUEUE_DEPTH = 2
+from digen_core.control.recovery import lose_device
+from digen_core.control.schedule import Schedule, Workload
 
 
 class ControllerError(RuntimeError):
     """An event that cannot happen in the controller's state: a bug in whoever drives it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """The shape of an iteration."""
-
-    num_groups: int
-    group_size: int
-    fragment_size: int
-    num_steps: int
-    pack_size: int
-    advantages_need_all_groups: bool  # their scale is the standard deviation of the whole batch
-
-
 class Controller:
     """Mutated only through ``handle``."""
 
-    def __init__(self, devices: Sequence[Device], workload: Workload) -> None:
-        self._rollout = _names(devices, "rollout")
-        self._trainers = _names(devices, "trainer")
-        self._devices = tuple(device.name for device in devices)
+    def __init__(
+        self, devices: Sequence[Device], workload: Workload, schedule: Schedule, costs: Costs
+    ) -> None:
         self._workload = workload
+        self._schedule = schedule
+        self._layout = schedule.layout
+        self._fleet = Fleet(devices, costs)
+        self._dispatcher = Dispatcher(self._fleet, workload, schedule)
         self._version = 0
-        self._loaded: dict[str, int] = {}
-        self._iteration: int | None = None
-        self._trained_steps: tuple[int, ...] = ()
-        self._to_generate: deque[Fragment] = deque()
-        self._generating: dict[Fragment, str] = {}
-        self._unscored: dict[int, set[Fragment]] = {}  # group -> fragments without rewards
-        self._without_advantages: set[int] = set()
-        self._skipped: set[int] = set()
-        self._to_train: deque[Pack] = deque()
-        self._training: dict[int, str] = {}  # pack index -> device
-        self._gradient_devices: set[str] = set()
+        self._offered: deque[IterationOffered] = deque()
+        self._iterations: deque[Iteration] = deque()  # open, the oldest first
+        self._finishing: deque[tuple[FinishIteration, int]] = deque()  # and the version to hold
+        self._next_index = 0
 
     def start(self) -> list[Instruction]:
         """Give every device version 0."""
-        return [Push(0, device) for device in self._devices]
+        return [Push(0, device.name) for device in self._fleet]
 
-    def handle(self, event: Event) -> list[Instruction]:  # noqa: C901 - a table of events
+    def handle(self, event: Event) -> list[Instruction]:
         """Advance by one event and return the instructions it caused, in order.
 
         Raises:
             ControllerError: the event does not fit the state.
         """
+        instructions = self._on(event)
+        self._begin_offered()
+        instructions += self._dispatcher.dispatch(
+            list(self._iterations), self._version, another_offered=bool(self._offered)
+        )
+        return instructions + self._finished()
+
+    def _on(self, event: Event) -> list[Instruction]:  # noqa: C901 - a table of events
         match event:
-            case VersionLoaded(device, version):
-                return self._on_loaded(device, version)
-            case IterationOffered(iteration, trained_steps, _):
-                return self._on_iteration(iteration, trained_steps)
+            case IterationOffered():
+                return self._on_offered(event)
             case FragmentGenerated(fragment):
                 return self._on_generated(fragment)
+            case FragmentPaused(fragment, next_step):
+                return self._on_paused(fragment, next_step)
             case FragmentScored(fragment):
                 return self._on_scored(fragment)
-            case AdvantagesComputed(_, groups, skipped):
-                return self._on_advantages(groups, skipped)
+            case AdvantagesComputed():
+                return self._on_advantages(event)
             case PackTrained(pack):
                 return self._on_trained(pack)
-            case GradientReduced(iteration):
-                return [Step(iteration, self._version, self._trainers[0])]
+            case PackTooLarge(pack):
+                return self._on_too_large(pack)
+            case GradientReduced(index):
+                return self._on_reduced(self._open(index))
             case Stepped(version):
                 return self._on_stepped(version)
-            case _:
-                raise ControllerError(f"{event} is not for this layout: {self!r}")
+            case VersionLoaded(device, version):
+                return self._on_loaded(device, version)
+            case Switched(device, role):
+                self._done(Switch(device, role))
+                return []
+            case CostsUpdated(costs):
+                self._fleet.costs = costs
+                return []
+            case DeviceJoined(device):
+                self._fleet.add(device)
+                return [Push(self._version, device.name)]
+            case DeviceLost(name):
+                return self._on_lost(name)
 
-    def fragments_of(self, iteration: int, group: int) -> tuple[Fragment, ...]:
-        """Cut a group into fragments."""
-        size = self._workload.fragment_size
-        starts = range(0, self._workload.group_size, size)
-        return tuple(
-            Fragment(iteration, group, index, start, min(size, self._workload.group_size - start))
-            for index, start in enumerate(starts)
-        )
+    # --- iterations -----------------------------------------------------------------------
+
+    def _on_offered(self, offer: IterationOffered) -> list[Instruction]:
+        if offer.iteration != self._next_index:
+            raise ControllerError(f"iteration {self._next_index} comes next, not {offer}: {self!r}")
+        self._next_index += 1
+        self._offered.append(offer)
+        return []
+
+    def _begin_offered(self) -> None:
+        """Begin offered iterations: one, and with stale layouts those that may run ahead."""
+        ahead = self._schedule.max_staleness if self._schedule.max_stale_share else 0
+        while self._offered and len(self._iterations) <= ahead:
+            offer = self._offered.popleft()
+            self._choose_helpers(len(offer.trained_steps))
+            order = group_order(
+                self._workload.num_groups,
+                offer.group_costs,
+                trainer_bound=self._trainer_bound(len(offer.trained_steps)),
+            )
+            self._iterations.append(
+                Iteration.begin(offer.iteration, offer.trained_steps, order, self._workload)
+            )
+
+    def _choose_helpers(self, num_trained_steps: int) -> None:
+        """Say which devices may do the other role's work."""
+        if self._layout.colocated:
+            return
+        rollouts, trainers = self._fleet.with_home("rollout"), self._fleet.with_home("trainer")
+        helpers, assistants = self._schedule.helpers, self._schedule.assistants
+        if helpers is None:
+            counts = {"rollouts": len(rollouts), "trainers": len(trainers)}
+            helpers = num_helpers(self._workload, self._fleet.costs, num_trained_steps, **counts)
+        if not self._layout.trainers_help:
+            helpers = 0
+        if assistants is None:
+            assistants = len(rollouts)
+        if not self._layout.rollouts_train:
+            assistants = 0
+        for place, device in enumerate(trainers):  # the holder, the first of them, helps last
+            device.may_generate = place >= len(trainers) - helpers
+        for place, device in enumerate(rollouts):
+            device.may_train = place < assistants
+
+    def _trainer_bound(self, num_trained_steps: int) -> bool:
+        """Say whether training, not generation, is the bottleneck of an iteration."""
+        workload, fleet = self._workload, self._fleet
+        size = workload.fragment_size
+        generation = fleet.generation_speed(fleet.with_home("rollout"), size)
+        trainers = [device for device in fleet if "trainer" in device.device.roles]
+        training = fleet.training_speed(trainers, workload.pack_size)
+        steps = -(-workload.group_size // size) * workload.num_steps
+        pairs = workload.trained_per_group * num_trained_steps
+        return pairs / training > steps / generation
 
     # --- generation -----------------------------------------------------------------------
 
-    def _on_iteration(self, iteration: int, trained_steps: tuple[int, ...]) -> list[Instruction]:
-        behind = [name for name in self._devices if self._loaded.get(name) != self._version]
-        if self._iteration is not None or behind:
-            raise ControllerError(f"iteration {iteration} cannot start: {behind=}, {self!r}")
-        self._iteration, self._trained_steps = iteration, trained_steps
-        groups = range(self._workload.num_groups)
-        fragments = {group: self.fragments_of(iteration, group) for group in groups}
-        self._unscored = {group: set(parts) for group, parts in fragments.items()}
-        self._without_advantages = set(groups)
-        # Group-major: all samples of a prompt before the next prompt: groups complete early.
-        self._to_generate.extend(fragment for parts in fragments.values() for fragment in parts)
-        return self._dispatch_generation()
-
-    def _dispatch_generation(self) -> list[Instruction]:
-        instructions: list[Instruction] = []
-        load = _loads(self._rollout, self._generating.values())
-        while self._to_generate:
-            device = min(self._rollout, key=load.__getitem__)
-            if load[device] >= QUEUE_DEPTH:
-                break
-            load[device] += 1
-            fragment = self._to_generate.popleft()
-            self._generating[fragment] = device
-            if fragment.index == 0:
-                instructions.append(Encode(fragment.iteration, fragment.group, device))
-            steps = self._workload.num_steps
-            instructions.append(Generate(fragment, 0, steps, self._version, device))
-        return instructions
-
     def _on_generated(self, fragment: Fragment) -> list[Instruction]:
-        device = self._generating.pop(fragment, None)
-        if device is None:
+        iteration, device = self._generated(fragment)
+        if fragment in iteration.to_restart:
+            return self._restart(iteration, fragment)
+        iteration.num_to_generate -= 1
+        turned: list[Instruction] = []
+        if fragment in iteration.regenerating:  # its rewards are known
+            iteration.regenerating.discard(fragment)
+            iteration.pool.add(iteration.parked.pop(fragment, []))
+            turned = self._closed(iteration) or self._turn_when_generated(iteration)
+        else:
+            iteration.to_score.append(Score(fragment, device))
+        if iteration.num_to_generate and not self._layout.streamed:
+            return turned
+        scores, iteration.to_score = iteration.to_score, []
+        iteration.scored_on.update({do.fragment: do.device for do in scores})
+        return [*scores, *turned]
+
+    def _on_paused(self, fragment: Fragment, next_step: int) -> list[Instruction]:
+        iteration, _ = self._generated(fragment)
+        if fragment in iteration.to_restart:
+            return self._restart(iteration, fragment)
+        iteration.queue.add(fragment, next_step)
+        return []
+
+    def _restart(self, iteration: Iteration, fragment: Fragment) -> list[Instruction]:
+        iteration.to_restart.discard(fragment)
+        iteration.held_on.pop(fragment, None)
+        iteration.queue.add(fragment)
+        return []
+
+    def _generated(self, fragment: Fragment) -> tuple[Iteration, str]:
+        """Take a fragment back from its device."""
+        iteration = self._open(fragment.iteration)
+        name = iteration.generating.pop(fragment, None)
+        if name is None:
             raise ControllerError(f"{fragment} was not being generated: {self!r}")
-        return [Score(fragment, device), *self._dispatch_generation()]
+        queue = self._fleet[name].queue
+        queue.remove(next(d for d in queue if isinstance(d, Generate) and d.fragment == fragment))
+        return iteration, name
 
     def _on_scored(self, fragment: Fragment) -> list[Instruction]:
-        waiting = self._unscored.get(fragment.group, set())
+        iteration = self._open(fragment.iteration)
+        waiting = iteration.unscored[fragment.group]
         if fragment not in waiting:
             raise ControllerError(f"{fragment} was scored but not waited for: {self!r}")
         waiting.remove(fragment)
-        if waiting:
+        groups: tuple[int, ...] = (fragment.group,)
+        if self._workload.advantages_need_all_groups:
+            groups = tuple(sorted(iteration.unscored))
+        if any(iteration.unscored[group] for group in groups):
             return []
-        if not self._workload.advantages_need_all_groups:
-            groups: tuple[int, ...] = (fragment.group,)
-            return [ComputeAdvantages(fragment.iteration, groups, self._trainers[0])]
-        if any(self._unscored.values()):
-            return []
-        groups = tuple(sorted(self._unscored))
-        return [ComputeAdvantages(fragment.iteration, groups, self._trainers[0])]
+        iteration.computing.update(groups)
+        return [ComputeAdvantages(iteration.index, groups, self._fleet.holder)]
 
     # --- training -------------------------------------------------------------------------
 
-    def _on_advantages(
-        self, groups: tuple[int, ...], skipped: tuple[int, ...]
-    ) -> list[Instruction]:
-        if not self._without_advantages.issuperset(groups):
-            raise ControllerError(f"groups {groups} already have advantages: {self!r}")
-        self._without_advantages.difference_update(groups)
-        self._skipped.update(skipped)
-        if self._without_advantages:
-            return []
-        return self._start_training()
+    def _on_advantages(self, event: AdvantagesComputed) -> list[Instruction]:
+        iteration = self._open(event.iteration)
+        if not iteration.without_advantages.issuperset(event.groups):
+            raise ControllerError(f"groups {event.groups} already have advantages: {self!r}")
+        everyone = tuple(range(self._workload.group_size))
+        for place, group in enumerate(event.groups):
+            iteration.without_advantages.discard(group)
+            iteration.computing.discard(group)
+            if group not in event.skipped:
+                chosen = event.chosen[place] if event.chosen else everyone
+                iteration.add_pairs(group, chosen, self._workload, self._layout)
+        if self._layout.colocated and not iteration.is_trained:
+            return self._turn_when_generated(iteration)
+        if iteration.is_trained or iteration is not self._iterations[0]:
+            return self._closed(iteration)  # if no group carried a signal
+        return self._dispatcher.pauses(list(self._iterations), self._version)
 
-    def _start_training(self) -> list[Instruction]:
-        assert self._iteration is not None
-        fragments = [
-            fragment
-            for group in sorted(self._unscored)
-            if group not in self._skipped
-            for fragment in self.fragments_of(self._iteration, group)
-        ]
-        self._to_train.extend(
-            make_packs(
-                fragments,
-                self._trained_steps,
-                iteration=self._iteration,
-                pack_size=self._workload.pack_size,
-            )
-        )
-        if not self._to_train:
-            return self._finish(updated=False)
-        return self._dispatch_training()
+    def _turn_when_generated(self, iteration: Iteration) -> list[Instruction]:
+        """End the first phase of a colocated layout when all pairs are there."""
+        waits = iteration.without_advantages or iteration.regenerating or iteration.is_trained
+        return [] if waits or not self._layout.colocated else self._turn_all("trainer")
 
-    def _dispatch_training(self) -> list[Instruction]:
-        instructions: list[Instruction] = []
-        load = _loads(self._trainers, self._training.values())
-        while self._to_train:
-            device = min(self._trainers, key=load.__getitem__)
-            if load[device] >= QUEUE_DEPTH:
-                break
-            load[device] += 1
-            pack = self._to_train.popleft()
-            self._training[pack.index] = device
-            self._gradient_devices.add(device)
-            instructions.append(Train(pack, self._version, device))
-        return instructions
+    def _turn_all(self, role: Role) -> list[Instruction]:
+        turning = [device for device in self._fleet if device.mode != role]
+        return [do for device in turning for do in self._dispatcher.switch(device, role)]
 
     def _on_trained(self, pack: Pack) -> list[Instruction]:
-        if pack.iteration != self._iteration or self._training.pop(pack.index, None) is None:
+        iteration, device = self._take_back(pack)
+        iteration.trained.setdefault(device.name, []).append(pack)
+        clock = self._fleet.training_clock
+        if not device.queue:
+            self._fleet.training_clock = max(clock, device.trains_until)
+        return self._closed(iteration)
+
+    def _on_too_large(self, pack: Pack) -> list[Instruction]:
+        iteration, device = self._take_back(pack)
+        if pack.num_pairs == 1:
+            raise ControllerError(f"one pair does not fit into the memory of {device.name}")
+        device.largest_pack = pack.num_pairs // 2
+        iteration.pool.add(pack.blocks)
+        return []
+
+    def _take_back(self, pack: Pack) -> tuple[Iteration, DeviceState]:
+        iteration = self._open(pack.iteration)
+        _, name = iteration.training.pop(pack.index, (None, ""))
+        if not name:
             raise ControllerError(f"pack {pack.index} was not being trained: {self!r}")
-        if self._to_train or self._training:
-            return self._dispatch_training()
-        devices = tuple(sorted(self._gradient_devices))
-        return [Reduce(pack.iteration, devices, self._trainers[0])]
+        self._done(Train(pack, self._version, name))
+        return iteration, self._fleet[name]
+
+    def _closed(self, iteration: Iteration) -> list[Instruction]:
+        """End the training of an iteration whose last pair is in a sum, or that has none."""
+        is_oldest = iteration is self._iterations[0]
+        if iteration.reducing or not iteration.is_trained or not is_oldest:
+            return []
+        if not iteration.trained:
+            self._iterations.popleft()
+            finish = FinishIteration(iteration.index, updated=False)
+            self._finishing.append((finish, self._version))
+            return self._closed(self._iterations[0]) if self._iterations else []
+        iteration.reducing = True
+        iteration.num_reductions += 1
+        devices = tuple(sorted(iteration.trained))
+        return [Reduce(iteration.index, devices, self._fleet.holder)]
+
+    def _on_reduced(self, iteration: Iteration) -> list[Instruction]:
+        iteration.num_reductions -= 1
+        if iteration.num_reductions or not iteration.reducing:  # void: a device was lost since
+            return []
+        iteration.stepping = True
+        return [Step(iteration.index, self._version, self._fleet.holder)]
+
+    # --- devices --------------------------------------------------------------------------
+
+    def _on_lost(self, name: str) -> list[Instruction]:
+        if name == self._fleet.holder:
+            raise ControllerError(f"{name} is lost, and with it the state of the optimizer")
+        if name not in self._fleet:
+            raise ControllerError(f"{name} is lost, but was not there: {self!r}")
+        lost = self._fleet.remove(name)
+        if not any(device.may_generate for device in self._fleet):
+            raise ControllerError(f"{name} is lost, and no device is left that generates")
+        returned = [pack for device in (lost, *self._fleet) for pack in device.packs]
+        for device in self._fleet:
+            device.packs = []
+        for iteration in self._iterations:
+            own = [pack for pack in returned if pack.iteration == iteration.index]
+            lose_device(iteration, name, own)
+        if self._layout.colocated and self._iterations and len(self._iterations[0].queue):
+            return self._turn_all("rollout")
+        return []
 
     # --- versions -------------------------------------------------------------------------
 
     def _on_stepped(self, version: int) -> list[Instruction]:
-        if version != self._version + 1:
+        if version != self._version + 1 or not self._iterations[0].reducing:
             raise ControllerError(f"version {version} does not follow: {self!r}")
         self._version = version
-        return [Push(version, device) for device in self._devices]
+        self._fleet.restart_clock()
+        finish = FinishIteration(self._iterations.popleft().index, updated=True)
+        self._finishing.append((finish, version))
+        pushes: list[Instruction] = [Push(version, device.name) for device in self._fleet]
+        return pushes + (self._closed(self._iterations[0]) if self._iterations else [])
 
-    def _on_loaded(self, device: str, version: int) -> list[Instruction]:
-        if device not in self._devices or version != self._version:
-            raise ControllerError(f"{device} loaded version {version} unasked: {self!r}")
-        self._loaded[device] = version
-        if self._iteration is None:  # version 0, before the first iteration
-            return []
-        if any(self._loaded[name] != version for name in self._devices):
-            return []
-        return self._finish(updated=True)
+    def _on_loaded(self, name: str, version: int) -> list[Instruction]:
+        if name not in self._fleet or version > self._version:
+            raise ControllerError(f"{name} loaded version {version} unasked: {self!r}")
+        device = self._fleet[name]
+        device.loaded.add(version)
+        oldest = device.newest - (
+            self._schedule.max_staleness if self._schedule.max_stale_share else 0
+        )
+        device.loaded = {held for held in device.loaded if held >= oldest}
+        if self._layout.colocated and device.mode == "trainer":
+            return self._dispatcher.switch(device, "rollout")
+        return []
 
-    def _finish(self, *, updated: bool) -> list[Instruction]:
-        assert self._iteration is not None
-        finished = FinishIteration(self._iteration, updated)
-        self._iteration = None
-        self._unscored, self._skipped, self._gradient_devices = {}, set(), set()
-        return [finished]
+    def _finished(self) -> list[Instruction]:
+        """Return the iterations that are over: all devices hold what they made, in order."""
+        finished: list[Instruction] = []
+        while self._finishing:
+            finish, version = self._finishing[0]
+            if any(device.newest < version for device in self._fleet):
+                break
+            self._finishing.popleft()
+            finished.append(finish)
+        return finished
+
+    # --- bookkeeping ----------------------------------------------------------------------
+
+    def _open(self, index: int) -> Iteration:
+        for iteration in self._iterations:
+            if iteration.index == index:
+                return iteration
+        raise ControllerError(f"iteration {index} is not open: {self!r}")
+
+    def _done(self, work: Work) -> None:
+        try:
+            self._fleet[work.device].queue.remove(work)
+        except (KeyError, ValueError):
+            raise ControllerError(f"{work} was not under way: {self!r}") from None
 
     def __repr__(self) -> str:
+        queues = {device.name: device.queue for device in self._fleet if device.queue}
         return (
-            f"Controller(version={self._version}, iteration={self._iteration}, "
-            f"to_generate={len(self._to_generate)}, generating={sorted(self._generating)}, "
-            f"without_advantages={sorted(self._without_advantages)}, "
-            f"to_train={len(self._to_train)}, training={self._training}, loaded={self._loaded})"
+            f"Controller(layout={self._layout.name}, version={self._version}, "
+            f"iterations={list(self._iterations)}, {queues=}, finishing={list(self._finishing)})"
         )
-
-
-def _names(devices: Sequence[Device], role: Role) -> tuple[str, ...]:
-    """Return the devices with a role.
-
-    Raises:
-        ValueError: there is none, so its work would wait for ever.
-    """
-    names = tuple(device.name for device in devices if role in device.roles)
-    if not names:
-        raise ValueError(
-            f"no worker has the role {role!r}: the workers are "
-            f"{ {device.name: sorted(device.roles) for device in devices} }"
-        )
-    return names
-
-
-def _loads(names: Sequence[str], busy: Iterable[str]) -> dict[str, int]:
-    """Count the tasks that each device has queued or running."""
-    load = dict.fromkeys(names, 0)
-    for name in busy:
-        load[name] += 1
-    return load

@@ -31,7 +31,14 @@ LAYOUTS: dict[LayoutName, Layout] = {
         Layout("gap", pipelined=True),
         Layout("tsp", pipelined=True, packed=True),
         Layout("tag", pipelined=True, packed=True, trainers_help=True),
-        Layout("tcss", pipelined=True, packed=True, trainers_help=True, stale=True),
+        Layout(
+            "tcss",
+            pipelined=True,
+            packed=True,
+            trainers_help=True,
+            rollouts_train=True,
+            stale=True,
+        ),
         Layout("elastic", pipelined=True, packed=True, trainers_help=True, rollouts_train=True),
     )
 }

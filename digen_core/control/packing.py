@@ -1,32 +1,117 @@
-"""Deal pairs into packs."""
+"""Pairs that can be trained, and how many of them make a pack."""
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 
-from digen_core.control.protocol import Fragment, Pack, PairBlock
+from digen_core.control.costs import Linear
+from digen_core.control.protocol import Fragment, PairBlock
 
 
-def make_packs(
-    fragments: Iterable[Fragment], steps: Sequence[int], *, iteration: int, pack_size: int
-) -> list[Pack]:
-    """Return packs of at most ``pack_size`` pairs that hold every pair exactly once.
+class PairPool:
+    """Pairs whose advantages exist and that no device was told to train."""
 
-    Pairs go fragment by fragment and step by step, so that a pack touches few fragments; a pack may
-    span steps and fragments, and only the last one is smaller than ``pack_size``.
+    def __init__(self) -> None:
+        self._blocks: deque[PairBlock] = deque()
+        self.num_pairs = 0
+
+    def add(self, blocks: Iterable[PairBlock]) -> None:
+        """Put pairs in, behind those that wait."""
+        for block in blocks:
+            self._blocks.append(block)
+            self.num_pairs += block.num_rows
+
+    def take(self, num_pairs: int) -> tuple[PairBlock, ...]:
+        """Take out up to ``num_pairs`` pairs, the longest waiting first."""
+        taken: list[PairBlock] = []
+        room = min(num_pairs, self.num_pairs)
+        self.num_pairs -= room
+        while room:
+            block = self._blocks.popleft()
+            if block.num_rows > room:
+                rest = PairBlock(
+                    block.fragment, block.step, block.first_row + room, block.num_rows - room
+                )
+                self._blocks.appendleft(rest)
+                block = PairBlock(block.fragment, block.step, block.first_row, room)
+            taken.append(block)
+            room -= block.num_rows
+        return tuple(taken)
+
+    def remove(self, is_gone: Callable[[Fragment], bool]) -> list[PairBlock]:
+        """Take out the pairs of fragments that are gone."""
+        removed = [block for block in self._blocks if is_gone(block.fragment)]
+        self._blocks = deque(block for block in self._blocks if not is_gone(block.fragment))
+        self.num_pairs -= sum(block.num_rows for block in removed)
+        return removed
+
+
+def pairs_by_step(
+    fragment: Fragment, steps: Sequence[int], samples: Sequence[int]
+) -> list[PairBlock]:
+    """Cut the pairs of a fragment's chosen samples into blocks, step after step.
+
+    A pack of them holds many samples of few steps.
     """
-    packs: list[Pack] = []
-    blocks: list[PairBlock] = []
-    room = pack_size
-    for fragment in fragments:
-        for step in steps:
-            first_row = 0
-            while first_row < fragment.num_samples:
-                num_rows = min(room, fragment.num_samples - first_row)
-                blocks.append(PairBlock(fragment, step, first_row, num_rows))
-                first_row += num_rows
-                room -= num_rows
-                if not room:
-                    packs.append(Pack(iteration, len(packs), tuple(blocks)))
-                    blocks, room = [], pack_size
-    if blocks:
-        packs.append(Pack(iteration, len(packs), tuple(blocks)))
-    return packs
+    runs = _runs([sample - fragment.first_sample for sample in samples])
+    return [
+        PairBlock(fragment, step, first, last - first) for step in steps for first, last in runs
+    ]
+
+
+def pairs_by_sample(
+    fragment: Fragment, steps: Sequence[int], samples: Sequence[int]
+) -> list[PairBlock]:
+    """Cut the pairs of a fragment's chosen samples into single pairs, sample after sample."""
+    return [
+        PairBlock(fragment, step, sample - fragment.first_sample, 1)
+        for sample in samples
+        for step in steps
+    ]
+
+
+def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:
+    """Return consecutive rows as [first, end) runs."""
+    runs: list[tuple[int, int]] = []
+    for row in rows:
+        if runs and runs[-1][1] == row:
+            runs[-1] = (runs[-1][0], row + 1)
+        else:
+            runs.append((row, row + 1))
+    return runs
+
+
+# How much dearer a pair may be in a pack that does not wait to be filled.
+MAX_EXTRA_COST = 0.25
+
+
+def smallest_pack(pack: Linear, pack_size: int) -> int:
+    """Return the fewest pairs that make a pack worth its fixed cost.
+
+    The n with (a + n c) / n <= (1 + MAX_EXTRA_COST) (a + b c) / b, by hand for a = 0.9, c = 0.75,
+    b = 8: 0.9 / n <= 1.25 * 0.8625 - 0.75, so n = 3.
+    """
+    most = (1 + MAX_EXTRA_COST) * pack(pack_size) / pack_size
+    for num_pairs in range(1, pack_size):
+        if pack(num_pairs) <= most * num_pairs:
+            return num_pairs
+    return pack_size
+
+
+def seconds_to_share(num_pairs: float, free_in: Sequence[float], rates: Sequence[float]) -> float:
+    """Return in how many seconds devices that are free at different times finish pairs together.
+
+    The F with sum_i rate_i * max(0, F - free_i) = n: water filling. By hand: 6 pairs, two devices
+    of 1 pair per second, free at 0 and at 2: F = 4.
+
+    Args:
+        num_pairs: n, to be shared.
+        free_in: [m] seconds until each device is free.
+        rates: [m] pairs per second of each.
+    """
+    rate, work, level = 0.0, float(num_pairs), 0.0
+    for free, own in sorted(zip(free_in, rates, strict=True)):
+        if rate and work <= rate * (free - level):
+            break
+        work -= rate * (free - level)
+        level, rate = free, rate + own
+    return level + work / rate

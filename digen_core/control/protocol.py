@@ -7,6 +7,8 @@ property tests speak only these.
 from dataclasses import dataclass
 from typing import Literal
 
+from digen_core.control.costs import Costs
+
 Role = Literal["rollout", "trainer"]
 
 
@@ -156,6 +158,13 @@ class PackTooLarge:
 
 
 @dataclass(frozen=True, slots=True)
+class CostsUpdated:
+    """The cost model learnt from what was measured."""
+
+    costs: Costs
+
+
+@dataclass(frozen=True, slots=True)
 class GradientReduced:
     """The devices' sums are one gradient."""
 
@@ -181,6 +190,7 @@ Event = (
     | AdvantagesComputed
     | PackTrained
     | PackTooLarge
+    | CostsUpdated
     | GradientReduced
     | Stepped
 )

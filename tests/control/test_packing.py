@@ -1,9 +1,18 @@
 """Packs: every pair exactly once, none larger than asked."""
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
+from packs import make_packs
 
-from digen_core.control.packing import make_packs
+from digen_core.control.costs import Linear
+from digen_core.control.packing import (
+    PairPool,
+    pairs_by_sample,
+    pairs_by_step,
+    seconds_to_share,
+    smallest_pack,
+)
 from digen_core.control.protocol import Fragment, PairBlock
 
 
@@ -44,3 +53,56 @@ def test_every_pair_is_in_exactly_one_pack(sizes, steps, pack_size):
     assert set(pairs) == expected
     assert all(pack.num_pairs == pack_size for pack in packs[:-1])
     assert packs[-1].num_pairs <= pack_size
+
+
+def test_chosen_samples_are_cut_into_runs_of_rows():
+    part = Fragment(iteration=0, group=0, index=1, first_sample=4, num_samples=4)
+    # Samples 4, 5 and 7 are rows 0, 1 and 3.
+    assert pairs_by_step(part, [2], [4, 5, 7]) == [
+        PairBlock(part, 2, 0, 2),
+        PairBlock(part, 2, 3, 1),
+    ]
+    assert pairs_by_sample(part, [2, 3], [7]) == [
+        PairBlock(part, 2, 3, 1),
+        PairBlock(part, 3, 3, 1),
+    ]
+
+
+def test_removed_pairs_leave_the_pool():
+    a, b = fragment(0, 3), fragment(1, 3)
+    pool = PairPool()
+    pool.add(pairs_by_step(a, [0, 1], [0, 1, 2]) + pairs_by_step(b, [0], [0, 1, 2]))
+    assert pool.remove(lambda found: found == a) == [PairBlock(a, 0, 0, 3), PairBlock(a, 1, 0, 3)]
+    assert pool.num_pairs == 3
+    assert pool.take(5) == (PairBlock(b, 0, 0, 3),)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "free_in", "rates", "seconds"),
+    [
+        (6, [0, 2], [1, 1], 4),  # 4 by the first, 2 by the second
+        (1, [0, 2], [1, 1], 1),  # the second comes too late
+        (8, [0, 0], [3, 1], 2),  # 6 by the fast one, 2 by the slow one
+        (0, [3, 5], [1, 1], 3),
+    ],
+)
+def test_devices_finish_together(pairs, free_in, rates, seconds):
+    assert seconds_to_share(pairs, free_in, rates) == pytest.approx(seconds)
+
+
+@given(
+    st.floats(0.1, 100),
+    st.lists(st.tuples(st.floats(0, 20), st.floats(0.1, 5)), min_size=1, max_size=6),
+)
+def test_shared_pairs_add_up(pairs, devices):
+    free_in, rates = zip(*devices, strict=True)
+    end = seconds_to_share(pairs, free_in, rates)
+    done = sum(rate * max(0.0, end - free) for free, rate in devices)
+    assert done == pytest.approx(pairs)
+
+
+def test_the_smallest_pack_by_hand():
+    # 0.9 / n <= 1.25 * (0.9 / 8 + 0.75) - 0.75 = 0.328: n = 3.
+    assert smallest_pack(Linear(fixed=0.9, per_item=0.75), 8) == 3
+    assert smallest_pack(Linear(per_item=0.75), 8) == 1  # nothing is fixed
+    assert smallest_pack(Linear(fixed=1.0), 8) == 7  # all is fixed: 1 / n <= 1.25 / 8

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from packs import make_packs
 from tiny_policies import load_trainable, moved_weights
 
 from digen_core.config import FlowGrpoConfig, RolloutConfig
-from digen_core.control.packing import make_packs
 from digen_core.control.protocol import Fragment, Pack, PairBlock
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
 from digen_core.rollout.sampler import denoise, initial_latent

@@ -1,0 +1,115 @@
+"""The devices as the controller knows them: what each is ready for, holds, and was told to do."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from digen_core.control.costs import Costs, DeviceCosts, Linear
+from digen_core.control.protocol import Device, Generate, Pack, Role, Switch, Train
+
+Work = Generate | Train | Switch
+
+UNKNOWN = DeviceCosts(step=Linear(per_item=1.0), pack=Linear(per_item=1.0))
+
+
+@dataclass
+class DeviceState:
+    """One device. ``queue`` holds what it was told to do and has not done, in order."""
+
+    device: Device
+    home: Role
+    mode: Role  # what it is ready for once its queue is done
+    loaded: set[int] = field(default_factory=set)  # versions it holds
+    queue: list[Work] = field(default_factory=list)
+    packs: list[Pack] = field(default_factory=list)  # of its sample, without TSP: next to train
+    largest_pack: int | None = None  # pairs that fit into its memory; None: not yet found out
+    trains_until: float = 0.0  # predicted, on the fleet's clock of training
+    may_generate: bool = False
+    may_train: bool = False
+
+    @property
+    def name(self) -> str:
+        """The device's name."""
+        return self.device.name
+
+    @property
+    def newest(self) -> int:
+        """The newest version that it holds; -1 before the first."""
+        return max(self.loaded, default=-1)
+
+
+class Fleet:
+    """All devices, in the order in which they are offered work: the home of the role first."""
+
+    def __init__(self, devices: Sequence[Device], costs: Costs) -> None:
+        self._states: dict[str, DeviceState] = {}
+        self.costs = costs
+        #: Predicted seconds of training in this update: it moves when a pack is trained.
+        self.training_clock = 0.0
+        for device in devices:
+            self.add(device)
+        #: The device that holds the optimizer's state: it computes advantages, reduces and steps.
+        self.holder = self._first("trainer")
+        self._first("rollout")
+
+    def _first(self, role: Role) -> str:
+        for state in self:
+            if role in state.device.roles:
+                return state.name
+        roles = {state.name: sorted(state.device.roles) for state in self}
+        raise ValueError(f"no worker has the role {role!r}: the workers are {roles}")
+
+    def add(self, device: Device) -> DeviceState:
+        """Take a device in; it holds no version yet."""
+        home: Role = "rollout" if "rollout" in device.roles else "trainer"
+        state = DeviceState(
+            device,
+            home,
+            home,
+            may_generate="rollout" in device.roles,
+            may_train="trainer" in device.roles,
+        )
+        self._states[device.name] = state
+        return state
+
+    def remove(self, name: str) -> DeviceState:
+        """Forget a device and return what it was."""
+        return self._states.pop(name)
+
+    def __iter__(self) -> Iterator[DeviceState]:
+        return iter(self._states.values())
+
+    def __getitem__(self, name: str) -> DeviceState:
+        return self._states[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._states
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def with_mode(self, mode: Role) -> list[DeviceState]:
+        """Return the devices that do, or get ready for, the work of a role."""
+        return [state for state in self if state.mode == mode]
+
+    def with_home(self, home: Role) -> list[DeviceState]:
+        """Return the devices whose first role is this one."""
+        return [state for state in self if state.home == home]
+
+    def restart_clock(self) -> None:
+        """Begin the predictions for another update."""
+        self.training_clock = 0.0
+        for state in self:
+            state.trains_until = 0.0
+
+    def costs_of(self, state: DeviceState) -> DeviceCosts:
+        """Return what work costs on a device; equal guesses where the kind is unknown."""
+        kinds = self.costs.kinds
+        return kinds.get(state.device.kind) or next(iter(kinds.values()), UNKNOWN)
+
+    def generation_speed(self, states: Iterable[DeviceState], size: int) -> float:
+        """Return fragments of ``size`` samples' steps per second, of all these devices."""
+        return sum(1.0 / max(self.costs_of(state).step(size), 1e-12) for state in states)
+
+    def training_speed(self, states: Iterable[DeviceState], pack_size: int) -> float:
+        """Return pairs per second, of all these devices in full packs."""
+        return sum(pack_size / max(self.costs_of(state).pack(pack_size), 1e-12) for state in states)

@@ -1,0 +1,67 @@
+"""Whether a device should do the other role's work: predicted makespans, switch costs included.
+
+The prediction is fluid: generation of ``generate`` seconds (of one device) shared by devices of
+total speed G, training of ``train`` seconds shared by speed S, pipelined, so the update is ready
+after the slower of the two; devices that turn from one to the other make up the difference.
+"""
+
+from dataclasses import dataclass
+
+from digen_core.control.costs import Costs
+from digen_core.control.schedule import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What is left of an update, in seconds, if nobody turns from one role to the other."""
+
+    generation: float
+    """Until the generating devices have generated all fragments; infinite without devices."""
+
+    training: float
+    """Until the training devices have trained all pairs; infinite without devices."""
+
+
+def pays_to_train(training_seconds: float, costs: Costs, *, smallest_pack_seconds: float) -> bool:
+    """Say whether a device without fragments should train until the update.
+
+    It must be ready, and have trained a pack, before the others are done without it. Coming back
+    costs nothing while the optimizer steps and the new version is on its way.
+    """
+    back = max(0.0, costs.switch_to_rollout - costs.optimizer_step - costs.push)
+    return training_seconds > costs.switch_to_trainer + back + smallest_pack_seconds
+
+
+def pays_to_generate(generation_seconds: float, costs: Costs, *, fragment_seconds: float) -> bool:
+    """Say whether a trainer without pairs should generate.
+
+    It must be ready, and have done a good part of a fragment, before the others are done without
+    it; otherwise it only delays its training.
+    """
+    return generation_seconds > costs.switch_to_rollout + 0.5 * fragment_seconds
+
+
+def num_helpers(
+    workload: Workload, costs: Costs, num_trained_steps: int, *, rollouts: int, trainers: int
+) -> int:
+    """Return how many trainers help, on-policy: all of them or none, by the closed forms.
+
+    +tsp takes p + q + (n-1) max(p, q); with help it is h + s + W_t / M, where all devices generate
+    for h seconds (docs/scheduling.md). Helping needs h to be at least one fragment.
+    """
+    device = next(iter(costs.kinds.values()), None)
+    if device is None or not rollouts:
+        return trainers
+    fragments = -(-workload.group_size // workload.fragment_size) * workload.num_groups
+    fragment = device.fragment(workload.fragment_size, workload.num_steps)
+    pairs = workload.num_groups * workload.trained_per_group * num_trained_steps
+    generation = fragments * fragment
+    training = pairs / workload.pack_size * device.pack(workload.pack_size)
+    p = generation / (rollouts * workload.num_groups)
+    q = training / (trainers * workload.num_groups)
+    switching = costs.switch_to_rollout + costs.switch_to_trainer
+    share = rollouts / (rollouts + trainers)
+    help_seconds = share * (generation / rollouts + q - switching - training / trainers)
+    without = p + q + (workload.num_groups - 1) * max(p, q)
+    with_help = help_seconds + switching + training / trainers
+    return trainers if help_seconds >= fragment and with_help < without else 0

@@ -1,0 +1,107 @@
+"""One round of prompts as the controller sees it: which groups are how far."""
+
+from dataclasses import dataclass, field
+
+from digen_core.control.generation import GenerationQueue
+from digen_core.control.layout import Layout
+from digen_core.control.packing import PairPool, pairs_by_sample, pairs_by_step
+from digen_core.control.protocol import Fragment, Pack, PairBlock, Score
+from digen_core.control.schedule import Workload
+
+
+@dataclass
+class Iteration:
+    """An iteration from its first fragment to its update."""
+
+    index: int
+    trained_steps: tuple[int, ...]
+    queue: GenerationQueue
+    unscored: dict[int, set[Fragment]]  # by group, those without rewards
+    generating: dict[Fragment, str] = field(default_factory=dict)  # and on which device
+    held_on: dict[Fragment, set[str]] = field(default_factory=dict)  # who has stretches of it
+    to_restart: set[Fragment] = field(default_factory=set)  # under way, but a stretch is lost
+    scored_on: dict[Fragment, str] = field(default_factory=dict)  # those with rewards, or soon
+    computing: set[int] = field(default_factory=set)  # groups whose advantages are on their way
+    regenerating: set[Fragment] = field(default_factory=set)  # lost after they were scored
+    parked: dict[Fragment, list[PairBlock]] = field(default_factory=dict)  # pairs that wait for it
+    to_score: list[Score] = field(default_factory=list)  # held back until all are generated
+    without_advantages: set[int] = field(default_factory=set)
+    samples: dict[int, tuple[int, ...]] = field(default_factory=dict)  # trained, by group
+    pool: PairPool = field(default_factory=PairPool)
+    training: dict[int, tuple[Pack, str]] = field(default_factory=dict)  # by index
+    trained: dict[str, list[Pack]] = field(default_factory=dict)  # in the sum of each device
+    num_packs: int = 0  # made so far
+    num_to_generate: int = 0  # fragments that are not generated
+    reducing: bool = False
+    num_reductions: int = 0  # under way; a lost device makes those before the last one void
+    stepping: bool = False
+
+    @classmethod
+    def begin(
+        cls, index: int, trained_steps: tuple[int, ...], order: tuple[int, ...], workload: Workload
+    ) -> "Iteration":
+        """Return an iteration of which nothing is generated."""
+        fragments = {group: fragments_of(workload, index, group) for group in order}
+        queue = GenerationQueue(order)
+        for parts in fragments.values():
+            for fragment in parts:
+                queue.add(fragment)
+        return cls(
+            index,
+            trained_steps,
+            queue,
+            {group: set(parts) for group, parts in fragments.items()},
+            without_advantages=set(order),
+            num_to_generate=len(queue),
+        )
+
+    def add_pairs(
+        self, group: int, samples: tuple[int, ...], workload: Workload, layout: Layout
+    ) -> None:
+        """Make the pairs of a group's samples ready to train."""
+        self.samples[group] = samples
+        cut = pairs_by_step if layout.packed else pairs_by_sample
+        for fragment in fragments_of(workload, self.index, group):
+            own = [sample for sample in samples if sample in fragment.samples]
+            pairs = cut(fragment, self.trained_steps, own)
+            if fragment in self.regenerating:
+                self.parked[fragment] = pairs
+            else:
+                self.pool.add(pairs)
+
+    def make_pack(self, blocks: tuple[PairBlock, ...], device: str) -> Pack:
+        """Give pairs to a device."""
+        pack = Pack(self.index, self.num_packs, blocks)
+        self.num_packs += 1
+        self.training[pack.index] = (pack, device)
+        return pack
+
+    def generate(self, fragment: Fragment, device: str) -> None:
+        """Note that a device generates a fragment."""
+        self.generating[fragment] = device
+        self.held_on.setdefault(fragment, set()).add(device)
+
+    def pairs_to_come(self, workload: Workload) -> int:
+        """Return how many pairs wait for their group's advantages."""
+        groups = len(self.without_advantages)
+        return groups * workload.trained_per_group * len(self.trained_steps)
+
+    @property
+    def all_taken(self) -> bool:
+        """Whether every pair exists and has a device."""
+        waiting = self.without_advantages or self.parked or self.regenerating
+        return not (waiting or self.pool.num_pairs)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether every pair is in some device's sum."""
+        return self.all_taken and not self.training
+
+
+def fragments_of(workload: Workload, iteration: int, group: int) -> tuple[Fragment, ...]:
+    """Cut a group into fragments."""
+    size, whole = workload.fragment_size, workload.group_size
+    return tuple(
+        Fragment(iteration, group, index, start, min(size, whole - start))
+        for index, start in enumerate(range(0, whole, size))
+    )

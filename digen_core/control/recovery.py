@@ -1,0 +1,77 @@
+"""What a lost device held is done again, by the same instructions and so with the same values.
+
+A trajectory needs all its steps, so a fragment of which a stretch is gone is generated anew from
+its first step, with the version of its group. Pairs that are in a lost gradient sum, or whose
+transitions are gone, are trained again when they exist again; no other pair is.
+"""
+
+from digen_core.control.iteration import Iteration
+from digen_core.control.protocol import Fragment, Pack, PairBlock
+
+
+def lose_device(iteration: Iteration, name: str, returned: list[Pack]) -> None:
+    """Put everything that an iteration had on a device back among what is to be done.
+
+    Args:
+        iteration: that is open.
+        name: of the lost device.
+        returned: packs of the iteration that no device was told to train yet.
+    """
+    untrained = _lose_packs(iteration, name, returned)
+    lost = {fragment for fragment, held in iteration.held_on.items() if name in held}
+    for fragment in lost:
+        del iteration.held_on[fragment]
+    _park(iteration, untrained)
+    for fragment in lost | set(iteration.parked):
+        _generate_again(iteration, fragment, name)
+    iteration.to_score = [do for do in iteration.to_score if do.fragment not in lost]
+    if untrained and not iteration.stepping:
+        iteration.reducing = False
+
+
+def _lose_packs(iteration: Iteration, name: str, returned: list[Pack]) -> list[PairBlock]:
+    """Take back the packs that a device trained or was told to train, and the returned ones."""
+    packs = [] if iteration.stepping else iteration.trained.pop(name, [])
+    told = [pack for pack, device in iteration.training.values() if device == name]
+    for pack in {pack.index: pack for pack in [*told, *returned]}.values():
+        packs.append(pack)
+        del iteration.training[pack.index]
+    return [block for pack in packs for block in pack.blocks]
+
+
+def _park(iteration: Iteration, untrained: list[PairBlock]) -> None:
+    """Let the pairs whose transitions are gone wait for them; the others are ready again."""
+    iteration.pool.add(untrained)
+    gone = iteration.pool.remove(lambda fragment: fragment not in iteration.held_on)
+    for block in gone:
+        iteration.parked.setdefault(block.fragment, []).append(block)
+
+
+def _generate_again(iteration: Iteration, fragment: Fragment, name: str) -> None:
+    """Queue a fragment of which a stretch is gone, unless nobody needs it any more."""
+    on = iteration.generating.get(fragment)
+    if on is not None and on != name:
+        iteration.to_restart.add(fragment)  # when the device that goes on with it stops
+    elif on == name:
+        del iteration.generating[fragment]
+        iteration.queue.add(fragment)
+    elif fragment in iteration.queue:
+        iteration.queue.restart(fragment)
+    elif _needs_rewards(iteration, fragment, name):
+        iteration.scored_on.pop(fragment, None)
+        iteration.unscored[fragment.group].add(fragment)
+        _queue(iteration, fragment)
+    elif fragment.group in iteration.without_advantages or fragment in iteration.parked:
+        iteration.regenerating.add(fragment)
+        _queue(iteration, fragment)
+
+
+def _needs_rewards(iteration: Iteration, fragment: Fragment, name: str) -> bool:
+    """Say whether the lost device had the rewards, and the advantages still need them."""
+    waiting = fragment.group in iteration.without_advantages - iteration.computing
+    return waiting and iteration.scored_on.get(fragment, name) == name
+
+
+def _queue(iteration: Iteration, fragment: Fragment) -> None:
+    iteration.queue.add(fragment)
+    iteration.num_to_generate += 1

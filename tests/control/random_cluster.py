@@ -1,0 +1,221 @@
+"""A cluster that carries out instructions in random order, and checks what must always hold."""
+
+from collections import defaultdict
+from random import Random
+
+from digen_core.control import protocol as p
+from digen_core.control.controller import Controller
+from digen_core.control.costs import Costs, DeviceCosts, Linear
+from digen_core.control.layout import LAYOUTS
+from digen_core.control.schedule import Schedule, Workload
+
+ROLLOUT, TRAINER = frozenset({"rollout"}), frozenset({"trainer"})
+NUM_STEPS = 4
+TRAINED = (0, 2)
+
+
+def make_devices(layout, num_rollout, num_trainers):
+    if LAYOUTS[layout].colocated:
+        both = ROLLOUT | TRAINER
+        return [p.Device(f"worker-{i}", both) for i in range(num_rollout + num_trainers)]
+    rollouts = [p.Device(f"rollout-{i}", ROLLOUT) for i in range(num_rollout)]
+    return rollouts + [p.Device(f"trainer-{i}", TRAINER) for i in range(num_trainers)]
+
+
+def make_costs(switch: float = 0.0) -> Costs:
+    device = DeviceCosts(step=Linear(fixed=0.1, per_item=0.1), pack=Linear(fixed=0.5, per_item=0.5))
+    return Costs(kinds={"default": device}, switch_to_rollout=switch, switch_to_trainer=switch)
+
+
+def make_workload(**changes) -> Workload:
+    shape = {
+        "num_groups": 2,
+        "group_size": 4,
+        "fragment_size": 2,
+        "num_steps": NUM_STEPS,
+        "pack_size": 4,
+        "trained_per_group": 4,
+    }
+    return Workload(**{**shape, **changes})
+
+
+def make_controller(
+    layout="disaggregated", num_rollout=1, num_trainers=1, *, switch=0.0, workload=None, **schedule
+) -> Controller:
+    devices = make_devices(layout, num_rollout, num_trainers)
+    made = Schedule(LAYOUTS[layout], **schedule)
+    return Controller(devices, workload or make_workload(), made, make_costs(switch))
+
+
+class RandomCluster:
+    """Runs a controller to the end of ``num_iterations``; every check is an assertion."""
+
+    def __init__(self, controller, workload, schedule, devices, *, random: Random, skipped=()):
+        self.it, self.workload, self.schedule, self.random = controller, workload, schedule, random
+        self.devices = {device.name for device in devices}
+        self.holder = next(d.name for d in devices if "trainer" in d.roles)
+        self.skipped = set(skipped)
+        self.queues = {name: [] for name in self.devices}  # in order, as a worker runs them
+        self.others: list[p.Instruction] = []  # scores, pushes: in any order
+        self.held = {name: set() for name in self.devices}
+        self.version = 0
+        self.next_step: dict[p.Fragment, int] = {}
+        self.version_of: dict[tuple[int, int], int] = {}
+        self.steps_done: dict[tuple[p.Fragment, int], int] = defaultdict(int)
+        self.on: dict[p.Fragment, set[str]] = defaultdict(set)
+        self.with_advantages: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.sums: dict[str, list[p.Pack]] = defaultdict(list)
+        self.trained: dict[int, list[tuple]] = {}
+        self.pausing: set[p.Fragment] = set()
+        self.finished: list[p.FinishIteration] = []
+        self.num_pauses = self.num_lost = 0
+
+    def run(self, num_iterations: int, *, pause_odds=0.0, losses: int = 0) -> None:
+        self.carry_out(self.it.start())
+        offered = 0
+        while len(self.finished) < num_iterations:
+            while offered < min(
+                num_iterations, len(self.finished) + 1 + self.schedule.max_staleness
+            ):
+                self.carry_out(self.it.handle(p.IterationOffered(offered, TRAINED)))
+                offered += 1
+            if losses and self.random.random() < 0.05:
+                losses -= self._lose_one()
+                continue
+            choices = [name for name in sorted(self.queues) if self.queues[name]]
+            assert choices or self.others, f"deadlock: {self.it!r}"
+            place = self.random.randrange(len(choices) + len(self.others))
+            if place >= len(choices):
+                do = self.others.pop(place - len(choices))
+            else:
+                do = self.queues[choices[place]].pop(0)
+            self.carry_out(self.it.handle(self._event_of(do, pause_odds)))
+
+    def _lose_one(self) -> int:
+        rollouts = [n for n in sorted(self.devices) if "trainer" not in n]
+        names = [n for n in sorted(self.devices) if n != self.holder]
+        if len(rollouts) == 1:
+            names = [n for n in names if n not in rollouts]
+        if not names:
+            return 0
+        name = self.random.choice(names)
+        self.devices.remove(name)
+        del self.queues[name], self.held[name]
+        self.sums.pop(name, None)
+        gone = (p.Score, p.Push)
+        self.others = [d for d in self.others if not (isinstance(d, gone) and d.device == name)]
+        for fragment in [f for f, held in self.on.items() if name in held]:
+            self.next_step[fragment] = 0
+            del self.on[fragment]
+            for step in range(NUM_STEPS):
+                self.steps_done.pop((fragment, step), None)
+        self.num_lost += 1
+        self.carry_out(self.it.handle(p.DeviceLost(name)))
+        return 1
+
+    def carry_out(self, instructions: list[p.Instruction]) -> None:
+        for do in instructions:
+            match do:
+                case p.Encode():
+                    pass
+                case p.FinishIteration(index, updated):
+                    assert index == len(self.finished), "iterations finish in order"
+                    assert updated or not self.trained.get(index)
+                    self.finished.append(do)
+                case p.Pause(fragment):
+                    self.pausing.add(fragment)
+                case p.Generate() | p.Train() | p.Switch() | p.Step():
+                    self._check(do)
+                    self.queues[do.device].append(do)
+                case _:
+                    self.others.append(do)
+
+    def _check(self, do: p.Instruction) -> None:
+        assert do.device in self.devices, "work for a device that is not there"
+        match do:
+            case p.Generate(fragment, first, end, version, device):
+                assert end == self.workload.num_steps
+                assert first == self.next_step.get(fragment, 0) or self.num_lost
+                assert version in self.held[device], "a version that the device does not hold"
+                group = (fragment.iteration, fragment.group)
+                assert self.version_of.setdefault(group, version) == version, "versions mixed"
+                staleness = self.version + fragment.iteration - len(self.finished) - version
+                assert staleness <= self.schedule.max_staleness + 1
+            case p.Train(pack, version, device):
+                assert version == self.version
+                assert version in self.held[device]
+                for block in pack.blocks:
+                    group = (block.fragment.iteration, block.fragment.group)
+                    chosen = self.with_advantages[group]
+                    stale = version - self.version_of[group]
+                    assert 0 <= stale <= self.schedule.max_staleness
+                    for row in range(block.first_row, block.first_row + block.num_rows):
+                        assert block.fragment.first_sample + row in chosen
+
+    def _event_of(self, do: p.Instruction, pause_odds: float) -> p.Event:  # noqa: C901 - a table
+        match do:
+            case p.Generate(fragment, first, end, _, device):
+                asked = fragment in self.pausing or self.random.random() < pause_odds
+                self.pausing.discard(fragment)
+                last = self.random.randint(first + 1, end) if asked else end
+                for step in range(first, last):
+                    self.steps_done[fragment, step] += 1
+                    assert self.steps_done[fragment, step] == 1 or self.num_lost, "step twice"
+                self.on[fragment].add(device)
+                self.next_step[fragment] = last
+                if last < end:
+                    self.num_pauses += 1
+                    return p.FragmentPaused(fragment, last)
+                return p.FragmentGenerated(fragment)
+            case p.Score(fragment):
+                return p.FragmentScored(fragment)
+            case p.ComputeAdvantages(index, groups):
+                chosen = tuple(self._choose() for _ in groups)
+                for group, samples in zip(groups, chosen, strict=True):
+                    self.with_advantages[index, group] = samples
+                skipped = tuple(g for g in groups if (index, g) in self.skipped)
+                return p.AdvantagesComputed(index, groups, skipped, chosen)
+            case p.Train(pack, _, device):
+                self.sums[device].append(pack)
+                return p.PackTrained(pack)
+            case p.Reduce(index, devices):
+                if all(device in self.devices for device in devices):
+                    assert set(devices) == {name for name, packs in self.sums.items() if packs}
+                self.trained[index] = self._summed()
+                return p.GradientReduced(index)
+            case p.Step(_, version):
+                self.sums.clear()
+                self.version = version + 1
+                return p.Stepped(self.version)
+            case p.Push(version, device):
+                self.held[device].add(version)
+                return p.VersionLoaded(device, version)
+            case p.Switch(device, role):
+                return p.Switched(device, role)
+        raise AssertionError(do)
+
+    def _summed(self) -> list[tuple]:
+        return [
+            (block.fragment, block.step, row)
+            for packs in self.sums.values()
+            for pack in packs
+            for block in pack.blocks
+            for row in range(block.first_row, block.first_row + block.num_rows)
+        ]
+
+    def _choose(self) -> tuple[int, ...]:
+        everyone = range(self.workload.group_size)
+        return tuple(sorted(self.random.sample(everyone, self.workload.trained_per_group)))
+
+    def expected_pairs(self, index: int) -> set[tuple]:
+        size = self.workload.fragment_size
+        pairs = set()
+        for group in range(self.workload.num_groups):
+            if (index, group) in self.skipped:
+                continue
+            for sample in self.with_advantages[index, group]:
+                first = sample // size * size
+                width = min(size, self.workload.group_size - first)
+                fragment = p.Fragment(index, group, sample // size, first, width)
+                pairs |= {(fragment, step, sample - first) for step in TRAINED}
+        return pairs

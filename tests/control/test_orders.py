@@ -1,0 +1,129 @@
+"""Every layout under every order of completion: nothing is lost, repeated, mixed or too stale."""
+
+import hypothesis.strategies as st
+import pytest
+from control.random_cluster import (
+    RandomCluster,
+    make_costs,
+    make_devices,
+    make_workload,
+)
+from hypothesis import given, settings
+
+from digen_core.control.controller import Controller
+from digen_core.control.layout import LAYOUTS
+from digen_core.control.schedule import Schedule
+
+NUM_ITERATIONS = 3
+
+
+@st.composite
+def schedules(draw):
+    layout = draw(st.sampled_from(sorted(LAYOUTS)))
+    may_be_stale = layout in ("tcss", "elastic")
+    counts = st.one_of(st.none(), st.integers(0, 3))
+    return Schedule(
+        LAYOUTS[layout],
+        max_stale_share=draw(st.sampled_from([0.0, 0.34, 0.5, 1.0])) if may_be_stale else 0.0,
+        max_staleness=draw(st.integers(1, 2)),
+        helpers=draw(counts),
+        assistants=draw(counts),
+        queue_depth=draw(st.integers(1, 2)),
+    )
+
+
+@st.composite
+def workloads(draw):
+    group_size = draw(st.sampled_from([2, 6]))
+    return make_workload(
+        num_groups=draw(st.integers(1, 4)),
+        group_size=group_size,
+        fragment_size=draw(st.sampled_from([1, 2, 6])),
+        pack_size=draw(st.integers(1, 9)),
+        trained_per_group=draw(st.integers(1, group_size)),
+    )
+
+
+def run(schedule, workload, num_rollout, num_trainers, switch, random, skipped=(), **options):
+    devices = make_devices(schedule.layout.name, num_rollout, num_trainers)
+    it = Controller(devices, workload, schedule, make_costs(switch))
+    cluster = RandomCluster(it, workload, schedule, devices, random=random, skipped=skipped)
+    cluster.run(NUM_ITERATIONS, **options)
+    for index in range(NUM_ITERATIONS):
+        trained = cluster.trained.get(index, [])
+        assert len(trained) == len(set(trained)), "a pair was trained twice"
+        assert set(trained) == cluster.expected_pairs(index)
+    assert cluster.version == sum(finish.updated for finish in cluster.finished)
+    return cluster
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    schedules(),
+    workloads(),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.sampled_from([0.0, 0.3, 3.0]),
+    st.randoms(use_true_random=False),
+    st.sets(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=4),
+    st.sampled_from([0.0, 0.3]),
+)
+def test_every_layout_in_every_order(
+    schedule, workload, num_rollout, num_trainers, switch, random, skipped, pause_odds
+):
+    run(
+        schedule,
+        workload,
+        num_rollout,
+        num_trainers,
+        switch,
+        random,
+        skipped,
+        pause_odds=pause_odds,
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    schedules(),
+    workloads(),
+    st.integers(2, 4),
+    st.integers(1, 3),
+    st.sampled_from([0.0, 0.3]),
+    st.randoms(use_true_random=False),
+    st.integers(1, 3),
+)
+def test_lost_devices_lose_nothing(
+    schedule, workload, num_rollout, num_trainers, switch, random, losses
+):
+    run(
+        schedule, workload, num_rollout, num_trainers, switch, random, pause_odds=0.1, losses=losses
+    )
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "tcss"])
+def test_on_policy_layouts_are_never_stale(layout):
+    from random import Random
+
+    schedule = Schedule(LAYOUTS[layout])
+    cluster = run(schedule, make_workload(num_groups=3), 2, 2, 0.0, Random(0))
+    # One update an iteration, each trained at the version that generated it.
+    assert {index: version for (index, _), version in cluster.version_of.items()} == {
+        0: 0,
+        1: 1,
+        2: 2,
+    }
+
+
+def test_stale_groups_are_at_most_the_share():
+    from random import Random
+
+    seen = 0
+    for seed in range(20):
+        schedule = Schedule(LAYOUTS["tcss"], max_stale_share=0.5)
+        cluster = run(schedule, make_workload(num_groups=4), 3, 1, 0.0, Random(seed))
+        for index in (1, 2):
+            versions = [cluster.version_of[index, group] for group in range(4)]
+            assert sum(version < index for version in versions) <= 2
+            seen += sum(version < index for version in versions)
+    assert seen > 0, "nothing was ever stale: the layout does not overlap"
