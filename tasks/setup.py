@@ -18,7 +18,7 @@ from tasks.engine import build_engine, working
 
 @task(name="load model", task_run_name="{label}")
 def load_model(run_id: str, label: str, config: RunConfig, device: str, roles: list[str]) -> None:
-    """Load the parts of the model that the worker's roles need."""
+    """Load the parts of the model that the worker needs for its roles."""
     started = time()
     try:
         engine = build_engine(run_id, config, device, frozenset(roles))

@@ -12,8 +12,8 @@ still go to whichever device is free first.
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from digen_core.control.costs import Costs
 from digen_core.control.packing import make_packs
 from digen_core.control.protocol import (
     AdvantagesComputed,
@@ -40,6 +40,7 @@ from digen_core.control.protocol import (
     Train,
     VersionLoaded,
 )
+from digen_core.control.schedule import Schedule, Workload
 
 QUEUE_DEPTH = 2
 
@@ -48,22 +49,16 @@ class ControllerError(RuntimeError):
     """An event that cannot happen in the controller's state: a bug in whoever drives it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """The shape of an iteration."""
-
-    num_groups: int
-    group_size: int
-    fragment_size: int
-    num_steps: int
-    pack_size: int
-    advantages_need_all_groups: bool  # their scale is the standard deviation of the whole batch
-
-
 class Controller:
     """Mutated only through ``handle``."""
 
-    def __init__(self, devices: Sequence[Device], workload: Workload) -> None:
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        workload: Workload,
+        schedule: Schedule,
+        costs: Costs,
+    ) -> None:
         self._rollout = _names(devices, "rollout")
         self._trainers = _names(devices, "trainer")
         self._devices = tuple(device.name for device in devices)
@@ -71,6 +66,7 @@ class Controller:
         self._version = 0
         self._loaded: dict[str, int] = {}
         self._iteration: int | None = None
+        self._offered: deque[IterationOffered] = deque()
         self._trained_steps: tuple[int, ...] = ()
         self._to_generate: deque[Fragment] = deque()
         self._generating: dict[Fragment, str] = {}
@@ -95,6 +91,9 @@ class Controller:
             case VersionLoaded(device, version):
                 return self._on_loaded(device, version)
             case IterationOffered(iteration, trained_steps, _):
+                if self._iteration is not None:
+                    self._offered.append(event)
+                    return []
                 return self._on_iteration(iteration, trained_steps)
             case FragmentGenerated(fragment):
                 return self._on_generated(fragment)
@@ -250,7 +249,10 @@ class Controller:
         finished = FinishIteration(self._iteration, updated)
         self._iteration = None
         self._unscored, self._skipped, self._gradient_devices = {}, set(), set()
-        return [finished]
+        if not self._offered:
+            return [finished]
+        offer = self._offered.popleft()
+        return [finished, *self._on_iteration(offer.iteration, offer.trained_steps)]
 
     def __repr__(self) -> str:
         return (
