@@ -1,6 +1,6 @@
 """Collect the receipts of an iteration and make its record: sample rows, spans and metrics."""
 
-from statistics import mean, median, pstdev
+from statistics import fmean, mean, median, pstdev
 from typing import Any
 
 from digen_core.control.protocol import Fragment
@@ -138,7 +138,7 @@ class IterationRecorder:
             for fragment in self._rewards
             for _ in fragment.samples
         ]
-        return {"staleness/mean": mean(stale), "staleness/max": float(max(stale))}
+        return {"staleness/mean": fmean(stale), "staleness/max": float(max(stale))}
 
     def _time_metrics(self, seconds: float) -> dict[str, float]:
         num_samples = sum(len(rewards["reward"]) for rewards in self._rewards.values())
