@@ -31,7 +31,7 @@ class Conditions:
                 device,
                 kind="encode",
                 about={"group": group, "num_items": 1},
-                priority=iteration.priority_of(group),
+                priority=iteration.round.priority_of(group),
                 prompt=prompt,
             )
             self._held[prompt] = device, future

@@ -64,6 +64,7 @@ class Conductor:
         self._max_ahead = schedule.max_staleness if schedule.max_stale_share else 1
         self._threads: list[Thread] = []  # by iteration
         self._opened: dict[int, OpenIteration] = {}  # and not finished
+        self._num_opened = 0
         self._num_offered = 0
         self._closed: set[int] = set()
         self.out_of_time = False  # as the last finished iteration found
@@ -91,8 +92,8 @@ class Conductor:
         """
         while index not in self._closed:
             ahead = 0 if self._session.out_of_time else self._max_ahead
-            self._open_until(index + ahead)
             self._offer_until(min(index + ahead, last))
+            self._open_until(index + ahead)
             self._advance()
 
     def __enter__(self) -> Self:
@@ -119,16 +120,17 @@ class Conductor:
     # --- the flow runs --------------------------------------------------------------------
 
     def _open_until(self, index: int) -> None:
-        """Open flow runs; each reports to the inbox when it is ready."""
-        for number in range(
-            len(self._threads), min(index + 1, self._session.config.num_iterations)
-        ):
-            arguments = (self._run_flow, number)
-            thread = Thread(
-                target=copy_context().run, args=arguments, name=f"iteration-{number:04d}"
-            )
-            self._threads.append(thread)
-            thread.start()
+        """Open the next flow run, when the one before has reported to the inbox that it is open."""
+        number = len(self._threads)
+        if number > min(index, self._session.config.num_iterations - 1, self._num_opened):
+            return
+        thread = Thread(
+            target=copy_context().run,
+            args=(self._run_flow, number),
+            name=f"iteration-{number:04d}",
+        )
+        self._threads.append(thread)
+        thread.start()
 
     def _run_flow(self, index: int) -> None:
         error = None
@@ -171,6 +173,7 @@ class Conductor:
         match message:
             case OpenIteration():
                 self._opened[message.index] = message
+                self._num_opened += 1
             case _Closed(index, None):
                 self._closed.add(index)
             case _Closed(_, error):

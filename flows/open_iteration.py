@@ -35,17 +35,13 @@ class OpenIteration:
     segments: dict[Fragment, list[tuple[range, PrefectFuture[Any]]]] = field(default_factory=dict)
     scores: dict[int, dict[int, PrefectFuture[Any]]] = field(default_factory=dict)
     advantages: dict[int, PrefectFuture[Any]] = field(default_factory=dict)  # group ->
-    sums: dict[str, PrefectFuture[Any]] = field(default_factory=dict)  # device ->
+    sums: dict[str, Futures] = field(default_factory=dict)  # device -> of the packs it trained
     total: PrefectFuture[Any] | None = None
 
     @property
     def index(self) -> int:
         """Number of the iteration."""
         return self.round.index
-
-    def priority_of(self, group: int) -> int:
-        """Return the priority of generating a group: earlier ones first, all after training."""
-        return -(self.index * len(self.round.prompts) + group + 1)
 
     def segments_of(self, blocks: tuple[PairBlock, ...]) -> Futures:
         """Return the futures that hold the transitions of some pairs, each once."""

@@ -42,6 +42,10 @@ class Round:
     prompts: list[str]
     trained_steps: range
 
+    def priority_of(self, group: int) -> int:
+        """Return the priority of generating a group: earlier ones first, all after training."""
+        return -(self.index * len(self.prompts) + group + 1)
+
 
 @dataclass
 class Session:

@@ -92,8 +92,9 @@ def train_pack(
             too_large = False
         except torch.OutOfMemoryError:
             result, too_large = NOTHING, True
+        total = result if previous is None else add(previous, result)
     receipts.attach({"too_large": too_large})
-    return result if previous is None else add(previous, result)
+    return total
 
 
 @task(task_run_name="{label}")

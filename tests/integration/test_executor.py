@@ -175,7 +175,8 @@ def test_a_pack_that_does_not_fit_adds_nothing(in_a_run):
 
         def train(device, packs):
             events = [type(it.do(p.Train(each, 0, device))).__name__ for each in packs]
-            return events, it.iteration.sums[device].result()
+            assert it.do(p.Reduce(0, (device,), device)) == p.GradientReduced(0)
+            return events, it.iteration.total.result()
 
         halves = [pack(1, 0, 2), pack(2, 2, 2)]
         session.client.run(limit_rows, session.run_id, 2, workers=[session.addresses["trainer-0"]])
