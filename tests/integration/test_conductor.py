@@ -62,7 +62,11 @@ def run(tree, changes):
 
 
 def test_tasks_show_under_their_own_iteration(tree, cluster_address, prefect_backend):
-    changes = {"num_iterations": 3, "cluster.scheduler_address": cluster_address(1, 1)}
+    changes = {
+        "rewards": {"smooth_rewards:slow": 1.0},
+        "num_iterations": 3,
+        "cluster.scheduler_address": cluster_address(1, 1),
+    }
     report, records = run(tree, changes)
     assert [record.iteration for record in records] == [0, 1, 2]
     expected = [sorted(span.task for span in record.spans) for record in records]
