@@ -15,7 +15,6 @@ from flows.denoising import Denoising, about
 from flows.open_iteration import OpenIteration
 from flows.session import Session
 from flows.submitter import Submitter
-from flows.workload import QUEUE_DEPTH
 from tasks.completions import Completion
 from tasks.rollout import decode_and_score
 from tasks.train import advantages, publish, push_weights, reduce, step, train_pack
@@ -137,11 +136,7 @@ class Executor:
             too_large = receipt["too_large"]
             return protocol.PackTooLarge(pack) if too_large else protocol.PackTrained(pack)
 
-        # Each pack adds to a sum that an earlier one made. There are as many sums as packs that a
-        # device has queued, so that no pack waits for the one before it.
-        sums = it.sums.setdefault(do.device, [])
-        previous = sums.pop(0) if len(sums) == QUEUE_DEPTH else None
-        future = self._submitter.submit(
+        it.sums[do.device] = self._submitter.submit(
             it,
             train_pack,
             f"train p{pack.index:03d}",
@@ -156,9 +151,8 @@ class Executor:
             segments=it.segments_of(pack.blocks),
             conditions={group: self._conditions.of(it, group, do.device) for group in groups},
             group_values=it.advantages_of(groups),
-            previous=previous,
+            previous=it.sums.get(do.device),
         )
-        sums.append(future)
 
     @submit.register
     def _(self, do: protocol.Reduce) -> None:
@@ -171,7 +165,7 @@ class Executor:
             lambda receipt: protocol.GradientReduced(do.iteration),
             kind="reduce",
             about={},
-            sums=[part for device in do.devices for part in it.sums[device]],
+            sums=[it.sums[device] for device in do.devices],
         )
 
     # --- versions -------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class OpenIteration:
     segments: dict[Fragment, list[tuple[range, PrefectFuture[Any]]]] = field(default_factory=dict)
     scores: dict[int, dict[int, PrefectFuture[Any]]] = field(default_factory=dict)
     advantages: dict[int, PrefectFuture[Any]] = field(default_factory=dict)  # group ->
-    sums: dict[str, Futures] = field(default_factory=dict)  # device -> of the packs it trained
+    sums: dict[str, PrefectFuture[Any]] = field(default_factory=dict)  # device ->
     total: PrefectFuture[Any] | None = None
 
     @property
