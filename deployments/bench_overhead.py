@@ -1,6 +1,9 @@
 """The serial loop against the distributed run on 1 + 1 workers, one thread each, interleaved.
 
-With a barrier nothing overlaps, so 1.0x is the limit. What is missing to it is shown by cause.
+A round is two iterations of the loop, then the same two on the workers. The second ones are
+compared: from the moment that every worker holds one version to that for the next. So what a run
+does beside the devices' work, such as publishing the last iteration and opening the next flow run,
+is in it. With a barrier nothing overlaps, so 1.0x is the limit; what is missing is shown by cause.
 """
 
 from collections.abc import Sequence
@@ -20,10 +23,9 @@ from digen_core.data import read_prompts
 from digen_core.models import LOADERS
 from digen_core.models.policy import ALL_PARTS
 from digen_core.models.trainable import make_trainable
-from digen_core.records import EvaluationReport, IterationRecord, Span
+from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.reference import post_train_serially
 from digen_core.rewards import reward_functions
-from flows.iteration import iteration
 from flows.prepare import prepare
 from flows.run import on_cluster, open_run
 from flows.session import watching
@@ -38,7 +40,7 @@ class Shares:
     tasks: float  # task bodies but the push: the serial loop's work, and taking weights out for it
     push: float
     transfer: float  # data between workers, while no task ran
-    start_up: float  # of the iteration's flow run, before its first task and after its last
+    hand_over: float  # from the last push of the iteration before to the first task
     orchestration: float  # the rest: nobody works, because the next task is on its way
 
     @property
@@ -49,9 +51,9 @@ class Shares:
 
 @dataclass
 class _Watch:
-    """Keeps the record of the last iteration."""
+    """Keeps the records of the last round."""
 
-    record: IterationRecord | None = None
+    records: list[IterationRecord] = field(default_factory=list)
     rows: list[Shares] = field(default_factory=list)
 
     def on_phase(self, text: str) -> None:
@@ -59,7 +61,7 @@ class _Watch:
 
     def on_iteration(self, record: IterationRecord) -> None:
         """Keep the record."""
-        self.record = record
+        self.records.append(record)
 
     def on_evaluation(self, tag: str, report: EvaluationReport) -> None:
         """Nothing to keep."""
@@ -72,28 +74,26 @@ def bench_overhead(config: RunConfig) -> list[Shares]:
     policy = LOADERS[config.model.family](config.model, ALL_PARTS)
     make_trainable(policy, config.train.lora, keep_reference=bool(config.algorithm.kl_coefficient))
     watch = _Watch()
-    with open_run(config) as session, watching(watch):
-        on_cluster(session, prepare)
-        serial_started = time()
+    with open_run(config) as session, watching(watch), on_cluster(session, prepare) as conductor:
+        started = time()
 
-        def distributed_iteration(index: int, row: dict[str, float]) -> None:
-            nonlocal serial_started
+        def after_serial_iteration(index: int, row: dict[str, float]) -> None:
+            nonlocal started
+            serial = time() - started
+            if index % 2:
+                watch.records.clear()
+                for number in (index - 1, index):
+                    conductor.complete(number, last=index)
+                transfers = transfers_of(session.client, watch.records[0].spans[0].started)
+                watch.rows.append(shares_of(watch.records, transfers, serial))
             started = time()
-            on_cluster(session, iteration, index)
-            ended = time()
-            assert watch.record is not None
-            transfers = transfers_of(session.client, started)
-            watch.rows.append(
-                shares_of(watch.record.spans, transfers, started, ended, started - serial_started)
-            )
-            serial_started = time()
 
         post_train_serially(
             config,
             policy,
             read_prompts(config.prompts.train),
             reward_functions(config.rewards),
-            on_iteration=distributed_iteration,
+            on_iteration=after_serial_iteration,
         )
     return watch.rows
 
@@ -109,29 +109,26 @@ def transfers_of(client: Client, since: float) -> list[tuple[float, float]]:
 
 
 def shares_of(
-    spans: Sequence[Span],
-    transfers: Sequence[tuple[float, float]],
-    started: float,
-    ended: float,
-    serial: float,
+    records: Sequence[IterationRecord], transfers: Sequence[tuple[float, float]], serial: float
 ) -> Shares:
-    """Split an iteration [started, ended] by what somebody was doing at each moment."""
+    """Split the second of two iterations by what somebody was doing at each moment."""
+    before, spans = records[0].spans, records[1].spans
+    started = max(span.ended for span in before)
+    first, last = min(span.started for span in spans), max(span.ended for span in spans)
     bodies = [(s.started, s.ended) for s in spans if s.kind != "push"]
     pushes = [(s.started, s.ended) for s in spans if s.kind == "push"]
-    first, last = min(s.started for s in spans), max(s.ended for s in spans)
     working = covered(bodies)
     with_push = covered(bodies + pushes)
-    between = [(max(start, first), min(stop, last)) for start, stop in transfers]
+    between = [(max(start, first), min(stop, last)) for start, stop in transfers if stop > first]
     with_transfer = covered(bodies + pushes + between)
-    inside = last - first
     return Shares(
         serial=serial,
-        distributed=ended - started,
+        distributed=last - started,
         tasks=working,
         push=with_push - working,
         transfer=with_transfer - with_push,
-        start_up=(ended - started) - inside,
-        orchestration=inside - with_transfer,
+        hand_over=first - started,
+        orchestration=last - first - with_transfer,
     )
 
 
@@ -148,7 +145,7 @@ def main(config: RunConfig, iterations: int) -> None:
     """Measure ``iterations`` rounds after one that warms up, and print the medians."""
     config = config.model_copy(
         update={
-            "num_iterations": iterations + 1,
+            "num_iterations": 2 * (iterations + 1),
             "name": "bench-overhead",
             "cluster": config.cluster.model_copy(
                 update={"rollout_workers": 1, "trainer_workers": 1, "threads_per_worker": 1}
@@ -173,7 +170,7 @@ def print_shares(rows: Sequence[Shares]) -> None:
         "  task bodies": "tasks",
         "  push": "push",
         "  transfer": "transfer",
-        "  start-up of the flow run": "start_up",
+        "  hand-over to the iteration": "hand_over",
         "  orchestration": "orchestration",
     }
     for label, name in names.items():

@@ -4,237 +4,206 @@ A task's result stays on the worker that made it; the executor holds futures, wh
 the Dask graph, and reads only receipts: seconds, rewards, hashes.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import singledispatchmethod
-from time import time
 from typing import Any
-from uuid import UUID
-
-import dask
-from prefect.futures import PrefectFuture
 
 from digen_core.control import protocol
-from digen_core.control.protocol import Event, Fragment, Instruction, PairBlock
-from flows.collect import TaskFailedError, next_completion, require_success
-from flows.recorder import IterationRecorder
-from flows.session import Round, Session
-from flows.steps import steps_per_task
-from tasks.completions import Completion, Completions
-from tasks.rollout import decode_and_score, denoise_steps, encode
+from digen_core.control.protocol import Event, Instruction
+from flows.collect import TaskFailedError
+from flows.conditions import Conditions
+from flows.denoising import Denoising, about
+from flows.open_iteration import OpenIteration
+from flows.session import Session
+from flows.submitter import Submitter
+from tasks.completions import Completion
+from tasks.rollout import decode_and_score
 from tasks.train import advantages, publish, push_weights, reduce, step, train_pack
-
-URGENT = 1000  # above all fragments: what others wait for
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    label: str
-    kind: str
-    device: str
-    queued: float
-    event_of: Callable[[dict[str, Any]], Event | None]
 
 
 class Executor:
-    """Submits the tasks of one iteration, and of the pushes before the first one."""
+    """What the iterations of a run that are open have under way, and what they made."""
 
-    def __init__(
-        self,
-        session: Session,
-        completions: Completions,
-        recorder: IterationRecorder,
-        round_: Round,
-    ) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._completions = completions
-        self._recorder = recorder
-        self._round = round_
-        self._running: dict[UUID, _Running] = {}
-        self._conditions: dict[int, PrefectFuture[Any]] = {}
-        self._segments: dict[Fragment, list[tuple[range, PrefectFuture[Any]]]] = {}
-        self._scores: dict[int, dict[int, PrefectFuture[Any]]] = {}
-        self._advantages: dict[int, PrefectFuture[Any]] = {}
-        self._sums: dict[str, PrefectFuture[Any]] = {}
-        self._total: PrefectFuture[Any] | None = None
+        self._iterations: dict[int, OpenIteration] = {}
+        self._makers: dict[int, OpenIteration] = {}  # version -> the iteration that made it
+        self._submitter = Submitter(session)
+        self._conditions = Conditions(self._submitter)
+        self._denoising = Denoising(self._submitter, self._conditions)
 
-    def next_event(self) -> Event:
-        """Wait until something happens that the controller wants to hear of.
+    @property
+    def num_running(self) -> int:
+        """Number of submitted tasks whose end was not seen yet."""
+        return self._submitter.num_running
+
+    def open(self, iteration: OpenIteration) -> None:
+        """Take instructions for an iteration from now on."""
+        self._iterations[iteration.index] = iteration
+
+    def close(self, index: int) -> OpenIteration:
+        """Return an iteration that is over, and drop what it made."""
+        iteration = self._iterations.pop(index)
+        self._makers = {v: it for v, it in self._makers.items() if it is not iteration}
+        return iteration
+
+    def event_of(self, completion: Completion) -> Event | None:
+        """Return what the end of a task means to the controller; None if nothing.
 
         Raises:
-            TaskFailedError: a task failed.
-            WorkerLostError: a worker of the run is gone.
+            TaskFailedError: the task failed.
+            WorkerLostError: its worker is gone.
         """
-        while True:
-            event = self._event_of(next_completion(self._session, self._completions))
-            if event is not None:
-                return event
+        return self._submitter.event_of(completion)
 
-    def _event_of(self, completion: Completion) -> Event | None:
-        running = self._running.pop(completion.task_run_id)
-        require_success(self._session, completion, running.label, running.device)
-        self._recorder.add_span(running.label, running.kind, running.queued, completion.receipt)
-        return running.event_of(completion.receipt)
-
-    def _submit(
-        self,
-        task: Any,
-        kind: str,
-        label: str,
-        device: str,
-        event_of: Callable[[dict[str, Any]], Event | None],
-        *,
-        priority: int = URGENT,
-        **parameters: Any,
-    ) -> PrefectFuture[Any]:
-        with dask.annotate(workers=[device], priority=priority):
-            future: PrefectFuture[Any] = task.submit(self._session.run_id, label, **parameters)
-        self._running[future.task_run_id] = _Running(label, kind, device, time(), event_of)
-        return future
+    def forget(self, device: str) -> None:
+        """Drop what a lost device held, and what it was doing."""
+        self._submitter.forget(device)
+        self._conditions.forget(device)
+        self._denoising.forget(device)
+        for iteration in self._iterations.values():
+            iteration.sums.pop(device, None)
 
     @singledispatchmethod
     def submit(self, instruction: Instruction) -> None:
         """Submit the tasks of one instruction."""
         raise TypeError(f"unknown instruction {instruction}")
 
+    # --- generation -----------------------------------------------------------------------
+
     @submit.register
     def _(self, do: protocol.Encode) -> None:
-        label = f"encode g{do.group:02d}"
-        self._conditions[do.group] = self._submit(
-            encode,
-            "encode",
-            label,
-            do.device,
-            lambda receipt: None,
-            priority=-do.group,
-            prompt=self._round.prompts[do.group],
-        )
+        self._conditions.of(self._iterations[do.iteration], do.group, do.device)
 
     @submit.register
     def _(self, do: protocol.Generate) -> None:
-        fragment = do.fragment
-        stretches = self._segments.setdefault(fragment, [])
-        size = steps_per_task(self._session.config, self._session.step_seconds)
-        for first in range(do.first_step, do.end_step, size):
-            steps = range(first, min(first + size, do.end_step))
-            is_last = steps.stop == do.end_step
+        self._denoising.begin(self._iterations[do.fragment.iteration], do)
 
-            def event_of(receipt: dict[str, Any], is_last: bool = is_last) -> Event | None:
-                self._recorder.add_logprobs(fragment, receipt)
-                return protocol.FragmentGenerated(fragment) if is_last else None
-
-            future = self._submit(
-                denoise_steps,
-                "denoise",
-                f"denoise g{fragment.group:02d} f{fragment.index} t{_span_name(steps)}",
-                do.device,
-                event_of,
-                priority=-fragment.group,
-                fragment=fragment,
-                steps=steps,
-                noisy_steps=self._round.trained_steps,
-                version=do.version,
-                condition=self._conditions[fragment.group],
-                previous=stretches[-1][1] if stretches else None,
-            )
-            stretches.append((steps, future))
+    @submit.register
+    def _(self, do: protocol.Pause) -> None:
+        self._denoising.pause(do.fragment)
 
     @submit.register
     def _(self, do: protocol.Score) -> None:
-        fragment = do.fragment
+        fragment, it = do.fragment, self._iterations[do.fragment.iteration]
 
         def event_of(receipt: dict[str, Any]) -> Event:
-            self._recorder.add_rewards(fragment, receipt)
+            it.recorder.add_rewards(fragment, receipt)
             return protocol.FragmentScored(fragment)
 
-        self._scores.setdefault(fragment.group, {})[fragment.index] = self._submit(
+        it.scores.setdefault(fragment.group, {})[fragment.index] = self._submitter.submit(
+            it,
             decode_and_score,
-            "score",
             f"score g{fragment.group:02d} f{fragment.index}",
             do.device,
             event_of,
-            prompt=self._round.prompts[fragment.group],
-            segment=self._segments[fragment][-1][1],
+            kind="score",
+            about=about(fragment),
+            prompt=it.round.prompts[fragment.group],
+            segment=it.segments[fragment][-1][1],
         )
+
+    # --- training -------------------------------------------------------------------------
 
     @submit.register
     def _(self, do: protocol.ComputeAdvantages) -> None:
+        it = self._iterations[do.iteration]
+
         def event_of(receipt: dict[str, Any]) -> Event:
-            self._recorder.add_advantages(receipt)
+            it.recorder.add_advantages(receipt)
             return protocol.AdvantagesComputed(do.iteration, do.groups, tuple(receipt["skipped"]))
 
-        parts = [self._scores[group] for group in do.groups]
-        name = f"g{do.groups[0]:02d}" if len(do.groups) == 1 else "all groups"
-        future = self._submit(
+        one_group = len(do.groups) == 1
+        future = self._submitter.submit(
+            it,
             advantages,
-            "advantages",
-            f"advantages {name}",
+            f"advantages g{do.groups[0]:02d}" if one_group else "advantages all groups",
             do.device,
             event_of,
+            kind="advantages",
+            about={"group": do.groups[0]} if one_group else {},
             groups=list(do.groups),
-            scores=[[scores[index] for index in sorted(scores)] for scores in parts],
+            scores=it.scores_of(do.groups),
         )
-        self._advantages.update(dict.fromkeys(do.groups, future))
+        it.advantages.update(dict.fromkeys(do.groups, future))
 
     @submit.register
     def _(self, do: protocol.Train) -> None:
-        blocks, config = do.pack.blocks, self._session.config
-        groups = sorted({block.fragment.group for block in blocks})
-        self._sums[do.device] = self._submit(
+        it, pack = self._iterations[do.pack.iteration], do.pack
+        groups = sorted({block.fragment.group for block in pack.blocks})
+        num_steps = len(it.round.trained_steps)
+
+        def event_of(receipt: dict[str, Any]) -> Event:
+            too_large = receipt["too_large"]
+            return protocol.PackTooLarge(pack) if too_large else protocol.PackTrained(pack)
+
+        it.sums[do.device] = self._submitter.submit(
+            it,
             train_pack,
-            "train",
-            f"train p{do.pack.index:03d}",
+            f"train p{pack.index:03d}",
             do.device,
-            lambda receipt: protocol.PackTrained(do.pack),
+            event_of,
+            kind="train",
+            about={"version": do.version, "num_items": pack.num_pairs},
             priority=0,
-            pack=do.pack,
+            pack=pack,
             version=do.version,
-            num_pairs_of_update=config.samples_per_iteration * len(self._round.trained_steps),
-            segments=self._segments_of(blocks),
-            conditions={group: self._conditions[group] for group in groups},
-            group_values=list({id(f): f for f in map(self._advantages.get, groups)}.values()),
-            previous=self._sums.get(do.device),
+            num_pairs_of_update=self._session.config.samples_per_iteration * num_steps,
+            segments=it.segments_of(pack.blocks),
+            conditions={group: self._conditions.of(it, group, do.device) for group in groups},
+            group_values=it.advantages_of(groups),
+            previous=it.sums.get(do.device),
         )
 
     @submit.register
     def _(self, do: protocol.Reduce) -> None:
-        self._total = self._submit(
+        it = self._iterations[do.iteration]
+        it.total = self._submitter.submit(
+            it,
             reduce,
-            "reduce",
             "reduce",
             do.device,
             lambda receipt: protocol.GradientReduced(do.iteration),
-            sums=[self._sums[device] for device in do.devices],
+            kind="reduce",
+            about={},
+            sums=[it.sums[device] for device in do.devices],
         )
+
+    # --- versions -------------------------------------------------------------------------
 
     @submit.register
     def _(self, do: protocol.Step) -> None:
-        def event_of(receipt: dict[str, Any]) -> Event:
-            self._recorder.add_metrics(receipt["metrics"])
-            self._session.version = receipt["version"]
-            self._session.hashes[receipt["version"]] = receipt["hash"]
-            return protocol.Stepped(receipt["version"])
+        it, version = self._iterations[do.iteration], do.version + 1
 
-        self._session.state = self._submit(
+        def event_of(receipt: dict[str, Any]) -> Event:
+            it.recorder.add_update(receipt)
+            self._session.version = version
+            self._session.hashes[version] = receipt["hash"]
+            return protocol.Stepped(version)
+
+        self._session.state = self._submitter.submit(
+            it,
             step,
-            "step",
-            f"optimizer step v{do.version + 1}",
+            f"optimizer step v{version}",
             do.device,
             event_of,
+            kind="step",
+            about={"version": version},
             state=self._session.state,
-            total=self._total,
+            total=it.total,
             weights_dir=self._session.run_dir / "weights",
         )
-        self.publish(do.device, do.version + 1)
+        self.publish(it, do.device, version)
 
-    def publish(self, device: str, version: int) -> None:
+    def publish(self, it: OpenIteration, device: str, version: int) -> None:
         """Let the trainer take out of its state what a push moves."""
-        self._session.published = self._submit(
+        self._makers[version] = it
+        self._session.published = self._submitter.submit(
+            it,
             publish,
-            "publish",
             f"publish v{version}",
             device,
-            lambda receipt: None,
+            kind="publish",
+            about={"version": version},
             state=self._session.state,
         )
 
@@ -249,26 +218,13 @@ class Executor:
                 )
             return protocol.VersionLoaded(do.device, do.version)
 
-        self._submit(
+        self._submitter.submit(
+            self._makers[do.version],
             push_weights,
-            "push",
             f"push v{do.version} to {do.device}",
             do.device,
             event_of,
+            kind="push",
+            about={"version": do.version},
             policy_version=self._session.published,
         )
-
-    def _segments_of(self, blocks: tuple[PairBlock, ...]) -> list[PrefectFuture[Any]]:
-        """Return the futures that hold the transitions of some pairs, each once."""
-        found = {}
-        for block in blocks:
-            for steps, future in self._segments[block.fragment]:
-                if block.step in steps:
-                    found[future.task_run_id] = future
-        return list(found.values())
-
-
-def _span_name(steps: range) -> str:
-    if len(steps) == 1:
-        return f"{steps.start:02d}"
-    return f"{steps.start:02d}-{steps.stop - 1:02d}"

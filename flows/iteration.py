@@ -4,38 +4,50 @@
 |   -> optimizer step -> push to every worker
 """
 
-from time import time
-
-from prefect import flow
+import dask
+from prefect import State, flow
+from prefect.futures import PrefectFuture
+from prefect.states import Cancelled
 
 from digen_core.algorithms.windows import trained_steps
 from digen_core.config import RunConfig
-from digen_core.control.protocol import Event, FinishIteration, Instruction, IterationOffered
 from digen_core.data import prompts_of_iteration
 from digen_core.seeding import WINDOW, numpy_generator_for
-from flows.executor import Executor
+from flows.open_iteration import OpenIteration
 from flows.publishing import publish_iteration
 from flows.recorder import IterationRecorder
-from flows.session import Round, session_of
+from flows.session import Round, Session, session_of
 from flows.steps import steps_per_task
 from tasks.completions import Completions
+from tasks.setup import warm_up
 
 
 @flow(name="iteration", flow_run_name="{run_id}-i{index:04d}", validate_parameters=False)
-def iteration(run_id: str, index: int) -> None:
-    """Generate, score, train and push one round of prompts, and publish its record."""
-    session, started = session_of(run_id), time()
+def iteration(run_id: str, index: int) -> State | None:
+    """Stay open while the conductor runs one round of prompts, then publish its record."""
+    session = session_of(run_id)
     round_ = round_of(session.config, session.prompts, index)
-    recorder = IterationRecorder(session, round_)
     num_steps_per_task = steps_per_task(session.config, session.step_seconds)
-    with Completions() as completions:
-        executor = Executor(session, completions, recorder, round_)
-        event: Event = IterationOffered(index, tuple(round_.trained_steps))
-        while not _carry_out(executor, session.controller.handle(event)):
-            event = executor.next_event()
-    session.step_seconds = recorder.step_seconds
-    session.num_iterations += 1
-    publish_iteration(session, recorder.record(time() - started, num_steps_per_task))
+    recorder = IterationRecorder(session, round_)
+    warming = warm_up_workers(session, round_)  # a dropped future would cancel its task
+    with Completions(session.inbox):
+        opened = OpenIteration(round_, recorder, num_steps_per_task)
+        session.inbox.put(opened)
+        ended = opened.outcome.result()
+    del warming
+    if ended is None:
+        return Cancelled(message="the run ended before this iteration did")
+    publish_iteration(session, recorder.record(ended.version, ended.seconds, num_steps_per_task))
+    return None
+
+
+def warm_up_workers(session: Session, round_: Round) -> list[PrefectFuture[None]]:
+    """Let the workers make this flow run's context when they are done with the iteration before."""
+    futures, priority = [], round_.priority_of(-1)
+    for device in session.devices:
+        with dask.annotate(workers=[device.name], priority=priority):
+            futures.append(warm_up.submit(session.run_id, f"warm up {device.name}"))
+    return futures
 
 
 def round_of(config: RunConfig, prompts: list[str], index: int) -> Round:
@@ -52,12 +64,3 @@ def round_of(config: RunConfig, prompts: list[str], index: int) -> Round:
             generator=numpy_generator_for(config.seed, WINDOW, index),
         ),
     )
-
-
-def _carry_out(executor: Executor, instructions: list[Instruction]) -> bool:
-    """Submit the tasks of instructions; return whether they end the iteration."""
-    for instruction in instructions:
-        if isinstance(instruction, FinishIteration):
-            return True
-        executor.submit(instruction)
-    return False

@@ -11,10 +11,11 @@ from flows.session import Session, observers
 
 def publish_iteration(session: Session, record: IterationRecord) -> None:
     """Keep and show a finished iteration."""
-    write_samples(session.run_dir / "samples", record.iteration, record.samples)
-    session.tracker.log_iteration(record)
-    for observer in observers():
-        observer.on_iteration(record)
+    with session.publishing:
+        write_samples(session.run_dir / "samples", record.iteration, record.samples)
+        session.tracker.log_iteration(record)
+        for observer in observers():
+            observer.on_iteration(record)
 
 
 def publish_evaluation(

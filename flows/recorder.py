@@ -1,6 +1,6 @@
 """Collect the receipts of an iteration and make its record: sample rows, spans and metrics."""
 
-from statistics import mean, median, pstdev
+from statistics import fmean, mean, median, pstdev
 from typing import Any
 
 from digen_core.control.protocol import Fragment
@@ -16,36 +16,28 @@ class IterationRecorder:
     def __init__(self, session: Session, round_: Round) -> None:
         self._session = session
         self._round = round_
-        self._version = session.version  # that generates
+        self._made: int | None = None  # the version that the update made
         self._spans: list[Span] = []
         self._metrics: dict[str, float] = {}
         self._logprobs: dict[Fragment, dict[int, list[float]]] = {}
         self._workers: dict[Fragment, str] = {}
+        self._versions: dict[Fragment, int] = {}  # that generated
         self._rewards: dict[Fragment, dict[str, list[float]]] = {}
         self._seconds: dict[tuple[str, Fragment], float] = {}
         self._advantages: dict[int, list[float]] = {}
         self._skipped: set[int] = set()
         self._step_seconds: list[float] = []
 
-    def add_span(self, task: str, kind: str, queued: float, receipt: dict[str, Any]) -> None:
-        """Note when and where a task ran."""
-        self._spans.append(
-            Span(
-                self._round.index,
-                task,
-                kind,
-                receipt["device"],
-                queued,
-                receipt["started"],
-                receipt["ended"],
-            )
-        )
+    def add_span(self, span: Span) -> None:
+        """Note what a task did, when and where."""
+        self._spans.append(span)
 
     def add_logprobs(self, fragment: Fragment, receipt: dict[str, Any]) -> None:
         """Note what a denoise task recorded."""
         found = {int(step): values for step, values in receipt["logprobs"].items()}
         self._logprobs.setdefault(fragment, {}).update(found)
         self._workers[fragment] = receipt["device"]
+        self._versions[fragment] = receipt["version"]
         self._add_seconds("denoise", fragment, receipt)
         self._step_seconds.append(receipt["seconds_per_step"])
 
@@ -61,9 +53,10 @@ class IterationRecorder:
         )
         self._skipped.update(receipt["skipped"])
 
-    def add_metrics(self, metrics: dict[str, float]) -> None:
-        """Note what the update measured."""
-        self._metrics.update(metrics)
+    def add_update(self, receipt: dict[str, Any]) -> None:
+        """Note what the update measured, and the version that it made."""
+        self._metrics.update(receipt["metrics"])
+        self._made = receipt["version"]
 
     def _add_seconds(self, kind: str, fragment: Fragment, receipt: dict[str, Any]) -> None:
         seconds = receipt["ended"] - receipt["started"]
@@ -74,18 +67,24 @@ class IterationRecorder:
         """Median seconds of one denoising step of a fragment."""
         return median(self._step_seconds)
 
-    def record(self, seconds: float, steps_per_task: int) -> IterationRecord:
-        """Return the record of the finished iteration."""
+    def record(self, version: int, seconds: float, steps_per_task: int) -> IterationRecord:
+        """Return the record of the finished iteration.
+
+        Args:
+            version: of the policy after it.
+            seconds: that it took.
+            steps_per_task: denoising steps in one task.
+        """
         metrics = {
             **self._metrics,
             **self._reward_metrics(),
             **self._time_metrics(seconds),
+            **self._staleness_metrics(),
             "orchestration/steps_per_task": float(steps_per_task),
-            "staleness/max": 0.0,  # the barrier: every sample is of the version it trains
         }
         return IterationRecord(
             iteration=self._round.index,
-            version=self._session.version,
+            version=version if self._made is None else self._made,
             seconds=seconds,
             metrics=metrics,
             samples=[row for fragment in sorted(self._rewards) for row in self._rows(fragment)],
@@ -101,7 +100,7 @@ class IterationRecorder:
                 sample=sample,
                 prompt=self._round.prompts[fragment.group],
                 seed=self._session.config.seed,
-                policy_version=self._version,
+                policy_version=self._versions[fragment],
                 worker=self._workers[fragment],
                 reward=rewards["reward"][row],
                 rewards={n: values[row] for n, values in rewards.items() if n != "reward"},
@@ -130,12 +129,23 @@ class IterationRecorder:
             "groups/zero_variance": float(len(self._skipped)),
         }
 
+    def _staleness_metrics(self) -> dict[str, float]:
+        """Return the versions between the one trained and the one that generated a sample."""
+        if self._made is None:
+            return {}
+        stale = [
+            self._made - 1 - self._versions[fragment]
+            for fragment in self._rewards
+            for _ in fragment.samples
+        ]
+        return {"staleness/mean": fmean(stale), "staleness/max": float(max(stale))}
+
     def _time_metrics(self, seconds: float) -> dict[str, float]:
         num_samples = sum(len(rewards["reward"]) for rewards in self._rewards.values())
         devices = self._session.devices
         busy = {device.name: 0.0 for device in devices}
         for span in self._spans:
-            busy[span.device] += span.ended - span.started
+            busy[span.device] = busy.get(span.device, 0.0) + span.ended - span.started
         return {
             "time/iteration_seconds": seconds,
             "time/rollout_seconds": self._extent("encode", "denoise", "score"),

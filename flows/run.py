@@ -12,10 +12,10 @@ from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settin
 
 from digen_core.config import RunConfig
 from digen_core.config_file import CONFIG_OF_RUN
-from digen_core.control.controller import Controller, Workload
 from digen_core.control.protocol import Device
 from digen_core.data import read_prompts
 from flows.session import Session, registered, say, watching
+from flows.workload import layout_of
 from tasks.artifacts import RunArtifacts
 from tasks.cluster import addresses_of, devices_of, local_devices, run_cluster
 from tasks.runner import LeanDaskTaskRunner, shared_client
@@ -25,10 +25,11 @@ from tasks.tracking import Tracker
 @contextmanager
 def open_run(config: RunConfig) -> Iterator[Session]:
     """Yield the session of a new run. What was logged and saved stays if the body fails."""
-    local = local_devices(config.cluster)
+    colocated = layout_of(config).colocated
+    local = local_devices(config.cluster, colocated=colocated)
     say(f"starting {len(local)} workers: {', '.join(device.name for device in local)}")
     with run_cluster(config.cluster, local) as address, shared_client(address) as client:
-        devices = devices_of(client)  # before anything is written
+        devices = devices_of(client, colocated=colocated)  # before anything is written
         run_dir = new_run_dir(config)
         with session_on(client, address, devices, config, run_dir, run_dir.name) as session:
             yield session
@@ -65,7 +66,6 @@ def session_on(
         client=client,
         devices=devices,
         addresses=addresses_of(client, devices),
-        controller=Controller(devices, workload_of(config)),
         tracker=tracker,
     )
     links = {"MLflow": tracker.describe(), "Dask": client.dashboard_link}
@@ -98,18 +98,6 @@ def on_cluster(session: Session, subflow: Flow[Any, Any], *arguments: Any) -> An
     runner = LeanDaskTaskRunner(session.address)
     with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
         return subflow.with_options(task_runner=runner)(session.run_id, *arguments)
-
-
-def workload_of(config: RunConfig) -> Workload:
-    """Return the shape of an iteration for the controller."""
-    return Workload(
-        num_groups=config.rollout.prompts_per_iteration,
-        group_size=config.rollout.group_size,
-        fragment_size=config.rollout.fragment_size,
-        num_steps=config.rollout.num_steps,
-        pack_size=config.train.pack_size,
-        advantages_need_all_groups=config.algorithm.advantage_scale == "batch",
-    )
 
 
 def new_run_dir(config: RunConfig) -> Path:

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Lock
 from time import time
 from typing import Any, Protocol
 
@@ -11,7 +13,6 @@ from distributed import Client
 from prefect.futures import PrefectFuture
 
 from digen_core.config import RunConfig
-from digen_core.control.controller import Controller
 from digen_core.control.protocol import Device
 from digen_core.records import EvaluationReport, IterationRecord, RunReport
 from tasks.tracking import Tracker
@@ -41,10 +42,14 @@ class Round:
     prompts: list[str]
     trained_steps: range
 
+    def priority_of(self, group: int) -> int:
+        """Return the priority of generating a group: earlier ones first, all after training."""
+        return -(self.index * len(self.prompts) + group + 1)
+
 
 @dataclass
 class Session:
-    """One run: its config, its workers, its controller, and how far it is."""
+    """One run: its config, its workers, and how far it is."""
 
     run_id: str
     config: RunConfig
@@ -55,8 +60,9 @@ class Session:
     client: Client
     devices: list[Device]
     addresses: dict[str, str]  # device -> address of its worker when the run began
-    controller: Controller
     tracker: Tracker
+    inbox: SimpleQueue[Any] = field(default_factory=SimpleQueue)  # what the conductor hears of
+    publishing: Lock = field(default_factory=Lock)  # records are shown one after the other
     started: float = field(default_factory=time)
     state: PrefectFuture[Any] | None = None  # TrainState of the current version, on a trainer
     published: PrefectFuture[Any] | None = None  # PolicyVersion of it, for the other workers
@@ -71,12 +77,16 @@ class Session:
         minutes = self.config.max_minutes
         return minutes is not None and time() - self.started > 60 * minutes
 
-    @property
-    def evaluation_due(self) -> bool:
-        """Whether the config asks for an evaluation after the last iteration, not being the end."""
-        every = self.config.evaluation.every
-        is_end = self.num_iterations == self.config.num_iterations
-        return bool(every) and not is_end and self.num_iterations % every == 0
+    def last_before_evaluation(self, index: int) -> int:
+        """Return the last iteration from this one on that no evaluation comes before."""
+        total = self.config.num_iterations
+        every = self.config.evaluation.every or total
+        return min((index // every + 1) * every, total) - 1
+
+    def evaluation_due(self, index: int) -> bool:
+        """Whether the config asks for an evaluation after this iteration, not being the last."""
+        is_last = index + 1 == self.config.num_iterations
+        return not is_last and index == self.last_before_evaluation(index)
 
     def report(self, before: EvaluationReport, after: EvaluationReport) -> RunReport:
         """Return what the run achieved."""

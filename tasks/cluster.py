@@ -20,9 +20,11 @@ class WorkerLostError(RuntimeError):
     """A worker that the run needs is gone."""
 
 
-def local_devices(config: ClusterConfig) -> list[Device]:
-    """Return the workers that a run starts on this machine."""
+def local_devices(config: ClusterConfig, *, colocated: bool = False) -> list[Device]:
+    """Return the workers that a run starts on this machine; colocated ones have both roles."""
     counts: dict[Role, int] = {"rollout": config.rollout_workers, "trainer": config.trainer_workers}
+    if colocated:
+        return [Device(f"worker-{i}", frozenset(ROLES)) for i in range(sum(counts.values()))]
     return [
         Device(f"{role}-{index}", frozenset({role}))
         for role, count in counts.items()
@@ -79,11 +81,12 @@ def _prefect_api() -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def devices_of(client: Client) -> list[Device]:
+def devices_of(client: Client, *, colocated: bool = False) -> list[Device]:
     """Return the workers of a cluster that declare a role.
 
     Raises:
-        ConfigError: a role that a run needs is declared by no worker.
+        ConfigError: a role that a run needs is declared by no worker, or, for a colocated layout,
+            not by every one.
     """
     workers = client.scheduler_info(n_workers=-1)["workers"]
     devices = [
@@ -99,6 +102,11 @@ def devices_of(client: Client) -> list[Device]:
                 f"no worker of the cluster has the role {role!r} (of {len(workers)} workers); "
                 f"start one with --resources '{role}=1'"
             )
+    if colocated and (single := [device.name for device in devices if len(device.roles) == 1]):
+        raise ConfigError(
+            f"workers {', '.join(single)} have one role only, but a colocated layout needs both on "
+            "every worker; start them with --resources 'rollout=1 trainer=1'"
+        )
     return devices
 
 
@@ -109,15 +117,24 @@ def addresses_of(client: Client, devices: list[Device]) -> dict[str, str]:
     return {str(w["name"]): address for address, w in workers.items() if str(w["name"]) in names}
 
 
+def lost_devices(client: Client, addresses: dict[str, str]) -> list[str]:
+    """Return the devices whose worker is gone, or was restarted without its model."""
+    present = client.scheduler_info(n_workers=-1)["workers"]
+    return [name for name, address in addresses.items() if address not in present]
+
+
 def require_workers(client: Client, addresses: dict[str, str]) -> None:
     """Check that every worker of the run is still the process that it was.
 
     Raises:
-        WorkerLostError: one is gone, or was restarted without its model.
+        WorkerLostError: one is not.
     """
-    present = client.scheduler_info(n_workers=-1)["workers"]
-    for name, address in addresses.items():
-        if address not in present:
-            raise WorkerLostError(
-                f"worker {name} ({address}) was lost; see its log, and the memory of its machine"
-            )
+    for name in lost_devices(client, addresses):
+        raise worker_lost(name, addresses[name])
+
+
+def worker_lost(name: str, address: str) -> WorkerLostError:
+    """Return the error that tells a person about a lost worker."""
+    return WorkerLostError(
+        f"worker {name} ({address}) was lost; see its log, and the memory of its machine"
+    )

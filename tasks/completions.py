@@ -93,10 +93,16 @@ class Completions:
     what is pending.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ended: "queue.SimpleQueue[Any] | None" = None) -> None:
+        """Prepare to catch completions.
+
+        Args:
+            ended: where to put them instead of handing them out, such as one queue for several
+                flow runs.
+        """
         self._inbox: Inbox | None = None
         self._flow_run_id: UUID | None = None
-        self._ended: queue.SimpleQueue[Completion] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[Any] = ended or queue.SimpleQueue()
         self._lock = threading.Lock()
         self._pending: dict[UUID, PrefectDaskFuture[Any]] = {}
         self._num_pending = 0

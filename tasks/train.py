@@ -9,6 +9,7 @@ from prefect import task
 
 from digen_core.algorithms.grpo import group_advantages, zero_variance_groups
 from digen_core.control.protocol import Pack
+from digen_core.training.gradient import PackMetrics
 from digen_core.training.gradient_sum import GradientSum, add, gather_pairs, pack_gradient
 from digen_core.training.optimizer import (
     PolicyVersion,
@@ -26,6 +27,8 @@ from tasks import receipts
 from tasks.engine import version_zero, working
 
 Advantages = dict[int, np.ndarray]  # group -> [G]
+
+NOTHING = GradientSum({}, PackMetrics(0, 0.0, 0.0, 0.0, 0.0, 0.0))
 
 
 @task(task_run_name="{label}")
@@ -68,21 +71,30 @@ def train_pack(
     group_values: list[Advantages],
     previous: GradientSum | None,
 ) -> GradientSum:
-    """Add the gradient of a pack to what this device summed before it."""
+    """Add the gradient of a pack to what this device summed before it.
+
+    A pack that does not fit into the device's memory adds nothing; the receipt says so.
+    """
     with working(run_id, version=version) as engine:
         config = engine.config
         sigmas = engine.sigmas(config.rollout.num_steps)
         own = {group: values for part in group_values for group, values in part.items()}
         pairs = gather_pairs(pack, segments, conditions, own, sigmas, engine.policy.device)
-        result = pack_gradient(
-            engine.policy,
-            pairs,
-            rollout=config.rollout,
-            algorithm=config.algorithm,
-            sigma_max=float(sigmas[1]),
-            num_pairs_of_update=num_pairs_of_update,
-        )
-        return result if previous is None else add(previous, result)
+        try:
+            result = pack_gradient(
+                engine.policy,
+                pairs,
+                rollout=config.rollout,
+                algorithm=config.algorithm,
+                sigma_max=float(sigmas[1]),
+                num_pairs_of_update=num_pairs_of_update,
+            )
+            too_large = False
+        except torch.OutOfMemoryError:
+            result, too_large = NOTHING, True
+        total = result if previous is None else add(previous, result)
+    receipts.attach({"too_large": too_large})
+    return total
 
 
 @task(task_run_name="{label}")

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from digen_core.control.protocol import Device, Fragment
+from digen_core.records import Span
 from flows.recorder import IterationRecorder
 from flows.session import Round
 
@@ -16,7 +17,7 @@ ROUND = Round(4, ["a red circle", "a blue square"], range(2))
 @pytest.fixture
 def session():
     devices = [Device("rollout-0", frozenset({"rollout"})), Device("trainer-0", frozenset())]
-    return SimpleNamespace(config=SimpleNamespace(seed=9), version=4, devices=devices)
+    return SimpleNamespace(config=SimpleNamespace(seed=9), devices=devices)
 
 
 def receipt(device="rollout-0", started=0.0, ended=1.0, **facts):
@@ -38,11 +39,11 @@ def recorder(session):
         ("push v5 to trainer-0", "push", "trainer-0", 16.25, 17.0),
     ]
     for task, kind, device, started, ended in reversed(spans):
-        it.add_span(task, kind, 9.0, receipt(device, started, ended))
+        it.add_span(Span(4, task, kind, device, 9.0, started, ended))
 
-    def logprobs(fragment, *, seconds, per_step, **values):
+    def logprobs(fragment, *, seconds, per_step, version=4, **values):
         steps = {step[1:]: value for step, value in values.items()}
-        facts = receipt(ended=seconds, logprobs=steps, seconds_per_step=per_step)
+        facts = receipt(ended=seconds, version=version, logprobs=steps, seconds_per_step=per_step)
         it.add_logprobs(fragment, facts)
 
     # steps arrive one by one, or together; the last step has no log-prob
@@ -50,7 +51,7 @@ def recorder(session):
     logprobs(FIRST, seconds=0.25, per_step=0.2, t0=[-0.1, -0.2])
     logprobs(FIRST, seconds=0.25, per_step=0.9)
     logprobs(SECOND, seconds=1.0, per_step=0.2, t0=[-0.5, -0.6], t1=[-0.7, -0.8])
-    logprobs(THIRD, seconds=1.0, per_step=0.2, t0=[-1.0] * 4, t1=[-2.0] * 4)
+    logprobs(THIRD, seconds=1.0, per_step=0.2, version=2, t0=[-1.0] * 4, t1=[-2.0] * 4)
 
     def rewards(fragment, values):
         columns = {"reward": [2 * v for v in values], "shapes/score": values}
@@ -61,13 +62,12 @@ def recorder(session):
     rewards(FIRST, [0.0, 0.5])
     it.add_advantages({"advantages": {"0": [-1.5, 0.0, 0.0, 1.5]}, "skipped": []})
     it.add_advantages({"advantages": {"1": [0.0] * 4}, "skipped": [1]})
-    it.add_metrics({"train/loss": 0.5})
-    session.version = 5  # the optimizer stepped
+    it.add_update({"metrics": {"train/loss": 0.5}, "version": 5})
     return it
 
 
 def test_a_row_for_each_sample_in_order(recorder):
-    rows = recorder.record(8.0, 1).samples
+    rows = recorder.record(6, 8.0, 1).samples
     assert [(row.group, row.sample) for row in rows] == [(g, s) for g in (0, 1) for s in range(4)]
     assert [row.reward for row in rows] == [0, 1, 1, 2, 1, 1, 1, 1]
     assert [row.rewards for row in rows[:2]] == [{"shapes/score": 0.0}, {"shapes/score": 0.5}]
@@ -77,7 +77,7 @@ def test_a_row_for_each_sample_in_order(recorder):
 
 
 def test_log_probs_are_in_the_order_of_the_steps(recorder):
-    rows = recorder.record(8.0, 1).samples
+    rows = recorder.record(6, 8.0, 1).samples
     assert {tuple(row.steps) for row in rows} == {(0, 1)}
     assert [row.behaviour_logprobs for row in rows[:4]] == [
         [-0.1, -0.3], [-0.2, -0.4], [-0.5, -0.7], [-0.6, -0.8],
@@ -85,24 +85,25 @@ def test_log_probs_are_in_the_order_of_the_steps(recorder):
 
 
 def test_rows_name_who_made_them(recorder):
-    record = recorder.record(8.0, 1)
-    assert (record.iteration, record.version) == (4, 5)
+    record = recorder.record(6, 8.0, 1)
+    assert (record.iteration, record.version) == (4, 5)  # 6: the next one's, by now
     for row in record.samples:
         assert (row.iteration, row.seed, row.worker) == (4, 9, "rollout-0")
-        assert row.policy_version == 4  # the version that generated, not the one that was made
+    # the version that generated, not the one that was made; the second group is stale
+    assert [row.policy_version for row in record.samples] == [4] * 4 + [2] * 4
     assert [row.denoise_seconds for row in record.samples[:3]] == [1.0, 1.0, 1.0]
     assert record.samples[0].score_seconds == 0.125
 
 
 def test_spans_are_in_order_of_time(recorder):
-    spans = recorder.record(8.0, 1).spans
+    spans = recorder.record(6, 8.0, 1).spans
     assert [span.task for span in spans[:2]] == ["encode g00", "denoise g00 f0 t00"]
     assert [span.started for span in spans] == sorted(span.started for span in spans)
     assert spans[0].queued == 9
 
 
 def test_metrics_by_hand(recorder):
-    metrics = recorder.record(8.0, 3).metrics
+    metrics = recorder.record(6, 8.0, 3).metrics
     expected = {
         "train/loss": 0.5,
         "reward/mean": 1.0,
@@ -120,7 +121,9 @@ def test_metrics_by_hand(recorder):
         "device/rollout-0/busy_fraction": 3.25 / 8,
         "device/trainer-0/busy_fraction": 3.25 / 8,
         "orchestration/steps_per_task": 3,
-        "staleness/max": 0,
+        # version 5 was made from 4; a group of version 4 and one of version 2
+        "staleness/mean": 1,
+        "staleness/max": 2,
     }
     assert metrics == pytest.approx(expected)
     assert all(isinstance(value, float) for value in metrics.values())
@@ -133,11 +136,13 @@ def test_the_measured_step_is_the_median(recorder):
 def test_without_an_update_there_are_no_training_metrics(session):
     it = IterationRecorder(session, Round(0, ["a red circle"], range(1)))
     fragment = Fragment(0, 0, 0, 0, 2)
-    it.add_logprobs(fragment, receipt(logprobs={"0": [-1.0, -1.0]}, seconds_per_step=0.1))
+    it.add_logprobs(
+        fragment, receipt(version=4, logprobs={"0": [-1.0, -1.0]}, seconds_per_step=0.1)
+    )
     it.add_rewards(fragment, receipt(rewards={"reward": [1.0, 1.0]}))
     it.add_advantages({"advantages": {"0": [0.0, 0.0]}, "skipped": [0]})
-    record = it.record(1.0, 1)
+    record = it.record(4, 1.0, 1)
     assert record.version == 4
-    assert not any(name.startswith("train/") for name in record.metrics)
+    assert not any(name.startswith(("train/", "staleness/")) for name in record.metrics)
     assert record.metrics["time/train_seconds"] == 0
     assert [row.trained for row in record.samples] == [False, False]

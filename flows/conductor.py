@@ -1,0 +1,222 @@
+"""Run iterations, as far ahead of each other as the layout lets them: one loop, one controller.
+
+Each iteration has a flow run in a thread of its own. It is opened while the iteration before still
+works, so that its start-up, and the publishing of the last record, cost the devices nothing. All
+decisions and submissions are made in the loop, which runs in the thread of the run's own flow.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from contextvars import copy_context
+from dataclasses import dataclass
+from queue import Empty
+from threading import Thread
+from time import time
+from types import TracebackType
+from typing import Self
+
+from digen_core.control.controller import Controller, ControllerError
+from digen_core.control.protocol import (
+    DeviceLost,
+    Event,
+    FinishIteration,
+    Instruction,
+    IterationOffered,
+    Switch,
+    Switched,
+)
+from flows.collect import HEARTBEAT_SECONDS
+from flows.executor import Executor
+from flows.iteration import iteration
+from flows.open_iteration import Ended, OpenIteration
+from flows.run import on_cluster
+from flows.session import Session
+from flows.workload import costs_of, schedule_of, workload_of
+from tasks.cluster import lost_devices, worker_lost
+from tasks.completions import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class _Closed:
+    """The flow run of an iteration has ended."""
+
+    index: int
+    error: BaseException | None
+
+
+class Conductor:
+    """Hears what happened, asks the controller what to do, and has it done.
+
+    Use it by ``with``: no flow run of an iteration outlives the block.
+    """
+
+    def __init__(self, session: Session) -> None:
+        """Prepare a conductor for a run whose workers have loaded the model."""
+        schedule = schedule_of(session.config)
+        self._session = session
+        self._controller = Controller(
+            session.devices,
+            workload_of(session.config),
+            schedule,
+            costs_of(session.step_seconds),
+        )
+        self._executor = Executor(session)
+        self._max_ahead = schedule.max_staleness if schedule.max_stale_share else 1
+        self._threads: list[Thread] = []  # by iteration
+        self._opened: dict[int, OpenIteration] = {}  # and not finished
+        self._num_opened = 0
+        self._num_offered = 0
+        self._closed: set[int] = set()
+        self.out_of_time = False  # as the last finished iteration found
+
+    def start(self, setup: OpenIteration) -> None:
+        """Give every device version 0; the tasks show in the flow run of ``setup``."""
+        self._executor.open(setup)
+        self._executor.publish(setup, self._session.trainer_devices()[0], 0)
+        for event in self._carry_out(self._controller.start()):
+            self._handle(event)
+        while self._executor.num_running:
+            self._advance()
+        self._executor.close(setup.index)
+
+    def complete(self, index: int, last: int) -> None:
+        """Run until an iteration is over and its record is published.
+
+        Args:
+            index: of the iteration.
+            last: the iterations up to this one may begin as soon as the layout lets them.
+
+        Raises:
+            TaskFailedError: a task failed.
+            WorkerLostError: a worker is gone without which the run cannot go on.
+        """
+        while index not in self._closed:
+            ahead = 0 if self._session.out_of_time else self._max_ahead
+            self._offer_until(min(index + ahead, last))
+            self._open_until(index + ahead)
+            self._advance()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End all flow runs: with the error those that have begun, as cancelled the others."""
+        for opened in self._opened.values():
+            opened.abandon(error)
+        while len(self._closed) < len(self._threads):
+            match self._session.inbox.get():
+                case OpenIteration() as opened:
+                    opened.abandon()
+                case _Closed(index):
+                    self._closed.add(index)
+        for thread in self._threads:
+            thread.join()
+
+    # --- the flow runs --------------------------------------------------------------------
+
+    def _open_until(self, index: int) -> None:
+        """Open the next flow run, when the one before has reported to the inbox that it is open."""
+        number = len(self._threads)
+        if number > min(index, self._session.config.num_iterations - 1, self._num_opened):
+            return
+        thread = Thread(
+            target=copy_context().run,
+            args=(self._run_flow, number),
+            name=f"iteration-{number:04d}",
+        )
+        self._threads.append(thread)
+        thread.start()
+
+    def _run_flow(self, index: int) -> None:
+        error = None
+        try:
+            on_cluster(self._session, iteration, index)
+        except BaseException as raised:
+            error = raised
+        self._session.inbox.put(_Closed(index, error))
+
+    def _offer_until(self, index: int) -> None:
+        """Offer iterations whose flow runs are open, in order."""
+        while self._num_offered <= index and self._num_offered in self._opened:
+            opened = self._opened[self._num_offered]
+            opened.begun = time()
+            self._num_offered += 1
+            self._executor.open(opened)
+            self._handle(IterationOffered(opened.index, tuple(opened.round.trained_steps)))
+
+    def _finish(self, index: int) -> None:
+        """Let a flow run publish and end."""
+        session, now = self._session, time()
+        opened = self._opened.pop(index)
+        self._executor.close(index)
+        session.step_seconds = opened.recorder.step_seconds
+        session.num_iterations += 1
+        self.out_of_time = session.out_of_time
+        opened.outcome.set_result(Ended(session.version, now - opened.begun))
+        if index + 1 < self._num_offered:
+            self._opened[index + 1].begun = now  # before, the devices were not its own
+
+    # --- the loop -------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Wait for something to happen, and act on it."""
+        try:
+            message = self._session.inbox.get(timeout=HEARTBEAT_SECONDS)
+        except Empty:
+            self._look_for_losses()
+            return
+        match message:
+            case OpenIteration():
+                self._opened[message.index] = message
+                self._num_opened += 1
+            case _Closed(index, None):
+                self._closed.add(index)
+            case _Closed(_, error):
+                raise error
+            case Completion() if not self.out_of_time:
+                if not message.succeeded:
+                    self._look_for_losses()
+                event = self._executor.event_of(message)
+                if event is not None:
+                    self._handle(event)
+
+    def _handle(self, event: Event) -> None:
+        events = deque([event])
+        while events:
+            events.extend(self._carry_out(self._controller.handle(events.popleft())))
+
+    def _carry_out(self, instructions: Sequence[Instruction]) -> list[Event]:
+        """Have instructions done; return the events that follow at once."""
+        events: list[Event] = []
+        for instruction in instructions:
+            match instruction:
+                case _ if self.out_of_time:
+                    break
+                case FinishIteration(index):
+                    self._finish(index)
+                case Switch(device, role):  # a worker keeps what both roles need
+                    events.append(Switched(device, role))
+                case _:
+                    self._executor.submit(instruction)
+        return events
+
+    def _look_for_losses(self) -> None:
+        """Go on without the workers that are gone.
+
+        Raises:
+            WorkerLostError: the controller cannot.
+        """
+        session = self._session
+        for name in lost_devices(session.client, session.addresses):
+            address = session.addresses.pop(name)
+            session.devices = [device for device in session.devices if device.name != name]
+            self._executor.forget(name)
+            try:
+                self._handle(DeviceLost(name))
+            except ControllerError as error:
+                raise worker_lost(name, address) from error

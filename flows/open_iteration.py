@@ -1,0 +1,71 @@
+"""An iteration whose flow run is open, and what its tasks have made so far."""
+
+from concurrent.futures import Future
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from typing import Any
+
+from prefect.futures import PrefectFuture
+
+from digen_core.control.protocol import Fragment, PairBlock
+from flows.recorder import IterationRecorder
+from flows.session import Round
+
+Futures = list[PrefectFuture[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an iteration ended."""
+
+    version: int  # after it
+    seconds: float  # since the devices were free for it
+
+
+@dataclass
+class OpenIteration:
+    """Made inside the flow run of the iteration; the results stay on the workers."""
+
+    round: Round
+    recorder: IterationRecorder
+    steps_per_task: int
+    context: Context = field(default_factory=copy_context)  # tasks submitted in it are the run's
+    outcome: "Future[Ended | None]" = field(default_factory=Future)  # None: it was cancelled
+    begun: float = 0.0  # when the devices were free for it
+    segments: dict[Fragment, list[tuple[range, PrefectFuture[Any]]]] = field(default_factory=dict)
+    scores: dict[int, dict[int, PrefectFuture[Any]]] = field(default_factory=dict)
+    advantages: dict[int, PrefectFuture[Any]] = field(default_factory=dict)  # group ->
+    sums: dict[str, PrefectFuture[Any]] = field(default_factory=dict)  # device ->
+    total: PrefectFuture[Any] | None = None
+
+    @property
+    def index(self) -> int:
+        """Number of the iteration."""
+        return self.round.index
+
+    def segments_of(self, blocks: tuple[PairBlock, ...]) -> Futures:
+        """Return the futures that hold the transitions of some pairs, each once."""
+        found = {
+            future.task_run_id: future
+            for block in blocks
+            for steps, future in self.segments[block.fragment]
+            if block.step in steps
+        }
+        return list(found.values())
+
+    def scores_of(self, groups: tuple[int, ...]) -> list[Futures]:
+        """Return the rewards of each group, in the order of its fragments."""
+        parts = [self.scores[group] for group in groups]
+        return [[scores[index] for index in sorted(scores)] for scores in parts]
+
+    def advantages_of(self, groups: list[int]) -> Futures:
+        """Return the futures that hold the advantages of some groups, each once."""
+        found = [self.advantages[group] for group in groups]
+        return list({future.task_run_id: future for future in found}.values())
+
+    def abandon(self, error: BaseException | None = None) -> None:
+        """End the flow run: with the error if the iteration has begun, else as cancelled."""
+        if error is not None and self.segments:
+            self.outcome.set_exception(error)
+        else:
+            self.outcome.set_result(None)

@@ -1,0 +1,101 @@
+"""Submit a task in the flow run of its iteration, and read its receipt when it ends."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import nan
+from time import time
+from typing import Any
+from uuid import UUID
+
+import dask
+from prefect.futures import PrefectFuture
+
+from digen_core.control.protocol import Event
+from digen_core.records import Span
+from flows.collect import require_success
+from flows.open_iteration import OpenIteration
+from flows.session import Session
+from tasks.completions import Completion
+
+URGENT = 1000  # above all fragments and packs: what others wait for
+
+EventOf = Callable[[dict[str, Any]], Event | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    span: Span  # without its times
+    iteration: OpenIteration
+    event_of: EventOf
+
+
+class Submitter:
+    """The tasks of a run that were submitted and have not ended."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._running: dict[UUID, _Running] = {}
+
+    @property
+    def num_running(self) -> int:
+        """How many tasks those are."""
+        return len(self._running)
+
+    def submit(
+        self,
+        iteration: OpenIteration,
+        task: Any,
+        label: str,
+        device: str,
+        event_of: EventOf = lambda receipt: None,
+        *,
+        kind: str,
+        about: Mapping[str, int],
+        priority: int = URGENT,
+        **parameters: Any,
+    ) -> PrefectFuture[Any]:
+        """Submit a task and return its future.
+
+        Args:
+            iteration: in whose flow run the task shows.
+            task: a Prefect task that takes run id, label and ``parameters``.
+            label: name of the task run.
+            device: where it runs.
+            event_of: says what its receipt means to the controller.
+            kind: of its span.
+            about: other fields of its span.
+            priority: among the tasks that wait on the device; the highest is first.
+            **parameters: of the task; futures become edges of the graph.
+        """
+
+        def submit() -> PrefectFuture[Any]:
+            with dask.annotate(workers=[device], priority=priority):
+                future: PrefectFuture[Any] = task.submit(self._session.run_id, label, **parameters)
+                return future
+
+        future = iteration.context.run(submit)
+        span = Span(iteration.index, label, kind, device, time(), nan, nan, **about)
+        self._running[future.task_run_id] = _Running(span, iteration, event_of)
+        return future
+
+    def event_of(self, completion: Completion) -> Event | None:
+        """Return what the end of a task means to the controller; None if nothing.
+
+        Raises:
+            TaskFailedError: the task failed.
+            WorkerLostError: its worker is gone.
+        """
+        running = self._running.pop(completion.task_run_id, None)
+        if running is None:  # it was on a device that was lost
+            return None
+        span, receipt = running.span, completion.receipt
+        require_success(self._session, completion, span.task, span.device)
+        span = replace(span, started=receipt["started"], ended=receipt["ended"])
+        running.iteration.recorder.add_span(span)
+        return running.event_of(receipt)
+
+    def forget(self, device: str) -> None:
+        """Wait no more for the tasks of a lost device."""
+        lost = [id_ for id_, running in self._running.items() if running.span.device == device]
+        for task_run_id in lost:
+            del self._running[task_run_id]

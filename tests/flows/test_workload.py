@@ -1,0 +1,64 @@
+"""What a config means to the controller, which workers it starts, and where evaluations come."""
+
+import pytest
+
+from digen_core.config import ClusterConfig, ConfigError, RunConfig
+from digen_core.control.protocol import Device
+from digen_core.control.schedule import Schedule, Workload
+from flows.session import Session
+from flows.workload import costs_of, layout_of, schedule_of, workload_of
+from tasks.cluster import local_devices
+
+
+def config(**tree) -> RunConfig:
+    return RunConfig.model_validate(tree)
+
+
+def test_the_workload_by_hand():
+    rollout = {"prompts_per_iteration": 3, "group_size": 8, "fragment_size": 4, "num_steps": 6}
+    made = workload_of(config(rollout=rollout, train={"pack_size": 5}))
+    assert made == Workload(3, 8, 4, 6, 5, 8, advantages_need_all_groups=False)
+    assert workload_of(config(algorithm={"advantage_scale": "batch"})).advantages_need_all_groups
+
+
+def test_auto_leaves_the_choice_to_the_controller():
+    it = schedule_of(config(schedule={"layout": "+tcss", "helpers": 0, "max_staleness": 3}))
+    assert (it.layout.name, it.layout.stale) == ("tcss", True)
+    assert it == Schedule(
+        it.layout,
+        max_stale_share=0.5,
+        max_staleness=3,
+        helpers=0,
+        assistants=None,
+        queue_depth=2,
+    )
+
+
+def test_no_layout_is_chosen_yet():
+    with pytest.raises(ConfigError, match=r"schedule.layout 'auto' cannot choose yet; .* gap"):
+        layout_of(config(schedule={"layout": "auto"}))
+
+
+def test_a_step_costs_what_was_measured():
+    assert costs_of(0.25).kinds["default"].fragment(7, 4) == 1.0
+
+
+def test_colocated_workers_have_both_roles():
+    cluster = ClusterConfig(rollout_workers=2, trainer_workers=1)
+    both = frozenset({"rollout", "trainer"})
+    assert local_devices(cluster, colocated=True) == [Device(f"worker-{i}", both) for i in range(3)]
+    assert [device.name for device in local_devices(cluster)] == [
+        "rollout-0", "rollout-1", "trainer-0",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("every", "last"),
+    [(0, [4, 4, 4, 4, 4]), (1, [0, 1, 2, 3, 4]), (2, [1, 1, 3, 3, 4]), (9, [4, 4, 4, 4, 4])],
+)
+def test_iterations_that_no_evaluation_comes_before(every, last):
+    settings = config(num_iterations=5, evaluation={"every": every})
+    session = Session("run", settings, *[None] * 8)
+    assert [session.last_before_evaluation(index) for index in range(5)] == last
+    due = [index for index in range(5) if session.evaluation_due(index)]
+    assert due == sorted(set(last) - {4})

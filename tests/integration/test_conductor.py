@@ -1,0 +1,102 @@
+"""Iterations in flow runs that are opened ahead: each has its own tasks, and none is left open."""
+
+import threading
+import time
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+from integration_support import merged
+
+from digen_core.config import RunConfig
+
+pytestmark = pytest.mark.slow
+
+
+def flow_runs_of(run_id: str) -> dict[str, SimpleNamespace]:
+    """Return each iteration's flow run, by name: state, times and names of its task runs."""
+    from prefect import get_client
+    from prefect.client.schemas.filters import FlowRunFilter
+
+    found = {}
+    with get_client(sync_client=True) as client:
+        like = FlowRunFilter(name={"like_": f"{run_id}-i0"})
+        for flow_run in client.read_flow_runs(flow_run_filter=like):
+            ids = FlowRunFilter(id={"any_": [flow_run.id]})
+            tasks = client.read_task_runs(flow_run_filter=ids)
+            found[flow_run.name.removeprefix(f"{run_id}-")] = SimpleNamespace(
+                state=flow_run.state,
+                started=flow_run.start_time,
+                ended=flow_run.end_time,
+                tasks=sorted(t.name for t in tasks if not t.name.startswith("warm up")),
+                parent=flow_run.parent_task_run_id,
+            )
+    return found
+
+
+class Watch:
+    """Notes the records."""
+
+    def __init__(self):
+        self.records = []
+
+    def on_phase(self, text):
+        pass
+
+    def on_iteration(self, record):
+        self.records.append(record)
+
+    def on_evaluation(self, tag, report):
+        pass
+
+
+def run(tree, changes):
+    from flows.post_train import post_train
+    from flows.session import watching
+
+    watch = Watch()
+    with watching(watch):
+        report = post_train(RunConfig.model_validate(merged(tree, changes)))
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("iteration-")]
+    return report, watch.records
+
+
+def test_tasks_show_under_their_own_iteration(tree, cluster_address, prefect_backend):
+    changes = {
+        "rewards": {"smooth_rewards:slow": 1.0},
+        "num_iterations": 3,
+        "cluster.scheduler_address": cluster_address(1, 1),
+    }
+    report, records = run(tree, changes)
+    assert [record.iteration for record in records] == [0, 1, 2]
+    expected = [sorted(span.task for span in record.spans) for record in records]
+    for index, names in enumerate(expected):
+        assert f"optimizer step v{index + 1}" in names
+        assert {span.iteration for span in records[index].spans} == {index}
+
+    deadline = time.monotonic() + 30  # the server lags behind
+    while True:
+        found = flow_runs_of(report.run_id)
+        if [found[f"i000{i}"].tasks for i in range(3)] == expected:
+            break
+        assert time.monotonic() < deadline, found
+        time.sleep(0.2)
+    runs = [found[f"i000{index}"] for index in range(3)]
+    assert all(flow_run.state.is_completed() for flow_run in runs)
+    assert all(flow_run.parent for flow_run in runs)
+    for before, after in pairwise(runs):
+        assert before.started < after.started < before.ended  # opened ahead
+
+
+def test_a_run_that_is_out_of_time_ends_after_the_iteration(tree, cluster_address, prefect_backend):
+    changes = {
+        "num_iterations": 5,
+        "max_minutes": 1e-6,
+        "cluster.scheduler_address": cluster_address(1, 1),
+    }
+    report, records = run(tree, changes)
+    assert (report.num_iterations, report.version) == (1, 1)
+    assert [record.iteration for record in records] == [0]
+    assert report.after.version == 1
+    others = [r for name, r in flow_runs_of(report.run_id).items() if name != "i0000"]
+    assert all(flow_run.state.is_cancelled() for flow_run in others)

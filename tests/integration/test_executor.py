@@ -1,0 +1,195 @@
+"""Instructions on real workers: pause and resume, packs that do not fit, prompts encoded once."""
+
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from integration_support import merged
+from prefect import flow
+
+from digen_core.config import RunConfig
+from digen_core.control import protocol as p
+
+pytestmark = pytest.mark.slow
+
+NUM_STEPS = 5
+
+
+@pytest.fixture
+def in_a_run(tree, cluster_address, prefect_backend):
+    """Return a function that calls a body with the session of a run that is ready."""
+    from flows.prepare import prepare
+    from flows.run import on_cluster, open_run
+    from flows.session import session_of
+    from tasks.completions import Completions
+
+    changes = {
+        "rollout.num_steps": NUM_STEPS,
+        "cluster.scheduler_address": cluster_address(2, 2),
+    }
+    config = RunConfig.model_validate(merged(tree, changes))
+
+    def run(body):
+        @flow(validate_parameters=False)
+        def inside(run_id):
+            session = session_of(run_id)
+            with Completions(session.inbox):
+                return body(session)
+
+        @flow(validate_parameters=False)
+        def outside():
+            with open_run(config) as session, on_cluster(session, prepare):
+                return on_cluster(session, inside)
+
+        return outside()
+
+    return run
+
+
+class Driver:
+    """An executor with one open iteration, without a controller."""
+
+    def __init__(self, session, index=0):
+        from flows.executor import Executor
+
+        self.session = session
+        self.executor = Executor(session)
+        self.open(index)
+        self.fragment = p.Fragment(index, 0, 0, 0, 4)
+
+    def open(self, index):
+        from flows.iteration import round_of
+        from flows.open_iteration import OpenIteration
+        from flows.recorder import IterationRecorder
+
+        round_ = round_of(self.session.config, self.session.prompts, index)
+        self.iteration = OpenIteration(round_, IterationRecorder(self.session, round_), 1)
+        self.executor.open(self.iteration)
+
+    def wait(self):
+        """Return the event of the next completion, or None."""
+        return self.executor.event_of(self.session.inbox.get(timeout=60))
+
+    def do(self, instruction):
+        """Carry out an instruction to its event."""
+        self.executor.submit(instruction)
+        while (event := self.wait()) is None:
+            pass
+        return event
+
+    def generate(self, random=None):
+        """Generate the fragment, paused at random places if asked; return all it recorded."""
+        devices = ["rollout-0", "rollout-1"]
+        event = p.FragmentPaused(self.fragment, 0)
+        num_pauses = 0
+        while isinstance(event, p.FragmentPaused):
+            device = devices[num_pauses % 2]
+            self.executor.submit(p.Generate(self.fragment, event.next_step, NUM_STEPS, 0, device))
+            event = None
+            for _ in range(random.randrange(3) if random else NUM_STEPS + 1):
+                if isinstance(event := self.wait(), p.FragmentGenerated):
+                    break
+            if not isinstance(event, p.FragmentGenerated):
+                event = self.do(p.Pause(self.fragment, device))
+                num_pauses += 1
+        assert event == p.FragmentGenerated(self.fragment)
+        segments = [future.result() for _, future in self.iteration.segments[self.fragment]]
+        assert [segment.first_step for segment in segments] == list(range(NUM_STEPS))
+        logprobs = {step: v for segment in segments for step, v in segment.logprobs.items()}
+        return np.stack([segment.latents for segment in segments]), logprobs, num_pauses
+
+
+def test_a_paused_fragment_goes_on_elsewhere_as_if_nothing_had_been(in_a_run):
+    def body(session):
+        whole, logprobs, num_pauses = Driver(session).generate()
+        assert num_pauses == 0
+        paused = 0
+        for seed in range(4):
+            latents, found, num_pauses = Driver(session).generate(Random(seed))
+            np.testing.assert_array_equal(latents, whole)
+            assert found.keys() == logprobs.keys() == set(range(4))
+            for step, values in logprobs.items():
+                np.testing.assert_array_equal(found[step], values)
+            paused += num_pauses
+        return paused
+
+    assert in_a_run(body) >= 4
+
+
+def test_at_most_two_tasks_of_a_fragment_are_submitted(in_a_run):
+    def body(session):
+        it = Driver(session)
+        it.executor.submit(p.Encode(0, 0, "rollout-0"))
+        it.executor.submit(p.Generate(it.fragment, 0, NUM_STEPS, 0, "rollout-0"))
+        counts = [it.executor.num_running]
+        while it.executor.num_running:
+            event = it.wait()
+            counts.append(it.executor.num_running)
+        return counts, event
+
+    counts, event = in_a_run(body)
+    # encode and two; after each of the first steps another
+    assert counts == [3, 2, 2, 2, 2, 1, 0]
+    assert event == p.FragmentGenerated(p.Fragment(0, 0, 0, 0, 4))
+
+
+def test_a_prompt_that_comes_again_is_not_encoded_again(in_a_run):
+    def body(session):
+        session.prompts[:] = ["a red circle"]  # of every group and iteration
+        it = Driver(session)
+        it.executor.submit(p.Encode(0, 0, "rollout-0"))
+        it.executor.submit(p.Encode(0, 1, "rollout-1"))
+        it.open(1)
+        it.executor.submit(p.Encode(1, 0, "rollout-1"))
+        return it.executor.num_running
+
+    assert in_a_run(body) == 1
+
+
+def limit_rows(run_id: str, limit: int | None) -> None:
+    """Make a worker's policy run out of memory above some rows."""
+    from tasks.engine import _engines
+
+    policy = _engines[run_id].policy
+    velocity = type(policy).velocity
+
+    def limited(x, *arguments, **options):
+        if limit is not None and len(x) > limit:
+            raise torch.OutOfMemoryError(f"{len(x)} rows")
+        return velocity(policy, x, *arguments, **options)
+
+    policy.velocity = limited
+
+
+def test_a_pack_that_does_not_fit_adds_nothing(in_a_run):
+    def body(session):
+        it = Driver(session)
+        it.generate()
+        assert it.do(p.Score(it.fragment, "rollout-0")) == p.FragmentScored(it.fragment)
+        event = it.do(p.ComputeAdvantages(0, (0,), "trainer-0"))
+        assert event == p.AdvantagesComputed(0, (0,))
+
+        def pack(index, first_row, num_rows):
+            return p.Pack(0, index, (p.PairBlock(it.fragment, 1, first_row, num_rows),))
+
+        def train(device, packs):
+            events = [type(it.do(p.Train(each, 0, device))).__name__ for each in packs]
+            assert it.do(p.Reduce(0, (device,), device)) == p.GradientReduced(0)
+            return events, it.iteration.total.result()
+
+        halves = [pack(1, 0, 2), pack(2, 2, 2)]
+        session.client.run(limit_rows, session.run_id, 2, workers=[session.addresses["trainer-0"]])
+        limited = train("trainer-0", [pack(0, 0, 4), halves[0], pack(3, 0, 3), halves[1]])
+        session.client.run(
+            limit_rows, session.run_id, None, workers=[session.addresses["trainer-0"]]
+        )
+        return limited, train("trainer-1", halves)
+
+    (events, limited), (_, free) = in_a_run(body)
+    assert events == ["PackTooLarge", "PackTrained", "PackTooLarge", "PackTrained"]
+    assert limited.metrics == free.metrics
+    assert limited.metrics.num_pairs == 4
+    assert limited.gradient.keys() == free.gradient.keys()
+    for name, value in free.gradient.items():
+        np.testing.assert_array_equal(limited.gradient[name], value)
