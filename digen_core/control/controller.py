@@ -66,7 +66,7 @@ class Controller:
         self._workload = workload
         self._schedule = schedule
         self._layout = schedule.layout
-        self._fleet = Fleet(devices, costs)
+        self._fleet = Fleet(devices, workload, costs)
         self._dispatcher = Dispatcher(self._fleet, workload, schedule)
         self._version = 0
         self._offered: deque[IterationOffered] = deque()
@@ -117,7 +117,7 @@ class Controller:
                 self._done(Switch(device, role))
                 return []
             case CostsUpdated(costs):
-                self._fleet.costs = costs
+                self._fleet.learn(costs)
                 return []
             case DeviceJoined(device):
                 self._fleet.add(device)
@@ -164,19 +164,26 @@ class Controller:
             assistants = len(rollouts)
         if not self._layout.rollouts_train:
             assistants = 0
-        for place, device in enumerate(trainers):  # the holder, the first of them, helps last
-            device.may_generate = place >= len(trainers) - helpers
+        # With stale groups there is always something to generate: a helper stays with it, where
+        # turning costs something. The holder, the first trainer, helps last, and never for good.
+        for_good = bool(self._schedule.max_stale_share) and self._switching_costs()
+        for place, device in enumerate(trainers):
+            device.may_generate = place >= max(len(trainers) - helpers, int(for_good))
+            device.may_train = not (device.may_generate and for_good)
         for place, device in enumerate(rollouts):
             device.may_train = place < assistants
+
+    def _switching_costs(self) -> bool:
+        costs = self._fleet.costs
+        return costs.switch_to_rollout > 0 or costs.switch_to_trainer > 0
 
     def _trainer_bound(self, num_trained_steps: int) -> bool:
         """Say whether training, not generation, is the bottleneck of an iteration."""
         workload, fleet = self._workload, self._fleet
-        size = workload.fragment_size
-        generation = fleet.generation_speed(fleet.with_home("rollout"), size)
         trainers = [device for device in fleet if "trainer" in device.device.roles]
-        training = fleet.training_speed(trainers, workload.pack_size)
-        steps = -(-workload.group_size // size) * workload.num_steps
+        generation = sum(map(fleet.generation_rate, fleet.with_home("rollout")))
+        training = sum(map(fleet.training_rate, trainers))
+        steps = -(-workload.group_size // workload.fragment_size) * workload.num_steps
         pairs = workload.trained_per_group * num_trained_steps
         return pairs / training > steps / generation
 

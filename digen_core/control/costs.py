@@ -3,14 +3,16 @@
 The numbers come from a scenario, from a profile file, or from the spans of the run itself.
 """
 
+from pydantic import Field
+
 from digen_core.config import Strict
 
 
 class Linear(Strict):
     """Seconds of an operation on n items: ``fixed + n * per_item``."""
 
-    fixed: float = 0.0
-    per_item: float = 0.0
+    fixed: float = Field(0.0, ge=0)
+    per_item: float = Field(0.0, ge=0)
 
     def __call__(self, num_items: int) -> float:
         """Return the seconds."""

@@ -48,8 +48,9 @@ class Dispatcher:
             another_offered: whether one more iteration waits to begin.
         """
         instructions: list[Instruction] = []
+        devices = self._fleet.fastest_first()
         for depth in range(1, self._schedule.queue_depth + 1):
-            for device in self._fleet:
+            for device in devices:
                 if len(device.queue) < depth and self._deep_enough(device, iterations, depth):
                     instructions += self._next(device, iterations, version, another_offered)
         return instructions
@@ -170,8 +171,7 @@ class Dispatcher:
         if ready >= 2 * most * len(trainers):
             return most
         seconds = self._seconds_to_train(trainers, ready)
-        own = self._fleet.training_speed([device], most)
-        pairs = seconds * own - 1e-6
+        pairs = seconds * self._fleet.training_rate(device) - 1e-6
         return ceil(pairs / ceil(max(pairs, 1e-6) / most))
 
     def switch(self, device: DeviceState, role: Role) -> list[Instruction]:
@@ -210,6 +210,8 @@ class Dispatcher:
         """Say whether a device that trains turns to generation."""
         if not device.may_generate or device.queue or self._layout.colocated:
             return False
+        if not device.may_train:
+            return True  # it generates for good
         done = not iterations or iterations[0].all_taken
         if done and (another_offered or len(iterations) > 1):
             # Ready for the next version when it comes; but the holder still has to step.
@@ -264,7 +266,7 @@ class Dispatcher:
                 if isinstance(do, Generate) and do.fragment.iteration == iteration.index:
                     steps += (do.end_step - do.first_step) // 2  # half done, on average
         generating = [device for device in others if device.mode == "rollout"]
-        speed = self._fleet.generation_speed(generating, workload.fragment_size)
+        speed = sum(map(self._fleet.generation_rate, generating))
         generation = steps / speed if speed else inf if steps else 0.0
         training = [device for device in others if device.mode == "trainer"]
         pairs = iteration.pool.num_pairs + iteration.pairs_to_come(workload)
@@ -274,7 +276,7 @@ class Dispatcher:
         """Predict how long devices need for pairs, after what they do already."""
         if not devices:
             return inf if pairs else 0.0
-        most, clock = self._workload.pack_size, self._fleet.training_clock
-        rates = [self._fleet.training_speed([device], most) for device in devices]
+        clock = self._fleet.training_clock
+        rates = [self._fleet.training_rate(device) for device in devices]
         free_in = [max(0.0, device.trains_until - clock) for device in devices]
         return seconds_to_share(pairs, free_in, rates)

@@ -1,10 +1,11 @@
 """The devices as the controller knows them: what each is ready for, holds, and was told to do."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device, Generate, Pack, Role, Switch, Train
+from digen_core.control.schedule import Workload
 
 Work = Generate | Train | Switch
 
@@ -40,9 +41,10 @@ class DeviceState:
 class Fleet:
     """All devices, in the order in which they are offered work: the home of the role first."""
 
-    def __init__(self, devices: Sequence[Device], costs: Costs) -> None:
+    def __init__(self, devices: Sequence[Device], workload: Workload, costs: Costs) -> None:
         self._states: dict[str, DeviceState] = {}
-        self.costs = costs
+        self._workload = workload
+        self.learn(costs)
         #: Predicted seconds of training in this update: it moves when a pack is trained.
         self.training_clock = 0.0
         for device in devices:
@@ -95,21 +97,43 @@ class Fleet:
         """Return the devices whose first role is this one."""
         return [state for state in self if state.home == home]
 
+    def fastest_first(self) -> list[DeviceState]:
+        """Return all devices; the first groups come to the fastest, so they are complete early."""
+        return sorted(self, key=self.generation_rate, reverse=True)
+
     def restart_clock(self) -> None:
         """Begin the predictions for another update."""
         self.training_clock = 0.0
         for state in self:
             state.trains_until = 0.0
 
+    def learn(self, costs: Costs) -> None:
+        """Predict with these costs from now on."""
+        self.costs = costs
+        self._rates: dict[str, tuple[float, float]] = {}  # steps and pairs per second, by kind
+
     def costs_of(self, state: DeviceState) -> DeviceCosts:
         """Return what work costs on a device; equal guesses where the kind is unknown."""
         kinds = self.costs.kinds
         return kinds.get(state.device.kind) or next(iter(kinds.values()), UNKNOWN)
 
-    def generation_speed(self, states: Iterable[DeviceState], size: int) -> float:
-        """Return fragments of ``size`` samples' steps per second, of all these devices."""
-        return sum(1.0 / max(self.costs_of(state).step(size), 1e-12) for state in states)
+    def generation_rate(self, state: DeviceState) -> float:
+        """Return how many denoising steps of whole fragments a device does per second."""
+        return self._rates_of(state)[0]
 
-    def training_speed(self, states: Iterable[DeviceState], pack_size: int) -> float:
-        """Return pairs per second, of all these devices in full packs."""
-        return sum(pack_size / max(self.costs_of(state).pack(pack_size), 1e-12) for state in states)
+    def training_rate(self, state: DeviceState) -> float:
+        """Return how many pairs per second a device trains in full packs."""
+        return self._rates_of(state)[1]
+
+    def _rates_of(self, state: DeviceState) -> tuple[float, float]:
+        rates = self._rates.get(state.device.kind)
+        if rates is None:
+            costs, workload = self.costs_of(state), self._workload
+            step_seconds = costs.step(workload.fragment_size)
+            pack_seconds = costs.pack(workload.pack_size)
+            rates = (
+                1 / max(step_seconds, 1e-12),
+                workload.pack_size / max(pack_seconds, 1e-12),
+            )
+            self._rates[state.device.kind] = rates
+        return rates
