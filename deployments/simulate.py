@@ -12,7 +12,7 @@ from rich.table import Table
 
 from digen_core.config import ConfigError
 from digen_core.control.layout import LAYOUTS, LayoutName
-from digen_core.planning.search import Fixed, Plan, fewest_rollout, search
+from digen_core.planning.search import Fixed, Plan, search
 from digen_core.sim.bounds import lower_bound
 from digen_core.sim.scenario import Scenario, load_scenario
 
@@ -189,7 +189,7 @@ def _check(scenario: Scenario, fixed: Fixed) -> None:
         raise ConfigError(f"--split is {split}; of {devices} devices use 1 to {devices - 1}")
     at_split = "" if split is None else f" with --split {split}"
     for option, value, most in (
-        ("--helpers", fixed.helpers, devices - (split or fewest_rollout(scenario))),
+        ("--helpers", fixed.helpers, devices - (split or scenario.splits[0])),
         ("--assistants", fixed.assistants, split or devices - 1),
         ("--stale-share", fixed.stale_share, 1),
     ):

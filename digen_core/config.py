@@ -252,6 +252,10 @@ class ScheduleConfig(Strict):
     assistants: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Rollout devices that may train while they have no fragments; auto: those that pay."""
 
+    profile: str | None = None
+    """What this recipe costs: the profile.json of an earlier run, to predict and plan with from the
+    start; null measures it when the workers are ready, and every run goes on learning it."""
+
     @property
     def stale_share(self) -> float:
         """The effective largest share of stale groups."""

@@ -109,6 +109,23 @@ def describe(error: ValidationError) -> str:
     )
 
 
+def describe_fields(error: ValidationError, model: type[BaseModel]) -> str:
+    """Say all of a validation error of another file than a config in one line."""
+    problems = []
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"])
+        message = item["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        if item["type"] == "extra_forbidden":
+            name = ".".join(part for part in item["loc"] if isinstance(part, str))
+            near = get_close_matches(name, known_keys(model), 1)
+            problems.append(f"unknown key {key}" + (f"; did you mean {near[0]}?" if near else ""))
+        elif item["type"] == "missing":
+            problems.append(f"{key} is missing")
+        else:
+            problems.append(f"{key}: {message} (got {item['input']!r})" if key else message)
+    return "; ".join(problems)
+
+
 def _longest_known(location: str) -> str:
     """Return the key at a location: a union adds its members' names, and a list its indices."""
     key = location

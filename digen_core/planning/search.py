@@ -1,4 +1,4 @@
-"""Which split and which mechanisms make a layout the fastest for a scenario.
+"""Which split and which mechanisms make a layout the fastest for a problem.
 
 Closed forms rank the splits. The simulator judges the best of them, and those at which a wave of
 fragments less is needed, without jitter; then the finalists' neighbours, and the finalists with
@@ -14,12 +14,11 @@ from statistics import mean
 from digen_core.control.layout import LAYOUTS, Layout, LayoutName
 from digen_core.control.schedule import Schedule
 from digen_core.sim.closed_forms import FORMULAS, Terms
+from digen_core.sim.problem import Problem
 from digen_core.sim.report import SimulationReport
-from digen_core.sim.scenario import Scenario
 from digen_core.sim.simulator import simulate
 
 STALE_SHARE = 0.5
-MIN_ROLLOUT_SHARE = 0.25  # of the devices
 MIN_GAIN = 0.005  # of a mechanism, else it stays off
 NUM_SPLITS = 3  # by formula, and as many by waves, for each set of mechanisms
 NEAR = 1.15  # of the fastest, to look for better ones next to it
@@ -80,26 +79,28 @@ class Plan:
 
 
 def search(
-    scenario: Scenario,
+    problem: Problem,
     layout: LayoutName,
     fixed: Fixed | None = None,
     *,
+    max_stale_share: float = STALE_SHARE,
     num_iterations: int = 4,
     seed: int = 0,
 ) -> Plan:
     """Find the fastest split and mechanisms of a layout.
 
     Args:
-        scenario: the recipe, the cluster and what things cost.
+        problem: the recipe, the cluster and what things cost.
         layout: whose switches say which mechanisms there are.
         fixed: quantities to keep.
+        max_stale_share: of the groups, in a layout with stale groups.
         num_iterations: of the last simulations; at least 12 with stale groups.
         seed: the first of their seeds.
 
     Raises:
         ValueError: no split has so many helpers and assistants as are fixed.
     """
-    space = _Space(scenario, layout, fixed or Fixed())
+    space = _Space(problem, layout, fixed or Fixed(), max_stale_share)
     judged: dict[Choice, float] = {}
 
     def judge(choices: Iterable[Choice]) -> None:
@@ -107,51 +108,46 @@ def search(
             if choice not in judged:
                 # Without jitter one iteration on-policy is much like the other.
                 iterations = STALE_ITERATIONS if choice.stale_share else 2
-                report = simulate_choice(scenario, choice, num_iterations=iterations)
+                report = simulate_choice(problem, choice, num_iterations=iterations)
                 judged[choice] = _worth(choice, report.seconds)
 
     judge(space.ranked())
     if not judged:
-        raise ValueError(f"no split of {scenario.devices} devices has {fixed} in layout {layout}")
+        raise ValueError(f"no split of {problem.devices} devices has {fixed} in layout {layout}")
     for choice in _leaders(judged):
         judge(space.neighbours(choice))
     best = min(judged.values())
     ranking = sorted(judged, key=judged.__getitem__)
     finalists = [choice for choice in ranking if judged[choice] <= CLOSE * best][:NUM_FINALISTS]
-    plans = [_run(scenario, choice, num_iterations, seed) for choice in finalists]
+    plans = [_run(problem, choice, num_iterations, seed) for choice in finalists]
     return min(plans, key=lambda plan: _worth(plan.choice, plan.seconds))
 
 
-def fewest_rollout(scenario: Scenario) -> int:
-    """Return how many devices generate at least, if the split is searched for."""
-    return ceil(MIN_ROLLOUT_SHARE * scenario.devices)
-
-
 def simulate_choice(
-    scenario: Scenario, choice: Choice, *, num_iterations: int, seed: int = 0, jitter: float = 0.0
+    problem: Problem, choice: Choice, *, num_iterations: int, seed: int = 0, jitter: float = 0.0
 ) -> SimulationReport:
-    """Simulate a scenario as one choice says."""
+    """Simulate a problem as one choice says."""
     return simulate(
-        scenario.cluster(choice.num_rollout),
-        scenario.workload,
+        problem.cluster(choice.num_rollout),
+        problem.workload,
         choice.schedule,
-        scenario.costs(choice.num_rollout),
-        trained_steps=range(scenario.trained_steps),
+        problem.costs(choice.num_rollout),
+        trained_steps=range(problem.trained_steps),
         num_iterations=num_iterations,
         seed=seed,
         jitter=jitter,
     )
 
 
-def _run(scenario: Scenario, choice: Choice, num_iterations: int, seed: int) -> Plan:
+def _run(problem: Problem, choice: Choice, num_iterations: int, seed: int) -> Plan:
     """Simulate a choice with jitter, once for each seed."""
     if choice.stale_share:
         num_iterations = max(num_iterations, STALE_ITERATIONS)
     reports = [
         simulate_choice(
-            scenario, choice, num_iterations=num_iterations, seed=number, jitter=scenario.jitter
+            problem, choice, num_iterations=num_iterations, seed=number, jitter=problem.jitter
         )
-        for number in range(seed, seed + (NUM_SEEDS if scenario.jitter else 1))
+        for number in range(seed, seed + (NUM_SEEDS if problem.jitter else 1))
     ]
     return Plan(choice, mean(report.seconds for report in reports), reports[0])
 
@@ -174,9 +170,10 @@ def _worth(choice: Choice, seconds: float) -> float:
 class _Space:
     """The choices that a layout has."""
 
-    scenario: Scenario
+    problem: Problem
     layout: LayoutName
     fixed: Fixed
+    max_stale_share: float
 
     def ranked(self) -> Iterator[Choice]:
         """Yield the most promising splits, with all help and without, stale and on-policy."""
@@ -213,7 +210,7 @@ class _Space:
             self.switches.stale or self.switches.rollouts_train
         ):
             return (self.fixed.stale_share,)
-        return (0.0, STALE_SHARE) if self.switches.stale else (0.0,)
+        return (0.0, self.max_stale_share) if self.switches.stale else (0.0,)
 
     def _choice(self, split: int, helping: bool, share: float) -> Choice:
         """Return a choice in which all devices help, or none, or as many as are fixed."""
@@ -230,7 +227,7 @@ class _Space:
         """Return splits, best by formula first, then those with a wave of fragments less."""
         formula = FORMULAS[self._effective(helping, share)]
         splits = self._splits()
-        best = sorted(splits, key=lambda split: formula(Terms.of(self.scenario, split, share)))
+        best = sorted(splits, key=lambda split: formula(Terms.of(self.problem, split, share)))
         waves = {}
         for split in reversed(splits):
             waves[ceil(self._num_fragments / split)] = split  # the fewest devices with so many
@@ -252,7 +249,7 @@ class _Space:
         """Return the splits that have as many helpers and assistants as are fixed."""
         fixed, switches = self.fixed, self.switches
         if fixed.num_rollout is None:
-            first, last = fewest_rollout(self.scenario), self.scenario.devices - 1
+            first, last = self.problem.splits[0], self.problem.splits[-1]
         else:
             first = last = fixed.num_rollout
         if switches.rollouts_train:
@@ -262,9 +259,9 @@ class _Space:
         return range(first, last + 1)
 
     def _trainers(self, num_rollout: int) -> int:
-        return self.scenario.devices - num_rollout
+        return self.problem.devices - num_rollout
 
     @property
     def _num_fragments(self) -> int:
-        scenario = self.scenario
-        return scenario.prompts * ceil(scenario.group_size / scenario.fragment_size)
+        work = self.problem.workload
+        return work.num_groups * ceil(work.group_size / work.fragment_size)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from digen_core.control.layout import LayoutName
-from digen_core.sim.scenario import Scenario
+from digen_core.sim.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +36,32 @@ class Terms:
     stale_share: float
 
     @classmethod
-    def of(cls, scenario: Scenario, num_rollout: int | None, stale_share: float = 0.0) -> "Terms":
-        """Return those of a scenario, with so many rollout devices (None: all do both)."""
-        rollout_speed, trainer_speed = scenario.speeds(num_rollout)
-        servers, seconds = scenario.reward_servers, scenario.reward_seconds
+    def of(cls, problem: Problem, num_rollout: int | None, stale_share: float = 0.0) -> "Terms":
+        """Return those of a problem, with so many rollout devices (None: all do both).
+
+        The reference device is the first one.
+        """
+        work, costs = problem.workload, problem.costs(num_rollout)
+        devices = problem.cluster(num_rollout)
+        reference, *_ = kinds = [costs.kinds[device.kind] for device in devices]
+        num_generating = len(devices) if num_rollout is None else num_rollout
+        fragments = [kind.fragment(work.fragment_size, work.num_steps) for kind in kinds]
+        packs = [kind.pack(work.pack_size) for kind in kinds]
+        servers, switch = costs.reward_servers, costs.switch_to_rollout + costs.switch_to_trainer
         return cls(
-            generation=scenario.generation_work,
-            training=scenario.training_work(),
-            training_unpacked=scenario.training_work(1),
-            rollout_speed=rollout_speed,
-            trainer_speed=trainer_speed,
-            num_groups=scenario.prompts,
-            fragment=scenario.reference.fragment(scenario.fragment_size, scenario.steps),
-            reward=ceil(scenario.prompts * scenario.group_size / servers) * seconds,
-            group_reward=ceil(scenario.group_size / servers) * seconds,
-            optimizer_step=scenario.optimizer_step,
-            push=scenario.push,
-            colocated_switch=scenario.switch_colocated,
-            helper_switch=scenario.helper_in + scenario.helper_out,
+            generation=reference.generation(work),
+            training=reference.training(work, problem.trained_steps, work.pack_size),
+            training_unpacked=reference.training(work, problem.trained_steps, 1),
+            rollout_speed=sum(fragments[0] / own for own in fragments[:num_generating]),
+            trainer_speed=sum(packs[0] / own for own in packs[num_generating:]),
+            num_groups=work.num_groups,
+            fragment=fragments[0],
+            reward=ceil(work.num_groups * work.group_size / servers) * costs.reward,
+            group_reward=ceil(work.group_size / servers) * costs.reward,
+            optimizer_step=costs.optimizer_step,
+            push=costs.push,
+            colocated_switch=switch,
+            helper_switch=switch,
             stale_share=stale_share,
         )
 

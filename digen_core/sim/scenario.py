@@ -1,18 +1,33 @@
 """A scenario: a recipe and a cluster as numbers, from which schedules are simulated and planned."""
 
 import tomllib
-from difflib import get_close_matches
+from math import ceil
 from pathlib import Path
 from typing import Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from digen_core.config import ConfigError, Strict
+from digen_core.config_file import describe_fields
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device, Role
 from digen_core.control.schedule import Workload
 
+TIMES = (
+    "d0",
+    "d1",
+    "vae",
+    "a",
+    "c",
+    "optimizer_step",
+    "reward_seconds",
+    "push",
+    "switch_colocated",
+    "helper_in",
+    "helper_out",
+)
 BOTH: frozenset[Role] = frozenset({"rollout", "trainer"})
+MIN_ROLLOUT_SHARE = 0.25  # of the devices
 
 
 class Scenario(Strict):
@@ -102,6 +117,12 @@ class Scenario(Strict):
                 )
         return self
 
+    def scaled(self, factor: float) -> "Scenario":
+        """Return it with all times so many times as long."""
+        times = {name: factor * getattr(self, name) for name in TIMES}
+        recorded = {name: factor * seconds for name, seconds in self.seconds.items()}
+        return self.model_copy(update={**times, "seconds": recorded})
+
     @property
     def workload(self) -> Workload:
         """The shape of its iterations."""
@@ -113,6 +134,16 @@ class Scenario(Strict):
             pack_size=self.pack_size,
             trained_per_group=self.trained_per_group,
         )
+
+    @property
+    def splits(self) -> range:
+        """How many devices may generate, the others train."""
+        return range(ceil(MIN_ROLLOUT_SHARE * self.devices), self.devices)
+
+    @property
+    def can_colocate(self) -> bool:
+        """Whether every device may do both."""
+        return True
 
     @property
     def reference(self) -> DeviceCosts:
@@ -127,17 +158,12 @@ class Scenario(Strict):
     @property
     def generation_work(self) -> float:
         """W_g: seconds that the reference device needs to generate an iteration."""
-        full, rest = divmod(self.group_size, self.fragment_size)
-        group = full * self.reference.fragment(self.fragment_size, self.steps)
-        if rest:
-            group += self.reference.fragment(rest, self.steps)
-        return self.prompts * group
+        return self.reference.generation(self.workload)
 
     def training_work(self, pack_size: int | None = None) -> float:
         """W_t(b): seconds that the reference device needs to train an iteration in packs of b."""
-        pack_size = pack_size or self.pack_size
-        full, rest = divmod(self.prompts * self.pairs_per_group, pack_size)
-        return full * self.reference.pack(pack_size) + (self.reference.pack(rest) if rest else 0.0)
+        size = pack_size or self.pack_size
+        return self.reference.training(self.workload, self.trained_steps, size)
 
     def cluster(self, num_rollout: int | None) -> tuple[Device, ...]:
         """Return its devices.
@@ -210,20 +236,4 @@ def load_scenario(path: Path) -> Scenario:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     except ValidationError as error:
-        raise ConfigError(f"{path}: {_describe(error)}") from error
-
-
-def _describe(error: ValidationError) -> str:
-    """Say all of a validation error in one line: each key, what is wrong, and its value."""
-    problems = []
-    for item in error.errors():
-        key = ".".join(str(part) for part in item["loc"])
-        message = item["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-        if item["type"] == "extra_forbidden":
-            near = get_close_matches(key, Scenario.model_fields, 1)
-            problems.append(f"unknown key {key}" + (f"; did you mean {near[0]}?" if near else ""))
-        elif item["type"] == "missing":
-            problems.append(f"{key} is missing")
-        else:
-            problems.append(f"{key}: {message} (got {item['input']!r})" if key else message)
-    return "; ".join(problems)
+        raise ConfigError(f"{path}: {describe_fields(error, Scenario)}") from error

@@ -1,0 +1,176 @@
+"""A cluster as numbers: which devices it has, and what they cost in seconds, money and energy."""
+
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from digen_core.config import ConfigError, Strict
+from digen_core.config_file import describe_fields
+from digen_core.control.costs import Costs, DeviceCosts, Linear
+from digen_core.control.protocol import Device, Role
+
+ROLES: dict[str, frozenset[Role]] = {
+    "rollout": frozenset({"rollout"}),
+    "trainer": frozenset({"trainer"}),
+    "both": frozenset({"rollout", "trainer"}),
+}
+
+
+class DeviceGroup(Strict):
+    """Equal devices."""
+
+    kind: str = Field(min_length=1)
+    """What they are, for example h100."""
+
+    count: int = Field(ge=1)
+    """How many there are."""
+
+    roles: Literal["rollout", "trainer", "both"] = "both"
+    """What they do; of those that may do both, the planner chooses how many generate."""
+
+    price_per_hour: float = Field(0.0, ge=0)
+    """Of one device, in your currency."""
+
+    watts: float = Field(0.0, ge=0)
+    """Of one device at work; an idle one is counted alike."""
+
+    speed: float = Field(1.0, gt=0)
+    """Relative to the reference device."""
+
+    costs: DeviceCosts | None = None
+    """Measured seconds of this kind, instead of the reference's over ``speed``."""
+
+
+class Cluster(Strict):
+    """Devices, and the seconds of a recipe on them."""
+
+    description: str = ""
+    """What it stands for, and where its numbers come from."""
+
+    devices: tuple[DeviceGroup, ...] = Field(min_length=1)
+    """Groups of equal devices."""
+
+    reference: DeviceCosts | None = None
+    """Seconds on a device of speed 1; may be left out if a profile or all groups give theirs."""
+
+    reward: float = Field(0.0, ge=0)
+    """Seconds of a sample on a reward server; 0 when the generating device scores."""
+
+    reward_servers: int = Field(1, ge=1)
+    """Samples that are scored at the same time."""
+
+    optimizer_step: float = Field(0.0, ge=0)
+    """Seconds of the optimizer step."""
+
+    push: float = Field(0.0, ge=0)
+    """Seconds from the optimizer step until a device that generates holds the new version."""
+
+    switch_to_rollout: float = Field(0.0, ge=0)
+    """Seconds until a device that trained is ready to generate."""
+
+    switch_to_trainer: float = Field(0.0, ge=0)
+    """Seconds until a device that generated is ready to train."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        speeds = {group.kind: (group.speed, group.costs) for group in self.devices}
+        for group in self.devices:
+            if speeds[group.kind] != (group.speed, group.costs):
+                raise ValueError(
+                    f"devices: kind {group.kind} has two speeds or costs; use another name for one"
+                )
+            if group.costs and not (group.costs.step(1) and group.costs.pack(1)):
+                raise ValueError(f"devices: a step or a pack of kind {group.kind} costs nothing")
+        if self.reference and not (self.reference.step(1) and self.reference.pack(1)):
+            raise ValueError("reference: a step or a pack costs nothing")
+        roles = frozenset[Role]().union(*(ROLES[group.roles] for group in self.devices))
+        for role in sorted(ROLES["both"] - roles):
+            raise ValueError(f"devices: none has the role {role}; give one roles {role} or both")
+        return self
+
+    @property
+    def fleet(self) -> tuple[Device, ...]:
+        """Its devices by name; the roles are those that they may have."""
+        number = defaultdict[str, Iterator[int]](count)
+        return tuple(
+            Device(f"{group.kind}-{next(number[group.kind])}", ROLES[group.roles], group.kind)
+            for group in self.devices
+            for _ in range(group.count)
+        )
+
+    @property
+    def price_per_hour(self) -> float:
+        """Of all devices together."""
+        return sum(group.count * group.price_per_hour for group in self.devices)
+
+    @property
+    def watts(self) -> float:
+        """Of all devices together."""
+        return sum(group.count * group.watts for group in self.devices)
+
+    def costs(self, profile: Costs | None = None) -> Costs:
+        """Return what everything costs.
+
+        Args:
+            profile: of a run with the recipe. It wins over the file: a kind that it knows costs
+                what it says, another one what its first kind costs, over the speed.
+
+        Raises:
+            ConfigError: neither says what a kind costs.
+        """
+        known = profile.kinds if profile else {}
+        reference = next(iter(known.values()), self.reference)
+        kinds = {
+            group.kind: known.get(group.kind) or self._costs_of(group, reference)
+            for group in self.devices
+        }
+        if profile is not None:
+            return profile.model_copy(update={"kinds": kinds})
+        return Costs(
+            kinds=kinds,
+            reward=self.reward,
+            reward_servers=self.reward_servers,
+            optimizer_step=self.optimizer_step,
+            push=self.push,
+            switch_to_rollout=self.switch_to_rollout,
+            switch_to_trainer=self.switch_to_trainer,
+        )
+
+    def _costs_of(self, group: DeviceGroup, reference: DeviceCosts | None) -> DeviceCosts:
+        if group.costs is not None:
+            return group.costs
+        if reference is None:
+            raise ConfigError(
+                f"the cluster does not say what a {group.kind} costs; give it costs, or the "
+                "cluster a reference, or set schedule.profile to the profile.json of a run"
+            )
+        return DeviceCosts(
+            step=_scaled(reference.step, group.speed),
+            decode=_scaled(reference.decode, group.speed),
+            pack=_scaled(reference.pack, group.speed),
+        )
+
+
+def _scaled(line: Linear, speed: float) -> Linear:
+    return Linear(fixed=line.fixed / speed, per_item=line.per_item / speed)
+
+
+def load_cluster(path: Path) -> Cluster:
+    """Read a cluster from a TOML file.
+
+    Raises:
+        ConfigError: the file is missing or not TOML, or a key or value is wrong.
+    """
+    try:
+        return Cluster.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"cannot read the cluster {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {describe_fields(error, Cluster)}") from error

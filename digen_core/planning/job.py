@@ -1,0 +1,108 @@
+"""A config on the devices of a cluster, as a problem to plan."""
+
+from dataclasses import dataclass, replace
+
+from digen_core.config import RunConfig
+from digen_core.control.costs import Costs
+from digen_core.control.layout import LAYOUTS, LayoutName
+from digen_core.control.protocol import Device, Role
+from digen_core.control.schedule import Workload
+
+BOTH: frozenset[Role] = frozenset({"rollout", "trainer"})
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A :class:`~digen_core.sim.problem.Problem`: what a run does, on which devices."""
+
+    workload: Workload
+    trained_steps: int
+    fleet: tuple[Device, ...]  # with the roles that they may have
+    known_costs: Costs
+    jitter: float = 0.0
+
+    @classmethod
+    def of(cls, config: RunConfig, fleet: tuple[Device, ...], costs: Costs) -> "Job":
+        """Return the job of a config on some devices."""
+        return cls(workload_of(config), num_trained_steps(config), fleet, costs)
+
+    @property
+    def devices(self) -> int:
+        """Devices in all (P)."""
+        return len(self.fleet)
+
+    @property
+    def splits(self) -> range:
+        """How many devices may generate, the others train; empty with a single device."""
+        least = sum(device.roles == {"rollout"} for device in self.fleet)
+        most = sum("rollout" in device.roles for device in self.fleet)
+        return range(max(least, 1), min(most, self.devices - 1) + 1)
+
+    @property
+    def can_colocate(self) -> bool:
+        """Whether every device may do both."""
+        return all(device.roles == BOTH for device in self.fleet)
+
+    def cluster(self, num_rollout: int | None) -> tuple[Device, ...]:
+        """Return the devices of a split, those that generate first; None: all do both.
+
+        Of the devices that may do both, those generate that are better at it than at training.
+        """
+        if num_rollout is None:
+            return self.fleet
+        ranked = sorted(self.fleet, key=self._rank)
+        parts: dict[Role, list[Device]] = {
+            "rollout": ranked[:num_rollout],
+            "trainer": ranked[num_rollout:],
+        }
+        return tuple(
+            replace(device, roles=frozenset([role]))
+            for role, devices in parts.items()
+            for device in devices
+        )
+
+    def costs(self, num_rollout: int | None) -> Costs:
+        """Return what everything costs, whatever the split."""
+        return self.known_costs
+
+    def _rank(self, device: Device) -> tuple[bool, bool, float]:
+        """Order devices: those that only generate, those free to do both, those that only train."""
+        work, costs = self.workload, self.known_costs.kinds[device.kind]
+        generating = costs.fragment(work.fragment_size, work.num_steps)
+        training = costs.pack(work.pack_size)
+        ratio = generating / training if training else 0.0
+        return device.roles == {"trainer"}, device.roles == BOTH, ratio
+
+
+def workload_of(config: RunConfig) -> Workload:
+    """Return the shape of an iteration."""
+    return Workload(
+        num_groups=config.rollout.prompts_per_iteration,
+        group_size=config.rollout.group_size,
+        fragment_size=config.rollout.fragment_size,
+        num_steps=config.rollout.num_steps,
+        pack_size=config.train.pack_size,
+        trained_per_group=config.rollout.group_size,
+        advantages_need_all_groups=config.algorithm.advantage_scale == "batch",
+    )
+
+
+def num_trained_steps(config: RunConfig) -> int:
+    """Return the trained steps of a trajectory (K)."""
+    if config.algorithm.window is not None:
+        return config.algorithm.window[0]
+    return int(config.rollout.num_steps * config.algorithm.trained_fraction)
+
+
+def layouts_for(config: RunConfig) -> list[LayoutName]:
+    """Return the layouts that a config allows, whatever it names itself.
+
+    Stale groups are the user's decision: only with schedule.max_stale_share above 0.
+    """
+    whole_batch = config.algorithm.advantage_scale == "batch"
+    return [
+        name
+        for name, layout in LAYOUTS.items()
+        if not (layout.stale and not config.schedule.stale_share)
+        and not (layout.pipelined and whole_batch)
+    ]

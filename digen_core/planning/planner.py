@@ -1,0 +1,140 @@
+"""Which layout, split and sizes are the fastest for a job.
+
+Closed forms rank fragment and pack sizes for each layout. One simulation of each of the best ones
+ranks the layouts. The search for split and mechanisms is left to the layouts near the fastest.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from digen_core.control.layout import LAYOUTS, LayoutName
+from digen_core.planning.job import Job
+from digen_core.planning.search import Choice, Fixed, Plan, search, simulate_choice
+from digen_core.sim.closed_forms import FORMULAS, Terms
+
+NUM_SIZES = 2  # fragment and pack sizes that are simulated for a layout, and the job's own
+NUM_SPLITS = 12  # at most, that rank a size
+NUM_SEARCHED = 3  # layouts, and colocated-strong
+BASELINE: LayoutName = "colocated-strong"
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """The fastest plan of a layout that was found, and the job with the sizes that it needs."""
+
+    job: Job
+    plan: Plan
+
+    @property
+    def layout(self) -> LayoutName:
+        """Its layout."""
+        return self.plan.choice.layout
+
+    @property
+    def seconds(self) -> float:
+        """Predicted, per iteration."""
+        return self.plan.seconds
+
+
+def plan_job(
+    job: Job,
+    layouts: Iterable[LayoutName],
+    *,
+    fixed: Fixed | None = None,
+    max_stale_share: float = 0.0,
+    search_sizes: bool = False,
+) -> list[JobPlan]:
+    """Return the plans of the most promising layouts, the fastest first.
+
+    The fastest is never slower than colocated-strong, if that is among the layouts.
+
+    Args:
+        job: what is to be done, where, and what it costs.
+        layouts: to choose from; those that the devices' roles rule out are left out.
+        fixed: quantities to keep.
+        max_stale_share: largest share of stale groups in layouts that have them.
+        search_sizes: choose fragment and pack sizes too, packs up to the job's.
+
+    Raises:
+        ValueError: nothing is left to choose from.
+    """
+    fixed = fixed or Fixed()
+    possible = [layout for layout in layouts if _splits(job, layout)]
+    if not possible:
+        raise ValueError(f"{job.devices} devices with these roles can do none of {list(layouts)}")
+    sized = {
+        layout: _fastest_size(job, layout, max_stale_share, search_sizes) for layout in possible
+    }
+    ranking = sorted(possible, key=lambda layout: sized[layout][0])
+    searched = ranking[:NUM_SEARCHED] + [x for x in ranking[NUM_SEARCHED:] if x == BASELINE]
+    plans = []
+    for layout in searched:
+        own = sized[layout][1]
+        found = search(own, layout, fixed, max_stale_share=max_stale_share)
+        plans.append(JobPlan(own, found))
+    return sorted(plans, key=lambda plan: plan.seconds)
+
+
+def sizes(job: Job) -> Iterator[tuple[int, int]]:
+    """Yield (fragment size, pack size): divisors of the group size, and 1, 2, 4, ... pairs."""
+    work = job.workload
+    fragments = [size for size in range(1, work.group_size + 1) if not work.group_size % size]
+    packs = {2**power for power in range(work.pack_size.bit_length())} | {work.pack_size}
+    for fragment in fragments:
+        for pack in sorted(packs):
+            yield fragment, pack
+
+
+def with_sizes(job: Job, fragment_size: int, pack_size: int) -> Job:
+    """Return a job with other sizes."""
+    work = replace(job.workload, fragment_size=fragment_size, pack_size=pack_size)
+    return replace(job, workload=work)
+
+
+def _fastest_size(
+    job: Job, layout: LayoutName, stale_share: float, search_sizes: bool
+) -> tuple[float, Job]:
+    """Return the seconds of a layout, from one simulation, and the job with the best sizes."""
+    share = stale_share if LAYOUTS[layout].stale else 0.0
+    candidates = [job]
+    if search_sizes:
+        jobs = [with_sizes(job, *size) for size in sizes(job)]
+        candidates += sorted(jobs, key=lambda own: _estimate(own, layout, share)[0])[:NUM_SIZES]
+    rated = [(_simulated(own, layout, share), own) for own in candidates]
+    return min(rated, key=lambda item: item[0])
+
+
+def _simulated(job: Job, layout: LayoutName, share: float) -> float:
+    _, split = _estimate(job, layout, share)
+    switches = LAYOUTS[layout]
+    helpers = assistants = 0
+    if split is not None and switches.rollouts_train and not share:
+        helpers, assistants = job.devices - split, split
+    choice = Choice(layout, split, helpers, assistants, share)
+    return simulate_choice(job, choice, num_iterations=4 if share else 2).seconds
+
+
+def _estimate(job: Job, layout: LayoutName, share: float) -> tuple[float, int | None]:
+    """Return the seconds of a layout by its formula, and the split at which it is the fastest."""
+    return min(
+        ((_formula(job, layout, split, share), split) for split in _splits(job, layout)),
+        key=lambda item: item[0],
+    )
+
+
+def _formula(job: Job, layout: LayoutName, split: int | None, share: float) -> float:
+    """Return the seconds by formula, with as much generation as whole waves of fragments are."""
+    work, terms = job.workload, Terms.of(job, split, share)
+    fragments = work.num_groups * ceil(work.group_size / work.fragment_size)
+    speed = terms.rollout_speed
+    if split is not None and LAYOUTS[layout].trainers_help and not share:
+        speed = terms.speed
+    waves = ceil(fragments / max(1, int(speed)))
+    return FORMULAS[layout](replace(terms, generation=waves * terms.fragment * speed))
+
+
+def _splits(job: Job, layout: LayoutName) -> Sequence[int | None]:
+    if LAYOUTS[layout].colocated:
+        return [None] if job.can_colocate else []
+    return job.splits[:: max(1, ceil(len(job.splits) / NUM_SPLITS))]

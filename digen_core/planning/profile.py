@@ -1,0 +1,198 @@
+"""What a run costs, learnt from its spans while it runs.
+
+For each kind of device and each operation a line, seconds = fixed + n per_item, by least squares in
+which older iterations weigh less and less. A span counts from when its device was free for it and
+it was asked for, so what orchestration adds is a part of the cost.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+from pydantic import ValidationError
+
+from digen_core.config import ConfigError, Strict
+from digen_core.control.costs import Costs, DeviceCosts, Linear
+from digen_core.control.protocol import Device
+from digen_core.records import Span
+
+PROFILE_OF_RUN = "profile.json"  # in the folder of a run
+DECAY = 0.6  # of the weight of what was seen, from one iteration to the next
+MIN_SPREAD = 0.01  # variance of n over its mean squared, else both parts cannot be told apart
+
+OPERATIONS = {"denoise": "step", "score": "decode", "train": "pack"}
+"""Kind of span -> operation in ``DeviceCosts``."""
+
+
+@dataclass(slots=True)
+class LineFit:
+    """Sums of a weighted least-squares fit of seconds over items."""
+
+    weight: float = 0.0
+    n: float = 0.0
+    n2: float = 0.0
+    seconds: float = 0.0
+    n_seconds: float = 0.0
+
+    def add(self, num_items: float, seconds: float) -> None:
+        """Take an observation in."""
+        self.weight += 1.0
+        self.n += num_items
+        self.n2 += num_items**2
+        self.seconds += seconds
+        self.n_seconds += num_items * seconds
+
+    def fade(self) -> None:
+        """Let what was seen weigh less than what comes."""
+        self.weight *= DECAY
+        self.n *= DECAY
+        self.n2 *= DECAY
+        self.seconds *= DECAY
+        self.n_seconds *= DECAY
+
+    def line(self, present: Linear) -> Linear:
+        """Return the line, with no negative part.
+
+        Args:
+            present: scaled to what was seen, if that is nothing or of one size only.
+        """
+        if not self.weight:
+            return present
+        n, seconds = self.n / self.weight, self.seconds / self.weight
+        variance = self.n2 / self.weight - n**2
+        if variance < MIN_SPREAD * n**2:
+            known = present.fixed + n * present.per_item
+            if not known:
+                return Linear(per_item=seconds / n)
+            scale = seconds / known
+            return Linear(fixed=scale * present.fixed, per_item=scale * present.per_item)
+        slope = (self.n_seconds / self.weight - n * seconds) / variance
+        if slope <= 0:
+            return Linear(fixed=seconds)
+        if seconds < slope * n:
+            return Linear(per_item=self.n_seconds / self.n2)
+        return Linear(fixed=seconds - slope * n, per_item=slope)
+
+
+class Measured(Strict):
+    """What one device was seen to need; null is unknown."""
+
+    step: Linear | None = None
+    decode: Linear | None = None
+    pack: Linear | None = None
+
+
+def costs_of(measured: Mapping[Device, Measured]) -> Costs:
+    """Return the mean costs of each kind of device; what is unknown of one is as of all."""
+    kinds = {device.kind for device in measured}
+    return Costs(
+        kinds={
+            kind: DeviceCosts(
+                **{operation: _mean(measured, operation, kind) for operation in OPERATIONS.values()}
+            )
+            for kind in sorted(kinds)
+        }
+    )
+
+
+def _mean(measured: Mapping[Device, Measured], operation: str, kind: str) -> Linear:
+    known = [(d.kind, line) for d, m in measured.items() if (line := getattr(m, operation))]
+    own = [line for k, line in known if k == kind] or [line for _, line in known]
+    if not own:
+        return Linear()
+    return Linear(
+        fixed=fmean(line.fixed for line in own), per_item=fmean(line.per_item for line in own)
+    )
+
+
+@dataclass
+class Profile:
+    """The costs of a run, and what they are learnt from."""
+
+    costs: Costs
+    devices: Sequence[Device]
+    _lines: dict[tuple[str, str], LineFit] = field(default_factory=dict)  # (kind, operation) ->
+    _scalars: dict[str, LineFit] = field(default_factory=dict)  # optimizer_step, push
+
+    def learn(self, spans: Sequence[Span]) -> Costs:
+        """Take the spans of an iteration in and return the costs that they lead to."""
+        for fit in (*self._lines.values(), *self._scalars.values()):
+            fit.fade()
+        kinds = {device.name: device.kind for device in self.devices}
+        for span, operation, seconds in _observed(spans):
+            if span.device in kinds:
+                key = kinds[span.device], operation
+                self._lines.setdefault(key, LineFit()).add(span.num_items, seconds)
+        for name, seconds in _updates(spans):
+            self._scalars.setdefault(name, LineFit()).add(1, seconds)
+        self.costs = self._learnt()
+        return self.costs
+
+    def save(self, run_dir: Path) -> None:
+        """Keep the costs in the folder of the run, for later runs to begin with."""
+        (run_dir / PROFILE_OF_RUN).write_text(self.costs.model_dump_json(indent=2))
+
+    def _learnt(self) -> Costs:
+        kinds = dict(self.costs.kinds)
+        for (kind, operation), fit in self._lines.items():
+            own = kinds.get(kind) or DeviceCosts(step=Linear(), pack=Linear())
+            kinds[kind] = own.model_copy(update={operation: fit.line(getattr(own, operation))})
+        scalars = {name: fit.seconds / fit.weight for name, fit in self._scalars.items()}
+        return self.costs.model_copy(update={"kinds": kinds, **scalars})
+
+
+def load_profile(path: str | Path) -> Costs:
+    """Read the costs that a run kept.
+
+    Raises:
+        ConfigError: there is no such file, or it holds no costs.
+    """
+    try:
+        return Costs.model_validate_json(Path(path).read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the profile {path}: {error.strerror}; give the {PROFILE_OF_RUN} of a run"
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise ConfigError(f"{path} is no profile of a run: {where}: {first['msg']}") from error
+
+
+def _observed(spans: Sequence[Span]) -> Iterator[tuple[Span, str, float]]:
+    """Yield spans with their operation and seconds: of a step, not of a task of several."""
+    encoding: dict[tuple[str, int], float] = {}  # (device, group) -> seconds
+    for span, seconds in _occupied(spans):
+        if span.kind == "encode":
+            encoding[span.device, span.group] = seconds
+        if span.kind not in OPERATIONS:
+            continue
+        if span.kind == "denoise":
+            seconds /= span.end_step - span.first_step
+        if span.kind == "score":
+            seconds += encoding.pop((span.device, span.group), 0.0)
+        yield span, OPERATIONS[span.kind], seconds
+
+
+def _occupied(spans: Iterable[Span]) -> Iterator[tuple[Span, float]]:
+    """Yield spans with the seconds from when their device was free for them until they ended."""
+    free: dict[str, float] = {}
+    for span in sorted(spans, key=lambda span: span.started):
+        free_since = max(span.queued, free.get(span.device, span.queued))
+        yield span, span.ended - min(span.started, free_since)
+        free[span.device] = max(span.ended, free.get(span.device, span.ended))
+
+
+def _updates(spans: Sequence[Span]) -> Iterator[tuple[str, float]]:
+    """Yield the seconds from the last pack to the optimizer step's end, and on to each push's."""
+    stepped = {span.version: span.ended for span in spans if span.kind == "step"}
+    trained: dict[int, float] = {}  # iteration -> when its last pack was
+    for span in spans:
+        if span.kind == "train":
+            trained[span.iteration] = max(span.ended, trained.get(span.iteration, span.ended))
+    for span in spans:
+        if span.kind == "step":
+            yield "optimizer_step", span.ended - trained.get(span.iteration, span.started)
+        elif span.kind == "push" and span.version in stepped:
+            yield "push", span.ended - stepped[span.version]

@@ -1,0 +1,49 @@
+"""What schedules are simulated and searched for: an iteration's work, and devices to split."""
+
+from typing import Protocol
+
+from digen_core.control.costs import Costs
+from digen_core.control.protocol import Device
+from digen_core.control.schedule import Workload
+
+
+class Problem(Protocol):
+    """A recipe on a cluster. A scenario is one, and so is a config on the devices of a cluster."""
+
+    @property
+    def workload(self) -> Workload:
+        """The shape of its iterations."""
+        ...
+
+    @property
+    def trained_steps(self) -> int:
+        """Trained steps of a trajectory (K)."""
+        ...
+
+    @property
+    def devices(self) -> int:
+        """Devices in all (P)."""
+        ...
+
+    @property
+    def jitter(self) -> float:
+        """Sigma of the lognormal factor, of mean 1, on the time of everything."""
+        ...
+
+    @property
+    def splits(self) -> range:
+        """How many devices may generate, the others train."""
+        ...
+
+    @property
+    def can_colocate(self) -> bool:
+        """Whether every device may do both."""
+        ...
+
+    def cluster(self, num_rollout: int | None) -> tuple[Device, ...]:
+        """Return the devices of a split; None: every device does both."""
+        ...
+
+    def costs(self, num_rollout: int | None) -> Costs:
+        """Return what everything costs on the devices of that split, in seconds."""
+        ...
