@@ -4,6 +4,7 @@ from digen_core.config import ConfigError, RunConfig
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.layout import LAYOUTS, Layout
 from digen_core.control.schedule import Schedule, Workload
+from tasks.emulation import EmulatedConfig
 
 QUEUE_DEPTH = 2  # a device finds its next task waiting
 
@@ -30,6 +31,7 @@ def workload_of(config: RunConfig) -> Workload:
         fragment_size=config.rollout.fragment_size,
         num_steps=config.rollout.num_steps,
         pack_size=config.train.pack_size,
+        samples_per_pack=config.train.pack_size,
         trained_per_group=config.rollout.group_size,
         advantages_need_all_groups=config.algorithm.advantage_scale == "batch",
     )
@@ -48,12 +50,15 @@ def schedule_of(config: RunConfig) -> Schedule:
     )
 
 
-def costs_of(step_seconds: float) -> Costs:
+def costs_of(config: RunConfig, step_seconds: float) -> Costs:
     """Return what is known about the costs before the first iteration.
 
     Args:
+        config: of the run; that of emulated devices knows all.
         step_seconds: one denoising step of a fragment, as measured when the model was loaded.
     """
+    if isinstance(config, EmulatedConfig):
+        return config.costs
     return Costs(
         kinds={"default": DeviceCosts(step=Linear(fixed=step_seconds), pack=Linear())},
     )

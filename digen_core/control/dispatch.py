@@ -12,7 +12,7 @@ from math import ceil, inf
 from digen_core.control.fleet import DeviceState, Fleet
 from digen_core.control.helping import Backlog, pays_to_generate, pays_to_train
 from digen_core.control.iteration import Iteration
-from digen_core.control.packing import seconds_to_share, smallest_pack
+from digen_core.control.packing import cut, seconds_to_share, smallest_pack
 from digen_core.control.protocol import (
     Encode,
     Fragment,
@@ -145,14 +145,15 @@ class Dispatcher:
         return [do]
 
     def _packs_for(self, device: DeviceState, iteration: Iteration) -> list[Pack]:
-        """Take pairs out of the pool: a pack of several, or without TSP all pairs of a sample."""
+        """Take pairs out of the pool: one pack, or without TSP all steps of some samples."""
         ready = iteration.pool.num_pairs
         if not ready:
             return []
-        if not self._layout.packed:
-            pairs = iteration.pool.take(len(iteration.trained_steps))
-            return [iteration.make_pack((pair,), device.name) for pair in pairs]
         most = min(device.largest_pack or self._workload.pack_size, self._workload.pack_size)
+        if not self._layout.packed:
+            blocks = iteration.pool.take_blocks(len(iteration.trained_steps))
+            parts = [part for block in blocks for part in cut(block, most)]
+            return [iteration.make_pack((part,), device.name) for part in parts]
         smallest = 1
         if iteration.without_advantages:  # more pairs will come
             smallest = smallest_pack(self._fleet.costs_of(device).pack, most)

@@ -21,7 +21,7 @@ class DeviceState:
     mode: Role  # what it is ready for once its queue is done
     loaded: set[int] = field(default_factory=set)  # versions it holds
     queue: list[Work] = field(default_factory=list)
-    packs: list[Pack] = field(default_factory=list)  # of its sample, without TSP: next to train
+    packs: list[Pack] = field(default_factory=list)  # of its samples, without TSP: to train next
     largest_pack: int | None = None  # pairs that fit into its memory; None: not yet found out
     trains_until: float = 0.0  # predicted, on the fleet's clock of training
     may_generate: bool = False

@@ -60,10 +60,13 @@ class Iteration:
     ) -> None:
         """Make the pairs of a group's samples ready to train."""
         self.samples[group] = samples
-        cut = pairs_by_step if layout.packed else pairs_by_sample
         for fragment in fragments_of(workload, self.index, group):
             own = [sample for sample in samples if sample in fragment.samples]
-            pairs = cut(fragment, self.trained_steps, own)
+            if layout.packed:
+                pairs = pairs_by_step(fragment, self.trained_steps, own)
+            else:
+                together = min(workload.samples_per_pack, workload.pack_size)
+                pairs = pairs_by_sample(fragment, self.trained_steps, own, together)
             if fragment in self.regenerating:
                 self.parked[fragment] = pairs
             else:

@@ -37,6 +37,12 @@ class PairPool:
             room -= block.num_rows
         return tuple(taken)
 
+    def take_blocks(self, num_blocks: int) -> tuple[PairBlock, ...]:
+        """Take out blocks as they were put in, the longest waiting first."""
+        blocks = [self._blocks.popleft() for _ in range(min(num_blocks, len(self._blocks)))]
+        self.num_pairs -= sum(block.num_rows for block in blocks)
+        return tuple(blocks)
+
     def remove(self, is_gone: Callable[[Fragment], bool]) -> list[PairBlock]:
         """Take out the pairs of fragments that are gone."""
         removed = [block for block in self._blocks if is_gone(block.fragment)]
@@ -59,13 +65,26 @@ def pairs_by_step(
 
 
 def pairs_by_sample(
-    fragment: Fragment, steps: Sequence[int], samples: Sequence[int]
+    fragment: Fragment, steps: Sequence[int], samples: Sequence[int], num_together: int
 ) -> list[PairBlock]:
-    """Cut the pairs of a fragment's chosen samples into single pairs, sample after sample."""
+    """Cut the pairs of a fragment's chosen samples into blocks, a few samples after the other.
+
+    ``num_together`` samples at most are in one block, at one step; all their steps follow.
+    """
     return [
-        PairBlock(fragment, step, sample - fragment.first_sample, 1)
-        for sample in samples
+        PairBlock(fragment, step, first, min(num_together, last - first))
+        for start, last in _runs([sample - fragment.first_sample for sample in samples])
+        for first in range(start, last, num_together)
         for step in steps
+    ]
+
+
+def cut(block: PairBlock, most: int) -> list[PairBlock]:
+    """Cut a block into blocks of at most so many pairs."""
+    end = block.first_row + block.num_rows
+    return [
+        PairBlock(block.fragment, block.step, first, min(most, end - first))
+        for first in range(block.first_row, end, most)
     ]
 
 

@@ -82,6 +82,7 @@ def workload_of(config: RunConfig) -> Workload:
         fragment_size=config.rollout.fragment_size,
         num_steps=config.rollout.num_steps,
         pack_size=config.train.pack_size,
+        samples_per_pack=config.train.pack_size,
         trained_per_group=config.rollout.group_size,
         advantages_need_all_groups=config.algorithm.advantage_scale == "batch",
     )

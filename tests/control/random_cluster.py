@@ -69,8 +69,12 @@ class RandomCluster:
         self.pausing: set[p.Fragment] = set()
         self.finished: list[p.FinishIteration] = []
         self.num_pauses = self.num_lost = 0
+        self.fits = 10**9  # pairs in the memory of a device
 
-    def run(self, num_iterations: int, *, pause_odds=0.0, losses: int = 0) -> None:
+    def run(
+        self, num_iterations: int, *, pause_odds=0.0, losses: int = 0, fits: int = 10**9
+    ) -> None:
+        self.fits = fits
         self.carry_out(self.it.start())
         offered = 0
         while len(self.finished) < num_iterations:
@@ -175,6 +179,8 @@ class RandomCluster:
                     self.with_advantages[index, group] = samples
                 skipped = tuple(g for g in groups if (index, g) in self.skipped)
                 return p.AdvantagesComputed(index, groups, skipped, chosen)
+            case p.Train(pack) if pack.num_pairs > self.fits:
+                return p.PackTooLarge(pack)
             case p.Train(pack, _, device):
                 self.sums[device].append(pack)
                 return p.PackTrained(pack)

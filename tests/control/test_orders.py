@@ -40,6 +40,7 @@ def workloads(draw):
         group_size=group_size,
         fragment_size=draw(st.sampled_from([1, 2, 6])),
         pack_size=draw(st.integers(1, 9)),
+        samples_per_pack=draw(st.integers(1, 4)),
         trained_per_group=draw(st.integers(1, group_size)),
     )
 
@@ -67,9 +68,10 @@ def run(schedule, workload, num_rollout, num_trainers, switch, random, skipped=(
     st.randoms(use_true_random=False),
     st.sets(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=4),
     st.sampled_from([0.0, 0.3]),
+    st.sampled_from([1, 2, 100]),
 )
 def test_every_layout_in_every_order(
-    schedule, workload, num_rollout, num_trainers, switch, random, skipped, pause_odds
+    schedule, workload, num_rollout, num_trainers, switch, random, skipped, pause_odds, fits
 ):
     run(
         schedule,
@@ -80,6 +82,7 @@ def test_every_layout_in_every_order(
         random,
         skipped,
         pause_odds=pause_odds,
+        fits=fits,
     )
 
 

@@ -8,6 +8,7 @@ from packs import make_packs
 from digen_core.control.costs import Linear
 from digen_core.control.packing import (
     PairPool,
+    cut,
     pairs_by_sample,
     pairs_by_step,
     seconds_to_share,
@@ -62,9 +63,21 @@ def test_chosen_samples_are_cut_into_runs_of_rows():
         PairBlock(part, 2, 0, 2),
         PairBlock(part, 2, 3, 1),
     ]
-    assert pairs_by_sample(part, [2, 3], [7]) == [
+    # Two samples together: both steps of samples 4 and 5, then of sample 7.
+    assert pairs_by_sample(part, [2, 3], [4, 5, 7], 2) == [
+        PairBlock(part, 2, 0, 2),
+        PairBlock(part, 3, 0, 2),
         PairBlock(part, 2, 3, 1),
         PairBlock(part, 3, 3, 1),
+    ]
+
+
+def test_a_block_is_cut_to_what_fits():
+    part = fragment(0, 5)
+    assert [(b.first_row, b.num_rows) for b in cut(PairBlock(part, 2, 0, 5), 2)] == [
+        (0, 2),
+        (2, 2),
+        (4, 1),
     ]
 
 
