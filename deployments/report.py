@@ -19,6 +19,7 @@ from digen_core.trace.gaps import CAUSES, Gap, clip, idle_gaps
 from digen_core.trace.metrics import idle_seconds
 from digen_core.trace.page import Part, Table, page, png_of
 from digen_core.trace.perfetto import chrome_trace
+from digen_core.trace.prediction import SCHEDULE_OF_RUN, Prediction, read_prediction
 from digen_core.trace.spans import DEVICES_OF_RUN, SPANS_OF_RUN, read_devices, read_spans
 from digen_core.trace.style import IDLE_STYLES
 from digen_core.trace.timeline import draw_timeline
@@ -27,16 +28,7 @@ from digen_core.transport.samples import read_samples
 
 MAX_TIMELINES = 20
 """Of a run with more iterations only some are drawn."""
-SCHEDULE_OF_RUN = "schedule.json"
 NO_PREDICTION = f"The run keeps no prediction (no {SCHEDULE_OF_RUN} in its folder)."
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """What the planner expected of an iteration."""
-
-    layout: str
-    predicted_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,16 +209,10 @@ def _prediction_table(trace: RunTrace, prediction: Prediction, shown: Iterable[i
 
 
 def _prediction_of(run_dir: Path) -> Prediction | None:
-    path = run_dir / SCHEDULE_OF_RUN
-    if not path.exists():
-        return None
     try:
-        tree = json.loads(path.read_text())
-        return Prediction(str(tree["layout"]), float(tree["predicted_seconds"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"cannot read {path}: it must hold a layout and its predicted_seconds"
-        ) from error
+        return read_prediction(run_dir)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {error}") from error
 
 
 def _curves_of(run_dir: Path) -> dict[str, dict[int, float]]:

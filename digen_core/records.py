@@ -60,6 +60,8 @@ class IterationRecord:
     metrics: dict[str, float]  # by stable path-like names, see docs/algorithms.md
     samples: list[SampleRow] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    idle: dict[str, dict[str, float]] = field(default_factory=dict)  # device -> cause -> share
+    timeline: bytes = b""  # picture of what the devices did, as PNG, if it was drawn
 
 
 class EvaluationReport(Strict):

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from digen_core.records import EvaluationReport, IterationRecord
+from digen_core.trace.spans import DEVICES_OF_RUN, SPANS_OF_RUN, write_devices, write_spans
 from digen_core.transport.samples import write_samples
 from flows.session import Session, observers
 
@@ -13,6 +14,8 @@ def publish_iteration(session: Session, record: IterationRecord) -> None:
     """Keep and show a finished iteration."""
     with session.publishing:
         write_samples(session.run_dir / "samples", record.iteration, record.samples)
+        write_spans(session.run_dir / SPANS_OF_RUN, record.iteration, record.spans)
+        write_devices(session.run_dir / DEVICES_OF_RUN, session.devices)
         session.tracker.log_iteration(record)
         for observer in observers():
             observer.on_iteration(record)

@@ -1,10 +1,15 @@
 """Collect the receipts of an iteration and make its record: sample rows, spans and metrics."""
 
 from statistics import fmean, mean, median, pstdev
+from time import time
 from typing import Any
 
 from digen_core.control.protocol import Fragment
 from digen_core.records import IterationRecord, SampleRow, Span
+from digen_core.trace.gaps import idle_gaps
+from digen_core.trace.metrics import idle_shares, schedule_metrics
+from digen_core.trace.prediction import read_prediction
+from digen_core.trace.windows import iteration_windows
 from flows.session import Round, Session
 
 TRAINING_KINDS = ("advantages", "train", "reduce", "step")
@@ -67,6 +72,15 @@ class IterationRecorder:
         """Median seconds of one denoising step of a fragment."""
         return median(self._step_seconds)
 
+    @property
+    def _num_samples(self) -> int:
+        return sum(len(rewards["reward"]) for rewards in self._rewards.values())
+
+    @property
+    def _predicted_seconds(self) -> float | None:
+        prediction = read_prediction(self._session.run_dir)
+        return prediction.predicted_seconds if prediction else None
+
     def record(self, version: int, seconds: float, steps_per_task: int) -> IterationRecord:
         """Return the record of the finished iteration.
 
@@ -75,20 +89,26 @@ class IterationRecorder:
             seconds: that it took.
             steps_per_task: denoising steps in one task.
         """
+        devices, index = self._session.devices, self._round.index
+        around = self._session.trace.around(index, time())
+        window = iteration_windows(around)[index]
+        gaps = idle_gaps(around, devices, window)
         metrics = {
             **self._metrics,
             **self._reward_metrics(),
             **self._time_metrics(seconds),
+            **schedule_metrics(gaps, devices, window, self._num_samples, self._predicted_seconds),
             **self._staleness_metrics(),
             "orchestration/steps_per_task": float(steps_per_task),
         }
         return IterationRecord(
-            iteration=self._round.index,
+            iteration=index,
             version=version if self._made is None else self._made,
             seconds=seconds,
             metrics=metrics,
             samples=[row for fragment in sorted(self._rewards) for row in self._rows(fragment)],
             spans=sorted(self._spans, key=lambda span: span.started),
+            idle=idle_shares(gaps, devices, window),
         )
 
     def _rows(self, fragment: Fragment) -> list[SampleRow]:
@@ -141,19 +161,11 @@ class IterationRecorder:
         return {"staleness/mean": fmean(stale), "staleness/max": float(max(stale))}
 
     def _time_metrics(self, seconds: float) -> dict[str, float]:
-        num_samples = sum(len(rewards["reward"]) for rewards in self._rewards.values())
-        devices = self._session.devices
-        busy = {device.name: 0.0 for device in devices}
-        for span in self._spans:
-            busy[span.device] = busy.get(span.device, 0.0) + span.ended - span.started
         return {
             "time/iteration_seconds": seconds,
             "time/rollout_seconds": self._extent("encode", "denoise", "score"),
             "time/train_seconds": self._extent(*TRAINING_KINDS),
             "time/push_seconds": self._extent("push"),
-            "throughput/samples_per_second": num_samples / seconds,
-            "throughput/samples_per_device_second": num_samples / seconds / len(devices),
-            **{f"device/{name}/busy_fraction": value / seconds for name, value in busy.items()},
         }
 
     def _extent(self, *kinds: str) -> float:

@@ -15,6 +15,7 @@ from prefect.futures import PrefectFuture
 from digen_core.config import RunConfig
 from digen_core.control.protocol import Device
 from digen_core.records import EvaluationReport, IterationRecord, RunReport
+from digen_core.trace.live import LiveTrace
 from tasks.tracking import Tracker
 
 
@@ -68,6 +69,7 @@ class Session:
     published: PrefectFuture[Any] | None = None  # PolicyVersion of it, for the other workers
     version: int = 0
     hashes: dict[int, str] = field(default_factory=dict)  # version -> content hash
+    trace: LiveTrace = field(default_factory=LiveTrace)  # what the devices do
     step_seconds: float = 0.0  # one denoising step of a fragment, as last measured
     num_iterations: int = 0  # finished
 

@@ -73,11 +73,12 @@ class Submitter:
                 future: PrefectFuture[Any] = task.submit(self._session.run_id, label, **parameters)
                 return future
 
-        future = iteration.context.run(submit)
         span = Span(iteration.index, label, kind, device, time(), nan, nan, **about)
         self._running[future.task_run_id] = _Running(span, iteration, event_of)
         return future
 
+        future = iteration.context.run(submit)
+        self._session.trace.begin(span)
     def event_of(self, completion: Completion) -> Event | None:
         """Return what the end of a task means to the controller; None if nothing.
 
@@ -90,7 +91,13 @@ class Submitter:
             return None
         span, receipt = running.span, completion.receipt
         require_success(self._session, completion, span.task, span.device)
-        span = replace(span, started=receipt["started"], ended=receipt["ended"])
+        span = replace(
+            span,
+            started=receipt["started"],
+            ended=receipt["ended"],
+            num_bytes=receipt["num_bytes"],
+        )
+        self._session.trace.end(span)
         running.iteration.recorder.add_span(span)
         return running.event_of(receipt)
 
@@ -99,3 +106,4 @@ class Submitter:
         lost = [id_ for id_, running in self._running.items() if running.span.device == device]
         for task_run_id in lost:
             del self._running[task_run_id]
+        self._session.trace.forget(device)

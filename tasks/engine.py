@@ -21,6 +21,7 @@ from digen_core.rewards.scoring import RewardFn
 from digen_core.training.optimizer import PolicyVersion
 from digen_core.transport.arrays import Weights, content_hash
 from tasks import receipts
+from tasks.transfers import received_bytes
 
 
 class VersionError(RuntimeError):
@@ -112,4 +113,5 @@ def working(run_id: str, *, version: int | None = None) -> Iterator[Engine]:
             )
         engine.versions.activate(version)
     yield engine
-    receipts.attach({"device": engine.device_name, "started": started, "ended": time()})
+    span = {"device": engine.device_name, "started": started, "ended": time()}
+    receipts.attach({**span, "num_bytes": received_bytes()})

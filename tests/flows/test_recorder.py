@@ -6,6 +6,8 @@ import pytest
 
 from digen_core.control.protocol import Device, Fragment
 from digen_core.records import Span
+from digen_core.trace.gaps import CAUSES
+from digen_core.trace.live import LiveTrace
 from flows.recorder import IterationRecorder
 from flows.session import Round
 
@@ -15,9 +17,16 @@ ROUND = Round(4, ["a red circle", "a blue square"], range(2))
 
 
 @pytest.fixture
-def session():
+def session(tmp_path):
     devices = [Device("rollout-0", frozenset({"rollout"})), Device("trainer-0", frozenset())]
-    return SimpleNamespace(config=SimpleNamespace(seed=9), devices=devices)
+    return SimpleNamespace(
+        config=SimpleNamespace(seed=9), devices=devices, run_dir=tmp_path, trace=LiveTrace()
+    )
+
+
+def add(session, it, span):
+    session.trace.end(span)
+    it.add_span(span)
 
 
 def receipt(device="rollout-0", started=0.0, ended=1.0, **facts):
@@ -39,7 +48,7 @@ def recorder(session):
         ("push v5 to trainer-0", "push", "trainer-0", 16.25, 17.0),
     ]
     for task, kind, device, started, ended in reversed(spans):
-        it.add_span(Span(4, task, kind, device, 9.0, started, ended))
+        add(session, it, Span(4, task, kind, device, 9.0, started, ended))
 
     def logprobs(fragment, *, seconds, per_step, version=4, **values):
         steps = {step[1:]: value for step, value in values.items()}
@@ -102,8 +111,19 @@ def test_spans_are_in_order_of_time(recorder):
     assert spans[0].queued == 9
 
 
-def test_metrics_by_hand(recorder):
-    metrics = recorder.record(6, 8.0, 3).metrics
+def test_metrics_by_hand(recorder, session):
+    # An iteration before ended at 9.5, so from 9.5 to 17 the devices were this one's.
+    before = Span(3, "push v4 to rollout-0", "push", "rollout-0", 9.0, 9.0, 9.5)
+    session.trace.end(before)
+    (session.run_dir / "schedule.json").write_text('{"layout": "gap", "predicted_seconds": 9}')
+    record = recorder.record(6, 8.0, 3)
+    metrics = record.metrics
+    idle = {cause: metrics.pop(f"idle/{cause}") for cause in CAUSES}
+    busy = [metrics[f"device/{name}/busy_fraction"] for name in ("rollout-0", "trainer-0")]
+    assert sum(idle.values()) == pytest.approx(1 - sum(busy) / 2)
+    assert {name: sum(own.values()) for name, own in record.idle.items()} == pytest.approx(
+        {"rollout-0": 1 - busy[0], "trainer-0": 1 - busy[1]}
+    )
     expected = {
         "train/loss": 0.5,
         "reward/mean": 1.0,
@@ -115,11 +135,12 @@ def test_metrics_by_hand(recorder):
         "time/rollout_seconds": 4,  # 10 to 14
         "time/train_seconds": 2.5,  # 13.5 to 16
         "time/push_seconds": 1,  # 16 to 17
-        "throughput/samples_per_second": 1,
-        "throughput/samples_per_device_second": 0.5,
-        # 0.5 + 1.5 + 1 + 0.25 and 0.5 + 1.5 + 0.5 + 0.75 of 8 seconds
-        "device/rollout-0/busy_fraction": 3.25 / 8,
-        "device/trainer-0/busy_fraction": 3.25 / 8,
+        "throughput/samples_per_second": 8 / 7.5,
+        "throughput/samples_per_device_second": 4 / 7.5,
+        # 0.5 + 1.5 + 1 and 0.5 + 1.5 + 0.5 of 7.5 seconds; a push is no work
+        "device/rollout-0/busy_fraction": 3 / 7.5,
+        "device/trainer-0/busy_fraction": 2.5 / 7.5,
+        "makespan/predicted_error": 9 / 7.5 - 1,
         "orchestration/steps_per_task": 3,
         # version 5 was made from 4; a group of version 4 and one of version 2
         "staleness/mean": 1,
@@ -141,7 +162,9 @@ def test_without_an_update_there_are_no_training_metrics(session):
     )
     it.add_rewards(fragment, receipt(rewards={"reward": [1.0, 1.0]}))
     it.add_advantages({"advantages": {"0": [0.0, 0.0]}, "skipped": [0]})
+    add(session, it, Span(0, "score g00 f0", "score", "rollout-0", 0.0, 0.0, 1.0))
     record = it.record(4, 1.0, 1)
+    assert "makespan/predicted_error" not in record.metrics
     assert record.version == 4
     assert not any(name.startswith(("train/", "staleness/")) for name in record.metrics)
     assert record.metrics["time/train_seconds"] == 0

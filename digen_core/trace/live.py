@@ -1,0 +1,64 @@
+"""The spans of a run while it goes on: of the iterations that are open or were the last to end."""
+
+from dataclasses import replace
+from threading import Lock
+from typing import Final
+
+from digen_core.records import Span
+from digen_core.trace.gaps import READYING
+
+KEPT: Final = 4
+"""Iterations before one that is published: their records may still wait to be published, too."""
+
+
+class LiveTrace:
+    """What devices do and did; may be used from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._ended: list[Span] = []
+        self._running: dict[tuple[int, str, str], Span] = {}  # in the order they were asked for
+
+    def begin(self, span: Span) -> None:
+        """Note a task that was asked for; when it starts is not known yet."""
+        with self._lock:
+            self._running[_key(span)] = span
+
+    def end(self, span: Span) -> None:
+        """Note a task that ended."""
+        with self._lock:
+            self._running.pop(_key(span), None)
+            self._ended.append(span)
+
+    def forget(self, device: str) -> None:
+        """Wait no more for the tasks of a device that is gone."""
+        with self._lock:
+            self._running = {k: s for k, s in self._running.items() if s.device != device}
+
+    def around(self, iteration: int, now: float) -> list[Span]:
+        """Return what the window of an iteration that has ended shares with its neighbours.
+
+        The first task that a device has not answered for is taken to run since its last one ended:
+        else a long task of the next iteration would be idle time of this one.
+
+        Args:
+            iteration: spans long before it are dropped for good.
+            now: when the unfinished tasks are said to end.
+        """
+        with self._lock:
+            self._ended = [s for s in self._ended if s.iteration >= iteration - KEPT]
+            near = [s for s in self._ended if s.iteration >= iteration - 1]
+            running = [s for s in self._running.values() if s.kind not in READYING]
+        free = {
+            s.device: s.ended for s in sorted(near, key=lambda s: s.ended) if s.kind not in READYING
+        }
+        for span in running:
+            started = max(span.queued, free.get(span.device, span.queued))
+            if started < now:
+                near.append(replace(span, started=started, ended=now))
+            free[span.device] = now
+        return near
+
+
+def _key(span: Span) -> tuple[int, str, str]:
+    return span.iteration, span.task, span.device

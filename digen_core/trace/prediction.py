@@ -1,0 +1,33 @@
+"""What the planner expected of an iteration, as a run's folder keeps it."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+SCHEDULE_OF_RUN: Final = "schedule.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the planner expected of an iteration."""
+
+    layout: str
+    predicted_seconds: float
+
+
+def read_prediction(run_dir: Path) -> Prediction | None:
+    """Return the prediction that a run's folder keeps, if it keeps one.
+
+    Raises:
+        ValueError: the file cannot be understood.
+        OSError: it cannot be read.
+    """
+    path = run_dir / SCHEDULE_OF_RUN
+    if not path.exists():
+        return None
+    try:
+        tree = json.loads(path.read_text())
+        return Prediction(str(tree["layout"]), float(tree["predicted_seconds"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: it must hold a layout and its predicted_seconds") from error

@@ -1,0 +1,43 @@
+"""How much other workers sent for the running task."""
+
+import pickle
+
+from dask.sizeof import sizeof
+from distributed import get_worker
+from prefect import State
+
+_counted: set[tuple[str, float]] = set()
+"""Transfers to this worker, by key and start, that were counted for a task."""
+
+
+@sizeof.register(State)
+def sent_bytes(state: "State[object]") -> int:
+    """Return the size of a task's result as it is sent; Dask itself sees only the outermost object.
+
+    The arrays in it are not copied for that.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    rest = pickle.dumps(state, protocol=5, buffer_callback=buffers.append)
+    return len(rest) + sum(buffer.raw().nbytes for buffer in buffers)
+
+
+def received_bytes() -> int:
+    """Return the bytes of this task's inputs that came from other workers; 0 outside of a worker.
+
+    What several tasks here read is sent once, and counted for the first of them.
+    """
+    try:
+        worker = get_worker()
+        key = worker.get_current_task()
+    except ValueError:
+        return 0
+    inputs = {str(task.key) for task in worker.state.tasks[key].dependencies}
+    logged = {
+        (str(name), entry["start"]): num_bytes
+        for entry in list(worker.transfer_incoming_log)
+        for name, num_bytes in entry["keys"].items()
+    }
+    _counted.intersection_update(logged)  # Dask's log has a limited length
+    new = [transfer for transfer in logged if transfer[0] in inputs and transfer not in _counted]
+    _counted.update(new)
+    return sum(logged[transfer] for transfer in new)
