@@ -74,11 +74,11 @@ class Submitter:
                 return future
 
         span = Span(iteration.index, label, kind, device, time(), nan, nan, **about)
+        future = iteration.context.run(submit)
+        self._session.trace.begin(span)
         self._running[future.task_run_id] = _Running(span, iteration, event_of)
         return future
 
-        future = iteration.context.run(submit)
-        self._session.trace.begin(span)
     def event_of(self, completion: Completion) -> Event | None:
         """Return what the end of a task means to the controller; None if nothing.
 
