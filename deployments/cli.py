@@ -46,7 +46,7 @@ app = App(
 )
 _pretrain = App(name="pretrain", help="Make an embedded base model from nothing.")
 _config = App(name="config", help="Look at configs.")
-_bench = App(name="bench", help="Measure what orchestration costs.")
+_bench = App(name="bench", help="Measure what orchestration costs, and what layouts gain.")
 for _group in (_pretrain, _config, _bench):
     app.command(_group)
 
@@ -262,6 +262,59 @@ def overhead(*tokens: ConfigTokens, iterations: int = 3) -> int:
     from deployments import bench_overhead
 
     bench_overhead.main(config, iterations)
+    return 0
+
+
+@_bench.command
+def layouts(
+    scenario: str,
+    /,
+    *,
+    layout: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
+    time_scale: float = 0.2,
+    iterations: int = 3,
+    steps_per_task: str = "auto",
+    seed: int = 0,
+) -> int:
+    """Compare layouts on emulated devices, through Prefect and Dask, each at its best split.
+
+    Example: digen bench layouts B --layout colocated-strong tsp elastic --time-scale 0.3
+
+    Args:
+        scenario: A, A2, B, B2, C, D, E or F (deployments/scenarios), or a TOML file like those.
+        layout: Layouts to compare; default: colocated, colocated-strong, tsp, elastic, tcss.
+        time_scale: Seconds of wall clock for a second of the scenario.
+        iterations: Of each run; the first warms up. Stale layouts run two more.
+        steps_per_task: Denoising steps in one task; auto groups them as a run does.
+        seed: Same seed, same jitter.
+    """
+    from deployments import simulate as scenarios
+
+    found = scenarios.find_scenario(scenario)
+    names = scenarios.layouts_of(
+        layout or ["colocated", "colocated-strong", "tsp", "elastic", "tcss"]
+    )
+    if not (0 < time_scale <= 10 and iterations >= 2 and seed >= 0):
+        raise ConfigError(
+            f"--time-scale is {time_scale}, --iterations {iterations} and --seed {seed}; use a "
+            "time-scale above 0 and up to 10, iterations >= 2, seed >= 0"
+        )
+    if steps_per_task != "auto" and not (steps_per_task.isdecimal() and int(steps_per_task)):
+        raise ConfigError(f"--steps-per-task is {steps_per_task}; use auto, or 1 or more")
+
+    from deployments import bench_layouts, local
+
+    try:
+        bench_layouts.main(
+            found,
+            names,
+            time_scale=time_scale,
+            num_iterations=iterations,
+            steps_per_task="auto" if steps_per_task == "auto" else int(steps_per_task),
+            seed=seed,
+        )
+    except local.RunFailedError as error:
+        return _fail(error, 1)
     return 0
 
 

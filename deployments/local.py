@@ -72,19 +72,26 @@ def orchestrated(config: RunConfig) -> "Iterator[LiveView]":
     """Run the body with a Prefect server and a live view, and turn errors into one line."""
     from deployments.live_view import LiveView
 
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
-    from deployments.prefect_server import prefect_server
-
-    with _failures_in_one_line(), LiveView(config, config.name) as view:
+    with failures_in_one_line(), LiveView(config, config.name) as view:
         view.on_phase("starting Prefect")
-        with prefect_server(Path(config.tracking.runs_dir)) as api_url:
+        with prefect_ready(Path(config.tracking.runs_dir)) as api_url:
             view.on_phase(f"Prefect: {api_url.removesuffix('/api')}")
             yield view
 
 
 @contextmanager
-def _failures_in_one_line() -> Iterator[None]:
+def prefect_ready(log_dir: Path) -> Iterator[str]:
+    """Yield the address of a Prefect server, one of our own if there is none."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    from deployments.prefect_server import prefect_server
+
+    with prefect_server(log_dir) as api_url:
+        yield api_url
+
+
+@contextmanager
+def failures_in_one_line() -> Iterator[None]:
     """Let a ConfigError pass, and turn every other error into RunFailedError."""
     try:
         yield

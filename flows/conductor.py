@@ -34,6 +34,7 @@ from flows.session import Session
 from flows.workload import costs_of, schedule_of, workload_of
 from tasks.cluster import lost_devices, worker_lost
 from tasks.completions import Completion
+from tasks.emulation import EmulatedConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Conductor:
             session.devices,
             workload_of(session.config),
             schedule,
-            costs_of(session.step_seconds),
+            costs_of(session.config, session.step_seconds),
         )
         self._executor = Executor(session)
         self._max_ahead = schedule.max_staleness if schedule.max_stale_share else 1
@@ -199,7 +200,8 @@ class Conductor:
                     break
                 case FinishIteration(index):
                     self._finish(index)
-                case Switch(device, role):  # a worker keeps what both roles need
+                case Switch(device, role) if not isinstance(self._session.config, EmulatedConfig):
+                    # A worker keeps what both roles need.
                     events.append(Switched(device, role))
                 case _:
                     self._executor.submit(instruction)

@@ -72,7 +72,7 @@ class Denoising:
                 "end_step": steps.stop,
                 "version": do.version,
             },
-            priority=iteration.round.priority_of(do.fragment.group),
+            priority=iteration.round.priority_of(do.fragment.group, do.fragment.index),
             fragment=do.fragment,
             steps=steps,
             noisy_steps=iteration.round.trained_steps,

@@ -16,6 +16,7 @@ from flows.open_iteration import OpenIteration
 from flows.session import Session
 from flows.submitter import Submitter
 from tasks.completions import Completion
+from tasks.emulation import switch
 from tasks.rollout import decode_and_score
 from tasks.train import advantages, publish, push_weights, reduce, step, train_pack
 
@@ -29,6 +30,7 @@ class Executor:
         self._makers: dict[int, OpenIteration] = {}  # version -> the iteration that made it
         self._submitter = Submitter(session)
         self._conditions = Conditions(self._submitter)
+        self._num_switches = 0
         self._denoising = Denoising(self._submitter, self._conditions)
 
     @property
@@ -227,4 +229,19 @@ class Executor:
             kind="push",
             about={"version": do.version},
             policy_version=self._session.published,
+        )
+
+    @submit.register
+    def _(self, do: protocol.Switch) -> None:
+        self._num_switches += 1
+        self._submitter.submit(
+            self._iterations[max(self._iterations)],  # it outlives the switch
+            switch,
+            f"switch {do.device} to {do.role}",
+            do.device,
+            lambda receipt: protocol.Switched(do.device, do.role),
+            kind="switch",
+            about={},
+            role=do.role,
+            number=self._num_switches,
         )

@@ -12,6 +12,7 @@ from flows.recorder import IterationRecorder
 from flows.session import Round, Session, say, session_of
 from flows.workload import layout_of
 from tasks.completions import Completions
+from tasks.emulation import body_of
 from tasks.setup import load_model
 from tasks.train import start_state
 
@@ -40,7 +41,7 @@ def load_models(session: Session, completions: Completions) -> None:
         # A trainer that helps needs everything that a rollout needs.
         roles = device.roles | {"rollout"} if layout.trainers_help else device.roles
         with dask.annotate(workers=[device.name]):
-            future = load_model.submit(
+            future = body_of(session.config, load_model).submit(
                 session.run_id, label, session.config, device.name, sorted(roles)
             )
         labels[future.task_run_id] = (label, device.name)
@@ -52,7 +53,7 @@ def make_version_zero(session: Session, completions: Completions) -> None:
     """Make the state that training starts from, on the first trainer."""
     trainer, label = session.trainer_devices()[0], "make version 0"
     with dask.annotate(workers=[trainer]):
-        session.state = start_state.submit(session.run_id, label)
+        session.state = body_of(session.config, start_state).submit(session.run_id, label)
     labels = {session.state.task_run_id: (label, trainer)}
     (receipt,) = receipts_of(session, completions, labels).values()
     session.hashes[0] = receipt["hash"]

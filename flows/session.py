@@ -19,6 +19,9 @@ from digen_core.trace.live import LiveTrace
 from tasks.tracking import Tracker
 
 
+MAX_FRAGMENTS = 1 << 16  # of a group
+
+
 class Observer(Protocol):
     """Somebody who watches a run in this process, such as the terminal."""
 
@@ -43,9 +46,12 @@ class Round:
     prompts: list[str]
     trained_steps: range
 
-    def priority_of(self, group: int) -> int:
-        """Return the priority of generating a group: earlier ones first, all after training."""
-        return -(self.index * len(self.prompts) + group + 1)
+    def priority_of(self, group: int, fragment: int = 0) -> int:
+        """Return the priority of a fragment: earlier ones first, all after training.
+
+        So a device that has two ends the one that it began.
+        """
+        return -(self.index * len(self.prompts) + group + 1) * MAX_FRAGMENTS - fragment
 
 
 @dataclass

@@ -16,6 +16,7 @@ from flows.collect import require_success
 from flows.open_iteration import OpenIteration
 from flows.session import Session
 from tasks.completions import Completion
+from tasks.emulation import body_of, place_of
 
 URGENT = 1000  # above all fragments and packs: what others wait for
 
@@ -67,10 +68,12 @@ class Submitter:
             priority: among the tasks that wait on the device; the highest is first.
             **parameters: of the task; futures become edges of the graph.
         """
+        config = self._session.config
+        body, (device, resources) = body_of(config, task), place_of(config, kind, device)
 
         def submit() -> PrefectFuture[Any]:
-            with dask.annotate(workers=[device], priority=priority):
-                future: PrefectFuture[Any] = task.submit(self._session.run_id, label, **parameters)
+            with dask.annotate(workers=[device], resources=resources, priority=priority):
+                future: PrefectFuture[Any] = body.submit(self._session.run_id, label, **parameters)
                 return future
 
         span = Span(iteration.index, label, kind, device, time(), nan, nan, **about)

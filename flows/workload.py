@@ -25,6 +25,8 @@ def layout_of(config: RunConfig) -> Layout:
 
 def workload_of(config: RunConfig) -> Workload:
     """Return the shape of an iteration."""
+    if isinstance(config, EmulatedConfig):
+        return config.scenario.workload
     return Workload(
         num_groups=config.rollout.prompts_per_iteration,
         group_size=config.rollout.group_size,

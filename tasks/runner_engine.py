@@ -1,8 +1,8 @@
 """The worker side of the lean runner: Prefect's own task engine in a context built once.
 
 The stock runner rebuilds settings, flow context, HTTP client and SSL context for every task. Here
-each worker thread keeps them for the few flow runs it saw last; every task runs in a copy of that
-context, so that nothing one body sets is seen by the next.
+a process keeps them for the few flow runs it saw last; every task runs in a copy of that context,
+so that nothing one body sets is seen by the next.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from distributed import get_worker
+from distributed import Worker, get_worker
+from distributed.worker import _worker_cvar
 from prefect import State, tags
 from prefect.context import FlowRunContext, SyncClientContext, hydrated_context
 from prefect.task_engine import run_task_async, run_task_sync
@@ -25,9 +26,7 @@ from prefect.tasks import Task
 from tasks.receipts import collecting, is_collecting
 from tasks.runner_pickle import load_cached, load_call
 
-MAX_FLOW_RUNS_PER_THREAD = 4
-
-_thread = threading.local()
+MAX_FLOW_RUNS = 4
 
 
 class Call(NamedTuple):
@@ -53,19 +52,24 @@ class _Hydrated:
     def close(self) -> None:
         self.context.run(self._stack.close)
 
-    def __del__(self) -> None:  # its thread ended
+    def __del__(self) -> None:  # when it is not kept, and its last task has ended
         with suppress(Exception):
             self.close()
+
+
+_kept: OrderedDict[tuple[str, str], _Hydrated] = OrderedDict()
+_lock = threading.Lock()
 
 
 def execute(call: bytes, task: bytes, context: bytes, upstream: Sequence[Any]) -> State:
     """Run one Prefect task and return its final state; see `tasks.runner_entry.run_task`."""
     loaded = Call(*load_call(call, upstream))
     hydrated = _hydrate(loaded.context_key, context)
-    return hydrated.context.copy().run(_run, load_cached(task), loaded)
+    return hydrated.context.copy().run(_run, load_cached(task), loaded, get_worker())
 
 
-def _run(task: Task[Any, Any], call: Call) -> State:
+def _run(task: Task[Any, Any], call: Call, worker: Worker) -> State:
+    _worker_cvar.set(worker)  # the context was made on any worker of this process
     arguments: dict[str, Any] = {
         "task": task,
         "task_run_id": call.task_run_id,
@@ -86,13 +90,14 @@ def _run(task: Task[Any, Any], call: Call) -> State:
             if (flow_run_context := FlowRunContext.get()) is not None:
                 flow_run_context.run_results.clear()
     if call.topic is not None:
-        _send_receipt(call.topic, call.task_run_id, state, receipt)
+        _send_receipt(worker, call.topic, call.task_run_id, state, receipt)
     return state
 
 
-def _send_receipt(topic: str, task_run_id: UUID, state: State, receipt: dict[str, Any]) -> None:
+def _send_receipt(
+    worker: Worker, topic: str, task_run_id: UUID, state: State, receipt: dict[str, Any]
+) -> None:
     # This goes through the same stream as Dask's own "task finished" and so arrives before it.
-    worker = get_worker()
     event = {
         "task_run_id": str(task_run_id),
         "state_type": state.type.value,
@@ -105,16 +110,14 @@ def _send_receipt(topic: str, task_run_id: UUID, state: State, receipt: dict[str
 
 
 def _hydrate(key: tuple[str, str], blob: bytes) -> _Hydrated:
-    cache: OrderedDict[tuple[str, str], _Hydrated] | None = getattr(_thread, "cache", None)
-    if cache is None:
-        cache = _thread.cache = OrderedDict()
-    hydrated = cache.get(key)
-    if hydrated is None:
-        while len(cache) >= MAX_FLOW_RUNS_PER_THREAD:
-            cache.popitem(last=False)[1].close()
-        hydrated = cache[key] = _Hydrated(blob)
-    cache.move_to_end(key)
-    return hydrated
+    with _lock:
+        hydrated = _kept.get(key)
+        if hydrated is None:
+            hydrated = _kept[key] = _Hydrated(blob)
+            while len(_kept) > MAX_FLOW_RUNS:
+                _kept.popitem(last=False)
+        _kept.move_to_end(key)
+        return hydrated
 
 
 def _enter(blob: bytes) -> ExitStack:

@@ -54,15 +54,8 @@ def make_report(
     staleness: Staleness,
     schedule: Schedule,
 ) -> SimulationReport:
-    """Summarise a simulation by its steady state.
-
-    The first iteration warms up. With stale groups the first half does, because what was generated
-    ahead at first is used up only slowly, and the last iteration is left out too, because no next
-    one took a part of its time.
-    """
-    cooling = num_cooling(schedule)
-    first = (len(iteration_ends) - cooling) // 2 - 1 if cooling else 0
-    last = len(iteration_ends) - 1 - cooling
+    """Summarise a simulation by its steady state."""
+    first, last = steady_iterations(len(iteration_ends), schedule)
     begin, end, num_iterations = iteration_ends[first], iteration_ends[last], last - first
     busy = dict.fromkeys(devices, 0.0)
     for span in spans:
@@ -79,6 +72,18 @@ def make_report(
         mean_staleness=staleness.mean,
         spans=spans,
     )
+
+
+def steady_iterations(num_iterations: int, schedule: Schedule) -> tuple[int, int]:
+    """Return between the ends of which two iterations a job is in steady state.
+
+    The first iteration warms up. With stale groups the first half does, because what was generated
+    ahead at first is used up only slowly, and the last iteration is left out too, because no next
+    one took a part of its time.
+    """
+    cooling = num_cooling(schedule)
+    first = (num_iterations - cooling) // 2 - 1 if cooling else 0
+    return first, num_iterations - 1 - cooling
 
 
 def num_cooling(schedule: Schedule) -> int:

@@ -40,7 +40,7 @@ def test_no_layout_is_chosen_yet():
 
 
 def test_a_step_costs_what_was_measured():
-    assert costs_of(0.25).kinds["default"].fragment(7, 4) == 1.0
+    assert costs_of(RunConfig(), 0.25).kinds["default"].fragment(7, 4) == 1.0
 
 
 def test_colocated_workers_have_both_roles():

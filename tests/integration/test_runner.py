@@ -226,11 +226,11 @@ def test_a_worker_keeps_few_contexts(lean):
     def num_contexts():
         from tasks import runner_engine
 
-        return len(runner_engine._thread.cache)
+        return len(runner_engine._kept)
 
     def body():
         return num_contexts.submit().result()
 
-    counts = [run(lean, body) for _ in range(10)]  # 2 threads, 4 flow runs each
+    counts = [run(lean, body) for _ in range(10)]
 
     assert max(counts) <= 4

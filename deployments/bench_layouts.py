@@ -1,0 +1,259 @@
+"""What each layout makes of a scenario on emulated devices, through Prefect and Dask.
+
+Each layout runs at its best split (`digen_core/planning/search.py`). Beside its seconds stand those
+that the simulator predicts for the same split, seed and number of iterations, and why devices were
+idle. What orchestration costs on this machine is in the measured seconds; it does not shrink with
+``time_scale``, so a small one shows too much of it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from deployments.local import failures_in_one_line, prefect_ready
+from digen_core.control.layout import LayoutName
+from digen_core.control.schedule import Schedule
+from digen_core.planning.search import Choice, search
+from digen_core.records import EvaluationReport, IterationRecord, Span
+from digen_core.sim.report import steady_iterations
+from digen_core.sim.scenario import Scenario
+from digen_core.sim.simulator import simulate
+from digen_core.trace.gaps import CAUSES, Cause, idle_gaps
+from digen_core.trace.metrics import idle_seconds
+from digen_core.trace.windows import Window
+
+StepsPerTask = int | Literal["auto"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A layout at its best split. Seconds are those of an iteration, in the scenario's time."""
+
+    choice: Choice
+    split: str  # R:M
+    seconds: float
+    predicted: float
+    floor: float
+    idle: dict[Cause, float]  # share of all device seconds
+    tasks_per_second: float  # of wall clock
+
+    @property
+    def error(self) -> float:
+        """By how much of the measured seconds the prediction is too long."""
+        return self.predicted / self.seconds - 1
+
+
+class _Watch:
+    """Keeps the spans of a run."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def on_phase(self, text: str) -> None:
+        """Nothing to keep."""
+
+    def on_iteration(self, record: IterationRecord) -> None:
+        """Keep the spans."""
+        self.spans += record.spans
+
+    def on_evaluation(self, tag: str, report: EvaluationReport) -> None:
+        """Nothing to keep."""
+
+
+def main(
+    scenario: Scenario,
+    layouts: Sequence[LayoutName],
+    *,
+    time_scale: float,
+    num_iterations: int,
+    steps_per_task: StepsPerTask,
+    seed: int,
+) -> None:
+    """Run each layout on emulated devices, and print what they took.
+
+    Args:
+        scenario: the recipe, the cluster and what things cost.
+        layouts: to compare.
+        time_scale: seconds of wall clock for a second of the scenario.
+        num_iterations: of each run, of which the first warms up; stale layouts run two more.
+        steps_per_task: denoising steps in one task.
+        seed: of the jitter.
+
+    Raises:
+        ConfigError: the scenario asks for what a run cannot do.
+        RunFailedError: a run failed.
+    """
+    rows, console = [], Console(highlight=False, soft_wrap=True)
+    with TemporaryDirectory() as folder, failures_in_one_line(), prefect_ready(Path(folder)):
+        for layout in layouts:
+            choice = search(scenario, layout, seed=seed).choice
+            console.print(f"{layout} ...")
+            spans, schedule = run_emulated(
+                scenario.scaled(time_scale),
+                choice,
+                Path(folder),
+                num_iterations=num_iterations + 2 * (choice.stale_share > 0),
+                steps_per_task=steps_per_task,
+                seed=seed,
+            )
+            rows.append(row_of(scenario, choice, schedule, spans, time_scale, seed))
+    title = f"{scenario.description}, time scale {time_scale:g}, steps per task {steps_per_task}"
+    print_rows(rows, title, console)
+
+
+def run_emulated(
+    scenario: Scenario,
+    choice: Choice,
+    folder: Path,
+    *,
+    num_iterations: int,
+    steps_per_task: StepsPerTask,
+    seed: int,
+) -> tuple[list[Span], Schedule]:
+    """Run a scenario, in seconds of wall clock, and return its spans and its schedule."""
+    from flows.emulate import emulate, emulated_config
+    from flows.session import watching
+    from flows.workload import schedule_of
+
+    config = emulated_config(
+        scenario,
+        choice,
+        folder,
+        num_iterations=num_iterations,
+        steps_per_task=steps_per_task,
+        seed=seed,
+    )
+    watch = _Watch()
+    with watching(watch):
+        emulate(config)
+    return watch.spans, schedule_of(config)
+
+
+def row_of(
+    scenario: Scenario,
+    choice: Choice,
+    schedule: Schedule,
+    spans: Sequence[Span],
+    time_scale: float,
+    seed: int,
+) -> Row:
+    """Summarise a run by its steady state, as the simulator does, in the scenario's time.
+
+    Args:
+        scenario: in its own time.
+        choice: that was run.
+        schedule: that its controller was told.
+        spans: in seconds of wall clock.
+        time_scale: of the run.
+        seed: of the run.
+    """
+    devices = scenario.cluster(choice.num_rollout)
+    ends = iteration_ends(spans)
+    first, last = steady_iterations(len(ends), schedule)
+    window = Window(ends[first], ends[last])
+    device_seconds = window.seconds * len(devices)
+    idle = idle_seconds(idle_gaps(spans, devices, window))
+    num_tasks = sum(window.overlaps(span) for span in spans)
+    return Row(
+        choice=choice,
+        split=_split(choice, len(devices)),
+        seconds=window.seconds / (last - first) / time_scale,
+        predicted=predicted_seconds(scenario, choice, schedule, len(ends), seed),
+        floor=scenario.floor(choice.num_rollout),
+        idle={cause: seconds / device_seconds for cause, seconds in idle.items()},
+        tasks_per_second=num_tasks / window.seconds,
+    )
+
+
+def iteration_ends(spans: Iterable[Span]) -> list[float]:
+    """Return when all devices held the version that each iteration made."""
+    ends: dict[int, float] = {}
+    for span in spans:
+        if span.kind == "push" and span.version > 0:
+            ends[span.version] = max(span.ended, ends.get(span.version, span.ended))
+    return [ends[version] for version in sorted(ends)]
+
+
+def predicted_seconds(
+    scenario: Scenario, choice: Choice, schedule: Schedule, num_iterations: int, seed: int
+) -> float:
+    """Return the seconds per iteration of the same schedule on a virtual clock, of three seeds."""
+    reports = [
+        simulate(
+            scenario.cluster(choice.num_rollout),
+            scenario.workload,
+            schedule,
+            scenario.costs(choice.num_rollout),
+            trained_steps=range(scenario.trained_steps),
+            num_iterations=num_iterations,
+            seed=number,
+            jitter=scenario.jitter,
+        )
+        for number in range(seed, seed + 3)
+    ]
+    return mean(report.seconds for report in reports)
+
+
+def print_rows(rows: Sequence[Row], title: str, console: Console) -> None:
+    """Print what each layout took, and why its devices were idle."""
+    baselines = {row.choice.layout: row.seconds for row in rows}
+    table = _table(title, HEADINGS)
+    idle = _table("idle, share of all device seconds", ("busy", *CAUSES))
+    for row in rows:
+        choice = row.choice
+        table.add_row(
+            choice.layout,
+            row.split,
+            f"{choice.helpers}/{choice.assistants}",
+            f"{choice.stale_share:.2g}",
+            f"{row.seconds:.1f}",
+            f"{row.predicted:.1f}",
+            f"{row.error:+.1%}",
+            f"{row.floor / row.seconds:.0%}",
+            _times(row, baselines.get("colocated")),
+            _times(row, baselines.get("colocated-strong")),
+            f"{row.tasks_per_second:.0f}",
+        )
+        shares = (1 - sum(row.idle.values()), *row.idle.values())
+        idle.add_row(choice.layout, *(f"{share:.1%}" for share in shares))
+    console.print(table)
+    console.print(idle)
+
+
+HEADINGS = (
+    "split\nR:M",
+    "helpers\n/assist",
+    "stale\nshare",
+    "\nseconds",
+    "\npredicted",
+    "\nerror",
+    "of\nfloor",
+    "\nx col",
+    "\nx strong",
+    "tasks\n/s",
+)
+
+
+def _table(title: str, headings: Iterable[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("\nlayout", no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _split(choice: Choice, num_devices: int) -> str:
+    if choice.num_rollout is None:
+        return "both"
+    return f"{choice.num_rollout}:{num_devices - choice.num_rollout}"
+
+
+def _times(row: Row, baseline: float | None) -> str:
+    """Say how many times as fast as a baseline, if that ran too."""
+    return "-" if baseline is None else f"{baseline / row.seconds:.2f}"

@@ -1,0 +1,100 @@
+"""Run a scenario through the conductor, Prefect and Dask, on devices that only wait."""
+
+from pathlib import Path
+from typing import Literal
+
+from prefect import flow
+
+from digen_core.config import (
+    ClusterConfig,
+    ConfigError,
+    FlowGrpoConfig,
+    PromptsConfig,
+    RolloutConfig,
+    ScheduleConfig,
+    TrackingConfig,
+    TrainConfig,
+)
+from digen_core.planning.search import Choice
+from digen_core.sim.scenario import Scenario
+from flows.prepare import prepare
+from flows.run import new_run_dir, on_cluster, session_on
+from tasks.emulated_cluster import emulated_cluster
+from tasks.emulation import EmulatedConfig
+from tasks.runner import shared_client
+
+
+@flow(name="emulate", flow_run_name="{config.name}")
+def emulate(config: EmulatedConfig) -> None:
+    """Run all iterations; observers hear of them."""
+    devices = list(config.devices.values())
+    with emulated_cluster(devices) as address, shared_client(address) as client:
+        run_dir = new_run_dir(config)
+        with (
+            session_on(client, address, devices, config, run_dir, run_dir.name) as session,
+            on_cluster(session, prepare) as conductor,
+        ):
+            for index in range(config.num_iterations):
+                conductor.complete(index, last=config.num_iterations - 1)
+
+
+def emulated_config(
+    scenario: Scenario,
+    choice: Choice,
+    folder: Path,
+    *,
+    num_iterations: int,
+    steps_per_task: int | Literal["auto"] = "auto",
+    seed: int = 0,
+) -> EmulatedConfig:
+    """Return the config of a run that is scheduled as one choice says.
+
+    Args:
+        scenario: with times of wall clock.
+        choice: layout and quantities.
+        folder: for the run and the prompts that it reads.
+        num_iterations: of the run.
+        steps_per_task: denoising steps in one task.
+        seed: of the jitter.
+
+    Raises:
+        ConfigError: the scenario asks for what a run cannot do.
+    """
+    if scenario.trained_per_group < scenario.group_size:
+        raise ConfigError(
+            f"trained_per_group is {scenario.trained_per_group} of group_size "
+            f"{scenario.group_size}; a run trains all samples of a group yet, so make them equal"
+        )
+    prompts = folder / "prompts.txt"
+    prompts.write_text("\n".join(f"prompt {number}" for number in range(scenario.prompts)))
+    num_rollout = choice.num_rollout or scenario.devices - 1
+    try:
+        return EmulatedConfig(
+            name=f"emulated-{choice.layout}",
+            seed=seed,
+            num_iterations=num_iterations,
+            scenario=scenario,
+            num_rollout=choice.num_rollout,
+            prompts=PromptsConfig(train=str(prompts), evaluation=str(prompts)),
+            rollout=RolloutConfig(
+                prompts_per_iteration=scenario.prompts,
+                group_size=scenario.group_size,
+                num_steps=scenario.steps,
+                fragment_size=scenario.fragment_size,
+                steps_per_task=steps_per_task,
+            ),
+            algorithm=FlowGrpoConfig(window=(scenario.trained_steps, 0, scenario.trained_steps)),
+            train=TrainConfig(pack_size=scenario.pack_size),
+            cluster=ClusterConfig(
+                rollout_workers=num_rollout, trainer_workers=scenario.devices - num_rollout
+            ),
+            schedule=ScheduleConfig(
+                layout=choice.layout,
+                max_stale_share=choice.stale_share,
+                helpers=choice.helpers,
+                assistants=choice.assistants,
+            ),
+            tracking=TrackingConfig(runs_dir=str(folder)),
+        )
+    except ValueError as error:
+        raise ConfigError(f"the scenario cannot be run: {error}") from error

@@ -1,0 +1,288 @@
+"""Emulated devices: tasks that wait for as long as a cost model says, and compute nothing.
+
+They have the names and the parameters of the real tasks, and take their places where the config of
+a run is an ``EmulatedConfig``: the flows, Prefect and Dask do not know the difference. Results are
+tiny: a fragment is its own segment, a number is a policy version.
+
+| task | what it takes |
+|---|---|
+| denoise | each step its own jittered time of the device, and after the last one decoding |
+| train, optimizer step, switch | a jittered time of the device |
+| decode and score | each sample a jittered time of one of the reward servers |
+| push | to a device that generates ``costs.push`` seconds, beside the device's other work |
+| all others | nothing |
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from queue import PriorityQueue
+from threading import Semaphore, Thread
+from time import sleep, time
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from distributed import get_worker
+from prefect import Task, task
+
+from digen_core.config import RunConfig
+from digen_core.control.costs import Costs, DeviceCosts
+from digen_core.control.protocol import Device, Fragment, Pack, Role
+from digen_core.sim.scenario import Scenario
+from tasks import receipts
+
+REWARD_SERVERS = "reward-servers"  # name of the worker on which all fragments are scored
+OCCUPYING = frozenset({"denoise", "train", "step", "switch"})  # kinds of work of a device
+DEVICE = "device"  # resource of which a worker has one; such work holds it
+
+
+class EmulatedConfig(RunConfig):
+    """A run on emulated devices."""
+
+    scenario: Scenario
+    """What work costs, in seconds of wall clock."""
+
+    num_rollout: int | None = None
+    """Devices that generate, the others train; null: every device does both."""
+
+    @cached_property
+    def devices(self) -> dict[str, Device]:
+        """Those of the run, by name."""
+        return {device.name: device for device in self.scenario.cluster(self.num_rollout)}
+
+    @cached_property
+    def costs(self) -> Costs:
+        """What work costs."""
+        return self.scenario.costs(self.num_rollout)
+
+    def costs_of(self, device: str) -> DeviceCosts:
+        """Return what work costs on a device."""
+        return self.costs.kinds[self.devices[device].kind]
+
+    def factor(self, kind: str, *place: int) -> float:
+        """Return the jitter of a piece of work, which does not depend on who does it when."""
+        random = np.random.default_rng([self.seed, crc32(kind.encode()), *place])
+        sigma = self.scenario.jitter
+        return float(random.lognormal(-0.5 * sigma**2, sigma))
+
+
+def body_of(config: RunConfig, real: Task[Any, Any]) -> Task[Any, Any]:
+    """Return the task that a run submits for a real one."""
+    return EMULATED[real.name] if isinstance(config, EmulatedConfig) else real
+
+
+def place_of(config: RunConfig, kind: str, device: str) -> tuple[str, dict[str, int]]:
+    """Return the worker and the resources for some work of a device."""
+    if not isinstance(config, EmulatedConfig):
+        return device, {}
+    if kind == "score":
+        return REWARD_SERVERS, {}
+    return device, {DEVICE: 1} if kind in OCCUPYING else {}
+
+
+class RewardServers:
+    """Threads that each score one sample at a time; the lowest priority number is the first."""
+
+    def __init__(self, num_servers: int) -> None:
+        self._waiting: PriorityQueue[tuple[Any, ...]] = PriorityQueue()
+        self._numbers = count()
+        for _ in range(num_servers):
+            Thread(target=self._serve, daemon=True).start()
+
+    def score(self, priority: tuple[int, int], seconds: list[float]) -> None:
+        """Return when each sample has had its seconds of a server."""
+        scored = Semaphore(0)
+        for needed in seconds:
+            self._waiting.put((priority, next(self._numbers), needed, scored))
+        for _ in seconds:
+            scored.acquire()
+
+    def _serve(self) -> None:
+        while True:
+            *_, needed, scored = self._waiting.get()
+            sleep(needed)
+            scored.release()
+
+
+@dataclass(frozen=True, slots=True)
+class _Emulation:
+    """What the emulated devices of one process share."""
+
+    config: EmulatedConfig
+    servers: RewardServers
+
+
+_emulations: dict[str, _Emulation] = {}  # by run
+
+
+@contextmanager
+def _working(run_id: str) -> Iterator[tuple[EmulatedConfig, str, float]]:
+    """Give a body the config, its worker and when it started; put the span on the receipt."""
+    worker, started = str(get_worker().name), time()
+    yield _emulations[run_id].config, worker, started
+    times = {"started": started, "ended": time()}
+    receipts.attach({"device": worker, **times, "num_bytes": 0})
+
+
+def _wait_until(moment: float) -> None:
+    sleep(max(0.0, moment - time()))
+
+
+@task(name="load model", task_run_name="{label}")
+def load_model(
+    run_id: str, label: str, config: EmulatedConfig, device: str, roles: list[str]
+) -> None:
+    """Tell this process what work costs."""
+    if run_id not in _emulations:
+        _emulations[run_id] = _Emulation(config, RewardServers(config.costs.reward_servers))
+    with _working(run_id):
+        step = config.costs_of(device).step(config.rollout.fragment_size)
+    receipts.attach({"step_seconds": step if "rollout" in roles else 0.0})
+
+
+@task(task_run_name="{label}")
+def start_state(run_id: str, label: str) -> int:
+    """Make version 0."""
+    with _working(run_id):
+        receipts.attach({"version": 0, "hash": "0"})
+    return 0
+
+
+@task(task_run_name="{label}")
+def encode(run_id: str, label: str, prompt: str) -> None:
+    """Take no time."""
+    with _working(run_id):
+        pass
+
+
+@task(name="denoise", task_run_name="{label}")
+def denoise_steps(
+    run_id: str,
+    label: str,
+    *,
+    fragment: Fragment,
+    steps: range,
+    noisy_steps: range,
+    version: int,
+    condition: None,
+    previous: Fragment | None,
+) -> Fragment:
+    """Wait for as long as the steps take; after the last one also for decoding."""
+    with _working(run_id) as (config, device, started):
+        costs, size = config.costs_of(device), fragment.num_samples
+        place = (fragment.iteration, fragment.group, fragment.index)
+        factors = [config.factor("denoise", *place, step) for step in steps]
+        seconds = costs.step(size) * sum(factors)
+        if steps.stop == config.rollout.num_steps:
+            seconds += costs.decode(size) * config.factor("decode", *place)
+        _wait_until(started + seconds)
+    per_step = seconds / len(steps)
+    receipts.attach({"version": version, "logprobs": {}, "seconds_per_step": per_step})
+    return fragment
+
+
+@task(name="decode and score", task_run_name="{label}")
+def decode_and_score(run_id: str, label: str, prompt: str, segment: Fragment) -> None:
+    """Wait for the reward servers."""
+    place = (segment.iteration, segment.group)
+    with _working(run_id) as (config, _, _):
+        factors = [config.factor("score", *place, sample) for sample in segment.samples]
+        if config.costs.reward:
+            seconds = [config.costs.reward * factor for factor in factors]
+            _emulations[run_id].servers.score(place, seconds)
+    receipts.attach({"rewards": {"reward": factors}})
+
+
+@task(task_run_name="{label}")
+def advantages(run_id: str, label: str, groups: list[int], scores: list[list[None]]) -> None:
+    """Take no time."""
+    with _working(run_id) as (config, _, _):
+        values = {str(group): [0.0] * config.rollout.group_size for group in groups}
+    receipts.attach({"skipped": [], "advantages": values})
+
+
+@task(name="train", task_run_name="{label}")
+def train_pack(
+    run_id: str,
+    label: str,
+    *,
+    pack: Pack,
+    version: int,
+    num_pairs_of_update: int,
+    segments: list[Fragment],
+    conditions: dict[int, None],
+    group_values: list[None],
+    previous: None,
+) -> None:
+    """Wait for as long as the pack takes."""
+    with _working(run_id) as (config, device, started):
+        factor = config.factor("train", pack.iteration, pack.index)
+        _wait_until(started + config.costs_of(device).pack(pack.num_pairs) * factor)
+    receipts.attach({"too_large": False})
+
+
+@task(task_run_name="{label}")
+def reduce(run_id: str, label: str, sums: list[None]) -> None:
+    """Take no time."""
+    with _working(run_id):
+        pass
+
+
+@task(name="optimizer step", task_run_name="{label}")
+def step(run_id: str, label: str, state: int, total: None, weights_dir: Path) -> int:
+    """Wait for as long as the optimizer takes, and make the next version."""
+    version = state + 1
+    with _working(run_id) as (config, _, started):
+        _wait_until(started + config.costs.optimizer_step * config.factor("step", version))
+    receipts.attach({"version": version, "hash": str(version), "metrics": {}})
+    return version
+
+
+@task(name="publish", task_run_name="{label}")
+def publish(run_id: str, label: str, state: int, *, average: bool = False) -> int:
+    """Take no time."""
+    with _working(run_id):
+        return state
+
+
+@task(name="push", task_run_name="{label}")
+def push_weights(run_id: str, label: str, policy_version: int) -> None:
+    """Wait for the link, if the device generates."""
+    with _working(run_id) as (config, device, started):
+        if policy_version and "rollout" in config.devices[device].roles:
+            _wait_until(started + config.costs.push)
+    receipts.attach({"version": policy_version, "hash": str(policy_version)})
+
+
+@task(name="switch", task_run_name="{label}")
+def switch(run_id: str, label: str, role: Role, number: int) -> None:
+    """Wait for as long as it takes to get ready for the work of a role."""
+    with _working(run_id) as (config, device, started):
+        costs = config.costs
+        seconds = costs.switch_to_rollout if role == "rollout" else costs.switch_to_trainer
+        factor = config.factor(f"switch {device}", number)
+        _wait_until(started + seconds * factor)
+
+
+EMULATED = {
+    body.name: body
+    for body in (
+        load_model,
+        start_state,
+        encode,
+        denoise_steps,
+        decode_and_score,
+        advantages,
+        train_pack,
+        reduce,
+        step,
+        publish,
+        push_weights,
+        switch,
+    )
+}
+"""Name of a real task -> the task that waits in its place."""
