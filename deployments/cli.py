@@ -181,6 +181,35 @@ def simulate(
     return 0
 
 
+@app.command(usage="Usage: digen plan CONFIG --cluster CLUSTER [--json] [--KEY VALUE ...]")
+def plan(
+    *tokens: ConfigTokens,
+    cluster: str,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> int:
+    """Predict which layout, split and sizes are the fastest for a config on a cluster.
+
+    Example: digen plan deployments/configs/shapes.toml --cluster 2-cores
+
+    Args:
+        tokens: CONFIG and settings, as in 'digen train'. Packs are at most as large as its own;
+            stale groups are considered if its schedule.max_stale_share is above 0.
+        cluster: 2-cores, 16x-mixed or 32x-h100 (deployments/clusters), or a TOML file like those.
+        as_json: Print a list of objects, the best plan first, instead of the table.
+    """
+    config = config_of(tokens, "digen plan")
+
+    from deployments import plan as command
+
+    found = command.find_cluster(cluster)
+    rows = command.plan(config, found)
+    if as_json:
+        command.write_json(rows)
+    else:
+        command.print_plan(rows, found.description)
+    return 0
+
+
 @_pretrain.command
 def shapes(*, out: Path = Path("runs/models/shapes"), seed: int = 0, threads: int = 2) -> int:
     """Train the tiny FLUX of the world "shapes": about 5 to 10 minutes on two CPU cores.

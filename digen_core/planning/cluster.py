@@ -89,6 +89,8 @@ class Cluster(Strict):
         if self.reference and not (self.reference.step(1) and self.reference.pack(1)):
             raise ValueError("reference: a step or a pack costs nothing")
         roles = frozenset[Role]().union(*(ROLES[group.roles] for group in self.devices))
+        if len(self.fleet) < 2:
+            raise ValueError("devices: there is one device in all, but a run takes two or more")
         for role in sorted(ROLES["both"] - roles):
             raise ValueError(f"devices: none has the role {role}; give one roles {role} or both")
         return self

@@ -1,0 +1,194 @@
+"""``digen plan``: the fastest layout, split and sizes for a config on a cluster, by simulation."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from digen_core.config import ConfigError, RunConfig
+from digen_core.control.layout import LayoutName
+from digen_core.planning.cluster import Cluster, load_cluster
+from digen_core.planning.job import Job, layouts_for
+from digen_core.planning.planner import JobPlan, plan_job
+from digen_core.planning.profile import load_profile
+from digen_core.planning.search import Fixed
+from digen_core.trace.gaps import CAUSES, idle_gaps
+from digen_core.trace.metrics import idle_seconds
+from digen_core.trace.windows import Window
+
+CLUSTERS = Path(__file__).parent / "clusters"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A plan, and what it is predicted to take."""
+
+    layout: LayoutName
+    rollout: int  # devices that generate; in colocated layouts all do both
+    trainers: int
+    helpers: int  # trainers that may generate
+    assistants: int  # rollout devices that may train
+    stale_share: float  # of the groups
+    fragment_size: int
+    pack_size: int
+    seconds: float  # per iteration
+    samples_per_second: float
+    cost_per_1000_samples: float  # in the currency of the cluster file
+    kwh_per_1000_samples: float
+    idle: dict[str, float]  # share of the device seconds, by cause
+
+
+def plan(config: RunConfig, cluster: Cluster) -> list[Row]:
+    """Return the best plan and its runners-up, the fastest first.
+
+    Args:
+        config: of the run; its layout, split, fragment and pack size are searched for, with packs
+            up to its own and stale groups up to its schedule.max_stale_share.
+        cluster: the devices, and what a step and a pack cost, if ``schedule.profile`` does not say.
+
+    Raises:
+        ConfigError: the costs are not known, or no layout fits the devices.
+    """
+    schedule = config.schedule
+    profile = load_profile(schedule.profile) if schedule.profile else None
+    job = Job.of(config, cluster.fleet, cluster.costs(profile))
+    try:
+        plans = plan_job(
+            job,
+            layouts_for(config),
+            fixed=Fixed(
+                helpers=None if schedule.helpers == "auto" else schedule.helpers,
+                assistants=None if schedule.assistants == "auto" else schedule.assistants,
+            ),
+            max_stale_share=schedule.stale_share,
+            search_sizes=True,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return [_row(own, cluster) for own in plans]
+
+
+def find_cluster(name: str) -> Cluster:
+    """Return a shipped cluster by its name, or one from a TOML file.
+
+    Raises:
+        ConfigError: it is neither, or the file is wrong.
+    """
+    shipped = {path.stem: path for path in sorted(CLUSTERS.glob("*.toml"))}
+    if name in shipped:
+        return load_cluster(shipped[name])
+    if not name.endswith(".toml") and not Path(name).exists():
+        raise ConfigError(
+            f"there is no cluster {name}; use {', '.join(shipped)} or a TOML file like one of them"
+        )
+    return load_cluster(Path(name))
+
+
+def print_plan(rows: Sequence[Row], title: str, console: Console | None = None) -> None:
+    """Print the plans, the best one first, their idle time, and the config that the best needs."""
+    console = console or Console(highlight=False, soft_wrap=True)
+    console.print(_table(title, HEADINGS, [_cells(row) for row in rows]))
+    idle = [[row.layout, *(f"{row.idle[cause]:.1%}" for cause in CAUSES)] for row in rows]
+    title = "\nidle share of the device time, by cause"
+    console.print(_table(title, ("layout", *CAUSES), idle))
+    console.print(f"\n{toml_of(rows[0])}", markup=False)
+
+
+def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=title or None, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def write_json(rows: Sequence[Row]) -> None:
+    """Print a list of objects, the best plan first."""
+    sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+
+
+def toml_of(row: Row) -> str:
+    """Return the lines that make a config follow a plan."""
+    rollout, trainers = row.rollout, row.trainers
+    if not trainers:  # a colocated layout takes them all
+        rollout, trainers = row.rollout - row.rollout // 2, row.rollout // 2
+    lines = [
+        "[rollout]",
+        f"fragment_size = {row.fragment_size}",
+        "[train]",
+        f"pack_size = {row.pack_size}",
+        "[cluster]",
+        f"rollout_workers = {rollout}",
+        f"trainer_workers = {trainers}",
+        "[schedule]",
+        f'layout = "{row.layout}"',
+        f"helpers = {row.helpers}",
+        f"assistants = {row.assistants}",
+        f"max_stale_share = {row.stale_share}",
+    ]
+    return "\n".join(lines)
+
+
+HEADINGS = (
+    "\nlayout",
+    "split\nR:M",
+    "helpers\n/assist",
+    "stale\nshare",
+    "fragm.\n/pack",
+    "seconds\n/iter.",
+    "samples\n/s",
+    "cost\n/1000",
+    "kWh\n/1000",
+)
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        row.layout,
+        f"{row.rollout}:{row.trainers}" if row.trainers else "both",
+        f"{row.helpers}/{row.assistants}",
+        f"{row.stale_share:.0%}",
+        f"{row.fragment_size}/{row.pack_size}",
+        f"{row.seconds:.4g}",
+        f"{row.samples_per_second:.3g}",
+        f"{row.cost_per_1000_samples:.2g}",
+        f"{row.kwh_per_1000_samples:.2g}",
+    ]
+
+
+def _row(own: JobPlan, cluster: Cluster) -> Row:
+    choice, work = own.plan.choice, own.job.workload
+    rollout = own.job.devices if choice.num_rollout is None else choice.num_rollout
+    num_samples = work.num_groups * work.group_size
+    hours_per_1000 = own.seconds / 3600 * 1000 / num_samples
+    return Row(
+        layout=choice.layout,
+        rollout=rollout,
+        trainers=own.job.devices - rollout,
+        helpers=choice.helpers,
+        assistants=choice.assistants,
+        stale_share=choice.stale_share,
+        fragment_size=work.fragment_size,
+        pack_size=work.pack_size,
+        seconds=own.seconds,
+        samples_per_second=num_samples / own.seconds,
+        cost_per_1000_samples=cluster.price_per_hour * hours_per_1000,
+        kwh_per_1000_samples=cluster.watts / 1000 * hours_per_1000,
+        idle=_idle_shares(own),
+    )
+
+
+def _idle_shares(own: JobPlan) -> dict[str, float]:
+    """Return the share of all device seconds that is idle, by cause, in an iteration."""
+    report, choice = own.plan.report, own.plan.choice
+    # With stale groups the last iteration is not like the others: none begins in its tail.
+    before, end = report.iteration_ends[-3:-1] if choice.stale_share else report.iteration_ends[-2:]
+    window, devices = Window(before, end), own.job.cluster(choice.num_rollout)
+    seconds = idle_seconds(idle_gaps(report.spans, devices, window))
+    total = len(devices) * window.seconds
+    return {cause: idle / total for cause, idle in seconds.items()}

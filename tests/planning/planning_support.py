@@ -1,0 +1,26 @@
+"""Small jobs to plan."""
+
+from digen_core.config import RunConfig
+from digen_core.control.costs import Costs, DeviceCosts, Linear
+from digen_core.control.protocol import Device
+from digen_core.planning.job import BOTH, Job
+
+FAST = DeviceCosts(
+    step=Linear(fixed=0.1, per_item=0.2),
+    decode=Linear(per_item=0.1),
+    pack=Linear(fixed=0.5, per_item=0.3),
+)
+
+
+def config(**tree) -> RunConfig:
+    rollout = {"prompts_per_iteration": 4, "group_size": 4, "fragment_size": 2, "num_steps": 4}
+    return RunConfig.model_validate({"rollout": rollout, "train": {"pack_size": 4}} | tree)
+
+
+def free_devices(num_devices: int) -> tuple[Device, ...]:
+    return tuple(Device(f"d{index}", BOTH) for index in range(num_devices))
+
+
+def job(num_devices: int = 4, costs: DeviceCosts = FAST, **others) -> Job:
+    known = Costs(kinds={"default": costs}, **{"optimizer_step": 0.5, "push": 0.5} | others)
+    return Job.of(config(), free_devices(num_devices), known)

@@ -1,0 +1,123 @@
+"""Cluster files: the shipped ones, costs by hand, and what is wrong with a file."""
+
+import pytest
+
+from deployments.plan import CLUSTERS, find_cluster
+from digen_core.config import ConfigError
+from digen_core.control.costs import Costs, DeviceCosts, Linear
+from digen_core.planning.cluster import load_cluster
+
+MIXED = """
+push = 2.0
+[[devices]]
+kind = "h100"
+count = 2
+roles = "trainer"
+price_per_hour = 3.0
+watts = 700
+[[devices]]
+kind = "a100"
+count = 1
+speed = 0.5
+price_per_hour = 1.0
+watts = 400
+[reference]
+step = { fixed = 0.1, per_item = 0.2 }
+pack = { fixed = 0.5, per_item = 0.25 }
+"""
+LINE = DeviceCosts(step=Linear(fixed=1.0), pack=Linear(fixed=2.0))
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(MIXED)
+    return load_cluster(path)
+
+
+@pytest.mark.parametrize("path", sorted(CLUSTERS.glob("*.toml")), ids=lambda path: path.stem)
+def test_shipped_clusters_say_what_everything_costs(path):
+    cluster = load_cluster(path)
+    assert set(cluster.costs().kinds) == {device.kind for device in cluster.fleet}
+    assert min(cluster.watts, cluster.price_per_hour) > 0
+
+
+def test_devices_and_sums_by_hand(mixed):
+    assert [device.name for device in mixed.fleet] == ["h100-0", "h100-1", "a100-0"]
+    assert [sorted(device.roles) for device in mixed.fleet] == [
+        ["trainer"], ["trainer"], ["rollout", "trainer"],
+    ]  # fmt: skip
+    assert mixed.price_per_hour == 7.0
+    assert mixed.watts == 1800.0
+
+
+def test_half_the_speed_takes_twice_the_time(mixed):
+    costs = mixed.costs()
+    assert costs.push == 2.0
+    assert costs.kinds["h100"].pack(2) == 1.0
+    assert costs.kinds["a100"].pack(2) == 2.0
+    assert costs.kinds["a100"].step(1) == pytest.approx(0.6)
+
+
+def test_a_profile_wins_over_the_file(mixed):
+    profile = Costs(kinds={"a100": LINE}, push=0.25)
+    costs = mixed.costs(profile)
+    assert costs.push == 0.25
+    assert costs.kinds["a100"] == LINE
+    assert costs.kinds["h100"].pack(2) == 2.0  # at speed 1 as the profile's first kind
+
+
+def test_names_of_one_kind_in_two_groups_differ(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(MIXED.replace("a100", "h100").replace("speed = 0.5", ""))
+    names = [device.name for device in load_cluster(path).fleet]
+    assert names == ["h100-0", "h100-1", "h100-2"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("count = 2", "count = 0", "devices.0.count: must be greater than or equal to 1 (got 0)"),
+        ("speed = 0.5", "sped = 0.5", "unknown key devices.1.sped; did you mean devices.speed?"),
+        ("push = 2.0", "pushes = 2.0", "unknown key pushes; did you mean push?"),
+        ("speed = 0.5", "speed = 0", "devices.1.speed: must be greater than 0 (got 0)"),
+        ('roles = "trainer"', 'roles = "all"', "devices.0.roles: must be 'rollout', 'trainer' or"),
+        ('kind = "a100"', 'kind = "h100"', "kind h100 has two speeds or costs"),
+        ('kind = "h100"', "", "devices.0.kind is missing"),
+        ("fixed = 0.5, per_item = 0.25", "", "reference: a step or a pack costs nothing"),
+        ("fixed = 0.5", "fixed = -0.5", "reference.pack.fixed: must be greater than or equal to 0"),
+        ("speed = 0.5", 'roles = "trainer"', "none has the role rollout; give one roles rollout"),
+        ("count = 2", "count = ", "is not valid TOML"),
+        ("watts = 700", "watts = nan", "devices.0.watts: must be a finite number (got nan)"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_line(old, new, message, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(MIXED.replace(old, new, 1))
+    with pytest.raises(ConfigError) as error:
+        load_cluster(path)
+    assert message in str(error.value)
+    assert str(error.value).startswith(str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_one_device_is_too_few(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('devices = [{ kind = "h100", count = 1 }]')
+    with pytest.raises(ConfigError, match="one device in all, but a run takes two or more"):
+        load_cluster(path)
+
+
+def test_costs_that_nobody_knows(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('devices = [{ kind = "h100", count = 2 }]')
+    with pytest.raises(ConfigError, match="does not say what a h100 costs; give it costs, or"):
+        load_cluster(path).costs()
+
+
+def test_clusters_are_found_by_name(tmp_path):
+    assert find_cluster("2-cores") == load_cluster(CLUSTERS / "2-cores.toml")
+    with pytest.raises(ConfigError, match=r"no cluster 3-cores; use 16x-mixed, 2-cores, 32x-h100"):
+        find_cluster("3-cores")
+    with pytest.raises(ConfigError, match=r"cannot read the cluster .*no\.toml: No such file"):
+        find_cluster(str(tmp_path / "no.toml"))

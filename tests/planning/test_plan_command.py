@@ -1,0 +1,96 @@
+"""`digen plan`: its table, its JSON, the config it prints, and wrong input in one line."""
+
+import json
+import tomllib
+
+import pytest
+
+from deployments.cli import run
+from deployments.plan import find_cluster, plan
+from digen_core.config import RunConfig
+from digen_core.trace.gaps import CAUSES
+
+SMALL = """
+[rollout]
+prompts_per_iteration = 4
+group_size = 4
+fragment_size = 2
+num_steps = 4
+[train]
+pack_size = 4
+"""
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return str(path)
+
+
+def plans_of(capsys, *arguments):
+    assert run(["plan", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_plans_are_ordered_and_add_up(small, capsys):
+    plans = plans_of(capsys, small, "--cluster", "16x-mixed")
+    seconds = [own["seconds"] for own in plans]
+    assert seconds == sorted(seconds)
+    for own in plans:
+        assert own["rollout"] + own["trainers"] == 16
+        assert own["samples_per_second"] == pytest.approx(16 / own["seconds"])
+        # 8 devices of 3.0 and 8 of 1.6 an hour; 8 of 700 and 8 of 400 W.
+        hours = own["seconds"] / 3600 / 16 * 1000
+        assert own["cost_per_1000_samples"] == pytest.approx(36.8 * hours)
+        assert own["kwh_per_1000_samples"] == pytest.approx(8.8 * hours)
+        assert list(own["idle"]) == list(CAUSES)
+        assert 0 <= sum(own["idle"].values()) < 1
+
+
+def test_the_printed_config_is_one_that_trains_so(small, capsys):
+    assert run(["plan", small, "--cluster", "2-cores"]) == 0
+    out = capsys.readouterr().out
+    tree = tomllib.loads(out[out.index("[rollout]") :])
+    config = RunConfig.model_validate(tree | {"rollout": {"group_size": 4, **tree["rollout"]}})
+    best = plans_of(capsys, small, "--cluster", "2-cores")[0]
+    assert config.schedule.layout == best["layout"]
+    assert config.rollout.fragment_size == best["fragment_size"]
+    assert config.cluster.rollout_workers + config.cluster.trainer_workers == 2
+
+
+def test_stale_groups_only_with_leave(small, capsys):
+    stale = ["--schedule.layout", "auto", "--schedule.max-stale-share", "0.5"]
+    without = plans_of(capsys, small, "--cluster", "16x-mixed")
+    assert not any(own["stale_share"] for own in without)
+    allowed = plans_of(capsys, small, "--cluster", "16x-mixed", *stale)
+    assert "tcss" in {own["layout"] for own in allowed}
+
+
+def test_a_profile_wins_over_the_cluster(small, tmp_path):
+    path = tmp_path / "profile.json"
+    path.write_text(
+        '{"kinds": {"core": {"step": {"per_item": 10.0}, "pack": {"per_item": 0.001}}}}'
+    )
+    config = RunConfig.model_validate(tomllib.loads(SMALL) | {"schedule": {"profile": str(path)}})
+    # 16 samples of 4 steps of 10 s on at most two devices.
+    assert plan(config, find_cluster("2-cores"))[0].seconds >= 320
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--cluster 2-cores", "which config file? For example: digen plan"),
+        ("CONFIG --cluster 3-cores", "there is no cluster 3-cores; use 16x-mixed, 2-cores"),
+        ("CONFIG --cluster no.toml", "cannot read the cluster no.toml: No such file"),
+        ("CONFIG --cluster 2-cores --schedule.profile no.json", "cannot read the profile no.json"),
+        ("CONFIG --cluster 2-cores --schedule.layout tag --schedule.helpers 7", "no split of 2"),
+        ("CONFIG", "--cluster"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments, message, small, capsys):
+    assert run(["plan", *(small if a == "CONFIG" else a for a in arguments.split())]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert message in err

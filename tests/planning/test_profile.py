@@ -1,0 +1,177 @@
+"""Learnt costs: from spans whose seconds are known, by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from digen_core.config import ConfigError
+from digen_core.control.costs import Costs, DeviceCosts, Linear
+from digen_core.control.protocol import Device
+from digen_core.planning.profile import (
+    LineFit,
+    Measured,
+    Profile,
+    costs_of,
+    load_profile,
+)
+from digen_core.records import Span
+
+DEVICES = [
+    Device("fast", frozenset({"rollout"}), "h100"),
+    Device("slow", frozenset({"rollout"}), "a100"),
+    Device("train", frozenset({"trainer"}), "h100"),
+]
+NOTHING = Costs(kinds={})
+
+
+def span(kind, device, started, ended, **others):
+    return Span(0, kind, kind, device, others.pop("queued", started), started, ended, **others)
+
+
+def denoise(device, started, seconds, num_items, num_steps=1, **others):
+    steps = {"first_step": 0, "end_step": num_steps}
+    ended = started + seconds
+    return span("denoise", device, started, ended, num_items=num_items, **steps, **others)
+
+
+def packs(seconds_of, sizes, device="train"):
+    spans, now = [], 0.0
+    for size in sizes:
+        spans.append(span("train", device, now, now + seconds_of(size), num_items=size))
+        now = spans[-1].ended
+    return spans
+
+
+def test_a_line_is_recovered_for_each_kind_and_operation():
+    spans = [
+        denoise("fast", 0.0, 3 * (1 + 2 * 4), 4, num_steps=3),  # a task of three steps
+        denoise("fast", 30.0, 1 + 2 * 8, 8),
+        denoise("slow", 0.0, 2 + 4 * 4, 4),
+        denoise("slow", 30.0, 2 + 4 * 8, 8),
+        *packs(lambda n: 0.5 + 0.25 * n, [1, 4, 8, 16]),
+    ]
+    kinds = Profile(NOTHING, DEVICES).learn(spans).kinds
+    assert parts(kinds["h100"].step) == pytest.approx((1, 2))
+    assert parts(kinds["a100"].step) == pytest.approx((2, 4))
+    assert parts(kinds["h100"].pack) == pytest.approx((0.5, 0.25))
+
+
+def parts(line):
+    return line.fixed, line.per_item
+
+
+def test_of_one_size_the_ratio_of_the_parts_stays():
+    present = Costs(
+        kinds={"h100": DeviceCosts(step=Linear(), pack=Linear(fixed=1.0, per_item=0.5))}
+    )
+    # A pack of 4 was thought to take 3 s; it takes 6.
+    costs = Profile(present, DEVICES).learn(packs(lambda n: 6.0, [4, 4, 4]))
+    assert costs.kinds["h100"].pack == Linear(fixed=2.0, per_item=1.0)
+
+
+def test_of_one_size_and_nothing_known_all_is_per_item():
+    costs = Profile(NOTHING, DEVICES).learn(packs(lambda n: 6.0, [4, 4]))
+    assert costs.kinds["h100"].pack == Linear(per_item=1.5)
+
+
+def test_no_part_is_negative():
+    falling, steep = LineFit(), LineFit()
+    for size, seconds in ((1, 3.0), (3, 1.0)):
+        falling.add(size, seconds)
+    for size, seconds in ((1, 1.0), (3, 5.0)):  # the line through both is 2 n - 1
+        steep.add(size, seconds)
+    assert falling.line(Linear()) == Linear(fixed=2.0)
+    assert steep.line(Linear()) == Linear(per_item=16 / 10)
+
+
+def test_what_is_older_weighs_less():
+    profile = Profile(NOTHING, DEVICES)
+    profile.learn(packs(lambda n: 1.0 * n, [1]))
+    for _ in range(12):
+        profile.learn(packs(lambda n: 2.0 * n, [1]))
+    # Weights 0.6 ** 12 of 1 s and (1 - 0.6 ** 12) / 0.4 of 2 s.
+    old, new = 0.6**12, (1 - 0.6**12) / 0.4
+    assert profile.costs.kinds["h100"].pack(1) == pytest.approx((old + 2 * new) / (old + new))
+
+
+def test_decoding_carries_the_encoding_of_its_group_on_its_device():
+    spans = [
+        span("encode", "fast", 0.0, 1.0, group=3),
+        span("score", "fast", 5.0, 7.0, group=3, num_items=2),
+        span("score", "slow", 5.0, 7.0, group=3, num_items=2),
+        span("score", "reward-servers", 5.0, 7.0, group=4, num_items=2),  # no device of the run
+    ]
+    kinds = Profile(NOTHING, DEVICES).learn(spans).kinds
+    assert kinds["h100"].decode(2) == pytest.approx(3.0)
+    assert kinds["a100"].decode(2) == pytest.approx(2.0)
+
+
+def test_a_span_counts_from_when_its_device_was_free_and_it_was_asked_for():
+    spans = [
+        denoise("fast", 1.0, 1.0, 1, queued=0.0),  # 2 s with the way to the device
+        denoise("fast", 3.0, 1.0, 1, queued=0.0),  # 2 s since the one before
+        denoise("fast", 9.0, 2.0, 1, queued=9.0),
+    ]
+    assert Profile(NOTHING, DEVICES).learn(spans).kinds["h100"].step(1) == pytest.approx(2.0)
+
+
+def test_the_update_by_hand():
+    spans = [
+        *packs(lambda n: 1.0 * n, [2, 2]),  # until 4
+        span("reduce", "train", 4.1, 4.2),
+        span("step", "train", 4.3, 4.5, version=1),
+        span("push", "fast", 4.6, 4.75, version=1),
+        span("push", "slow", 4.6, 5.25, version=1),
+        span("push", "slow", 1.0, 1.5, version=0),  # of a step that is not here
+    ]
+    costs = Profile(NOTHING, DEVICES).learn(spans)
+    assert costs.optimizer_step == pytest.approx(0.5)
+    assert costs.push == pytest.approx((0.25 + 0.75) / 2)
+
+
+def test_an_iteration_without_update_changes_nothing_else():
+    profile = Profile(NOTHING.model_copy(update={"push": 3.0}), DEVICES)
+    assert profile.learn([denoise("fast", 0.0, 1.0, 1)]).push == 3.0
+
+
+def test_measurements_are_averaged_by_kind_and_lent_to_kinds_without():
+    line = Linear(fixed=1.0, per_item=2.0)
+    other = Linear(fixed=3.0, per_item=0.0)
+    second = replace(DEVICES[0], name="fast-2")
+    costs = costs_of(
+        {
+            DEVICES[0]: Measured(step=line),
+            second: Measured(step=other),
+            DEVICES[1]: Measured(),
+            DEVICES[2]: Measured(pack=line),
+        }
+    )
+    assert costs.kinds["h100"].step == Linear(fixed=2.0, per_item=1.0)
+    assert costs.kinds["h100"].pack == line
+    assert costs.kinds["a100"].step == Linear(fixed=2.0, per_item=1.0)
+    assert costs.kinds["a100"].decode == Linear()
+
+
+def test_a_profile_is_read_as_it_was_saved(tmp_path):
+    profile = Profile(NOTHING, DEVICES)
+    profile.learn(packs(lambda n: 0.5 + 0.25 * n, [1, 4]))
+    profile.save(tmp_path)
+    assert load_profile(tmp_path / "profile.json") == profile.costs
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot read the profile .*: No such file or directory; give the profile.json of"),
+        ("{", "is no profile of a run: the file: Invalid JSON"),
+        ('{"kinds": {}, "pull": 1}', "is no profile of a run: pull: Extra inputs"),
+        ('{"kinds": {"h100": {"pack": {}}}}', "kinds.h100.step: Field required"),
+    ],
+)
+def test_a_file_that_is_no_profile_is_refused_in_one_line(text, message, tmp_path):
+    path = tmp_path / "profile.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=message) as error:
+        load_profile(path)
+    assert "\n" not in str(error.value)
