@@ -2,7 +2,8 @@
 
 For each iteration: sample G images for each of N prompts step by step, score them, centre the
 scores within each group, replay every trained transition with gradients, and step the optimizer
-once. No batching tricks, no versions, no workers; state lives in torch's own optimizer.
+once. No batching tricks, no workers; state lives in torch's own optimizer. Told which versions a
+stale schedule generated with, it generates with those.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,29 +48,52 @@ def post_train_serially(
     rewards: Mapping[str, RewardFn],
     *,
     on_iteration: Callable[[int, dict[str, float]], None] = lambda index, row: None,
+    version_of: Callable[[int, int], int] | None = None,
 ) -> SerialRun:
-    """Train ``policy`` (with its trainable parameters chosen) for ``config.num_iterations``."""
+    """Train ``policy`` (with its trainable parameters chosen) for ``config.num_iterations``.
+
+    Args:
+        config: of the run.
+        policy: left with the last weights.
+        prompts: to train on.
+        rewards: by name.
+        on_iteration: is told each iteration and its row of metrics.
+        version_of: (iteration, group) -> the policy version that generates the group, version n
+            being the weights after n updates; None: the newest.
+    """
     set_weights(policy, initial_weights(policy, config.train.lora, seed=config.seed))
     parameters = trainable_parameters(policy)
     rate = config.train.learning_rate
     optimizer = adamw(list(parameters.values()), config.train, learning_rate=rate)
     average = EMAModel(parameters.values(), decay=config.train.ema_decay)
     metrics, updates = [], 0
+    versions = [_weights_of(parameters)]
     for iteration in range(config.num_iterations):
-        groups, row = _rollout(config, policy, prompts, rewards, iteration)
+        generated_by = [
+            versions[updates if version_of is None else version_of(iteration, group)]
+            for group in range(config.rollout.prompts_per_iteration)
+        ]
+        groups, row = _rollout(config, policy, prompts, rewards, iteration, generated_by)
+        set_weights(policy, versions[updates])
         rate = learning_rate_of(config.train, updates, config.num_iterations)
         norm = _train(config, policy, optimizer, groups, rate)
         if norm is not None:
             updates += 1
+            versions.append(_weights_of(parameters))
             if updates % config.train.ema_every == 0:
                 average.step(parameters.values())
         row["train/grad_norm"] = norm or 0.0
         metrics.append(row)
         on_iteration(iteration, row)
-    weights = {name: p.detach().cpu().numpy().copy() for name, p in parameters.items()}
+    weights = versions[updates]
     shadows = zip(parameters, average.shadow_params, strict=True)
     ema = {name: shadow.cpu().numpy() for name, shadow in shadows}
     return SerialRun(weights, ema if config.train.ema_decay else weights, metrics)
+
+
+def _weights_of(parameters: Mapping[str, torch.nn.Parameter]) -> Weights:
+    """Return a copy of the weights as they are now."""
+    return {name: p.detach().cpu().numpy().copy() for name, p in parameters.items()}
 
 
 @dataclass
@@ -90,12 +114,14 @@ def _rollout(
     prompts: list[str],
     rewards: Mapping[str, RewardFn],
     iteration: int,
+    generated_by: list[Weights],
 ) -> tuple[list[_Group], dict[str, float]]:
-    """Sample and score the groups of one iteration, and give them advantages."""
+    """Sample each group of one iteration with its weights, score it, and give it advantages."""
     groups, columns = [], []
     count, size = config.rollout.prompts_per_iteration, config.rollout.group_size
     texts = prompts_of_iteration(prompts, iteration, count, seed=config.seed)
     for index, text in enumerate(texts):
+        set_weights(policy, generated_by[index])
         group = _sample(config, policy, text, (iteration, index))
         images = policy.decode(group.latents[-1])
         columns.append(score_images(rewards, config.rewards, images, [text] * size))

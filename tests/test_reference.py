@@ -39,9 +39,11 @@ def policy_of(tiny_flux):
 def train(policy_of):
     """Return a function that runs two iterations, of two groups of four."""
 
-    def run(reward=brightness, **changes):
+    def run(reward=brightness, version_of=None, **changes):
         config = config_of(**changes)
-        return post_train_serially(config, policy_of(config), PROMPTS, {"judge": reward})
+        rewards = {"judge": reward}
+        policy = policy_of(config)
+        return post_train_serially(config, policy, PROMPTS, rewards, version_of=version_of)
 
     return run
 
@@ -226,3 +228,28 @@ def test_the_reward_rises(policy_of):
     judge(initial_weights(policy, None, seed=0))
     judge(post_train_serially(config, policy, PROMPTS, {"judge": brightness}).weights)
     assert (rewards[1] > rewards[0]).all()
+
+
+def test_the_newest_version_generates_unless_told_otherwise(train):
+    assert_equal(train(version_of=lambda iteration, group: iteration).weights, train().weights)
+
+
+def test_a_stale_group_is_what_its_version_makes_of_the_prompts_of_the_iteration(train):
+    def stale(iteration, group):
+        return 0
+
+    still = {"learning_rate": 1e-30}  # version 1 is version 0
+    row, frozen = (train(version_of=stale).metrics[1], train(train=still).metrics[1])
+    assert row["reward/mean"] == frozen["reward/mean"] != train().metrics[1]["reward/mean"]
+    # The ratio of version 1 to the behaviour log-prob of version 0 is not 1: clipping acts.
+    algorithms = [{"clip_range": width} for width in (1e-8, 0.99)]
+    clipped, free = (train(version_of=stale, algorithm=a).metrics for a in algorithms)
+    assert clipped[0]["train/grad_norm"] == free[0]["train/grad_norm"]
+    assert clipped[1]["train/grad_norm"] < 0.99 * free[1]["train/grad_norm"]
+
+
+def test_each_group_has_a_version_of_its_own(train):
+    mixed = train(version_of=lambda iteration, group: iteration if group else 0)
+    assert mixed.metrics[0] == train().metrics[0]
+    for other in (train(), train(version_of=lambda iteration, group: 0)):
+        assert distance(mixed.weights, other.weights) > 1e-5

@@ -2,6 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
+import torch
+
+from digen_core.config import RunConfig
+
+TOLERANCE = {"float64": 1e-10, "float32": 1e-5}  # of a run's weights to the reference's
+
 PROMPTS = [
     "a red circle",
     "a blue square",
@@ -51,3 +58,55 @@ def only_run(tree: dict) -> Path:
     """Return the folder of the only run in a config's runs_dir."""
     (config,) = Path(tree["tracking"]["runs_dir"]).glob("*/config.json")
     return config.parent
+
+
+def reference(config: RunConfig, **options):
+    """Run the serial loop for a config."""
+    from digen_core.data import read_prompts
+    from digen_core.models import LOADERS
+    from digen_core.models.policy import ALL_PARTS
+    from digen_core.models.trainable import make_trainable
+    from digen_core.reference import post_train_serially
+    from digen_core.rewards import reward_functions
+
+    torch.manual_seed(1)  # version 0 may not depend on the global generator
+    policy = LOADERS[config.model.family](config.model, ALL_PARTS)
+    make_trainable(policy, config.train.lora, keep_reference=bool(config.algorithm.kl_coefficient))
+    rewards = reward_functions(config.rewards)
+    return post_train_serially(
+        config, policy, read_prompts(config.prompts.train), rewards, **options
+    )
+
+
+def initial(config: RunConfig):
+    """Return version 0."""
+    from digen_core.models import LOADERS
+    from digen_core.models.policy import TRAINER_PARTS
+    from digen_core.models.trainable import initial_weights, make_trainable
+
+    policy = LOADERS[config.model.family](config.model, TRAINER_PARTS)
+    make_trainable(policy, config.train.lora)
+    return initial_weights(policy, config.train.lora, seed=config.seed)
+
+
+def distance(left: dict, right: dict) -> float:
+    """Largest difference relative to the largest weight."""
+    assert left.keys() == right.keys()
+    scale = max(np.abs(value).max() for value in right.values())
+    return max(np.abs(left[name] - right[name]).max() for name in right) / scale
+
+
+class Watch:
+    """Notes what a run shows."""
+
+    def __init__(self):
+        self.records = []
+
+    def on_phase(self, text):
+        pass
+
+    def on_iteration(self, record):
+        self.records.append(record)
+
+    def on_evaluation(self, tag, report):
+        pass
