@@ -13,6 +13,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -24,7 +25,8 @@ from prefect.task_engine import run_task_async, run_task_sync
 from prefect.tasks import Task
 
 from tasks.receipts import collecting, is_collecting
-from tasks.runner_pickle import load_cached, load_call
+from tasks.runner_inputs import hidden, revealing
+from tasks.runner_pickle import load_call
 
 MAX_FLOW_RUNS = 4
 
@@ -64,8 +66,21 @@ _lock = threading.Lock()
 def execute(call: bytes, task: bytes, context: bytes, upstream: Sequence[Any]) -> State:
     """Run one Prefect task and return its final state; see `tasks.runner_entry.run_task`."""
     loaded = Call(*load_call(call, upstream))
+    inputs = hidden(loaded.parameters, upstream)
+    loaded = loaded._replace(
+        parameters=inputs.parameters,
+        dependencies={
+            name: inputs.runs.get(name, set()) | loaded.dependencies.get(name, set())
+            for name in {*inputs.runs, *loaded.dependencies}
+        },
+    )
     hydrated = _hydrate(loaded.context_key, context)
-    return hydrated.context.copy().run(_run, load_cached(task), loaded, get_worker())
+    return hydrated.context.copy().run(_run, _load_task(task), loaded, get_worker())
+
+
+@lru_cache(maxsize=64)
+def _load_task(blob: bytes) -> Task[Any, Any]:
+    return revealing(load_call(blob, ()))
 
 
 def _run(task: Task[Any, Any], call: Call, worker: Worker) -> State:

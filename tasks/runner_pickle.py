@@ -12,7 +12,6 @@ import io
 import pickle
 import sys
 from collections.abc import Sequence
-from functools import lru_cache
 from importlib import import_module
 from types import FunctionType
 from typing import Any
@@ -38,12 +37,6 @@ def load_call(blob: bytes, upstream: Sequence[Any]) -> Any:
     unpickler = _CallUnpickler(io.BytesIO(blob))
     unpickler.upstream = upstream
     return unpickler.load()
-
-
-@lru_cache(maxsize=64)
-def load_cached(blob: bytes) -> Any:
-    """Return the object behind a blob that holds no futures; equal blobs give the same object."""
-    return load_call(blob, ())
 
 
 class _CallPickler(cloudpickle.Pickler):
