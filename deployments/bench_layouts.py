@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 from rich.table import Table
 
-from deployments.local import failures_in_one_line, prefect_ready
+from deployments.local import apply_settings, failures_in_one_line, prefect_ready
 from digen_core.control.layout import LayoutName
 from digen_core.control.schedule import Schedule
 from digen_core.planning.search import Choice, search
@@ -27,6 +27,9 @@ from digen_core.sim.simulator import simulate
 from digen_core.trace.gaps import CAUSES, Cause, idle_gaps
 from digen_core.trace.metrics import idle_seconds
 from digen_core.trace.windows import Window
+
+if TYPE_CHECKING:
+    from tasks.emulation import EmulatedConfig
 
 StepsPerTask = int | Literal["auto"]
 
@@ -89,12 +92,15 @@ def main(
         ConfigError: the scenario asks for what a run cannot do.
         RunFailedError: a run failed.
     """
-    rows, console = [], Console(highlight=False, soft_wrap=True)
-    with TemporaryDirectory() as folder, failures_in_one_line(), prefect_ready(Path(folder)):
-        for layout in layouts:
-            choice = search(scenario, layout, seed=seed).choice
-            console.print(f"{layout} ...")
-            spans, schedule = run_emulated(
+    apply_settings()
+    from flows.emulate import emulated_config
+
+    console = Console(highlight=False, soft_wrap=True)
+    rows = []
+    with TemporaryDirectory() as folder:
+        choices = [search(scenario, layout, seed=seed).choice for layout in layouts]
+        configs = [
+            emulated_config(
                 scenario.scaled(time_scale),
                 choice,
                 Path(folder),
@@ -102,33 +108,23 @@ def main(
                 steps_per_task=steps_per_task,
                 seed=seed,
             )
-            rows.append(row_of(scenario, choice, schedule, spans, time_scale, seed))
+            for choice in choices
+        ]
+        with failures_in_one_line(), prefect_ready(Path(folder)):
+            for choice, config in zip(choices, configs, strict=True):
+                console.print(f"{choice.layout} ...")
+                spans, schedule = run_emulated(config)
+                rows.append(row_of(scenario, choice, schedule, spans, time_scale, seed))
     title = f"{scenario.description}, time scale {time_scale:g}, steps per task {steps_per_task}"
     print_rows(rows, title, console)
 
 
-def run_emulated(
-    scenario: Scenario,
-    choice: Choice,
-    folder: Path,
-    *,
-    num_iterations: int,
-    steps_per_task: StepsPerTask,
-    seed: int,
-) -> tuple[list[Span], Schedule]:
-    """Run a scenario, in seconds of wall clock, and return its spans and its schedule."""
-    from flows.emulate import emulate, emulated_config
+def run_emulated(config: "EmulatedConfig") -> tuple[list[Span], Schedule]:
+    """Run on emulated devices; return the spans, in seconds of wall clock, and the schedule."""
+    from flows.emulate import emulate
     from flows.session import watching
     from flows.workload import schedule_of
 
-    config = emulated_config(
-        scenario,
-        choice,
-        folder,
-        num_iterations=num_iterations,
-        steps_per_task=steps_per_task,
-        seed=seed,
-    )
     watch = _Watch()
     with watching(watch):
         emulate(config)

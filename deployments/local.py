@@ -82,12 +82,17 @@ def orchestrated(config: RunConfig) -> "Iterator[LiveView]":
 @contextmanager
 def prefect_ready(log_dir: Path) -> Iterator[str]:
     """Yield the address of a Prefect server, one of our own if there is none."""
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
+    apply_settings()
     from deployments.prefect_server import prefect_server
 
     with prefect_server(log_dir) as api_url:
         yield api_url
+
+
+def apply_settings() -> None:
+    """Set the environment of Prefect and MLflow, before either is imported."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
 
 
 @contextmanager

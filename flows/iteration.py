@@ -27,7 +27,7 @@ def iteration(run_id: str, index: int) -> State | None:
     """Stay open while the conductor runs one round of prompts, then publish its record."""
     session = session_of(run_id)
     round_ = round_of(session.config, session.prompts, index)
-    num_steps_per_task = steps_per_task(session.config, session.step_seconds)
+    num_steps_per_task = steps_per_task(session.config, session.step_seconds, len(session.devices))
     recorder = IterationRecorder(session, round_)
     warming = warm_up_workers(session, round_)  # a dropped future would cancel its task
     with Completions(session.inbox):

@@ -7,19 +7,28 @@ from digen_core.config import RunConfig
 # What a task costs its worker and the flow, as `digen bench runner` measures it.
 TASK_SECONDS = 0.010
 MAX_ORCHESTRATION_SHARE = 0.05
+# What a task costs the flow process, which all devices share, as `digen bench layouts` shows.
+FLOW_SECONDS = 0.005
+MAX_FLOW_SHARE = 0.25
 
 
-def steps_per_task(config: RunConfig, step_seconds: float) -> int:
-    """Return the configured number, or for "auto" the least that keeps orchestration below 5%.
+def steps_per_task(config: RunConfig, step_seconds: float, num_devices: int) -> int:
+    """Return the configured number, or for "auto" the least that orchestration can keep up with.
+
+    It stays below 5% of a device's time, and a quarter of the flow process's: that one hands out
+    the tasks of all devices, so the more there are, the longer each has to be.
 
     Args:
         config: of the run.
         step_seconds: one denoising step of a fragment.
+        num_devices: that may generate at the same time.
     """
     rollout = config.rollout
     if rollout.steps_per_task != "auto":
         return min(rollout.steps_per_task, rollout.num_steps)
     if step_seconds <= 0:
         return rollout.num_steps
-    wanted = math.ceil(TASK_SECONDS / (MAX_ORCHESTRATION_SHARE * step_seconds))
+    for_device = TASK_SECONDS / MAX_ORCHESTRATION_SHARE
+    for_flow = num_devices * FLOW_SECONDS / MAX_FLOW_SHARE
+    wanted = math.ceil(max(for_device, for_flow) / step_seconds)
     return max(1, min(wanted, rollout.num_steps))

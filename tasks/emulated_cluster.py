@@ -2,12 +2,14 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import dask
 from distributed import Client, Scheduler, SpecCluster
 
 from digen_core.control.protocol import Device
@@ -17,6 +19,12 @@ DEVICES_PER_PROCESS = 16
 THREADS_BESIDE = 8  # of a device: what does not hold it, such as a push
 REWARD_THREADS = 256  # fragments that wait for the reward servers
 START_SECONDS = 120.0
+# What each of so many workers would do all the time: sample the stacks of its threads, measure the
+# process. It took more than the tasks do.
+QUIET = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.system-monitor.interval": "10s",
+}
 
 
 @contextmanager
@@ -29,6 +37,7 @@ def emulated_cluster(devices: Sequence[Device]) -> Iterator[str]:
     }
     specs = _specs_of(devices)
     with (
+        dask.config.set(QUIET),
         SpecCluster(scheduler=scheduler, workers={}, silence_logs=logging.ERROR) as cluster,
         ExitStack() as hosts,
     ):
@@ -73,6 +82,7 @@ def _host(address: str, spec: dict[str, Any]) -> Iterator[None]:
         [*command, "--spec", json.dumps(spec)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        env={**os.environ, **_as_environment(QUIET)},
         start_new_session=True,  # Ctrl-C reaches the run first, which then ends its workers
     )
     try:
@@ -80,3 +90,11 @@ def _host(address: str, spec: dict[str, Any]) -> Iterator[None]:
     finally:
         process.terminate()
         process.wait()
+
+
+def _as_environment(settings: Mapping[str, object]) -> dict[str, str]:
+    """Return Dask settings as environment variables."""
+    return {
+        "DASK_" + key.replace(".", "__").replace("-", "_").upper(): str(value)
+        for key, value in settings.items()
+    }

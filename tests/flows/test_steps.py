@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given
 
 from digen_core.config import RolloutConfig, RunConfig
-from flows.steps import MAX_ORCHESTRATION_SHARE, TASK_SECONDS, steps_per_task
+from flows.steps import (
+    FLOW_SECONDS,
+    MAX_FLOW_SHARE,
+    MAX_ORCHESTRATION_SHARE,
+    TASK_SECONDS,
+    steps_per_task,
+)
 
 
 def config(steps_per_task, num_steps=8) -> RunConfig:
@@ -27,17 +33,30 @@ def config(steps_per_task, num_steps=8) -> RunConfig:
 )
 def test_auto_by_hand(step_seconds, steps):
     assert (TASK_SECONDS, MAX_ORCHESTRATION_SHARE) == (0.010, 0.05)
-    assert steps_per_task(config("auto"), step_seconds) == steps
+    assert steps_per_task(config("auto"), step_seconds, num_devices=2) == steps
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "steps"),
+    [
+        (10, 1),  # 10 tasks every 0.2 s take 50 ms of the flow process: a quarter
+        (11, 2),
+        (32, 4),  # 32 tasks every 0.8 s: 160 ms
+    ],
+)
+def test_auto_spares_the_flow_process(num_devices, steps):
+    assert (FLOW_SECONDS, MAX_FLOW_SHARE) == (0.005, 0.25)
+    assert steps_per_task(config("auto"), 0.2, num_devices) == steps
 
 
 @pytest.mark.parametrize(("configured", "steps"), [(1, 1), (3, 3), (8, 8), (20, 8)])
 def test_a_number_is_taken_as_it_is(configured, steps):
-    assert steps_per_task(config(configured), 0.001) == steps
+    assert steps_per_task(config(configured), 0.001, num_devices=64) == steps
 
 
 @given(st.floats(1e-6, 100), st.integers(2, 50))
 def test_auto_is_the_least_that_is_below_the_share(step_seconds, num_steps):
-    steps = steps_per_task(config("auto", num_steps), step_seconds)
+    steps = steps_per_task(config("auto", num_steps), step_seconds, num_devices=2)
     assert 1 <= steps <= num_steps
     if steps < num_steps:
         assert TASK_SECONDS / (steps * step_seconds) <= 0.05 * (1 + 1e-9)
