@@ -17,6 +17,7 @@ from typing import Self
 
 from digen_core.control.controller import Controller, ControllerError
 from digen_core.control.protocol import (
+    CostsUpdated,
     DeviceLost,
     Event,
     FinishIteration,
@@ -31,7 +32,7 @@ from flows.iteration import iteration
 from flows.open_iteration import Ended, OpenIteration
 from flows.run import on_cluster
 from flows.session import Session
-from flows.workload import costs_of, schedule_of, workload_of
+from flows.workload import schedule_of, workload_of
 from tasks.cluster import lost_devices, worker_lost
 from tasks.completions import Completion
 from tasks.emulation import EmulatedConfig
@@ -59,7 +60,7 @@ class Conductor:
             session.devices,
             workload_of(session.config),
             schedule,
-            costs_of(session.config, session.step_seconds),
+            session.known_costs,
         )
         self._executor = Executor(session)
         self._max_ahead = schedule.max_staleness if schedule.max_stale_share else 1
@@ -175,16 +176,21 @@ class Conductor:
             case OpenIteration():
                 self._opened[message.index] = message
                 self._num_opened += 1
+            case CostsUpdated():
+                self._handle(message)
             case _Closed(index, None):
                 self._closed.add(index)
             case _Closed(_, error):
                 raise error
             case Completion() if not self.out_of_time:
-                if not message.succeeded:
-                    self._look_for_losses()
-                event = self._executor.event_of(message)
-                if event is not None:
-                    self._handle(event)
+                self._on_completion(message)
+
+    def _on_completion(self, completion: Completion) -> None:
+        if not completion.succeeded:
+            self._look_for_losses()
+        event = self._executor.event_of(completion)
+        if event is not None:
+            self._handle(event)
 
     def _handle(self, event: Event) -> None:
         events = deque([event])

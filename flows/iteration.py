@@ -16,6 +16,7 @@ from digen_core.seeding import WINDOW, numpy_generator_for
 from flows.open_iteration import OpenIteration
 from flows.publishing import publish_iteration
 from flows.recorder import IterationRecorder
+from flows.scheduling import learn_costs
 from flows.session import Round, Session, session_of
 from flows.steps import steps_per_task
 from tasks.completions import Completions
@@ -37,7 +38,9 @@ def iteration(run_id: str, index: int) -> State | None:
     del warming
     if ended is None:
         return Cancelled(message="the run ended before this iteration did")
-    publish_iteration(session, recorder.record(ended.version, ended.seconds, num_steps_per_task))
+    record = recorder.record(ended.version, ended.seconds, num_steps_per_task)
+    publish_iteration(session, record)
+    learn_costs(session, record.spans)
     return None
 
 

@@ -5,14 +5,19 @@ from uuid import UUID
 import dask
 from prefect import flow
 
+from digen_core.control.protocol import Device, Role
+from digen_core.planning.profile import Measured
 from flows.collect import receipts_of
 from flows.conductor import Conductor
 from flows.open_iteration import OpenIteration
 from flows.recorder import IterationRecorder
+from flows.scheduling import start_profile
 from flows.session import Round, Session, say, session_of
 from flows.workload import layout_of
 from tasks.completions import Completions
-from tasks.emulation import body_of
+from tasks.emulation import EmulatedConfig, body_of
+from tasks.measure import measure
+from tasks.rollout import encode
 from tasks.setup import load_model
 from tasks.train import start_state
 
@@ -24,6 +29,7 @@ def prepare(run_id: str) -> Conductor:
     say("loading the model on the workers")
     with Completions() as completions:
         load_models(session, completions)
+        start_profile(session, measure_costs(session, completions))
         make_version_zero(session, completions)
     conductor = Conductor(session)
     with Completions(session.inbox):
@@ -33,20 +39,50 @@ def prepare(run_id: str) -> Conductor:
 
 
 def load_models(session: Session, completions: Completions) -> None:
-    """Load the model on every worker, and note how long a denoising step takes."""
-    layout = layout_of(session.config)
+    """Load the model on every worker."""
     labels: dict[UUID, tuple[str, str]] = {}
     for device in session.devices:
         label = f"load model on {device.name}"
-        # A trainer that helps needs everything that a rollout needs.
-        roles = device.roles | {"rollout"} if layout.trainers_help else device.roles
         with dask.annotate(workers=[device.name]):
             future = body_of(session.config, load_model).submit(
-                session.run_id, label, session.config, device.name, sorted(roles)
+                session.run_id, label, session.config, device.name, roles_of(session, device)
             )
         labels[future.task_run_id] = (label, device.name)
+    receipts_of(session, completions, labels)
+
+
+def roles_of(session: Session, device: Device) -> list[Role]:
+    """Return the roles whose work a device may do: with help, those of others too."""
+    layout, roles = layout_of(session.config), set(device.roles)
+    if layout.trainers_help:
+        roles.add("rollout")
+    if layout.rollouts_train:
+        roles.add("trainer")
+    return sorted(roles)
+
+
+def measure_costs(session: Session, completions: Completions) -> dict[Device, Measured]:
+    """Measure each device's work; an emulated one's is known."""
+    if isinstance(session.config, EmulatedConfig):
+        return {}
+    prompt, labels = session.prompts[0], dict[UUID, tuple[str, str]]()
+    with dask.annotate(workers=[session.rollout_devices()[0]]):
+        condition = encode.submit(session.run_id, "encode for measuring", prompt)
+    labels[condition.task_run_id] = ("encode for measuring", session.rollout_devices()[0])
+    devices: dict[UUID, Device] = {}
+    for device in session.devices:
+        label = f"measure {device.name}"
+        with dask.annotate(workers=[device.name]):
+            future = measure.submit(
+                session.run_id, label, prompt, condition, roles_of(session, device)
+            )
+        labels[future.task_run_id] = (label, device.name)
+        devices[future.task_run_id] = device
     receipts = receipts_of(session, completions, labels)
-    session.step_seconds = max(receipt["step_seconds"] for receipt in receipts.values())
+    return {
+        device: Measured.model_validate(receipts[task_run_id]["measured"])
+        for task_run_id, device in devices.items()
+    }
 
 
 def make_version_zero(session: Session, completions: Completions) -> None:

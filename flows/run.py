@@ -14,6 +14,8 @@ from digen_core.config import RunConfig
 from digen_core.config_file import CONFIG_OF_RUN
 from digen_core.control.protocol import Device
 from digen_core.data import read_prompts
+from digen_core.planning.profile import load_profile
+from flows.scheduling import measured_costs, resolve_layout
 from flows.session import Session, registered, say, watching
 from flows.workload import layout_of
 from tasks.artifacts import RunArtifacts
@@ -25,11 +27,16 @@ from tasks.tracking import Tracker
 @contextmanager
 def open_run(config: RunConfig) -> Iterator[Session]:
     """Yield the session of a new run. What was logged and saved stays if the body fails."""
-    colocated = layout_of(config).colocated
-    local = local_devices(config.cluster, colocated=colocated)
+    is_auto, profile = config.schedule.layout == "auto", config.schedule.profile
+    costs = load_profile(profile) if profile else None
+    colocated = not is_auto and layout_of(config).colocated
+    local = local_devices(config.cluster, colocated=is_auto or colocated)
     say(f"starting {len(local)} workers: {', '.join(device.name for device in local)}")
     with run_cluster(config.cluster, local) as address, shared_client(address) as client:
         devices = devices_of(client, colocated=colocated)  # before anything is written
+        if is_auto:
+            costs = costs or measured_costs(config, client, devices)
+            config, devices = resolve_layout(config, devices, costs)
         run_dir = new_run_dir(config)
         with session_on(client, address, devices, config, run_dir, run_dir.name) as session:
             yield session

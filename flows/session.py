@@ -13,11 +13,12 @@ from distributed import Client
 from prefect.futures import PrefectFuture
 
 from digen_core.config import RunConfig
+from digen_core.control.costs import Costs
 from digen_core.control.protocol import Device
+from digen_core.planning.profile import Profile
 from digen_core.records import EvaluationReport, IterationRecord, RunReport
 from digen_core.trace.live import LiveTrace
 from tasks.tracking import Tracker
-
 
 MAX_FRAGMENTS = 1 << 16  # of a group
 
@@ -69,15 +70,21 @@ class Session:
     addresses: dict[str, str]  # device -> address of its worker when the run began
     tracker: Tracker
     inbox: SimpleQueue[Any] = field(default_factory=SimpleQueue)  # what the conductor hears of
+    trace: LiveTrace = field(default_factory=LiveTrace)  # what the devices do
     publishing: Lock = field(default_factory=Lock)  # records are shown one after the other
     started: float = field(default_factory=time)
     state: PrefectFuture[Any] | None = None  # TrainState of the current version, on a trainer
     published: PrefectFuture[Any] | None = None  # PolicyVersion of it, for the other workers
     version: int = 0
     hashes: dict[int, str] = field(default_factory=dict)  # version -> content hash
-    trace: LiveTrace = field(default_factory=LiveTrace)  # what the devices do
     step_seconds: float = 0.0  # one denoising step of a fragment, as last measured
+    profile: Profile | None = None  # what work costs; set when the workers are ready
     num_iterations: int = 0  # finished
+
+    @property
+    def known_costs(self) -> Costs:
+        """What work costs, as far as it is known."""
+        return self.profile.costs if self.profile else Costs(kinds={})
 
     @property
     def out_of_time(self) -> bool:

@@ -140,8 +140,7 @@ def load_model(
     if run_id not in _emulations:
         _emulations[run_id] = _Emulation(config, RewardServers(config.costs.reward_servers))
     with _working(run_id):
-        step = config.costs_of(device).step(config.rollout.fragment_size)
-    receipts.attach({"step_seconds": step if "rollout" in roles else 0.0})
+        pass
 
 
 @task(task_run_name="{label}")

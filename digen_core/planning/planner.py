@@ -107,10 +107,10 @@ def _fastest_size(
 
 def _simulated(job: Job, layout: LayoutName, share: float) -> float:
     _, split = _estimate(job, layout, share)
-    switches = LAYOUTS[layout]
     helpers = assistants = 0
-    if split is not None and switches.rollouts_train and not share:
-        helpers, assistants = job.devices - split, split
+    if split is not None and not share:
+        helpers = LAYOUTS[layout].trainers_help * (job.devices - split)
+        assistants = LAYOUTS[layout].rollouts_train * split
     choice = Choice(layout, split, helpers, assistants, share)
     return simulate_choice(job, choice, num_iterations=4 if share else 2).seconds
 

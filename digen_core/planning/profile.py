@@ -106,6 +106,13 @@ def _mean(measured: Mapping[Device, Measured], operation: str, kind: str) -> Lin
     )
 
 
+def with_kinds(costs: Costs, devices: Iterable[Device]) -> Costs:
+    """Return costs in which each device's kind has its own; an unknown one's are the first's."""
+    first = next(iter(costs.kinds.values()), DeviceCosts(step=Linear(), pack=Linear()))
+    kinds = {device.kind: costs.kinds.get(device.kind, first) for device in devices}
+    return costs.model_copy(update={"kinds": kinds})
+
+
 @dataclass
 class Profile:
     """The costs of a run, and what they are learnt from."""

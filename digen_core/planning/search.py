@@ -23,8 +23,10 @@ MIN_GAIN = 0.005  # of a mechanism, else it stays off
 NUM_SPLITS = 3  # by formula, and as many by waves, for each set of mechanisms
 NEAR = 1.15  # of the fastest, to look for better ones next to it
 CLOSE = 1.02  # to the fastest, so that jitter may turn the order
+MAX_CLIMBS = 3  # from a leader to a better neighbour
 NUM_FINALISTS = 2
 NUM_SEEDS = 3
+STALE_HELP = 4  # with stale groups the search begins with a quarter of the devices helping
 STALE_ITERATIONS = 12  # at least, until what was generated ahead at first is used up
 
 
@@ -107,7 +109,7 @@ def search(
         for choice in choices:
             if choice not in judged:
                 # Without jitter one iteration on-policy is much like the other.
-                iterations = STALE_ITERATIONS if choice.stale_share else 2
+                iterations = STALE_ITERATIONS - 4 if choice.stale_share else 2
                 report = simulate_choice(problem, choice, num_iterations=iterations)
                 judged[choice] = _worth(choice, report.seconds)
 
@@ -115,7 +117,13 @@ def search(
     if not judged:
         raise ValueError(f"no split of {problem.devices} devices has {fixed} in layout {layout}")
     for choice in _leaders(judged):
-        judge(space.neighbours(choice))
+        for _ in range(MAX_CLIMBS):
+            judge(space.neighbours(choice))
+            around = [near for near in space.neighbours(choice) if near in judged]
+            better = min(around, key=judged.__getitem__, default=choice)
+            if judged[better] >= judged[choice]:
+                break
+            choice = better
     best = min(judged.values())
     ranking = sorted(judged, key=judged.__getitem__)
     finalists = [choice for choice in ranking if judged[choice] <= CLOSE * best][:NUM_FINALISTS]
@@ -166,6 +174,11 @@ def _worth(choice: Choice, seconds: float) -> float:
     return seconds * (1 + MIN_GAIN * choice.num_mechanisms)
 
 
+def _near(number: int, most: int) -> set[int]:
+    """Return numbers of devices to try beside one."""
+    return {0, number // 2, number - 1, number + 1, number + 2} & set(range(most + 1)) - {number}
+
+
 @dataclass(frozen=True, slots=True)
 class _Space:
     """The choices that a layout has."""
@@ -185,20 +198,35 @@ class _Space:
                 yield self._choice(split, helping, share)
 
     def neighbours(self, choice: Choice) -> Iterator[Choice]:
-        """Yield choices that differ a little: splits next to it, half or none of a mechanism."""
-        if choice.num_rollout is None:
+        """Yield choices that differ a little: the next splits, more or less of a mechanism."""
+        split = choice.num_rollout
+        if split is None:
             return
-        for split in (choice.num_rollout - 1, choice.num_rollout + 1):
-            if split in self._splits():
-                yield self._choice(split, choice.has_help, choice.stale_share)
-        if self.fixed.helpers is None:
-            yield replace(choice, helpers=choice.helpers // 2)
-            yield replace(choice, helpers=0)
-        if self.fixed.assistants is None:
-            yield replace(choice, assistants=choice.assistants // 2)
-            yield replace(choice, assistants=0)
-        if self.fixed.stale_share is None:
+        yield from (self._like(choice, near) for near in (split - 1, split + 1) if self._has(near))
+        if self.fixed.helpers is None and self.switches.trainers_help:
+            for number in _near(choice.helpers, self._trainers(split)):
+                yield replace(choice, helpers=number)
+        if self.fixed.assistants is None and self.switches.rollouts_train:
+            for number in _near(choice.assistants, split):
+                yield replace(choice, assistants=number)
+        if self.fixed.stale_share is None and choice.stale_share:
             yield replace(choice, stale_share=choice.stale_share / 2)
+
+    def _has(self, split: int) -> bool:
+        return split in self._splits()
+
+    def _like(self, choice: Choice, split: int) -> Choice:
+        """Return a choice with another split, and about as much help."""
+        everyone = choice.helpers == self._trainers(choice.num_rollout or 0)
+        helpers = self._trainers(split) if everyone else choice.helpers
+        everyone = choice.assistants == choice.num_rollout
+        assistants = split if everyone else choice.assistants
+        return replace(
+            choice,
+            num_rollout=split,
+            helpers=min(helpers, self._trainers(split)),
+            assistants=min(assistants, split),
+        )
 
     @property
     def switches(self) -> Layout:
@@ -213,14 +241,19 @@ class _Space:
         return (0.0, self.max_stale_share) if self.switches.stale else (0.0,)
 
     def _choice(self, split: int, helping: bool, share: float) -> Choice:
-        """Return a choice in which all devices help, or none, or as many as are fixed."""
+        """Return a choice with much help, or none, or as much as is fixed.
+
+        On-policy all devices may help. With stale groups most have enough to do as it is.
+        """
         helpers = assistants = 0
         if self.switches.trainers_help:
-            everyone = self._trainers(split) if helping else 0
-            helpers = everyone if self.fixed.helpers is None else self.fixed.helpers
+            some = self._trainers(split) // (STALE_HELP if share else 1)
+            helpers = some if helping else 0
+            helpers = helpers if self.fixed.helpers is None else self.fixed.helpers
         if self.switches.rollouts_train:
-            everyone = split if helping else 0
-            assistants = everyone if self.fixed.assistants is None else self.fixed.assistants
+            some = split // (STALE_HELP if share else 1)
+            assistants = some if helping else 0
+            assistants = assistants if self.fixed.assistants is None else self.fixed.assistants
         return Choice(self.layout, split, helpers, assistants, share)
 
     def _promising(self, helping: bool, share: float) -> list[int]:

@@ -51,7 +51,9 @@ class Terms:
         return cls(
             generation=reference.generation(work),
             training=reference.training(work, problem.trained_steps, work.pack_size),
-            training_unpacked=reference.training(work, problem.trained_steps, 1),
+            training_unpacked=reference.training(
+                work, problem.trained_steps, min(work.samples_per_pack, work.pack_size)
+            ),
             rollout_speed=sum(fragments[0] / own for own in fragments[:num_generating]),
             trainer_speed=sum(packs[0] / own for own in packs[num_generating:]),
             num_groups=work.num_groups,

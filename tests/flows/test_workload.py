@@ -2,11 +2,11 @@
 
 import pytest
 
-from digen_core.config import ClusterConfig, ConfigError, RunConfig
+from digen_core.config import ClusterConfig, RunConfig
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Schedule, Workload
 from flows.session import Session
-from flows.workload import costs_of, layout_of, schedule_of, workload_of
+from flows.workload import schedule_of, workload_of
 from tasks.cluster import local_devices
 
 
@@ -17,7 +17,7 @@ def config(**tree) -> RunConfig:
 def test_the_workload_by_hand():
     rollout = {"prompts_per_iteration": 3, "group_size": 8, "fragment_size": 4, "num_steps": 6}
     made = workload_of(config(rollout=rollout, train={"pack_size": 5}))
-    assert made == Workload(3, 8, 4, 6, 5, 8, advantages_need_all_groups=False)
+    assert made == Workload(3, 8, 4, 6, 5, 8, samples_per_pack=5)
     assert workload_of(config(algorithm={"advantage_scale": "batch"})).advantages_need_all_groups
 
 
@@ -32,15 +32,6 @@ def test_auto_leaves_the_choice_to_the_controller():
         assistants=None,
         queue_depth=2,
     )
-
-
-def test_no_layout_is_chosen_yet():
-    with pytest.raises(ConfigError, match=r"schedule.layout 'auto' cannot choose yet; .* gap"):
-        layout_of(config(schedule={"layout": "auto"}))
-
-
-def test_a_step_costs_what_was_measured():
-    assert costs_of(RunConfig(), 0.25).kinds["default"].fragment(7, 4) == 1.0
 
 
 def test_colocated_workers_have_both_roles():

@@ -1,0 +1,135 @@
+"""What work costs and how long an iteration will take: before the run, and after each iteration.
+
+``layout = "auto"`` is resolved here, before the model is loaded: a worker keeps several versions
+only in layouts with stale groups.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from distributed import Client
+
+from digen_core.config import ConfigError, RunConfig
+from digen_core.control.costs import Costs
+from digen_core.control.protocol import CostsUpdated, Device
+from digen_core.data import read_prompts
+from digen_core.planning.job import Job, layouts_for, num_trained_steps
+from digen_core.planning.planner import plan_job
+from digen_core.planning.predict import predicted_seconds
+from digen_core.planning.profile import Measured, Profile, costs_of, load_profile, with_kinds
+from digen_core.planning.search import Fixed
+from digen_core.records import Span
+from digen_core.trace.prediction import SCHEDULE_OF_RUN
+from flows.session import Session, say
+from flows.workload import schedule_of, workload_of
+from tasks.emulation import EmulatedConfig
+from tasks.measure import measure_alone
+
+
+def measured_costs(config: RunConfig, client: Client, devices: Sequence[Device]) -> Costs:
+    """Load the model on one worker and measure it there, for lack of a profile.
+
+    Raises:
+        ConfigError: the model cannot be loaded.
+    """
+    first = devices[0].name
+    say(f"measuring the model on {first} to choose the layout")
+    prompt = read_prompts(config.prompts.train)[0]
+    future = client.submit(measure_alone, config, prompt, workers=[first], pure=False)
+    found: Measured = future.result()
+    return costs_of(dict.fromkeys(devices, found))
+
+
+def resolve_layout(
+    config: RunConfig, devices: Sequence[Device], costs: Costs
+) -> tuple[RunConfig, list[Device]]:
+    """Return the config with the layout that is predicted to be the fastest, and devices' roles.
+
+    Never one that is predicted to be slower than colocated-strong, where all devices may do both.
+
+    Args:
+        config: of the run; stale groups only up to its schedule.max_stale_share.
+        devices: with the roles that they may have.
+        costs: what work costs.
+
+    Raises:
+        ConfigError: the devices can do none of the layouts.
+    """
+    schedule = config.schedule
+    fixed = Fixed(
+        helpers=None if schedule.helpers == "auto" else schedule.helpers,
+        assistants=None if schedule.assistants == "auto" else schedule.assistants,
+    )
+    job = Job.of(config, tuple(devices), with_kinds(costs, devices))
+    try:
+        best = plan_job(
+            job, layouts_for(config), fixed=fixed, max_stale_share=schedule.stale_share
+        )[0]
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    choice = best.plan.choice
+    say(f"layout auto: {choice.layout}, predicted to take {best.seconds:.3g} s an iteration")
+    resolved = {
+        "layout": choice.layout,
+        "helpers": choice.helpers,
+        "assistants": choice.assistants,
+        "max_stale_share": choice.stale_share,
+    }
+    chosen = config.model_copy(update={"schedule": schedule.model_copy(update=resolved)})
+    return chosen, list(job.cluster(choice.num_rollout))
+
+
+def start_profile(session: Session, measured: dict[Device, Measured]) -> None:
+    """Begin with the costs of the config's profile, or those that were measured."""
+    config = session.config
+    if isinstance(config, EmulatedConfig):
+        costs = config.costs
+    elif config.schedule.profile:
+        costs = load_profile(config.schedule.profile)
+    else:
+        costs = costs_of(measured)
+    session.profile = Profile(with_kinds(costs, session.devices), session.devices)
+    size = config.rollout.fragment_size
+    session.step_seconds = max(kind.step(size) for kind in session.known_costs.kinds.values())
+    keep_prediction(session)
+
+
+def learn_costs(session: Session, spans: Sequence[Span]) -> None:
+    """Learn from an iteration what work costs, tell the conductor, and predict the next one."""
+    if session.profile is None or isinstance(session.config, EmulatedConfig):
+        return
+    with session.publishing:
+        costs = session.profile.learn(spans)
+        session.profile.save(session.run_dir)
+        keep_prediction(session)
+    session.inbox.put(CostsUpdated(costs))
+
+
+def keep_prediction(session: Session) -> None:
+    """Write what the schedule is, and how long an iteration is predicted to take with it."""
+    config, schedule = session.config, schedule_of(session.config)
+    seconds = predicted_seconds(
+        session.devices,
+        workload_of(config),
+        schedule,
+        session.known_costs,
+        num_trained_steps(config),
+    )
+    split = [len(session.rollout_devices()), len(session.trainer_devices())]
+    tree = {
+        "layout": schedule.layout.name,
+        "split": None if schedule.layout.colocated else split,
+        "helpers": config.schedule.helpers,
+        "assistants": config.schedule.assistants,
+        "max_stale_share": schedule.max_stale_share,
+        "predicted_seconds": seconds,  # of the next iteration
+    }
+    _replace(session.run_dir / SCHEDULE_OF_RUN, json.dumps(tree, indent=2))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file that others may read at any time."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)

@@ -1,0 +1,126 @@
+"""What work costs on this device, measured before the first iteration."""
+
+from collections.abc import Callable
+from time import time
+
+import torch
+from prefect import task
+from torch import Tensor
+
+from digen_core.config import RunConfig
+from digen_core.control.costs import Linear
+from digen_core.models.policy import Condition
+from digen_core.planning.profile import LineFit, Measured
+from digen_core.rewards.scoring import score_images
+from digen_core.training.gradient import Pairs
+from digen_core.training.gradient_sum import pack_gradient
+from digen_core.transport.arrays import Arrays, to_tensors
+from tasks import receipts
+from tasks.engine import Engine, working
+from tasks.setup import load_engine
+
+ROLES = ("rollout", "trainer")
+
+
+@task(name="measure", task_run_name="{label}")
+def measure(run_id: str, label: str, prompt: str, condition: Arrays, roles: list[str]) -> None:
+    """Measure the work of some roles, with the model of the run."""
+    with working(run_id) as engine:
+        found = _measured(engine, prompt, to_tensors(condition, engine.policy.device), roles)
+    receipts.attach({"measured": found.model_dump()})
+
+
+def measure_alone(config: RunConfig, prompt: str) -> Measured:
+    """Load the model on a worker of no run yet, and measure the work of both roles.
+
+    Raises:
+        ConfigError: the model cannot be loaded.
+    """
+    engine = load_engine("measure", config, "measure", ROLES)
+    return _measured(engine, prompt, engine.policy.encode([prompt]), ROLES)
+
+
+def _measured(
+    engine: Engine, prompt: str, condition: Condition, roles: list[str] | tuple[str, ...]
+) -> Measured:
+    work, config = _Work(engine, prompt, condition), engine.config
+    generates, trains = "rollout" in roles, "trainer" in roles
+    fragment_size = config.rollout.fragment_size
+    return Measured(
+        step=_line(work.step, fragment_size) if generates else None,
+        decode=_line(work.decode, fragment_size) if generates else None,
+        pack=_line(work.pack, config.train.pack_size) if trains else None,
+    )
+
+
+def _line(work: Callable[[int], object], largest: int) -> Linear:
+    """Time one item and as many as there are at most: each once to warm up, then once more."""
+    fit = LineFit()
+    for size in sorted({1, largest}):
+        try:
+            work(size)
+            started = time()
+            work(size)
+        except torch.OutOfMemoryError:  # the run will find out what fits
+            break
+        fit.add(size, time() - started)
+    return fit.line(Linear())
+
+
+class _Work:
+    """Work on zeros in place of latents; each method waits until the device has done it."""
+
+    def __init__(self, engine: Engine, prompt: str, condition: Condition) -> None:
+        self._engine = engine
+        self._policy = engine.policy
+        self._prompt = prompt
+        self._condition = condition
+
+    @torch.no_grad()
+    def step(self, num_samples: int) -> None:
+        """One velocity of a fragment."""
+        sigma = torch.full((num_samples,), 0.5, device=self._policy.device)
+        x, condition = self._latents(num_samples), self._rows(num_samples)
+        float(self._policy.velocity(x, sigma, condition).sum())
+
+    @torch.no_grad()
+    def decode(self, num_samples: int) -> None:
+        """Decode a fragment and score it."""
+        engine, prompts = self._engine, [self._prompt] * num_samples
+        images = self._policy.decode(self._latents(num_samples))
+        score_images(engine.rewards, engine.config.rewards, images, prompts)
+
+    def pack(self, num_pairs: int) -> None:
+        """Forward and backward of a pack."""
+        config, device = self._engine.config, self._policy.device
+        sigmas = self._engine.sigmas(config.rollout.num_steps)
+        middle = config.rollout.num_steps // 2
+        x, zeros = self._latents(num_pairs), torch.zeros(num_pairs, device=device)
+        pairs = Pairs(
+            x=x,
+            x_next=x,
+            behaviour_logprob=zeros,
+            advantage=zeros + 1,
+            sigma=sigmas[middle - 1].expand(num_pairs),
+            sigma_next=sigmas[middle].expand(num_pairs),
+            condition=self._rows(num_pairs),
+        )
+        pack_gradient(
+            self._policy,
+            pairs,
+            rollout=config.rollout,
+            algorithm=config.algorithm,
+            sigma_max=float(sigmas[1]),
+            num_pairs_of_update=num_pairs,
+        )
+
+    def _latents(self, size: int) -> Tensor:
+        policy = self._policy
+        return torch.zeros(
+            size, *policy.latent_shape, device=policy.device, dtype=policy.latent_dtype
+        )
+
+    def _rows(self, size: int) -> Condition:
+        return {
+            name: value.expand(size, *value.shape[1:]) for name, value in self._condition.items()
+        }
