@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.local import orchestrated
-from digen_core.config import RunConfig
+from digen_core.config import RunConfig, ScheduleConfig
 from digen_core.data import read_prompts
 from digen_core.models import LOADERS
 from digen_core.models.policy import ALL_PARTS
@@ -150,6 +150,7 @@ def main(config: RunConfig, iterations: int) -> None:
             "cluster": config.cluster.model_copy(
                 update={"rollout_workers": 1, "trainer_workers": 1, "threads_per_worker": 1}
             ),
+            "schedule": ScheduleConfig(layout="disaggregated"),
         }
     )
     with orchestrated(config):
