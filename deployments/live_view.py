@@ -20,8 +20,10 @@ from digen_core.records import EvaluationReport, IterationRecord
 from tasks.display import (
     Progress,
     busy_fractions,
+    causes_text,
     duration,
     headlines,
+    idle_causes,
     label_of,
     sparkline,
     text_of,
@@ -30,6 +32,7 @@ from tasks.display import (
 REFRESHES_PER_SECOND = 2
 TREND_WIDTH = 24
 BAR_WIDTH = 20
+DEVICE_BAR_WIDTH = 10
 
 
 class LiveView:
@@ -100,7 +103,7 @@ class LiveView:
         if self._progress.evaluations:
             parts += ["", _evaluation_table(self._progress.evaluations)]
         if busy := busy_fractions(metrics):
-            parts += ["", _devices_table(busy)]
+            parts += ["", _devices_table(busy, self._progress.idle)]
         return Panel(Group(*parts), title=f"digen  {self._run_id}", title_align="left", width=88)
 
     def _say(self, line: str) -> None:
@@ -113,6 +116,9 @@ class LiveView:
             f"{label_of(name)} {text_of(name, record.metrics[name])}"
             for name in headlines(record.metrics)
         ]
+        if idle := idle_causes(record.metrics):
+            waited = causes_text(idle)
+            values.append(f"devices busy {1 - sum(idle.values()):.0%} (idle: {waited})")
         values.append(f"{duration(left or 0)} left")
         return f"iteration {record.iteration + 1}/{total}: {', '.join(values)}"
 
@@ -151,12 +157,14 @@ def _table(label: str, *columns: str) -> Table:
     return table
 
 
-def _devices_table(busy: dict[str, float]) -> Table:
-    table = _table("device", "busy", "idle")
-    table.add_column("last iteration")
+def _devices_table(busy: dict[str, float], idle: dict[str, dict[str, float]]) -> Table:
+    """Show what each device did in the last iteration, and what it waited for."""
+    table = _table("device", "busy")
+    table.add_column("")
+    table.add_column("idle by cause", no_wrap=True)
     for device, share in busy.items():
-        bar = ProgressBar(total=1.0, completed=share, width=BAR_WIDTH)
-        table.add_row(device, f"{share:.0%}", f"{max(0.0, 1 - share):.0%}", bar)
+        bar = ProgressBar(total=1.0, completed=share, width=DEVICE_BAR_WIDTH)
+        table.add_row(device, f"{share:.0%}", bar, causes_text(idle.get(device, {})))
     return table
 
 

@@ -1,5 +1,6 @@
 """What a run tells about itself: rows that trackers, the terminal and the data set are made of."""
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from digen_core.config import Strict
@@ -61,7 +62,7 @@ class IterationRecord:
     samples: list[SampleRow] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     idle: dict[str, dict[str, float]] = field(default_factory=dict)  # device -> cause -> share
-    timeline: bytes = b""  # picture of what the devices did, as PNG, if it was drawn
+    timeline: "Future[bytes] | None" = None  # what the devices did, as PNG, if it is drawn
 
 
 class EvaluationReport(Strict):

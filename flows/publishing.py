@@ -1,10 +1,13 @@
 """Hand what happened to everyone who keeps or shows it: disk, MLflow, Prefect, the terminal."""
 
+from dataclasses import replace
 from pathlib import Path
+from time import time
 
 import numpy as np
 
 from digen_core.records import EvaluationReport, IterationRecord
+from digen_core.trace.drawing import draw_apart, is_drawn
 from digen_core.trace.spans import DEVICES_OF_RUN, SPANS_OF_RUN, write_devices, write_spans
 from digen_core.transport.samples import write_samples
 from flows.session import Session, observers
@@ -13,6 +16,10 @@ from flows.session import Session, observers
 def publish_iteration(session: Session, record: IterationRecord) -> None:
     """Keep and show a finished iteration."""
     with session.publishing:
+        if is_drawn(record.iteration, session.config.num_iterations) or session.out_of_time:
+            spans = session.trace.around(record.iteration, time())
+            timeline = draw_apart(spans, session.devices, record.iteration)
+            record = replace(record, timeline=timeline)
         write_samples(session.run_dir / "samples", record.iteration, record.samples)
         write_spans(session.run_dir / SPANS_OF_RUN, record.iteration, record.spans)
         write_devices(session.run_dir / DEVICES_OF_RUN, session.devices)

@@ -1,5 +1,7 @@
 """A run's page in Prefect: a progress bar and a report, kept up to date as artifacts of its flow.
 
+Each iteration has a page of its own, as an artifact of its flow run: what the devices waited for.
+
 The report is Markdown: tables, and the reward curve as a picture inside the text. Prefect's pages
 draw embedded pictures; where they are not drawn (``prefect artifact inspect``), a sparkline is.
 """
@@ -8,7 +10,7 @@ import base64
 import logging
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from types import TracebackType
@@ -28,6 +30,7 @@ from tasks.display import (
     busy_fractions,
     duration,
     headlines,
+    idle_causes,
     label_of,
     line_chart,
     sparkline,
@@ -38,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 PROGRESS_KEY: Final = "digen-progress"
 REPORT_KEY: Final = "digen-report"
+ITERATION_KEY: Final = "digen-iteration"
 LAST_WORD_SECONDS: Final = 10.0
 """How long the end of a run waits for Prefect's API."""
 
@@ -102,9 +106,11 @@ class RunArtifacts:
         self._publish()
 
     def on_iteration(self, record: IterationRecord) -> None:
-        """Show a finished iteration."""
+        """Show a finished iteration; called inside its flow run."""
         self._progress.add_iteration(record)
         self._publish()
+        call = self._executor.submit(copy_context().run, self._attempt, _show_iteration, record)
+        self._calls.append(call)
 
     def on_evaluation(self, tag: str, report: EvaluationReport) -> None:
         """Show an evaluation."""
@@ -115,25 +121,11 @@ class RunArtifacts:
         self._latest.append(self._state())
         while self._calls and self._calls[0].done():
             self._calls.popleft().result()  # raises what is not the API's fault
-        self._calls.append(self._executor.submit(self._context.run, self._send))
+        self._calls.append(self._executor.submit(self._context.run, self._attempt, self._send))
 
-    def _send(self) -> None:
-        if not self._latest:
-            return  # an earlier call sent what was newer than itself
-        percent, description, report = self._latest.pop()
+    def _attempt(self, call: Callable[..., None], *arguments: object) -> None:
         try:
-            if PROGRESS_KEY not in self._ids:
-                self._ids[PROGRESS_KEY] = create_progress_artifact(
-                    percent, key=PROGRESS_KEY, description=description
-                )
-                self._ids[REPORT_KEY] = create_markdown_artifact(
-                    report, key=REPORT_KEY, description=f"Report of {self._run_id}"
-                )
-            else:
-                client = get_client(sync_client=True)
-                progress = ArtifactUpdate(data=percent, description=description)
-                client.update_artifact(self._ids[PROGRESS_KEY], progress)
-                client.update_artifact(self._ids[REPORT_KEY], ArtifactUpdate(data=report))
+            call(*arguments)
         except (HTTPError, PrefectException) as error:
             if not self._warned:
                 logger.warning(
@@ -143,6 +135,23 @@ class RunArtifacts:
                     str(error) or type(error).__name__,
                 )
             self._warned = True
+
+    def _send(self) -> None:
+        if not self._latest:
+            return  # an earlier call sent what was newer than itself
+        percent, description, report = self._latest.pop()
+        if PROGRESS_KEY not in self._ids:
+            self._ids[PROGRESS_KEY] = create_progress_artifact(
+                percent, key=PROGRESS_KEY, description=description
+            )
+            self._ids[REPORT_KEY] = create_markdown_artifact(
+                report, key=REPORT_KEY, description=f"Report of {self._run_id}"
+            )
+        else:
+            client = get_client(sync_client=True)
+            progress = ArtifactUpdate(data=percent, description=description)
+            client.update_artifact(self._ids[PROGRESS_KEY], progress)
+            client.update_artifact(self._ids[REPORT_KEY], ArtifactUpdate(data=report))
 
     def _state(self) -> _State:
         progress = self._progress
@@ -176,6 +185,37 @@ def report_of(run_id: str, progress: Progress, links: Mapping[str, str]) -> str:
         parts.append(_evaluation_table(progress.evaluations))
     links_list = [f"- {label}: {_link(target)}" for label, target in links.items()]
     return "\n\n".join([*parts, *(["\n".join(links_list)] if links_list else [])]) + "\n"
+
+
+def _show_iteration(record: IterationRecord) -> None:
+    text = iteration_report(record, record.timeline.result() if record.timeline else b"")
+    description = f"iteration {record.iteration}: what the devices waited for"
+    create_markdown_artifact(text, key=ITERATION_KEY, description=description)
+
+
+def iteration_report(record: IterationRecord, timeline: bytes) -> str:
+    """Return an iteration's page as Markdown.
+
+    Args:
+        record: of the iteration.
+        timeline: its picture as PNG, or nothing.
+    """
+    parts = [f"# iteration {record.iteration}: {record.seconds:.3g} s"]
+    if timeline:
+        picture = base64.b64encode(timeline).decode()
+        parts.append(f"![what the devices did](data:image/png;base64,{picture})")
+    return "\n\n".join([*parts, _idle_table(record)]) + "\n"
+
+
+def _idle_table(record: IterationRecord) -> str:
+    """Return the share of busy time and of each cause that occurs, of all devices and of each."""
+    idle = {"all devices": idle_causes(record.metrics), **record.idle}
+    causes = [cause for cause, share in idle["all devices"].items() if share > 0]
+    lines = [f"| | busy | {' | '.join(causes)} |", "|---" + "|---:" * (len(causes) + 1) + "|"]
+    for name, shares in idle.items():
+        values = [1 - sum(shares.values()), *(shares[cause] for cause in causes)]
+        lines.append(f"| {name} | {' | '.join(f'{value:.0%}' for value in values)} |")
+    return "\n".join(lines)
 
 
 def _metrics_table(progress: Progress) -> str:

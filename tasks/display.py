@@ -40,6 +40,7 @@ class Progress:
     num_finished: int = 0
     history: list[dict[str, float]] = field(default_factory=list)  # metrics of each iteration
     seconds: list[float] = field(default_factory=list)  # of each iteration
+    idle: dict[str, dict[str, float]] = field(default_factory=dict)  # of the last iteration
     evaluations: dict[str, EvaluationReport] = field(default_factory=dict)  # by tag, in order
     started: float = field(default_factory=monotonic)
 
@@ -49,6 +50,7 @@ class Progress:
         self.num_finished = record.iteration + 1
         self.history.append(record.metrics)
         self.seconds.append(record.seconds)
+        self.idle = record.idle
 
     @property
     def fraction(self) -> float:
@@ -108,6 +110,17 @@ def busy_fractions(metrics: Mapping[str, float]) -> dict[str, float]:
         for name, value in sorted(metrics.items())
         if name.startswith(prefix) and name.endswith(suffix)
     }
+
+
+def idle_causes(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the causes of all devices' idle time and their shares, from ``idle/<cause>``."""
+    return {n.removeprefix("idle/"): v for n, v in metrics.items() if n.startswith("idle/")}
+
+
+def causes_text(shares: Mapping[str, float]) -> str:
+    """Return causes of idle time, the largest first: "tail 20%, push 3%"."""
+    ordered = sorted(shares.items(), key=lambda item: -item[1])
+    return ", ".join(f"{cause} {share:.0%}" for cause, share in ordered if share >= 0.005)
 
 
 def duration(seconds: float) -> str:

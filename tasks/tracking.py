@@ -3,6 +3,7 @@
 Metrics keep the names of :class:`IterationRecord`; their step is the policy version. Artifacts:
     config.json              the whole config
     grids/<name>.png         images of the evaluation prompts
+    timelines/<name>.png     what the devices did in some of the iterations
     evaluation/<tag>.json    evaluation reports
 
 Logging returns at once: each run has one thread that does its calls in order. (MLflow's own
@@ -10,6 +11,7 @@ asynchronous queue is shared by all runs of a process, so that one run's flush b
 A call that MLflow does not take is warned about once, and the run goes on without it.
 """
 
+import io
 import json
 import logging
 import math
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
+from PIL import Image
 from requests import RequestException
 
 from digen_core.config import ConfigError, RunConfig
@@ -94,13 +97,16 @@ class Tracker:
         return cls(client, uri, experiment_id, info.run_id)
 
     def log_iteration(self, record: IterationRecord) -> None:
-        """Log the metrics of an iteration; MLflow's step counts iterations from 1.
+        """Log the metrics of an iteration, and its timeline; MLflow's step counts from 1.
 
         Raises:
             ValueError: a metric is NaN or infinite.
         """
         step = record.iteration + 1
         self._log_metrics(f"metrics of iteration {step}", record.metrics, step)
+        if record.timeline is not None:
+            name = f"timelines/iteration-{record.iteration:04d}.png"
+            self._submit(name, self._log_picture, record.timeline, name)
 
     def log_evaluation(self, tag: str, report: EvaluationReport) -> None:
         """Log the rewards of an evaluation as ``evaluation/<component>``, and the report as JSON.
@@ -191,6 +197,10 @@ class Tracker:
         now = int(time.time() * 1000)
         metrics = [Metric(name, value, now, step) for name, value in values.items()]
         self._submit(what, self._client.log_batch, self.mlflow_run_id, metrics)
+
+    def _log_picture(self, picture: Future[bytes], path: str) -> None:
+        if png := picture.result():
+            self._client.log_image(self.mlflow_run_id, Image.open(io.BytesIO(png)), path)
 
     def _submit(self, what: str, call: Callable[..., Any], *args: Any) -> None:
         while self._pending and self._pending[0].done():

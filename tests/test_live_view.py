@@ -26,7 +26,9 @@ def record_of(iteration: int, seconds: float = 8.0) -> IterationRecord:
         "throughput/samples_per_second": 15.25,
         "device/rollout-0/busy_fraction": 0.75,
     }
-    return IterationRecord(iteration, iteration + 1, seconds, metrics)
+    metrics |= {"idle/fill": 0.0, "idle/tail": 0.05, "idle/push": 0.2}
+    idle = {"rollout-0": {"fill": 0.0, "tail": 0.05, "push": 0.2}}
+    return IterationRecord(iteration, iteration + 1, seconds, metrics, idle=idle)
 
 
 def report_of(version: int, reward: float) -> EvaluationReport:
@@ -71,7 +73,8 @@ def test_the_page_shows_how_the_run_goes():
     assert "12.3%" in line_with(page, "clipped")
     assert "0.00125" in line_with(page, "KL to the base model")
     assert "15.2" in line_with(page, "images/s")
-    assert line_with(page, "rollout-0").split()[2:4] == ["75%", "25%"]
+    assert line_with(page, "rollout-0").split()[2] == "75%"
+    assert "push 20%, tail 5%" in line_with(page, "rollout-0")
     assert "before (v0)" in page
 
 
@@ -108,7 +111,7 @@ def test_without_a_terminal_each_event_is_one_ascii_line():
         "evaluation before: version 0, 128 samples of 16 prompts: reward 0.250, shapes/exact 0.125",
         "iteration 1/4: reward 0.250, shapes/exact 0.125, std within groups 0.120, "
         "groups without signal 1, KL to the base model 0.00125, clipped 12.3%, gradient norm 0.5, "
-        "images/s 15.2, 0:24 left",
+        "images/s 15.2, devices busy 75% (idle: push 20%, tail 5%), 0:24 left",
         "finished",
     ]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from matplotlib.figure import Figure
+from PIL import Image
 
 _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1440px; margin: 2em auto; padding: 0 1em;
@@ -50,11 +51,16 @@ def page(title: str, sections: Sequence[tuple[str, Sequence[Part]]]) -> str:
     return "\n".join([*lines, "</body></html>\n"])
 
 
-def png_of(figure: Figure) -> bytes:
-    """Return a figure as PNG."""
+def png_of(figure: Figure, num_colours: int | None = None) -> bytes:
+    """Return a figure as PNG, with a palette of its own if the number of colours is limited."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
-    return buffer.getvalue()
+    if num_colours is None:
+        return buffer.getvalue()
+    image = Image.open(buffer).convert("P", palette=Image.Palette.ADAPTIVE, colors=num_colours)
+    small = io.BytesIO()
+    image.save(small, "png", optimize=True)
+    return small.getvalue()
 
 
 def _html_of(part: Part, heading: str) -> str:

@@ -18,7 +18,7 @@ from prefect.context import FlowRunContext
 from digen_core.config import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord
 from tasks import artifacts
-from tasks.artifacts import RunArtifacts, report_of
+from tasks.artifacts import RunArtifacts, iteration_report, report_of
 from tasks.display import Progress
 
 CONFIG = RunConfig(num_iterations=4)
@@ -39,6 +39,28 @@ def report_at(version: int, reward: float) -> EvaluationReport:
     return EvaluationReport(
         version=version, num_prompts=16, num_samples=128, rewards={"reward": reward}
     )
+
+
+def test_an_iterations_page_says_what_the_devices_waited_for():
+    metrics = {"idle/fill": 0.25, "idle/tail": 0.0, "idle/push": 0.125}
+    idle = {
+        "rollout-0": {"fill": 0.0, "tail": 0.0, "push": 0.25},
+        "trainer-0": {"fill": 0.5, "tail": 0.0, "push": 0.0},
+    }
+    record = IterationRecord(7, 8, 12.5, metrics, idle=idle)
+    without = iteration_report(record, b"")
+    assert without.splitlines() == [
+        "# iteration 7: 12.5 s",
+        "",
+        "| | busy | fill | push |",
+        "|---|---:|---:|---:|",
+        "| all devices | 62% | 25% | 12% |",
+        "| rollout-0 | 75% | 0% | 25% |",
+        "| trainer-0 | 50% | 50% | 0% |",
+    ]
+    picture = base64.b64encode(b"PNG").decode()
+    line = f"![what the devices did](data:image/png;base64,{picture})"
+    assert line in iteration_report(record, b"PNG").splitlines()
 
 
 @flow
@@ -63,7 +85,7 @@ def artifacts_of(flow_run_id: str) -> dict:
 @pytest.mark.slow
 def test_a_flow_has_a_progress_bar_and_a_report(prefect_backend):
     found = artifacts_of(watched_run(3))
-    assert set(found) == {"digen-progress", "digen-report"}
+    assert set(found) == {"digen-progress", "digen-report", "digen-iteration"}
     progress, report = found["digen-progress"], found["digen-report"]
     assert (progress.type, progress.data) == ("progress", 75.0)
     assert progress.description.startswith("shapes-1: 3 of 4 iterations, finished, 0:0")
