@@ -73,7 +73,7 @@ def plan_job(
         own = sized[layout][1]
         found = search(own, layout, fixed, max_stale_share=max_stale_share)
         plans.append(JobPlan(own, found))
-    return sorted(plans, key=lambda plan: plan.seconds)
+    return sorted(plans, key=lambda plan: (plan.seconds, plan.layout != BASELINE))
 
 
 def sizes(job: Job) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,128 @@
+"""How a run begins with its costs, learns them, and resolves its layout."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from digen_core.config import ConfigError, RolloutConfig, RunConfig
+from digen_core.control.costs import Costs, DeviceCosts, Linear
+from digen_core.control.protocol import CostsUpdated, Device
+from digen_core.planning.profile import Measured, load_profile
+from digen_core.records import Span
+from flows.scheduling import learn_costs, resolve_layout, start_profile
+from flows.session import Session
+
+BOTH = frozenset({"rollout", "trainer"})
+FREE = [Device("worker-0", BOTH), Device("worker-1", BOTH)]
+SPLIT = [Device("rollout-0", frozenset({"rollout"})), Device("trainer-0", frozenset({"trainer"}))]
+STEP, PACK = Linear(fixed=0.5, per_item=0.25), Linear(fixed=1.0, per_item=0.5)
+COSTS = Costs(kinds={"default": DeviceCosts(step=STEP, pack=PACK)})
+
+
+def config(**schedule) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "rollout": {
+                "prompts_per_iteration": 2,
+                "group_size": 2,
+                "fragment_size": 2,
+                "num_steps": 3,
+            },
+            "algorithm": {"window": (1, 0, 1)},
+            "train": {"pack_size": 2},
+            "schedule": schedule,
+        }
+    )
+
+
+@pytest.fixture
+def session(tmp_path):
+    it = Session("run", config(layout="tsp"), tmp_path, *[None] * 7)
+    it.devices = SPLIT
+    return it
+
+
+def schedule_of(session):
+    return json.loads((session.run_dir / "schedule.json").read_text())
+
+
+def test_auto_takes_the_fastest_and_changes_nothing_else():
+    # One group and free switches: nothing overlaps, and two devices are faster than one.
+    one = {"prompts_per_iteration": 1, "group_size": 4, "fragment_size": 2, "num_steps": 3}
+    given = config(layout="auto").model_copy(update={"rollout": RolloutConfig(**one)})
+    chosen, devices = resolve_layout(given, FREE, COSTS)
+    assert chosen.schedule.layout == "colocated-strong"
+    assert devices == FREE
+    assert chosen.model_copy(update={"schedule": given.schedule}) == given
+
+
+def test_auto_names_the_devices_that_there_are():
+    _, devices = resolve_layout(config(layout="auto"), FREE, COSTS)
+    assert {device.name for device in devices} == {"worker-0", "worker-1"}
+
+
+def test_auto_splits_where_switches_are_dear():
+    dear = COSTS.model_copy(update={"switch_to_trainer": 50.0, "switch_to_rollout": 50.0})
+    chosen, devices = resolve_layout(config(layout="auto"), FREE, dear)
+    assert chosen.schedule.layout in ("tsp", "gap", "tag", "elastic")
+    assert (chosen.schedule.helpers, chosen.schedule.assistants) == (0, 0)
+    assert [sorted(device.roles) for device in devices] == [["rollout"], ["trainer"]]
+
+
+def test_auto_keeps_roles_that_are_given():
+    _, devices = resolve_layout(config(layout="auto"), SPLIT, COSTS)
+    assert devices == SPLIT
+
+
+def test_auto_is_stale_only_with_leave():
+    dear = COSTS.model_copy(
+        update={"push": 20.0, "switch_to_trainer": 50.0, "switch_to_rollout": 50.0}
+    )
+    on_policy, _ = resolve_layout(config(layout="auto"), SPLIT, dear)
+    assert not on_policy.schedule.stale_share
+    stale, _ = resolve_layout(config(layout="auto", max_stale_share=0.5), SPLIT, dear)
+    assert (stale.schedule.layout, stale.schedule.stale_share) == ("tcss", 0.5)
+
+
+def test_help_that_is_asked_for_and_not_there():
+    with pytest.raises(ConfigError, match="no split of 2 devices has"):
+        resolve_layout(config(layout="auto", helpers=7), SPLIT, COSTS)
+
+
+def test_a_run_begins_with_what_was_measured(session):
+    start_profile(
+        session, dict(zip(SPLIT, [Measured(step=STEP), Measured(pack=PACK)], strict=True))
+    )
+    assert session.known_costs == COSTS
+    assert session.step_seconds == 1.0
+    # Two fragments of 3 s; the first group is trained meanwhile, the second one in 2 s.
+    assert schedule_of(session) == {
+        "layout": "tsp",
+        "split": [1, 1],
+        "helpers": "auto",
+        "assistants": "auto",
+        "max_stale_share": 0.0,
+        "predicted_seconds": pytest.approx(8.0),
+    }
+
+
+def test_a_profile_wins_over_the_measurement(session, tmp_path):
+    path = tmp_path / "earlier.json"
+    path.write_text(Costs(kinds={"h100": COSTS.kinds["default"]}, push=1.0).model_dump_json())
+    session.config = config(layout="tsp", profile=str(path))
+    start_profile(session, dict.fromkeys(SPLIT, Measured(step=PACK, pack=STEP)))
+    assert session.known_costs == COSTS.model_copy(update={"push": 1.0})
+    assert schedule_of(session)["predicted_seconds"] == pytest.approx(9.0)
+
+
+def test_an_iteration_is_learnt_from_told_and_kept(session):
+    start_profile(session, dict.fromkeys(SPLIT, Measured(step=STEP, pack=PACK)))
+    # A step of two samples took 2 s instead of 1.
+    span = Span(0, "denoise", "denoise", "rollout-0", 0.0, 0.0, 2.0, num_items=2)
+    learn_costs(session, [replace(span, first_step=0, end_step=1)])
+    told = session.inbox.get_nowait()
+    assert told == CostsUpdated(session.known_costs)
+    assert told.costs.kinds["default"].step == Linear(fixed=1.0, per_item=0.5)
+    assert load_profile(session.run_dir / "profile.json") == told.costs
+    assert schedule_of(session)["predicted_seconds"] == pytest.approx(14.0)

@@ -1,0 +1,50 @@
+"""The prediction for a run, by hand."""
+
+import pytest
+
+from digen_core.control.costs import Costs, DeviceCosts, Linear
+from digen_core.control.layout import LAYOUTS
+from digen_core.control.protocol import Device
+from digen_core.control.schedule import Schedule, Workload
+from digen_core.planning.predict import predicted_seconds
+
+COSTS = Costs(
+    kinds={
+        "default": DeviceCosts(
+            step=Linear(fixed=0.5, per_item=0.25),
+            decode=Linear(per_item=0.25),
+            pack=Linear(fixed=1.0, per_item=0.5),
+        )
+    },
+    optimizer_step=0.25,
+    push=0.75,
+)
+DEVICES = [Device("g", frozenset({"rollout"})), Device("t", frozenset({"trainer"}))]
+
+
+@pytest.mark.parametrize(
+    ("layout", "seconds"),
+    [
+        # Two fragments of 3 (0.5 + 2 0.25) + 2 0.25 s, two packs of two pairs, step and push.
+        ("disaggregated", 7.0 + 4.0 + 0.25 + 0.75),
+        # The first group's two pairs are trained while the second one is generated.
+        ("tsp", 7.0 + 2.0 + 0.25 + 0.75),
+    ],
+)
+def test_an_iteration_by_hand(layout, seconds):
+    work = Workload(2, 2, 2, 3, 2, 2, samples_per_pack=2)
+    schedule = Schedule(LAYOUTS[layout], queue_depth=2)
+    assert predicted_seconds(DEVICES, work, schedule, COSTS, 1) == pytest.approx(seconds)
+
+
+def test_stale_groups_are_predicted_in_steady_state():
+    work = Workload(2, 2, 2, 3, 2, 2)
+    seconds = [
+        predicted_seconds(
+            DEVICES, work, Schedule(LAYOUTS["tcss"], share, staleness, 0, 0), COSTS, 1
+        )
+        for share, staleness in ((0.0, 1), (1.0, 1), (1.0, 20))
+    ]
+    # Generation alone takes 7 s; all that comes after it is hidden.
+    assert seconds[0] == pytest.approx(10.0)
+    assert seconds[1:] == pytest.approx([7.0, 7.0])
