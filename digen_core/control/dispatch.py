@@ -58,10 +58,13 @@ class Dispatcher:
     def _deep_enough(
         self, device: DeviceState, iterations: Sequence[Iteration], depth: int
     ) -> bool:
-        """Keep the last pieces of work for whichever device is free first."""
+        """Keep the last pieces of work for whichever device is free first.
+
+        And the first ones for devices that have nothing yet, whose version is still on its way.
+        """
         if depth == 1:
             return True
-        if not iterations:
+        if not iterations or not all(other.queue for other in self._fleet.with_mode(device.mode)):
             return False
         others = len(self._fleet.with_mode(device.mode)) - 1
         if device.mode == "rollout":

@@ -57,6 +57,23 @@ def test_an_iteration_with_a_barrier():
     assert it.handle(p.VersionLoaded("rollout-0", 1)) == [p.FinishIteration(0, updated=True)]
 
 
+def test_work_ahead_waits_for_devices_that_have_none():
+    # Else rollout-0 would generate all of group 0, and its pairs would come twice as late.
+    it = make_controller("disaggregated", 2, 1, queue_depth=2)
+    it.start()
+    (first, second), (third, _) = (fragments_of(make_workload(), 0, group) for group in (0, 1))
+    assert it.handle(p.IterationOffered(0, TRAINED)) == []
+    assert it.handle(p.VersionLoaded("rollout-0", 0)) == [
+        p.Encode(0, 0, "rollout-0"),
+        p.Generate(first, 0, 4, 0, "rollout-0"),
+    ]
+    assert it.handle(p.VersionLoaded("rollout-1", 0)) == [
+        p.Generate(second, 0, 4, 0, "rollout-1"),
+        p.Encode(0, 1, "rollout-0"),
+        p.Generate(third, 0, 4, 0, "rollout-0"),
+    ]
+
+
 def test_gap_trains_a_group_while_the_next_is_generated():
     it, workload = started("tsp"), make_workload()
     it.handle(p.IterationOffered(0, TRAINED))

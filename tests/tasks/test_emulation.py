@@ -1,0 +1,173 @@
+"""Emulated devices: they stand where real ones do, and wait for what the cost model says."""
+
+import inspect
+import threading
+import time
+from itertools import pairwise
+
+import pytest
+
+from digen_core.config import ConfigError, RunConfig
+from digen_core.planning.search import Choice
+from digen_core.sim.scenario import Scenario
+from flows.emulate import emulated_config
+from tasks import emulation, rollout, setup, train
+from tasks.emulation import EMULATED, REWARD_SERVERS, RewardServers, body_of, place_of
+
+REAL = (
+    setup.load_model,
+    train.start_state,
+    rollout.encode,
+    rollout.denoise_steps,
+    rollout.decode_and_score,
+    train.advantages,
+    train.train_pack,
+    train.reduce,
+    train.step,
+    train.publish,
+    train.push_weights,
+)
+
+
+@pytest.fixture
+def scenario() -> Scenario:
+    """Four groups of two fragments: a fragment takes 1 s, a pack of four pairs 0.8 s."""
+    return Scenario(
+        devices=4,
+        prompts=4,
+        group_size=2,
+        trained_per_group=2,
+        steps=3,
+        trained_steps=2,
+        fragment_size=1,
+        pack_size=4,
+        d0=0.1,
+        d1=0.2,
+        vae=0.1,
+        a=0.4,
+        c=0.1,
+        optimizer_step=0.3,
+        reward_seconds=0.2,
+        reward_servers=2,
+        push=0.5,
+        switch_colocated=1.0,
+        jitter=0.05,
+    )
+
+
+@pytest.fixture
+def config(scenario, tmp_path):
+    return emulated_config(scenario, Choice("tsp", 2), tmp_path, num_iterations=3, seed=7)
+
+
+def test_a_scenario_can_be_made_slower(scenario):
+    slow, original = scenario.scaled(3.0), scenario.costs(2)
+    assert slow.floor(2) == pytest.approx(3 * scenario.floor(2))
+    costs = slow.costs(2)
+    assert costs.kinds["rollout"].fragment(1, 3) == pytest.approx(3 * 1.0)
+    assert costs.kinds["trainer"].pack(4) == pytest.approx(3 * 0.8)
+    for name in ("reward", "optimizer_step", "push", "switch_to_rollout", "switch_to_trainer"):
+        assert getattr(costs, name) == pytest.approx(3 * getattr(original, name))
+    assert slow.jitter == scenario.jitter
+
+
+def test_each_real_task_has_one_of_its_name_and_parameters(config):
+    for real in REAL:
+        body = body_of(config, real)
+        assert (body.name, body.task_run_name) == (real.name, real.task_run_name)
+        parameters = list(inspect.signature(real.fn).parameters)
+        assert list(inspect.signature(body.fn).parameters) == parameters
+        assert body_of(RunConfig(), real) is real
+    assert set(EMULATED) == {real.name for real in REAL} | {"switch"}
+
+
+def test_only_work_holds_the_device(config):
+    for kind in ("denoise", "train", "step", "switch"):
+        assert place_of(config, kind, "rollout-1") == ("rollout-1", {"device": 1})
+    for kind in ("encode", "advantages", "reduce", "publish", "push"):
+        assert place_of(config, kind, "rollout-1") == ("rollout-1", {})
+    assert place_of(config, "score", "rollout-1") == (REWARD_SERVERS, {})
+    assert place_of(RunConfig(), "score", "rollout-1") == ("rollout-1", {})
+
+
+def test_jitter_is_that_of_the_work(config):
+    first = config.factor("denoise", 0, 1, 0, 2)
+    assert config.factor("denoise", 0, 1, 0, 2) == first
+    others = [("denoise", 0, 1, 0, 1), ("decode", 0, 1, 0, 2), ("denoise", 1, 1, 0, 2)]
+    assert len({first, *(config.factor(*other) for other in others)}) == 4
+    factors = [config.factor("train", 0, index) for index in range(2000)]
+    assert sum(factors) / 2000 == pytest.approx(1.0, abs=0.005)  # 4.5 standard errors
+    steady = config.scenario.model_copy(update={"jitter": 0.0})
+    steady = config.model_copy(update={"scenario": steady})
+    assert steady.factor("train", 0, 1) == 1.0
+
+
+def test_reward_servers_score_so_many_samples_at_a_time():
+    servers = RewardServers(2)
+    started = time.monotonic()
+    servers.score((0, 0), [0.1, 0.1, 0.1])
+    assert 0.2 <= time.monotonic() - started < 0.29
+
+
+def test_reward_servers_take_the_first_group_first():
+    servers, ended = RewardServers(1), []
+
+    def score(group):
+        servers.score((0, group), [0.1])
+        ended.append(group)
+
+    threads = [threading.Thread(target=score, args=(group,)) for group in (4, 3, 1)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.02)
+    for thread in threads:
+        thread.join()
+    assert ended == [4, 1, 3]  # 4 was alone when it came
+
+
+def test_best_of_n_is_refused(scenario, tmp_path):
+    scenario = scenario.model_copy(update={"trained_per_group": 1})
+    with pytest.raises(ConfigError, match="trained_per_group is 1 of group_size 2; "):
+        emulated_config(scenario, Choice("tsp", 2), tmp_path, num_iterations=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "choice", [Choice("colocated", None), Choice("tsp", 2)], ids=lambda choice: choice.layout
+)
+def test_a_run_takes_what_its_simulation_says(choice, scenario, tmp_path, prefect_backend):
+    from deployments.bench_layouts import row_of, run_emulated
+
+    config = emulated_config(scenario, choice, tmp_path, num_iterations=3, steps_per_task=3)
+    spans, schedule = run_emulated(config)
+    by_kind = {}
+    for span in spans:
+        by_kind.setdefault(span.kind, []).append(span)
+    assert len(by_kind["denoise"]) == 3 * 8
+    for span in by_kind["denoise"]:
+        group = (span.iteration, span.group, span.fragment)
+        steps = sum(config.factor("denoise", *group, step) for step in range(3))
+        seconds = 0.3 * steps + 0.1 * config.factor("decode", *group)
+        assert seconds <= span.ended - span.started < seconds + 0.2
+    for span in by_kind["score"]:
+        assert span.device == REWARD_SERVERS
+    pairs = [sum(s.num_items for s in by_kind["train"] if s.iteration == k) for k in range(3)]
+    assert pairs == [16, 16, 16]
+    for span in by_kind["push"]:
+        waits = span.version > 0 and "rollout" in config.devices[span.device].roles
+        assert span.ended - span.started >= (0.5 if waits else 0.0)
+    work = {kind for kind in by_kind if kind in emulation.OCCUPYING}
+    assert work >= {"denoise", "train", "step"}
+    assert ("switch" in work) == (choice.layout == "colocated")
+    for device in config.devices:
+        own = sorted((s for s in spans if s.device == device and s.kind in work), key=started)
+        for before, after in pairwise(own):
+            assert before.ended <= after.started
+    row = row_of(scenario, choice, schedule, spans, time_scale=1.0, seed=0)
+    assert row.predicted <= 1.02 * row.seconds
+    assert row.seconds <= 1.25 * row.predicted
+    assert sum(row.idle.values()) < 1
+
+
+def started(span):
+    return span.started
