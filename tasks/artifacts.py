@@ -55,7 +55,7 @@ class _State(NamedTuple):
 class RunArtifacts:
     """An observer of a run that keeps its two artifacts. Make and enter it inside the run's flow.
 
-    Calls return at once: one thread talks to the API, and while it is busy newer states replace
+    Calls return at once: a thread talks to the API, and while it is busy newer states replace
     older ones. An API that is down is warned about once.
     """
 
@@ -77,6 +77,7 @@ class RunArtifacts:
         self._latest: deque[_State] = deque(maxlen=1)
         self._calls: deque[Future[None]] = deque()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="artifacts")
+        self._pages = ThreadPoolExecutor(1, thread_name_prefix="pages")  # waits for pictures
         self._warned = False
 
     def __enter__(self) -> Self:
@@ -96,7 +97,8 @@ class RunArtifacts:
         )
         self._publish()
         done, _ = wait(self._calls, timeout=LAST_WORD_SECONDS)
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._executor, self._pages):
+            executor.shutdown(wait=False, cancel_futures=True)
         for call in done:
             call.result()
 
@@ -109,7 +111,7 @@ class RunArtifacts:
         """Show a finished iteration; called inside its flow run."""
         self._progress.add_iteration(record)
         self._publish()
-        call = self._executor.submit(copy_context().run, self._attempt, _show_iteration, record)
+        call = self._pages.submit(copy_context().run, self._attempt, _show_iteration, record)
         self._calls.append(call)
 
     def on_evaluation(self, tag: str, report: EvaluationReport) -> None:

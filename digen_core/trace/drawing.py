@@ -64,7 +64,7 @@ def _draw(request: bytes) -> bytes:
 
 def main() -> None:
     """Read what to draw, and write the PNG."""
-    os.nice(19)  # the devices of a local run are processes of the same machine
+    os.nice(10)  # the devices of a local run are processes of the same machine
     spans, devices, iteration = pickle.load(sys.stdin.buffer)
     window = iteration_windows(spans)[iteration]
     gaps = idle_gaps(spans, devices, window)

@@ -33,7 +33,7 @@ class IdleStyle:
 
 
 IDLE_STYLES: Final[dict[Cause, IdleStyle]] = {
-    "fill": IdleStyle("#D6E9F8", "//", "no first pairs yet"),
+    "fill": IdleStyle("#D6E9F8", "//", "its first inputs are being made"),
     "starvation": IdleStyle("#FBDCC0", "\\\\", "between packs, no pairs"),
     "reward": IdleStyle("#CBEBDD", "..", "a score is awaited"),
     "tail": IdleStyle("#E4E4E4", "--", "nothing left, others work"),

@@ -92,7 +92,7 @@ def test_the_idle_chart_stacks_shares_up_to_one():
     }
     assert widths == {
         "busy 30.0%": pytest.approx([0.3, 0.6, 0]),
-        "fill 50.0%\nno first pairs yet": pytest.approx([0.5, 0, 1]),
+        "fill 50.0%\nits first inputs are being made": pytest.approx([0.5, 0, 1]),
         "push 20.0%\na version is made or loaded": pytest.approx([0.2, 0.4, 0]),
     }
 
