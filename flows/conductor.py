@@ -33,7 +33,7 @@ from flows.open_iteration import Ended, OpenIteration
 from flows.run import on_cluster
 from flows.session import Session
 from flows.workload import schedule_of, workload_of
-from tasks.cluster import lost_devices, worker_lost
+from tasks.cluster import lost_devices, recompute_elsewhere, worker_lost
 from tasks.completions import Completion
 from tasks.emulation import EmulatedConfig
 
@@ -228,3 +228,6 @@ class Conductor:
                 self._handle(DeviceLost(name))
             except ControllerError as error:
                 raise worker_lost(name, address) from error
+            # What tasks that are under way on other devices wait for.
+            place = session.addresses[session.rollout_devices()[0]]
+            recompute_elsewhere(session.client, address, place)

@@ -71,8 +71,11 @@ class Submitter:
         config = self._session.config
         body, (device, resources) = body_of(config, task), place_of(config, kind, device)
 
+        # A worker that is started again has the name of the lost one, but not its model.
+        address = self._session.addresses.get(device, device)
+
         def submit() -> PrefectFuture[Any]:
-            with dask.annotate(workers=[device], resources=resources, priority=priority):
+            with dask.annotate(workers=[address], resources=resources, priority=priority):
                 future: PrefectFuture[Any] = body.submit(self._session.run_id, label, **parameters)
                 return future
 

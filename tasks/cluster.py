@@ -123,6 +123,34 @@ def lost_devices(client: Client, addresses: dict[str, str]) -> list[str]:
     return [name for name, address in addresses.items() if address not in present]
 
 
+def recompute_elsewhere(client: Client, lost: str, address: str) -> None:
+    """Let a worker compute again what others wait for and only a lost worker had.
+
+    Tasks are pinned to their workers, so Dask would wait for the lost one for ever.
+
+    Args:
+        client: of the cluster.
+        lost: address of the lost worker.
+        address: of the worker that takes its place.
+    """
+    client.run_on_scheduler(_move_what_is_needed, lost=lost, address=address)
+
+
+def _move_what_is_needed(dask_scheduler: Scheduler, lost: str, address: str) -> None:
+    tasks = dask_scheduler.tasks.values()
+    lost_tasks = {task for task in tasks if lost in (task.worker_restrictions or ())}
+    needed = [task for task in tasks if task.state == "waiting" and task not in lost_tasks]
+    while needed:
+        for task in needed.pop().dependencies & lost_tasks:
+            if task.state != "memory":
+                lost_tasks.remove(task)
+                task.worker_restrictions = {address}
+                needed.append(task)
+    worker = dask_scheduler.workers[address]
+    runnable = dask_scheduler.bulk_schedule_unrunnable_after_adding_worker(worker)
+    dask_scheduler.transitions(runnable, stimulus_id=f"{lost} was lost")
+
+
 def require_workers(client: Client, addresses: dict[str, str]) -> None:
     """Check that every worker of the run is still the process that it was.
 

@@ -1,0 +1,210 @@
+"""The contract under every layout: the weights do not depend on who did what, or when.
+
+Each run's weights are compared with the serial loop's; stale ones with a serial loop that is told
+which versions generated. And each run must show that what its layout is for has happened.
+"""
+
+import os
+import signal
+from collections import Counter
+from functools import lru_cache
+from itertools import cycle, product
+
+import pytest
+from integration_support import TOLERANCE, distance, initial, reference
+from layout_runs import MAX_WORKERS, Case, DisturbedController, Run, run_case
+
+from digen_core.control import protocol as p
+from digen_core.control.layout import LAYOUTS
+
+pytestmark = pytest.mark.slow
+
+# Each value of each dimension at least twice (a test below counts them).
+CASES = [
+    Case("colocated", (1,), 4, 1, pauses=True),
+    Case("colocated", (3,), 2, 8, dtype="float32"),
+    Case("colocated-strong", (1,), 2, 3, pauses=True),
+    Case("colocated-strong", (4,), 1, 8, steps_per_task=2),
+    Case("disaggregated", (1, 2), 4, 3, pauses=True),
+    Case("disaggregated", (3, 1), 1, 1, dtype="float32", steps_per_task=2),
+    Case("gap", (1, 1), 2, 3, pauses=True),
+    Case("gap", (2, 2), 4, 8, dtype="float32"),
+    Case("tsp", (2, 1), 1, 3, pauses=True, dtype="float32"),
+    Case("tsp", (1, 2), 4, 1),
+    Case("tag", (2, 2), 1, 8, helping=True, pauses=True),
+    Case("tag", (1, 1), 4, 3, helping=True, dtype="float32"),
+    Case("elastic", (3, 1), 2, 3, helping=True, pauses=True, dtype="float32"),
+    Case("elastic", (2, 1), 4, 1, helping=True),
+    Case("tcss", (2, 2), 2, 3, helping=True, pauses=True, share=1.0),
+    Case("tcss", (1, 1), 4, 8, share=0.5, dtype="float32"),
+]
+
+
+def all_cases() -> list[Case]:
+    """Every layout on every split of up to four workers, with and without help and pauses.
+
+    Sizes, precisions and steps per task take turns.
+    """
+    turns = cycle(product((1, 2, 4), ("float64", "float32"), (1, 3, 8)))
+    cases = []
+    layouts = [(name, None) for name in LAYOUTS if name != "tcss"]
+    for layout, share in [*layouts, ("tcss", 0.5), ("tcss", 1.0)]:
+        splits = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1)]
+        if LAYOUTS[layout].colocated:
+            splits = [(1,), (2,), (3,), (4,)]
+        helping = [False, True] if LAYOUTS[layout].trainers_help else [False]
+        for workers, help_, pauses in product(splits, helping, [False, True]):
+            fragment, dtype, pack = next(turns)
+            per_task = 1 if pauses else 2
+            cases.append(
+                Case(layout, workers, fragment, pack, help_, pauses, dtype, share, per_task)
+            )
+    return cases
+
+
+@pytest.fixture(scope="module")
+def cluster(prefect_backend):
+    """A client of four workers with both roles; a case takes some of them."""
+    import dask
+    from distributed import Client
+
+    from digen_core.config import ClusterConfig
+    from tasks.cluster import local_devices, run_cluster
+
+    config = ClusterConfig(rollout_workers=MAX_WORKERS)
+    devices = local_devices(config, colocated=True)[:MAX_WORKERS]
+    come_back = dask.config.set({"distributed.deploy.lost-worker-timeout": "10 min"})
+    with (
+        come_back,
+        run_cluster(config, devices) as address,
+        Client(address, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def run(cluster, tree, monkeypatch):
+    """Return a function that runs a case when all workers are there."""
+
+    def run_on_all(case: Case, **changes) -> Run:
+        cluster.wait_for_workers(MAX_WORKERS, timeout=240)
+        return run_case(case, tree, cluster.scheduler.address, monkeypatch, **changes)
+
+    return run_on_all
+
+
+@lru_cache(maxsize=1)
+def serial_runs() -> dict:
+    """What the serial loop made, by precision and versions: the layout is not its business."""
+    return {}
+
+
+def check_weights(run: Run) -> None:
+    """Compare with the serial loop that generates with the run's versions."""
+    from digen_core.transport.weights import read_weights
+
+    versions, dtype = run.versions(), run.config.model.dtype
+    key = (dtype, tuple(sorted(versions.items())))
+    if key not in serial_runs():
+        serial_runs()[key] = reference(run.config, version_of=lambda *group: versions[group])
+    serial = serial_runs()[key]
+    version, weights, ema = read_weights(run.folder / "weights")
+    assert version == 3
+    assert distance(serial.weights, initial(run.config)) > 1e-3, "the weights did not move"
+    found = distance(weights, serial.weights), distance(ema, serial.ema)
+    assert max(found) < TOLERANCE[dtype]
+
+
+def check_mechanism(case: Case, run: Run) -> None:
+    """What the layout is for has happened, and nothing else."""
+    layout = LAYOUTS[case.layout]
+    helped, trained = run.num_by_others("denoise", "rollout"), run.num_by_others("train", "trainer")
+    assert bool(helped) == (case.helping and layout.trainers_help)
+    if trained:
+        assert case.helping
+        assert layout.rollouts_train
+    assert bool(run.num_paused) or not case.pauses
+    stale = Counter(i for (i, _), version in run.versions().items() if version < i)
+    assert all(version >= i - 1 for (i, _), version in run.versions().items())
+    assert bool(stale) == bool(case.share)
+    assert max(stale.values(), default=0) <= (case.share or 0) * 3
+    sizes = {span.num_items for span in run.spans if span.kind == "train"}
+    assert max(sizes) <= case.pack if layout.packed else sizes == {1}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_weights_equal_the_serial_reference(case, run):
+    found = run(case)
+    check_weights(found)
+    check_mechanism(case, found)
+    if case.layout == "elastic" and case.pack < 4:  # else one trainer takes all ready pairs
+        assert found.num_by_others("train", "trainer"), "no rollout device trained"
+    if case.layout == "tag" and case.pauses:
+        assert found.num_moved, "no fragment went on elsewhere"
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+def test_weights_equal_the_serial_reference_everywhere(case, run):
+    found = run(case)
+    check_weights(found)
+    check_mechanism(case, found)
+
+
+def test_the_cases_have_every_value_twice():
+    def values(case: Case) -> list[tuple[str, object]]:
+        splits = "+".join(map(str, case.workers)) if len(case.workers) == 2 else "colocated"
+        named = ("layout", "fragment", "pack", "helping", "pauses", "dtype", "steps_per_task")
+        shown = [(name, getattr(case, name)) for name in named]
+        return [*shown, ("workers", sum(case.workers)), ("split", splits)]
+
+    counts = Counter(value for case in CASES for value in values(case))
+    assert min(counts.values()) >= 2, counts
+    assert {layout for name, layout in counts if name == "layout"} == set(LAYOUTS)
+    assert {split for name, split in counts if name == "split"} >= {"1+2", "2+1", "2+2", "3+1"}
+    assert {case.share for case in CASES} == {None, 0.5, 1.0}
+    assert set(CASES[0].__dict__) == set(all_cases()[0].__dict__)
+
+
+# --- a worker is lost -------------------------------------------------------------------------
+
+
+class Killer:
+    """Ends a worker process after the first event of a kind in the second iteration."""
+
+    def __init__(self, pid: int, kind: type):
+        self.pid, self.kind, self.has_killed = pid, kind, False
+
+    def __call__(self, event: p.Event) -> None:
+        about = getattr(event, "fragment", getattr(event, "pack", event))
+        if isinstance(event, self.kind) and about.iteration == 1 and not self.has_killed:
+            os.kill(self.pid, signal.SIGKILL)
+            self.has_killed = True
+
+
+def pid_of(client, name: str) -> int:
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    (address,) = (address for address, worker in workers.items() if worker["name"] == name)
+    return client.run(os.getpid, workers=[address])[address]
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        (Case("gap", (2, 2), 2, 3), p.FragmentGenerated),
+        (Case("tag", (2, 2), 1, 3, helping=True, pauses=True), p.FragmentScored),
+        (Case("elastic", (3, 1), 2, 1, helping=True), p.PackTrained),
+        (Case("tcss", (2, 1), 2, 3, helping=True, share=1.0), p.AdvantagesComputed),
+        (Case("colocated-strong", (3,), 2, 3), p.PackTrained),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Case) else value.__name__,
+)
+def test_a_lost_worker_changes_nothing(case, kind, run, cluster, monkeypatch):
+    cluster.wait_for_workers(MAX_WORKERS, timeout=240)
+    killer = Killer(pid_of(cluster, "worker-1"), kind)
+    monkeypatch.setattr(DisturbedController, "after_event", staticmethod(killer))
+    found = run(case)
+    assert killer.has_killed
+    last = {span.device for span in found.spans if span.iteration == 2}
+    assert "worker-1" not in last
+    check_weights(found)
