@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
+from threading import Lock
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 from uuid import UUID
@@ -78,7 +79,7 @@ class RunArtifacts:
         self._calls: deque[Future[None]] = deque()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="artifacts")
         self._pages = ThreadPoolExecutor(1, thread_name_prefix="pages")  # waits for pictures
-        self._warned = False
+        self._warning = Lock()  # taken by the first one
 
     def __enter__(self) -> Self:
         """Create both artifacts."""
@@ -129,14 +130,13 @@ class RunArtifacts:
         try:
             call(*arguments)
         except (HTTPError, PrefectException) as error:
-            if not self._warned:
+            if self._warning.acquire(blocking=False):
                 logger.warning(
                     "Prefect's API did not take the artifacts of %s; the run goes on and says "
                     "this once: %s",
                     self._run_id,
                     str(error) or type(error).__name__,
                 )
-            self._warned = True
 
     def _send(self) -> None:
         if not self._latest:

@@ -100,6 +100,7 @@ def test_an_api_that_is_down_is_warned_about_once(prefect_backend, monkeypatch, 
         raise httpx.ConnectError("connection refused")
 
     monkeypatch.setattr(artifacts, "create_progress_artifact", refuse)
+    monkeypatch.setattr(artifacts, "create_markdown_artifact", refuse)
     with caplog.at_level(logging.WARNING, logger="tasks.artifacts"):
         assert artifacts_of(watched_run(3)) == {}
     (warning,) = [entry.message for entry in caplog.records if entry.name == "tasks.artifacts"]
