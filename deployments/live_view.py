@@ -33,6 +33,7 @@ REFRESHES_PER_SECOND = 2
 TREND_WIDTH = 24
 BAR_WIDTH = 20
 DEVICE_BAR_WIDTH = 10
+CAUSES_WIDTH = 36
 
 
 class LiveView:
@@ -160,8 +161,8 @@ def _table(label: str, *columns: str) -> Table:
 def _devices_table(busy: dict[str, float], idle: dict[str, dict[str, float]]) -> Table:
     """Show what each device did in the last iteration, and what it waited for."""
     table = _table("device", "busy")
-    table.add_column("")
-    table.add_column("idle by cause", no_wrap=True)
+    table.add_column("", min_width=DEVICE_BAR_WIDTH)
+    table.add_column("idle by cause", width=CAUSES_WIDTH)
     for device, share in busy.items():
         bar = ProgressBar(total=1.0, completed=share, width=DEVICE_BAR_WIDTH)
         table.add_row(device, f"{share:.0%}", bar, causes_text(idle.get(device, {})))

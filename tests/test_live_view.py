@@ -78,6 +78,19 @@ def test_the_page_shows_how_the_run_goes():
     assert "before (v0)" in page
 
 
+def test_many_causes_leave_room_for_the_rest_of_the_line():
+    idle = {"tail": 0.24, "starvation": 0.2, "fill": 0.1, "orchestration": 0.05, "push": 0.004}
+    metrics = {"device/rollout-0/busy_fraction": 0.406}
+    with LiveView(CONFIG, "shapes-1", terminal()) as view:
+        view.on_iteration(IterationRecord(0, 1, 8.0, metrics, idle={"rollout-0": idle}))
+        lines = page_of(view).splitlines()
+    (place,) = [number for number, line in enumerate(lines) if "rollout-0" in line]
+    assert lines[place].split()[1:3] == ["rollout-0", "41%"]
+    assert "━━━━ " in lines[place]  # 4 of 10
+    assert lines[place].split("━ ")[1].strip("│ ") == "tail 24%, starvation 20%, fill 10%,"
+    assert lines[place + 1].strip("│ ") == "orchestration 5%"
+
+
 def test_the_page_compares_the_first_evaluation_with_the_last():
     with LiveView(CONFIG, "shapes-1", terminal()) as view:
         view.on_evaluation("before", report_of(0, 0.25))
