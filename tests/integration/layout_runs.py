@@ -83,6 +83,7 @@ class DisturbedController(Controller):
     """Pauses fragments at random, or has something done when an event has come."""
 
     pause_odds = 0.0
+    begins_with_two = False  # with the first iterations offered at once, whatever opens slowly
     after_event: Callable[[p.Event], None] = staticmethod(lambda event: None)
     num_paused = 0  # fragments that stopped before their last step, of the last controller made
 
@@ -90,13 +91,20 @@ class DisturbedController(Controller):
         super().__init__(*arguments)
         self._random = Random(0)
         self._running: dict[p.Fragment, str] = {}
+        self._held: list[p.Event] = []
         type(self).num_paused = 0
 
     def handle(self, event: p.Event) -> list[p.Instruction]:
+        if self.begins_with_two and isinstance(event, p.IterationOffered) and event.iteration == 0:
+            self._held.append(event)
+            return []
         if isinstance(event, p.FragmentGenerated | p.FragmentPaused):
             del self._running[event.fragment]
             type(self).num_paused += isinstance(event, p.FragmentPaused)
-        instructions = super().handle(event)
+        instructions = []
+        for each in [*self._held, event]:
+            instructions += super().handle(each)
+        self._held = []
         begun = [do for do in instructions if isinstance(do, p.Generate)]
         self._running.update({do.fragment: do.device for do in begun})
         if self._running and self._random.random() < self.pause_odds:
@@ -151,6 +159,7 @@ def run_case(case: Case, tree: dict, address: str, monkeypatch, **changes) -> Ru
     monkeypatch.setattr("flows.run.devices_of", lambda client, colocated: case.devices)
     monkeypatch.setattr("flows.conductor.Controller", DisturbedController)
     monkeypatch.setattr(DisturbedController, "pause_odds", 0.5 if case.pauses else 0.0)
+    monkeypatch.setattr(DisturbedController, "begins_with_two", bool(case.share))
     watch = Watch()
     with watching(watch):
         folder = train_only(config)
