@@ -101,6 +101,8 @@ class DisturbedController(Controller):
         if isinstance(event, p.FragmentGenerated | p.FragmentPaused):
             del self._running[event.fragment]
             type(self).num_paused += isinstance(event, p.FragmentPaused)
+        if isinstance(event, p.DeviceLost):
+            self._running = {f: name for f, name in self._running.items() if name != event.device}
         instructions = []
         for each in [*self._held, event]:
             instructions += super().handle(each)
