@@ -15,19 +15,29 @@ from flows.open_iteration import OpenIteration
 from flows.submitter import Submitter
 from tasks.rollout import denoise_steps
 
-LOOK_AHEAD = 2  # tasks of a fragment that are submitted: one runs, the other is ready to
+LOOK_AHEAD = 2  # tasks of a device that are submitted: one runs, the other is ready to
 
 
 @dataclass(slots=True)
 class _Underway:
+    iteration: OpenIteration
     do: Generate
     next_step: int  # the first one that is in no task yet
     num_running: int = 0
     is_paused: bool = False
 
+    @property
+    def is_submitted(self) -> bool:
+        """Whether no more tasks follow."""
+        return self.is_paused or self.next_step == self.do.end_step
+
 
 class Denoising:
-    """The fragments that devices are generating."""
+    """The fragments that devices are generating, each device one after the other.
+
+    Dask would run two chains of tasks in turn: when a task ends, its successor is still on its way.
+    Then both fragments are late, and with them their groups.
+    """
 
     def __init__(self, submitter: Submitter, conditions: Conditions) -> None:
         self._submitter = submitter
@@ -35,16 +45,18 @@ class Denoising:
         self._underway: dict[Fragment, _Underway] = {}
 
     def begin(self, iteration: OpenIteration, do: Generate) -> None:
-        """Submit the first tasks; each that ends is followed by another."""
+        """Generate a fragment when the device's other ones are done."""
         if do.first_step == 0:
             iteration.segments[do.fragment] = []
-        underway = self._underway[do.fragment] = _Underway(do, do.first_step)
-        for _ in range(LOOK_AHEAD):
-            self._submit_next(iteration, underway)
+        self._underway[do.fragment] = _Underway(iteration, do, do.first_step)
+        self._fill(do.device)
 
     def pause(self, fragment: Fragment) -> None:
-        """Submit no more tasks of a fragment."""
-        self._underway[fragment].is_paused = True
+        """Submit no more tasks of a fragment than the one that tells how far it is."""
+        underway = self._underway[fragment]
+        if not underway.num_running:
+            self._submit_next(underway)
+        underway.is_paused = True
 
     def forget(self, device: str) -> None:
         """Drop what a lost device was generating."""
@@ -53,10 +65,17 @@ class Denoising:
         }
         self._underway = kept
 
-    def _submit_next(self, iteration: OpenIteration, underway: _Underway) -> None:
-        do, first = underway.do, underway.next_step
-        if underway.is_paused or first == do.end_step:
-            return
+    def _fill(self, device: str) -> None:
+        """Submit the next tasks of a device, as many as it looks ahead."""
+        own = [underway for underway in self._underway.values() if underway.do.device == device]
+        room = LOOK_AHEAD - sum(underway.num_running for underway in own)
+        for underway in own:
+            while room > 0 and not underway.is_submitted:
+                self._submit_next(underway)
+                room -= 1
+
+    def _submit_next(self, underway: _Underway) -> None:
+        iteration, do, first = underway.iteration, underway.do, underway.next_step
         steps = range(first, min(first + iteration.steps_per_task, do.end_step))
         segments = iteration.segments[do.fragment]
         future = self._submitter.submit(
@@ -64,7 +83,7 @@ class Denoising:
             denoise_steps,
             f"denoise g{do.fragment.group:02d} f{do.fragment.index} t{_name_of(steps)}",
             do.device,
-            lambda receipt: self._on_denoised(iteration, underway, steps, receipt),
+            lambda receipt: self._on_denoised(underway, steps, receipt),
             kind="denoise",
             about={
                 **about(do.fragment),
@@ -85,12 +104,12 @@ class Denoising:
         underway.num_running += 1
 
     def _on_denoised(
-        self, iteration: OpenIteration, underway: _Underway, steps: range, receipt: dict[str, Any]
+        self, underway: _Underway, steps: range, receipt: dict[str, Any]
     ) -> Event | None:
         fragment = underway.do.fragment
-        iteration.recorder.add_logprobs(fragment, receipt)
+        underway.iteration.recorder.add_logprobs(fragment, receipt)
         underway.num_running -= 1
-        self._submit_next(iteration, underway)
+        self._fill(underway.do.device)
         if underway.num_running:
             return None
         del self._underway[fragment]

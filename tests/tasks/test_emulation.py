@@ -3,7 +3,8 @@
 import inspect
 import threading
 import time
-from itertools import pairwise
+from itertools import groupby, pairwise
+from statistics import median
 
 import pytest
 
@@ -11,8 +12,15 @@ from digen_core.config import ConfigError, RunConfig
 from digen_core.planning.search import Choice
 from digen_core.sim.scenario import Scenario
 from flows.emulate import emulated_config
-from tasks import emulation, rollout, setup, train
-from tasks.emulation import EMULATED, REWARD_SERVERS, RewardServers, body_of, place_of
+from tasks import rollout, setup, train
+from tasks.emulation import (
+    EMULATED,
+    OCCUPYING,
+    REWARD_SERVERS,
+    RewardServers,
+    body_of,
+    place_of,
+)
 
 REAL = (
     setup.load_model,
@@ -138,36 +146,41 @@ def test_best_of_n_is_refused(scenario, tmp_path):
 def test_a_run_takes_what_its_simulation_says(choice, scenario, tmp_path, prefect_backend):
     from deployments.bench_layouts import row_of, run_emulated
 
-    config = emulated_config(scenario, choice, tmp_path, num_iterations=3, steps_per_task=3)
+    slow = scenario.scaled(2.0)  # so that the machine's own work is small beside it
+    config = emulated_config(slow, choice, tmp_path, num_iterations=2, steps_per_task=1)
     spans, schedule = run_emulated(config)
     by_kind = {}
     for span in spans:
         by_kind.setdefault(span.kind, []).append(span)
-    assert len(by_kind["denoise"]) == 3 * 8
+    assert len(by_kind["denoise"]) == 2 * 8 * 3
+    late = []
     for span in by_kind["denoise"]:
-        group = (span.iteration, span.group, span.fragment)
-        steps = sum(config.factor("denoise", *group, step) for step in range(3))
-        seconds = 0.3 * steps + 0.1 * config.factor("decode", *group)
-        assert seconds <= span.ended - span.started < seconds + 0.2
-    for span in by_kind["score"]:
-        assert span.device == REWARD_SERVERS
-    pairs = [sum(s.num_items for s in by_kind["train"] if s.iteration == k) for k in range(3)]
-    assert pairs == [16, 16, 16]
+        place = (span.iteration, span.group, span.fragment)
+        seconds = 0.6 * config.factor("denoise", *place, span.first_step)
+        if span.end_step == 3:
+            seconds += 0.2 * config.factor("decode", *place)
+        late.append(span.ended - span.started - seconds)
+    assert min(late) >= -1e-4
+    assert median(late) < 0.05
+    assert {span.device for span in by_kind["score"]} == {REWARD_SERVERS}
+    for iteration in (0, 1):
+        packs = [span for span in by_kind["train"] if span.iteration == iteration]
+        assert sum(span.num_items for span in packs) == 4 * 2 * 2
     for span in by_kind["push"]:
         waits = span.version > 0 and "rollout" in config.devices[span.device].roles
-        assert span.ended - span.started >= (0.5 if waits else 0.0)
-    work = {kind for kind in by_kind if kind in emulation.OCCUPYING}
-    assert work >= {"denoise", "train", "step"}
-    assert ("switch" in work) == (choice.layout == "colocated")
+        assert span.ended - span.started >= (1.0 if waits else 0.0)
+    assert ("switch" in by_kind) == (choice.layout == "colocated")
     for device in config.devices:
-        own = sorted((s for s in spans if s.device == device and s.kind in work), key=started)
-        for before, after in pairwise(own):
-            assert before.ended <= after.started
-    row = row_of(scenario, choice, schedule, spans, time_scale=1.0, seed=0)
-    assert row.predicted <= 1.02 * row.seconds
-    assert row.seconds <= 1.25 * row.predicted
-    assert sum(row.idle.values()) < 1
+        check_order([span for span in spans if span.device == device])
+    row = row_of(scenario, choice, schedule, spans, time_scale=2.0, seed=0)
+    # Without the moments in which a busy machine keeps devices waiting for a task that is ready.
+    seconds = row.seconds * (1 - row.idle["orchestration"])
+    assert seconds == pytest.approx(row.predicted, rel=0.25)
 
 
-def started(span):
-    return span.started
+def check_order(spans):
+    """A device does one thing at a time, and a fragment after the other."""
+    work = sorted((span for span in spans if span.kind in OCCUPYING), key=lambda span: span.started)
+    assert all(before.ended <= after.started for before, after in pairwise(work))
+    fragments = [(s.iteration, s.group, s.fragment) for s in work if s.kind == "denoise"]
+    assert len([key for key, _ in groupby(fragments)]) == len(set(fragments))
