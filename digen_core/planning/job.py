@@ -1,12 +1,14 @@
 """A config on the devices of a cluster, as a problem to plan."""
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 from digen_core.config import RunConfig
 from digen_core.control.costs import Costs
 from digen_core.control.layout import LAYOUTS, LayoutName
 from digen_core.control.protocol import Device, Role
 from digen_core.control.schedule import Workload
+from digen_core.sim.problem import MIN_ROLLOUT_SHARE
 
 BOTH: frozenset[Role] = frozenset({"rollout", "trainer"})
 
@@ -34,9 +36,10 @@ class Job:
     @property
     def splits(self) -> range:
         """How many devices may generate, the others train; empty with a single device."""
-        least = sum(device.roles == {"rollout"} for device in self.fleet)
-        most = sum("rollout" in device.roles for device in self.fleet)
-        return range(max(least, 1), min(most, self.devices - 1) + 1)
+        fixed = sum(device.roles == {"rollout"} for device in self.fleet)
+        most = min(sum("rollout" in device.roles for device in self.fleet), self.devices - 1)
+        enough = min(most, ceil(MIN_ROLLOUT_SHARE * self.devices))
+        return range(max(fixed, enough), most + 1)
 
     @property
     def can_colocate(self) -> bool:

@@ -15,7 +15,7 @@ from digen_core.sim.closed_forms import FORMULAS, Terms
 
 NUM_SIZES = 2  # fragment and pack sizes that are simulated for a layout, and the job's own
 NUM_SPLITS = 12  # at most, that rank a size
-NUM_SEARCHED = 3  # layouts, and colocated-strong
+NUM_SEARCHED = 2  # layouts, and colocated-strong
 BASELINE: LayoutName = "colocated-strong"
 
 
@@ -53,7 +53,7 @@ def plan_job(
         job: what is to be done, where, and what it costs.
         layouts: to choose from; those that the devices' roles rule out are left out.
         fixed: quantities to keep.
-        max_stale_share: largest share of stale groups in layouts that have them.
+        max_stale_share: share of stale groups in layouts that have them; others have none.
         search_sizes: choose fragment and pack sizes too, packs up to the job's.
 
     Raises:
@@ -70,8 +70,8 @@ def plan_job(
     searched = ranking[:NUM_SEARCHED] + [x for x in ranking[NUM_SEARCHED:] if x == BASELINE]
     plans = []
     for layout in searched:
-        own = sized[layout][1]
-        found = search(own, layout, fixed, max_stale_share=max_stale_share)
+        own, share = sized[layout][1], max_stale_share if LAYOUTS[layout].stale else None
+        found = search(own, layout, replace(fixed, stale_share=share))
         plans.append(JobPlan(own, found))
     return sorted(plans, key=lambda plan: (plan.seconds, plan.layout != BASELINE))
 

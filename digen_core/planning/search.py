@@ -85,7 +85,6 @@ def search(
     layout: LayoutName,
     fixed: Fixed | None = None,
     *,
-    max_stale_share: float = STALE_SHARE,
     num_iterations: int = 4,
     seed: int = 0,
 ) -> Plan:
@@ -95,14 +94,13 @@ def search(
         problem: the recipe, the cluster and what things cost.
         layout: whose switches say which mechanisms there are.
         fixed: quantities to keep.
-        max_stale_share: of the groups, in a layout with stale groups.
         num_iterations: of the last simulations; at least 12 with stale groups.
         seed: the first of their seeds.
 
     Raises:
         ValueError: no split has so many helpers and assistants as are fixed.
     """
-    space = _Space(problem, layout, fixed or Fixed(), max_stale_share)
+    space = _Space(problem, layout, fixed or Fixed())
     judged: dict[Choice, float] = {}
 
     def judge(choices: Iterable[Choice]) -> None:
@@ -186,7 +184,6 @@ class _Space:
     problem: Problem
     layout: LayoutName
     fixed: Fixed
-    max_stale_share: float
 
     def ranked(self) -> Iterator[Choice]:
         """Yield the most promising splits, with all help and without, stale and on-policy."""
@@ -238,7 +235,7 @@ class _Space:
             self.switches.stale or self.switches.rollouts_train
         ):
             return (self.fixed.stale_share,)
-        return (0.0, self.max_stale_share) if self.switches.stale else (0.0,)
+        return (0.0, STALE_SHARE) if self.switches.stale else (0.0,)
 
     def _choice(self, split: int, helping: bool, share: float) -> Choice:
         """Return a choice with much help, or none, or as much as is fixed.

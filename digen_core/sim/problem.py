@@ -6,6 +6,10 @@ from digen_core.control.costs import Costs
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Workload
 
+# Of the devices. With fewer, nearly all would be devices that train at first: they are modelled to
+# have a new version at once, so such a split looks better than it is.
+MIN_ROLLOUT_SHARE = 0.25
+
 
 class Problem(Protocol):
     """A recipe on a cluster. A scenario is one, and so is a config on the devices of a cluster."""

@@ -12,6 +12,7 @@ from digen_core.config_file import describe_fields
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device, Role
 from digen_core.control.schedule import Workload
+from digen_core.sim.problem import MIN_ROLLOUT_SHARE
 
 TIMES = (
     "d0",
@@ -27,7 +28,6 @@ TIMES = (
     "helper_out",
 )
 BOTH: frozenset[Role] = frozenset({"rollout", "trainer"})
-MIN_ROLLOUT_SHARE = 0.25  # of the devices
 
 
 class Scenario(Strict):

@@ -8,7 +8,7 @@ from integration_support import Watch, merged, only_run
 from digen_core.config import RunConfig
 from digen_core.planning.profile import load_profile
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_backend")]
 
 
 def run(tree, changes):
