@@ -73,7 +73,7 @@ def cluster(prefect_backend):
 
     config = ClusterConfig(rollout_workers=MAX_WORKERS)
     devices = local_devices(config, colocated=True)[:MAX_WORKERS]
-    come_back = dask.config.set({"distributed.deploy.lost-worker-timeout": "10 min"})
+    come_back = dask.config.set({"distributed.deploy.lost-worker-timeout": "10m"})
     with (
         come_back,
         run_cluster(config, devices) as address,
