@@ -60,6 +60,8 @@ def plan_job(
         ValueError: nothing is left to choose from.
     """
     fixed = fixed or Fixed()
+    if max(fixed.helpers or 0, fixed.assistants or 0) >= job.devices:
+        raise ValueError(f"no split of {job.devices} devices has {fixed}")
     possible = [layout for layout in layouts if _splits(job, layout)]
     if not possible:
         raise ValueError(f"{job.devices} devices with these roles can do none of {list(layouts)}")
