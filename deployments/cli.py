@@ -5,11 +5,13 @@ help and mistakes show at once. A mistake of the user is one line on stderr and 
 that fails later is one line and exit code 1.
 """
 
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated
+from types import FrameType
+from typing import Annotated, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -368,7 +370,14 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point of the console command."""
+    # Prefect kills the process again once it has noted that it was terminated; as an exception
+    # that ends what the command started, its Prefect server and workers, too.
+    signal.signal(signal.SIGTERM, _terminated)
     sys.exit(run(sys.argv[1:]))
+
+
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _fail(error: object, code: int) -> int:

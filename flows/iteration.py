@@ -4,9 +4,7 @@
 |   -> optimizer step -> push to every worker
 """
 
-import dask
 from prefect import State, flow
-from prefect.futures import PrefectFuture
 from prefect.states import Cancelled
 
 from digen_core.algorithms.windows import trained_steps
@@ -17,10 +15,9 @@ from flows.open_iteration import OpenIteration
 from flows.publishing import publish_iteration
 from flows.recorder import IterationRecorder
 from flows.scheduling import learn_costs
-from flows.session import Round, Session, session_of
+from flows.session import Round, session_of
 from flows.steps import steps_per_task
 from tasks.completions import Completions
-from tasks.setup import warm_up
 
 
 @flow(name="iteration", flow_run_name="{run_id}-i{index:04d}", validate_parameters=False)
@@ -30,27 +27,16 @@ def iteration(run_id: str, index: int) -> State | None:
     round_ = round_of(session.config, session.prompts, index)
     num_steps_per_task = steps_per_task(session.config, session.step_seconds, len(session.devices))
     recorder = IterationRecorder(session, round_)
-    warming = warm_up_workers(session, round_)  # a dropped future would cancel its task
     with Completions(session.inbox):
         opened = OpenIteration(round_, recorder, num_steps_per_task)
         session.inbox.put(opened)
         ended = opened.outcome.result()
-    del warming
     if ended is None:
         return Cancelled(message="the run ended before this iteration did")
     record = recorder.record(ended.version, ended.seconds, num_steps_per_task)
     publish_iteration(session, record)
     learn_costs(session, record.spans)
     return None
-
-
-def warm_up_workers(session: Session, round_: Round) -> list[PrefectFuture[None]]:
-    """Let the workers make this flow run's context when they are done with the iteration before."""
-    futures, priority = [], round_.priority_of(-1)
-    for device in session.devices:
-        with dask.annotate(workers=[device.name], priority=priority):
-            futures.append(warm_up.submit(session.run_id, f"warm up {device.name}"))
-    return futures
 
 
 def round_of(config: RunConfig, prompts: list[str], index: int) -> Round:

@@ -8,6 +8,7 @@ so that nothing one body sets is seen by the next.
 import asyncio
 import contextvars
 import logging
+import pickle
 import threading
 import zlib
 from collections import OrderedDict
@@ -20,7 +21,12 @@ from uuid import UUID
 from distributed import Worker, get_worker
 from distributed.worker import _worker_cvar
 from prefect import State, tags
-from prefect.context import FlowRunContext, SyncClientContext, hydrated_context
+from prefect.context import (
+    FlowRunContext,
+    SettingsContext,
+    SyncClientContext,
+    hydrated_context,
+)
 from prefect.task_engine import run_task_async, run_task_sync
 from prefect.tasks import Task
 
@@ -136,10 +142,29 @@ def _hydrate(key: tuple[str, str], blob: bytes) -> _Hydrated:
 
 
 def _enter(blob: bytes) -> ExitStack:
+    serialized = load_call(zlib.decompress(blob), ())
+    # The same for all flow runs of a process, and 0.1 s of work to make: settings, and a client
+    # with its SSL context.
+    settings = _settings(pickle.dumps(serialized.pop("settings_context")))
+    SettingsContext.__var__.set(settings)
+    client = _client(settings.settings.api.url)
+    SyncClientContext.__var__.set(client)
     with ExitStack() as stack:
-        stack.enter_context(hydrated_context(load_call(zlib.decompress(blob), ())))
-        stack.enter_context(SyncClientContext())
+        stack.enter_context(hydrated_context(serialized, client=client.client))
         return stack.pop_all()
+
+
+@lru_cache(maxsize=4)
+def _settings(blob: bytes) -> SettingsContext:
+    return SettingsContext(**pickle.loads(blob))
+
+
+@lru_cache(maxsize=4)
+def _client(api_url: str | None) -> SyncClientContext:
+    """Return an open client of an API; it stays open as long as the process lives."""
+    context = SyncClientContext()
+    contextvars.copy_context().run(context.__enter__)
+    return context
 
 
 class _RoutineLines(logging.Filter):

@@ -1,4 +1,4 @@
-"""Set-up tasks: load the model on a worker, warm up, and restore a version."""
+"""Set-up tasks: load the model on a worker, and restore a version."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -33,11 +33,6 @@ def load_engine(run_id: str, config: RunConfig, device: str, roles: Collection[s
         return build_engine(run_id, config, device, frozenset(roles))
     except OSError as error:  # its causes, which explain it, are lost on the way to the flow
         raise ConfigError(explain_load_error(config, error)) from error
-
-
-@task(name="warm up", task_run_name="{label}")
-def warm_up(run_id: str, label: str) -> None:
-    """Do nothing: the first task of a flow run makes its context on the worker, in 0.1 s."""
 
 
 @task(name="restore version", task_run_name="{label}")

@@ -28,7 +28,7 @@ def flow_runs_of(run_id: str) -> dict[str, SimpleNamespace]:
                 state=flow_run.state,
                 started=flow_run.start_time,
                 ended=flow_run.end_time,
-                tasks=sorted(t.name for t in tasks if not t.name.startswith("warm up")),
+                tasks=sorted(t.name for t in tasks),
                 parent=flow_run.parent_task_run_id,
             )
     return found
