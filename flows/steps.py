@@ -31,4 +31,5 @@ def steps_per_task(config: RunConfig, step_seconds: float, num_devices: int) -> 
     for_device = TASK_SECONDS / MAX_ORCHESTRATION_SHARE
     for_flow = num_devices * FLOW_SECONDS / MAX_FLOW_SHARE
     wanted = math.ceil(max(for_device, for_flow) / step_seconds)
-    return max(1, min(wanted, rollout.num_steps))
+    num_tasks = max(1, rollout.num_steps // wanted)  # equally long: no short one is left over
+    return math.ceil(rollout.num_steps / num_tasks)
