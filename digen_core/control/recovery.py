@@ -19,8 +19,9 @@ def lose_device(iteration: Iteration, name: str, returned: list[Pack]) -> None:
     """
     untrained = _lose_packs(iteration, name, returned)
     lost = {fragment for fragment, held in iteration.held_on.items() if name in held}
+    lost |= {fragment for fragment, on in iteration.generating.items() if on == name}
     for fragment in lost:
-        del iteration.held_on[fragment]
+        iteration.held_on.pop(fragment, None)
     _park(iteration, untrained)
     for fragment in lost | set(iteration.parked):
         _generate_again(iteration, fragment, name)
@@ -54,6 +55,7 @@ def _generate_again(iteration: Iteration, fragment: Fragment, name: str) -> None
         iteration.to_restart.add(fragment)  # when the device that goes on with it stops
     elif on == name:
         del iteration.generating[fragment]
+        iteration.to_restart.discard(fragment)
         iteration.queue.add(fragment)
     elif fragment in iteration.queue:
         iteration.queue.restart(fragment)
