@@ -73,9 +73,7 @@ def measure_costs(session: Session, completions: Completions) -> dict[Device, Me
     for device in session.devices:
         label = f"measure {device.name}"
         with dask.annotate(workers=[device.name]):
-            future = measure.submit(
-                session.run_id, label, prompt, condition, roles_of(session, device)
-            )
+            future = measure.submit(session.run_id, label, condition, roles_of(session, device))
         labels[future.task_run_id] = (label, device.name)
         devices[future.task_run_id] = device
     receipts = receipts_of(session, completions, labels)

@@ -11,7 +11,6 @@ from digen_core.config import RunConfig
 from digen_core.control.costs import Linear
 from digen_core.models.policy import Condition
 from digen_core.planning.profile import LineFit, Measured
-from digen_core.rewards.scoring import score_images
 from digen_core.training.gradient import Pairs
 from digen_core.training.gradient_sum import pack_gradient
 from digen_core.transport.arrays import Arrays, to_tensors
@@ -23,10 +22,10 @@ ROLES = ("rollout", "trainer")
 
 
 @task(name="measure", task_run_name="{label}")
-def measure(run_id: str, label: str, prompt: str, condition: Arrays, roles: list[str]) -> None:
+def measure(run_id: str, label: str, condition: Arrays, roles: list[str]) -> None:
     """Measure the work of some roles, with the model of the run."""
     with working(run_id) as engine:
-        found = _measured(engine, prompt, to_tensors(condition, engine.policy.device), roles)
+        found = _measured(engine, to_tensors(condition, engine.policy.device), roles)
     receipts.attach({"measured": found.model_dump()})
 
 
@@ -37,13 +36,11 @@ def measure_alone(config: RunConfig, prompt: str) -> Measured:
         ConfigError: the model cannot be loaded.
     """
     engine = load_engine("measure", config, "measure", ROLES)
-    return _measured(engine, prompt, engine.policy.encode([prompt]), ROLES)
+    return _measured(engine, engine.policy.encode([prompt]), ROLES)
 
 
-def _measured(
-    engine: Engine, prompt: str, condition: Condition, roles: list[str] | tuple[str, ...]
-) -> Measured:
-    work, config = _Work(engine, prompt, condition), engine.config
+def _measured(engine: Engine, condition: Condition, roles: list[str] | tuple[str, ...]) -> Measured:
+    work, config = _Work(engine, condition), engine.config
     generates, trains = "rollout" in roles, "trainer" in roles
     fragment_size = config.rollout.fragment_size
     return Measured(
@@ -70,10 +67,9 @@ def _line(work: Callable[[int], object], largest: int) -> Linear:
 class _Work:
     """Work on zeros in place of latents; each method waits until the device has done it."""
 
-    def __init__(self, engine: Engine, prompt: str, condition: Condition) -> None:
+    def __init__(self, engine: Engine, condition: Condition) -> None:
         self._engine = engine
         self._policy = engine.policy
-        self._prompt = prompt
         self._condition = condition
 
     @torch.no_grad()
@@ -85,10 +81,8 @@ class _Work:
 
     @torch.no_grad()
     def decode(self, num_samples: int) -> None:
-        """Decode a fragment and score it."""
-        engine, prompts = self._engine, [self._prompt] * num_samples
-        images = self._policy.decode(self._latents(num_samples))
-        score_images(engine.rewards, engine.config.rewards, images, prompts)
+        """Decode a fragment. Rewards, which may be anybody's service, are left alone."""
+        float(self._policy.decode(self._latents(num_samples)).sum())
 
     def pack(self, num_pairs: int) -> None:
         """Forward and backward of a pack."""

@@ -1,5 +1,7 @@
 """Steps in one task: as configured, or as many as keep orchestration below 5%."""
 
+import math
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
@@ -55,10 +57,17 @@ def test_a_number_is_taken_as_it_is(configured, steps):
 
 
 @given(st.floats(1e-6, 100), st.integers(2, 50))
-def test_auto_is_the_least_that_is_below_the_share(step_seconds, num_steps):
+def test_auto_is_below_the_share_in_equal_parts(step_seconds, num_steps):
     steps = steps_per_task(config("auto", num_steps), step_seconds, num_devices=2)
     assert 1 <= steps <= num_steps
     if steps < num_steps:
         assert TASK_SECONDS / (steps * step_seconds) <= 0.05 * (1 + 1e-9)
-    if steps > 1:
-        assert TASK_SECONDS / ((steps - 1) * step_seconds) >= 0.05 * (1 - 1e-9)
+    needed = math.ceil(TASK_SECONDS / (0.05 * step_seconds))
+    assert steps < 2 * min(needed, num_steps) or steps == 1
+
+
+def test_no_short_task_is_left_over():
+    # 0.01 / (0.05 * 0.03) = 6.7 steps at least: 8 steps are one task, not 7 and 1.
+    assert steps_per_task(config("auto", 8), 0.03, num_devices=2) == 8
+    # 0.01 / (0.05 * 0.05) = 4: 10 steps are 5 and 5, not 4, 4 and 2.
+    assert steps_per_task(config("auto", 10), 0.05, num_devices=2) == 5

@@ -46,8 +46,21 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("workers", [(1, 1), (2, 2)], ids=["1+1", "2+2"])
-@pytest.mark.parametrize("case", CASES)
+def in_turns() -> list:
+    """Every case on 1+1 or on 2+2 workers in turns; `make test-layouts` runs it on the other."""
+    return [
+        pytest.param(
+            case,
+            workers,
+            id=f"{case}-{workers[0]}+{workers[1]}",
+            marks=[] if (place + sum(workers) // 2) % 2 else [pytest.mark.layouts],
+        )
+        for place, case in enumerate(CASES)
+        for workers in [(1, 1), (2, 2)]
+    ]
+
+
+@pytest.mark.parametrize(("case", "workers"), in_turns())
 def test_weights_equal_the_serial_reference(case, workers, tree, cluster_address, prefect_backend):
     from digen_core.transport.weights import read_weights
     from flows.post_train import post_train
