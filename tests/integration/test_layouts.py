@@ -146,7 +146,7 @@ def check_mechanism(case: Case, run: Run) -> None:
     assert max(sizes) <= (case.pack if layout.packed else min(case.pack, case.fragment))
 
 
-@pytest.mark.parametrize(("case",), marked([(case,) for case in CASES], IN_MAKE_TEST), ids=str)
+@pytest.mark.parametrize("case", marked(CASES, IN_MAKE_TEST), ids=str)
 def test_weights_equal_the_serial_reference(case, run):
     found = run(case)
     check_weights(found)
