@@ -5,13 +5,19 @@ import pytest
 from hypothesis import given
 
 from deployments.bench_overhead import covered, shares_of
-from digen_core.records import Span
+from digen_core.records import IterationRecord, Span
 
-PARTS = ("tasks", "push", "transfer", "start_up", "orchestration")
+PARTS = ("tasks", "push", "transfer", "hand_over", "orchestration")
 
 
 def span(kind: str, started: float, ended: float) -> Span:
     return Span(0, kind, kind, "rollout-0", 0.0, started, ended)
+
+
+def records(spans: list[Span], before_ended: float) -> list[IterationRecord]:
+    """The iteration that is measured, and the one before it, which ended at some moment."""
+    before = [span("push", before_ended - 1, before_ended)]
+    return [IterationRecord(0, 1, 1.0, {}, [], before), IterationRecord(1, 2, 1.0, {}, [], spans)]
 
 
 def lengths(shares) -> dict[str, float]:
@@ -48,25 +54,26 @@ def test_shares_by_hand():
         span("push", 18, 19.5),
     ]
     transfers = [(11.5, 12.5), (17, 17.25), (17.1, 18)]  # the first hides behind tasks
-    shares = shares_of(spans, transfers, started=10, ended=20, serial=8)
-    assert shares.serial == 8
-    assert shares.distributed == 10
-    assert shares.ratio == 0.8
+    shares = shares_of(records(spans, before_ended=10), transfers, serial=7.6)
+    assert shares.serial == 7.6
+    assert shares.distributed == 9.5
+    assert shares.ratio == pytest.approx(0.8)
     assert lengths(shares) == pytest.approx(
         {
             "tasks": 6,  # 11 to 17
             "push": 2,  # 17.5 to 19.5
             "transfer": 0.5,  # 17 to 17.5
-            "start_up": 1.5,  # 10 to 11 and 19.5 to 20
+            "hand_over": 1,  # 10 to 11
             "orchestration": 0,
         }
     )
 
 
 def test_idle_time_between_tasks_is_orchestration():
-    shares = shares_of([span("encode", 1, 2), span("push", 5, 6)], [], 0, 6, serial=3)
+    spans = [span("encode", 1, 2), span("push", 5, 6)]
+    shares = shares_of(records(spans, before_ended=0), [], serial=3)
     assert lengths(shares) == {
-        "tasks": 1, "push": 1, "transfer": 0, "start_up": 1, "orchestration": 3,
+        "tasks": 1, "push": 1, "transfer": 0, "hand_over": 1, "orchestration": 3,
     }  # fmt: skip
 
 
@@ -79,7 +86,7 @@ moments = st.tuples(st.integers(0, 100), st.integers(0, 100)).map(sorted)
 )
 def test_the_parts_add_up_and_none_is_negative(spans, transfers):
     made = [span(kind, *moment) for kind, moment in spans]
-    shares = shares_of(made, transfers, started=-5, ended=105, serial=50)
+    shares = shares_of(records(made, before_ended=-5), transfers, serial=50)
     parts = lengths(shares)
-    assert sum(parts.values()) == shares.distributed == 110
+    assert sum(parts.values()) == shares.distributed == max(s.ended for s in made) + 5
     assert min(parts.values()) >= 0
