@@ -9,13 +9,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from digen_core.config import ConfigError, RunConfig
+from deployments.shipped import find_file
+from digen_core.config import RunConfig
 from digen_core.control.layout import LayoutName
 from digen_core.planning.cluster import Cluster, load_cluster
-from digen_core.planning.job import Job, layouts_for
-from digen_core.planning.planner import JobPlan, plan_job
+from digen_core.planning.job import Job
+from digen_core.planning.planner import JobPlan, plan_config
 from digen_core.planning.profile import load_profile
-from digen_core.planning.search import Fixed
 from digen_core.trace.gaps import CAUSES, idle_gaps
 from digen_core.trace.metrics import idle_seconds
 from digen_core.trace.windows import Window
@@ -56,19 +56,7 @@ def plan(config: RunConfig, cluster: Cluster) -> list[Row]:
     schedule = config.schedule
     profile = load_profile(schedule.profile) if schedule.profile else None
     job = Job.of(config, cluster.fleet, cluster.costs(profile))
-    try:
-        plans = plan_job(
-            job,
-            layouts_for(config),
-            fixed=Fixed(
-                helpers=None if schedule.helpers == "auto" else schedule.helpers,
-                assistants=None if schedule.assistants == "auto" else schedule.assistants,
-            ),
-            max_stale_share=schedule.stale_share,
-            search_sizes=True,
-        )
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    plans = plan_config(job, config, search_sizes=True)
     return [_row(own, cluster) for own in plans]
 
 
@@ -78,14 +66,7 @@ def find_cluster(name: str) -> Cluster:
     Raises:
         ConfigError: it is neither, or the file is wrong.
     """
-    shipped = {path.stem: path for path in sorted(CLUSTERS.glob("*.toml"))}
-    if name in shipped:
-        return load_cluster(shipped[name])
-    if not name.endswith(".toml") and not Path(name).exists():
-        raise ConfigError(
-            f"there is no cluster {name}; use {', '.join(shipped)} or a TOML file like one of them"
-        )
-    return load_cluster(Path(name))
+    return load_cluster(find_file("cluster", name, CLUSTERS))
 
 
 def print_plan(rows: Sequence[Row], title: str, console: Console | None = None) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from deployments.shipped import find_file
 from digen_core.config import ConfigError
 from digen_core.control.layout import LAYOUTS, LayoutName
 from digen_core.planning.search import Fixed, Plan, search
@@ -79,14 +80,7 @@ def find_scenario(name: str) -> Scenario:
     Raises:
         ConfigError: it is neither, or the file is wrong.
     """
-    shipped = {path.stem: path for path in sorted(SCENARIOS.glob("*.toml"))}
-    if name in shipped:
-        return load_scenario(shipped[name])
-    if not name.endswith(".toml") and not Path(name).exists():
-        raise ConfigError(
-            f"there is no scenario {name}; use {', '.join(shipped)} or a TOML file like one of them"
-        )
-    return load_scenario(Path(name))
+    return load_scenario(find_file("scenario", name, SCENARIOS))
 
 
 def layouts_of(names: Sequence[str] | None) -> list[LayoutName]:

@@ -257,6 +257,16 @@ class ScheduleConfig(Strict):
     start; null measures it when the workers are ready, and every run goes on learning it."""
 
     @property
+    def num_helpers(self) -> int | None:
+        """The trainers that may generate; None: not fixed."""
+        return None if self.helpers == "auto" else self.helpers
+
+    @property
+    def num_assistants(self) -> int | None:
+        """The rollout devices that may train; None: not fixed."""
+        return None if self.assistants == "auto" else self.assistants
+
+    @property
     def stale_share(self) -> float:
         """The effective largest share of stale groups."""
         if self.max_stale_share is None:

@@ -95,7 +95,7 @@ class Conductor:
         while index not in self._closed:
             ahead = 0 if self._session.out_of_time else self._max_ahead
             self._offer_until(min(index + ahead, last))
-            self._open_until(index + ahead)
+            self._open_until(index + ahead + 1)
             self._advance()
 
     def __enter__(self) -> Self:
@@ -178,10 +178,10 @@ class Conductor:
                 self._num_opened += 1
             case CostsUpdated():
                 self._handle(message)
-            case _Closed(index, None):
+            case _Closed(index, error):
                 self._closed.add(index)
-            case _Closed(_, error):
-                raise error
+                if error is not None:
+                    raise error
             case Completion() if not self.out_of_time:
                 self._on_completion(message)
 

@@ -10,15 +10,14 @@ from pathlib import Path
 
 from distributed import Client
 
-from digen_core.config import ConfigError, RunConfig
+from digen_core.config import RunConfig
 from digen_core.control.costs import Costs
 from digen_core.control.protocol import CostsUpdated, Device
 from digen_core.data import read_prompts
-from digen_core.planning.job import Job, layouts_for, num_trained_steps
-from digen_core.planning.planner import plan_job
+from digen_core.planning.job import Job, num_trained_steps
+from digen_core.planning.planner import plan_config
 from digen_core.planning.predict import predicted_seconds
 from digen_core.planning.profile import Measured, Profile, costs_of, load_profile, with_kinds
-from digen_core.planning.search import Fixed
 from digen_core.records import Span
 from digen_core.trace.prediction import SCHEDULE_OF_RUN
 from flows.session import Session, say
@@ -56,18 +55,8 @@ def resolve_layout(
     Raises:
         ConfigError: the devices can do none of the layouts.
     """
-    schedule = config.schedule
-    fixed = Fixed(
-        helpers=None if schedule.helpers == "auto" else schedule.helpers,
-        assistants=None if schedule.assistants == "auto" else schedule.assistants,
-    )
     job = Job.of(config, tuple(devices), with_kinds(costs, devices))
-    try:
-        best = plan_job(
-            job, layouts_for(config), fixed=fixed, max_stale_share=schedule.stale_share
-        )[0]
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    best = plan_config(job, config)[0]
     choice = best.plan.choice
     say(f"layout auto: {choice.layout}, predicted to take {best.seconds:.3g} s an iteration")
     resolved = {
@@ -76,7 +65,8 @@ def resolve_layout(
         "assistants": choice.assistants,
         "max_stale_share": choice.stale_share,
     }
-    chosen = config.model_copy(update={"schedule": schedule.model_copy(update=resolved)})
+    schedule = config.schedule.model_copy(update=resolved)
+    chosen = config.model_copy(update={"schedule": schedule})
     return chosen, list(job.cluster(choice.num_rollout))
 
 

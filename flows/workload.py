@@ -30,7 +30,7 @@ def schedule_of(config: RunConfig) -> Schedule:
         layout=layout_of(config),
         max_stale_share=schedule.stale_share,
         max_staleness=schedule.max_staleness,
-        helpers=None if schedule.helpers == "auto" else schedule.helpers,
-        assistants=None if schedule.assistants == "auto" else schedule.assistants,
+        helpers=schedule.num_helpers,
+        assistants=schedule.num_assistants,
         queue_depth=QUEUE_DEPTH,
     )

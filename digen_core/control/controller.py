@@ -183,8 +183,8 @@ class Controller:
         trainers = [device for device in fleet if "trainer" in device.device.roles]
         generation = sum(map(fleet.generation_rate, fleet.with_home("rollout")))
         training = sum(map(fleet.training_rate, trainers))
-        steps = -(-workload.group_size // workload.fragment_size) * workload.num_steps
-        pairs = workload.trained_per_group * num_trained_steps
+        steps = workload.num_fragments * workload.num_steps
+        pairs = workload.num_groups * workload.trained_per_group * num_trained_steps
         return pairs / training > steps / generation
 
     # --- generation -----------------------------------------------------------------------

@@ -43,6 +43,7 @@ class Fleet:
 
     def __init__(self, devices: Sequence[Device], workload: Workload, costs: Costs) -> None:
         self._states: dict[str, DeviceState] = {}
+        self._fastest_first: list[DeviceState] | None = None  # asked for with every event
         self._workload = workload
         self.learn(costs)
         #: Predicted seconds of training in this update: it moves when a pack is trained.
@@ -71,10 +72,12 @@ class Fleet:
             may_train="trainer" in device.roles,
         )
         self._states[device.name] = state
+        self._fastest_first = None
         return state
 
     def remove(self, name: str) -> DeviceState:
         """Forget a device and return what it was."""
+        self._fastest_first = None
         return self._states.pop(name)
 
     def __iter__(self) -> Iterator[DeviceState]:
@@ -86,9 +89,6 @@ class Fleet:
     def __contains__(self, name: str) -> bool:
         return name in self._states
 
-    def __len__(self) -> int:
-        return len(self._states)
-
     def with_mode(self, mode: Role) -> list[DeviceState]:
         """Return the devices that do, or get ready for, the work of a role."""
         return [state for state in self if state.mode == mode]
@@ -99,7 +99,9 @@ class Fleet:
 
     def fastest_first(self) -> list[DeviceState]:
         """Return all devices; the first groups come to the fastest, so they are complete early."""
-        return sorted(self, key=self.generation_rate, reverse=True)
+        if self._fastest_first is None:
+            self._fastest_first = sorted(self, key=self.generation_rate, reverse=True)
+        return self._fastest_first
 
     def restart_clock(self) -> None:
         """Begin the predictions for another update."""
@@ -111,6 +113,7 @@ class Fleet:
         """Predict with these costs from now on."""
         self.costs = costs
         self._rates: dict[str, tuple[float, float]] = {}  # steps and pairs per second, by kind
+        self._fastest_first = None
 
     def costs_of(self, state: DeviceState) -> DeviceCosts:
         """Return what work costs on a device; equal guesses where the kind is unknown."""

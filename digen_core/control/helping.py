@@ -1,8 +1,7 @@
 """Whether a device should do the other role's work: predicted makespans, switch costs included.
 
-The prediction is fluid: generation of ``generate`` seconds (of one device) shared by devices of
-total speed G, training of ``train`` seconds shared by speed S, pipelined, so the update is ready
-after the slower of the two; devices that turn from one to the other make up the difference.
+What is left to generate and to train is shared by the devices that do so now, in proportion to
+their speed; a device turns if it is ready, and has done a piece of work, before they are done.
 """
 
 from dataclasses import dataclass
@@ -52,11 +51,9 @@ def num_helpers(
     device = next(iter(costs.kinds.values()), None)
     if device is None or not rollouts:
         return trainers
-    fragments = -(-workload.group_size // workload.fragment_size) * workload.num_groups
     fragment = device.fragment(workload.fragment_size, workload.num_steps)
-    pairs = workload.num_groups * workload.trained_per_group * num_trained_steps
-    generation = fragments * fragment
-    training = pairs / workload.pack_size * device.pack(workload.pack_size)
+    generation = device.generation(workload)
+    training = device.training(workload, num_trained_steps, workload.pack_size)
     p = generation / (rollouts * workload.num_groups)
     q = training / (trainers * workload.num_groups)
     switching = costs.switch_to_rollout + costs.switch_to_trainer

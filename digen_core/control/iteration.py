@@ -26,7 +26,6 @@ class Iteration:
     parked: dict[Fragment, list[PairBlock]] = field(default_factory=dict)  # pairs that wait for it
     to_score: list[Score] = field(default_factory=list)  # held back until all are generated
     without_advantages: set[int] = field(default_factory=set)
-    samples: dict[int, tuple[int, ...]] = field(default_factory=dict)  # trained, by group
     pool: PairPool = field(default_factory=PairPool)
     training: dict[int, tuple[Pack, str]] = field(default_factory=dict)  # by index
     trained: dict[str, list[Pack]] = field(default_factory=dict)  # in the sum of each device
@@ -59,7 +58,6 @@ class Iteration:
         self, group: int, samples: tuple[int, ...], workload: Workload, layout: Layout
     ) -> None:
         """Make the pairs of a group's samples ready to train."""
-        self.samples[group] = samples
         for fragment in fragments_of(workload, self.index, group):
             own = [sample for sample in samples if sample in fragment.samples]
             if layout.packed:

@@ -1,6 +1,7 @@
 """What a controller is told before it starts: the shape of an iteration, and how to schedule it."""
 
 from dataclasses import dataclass
+from math import ceil
 
 from digen_core.control.layout import Layout
 
@@ -17,6 +18,11 @@ class Workload:
     trained_per_group: int  # samples; fewer than group_size with best-of-n
     samples_per_pack: int = 1  # without TSP: of one fragment, at one step
     advantages_need_all_groups: bool = False  # scaled by the deviation of the whole batch
+
+    @property
+    def num_fragments(self) -> int:
+        """Fragments of an iteration; the last one of a group may be smaller."""
+        return self.num_groups * ceil(self.group_size / self.fragment_size)
 
 
 @dataclass(frozen=True, slots=True)

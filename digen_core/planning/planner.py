@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from digen_core.config import ConfigError, RunConfig
 from digen_core.control.layout import LAYOUTS, LayoutName
-from digen_core.planning.job import Job
+from digen_core.planning.job import Job, layouts_for
 from digen_core.planning.search import Choice, Fixed, Plan, search, simulate_choice
 from digen_core.sim.closed_forms import FORMULAS, Terms
 
@@ -78,6 +79,25 @@ def plan_job(
     return sorted(plans, key=lambda plan: (plan.seconds, plan.layout != BASELINE))
 
 
+def plan_config(job: Job, config: RunConfig, *, search_sizes: bool = False) -> list[JobPlan]:
+    """Return the plans of a job with what its config allows and fixes, the fastest first.
+
+    Raises:
+        ConfigError: nothing is left to choose from.
+    """
+    schedule = config.schedule
+    try:
+        return plan_job(
+            job,
+            layouts_for(config),
+            fixed=Fixed(helpers=schedule.num_helpers, assistants=schedule.num_assistants),
+            max_stale_share=schedule.stale_share,
+            search_sizes=search_sizes,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
 def sizes(job: Job) -> Iterator[tuple[int, int]]:
     """Yield (fragment size, pack size): divisors of the group size, and 1, 2, 4, ... pairs."""
     work = job.workload
@@ -128,11 +148,10 @@ def _estimate(job: Job, layout: LayoutName, share: float) -> tuple[float, int | 
 def _formula(job: Job, layout: LayoutName, split: int | None, share: float) -> float:
     """Return the seconds by formula, with as much generation as whole waves of fragments are."""
     work, terms = job.workload, Terms.of(job, split, share)
-    fragments = work.num_groups * ceil(work.group_size / work.fragment_size)
     speed = terms.rollout_speed
     if split is not None and LAYOUTS[layout].trainers_help and not share:
         speed = terms.speed
-    waves = ceil(fragments / max(1, int(speed)))
+    waves = ceil(work.num_fragments / max(1, int(speed)))
     return FORMULAS[layout](replace(terms, generation=waves * terms.fragment * speed))
 
 

@@ -116,8 +116,8 @@ def search(
         raise ValueError(f"no split of {problem.devices} devices has {fixed} in layout {layout}")
     for choice in _leaders(judged):
         for _ in range(MAX_CLIMBS):
-            judge(space.neighbours(choice))
-            around = [near for near in space.neighbours(choice) if near in judged]
+            around = list(space.neighbours(choice))
+            judge(around)
             better = min(around, key=judged.__getitem__, default=choice)
             if judged[better] >= judged[choice]:
                 break
@@ -258,9 +258,9 @@ class _Space:
         formula = FORMULAS[self._effective(helping, share)]
         splits = self._splits()
         best = sorted(splits, key=lambda split: formula(Terms.of(self.problem, split, share)))
-        waves = {}
+        waves, fragments = {}, self.problem.workload.num_fragments
         for split in reversed(splits):
-            waves[ceil(self._num_fragments / split)] = split  # the fewest devices with so many
+            waves[ceil(fragments / split)] = split  # the fewest devices with so many
         steps = sorted(waves.values())
         spread = steps[:: max(1, ceil(len(steps) / NUM_SPLITS))]
         return list(dict.fromkeys(best[:NUM_SPLITS] + spread))
@@ -290,8 +290,3 @@ class _Space:
 
     def _trainers(self, num_rollout: int) -> int:
         return self.problem.devices - num_rollout
-
-    @property
-    def _num_fragments(self) -> int:
-        work = self.problem.workload
-        return work.num_groups * ceil(work.group_size / work.fragment_size)

@@ -4,7 +4,6 @@ One Parquet file per iteration, one row per span. Any reader takes the folder as
 :mod:`digen_core.transport.samples`. The devices lie beside the folder, in a file of their own.
 """
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 
 from digen_core.control.protocol import Device
 from digen_core.records import Span
+from digen_core.transport.parquet import write_whole
 
 SPANS_OF_RUN: Final = "spans"
 """Folder of the data set in a run's folder."""
@@ -65,7 +65,7 @@ def write_spans(spans_dir: Path | str, iteration: int, spans: Sequence[Span]) ->
         if span.iteration != iteration:
             raise ValueError(f"{span.task} is of iteration {span.iteration}, not {iteration}.")
     path = Path(spans_dir) / f"iteration-{iteration:06d}.parquet"
-    _write_whole(table_of(sorted(spans, key=lambda span: span.started)), path)
+    write_whole(table_of(sorted(spans, key=lambda span: span.started)), path)
     return path
 
 
@@ -88,7 +88,7 @@ def write_devices(path: Path | str, devices: Iterable[Device]) -> None:
         {"name": device.name, "roles": sorted(device.roles), "kind": device.kind}
         for device in devices
     ]
-    _write_whole(pa.Table.from_pylist(rows, schema=DEVICE_SCHEMA), Path(path))
+    write_whole(pa.Table.from_pylist(rows, schema=DEVICE_SCHEMA), Path(path))
 
 
 def read_devices(path: Path | str) -> list[Device]:
@@ -119,14 +119,3 @@ def _read(path: Path, schema: pa.Schema) -> pa.Table:
     if table.schema != schema:
         raise ValueError(f"{path} has the columns {table.schema.names}, not {schema.names}.")
     return table
-
-
-def _write_whole(table: pa.Table, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Readers of a data set skip names that begin with a dot.
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        pq.write_table(table, unfinished, compression="zstd")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)

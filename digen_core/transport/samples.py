@@ -9,7 +9,6 @@ Columns are those of ``SCHEMA``, then one float64 column per reward component, n
 is without its first part ("shapes/exact"), in alphabetical order.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from digen_core.records import SampleRow
+from digen_core.transport.parquet import write_whole
 
 SCHEMA: Final = pa.schema(
     [
@@ -54,16 +54,8 @@ def write_samples(samples_dir: Path | str, iteration: int, rows: Sequence[Sample
         ValueError: there is no row, or rows differ in their iteration or reward components.
     """
     table = _table(iteration, rows)
-    folder = Path(samples_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"iteration-{iteration:06d}.parquet"
-    # Readers of a data set skip names that begin with a dot.
-    unfinished = folder / f".{path.name}.{os.getpid()}"
-    try:
-        pq.write_table(table, unfinished, compression="zstd")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    path = Path(samples_dir) / f"iteration-{iteration:06d}.parquet"
+    write_whole(table, path)
     return path
 
 

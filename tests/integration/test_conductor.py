@@ -6,7 +6,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from integration_support import merged
+from integration_support import Watch, merged
 
 from digen_core.config import RunConfig
 
@@ -34,31 +34,31 @@ def flow_runs_of(run_id: str) -> dict[str, SimpleNamespace]:
     return found
 
 
-class Watch:
-    """Notes the records."""
+def threads_of_iterations() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("iteration-")]
+
+
+class WatchAhead(Watch):
+    """Remembers which flow runs were there when an iteration published its record."""
 
     def __init__(self):
-        self.records = []
-
-    def on_phase(self, text):
-        pass
+        super().__init__()
+        self.alive = []
 
     def on_iteration(self, record):
-        self.records.append(record)
-
-    def on_evaluation(self, tag, report):
-        pass
+        super().on_iteration(record)
+        self.alive.append(threads_of_iterations())
 
 
 def run(tree, changes):
     from flows.post_train import post_train
     from flows.session import watching
 
-    watch = Watch()
+    watch = WatchAhead()
     with watching(watch):
         report = post_train(RunConfig.model_validate(merged(tree, changes)))
-    assert not [t.name for t in threading.enumerate() if t.name.startswith("iteration-")]
-    return report, watch.records
+    assert not threads_of_iterations()
+    return report, watch
 
 
 def test_tasks_show_under_their_own_iteration(tree, cluster_address, prefect_backend):
@@ -67,8 +67,11 @@ def test_tasks_show_under_their_own_iteration(tree, cluster_address, prefect_bac
         "num_iterations": 3,
         "cluster.scheduler_address": cluster_address(1, 1),
     }
-    report, records = run(tree, changes)
+    report, watch = run(tree, changes)
+    records = watch.records
     assert [record.iteration for record in records] == [0, 1, 2]
+    assert "iteration-0001" in watch.alive[0]  # opened ahead
+    assert "iteration-0002" in watch.alive[1]
     expected = [sorted(span.task for span in record.spans) for record in records]
     for index, names in enumerate(expected):
         assert f"optimizer step v{index + 1}" in names
@@ -85,7 +88,7 @@ def test_tasks_show_under_their_own_iteration(tree, cluster_address, prefect_bac
     assert all(flow_run.state.is_completed() for flow_run in runs)
     assert all(flow_run.parent for flow_run in runs)
     for before, after in pairwise(runs):
-        assert before.started < after.started < before.ended  # opened ahead
+        assert before.started < after.started
 
 
 def test_a_run_that_is_out_of_time_ends_after_the_iteration(tree, cluster_address, prefect_backend):
@@ -94,9 +97,23 @@ def test_a_run_that_is_out_of_time_ends_after_the_iteration(tree, cluster_addres
         "max_minutes": 1e-6,
         "cluster.scheduler_address": cluster_address(1, 1),
     }
-    report, records = run(tree, changes)
+    report, watch = run(tree, changes)
     assert (report.num_iterations, report.version) == (1, 1)
-    assert [record.iteration for record in records] == [0]
+    assert [record.iteration for record in watch.records] == [0]
     assert report.after.version == 1
     others = [r for name, r in flow_runs_of(report.run_id).items() if name != "i0000"]
     assert all(flow_run.state.is_cancelled() for flow_run in others)
+
+
+def test_a_run_whose_record_cannot_be_published_fails(tree, cluster_address, prefect_backend):
+    from flows.post_train import post_train
+    from flows.session import watching
+
+    class Broken(Watch):
+        def on_iteration(self, record):
+            raise OSError("no space left on device")
+
+    config = merged(tree, {"cluster.scheduler_address": cluster_address(1, 1)})
+    with watching(Broken()), pytest.raises(OSError, match="no space left"):
+        post_train(RunConfig.model_validate(config))
+    assert not threads_of_iterations()
