@@ -276,7 +276,7 @@ class Controller:
         iteration, device = self._take_back(pack)
         iteration.trained.setdefault(device.name, []).append(pack)
         clock = self._fleet.training_clock
-        if not device.queue:
+        if not (device.queue or device.packs):
             self._fleet.training_clock = max(clock, device.trains_until)
         return self._closed(iteration)
 
@@ -286,6 +286,10 @@ class Controller:
             raise ControllerError(f"one pair does not fit into the memory of {device.name}")
         device.largest_pack = pack.num_pairs // 2
         iteration.pool.add(pack.blocks)
+        for prepared in device.packs:  # just as large
+            del iteration.training[prepared.index]
+            iteration.pool.add(prepared.blocks)
+        device.packs = []
         return []
 
     def _take_back(self, pack: Pack) -> tuple[Iteration, DeviceState]:

@@ -12,7 +12,7 @@ from math import ceil, inf
 from digen_core.control.fleet import DeviceState, Fleet
 from digen_core.control.helping import Backlog, pays_to_generate, pays_to_train
 from digen_core.control.iteration import Iteration
-from digen_core.control.packing import cut, seconds_to_share, smallest_pack
+from digen_core.control.packing import seconds_to_share, smallest_pack
 from digen_core.control.protocol import (
     Encode,
     Fragment,
@@ -143,40 +143,55 @@ class Dispatcher:
             return []
         do = Train(device.packs.pop(0), version, device.name)
         device.queue.append(do)
-        begins = max(device.trains_until, self._fleet.training_clock)
-        device.trains_until = begins + self._fleet.costs_of(device).pack(do.pack.num_pairs)
         return [do]
 
     def _packs_for(self, device: DeviceState, iteration: Iteration) -> list[Pack]:
         """Take pairs out of the pool: one pack, or without TSP all steps of some samples."""
-        ready = iteration.pool.num_pairs
-        if not ready:
+        if not iteration.pool.num_pairs:
             return []
         most = min(device.largest_pack or self._workload.pack_size, self._workload.pack_size)
-        if not self._layout.packed:
-            blocks = iteration.pool.take_blocks(len(iteration.trained_steps))
-            parts = [part for block in blocks for part in cut(block, most)]
-            return [iteration.make_pack((part,), device.name) for part in parts]
-        smallest = 1
+        if self._layout.packed:
+            size = self._pack_size(device, iteration, most)
+            taken = [iteration.pool.take(size)] if size else []
+        else:
+            num_steps = len(iteration.trained_steps)
+            most = min(most, self._workload.samples_per_pack)
+            size = self._fair_size(device, iteration.pool.num_pairs, most, num_steps)
+            taken = iteration.pool.take_by_step(size, num_steps)
+        packs = [iteration.make_pack(blocks, device.name) for blocks in taken]
+        device.trains_until = max(device.trains_until, self._fleet.training_clock)
+        device.trains_until += sum(
+            self._fleet.costs_of(device).pack(pack.num_pairs) for pack in packs
+        )
+        return packs
+
+    def _pack_size(self, device: DeviceState, iteration: Iteration, most: int) -> int:
+        """Return how many of the ready pairs make the next pack; 0: wait for more of them."""
+        ready, smallest = iteration.pool.num_pairs, 1
         if iteration.without_advantages:  # more pairs will come
             smallest = smallest_pack(self._fleet.costs_of(device).pack, most)
             if ready < smallest:
-                return []
-        size = min(ready, most, max(smallest, self._fair_share(device, ready)))
-        return [iteration.make_pack(iteration.pool.take(size), device.name)]
+                return 0
+        return min(ready, most, max(smallest, self._fair_size(device, ready, most)))
 
-    def _fair_share(self, device: DeviceState, ready: int) -> int:
-        """Return how many of the ready pairs a device takes if all trainers finish them together.
+    def _fair_size(self, device: DeviceState, ready: int, most: int, num_steps: int = 1) -> int:
+        """Return how large a device's packs are if all trainers finish the ready pairs together.
 
         Dynamic batching: full packs while much is ready; smaller ones towards the end, when some
         devices would have a pack and others none.
+
+        Args:
+            device: that trains them.
+            ready: pairs that can be trained.
+            most: the size of a full pack.
+            num_steps: packs that are made together, one of each step.
         """
-        trainers, most = self._fleet.with_mode("trainer"), self._workload.pack_size
-        if ready >= 2 * most * len(trainers):
+        trainers = self._fleet.with_mode("trainer")
+        if most == 1 or ready >= 2 * most * num_steps * len(trainers):
             return most
         seconds = self._seconds_to_train(trainers, ready)
-        pairs = seconds * self._fleet.training_rate(device) - 1e-6
-        return ceil(pairs / ceil(max(pairs, 1e-6) / most))
+        size = max(seconds * self._fleet.training_rate(device) / num_steps - 1e-6, 1e-6)
+        return ceil(size / ceil(size / most))
 
     def switch(self, device: DeviceState, role: Role) -> list[Instruction]:
         """Turn a device to a role: at once if that is free, else by an instruction."""

@@ -26,22 +26,36 @@ class PairPool:
         room = min(num_pairs, self.num_pairs)
         self.num_pairs -= room
         while room:
-            block = self._blocks.popleft()
-            if block.num_rows > room:
-                rest = PairBlock(
-                    block.fragment, block.step, block.first_row + room, block.num_rows - room
-                )
-                self._blocks.appendleft(rest)
-                block = PairBlock(block.fragment, block.step, block.first_row, room)
+            block, rest = _cut(self._blocks.popleft(), room)
+            self._blocks.extendleft(rest)
             taken.append(block)
             room -= block.num_rows
         return tuple(taken)
 
-    def take_blocks(self, num_blocks: int) -> tuple[PairBlock, ...]:
-        """Take out blocks as they were put in, the longest waiting first."""
-        blocks = [self._blocks.popleft() for _ in range(min(num_blocks, len(self._blocks)))]
-        self.num_pairs -= sum(block.num_rows for block in blocks)
-        return tuple(blocks)
+    def take_by_step(self, num_samples: int, num_steps: int) -> list[tuple[PairBlock, ...]]:
+        """Take out ``num_samples`` pairs of each step, or fewer, the longest waiting first.
+
+        Returns:
+            For each step the pairs of it.
+        """
+        taken: dict[int, list[PairBlock]] = {}
+        room: dict[int, int] = {}
+        left, skipped = num_samples * num_steps, []
+        while left and self._blocks:
+            block = self._blocks.popleft()
+            own_room = room.setdefault(block.step, num_samples)
+            if not own_room:
+                skipped.append(block)
+                continue
+            block, rest = _cut(block, own_room)
+            skipped += rest
+            taken.setdefault(block.step, []).append(block)
+            room[block.step] -= block.num_rows
+            left -= block.num_rows
+        self._blocks.extendleft(reversed(skipped))
+        packs = [tuple(blocks) for blocks in taken.values()]
+        self.num_pairs -= sum(block.num_rows for pack in packs for block in pack)
+        return packs
 
     def remove(self, is_gone: Callable[[Fragment], bool]) -> list[PairBlock]:
         """Take out the pairs of fragments that are gone."""
@@ -79,13 +93,13 @@ def pairs_by_sample(
     ]
 
 
-def cut(block: PairBlock, most: int) -> list[PairBlock]:
-    """Cut a block into blocks of at most so many pairs."""
-    end = block.first_row + block.num_rows
-    return [
-        PairBlock(block.fragment, block.step, first, min(most, end - first))
-        for first in range(block.first_row, end, most)
-    ]
+def _cut(block: PairBlock, most: int) -> tuple[PairBlock, list[PairBlock]]:
+    """Return a block of at most so many pairs, and the rest of them if there is one."""
+    if block.num_rows <= most:
+        return block, []
+    fragment, step, first = block.fragment, block.step, block.first_row
+    rest = PairBlock(fragment, step, first + most, block.num_rows - most)
+    return PairBlock(fragment, step, first, most), [rest]
 
 
 def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:

@@ -16,7 +16,7 @@ class Workload:
     num_steps: int
     pack_size: int  # most pairs in one pack
     trained_per_group: int  # samples; fewer than group_size with best-of-n
-    samples_per_pack: int = 1  # without TSP: of one fragment, at one step
+    samples_per_pack: int = 1  # without TSP: most samples in one pack, all at the same step
     advantages_need_all_groups: bool = False  # scaled by the deviation of the whole batch
 
     @property

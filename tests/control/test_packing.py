@@ -8,7 +8,6 @@ from packs import make_packs
 from digen_core.control.costs import Linear
 from digen_core.control.packing import (
     PairPool,
-    cut,
     pairs_by_sample,
     pairs_by_step,
     seconds_to_share,
@@ -72,13 +71,29 @@ def test_chosen_samples_are_cut_into_runs_of_rows():
     ]
 
 
-def test_a_block_is_cut_to_what_fits():
-    part = fragment(0, 5)
-    assert [(b.first_row, b.num_rows) for b in cut(PairBlock(part, 2, 0, 5), 2)] == [
-        (0, 2),
-        (2, 2),
-        (4, 1),
+def test_packs_of_one_step_take_the_same_samples():
+    a, b = fragment(0, 3), fragment(1, 3)
+    pool = PairPool()
+    for part in (a, b):
+        pool.add(pairs_by_sample(part, [4, 7], [0, 1, 2], 3))
+    # The first 4 samples: all of a and the first of b, at each of the two steps.
+    assert pool.take_by_step(4, 2) == [
+        (PairBlock(a, 4, 0, 3), PairBlock(b, 4, 0, 1)),
+        (PairBlock(a, 7, 0, 3), PairBlock(b, 7, 0, 1)),
     ]
+    assert pool.num_pairs == 4
+    assert pool.take_by_step(4, 2) == [(PairBlock(b, 4, 1, 2),), (PairBlock(b, 7, 1, 2),)]
+    assert pool.take_by_step(4, 2) == []
+
+
+def test_pairs_of_one_step_that_came_back_do_not_hold_up_the_others():
+    a, b = fragment(0, 3), fragment(1, 3)
+    pool = PairPool()
+    pool.add([PairBlock(a, 4, 0, 3)])
+    pool.add(pairs_by_sample(b, [4, 7], [0, 1, 2], 3))
+    assert pool.take_by_step(3, 2) == [(PairBlock(a, 4, 0, 3),), (PairBlock(b, 7, 0, 3),)]
+    assert pool.take_by_step(3, 2) == [(PairBlock(b, 4, 0, 3),)]
+    assert pool.num_pairs == 0
 
 
 def test_removed_pairs_leave_the_pool():
