@@ -112,8 +112,8 @@ def shares_of(
     records: Sequence[IterationRecord], transfers: Sequence[tuple[float, float]], serial: float
 ) -> Shares:
     """Split the second of two iterations by what somebody was doing at each moment."""
-    before, spans = records[0].spans, records[1].spans
-    started = max(span.ended for span in before)
+    started = max(span.ended for span in records[0].spans)
+    spans = [span for span in records[1].spans if span.started > started]  # prompts came earlier
     first, last = min(span.started for span in spans), max(span.ended for span in spans)
     bodies = [(s.started, s.ended) for s in spans if s.kind != "push"]
     pushes = [(s.started, s.ended) for s in spans if s.kind == "push"]

@@ -175,6 +175,7 @@ class Conductor:
         match message:
             case OpenIteration():
                 self._opened[message.index] = message
+                self._executor.encode_ahead(message)
                 self._num_opened += 1
             case CostsUpdated():
                 self._handle(message)

@@ -5,6 +5,7 @@ the Dask graph, and reads only receipts: seconds, rewards, hashes.
 """
 
 from functools import singledispatchmethod
+from itertools import cycle
 from typing import Any
 
 from digen_core.control import protocol
@@ -37,6 +38,15 @@ class Executor:
     def num_running(self) -> int:
         """Number of submitted tasks whose end was not seen yet."""
         return self._submitter.num_running
+
+    def encode_ahead(self, iteration: OpenIteration) -> None:
+        """Have the prompts embedded while the devices wait for something else.
+
+        That needs no weights; so the work of earlier iterations goes first.
+        """
+        devices = cycle(self._session.rollout_devices())
+        for group, device in zip(range(len(iteration.round.prompts)), devices, strict=False):
+            self._conditions.of(iteration, group, device)
 
     def open(self, iteration: OpenIteration) -> None:
         """Take instructions for an iteration from now on."""
@@ -71,10 +81,6 @@ class Executor:
         raise TypeError(f"unknown instruction {instruction}")
 
     # --- generation -----------------------------------------------------------------------
-
-    @submit.register
-    def _(self, do: protocol.Encode) -> None:
-        self._conditions.of(self._iterations[do.iteration], do.group, do.device)
 
     @submit.register
     def _(self, do: protocol.Generate) -> None:

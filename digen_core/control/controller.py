@@ -1,6 +1,6 @@
 """Who generates, scores, trains, steps and loads, and when: a state machine without I/O.
 
-| IterationOffered -> Encode*, Generate* -> FragmentGenerated -> Score -> FragmentScored
+| IterationOffered -> Generate* -> FragmentGenerated -> Score -> FragmentScored
 |   -> ComputeAdvantages -> AdvantagesComputed -> Train* -> PackTrained -> Reduce
 |   -> GradientReduced -> Step -> Stepped -> Push* -> VersionLoaded -> FinishIteration
 

@@ -14,7 +14,6 @@ from digen_core.control.helping import Backlog, pays_to_generate, pays_to_train
 from digen_core.control.iteration import Iteration
 from digen_core.control.packing import seconds_to_share, smallest_pack
 from digen_core.control.protocol import (
-    Encode,
     Fragment,
     Generate,
     Instruction,
@@ -124,8 +123,6 @@ class Dispatcher:
     ) -> list[Instruction]:
         do = Generate(fragment, next_step, self._workload.num_steps, version, device.name)
         device.queue.append(do)
-        if fragment.index == 0 and next_step == 0:
-            return [Encode(fragment.iteration, fragment.group, device.name), do]
         return [do]
 
     def train(

@@ -199,15 +199,6 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class Encode:
-    """Embed the prompt of a group."""
-
-    iteration: int
-    group: int
-    device: str
-
-
-@dataclass(frozen=True, slots=True)
 class Generate:
     """Run denoising steps [first_step, end_step) of a fragment with one policy version."""
 
@@ -301,8 +292,7 @@ class FinishIteration:
 
 
 Instruction = (
-    Encode
-    | Generate
+    Generate
     | Pause
     | Score
     | ComputeAdvantages

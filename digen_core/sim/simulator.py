@@ -9,7 +9,7 @@ and what cannot be done is refused (`ledger.py`), so a simulation is a test of t
 | Score | each sample a time on one of the reward servers; at once if rewards cost nothing |
 | Train, Step, Switch | a jittered time of the device |
 | Push | at once to devices that train only, else `push` seconds beside the device's other work |
-| Encode, ComputeAdvantages, Reduce | nothing |
+| ComputeAdvantages, Reduce | nothing |
 
 A device does one thing at a time, in the order of its instructions.
 """
@@ -195,7 +195,6 @@ class Simulation:
 
     def _make_performers(self) -> dict[type[Instruction], Callable[[Any], None]]:
         return {
-            protocol.Encode: lambda do: None,
             Generate: self._generate,
             protocol.Pause: self._pause,
             protocol.Score: self._score,

@@ -120,8 +120,6 @@ class RandomCluster:
     def carry_out(self, instructions: list[p.Instruction]) -> None:
         for do in instructions:
             match do:
-                case p.Encode():
-                    pass
                 case p.FinishIteration(index, updated):
                     assert index == len(self.finished), "iterations finish in order"
                     assert updated or not self.trained.get(index)

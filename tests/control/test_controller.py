@@ -28,13 +28,11 @@ def test_an_iteration_with_a_barrier():
     it, workload = started(queue_depth=2), make_workload()
     (first, second), (third, fourth) = (fragments_of(workload, 0, group) for group in (0, 1))
     assert it.handle(p.IterationOffered(0, TRAINED)) == [
-        p.Encode(0, 0, "rollout-0"),
         p.Generate(first, 0, 4, 0, "rollout-0"),
         p.Generate(second, 0, 4, 0, "rollout-0"),
     ]
     assert it.handle(p.FragmentGenerated(first)) == [
         p.Score(first, "rollout-0"),
-        p.Encode(0, 1, "rollout-0"),
         p.Generate(third, 0, 4, 0, "rollout-0"),
     ]
     assert it.handle(p.FragmentScored(first)) == []
@@ -64,12 +62,10 @@ def test_work_ahead_waits_for_devices_that_have_none():
     (first, second), (third, _) = (fragments_of(make_workload(), 0, group) for group in (0, 1))
     assert it.handle(p.IterationOffered(0, TRAINED)) == []
     assert it.handle(p.VersionLoaded("rollout-0", 0)) == [
-        p.Encode(0, 0, "rollout-0"),
         p.Generate(first, 0, 4, 0, "rollout-0"),
     ]
     assert it.handle(p.VersionLoaded("rollout-1", 0)) == [
         p.Generate(second, 0, 4, 0, "rollout-1"),
-        p.Encode(0, 1, "rollout-0"),
         p.Generate(third, 0, 4, 0, "rollout-0"),
     ]
 

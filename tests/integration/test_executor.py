@@ -120,7 +120,6 @@ def test_a_paused_fragment_goes_on_elsewhere_as_if_nothing_had_been(in_a_run):
 def test_at_most_two_tasks_of_a_fragment_are_submitted(in_a_run):
     def body(session):
         it = Driver(session)
-        it.executor.submit(p.Encode(0, 0, "rollout-0"))
         it.executor.submit(p.Generate(it.fragment, 0, NUM_STEPS, 0, "rollout-0"))
         counts = [it.executor.num_running]
         while it.executor.num_running:
@@ -138,10 +137,9 @@ def test_a_prompt_that_comes_again_is_not_encoded_again(in_a_run):
     def body(session):
         session.prompts[:] = ["a red circle"]  # of every group and iteration
         it = Driver(session)
-        it.executor.submit(p.Encode(0, 0, "rollout-0"))
-        it.executor.submit(p.Encode(0, 1, "rollout-1"))
+        it.executor.encode_ahead(it.iteration)
         it.open(1)
-        it.executor.submit(p.Encode(1, 0, "rollout-1"))
+        it.executor.encode_ahead(it.iteration)
         return it.executor.num_running
 
     assert in_a_run(body) == 1
