@@ -237,7 +237,7 @@ class Controller:
             raise ControllerError(f"{fragment} was scored but not waited for: {self!r}")
         waiting.remove(fragment)
         groups: tuple[int, ...] = (fragment.group,)
-        if self._workload.advantages_need_all_groups:
+        if self._workload.advantages_need_all_groups or not self._layout.pipelined:
             groups = tuple(sorted(iteration.unscored))
         if any(iteration.unscored[group] for group in groups):
             return []

@@ -37,10 +37,9 @@ def test_an_iteration_with_a_barrier():
     ]
     assert it.handle(p.FragmentScored(first)) == []
     assert it.handle(p.FragmentGenerated(second))[0] == p.Score(second, "rollout-0")
-    assert it.handle(p.FragmentScored(second)) == [p.ComputeAdvantages(0, (0,), "trainer-0")]
-    assert it.handle(p.AdvantagesComputed(0, (0,))) == []  # the barrier
-    scored(it, third, fourth)
-    trains = it.handle(p.AdvantagesComputed(0, (1,), (1,)))  # group 1 carries no signal
+    assert it.handle(p.FragmentScored(second)) == []  # the barrier
+    assert scored(it, third, fourth) == [p.ComputeAdvantages(0, (0, 1), "trainer-0")]
+    trains = it.handle(p.AdvantagesComputed(0, (0, 1), (1,)))  # group 1 carries no signal
     # Without TSP the two trained steps of a sample are two packs on one device.
     assert [(t.pack.num_pairs, t.pack.blocks[0].step) for t in trains] == [(1, 0), (1, 2)]
     done = 0
