@@ -15,10 +15,10 @@ from typing import Annotated, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 
-from deployments.overrides import config_of
+from deployments.bench import bench
+from deployments.errors import RunFailedError
+from deployments.overrides import ConfigTokens, config_of
 from digen_core.config import ConfigError
-
-ConfigTokens = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 
 WELCOME = """\
 digen: reinforcement-learning post-training of diffusion and flow-matching models
@@ -48,8 +48,7 @@ app = App(
 )
 _pretrain = App(name="pretrain", help="Make an embedded base model from nothing.")
 _config = App(name="config", help="Look at configs.")
-_bench = App(name="bench", help="Measure what orchestration costs, and what layouts gain.")
-for _group in (_pretrain, _config, _bench):
+for _group in (_pretrain, _config, bench):
     app.command(_group)
 
 
@@ -69,11 +68,7 @@ def train(*tokens: ConfigTokens) -> int:
 
     from deployments import local, summary
 
-    try:
-        report = local.run_training(config)
-    except local.RunFailedError as error:
-        return _fail(error, 1)
-    summary.print_run(report)
+    summary.print_run(local.run_training(config))
     return 0
 
 
@@ -101,11 +96,7 @@ def evaluate(
 
     from deployments import local, summary
 
-    try:
-        report = local.run_evaluation(run, prompts, samples_per_prompt)
-    except local.RunFailedError as error:
-        return _fail(error, 1)
-    summary.print_evaluation(report)
+    summary.print_evaluation(local.run_evaluation(run, prompts, samples_per_prompt))
     return 0
 
 
@@ -250,105 +241,6 @@ def show(*tokens: ConfigTokens) -> int:
     return 0
 
 
-@_bench.command
-def runner(*, num_tasks: int = 60, rounds: int = 3) -> int:
-    """Compare the cost of a task: bare Dask, digen's lean runner, Prefect's Dask runner.
-
-    Example: digen bench runner --rounds 5
-
-    Args:
-        num_tasks: Tasks at once in each round.
-        rounds: Interleaved rounds.
-    """
-    if num_tasks < 2 or rounds < 1:
-        raise ConfigError(
-            f"--num-tasks is {num_tasks} and --rounds {rounds}; use num-tasks >= 2, rounds >= 1"
-        )
-
-    from deployments import bench_runner
-
-    bench = bench_runner.bench_runner(num_tasks, rounds)
-    bench_runner.print_bench(bench)
-    return 0 if bench.holds else 1
-
-
-@_bench.command(usage="Usage: digen bench overhead CONFIG [--iterations N] [--KEY VALUE ...]")
-def overhead(*tokens: ConfigTokens, iterations: int = 3) -> int:
-    """Measure how much of a run's time is orchestration.
-
-    Example: digen bench overhead deployments/configs/shapes.toml --iterations 5
-
-    Args:
-        tokens: CONFIG and settings, as in 'digen train'.
-        iterations: Iterations to measure.
-    """
-    config = config_of(tokens, "digen bench overhead")
-    if iterations < 1:
-        raise ConfigError(f"--iterations is {iterations}; use 1 or more")
-
-    from digen_core.checks import check_inputs
-
-    check_inputs(config)
-
-    from deployments import bench_overhead
-
-    bench_overhead.main(config, iterations)
-    return 0
-
-
-@_bench.command
-def layouts(
-    scenario: str,
-    /,
-    *,
-    layout: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
-    time_scale: float = 0.2,
-    iterations: int = 3,
-    steps_per_task: str = "auto",
-    seed: int = 0,
-) -> int:
-    """Compare layouts on emulated devices, through Prefect and Dask, each at its best split.
-
-    Example: digen bench layouts B --layout colocated-strong tsp elastic --time-scale 0.3
-
-    Args:
-        scenario: A, A2, B, B2, C, D, E or F (deployments/scenarios), or a TOML file like those.
-        layout: Layouts to compare; default: colocated, colocated-strong, tsp, elastic, tcss.
-        time_scale: Seconds of wall clock for a second of the scenario.
-        iterations: Of each run; the first warms up. Stale layouts run two more.
-        steps_per_task: Denoising steps in one task; auto groups them as a run does.
-        seed: Same seed, same jitter.
-    """
-    from deployments import simulate as scenarios
-
-    found = scenarios.find_scenario(scenario)
-    names = scenarios.layouts_of(
-        layout or ["colocated", "colocated-strong", "tsp", "elastic", "tcss"]
-    )
-    if not (0 < time_scale <= 10 and iterations >= 2 and seed >= 0):
-        raise ConfigError(
-            f"--time-scale is {time_scale}, --iterations {iterations} and --seed {seed}; use a "
-            "time-scale above 0 and up to 10, iterations >= 2, seed >= 0"
-        )
-    if steps_per_task != "auto" and not (steps_per_task.isdecimal() and int(steps_per_task)):
-        raise ConfigError(f"--steps-per-task is {steps_per_task}; use auto, or 1 or more")
-
-    from deployments import bench_layouts, local
-
-    try:
-        bench_layouts.main(
-            found,
-            names,
-            time_scale=time_scale,
-            num_iterations=iterations,
-            steps_per_task="auto" if steps_per_task == "auto" else int(steps_per_task),
-            seed=seed,
-        )
-    except local.RunFailedError as error:
-        return _fail(error, 1)
-    return 0
-
-
 def run(arguments: Sequence[str]) -> int:
     """Do what a command line says; return the exit code."""
     if not arguments:
@@ -363,6 +255,8 @@ def run(arguments: Sequence[str]) -> int:
         )
     except (ConfigError, CycloptsError) as error:
         return _fail(error, 2)
+    except RunFailedError as error:
+        return _fail(error, 1)
     except KeyboardInterrupt:
         return _fail("stopped", 130)
     return code if isinstance(code, int) else 0

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deployments.errors import RunFailedError
 from digen_core.config import ConfigError, RunConfig
 from digen_core.config_file import config_of_run
 from digen_core.records import EvaluationReport, RunReport
@@ -23,10 +24,6 @@ SETTINGS = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "TRANSFORMERS_VERBOSITY": "error",
 }
-
-
-class RunFailedError(RuntimeError):
-    """A run that had started failed; the message is one line for the user."""
 
 
 def run_training(config: RunConfig) -> RunReport:

@@ -7,9 +7,14 @@ underscores, save in the names of rewards. The last of several settings of a key
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from digen_core.config import ConfigError, RunConfig
 from digen_core.config_file import load_config, parse_value
+
+ConfigTokens = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 
 
 @dataclass(frozen=True)

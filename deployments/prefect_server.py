@@ -16,9 +16,15 @@ from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_se
 DEFAULT_PORT = 4200
 START_SECONDS = 120.0
 
-# Without a copy of every event the server needs a sixth less CPU and a third of the disk; the
-# pages of runs, tasks and artifacts do not need it.
-_SERVER_SETTINGS = {"PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false"}
+# On one small machine the server competes with the work: it is to need little CPU.
+_SERVER_SETTINGS = {
+    # The pages of runs, tasks and artifacts do not need a copy of every event.
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false",
+    # One transaction a second instead of one for each state of each task, which also made the
+    # opening of a flow run fail on a locked database and try again two seconds later.
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "500",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+}
 
 
 @contextmanager

@@ -43,6 +43,17 @@ def load_config(path: Path | str | None, overrides: Mapping[str, Any] | None = N
         raise ConfigError(f"{source}: {describe(error)}") from error
 
 
+def is_config(path: Path) -> bool:
+    """Say whether a TOML file describes a run: one of its tables is a run's.
+
+    Raises:
+        ConfigError: it is not TOML.
+    """
+    tree = _read(path) if path.is_file() else {}
+    tables = {key for key, value in tree.items() if isinstance(value, dict)}
+    return not tables.isdisjoint(RunConfig.model_fields)
+
+
 def config_of_run(
     run_dir: Path, prompts: Path | None = None, samples_per_prompt: int | None = None
 ) -> RunConfig:

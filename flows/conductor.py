@@ -17,6 +17,7 @@ from typing import Self
 
 from digen_core.control.controller import Controller, ControllerError
 from digen_core.control.protocol import (
+    ComputeAdvantages,
     CostsUpdated,
     DeviceLost,
     Event,
@@ -205,6 +206,8 @@ class Conductor:
             match instruction:
                 case _ if self.out_of_time:
                     break
+                case ComputeAdvantages():
+                    events.append(self._executor.compute_advantages(instruction))
                 case FinishIteration(index):
                     self._finish(index)
                 case Switch(device, role) if not isinstance(self._session.config, EmulatedConfig):

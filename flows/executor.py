@@ -10,6 +10,7 @@ from typing import Any
 
 from digen_core.control import protocol
 from digen_core.control.protocol import Event, Instruction
+from flows.advantages import advantages_of
 from flows.collect import TaskFailedError
 from flows.conditions import Conditions
 from flows.denoising import Denoising, about
@@ -19,7 +20,7 @@ from flows.submitter import Submitter
 from tasks.completions import Completion
 from tasks.emulation import switch
 from tasks.rollout import decode_and_score
-from tasks.train import advantages, publish, push_weights, reduce, step, train_pack
+from tasks.train import publish, push_weights, reduce, step, train_pack
 
 
 class Executor:
@@ -95,10 +96,11 @@ class Executor:
         fragment, it = do.fragment, self._iterations[do.fragment.iteration]
 
         def event_of(receipt: dict[str, Any]) -> Event:
+            it.rewards[fragment] = receipt["rewards"]["reward"]
             it.recorder.add_rewards(fragment, receipt)
             return protocol.FragmentScored(fragment)
 
-        it.scores.setdefault(fragment.group, {})[fragment.index] = self._submitter.submit(
+        self._submitter.submit(
             it,
             decode_and_score,
             f"score g{fragment.group:02d} f{fragment.index}",
@@ -112,27 +114,14 @@ class Executor:
 
     # --- training -------------------------------------------------------------------------
 
-    @submit.register
-    def _(self, do: protocol.ComputeAdvantages) -> None:
+    def compute_advantages(self, do: protocol.ComputeAdvantages) -> Event:
+        """Centre and scale the rewards of groups here: a task would cost more than it does."""
         it = self._iterations[do.iteration]
-
-        def event_of(receipt: dict[str, Any]) -> Event:
-            it.recorder.add_advantages(receipt)
-            return protocol.AdvantagesComputed(do.iteration, do.groups, tuple(receipt["skipped"]))
-
-        one_group = len(do.groups) == 1
-        future = self._submitter.submit(
-            it,
-            advantages,
-            f"advantages g{do.groups[0]:02d}" if one_group else "advantages all groups",
-            do.device,
-            event_of,
-            kind="advantages",
-            about={"group": do.groups[0]} if one_group else {},
-            groups=list(do.groups),
-            scores=it.scores_of(do.groups),
-        )
-        it.advantages.update(dict.fromkeys(do.groups, future))
+        rewards = {group: it.rewards_of(group) for group in do.groups}
+        found, skipped = advantages_of(self._session.config, rewards)
+        it.advantages.update(found)
+        it.recorder.add_advantages(found, skipped)
+        return protocol.AdvantagesComputed(do.iteration, do.groups, skipped)
 
     @submit.register
     def _(self, do: protocol.Train) -> None:
@@ -158,7 +147,7 @@ class Executor:
             num_pairs_of_update=self._session.config.samples_per_iteration * num_steps,
             segments=it.segments_of(pack.blocks),
             conditions={group: self._conditions.of(it, group, do.device) for group in groups},
-            group_values=it.advantages_of(groups),
+            advantages={group: it.advantages[group] for group in groups},
             previous=it.sums.get(do.device),
         )
 

@@ -1,6 +1,6 @@
 """One RL iteration as a DAG: the controller decides, tasks do, futures carry the data.
 
-| encode -> denoise t00 -> ... -> denoise tT -> score -> advantages -> train* -> reduce
+| encode -> denoise t00 -> ... -> denoise tT -> score -> train* -> reduce
 |   -> optimizer step -> push to every worker
 """
 

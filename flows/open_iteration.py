@@ -5,6 +5,7 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from prefect.futures import PrefectFuture
 
 from digen_core.control.protocol import Fragment, PairBlock
@@ -33,8 +34,8 @@ class OpenIteration:
     outcome: "Future[Ended | None]" = field(default_factory=Future)  # None: it was cancelled
     begun: float = 0.0  # when the devices were free for it
     segments: dict[Fragment, list[tuple[range, PrefectFuture[Any]]]] = field(default_factory=dict)
-    scores: dict[int, dict[int, PrefectFuture[Any]]] = field(default_factory=dict)
-    advantages: dict[int, PrefectFuture[Any]] = field(default_factory=dict)  # group ->
+    rewards: dict[Fragment, list[float]] = field(default_factory=dict)
+    advantages: dict[int, np.ndarray] = field(default_factory=dict)  # group -> [G]
     sums: dict[str, PrefectFuture[Any]] = field(default_factory=dict)  # device ->
     total: PrefectFuture[Any] | None = None
 
@@ -53,15 +54,10 @@ class OpenIteration:
         }
         return list(found.values())
 
-    def scores_of(self, groups: tuple[int, ...]) -> list[Futures]:
-        """Return the rewards of each group, in the order of its fragments."""
-        parts = [self.scores[group] for group in groups]
-        return [[scores[index] for index in sorted(scores)] for scores in parts]
-
-    def advantages_of(self, groups: list[int]) -> Futures:
-        """Return the futures that hold the advantages of some groups, each once."""
-        found = [self.advantages[group] for group in groups]
-        return list({future.task_run_id: future for future in found}.values())
+    def rewards_of(self, group: int) -> list[float]:
+        """Return the rewards of a group, sample by sample."""
+        parts = sorted(fragment for fragment in self.rewards if fragment.group == group)
+        return [value for fragment in parts for value in self.rewards[fragment]]
 
     def abandon(self, error: BaseException | None = None) -> None:
         """End the flow run: with the error if the iteration has begun, else as cancelled."""

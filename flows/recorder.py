@@ -1,8 +1,11 @@
 """Collect the receipts of an iteration and make its record: sample rows, spans and metrics."""
 
+from collections.abc import Iterable
 from statistics import fmean, mean, median, pstdev
 from time import time
 from typing import Any
+
+import numpy as np
 
 from digen_core.control.protocol import Fragment
 from digen_core.records import IterationRecord, SampleRow, Span
@@ -12,7 +15,7 @@ from digen_core.trace.prediction import read_prediction
 from digen_core.trace.windows import iteration_windows
 from flows.session import Round, Session
 
-TRAINING_KINDS = ("advantages", "train", "reduce", "step")
+TRAINING_KINDS = ("train", "reduce", "step")
 
 
 class IterationRecorder:
@@ -51,12 +54,10 @@ class IterationRecorder:
         self._rewards[fragment] = receipt["rewards"]
         self._add_seconds("score", fragment, receipt)
 
-    def add_advantages(self, receipt: dict[str, Any]) -> None:
+    def add_advantages(self, found: dict[int, np.ndarray], skipped: Iterable[int]) -> None:
         """Note the advantages of some groups and which of them are skipped."""
-        self._advantages.update(
-            {int(group): values for group, values in receipt["advantages"].items()}
-        )
-        self._skipped.update(receipt["skipped"])
+        self._advantages.update({group: values.tolist() for group, values in found.items()})
+        self._skipped.update(skipped)
 
     def add_update(self, receipt: dict[str, Any]) -> None:
         """Note what the update measured, and the version that it made."""

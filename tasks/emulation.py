@@ -196,14 +196,6 @@ def decode_and_score(run_id: str, label: str, prompt: str, segment: Fragment) ->
     receipts.attach({"rewards": {"reward": factors}})
 
 
-@task(task_run_name="{label}")
-def advantages(run_id: str, label: str, groups: list[int], scores: list[list[None]]) -> None:
-    """Take no time."""
-    with _working(run_id) as (config, _, _):
-        values = {str(group): [0.0] * config.rollout.group_size for group in groups}
-    receipts.attach({"skipped": [], "advantages": values})
-
-
 @task(name="train", task_run_name="{label}")
 def train_pack(
     run_id: str,
@@ -214,7 +206,7 @@ def train_pack(
     num_pairs_of_update: int,
     segments: list[Fragment],
     conditions: dict[int, None],
-    group_values: list[None],
+    advantages: dict[int, np.ndarray],
     previous: None,
 ) -> None:
     """Wait for as long as the pack takes."""
@@ -275,7 +267,6 @@ EMULATED = {
         encode,
         denoise_steps,
         decode_and_score,
-        advantages,
         train_pack,
         reduce,
         step,

@@ -78,11 +78,10 @@ def _denoise(
 
 
 @task(name="decode and score", task_run_name="{label}")
-def decode_and_score(run_id: str, label: str, prompt: str, segment: Segment) -> Arrays:
-    """Decode the clean latents of a fragment and reward the images: columns of [n] values."""
+def decode_and_score(run_id: str, label: str, prompt: str, segment: Segment) -> None:
+    """Decode the clean latents of a fragment and reward the images."""
     with working(run_id) as engine:
         images = engine.policy.decode(to_tensor(segment.x, engine.policy.device))
         prompts = [prompt] * len(images)
         columns = score_images(engine.rewards, engine.config.rewards, images, prompts)
     receipts.attach({"rewards": {name: values.tolist() for name, values in columns.items()}})
-    return columns

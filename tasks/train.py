@@ -1,4 +1,4 @@
-"""Training tasks: advantages, the gradient of a pack, reduce, the optimizer step, and the push."""
+"""Training tasks: the gradient of a pack, reduce, the optimizer step, and the push."""
 
 from functools import reduce as fold
 from pathlib import Path
@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from prefect import task
 
-from digen_core.algorithms.grpo import group_advantages, zero_variance_groups
 from digen_core.control.protocol import Pack
 from digen_core.training.gradient import PackMetrics
 from digen_core.training.gradient_sum import GradientSum, add, gather_pairs, pack_gradient
@@ -26,36 +25,7 @@ from digen_core.transport.weights import write_weights
 from tasks import receipts
 from tasks.engine import version_zero, working
 
-Advantages = dict[int, np.ndarray]  # group -> [G]
-
 NOTHING = GradientSum({}, PackMetrics(0, 0.0, 0.0, 0.0, 0.0, 0.0))
-
-
-@task(task_run_name="{label}")
-def advantages(
-    run_id: str, label: str, groups: list[int], scores: list[list[Arrays]]
-) -> Advantages:
-    """Centre and scale the rewards of groups; ``scores`` holds each group's fragments in order."""
-    with working(run_id) as engine:
-        algorithm = engine.config.algorithm
-        rewards = np.concatenate([part["reward"] for parts in scores for part in parts])
-        owner = torch.tensor(groups).repeat_interleave(engine.config.rollout.group_size)
-        values = group_advantages(
-            torch.from_numpy(rewards),
-            owner,
-            scale=algorithm.advantage_scale,
-            eps=algorithm.advantage_eps,
-            ddof=algorithm.advantage_ddof,
-        )
-        result = {group: values[owner == group].numpy() for group in groups}
-        skipped = [int(group) for group in zero_variance_groups(torch.from_numpy(rewards), owner)]
-    receipts.attach(
-        {
-            "skipped": skipped,
-            "advantages": {str(group): value.tolist() for group, value in result.items()},
-        }
-    )
-    return result
 
 
 @task(name="train", task_run_name="{label}")
@@ -68,7 +38,7 @@ def train_pack(
     num_pairs_of_update: int,
     segments: list[Segment],
     conditions: dict[int, Arrays],
-    group_values: list[Advantages],
+    advantages: dict[int, np.ndarray],
     previous: GradientSum | None,
 ) -> GradientSum:
     """Add the gradient of a pack to what this device summed before it.
@@ -78,8 +48,7 @@ def train_pack(
     with working(run_id, version=version) as engine:
         config = engine.config
         sigmas = engine.sigmas(config.rollout.num_steps)
-        own = {group: values for part in group_values for group, values in part.items()}
-        pairs = gather_pairs(pack, segments, conditions, own, sigmas, engine.policy.device)
+        pairs = gather_pairs(pack, segments, conditions, advantages, sigmas, engine.policy.device)
         try:
             result = pack_gradient(
                 engine.policy,

@@ -241,8 +241,7 @@ class Controller:
             groups = tuple(sorted(iteration.unscored))
         if any(iteration.unscored[group] for group in groups):
             return []
-        iteration.computing.update(groups)
-        return [ComputeAdvantages(iteration.index, groups, self._fleet.holder)]
+        return [ComputeAdvantages(iteration.index, groups)]
 
     # --- training -------------------------------------------------------------------------
 
@@ -253,7 +252,6 @@ class Controller:
         everyone = tuple(range(self._workload.group_size))
         for place, group in enumerate(event.groups):
             iteration.without_advantages.discard(group)
-            iteration.computing.discard(group)
             if group not in event.skipped:
                 chosen = event.chosen[place] if event.chosen else everyone
                 iteration.add_pairs(group, chosen, self._workload, self._layout)

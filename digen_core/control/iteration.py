@@ -20,8 +20,7 @@ class Iteration:
     generating: dict[Fragment, str] = field(default_factory=dict)  # and on which device
     held_on: dict[Fragment, set[str]] = field(default_factory=dict)  # who has stretches of it
     to_restart: set[Fragment] = field(default_factory=set)  # under way, but a stretch is lost
-    scored_on: dict[Fragment, str] = field(default_factory=dict)  # those with rewards, or soon
-    computing: set[int] = field(default_factory=set)  # groups whose advantages are on their way
+    scored_on: dict[Fragment, str] = field(default_factory=dict)  # by whom, or soon
     regenerating: set[Fragment] = field(default_factory=set)  # lost after they were scored
     parked: dict[Fragment, list[PairBlock]] = field(default_factory=dict)  # pairs that wait for it
     to_score: list[Score] = field(default_factory=list)  # held back until all are generated

@@ -234,7 +234,6 @@ class ComputeAdvantages:
 
     iteration: int
     groups: tuple[int, ...]
-    device: str
 
 
 @dataclass(frozen=True, slots=True)

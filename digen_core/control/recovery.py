@@ -61,7 +61,6 @@ def _generate_again(iteration: Iteration, fragment: Fragment, name: str) -> None
         iteration.queue.restart(fragment)
     elif _needs_rewards(iteration, fragment, name):
         iteration.scored_on.pop(fragment, None)
-        iteration.unscored[fragment.group].add(fragment)
         _queue(iteration, fragment)
     elif fragment.group in iteration.without_advantages or fragment in iteration.parked:
         iteration.regenerating.add(fragment)
@@ -69,8 +68,8 @@ def _generate_again(iteration: Iteration, fragment: Fragment, name: str) -> None
 
 
 def _needs_rewards(iteration: Iteration, fragment: Fragment, name: str) -> bool:
-    """Say whether the lost device had the rewards, and the advantages still need them."""
-    waiting = fragment.group in iteration.without_advantages - iteration.computing
+    """Say whether the lost device was to score it; rewards that came are safe in the receipt."""
+    waiting = fragment in iteration.unscored[fragment.group]
     return waiting and iteration.scored_on.get(fragment, name) == name
 
 

@@ -10,7 +10,7 @@ the device, in whatever iteration; k is the iteration of that task.
     orchestration  its next task has all inputs (see readiness.py)
     push           an optimizer step has begun whose version this device has not loaded yet
     orchestration  nothing runs on any device
-    ---            if its next task is training (advantages, train, reduce, step, publish):
+    ---            if its next task is training (train, reduce, step, publish):
     tail           an iteration before k trains
     fill           k is being generated, and no pack of k has started anywhere
     starvation     k is being generated, and packs of k have started
@@ -43,7 +43,6 @@ STAGES: Final = {
     "encode": "generate",
     "denoise": "generate",
     "score": "score",
-    "advantages": "score",
     "train": "train",
     "reduce": "train",
     "step": "version",
@@ -52,7 +51,7 @@ STAGES: Final = {
     "switch": "switch",
 }
 """Kind of span -> what it is for."""
-TRAINING: Final = ("advantages", "train", "reduce", "step", "publish")
+TRAINING: Final = ("train", "reduce", "step", "publish")
 READYING: Final = ("push", "switch")
 """Kinds that make a device ready for work, and are not work."""
 NEVER: Final = Union()

@@ -10,9 +10,8 @@ that take no time in a simulation have no spans there; then those before them st
     denoise     encode of its group, the steps before it,             a load of a version
                 the load of its version on its device
     score       its fragment's steps                                  steps of its iteration
-    advantages  the scores of its group                               scores of its iteration
-    train       the load of its version on its device                 advantages of its iteration,
-                                                                      or else its scores or steps
+    train       the load of its version on its device                 scores of its iteration,
+                                                                      or else its steps
     reduce      the packs of its iteration                            -
     step        the reduce of its iteration                           -
     publish     the step of its iteration                             -
@@ -28,8 +27,7 @@ _Key = tuple[str | int, ...]
 
 _EVENTS: Final = {
     "score": ("denoise",),
-    "advantages": ("score", "denoise"),
-    "train": ("advantages", "score", "denoise"),
+    "train": ("score", "denoise"),
 }
 """Kind -> kinds of the same iteration whose end may let it go; the first that has spans counts."""
 
@@ -81,7 +79,6 @@ def _inputs(task: Span) -> list[_Key]:
             load,
         ],
         "score": [("denoise", iteration, group, fragment)],
-        "advantages": [("score", iteration, group)],
         "train": [load],
         "reduce": [("train", iteration)],
         "step": [("reduce", iteration)],

@@ -13,7 +13,6 @@ KIND_COLOURS: Final = {
     "encode": "#56B4E9",
     "denoise": "#0072B2",
     "score": "#009E73",
-    "advantages": "#F0E442",
     "train": "#D55E00",
     "reduce": "#E69F00",
     "step": "#000000",

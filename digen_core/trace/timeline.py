@@ -24,7 +24,7 @@ CHARACTER_WIDTH: Final = 0.062
 SAME_STRETCH: Final = 0.02  # of the window: shorter breaks do not split a label
 MOSTLY: Final = 0.6  # a stretch with more breaks than this leaves gets no label
 BORDERED_WIDTH: Final = 0.05  # a border would hide shorter work
-DARK_LABELS: Final = ("encode", "advantages", "reduce")  # on bright bars
+DARK_LABELS: Final = ("encode", "reduce")  # on bright bars
 
 _Item = TypeVar("_Item")
 _Key = TypeVar("_Key")

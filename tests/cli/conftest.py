@@ -22,15 +22,10 @@ prompts_per_iteration = 2
 PARTS = ("transformer", "vae", "text_encoder", "tokenizer", "scheduler")
 
 
-class RunFailedError(Exception):
-    """As in deployments.local."""
-
-
 @pytest.fixture
 def local(monkeypatch):
     """Stand in for the module that runs things; it notes what it was asked to run."""
     module = ModuleType("deployments.local")
-    module.RunFailedError = RunFailedError
     module.calls = []
     scores = {"shapes/score": 0.25, "reward": 0.5}
     report = EvaluationReport(version=0, num_prompts=1, num_samples=8, rewards=scores)

@@ -3,6 +3,7 @@
 import pytest
 
 from deployments.cli import run
+from deployments.errors import RunFailedError
 from digen_core.checks import explain_load_error
 from digen_core.config_file import load_config
 
@@ -53,7 +54,7 @@ def test_evaluate_prints_a_table(job, local, capsys):
 
 def test_a_run_that_fails_is_one_line_and_exit_code_1(job, local, capsys, monkeypatch):
     def fail(config):
-        raise local.RunFailedError("reward 'shapes' returned nan\nfor image 3 of 16")
+        raise RunFailedError("reward 'shapes' returned nan\nfor image 3 of 16")
 
     monkeypatch.setattr(local, "run_training", fail)
     assert run(["train", "job.toml"]) == 1

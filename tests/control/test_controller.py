@@ -38,7 +38,7 @@ def test_an_iteration_with_a_barrier():
     assert it.handle(p.FragmentScored(first)) == []
     assert it.handle(p.FragmentGenerated(second))[0] == p.Score(second, "rollout-0")
     assert it.handle(p.FragmentScored(second)) == []  # the barrier
-    assert scored(it, third, fourth) == [p.ComputeAdvantages(0, (0, 1), "trainer-0")]
+    assert scored(it, third, fourth) == [p.ComputeAdvantages(0, (0, 1))]
     trains = it.handle(p.AdvantagesComputed(0, (0, 1), (1,)))  # group 1 carries no signal
     # Without TSP the two trained steps of a sample are two packs on one device.
     assert [(t.pack.num_pairs, t.pack.blocks[0].step) for t in trains] == [(1, 0), (1, 2)]
@@ -72,7 +72,7 @@ def test_work_ahead_waits_for_devices_that_have_none():
 def test_gap_trains_a_group_while_the_next_is_generated():
     it, workload = started("tsp"), make_workload()
     it.handle(p.IterationOffered(0, TRAINED))
-    assert scored(it, *fragments_of(workload, 0, 0)) == [p.ComputeAdvantages(0, (0,), "trainer-0")]
+    assert scored(it, *fragments_of(workload, 0, 0)) == [p.ComputeAdvantages(0, (0,))]
     (train,) = it.handle(p.AdvantagesComputed(0, (0,)))
     assert isinstance(train, p.Train)
     assert train.pack.num_pairs == 4  # pairs of two steps may share a pack: TSP
@@ -171,7 +171,7 @@ def test_a_batch_wide_scale_waits_for_all_groups():
     it.handle(p.FragmentGenerated(one))
     it.handle(p.FragmentGenerated(two))
     assert it.handle(p.FragmentScored(two)) == []
-    assert it.handle(p.FragmentScored(one)) == [p.ComputeAdvantages(0, (0, 1), "trainer-0")]
+    assert it.handle(p.FragmentScored(one)) == [p.ComputeAdvantages(0, (0, 1))]
 
 
 @pytest.mark.parametrize(("num_steps", "samples", "first"), [(40, 1, 1), (1, 4, 0)])

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from digen_core.control.protocol import Device, Fragment
@@ -41,7 +42,6 @@ def recorder(session):
         ("encode g00", "encode", "rollout-0", 10.0, 10.5),
         ("denoise g00 f0 t00", "denoise", "rollout-0", 10.5, 12.0),
         ("score g01 f0", "score", "rollout-0", 13.0, 14.0),
-        ("advantages g00", "advantages", "trainer-0", 13.5, 14.0),
         ("train p000", "train", "trainer-0", 14.0, 15.5),
         ("optimizer step v5", "step", "trainer-0", 15.5, 16.0),
         ("push v5 to rollout-0", "push", "rollout-0", 16.0, 16.25),
@@ -69,8 +69,8 @@ def recorder(session):
     rewards(THIRD, [0.5] * 4)
     rewards(SECOND, [0.5, 1.0])
     rewards(FIRST, [0.0, 0.5])
-    it.add_advantages({"advantages": {"0": [-1.5, 0.0, 0.0, 1.5]}, "skipped": []})
-    it.add_advantages({"advantages": {"1": [0.0] * 4}, "skipped": [1]})
+    it.add_advantages({0: np.array([-1.5, 0.0, 0.0, 1.5])}, ())
+    it.add_advantages({1: np.zeros(4)}, (1,))
     it.add_update({"metrics": {"train/loss": 0.5}, "version": 5})
     return it
 
@@ -133,13 +133,13 @@ def test_metrics_by_hand(recorder, session):
         "groups/zero_variance": 1,
         "time/iteration_seconds": 8,
         "time/rollout_seconds": 4,  # 10 to 14
-        "time/train_seconds": 2.5,  # 13.5 to 16
+        "time/train_seconds": 2,  # 14 to 16
         "time/push_seconds": 1,  # 16 to 17
         "throughput/samples_per_second": 8 / 7.5,
         "throughput/samples_per_device_second": 4 / 7.5,
-        # 0.5 + 1.5 + 1 and 0.5 + 1.5 + 0.5 of 7.5 seconds; a push is no work
+        # 0.5 + 1.5 + 1 and 1.5 + 0.5 of 7.5 seconds; a push is no work
         "device/rollout-0/busy_fraction": 3 / 7.5,
-        "device/trainer-0/busy_fraction": 2.5 / 7.5,
+        "device/trainer-0/busy_fraction": 2 / 7.5,
         "makespan/predicted_error": 9 / 7.5 - 1,
         "orchestration/steps_per_task": 3,
         # version 5 was made from 4; a group of version 4 and one of version 2
@@ -161,7 +161,7 @@ def test_without_an_update_there_are_no_training_metrics(session):
         fragment, receipt(version=4, logprobs={"0": [-1.0, -1.0]}, seconds_per_step=0.1)
     )
     it.add_rewards(fragment, receipt(rewards={"reward": [1.0, 1.0]}))
-    it.add_advantages({"advantages": {"0": [0.0, 0.0]}, "skipped": [0]})
+    it.add_advantages({0: np.zeros(2)}, (0,))
     add(session, it, Span(0, "score g00 f0", "score", "rollout-0", 0.0, 0.0, 1.0))
     record = it.record(4, 1.0, 1)
     assert "makespan/predicted_error" not in record.metrics

@@ -165,7 +165,7 @@ def test_a_pack_that_does_not_fit_adds_nothing(in_a_run):
         it = Driver(session)
         it.generate()
         assert it.do(p.Score(it.fragment, "rollout-0")) == p.FragmentScored(it.fragment)
-        event = it.do(p.ComputeAdvantages(0, (0,), "trainer-0"))
+        event = it.executor.compute_advantages(p.ComputeAdvantages(0, (0,)))
         assert event == p.AdvantagesComputed(0, (0,))
 
         def pack(index, first_row, num_rows):

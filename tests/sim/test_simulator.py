@@ -163,7 +163,7 @@ def test_what_cannot_be_done_is_refused(order, message, scenario):
 
 
 def test_pairs_of_a_fragment_that_is_not_generated_are_refused(scenario):
-    orders = protocol.ComputeAdvantages(0, (0,), "trainer-0"), protocol.Train(PACK, 0, "trainer-0")
+    orders = protocol.ComputeAdvantages(0, (0,)), protocol.Train(PACK, 0, "trainer-0")
     with pytest.raises(SimulationError, match="is not generated, or lost"):
         script(scenario, *orders)[1].run(3)
 

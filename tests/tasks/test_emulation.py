@@ -28,7 +28,6 @@ REAL = (
     rollout.encode,
     rollout.denoise_steps,
     rollout.decode_and_score,
-    train.advantages,
     train.train_pack,
     train.reduce,
     train.step,
@@ -92,7 +91,7 @@ def test_each_real_task_has_one_of_its_name_and_parameters(config):
 def test_only_work_holds_the_device(config):
     for kind in ("denoise", "train", "step", "switch"):
         assert place_of(config, kind, "rollout-1") == ("rollout-1", {"device": 1})
-    for kind in ("encode", "advantages", "reduce", "publish", "push"):
+    for kind in ("encode", "reduce", "publish", "push"):
         assert place_of(config, kind, "rollout-1") == ("rollout-1", {})
     assert place_of(config, "score", "rollout-1") == (REWARD_SERVERS, {})
     assert place_of(RunConfig(), "score", "rollout-1") == ("rollout-1", {})

@@ -27,8 +27,7 @@ def test_a_trainer_waits_for_the_first_pairs():
         denoise(ROLLOUT, 0, 4),
         denoise(ROLLOUT, 4, 9, group=1),
         span("score", "reward-0", 4, 5, group=0),
-        span("advantages", TRAINER, 5, 6, group=0),
-        span("train", TRAINER, 6, 9),
+        span("train", TRAINER, 5, 9),
     ]
     assert gaps_of(TRAINER, spans) == [(0, 5, "fill")]
 
@@ -37,9 +36,9 @@ def test_a_trainer_between_packs_starves_while_generation_goes_on():
     spans = [
         denoise(ROLLOUT, 0, 2),
         denoise(ROLLOUT, 2, 8, group=1),
-        span("advantages", ROLLOUT, 2, 2.5, group=0),
+        span("score", ROLLOUT, 2, 2.5, group=0),
         span("train", TRAINER, 2.5, 4),
-        span("advantages", ROLLOUT, 5, 6, group=1),
+        span("score", ROLLOUT, 5, 6, group=1),
         span("train", TRAINER, 6, 8),
     ]
     assert gaps_of(TRAINER, spans) == [(0, 2.5, "fill"), (4, 6, "starvation")]
@@ -49,11 +48,10 @@ def test_everybody_waits_for_the_score_of_the_last_group():
     spans = [
         denoise(ROLLOUT, 0, 4),
         span("score", "reward-0", 4, 7, group=0, fragment=0),
-        span("advantages", TRAINER, 7, 7.5, group=0),
-        span("train", TRAINER, 7.5, 9),
+        span("train", TRAINER, 7, 9),
     ]
     assert gaps_of(TRAINER, spans) == [(0, 4, "fill"), (4, 7, "reward")]
-    assert gaps_of(ROLLOUT, spans) == [(4, 7.5, "reward"), (7.5, 9, "tail")]
+    assert gaps_of(ROLLOUT, spans) == [(4, 7, "reward"), (7, 9, "tail")]
 
 
 def test_a_rollout_device_has_nothing_left_while_others_generate_and_train():
@@ -69,7 +67,7 @@ def test_a_rollout_device_has_nothing_left_while_others_generate_and_train():
 def test_a_trainer_has_nothing_left_while_another_trains():
     spans = [
         denoise(ROLLOUT, 0, 2),
-        span("advantages", TRAINER, 2, 3),
+        span("score", TRAINER, 2, 3),
         span("train", TRAINER, 3, 8),
         span("train", "trainer-1", 3, 6),
         span("reduce", TRAINER, 8, 9),
@@ -121,7 +119,7 @@ def test_a_stale_trajectory_does_not_wait_for_the_version_that_is_made():
 def test_a_switch_is_idle_time_of_its_own():
     spans = [
         denoise("both-0", 0, 3),
-        span("advantages", "both-0", 3, 3.5),
+        span("score", "both-0", 3, 3.5),
         span("switch", "both-0", 3.5, 5),
         span("train", "both-0", 5, 8),
     ]
@@ -135,8 +133,6 @@ def test_a_switch_is_idle_time_of_its_own():
         (denoise(ROLLOUT, 9, 10, first=3, end=4), [denoise("rollout-1", 2, 6, end=3)], 6),
         (denoise(ROLLOUT, 9, 10, version=4), [span("push", ROLLOUT, 2, 3, version=4)], 3),
         (span("score", ROLLOUT, 9, 10, group=2, fragment=1), [denoise("x", 2, 4, 2, 1)], 4),
-        (span("advantages", TRAINER, 9, 10, group=2), [span("score", "x", 2, 7, group=2)], 7),
-        (span("train", TRAINER, 9, 10), [span("advantages", "x", 2, 3, group=2)], 3),
         (span("train", TRAINER, 9, 10, queued=8), [span("score", "x", 2, 7, group=2)], 7),
         (span("reduce", TRAINER, 9, 10), [span("train", "x", 2, 4), span("train", "y", 2, 6)], 6),
         (span("step", TRAINER, 9, 10), [span("reduce", "x", 2, 5)], 5),
@@ -153,12 +149,12 @@ def test_a_task_that_has_its_inputs_waits_for_orchestration(task, inputs, ready)
 
 
 def test_a_pack_that_the_layout_held_back_was_not_ready():
-    """At a barrier the pack is asked for after the last advantages, not after its own group's."""
+    """At a barrier the pack is asked for after the last score, not after its own group's."""
     spans = [
         denoise(ROLLOUT, 0, 3),
         denoise(ROLLOUT, 3, 6, group=1),
-        span("advantages", ROLLOUT, 3, 3.5, group=0),
-        span("advantages", ROLLOUT, 6, 6.5, group=1),
+        span("score", ROLLOUT, 3, 3.5, group=0),
+        span("score", ROLLOUT, 6, 6.5, group=1),
         span("train", TRAINER, 7, 9, queued=6.75),
     ]
     assert gaps_of(TRAINER, spans) == [
@@ -187,7 +183,7 @@ def test_a_push_during_a_denoising_step_costs_nothing():
 def test_a_window_sees_what_lies_outside_it():
     spans = [
         denoise(ROLLOUT, 0, 10),
-        span("advantages", ROLLOUT, 10, 11),
+        span("score", ROLLOUT, 10, 11),
         span("train", "t", 11, 12),
     ]
     assert gaps_of("t", spans, (4, 6)) == [(4, 6, "fill")]

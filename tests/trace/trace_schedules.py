@@ -64,7 +64,7 @@ def _iteration(iteration, begin, rollouts, trainers, latency, reward):
                 ended = add("denoise", device, ended, 0.2 + 0.01 * group, **names, **steps)
             heapq.heappush(free, (ended, device))
             scored = max(scored, add("score", "reward-0", ended, reward, **names))
-        pairs.append(add("advantages", trainers[0], scored, 0.01, group=group))
+        pairs.append(scored)
     for index in range(len(pairs) * 4):
         free_at, device = heapq.heappop(packs)
         ended = add("train", device, max(free_at, pairs[index // 4]), 0.5, num_items=18)

@@ -1,0 +1,141 @@
+"""The command ``digen bench``: what orchestration costs, and what layouts gain."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from deployments.overrides import ConfigTokens, config_of
+from digen_core.config import ConfigError
+from digen_core.config_file import is_config, load_config
+
+bench = App(name="bench", help="Measure what orchestration costs, and what layouts gain.")
+
+
+@bench.command
+def runner(*, num_tasks: int = 60, rounds: int = 3) -> int:
+    """Compare the cost of a task: bare Dask, digen's lean runner, Prefect's Dask runner.
+
+    Example: digen bench runner --rounds 5
+
+    Args:
+        num_tasks: Tasks at once in each round.
+        rounds: Interleaved rounds.
+    """
+    if num_tasks < 2 or rounds < 1:
+        raise ConfigError(
+            f"--num-tasks is {num_tasks} and --rounds {rounds}; use num-tasks >= 2, rounds >= 1"
+        )
+
+    from deployments import bench_runner
+
+    measured = bench_runner.bench_runner(num_tasks, rounds)
+    bench_runner.print_bench(measured)
+    return 0 if measured.holds else 1
+
+
+@bench.command(usage="Usage: digen bench overhead CONFIG [--iterations N] [--KEY VALUE ...]")
+def overhead(*tokens: ConfigTokens, iterations: int = 3) -> int:
+    """Measure how much of a run's time is orchestration.
+
+    Example: digen bench overhead deployments/configs/shapes.toml --iterations 5
+
+    Args:
+        tokens: CONFIG and settings, as in 'digen train'.
+        iterations: Iterations to measure.
+    """
+    config = config_of(tokens, "digen bench overhead")
+    if iterations < 1:
+        raise ConfigError(f"--iterations is {iterations}; use 1 or more")
+
+    from digen_core.checks import check_inputs
+
+    check_inputs(config)
+
+    from deployments import bench_overhead
+
+    bench_overhead.main(config, iterations)
+    return 0
+
+
+@bench.command
+def layouts(
+    scenario: str,
+    /,
+    *,
+    layout: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
+    iterations: int = 3,
+    rounds: int = 2,
+    time_scale: float = 0.2,
+    steps_per_task: str = "auto",
+    seed: int = 0,
+) -> int:
+    """Compare layouts through Prefect and Dask: emulated devices, or real compute.
+
+    Example: digen bench layouts B --layout colocated-strong tsp elastic --time-scale 0.3
+    Example: digen bench layouts deployments/configs/shapes.toml --iterations 5
+
+    Args:
+        scenario: A, A2, B, B2, C, D, E or F (deployments/scenarios), or a TOML file like those:
+            each layout runs at its best split on emulated devices. Or the config of a run: each
+            layout runs on its workers with real compute, beside the serial loop.
+        layout: Layouts to compare; default: colocated, colocated-strong, tsp, elastic, tcss; with
+            real compute colocated, colocated-strong, disaggregated, auto.
+        iterations: Emulated: of each run; the first warms up, and stale layouts run two more. Real:
+            to measure in each round.
+        rounds: Real compute only: interleaved rounds.
+        time_scale: Emulated only: seconds of wall clock for a second of the scenario.
+        steps_per_task: Emulated only: denoising steps in one task; auto groups them as a run does.
+        seed: Emulated only: same seed, same jitter.
+    """
+    if not (0 < time_scale <= 10 and iterations >= 2 and seed >= 0 and rounds >= 1):
+        raise ConfigError(
+            f"--time-scale is {time_scale}, --iterations {iterations}, --seed {seed} and --rounds "
+            f"{rounds}; use a time-scale above 0 and up to 10, iterations >= 2, seed >= 0, "
+            "rounds >= 1"
+        )
+    if steps_per_task != "auto" and not (steps_per_task.isdecimal() and int(steps_per_task)):
+        raise ConfigError(f"--steps-per-task is {steps_per_task}; use auto, or 1 or more")
+    if is_config(Path(scenario)):
+        return _real_layouts(Path(scenario), layout, rounds, iterations)
+
+    from deployments import simulate as scenarios
+
+    found = scenarios.find_scenario(scenario)
+    names = scenarios.layouts_of(layout or list(EMULATED))
+
+    from deployments import bench_layouts
+
+    bench_layouts.main(
+        found,
+        names,
+        time_scale=time_scale,
+        num_iterations=iterations,
+        steps_per_task="auto" if steps_per_task == "auto" else int(steps_per_task),
+        seed=seed,
+    )
+    return 0
+
+
+EMULATED = ("colocated", "colocated-strong", "tsp", "elastic", "tcss")
+REAL = ("colocated", "colocated-strong", "disaggregated", "auto")
+
+
+def _real_layouts(path: Path, layout: list[str] | None, rounds: int, iterations: int) -> int:
+    from deployments.simulate import layouts_of
+
+    config = load_config(path)
+    names = [
+        name if name == "auto" else layouts_of([name])[0] for name in dict.fromkeys(layout or REAL)
+    ]
+
+    from digen_core.checks import check_inputs
+
+    check_inputs(config)
+
+    from deployments import bench_compute
+    from deployments.local import apply_settings
+
+    apply_settings()
+    bench_compute.main(config, names, rounds=rounds, iterations=iterations)
+    return 0

@@ -1,0 +1,171 @@
+"""What each layout makes of a run with real compute, beside the serial loop, interleaved.
+
+In each round every layout runs some iterations on workers of its own, after one that warms up; so
+all of them see the same machine. Seconds are from the moment that all devices hold a version to
+that for the next.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import time
+
+import torch
+from prefect import flow
+from rich.console import Console
+from rich.table import Table
+
+from deployments.bench_layouts import iteration_ends
+from deployments.local import failures_in_one_line, prefect_ready
+from digen_core.config import RunConfig
+from digen_core.data import read_prompts
+from digen_core.models import LOADERS
+from digen_core.models.policy import ALL_PARTS
+from digen_core.models.trainable import make_trainable
+from digen_core.records import EvaluationReport, IterationRecord
+from digen_core.reference import post_train_serially
+from digen_core.rewards import reward_functions
+from flows.prepare import prepare
+from flows.run import on_cluster, open_run
+from flows.session import watching
+from flows.workload import layout_of
+
+SERIAL = "serial"
+BASELINES = (SERIAL, "colocated", "colocated-strong", "disaggregated")
+
+
+@dataclass
+class Row:
+    """What one way to run took in all rounds."""
+
+    name: str  # as it was asked for
+    ran: str = "one process"  # the layout, and who generates and trains
+    seconds: list[float] = field(default_factory=list)  # of each measured iteration
+    errors: list[float] = field(default_factory=list)  # predicted over measured seconds, less 1
+    busy: list[float] = field(default_factory=list)  # share of all device seconds
+
+    @property
+    def median(self) -> float:
+        """Seconds of an iteration."""
+        return median(self.seconds)
+
+
+class _Watch:
+    """Keeps the records of a run."""
+
+    def __init__(self) -> None:
+        self.records: list[IterationRecord] = []
+
+    def on_phase(self, text: str) -> None:
+        """Nothing to keep."""
+
+    def on_iteration(self, record: IterationRecord) -> None:
+        """Keep the record."""
+        self.records.append(record)
+
+    def on_evaluation(self, tag: str, report: EvaluationReport) -> None:
+        """Nothing to keep."""
+
+
+def main(config: RunConfig, names: Sequence[str], *, rounds: int, iterations: int) -> None:
+    """Run the serial loop and each layout in turn, and print the medians.
+
+    Args:
+        config: of the run; its own layout does not matter.
+        names: of layouts, ``auto`` for the planner's choice.
+        rounds: in which each of them runs once.
+        iterations: to measure in each round.
+
+    Raises:
+        ConfigError: the input cannot be used.
+        RunFailedError: a run failed.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    rows = [Row(name) for name in (SERIAL, *names)]
+    with TemporaryDirectory() as folder, failures_in_one_line(), prefect_ready(Path(folder)):
+        tracking = config.tracking.model_copy(update={"runs_dir": folder})
+        config = config.model_copy(update={"tracking": tracking, "name": "bench"})
+        for number in range(rounds):
+            for row in rows:
+                console.print(f"round {number + 1} of {rounds}: {row.name} ...")
+                _measure(row, config, iterations)
+    _print(rows, config, rounds)
+
+
+def _measure(row: Row, config: RunConfig, iterations: int) -> None:
+    """Add one round to a row."""
+    if row.name == SERIAL:
+        row.seconds += serial_seconds(config, iterations)
+        return
+    schedule = config.schedule.model_copy(update={"layout": row.name})
+    warm_up = 2 if row.name == "tcss" else 1  # the first ones have nothing that was begun early
+    update = {"schedule": schedule, "num_iterations": iterations + warm_up}
+    row.ran, records = run_layout(config.model_copy(update=update))
+    ends = iteration_ends(span for record in records for span in record.spans)[warm_up - 1 :]
+    row.seconds += [last - first for first, last in itertools.pairwise(ends)]
+    for record in records[warm_up:]:
+        row.errors.append(record.metrics["makespan/predicted_error"])
+        row.busy.append(1 - sum(v for k, v in record.metrics.items() if k.startswith("idle/")))
+
+
+def serial_seconds(config: RunConfig, iterations: int) -> list[float]:
+    """Return the seconds of each iteration of the serial loop, after one that warms up."""
+    torch.set_num_threads(config.cluster.threads_per_worker)
+    policy = LOADERS[config.model.family](config.model, ALL_PARTS)
+    make_trainable(policy, config.train.lora, keep_reference=bool(config.algorithm.kl_coefficient))
+    ends: list[float] = []
+    post_train_serially(
+        config.model_copy(update={"num_iterations": iterations + 1}),
+        policy,
+        read_prompts(config.prompts.train),
+        reward_functions(config.rewards),
+        on_iteration=lambda index, row: ends.append(time()),
+    )
+    return [last - first for first, last in itertools.pairwise(ends)]
+
+
+@flow(name="bench-layout", validate_parameters=False)
+def run_layout(config: RunConfig) -> tuple[str, list[IterationRecord]]:
+    """Run all iterations without evaluations; return what ran, and the records."""
+    watch, last = _Watch(), config.num_iterations - 1
+    with open_run(config) as session, watching(watch):
+        layout, devices = layout_of(session.config), session.devices
+        with on_cluster(session, prepare) as conductor:
+            for index in range(config.num_iterations):
+                conductor.complete(index, last=last)
+        rollout, trainers = len(session.rollout_devices()), len(session.trainer_devices())
+    split = f"{len(devices)} do both" if layout.colocated else f"{rollout}:{trainers}"
+    return f"{layout.name} {split}", watch.records
+
+
+def _print(rows: Sequence[Row], config: RunConfig, rounds: int) -> None:
+    """Print the medians, and how many times as fast each is as the baselines that ran."""
+    samples = config.samples_per_iteration
+    title = f"{config.name}: medians of {rounds} interleaved rounds, {samples} samples an iteration"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    baselines = [row for row in rows if row.name in BASELINES]
+    table.add_column("\nlayout", no_wrap=True)
+    table.add_column("\nwhat ran", no_wrap=True)
+    headings = [
+        "seconds",
+        "samples/s",
+        *(f"x {row.name}" for row in baselines),
+        "predicted",
+        "busy",
+    ]
+    for heading in headings:
+        *first, last = heading.rsplit(" ", 1)
+        table.add_column("\n".join([*first, last] if first else ["", last]), justify="right")
+    for row in rows:
+        cells = [f"{row.median:.2f}", f"{samples / row.median:.1f}"]
+        cells += [f"{baseline.median / row.median:.2f}" for baseline in baselines]
+        cells += [f"{median(values):{form}}" if values else "-" for values, form in _shares(row)]
+        table.add_row(row.name, row.ran, *cells)
+    Console(highlight=False).print(table)
+
+
+def _shares(row: Row) -> list[tuple[list[float], str]]:
+    return [(row.errors, "+.1%"), (row.busy, ".0%")]
