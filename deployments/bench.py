@@ -133,9 +133,11 @@ def _real_layouts(path: Path, layout: list[str] | None, rounds: int, iterations:
 
     check_inputs(config)
 
-    from deployments import bench_compute
     from deployments.local import apply_settings
 
-    apply_settings()
+    apply_settings()  # before Prefect is imported
+
+    from deployments import bench_compute
+
     bench_compute.main(config, names, rounds=rounds, iterations=iterations)
     return 0

@@ -5,9 +5,9 @@ all of them see the same machine. Seconds are from the moment that all devices h
 that for the next.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -105,7 +105,7 @@ def _measure(row: Row, config: RunConfig, iterations: int) -> None:
     update = {"schedule": schedule, "num_iterations": iterations + warm_up}
     row.ran, records = run_layout(config.model_copy(update=update))
     ends = iteration_ends(span for record in records for span in record.spans)[warm_up - 1 :]
-    row.seconds += [last - first for first, last in itertools.pairwise(ends)]
+    row.seconds += [last - first for first, last in pairwise(ends)]
     for record in records[warm_up:]:
         row.errors.append(record.metrics["makespan/predicted_error"])
         row.busy.append(1 - sum(v for k, v in record.metrics.items() if k.startswith("idle/")))
@@ -124,10 +124,12 @@ def serial_seconds(config: RunConfig, iterations: int) -> list[float]:
         reward_functions(config.rewards),
         on_iteration=lambda index, row: ends.append(time()),
     )
-    return [last - first for first, last in itertools.pairwise(ends)]
+    return [last - first for first, last in pairwise(ends)]
 
 
-@flow(name="bench-layout", validate_parameters=False)
+@flow(
+    name="bench-layout", flow_run_name="bench {config.schedule.layout}", validate_parameters=False
+)
 def run_layout(config: RunConfig) -> tuple[str, list[IterationRecord]]:
     """Run all iterations without evaluations; return what ran, and the records."""
     watch, last = _Watch(), config.num_iterations - 1
@@ -147,24 +149,15 @@ def _print(rows: Sequence[Row], config: RunConfig, rounds: int) -> None:
     title = f"{config.name}: medians of {rounds} interleaved rounds, {samples} samples an iteration"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     baselines = [row for row in rows if row.name in BASELINES]
-    table.add_column("\nlayout", no_wrap=True)
-    table.add_column("\nwhat ran", no_wrap=True)
-    headings = [
-        "seconds",
-        "samples/s",
-        *(f"x {row.name}" for row in baselines),
-        "predicted",
-        "busy",
-    ]
-    for heading in headings:
-        *first, last = heading.rsplit(" ", 1)
-        table.add_column("\n".join([*first, last] if first else ["", last]), justify="right")
+    headings = ("\nlayout", "\nwhat ran", "\nseconds", "samples\n/s")
+    for heading in (*headings, *(f"x\n{row.name}" for row in baselines), "predic-\ntion", "\nbusy"):
+        table.add_column(heading, justify="right" if table.columns[1:] else "left", no_wrap=True)
     for row in rows:
         cells = [f"{row.median:.2f}", f"{samples / row.median:.1f}"]
         cells += [f"{baseline.median / row.median:.2f}" for baseline in baselines]
         cells += [f"{median(values):{form}}" if values else "-" for values, form in _shares(row)]
         table.add_row(row.name, row.ran, *cells)
-    Console(highlight=False).print(table)
+    Console(highlight=False, soft_wrap=True).print(table)
 
 
 def _shares(row: Row) -> list[tuple[list[float], str]]:

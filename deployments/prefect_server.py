@@ -20,6 +20,8 @@ START_SECONDS = 120.0
 _SERVER_SETTINGS = {
     # The pages of runs, tasks and artifacts do not need a copy of every event.
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false",
+    # It lives as long as a command: nobody gives it automations.
+    "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
     # One transaction a second instead of one for each state of each task, which also made the
     # opening of a flow run fail on a locked database and try again two seconds later.
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "500",

@@ -1,6 +1,9 @@
-"""Embed each prompt of a run once."""
+"""Embed each prompt of a run once, a few together in one task."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import cycle
+from math import ceil
 from typing import Any
 
 from prefect.futures import PrefectFuture
@@ -10,6 +13,7 @@ from flows.submitter import Submitter
 from tasks.rollout import encode
 
 MAX_CONDITIONS = 512
+MAX_TOGETHER = 8  # prompts in one task: it keeps a device from other work while it runs
 
 
 class Conditions:
@@ -20,27 +24,47 @@ class Conditions:
         self._capacity = capacity
         self._held: OrderedDict[str, tuple[str, PrefectFuture[Any]]] = OrderedDict()
 
+    def encode_ahead(self, iteration: OpenIteration, devices: Sequence[str]) -> None:
+        """Have the prompts embedded while the devices wait for something else.
+
+        That needs no weights, so it is done before the iteration begins; the work of earlier
+        iterations goes first.
+        """
+        prompts = iteration.round.prompts
+        missing = [prompts.index(p) for p in dict.fromkeys(prompts) if p not in self._held]
+        size = min(MAX_TOGETHER, ceil(len(missing) / len(devices)))
+        starts = range(0, len(missing), max(size, 1))
+        for start, device in zip(starts, cycle(devices), strict=False):
+            self._encode(iteration, missing[start : start + size], device)
+
     def of(self, iteration: OpenIteration, group: int, device: str) -> PrefectFuture[Any]:
-        """Return the condition of a group's prompt; a device encodes it if nobody has."""
+        """Return what holds the condition of a group's prompt; a device encodes it if nobody has.
+
+        Its result is a dict by prompt.
+        """
         prompt = iteration.round.prompts[group]
         if prompt not in self._held:
-            future = self._submitter.submit(
-                iteration,
-                encode,
-                f"encode g{group:02d}",
-                device,
-                kind="encode",
-                about={"group": group, "num_items": 1},
-                priority=iteration.round.priority_of(group),
-                prompt=prompt,
-            )
-            self._held[prompt] = device, future
+            self._encode(iteration, [group], device)
         self._held.move_to_end(prompt)
-        if len(self._held) > self._capacity:
-            self._held.popitem(last=False)
         return self._held[prompt][1]
 
     def forget(self, device: str) -> None:
         """Drop what a lost device held."""
         for prompt in [prompt for prompt, (place, _) in self._held.items() if place == device]:
             del self._held[prompt]
+
+    def _encode(self, iteration: OpenIteration, groups: Sequence[int], device: str) -> None:
+        prompts = [iteration.round.prompts[group] for group in groups]
+        future = self._submitter.submit(
+            iteration,
+            encode,
+            " ".join(["encode", *(f"g{group:02d}" for group in groups)]),
+            device,
+            kind="encode",
+            about={"num_items": len(prompts)},
+            priority=iteration.round.priority_of(groups[0]),
+            prompts=prompts,
+        )
+        self._held.update(dict.fromkeys(prompts, (device, future)))
+        while len(self._held) > self._capacity:
+            self._held.popitem(last=False)

@@ -96,7 +96,8 @@ class Denoising:
             steps=steps,
             noisy_steps=iteration.round.trained_steps,
             version=do.version,
-            condition=self._conditions.of(iteration, do.fragment.group, do.device),
+            conditions=self._conditions.of(iteration, do.fragment.group, do.device),
+            prompt=iteration.round.prompts[do.fragment.group],
             previous=segments[-1][1] if segments else None,
         )
         segments.append((steps, future))

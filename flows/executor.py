@@ -5,7 +5,6 @@ the Dask graph, and reads only receipts: seconds, rewards, hashes.
 """
 
 from functools import singledispatchmethod
-from itertools import cycle
 from typing import Any
 
 from digen_core.control import protocol
@@ -41,13 +40,8 @@ class Executor:
         return self._submitter.num_running
 
     def encode_ahead(self, iteration: OpenIteration) -> None:
-        """Have the prompts embedded while the devices wait for something else.
-
-        That needs no weights; so the work of earlier iterations goes first.
-        """
-        devices = cycle(self._session.rollout_devices())
-        for group, device in zip(range(len(iteration.round.prompts)), devices, strict=False):
-            self._conditions.of(iteration, group, device)
+        """Have the prompts of an iteration embedded before it begins."""
+        self._conditions.encode_ahead(iteration, self._session.rollout_devices())
 
     def open(self, iteration: OpenIteration) -> None:
         """Take instructions for an iteration from now on."""
@@ -128,6 +122,7 @@ class Executor:
         it, pack = self._iterations[do.pack.iteration], do.pack
         groups = sorted({block.fragment.group for block in pack.blocks})
         num_steps = len(it.round.trained_steps)
+        conditions = {id(c): c for c in (self._conditions.of(it, g, do.device) for g in groups)}
 
         def event_of(receipt: dict[str, Any]) -> Event:
             too_large = receipt["too_large"]
@@ -146,7 +141,8 @@ class Executor:
             version=do.version,
             num_pairs_of_update=self._session.config.samples_per_iteration * num_steps,
             segments=it.segments_of(pack.blocks),
-            conditions={group: self._conditions.of(it, group, do.device) for group in groups},
+            conditions=list(conditions.values()),
+            prompts={group: it.round.prompts[group] for group in groups},
             advantages={group: it.advantages[group] for group in groups},
             previous=it.sums.get(do.device),
         )

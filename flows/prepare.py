@@ -67,13 +67,15 @@ def measure_costs(session: Session, completions: Completions) -> dict[Device, Me
         return {}
     prompt, labels = session.prompts[0], dict[UUID, tuple[str, str]]()
     with dask.annotate(workers=[session.rollout_devices()[0]]):
-        condition = encode.submit(session.run_id, "encode for measuring", prompt)
+        condition = encode.submit(session.run_id, "encode for measuring", [prompt])
     labels[condition.task_run_id] = ("encode for measuring", session.rollout_devices()[0])
     devices: dict[UUID, Device] = {}
     for device in session.devices:
         label = f"measure {device.name}"
         with dask.annotate(workers=[device.name]):
-            future = measure.submit(session.run_id, label, condition, roles_of(session, device))
+            future = measure.submit(
+                session.run_id, label, condition, prompt, roles_of(session, device)
+            )
         labels[future.task_run_id] = (label, device.name)
         devices[future.task_run_id] = device
     receipts = receipts_of(session, completions, labels)

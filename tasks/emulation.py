@@ -152,7 +152,7 @@ def start_state(run_id: str, label: str) -> int:
 
 
 @task(task_run_name="{label}")
-def encode(run_id: str, label: str, prompt: str) -> None:
+def encode(run_id: str, label: str, prompts: list[str]) -> None:
     """Take no time."""
     with _working(run_id):
         pass
@@ -167,7 +167,8 @@ def denoise_steps(
     steps: range,
     noisy_steps: range,
     version: int,
-    condition: None,
+    conditions: None,
+    prompt: str,
     previous: Fragment | None,
 ) -> Fragment:
     """Wait for as long as the steps take; after the last one also for decoding."""
@@ -205,7 +206,8 @@ def train_pack(
     version: int,
     num_pairs_of_update: int,
     segments: list[Fragment],
-    conditions: dict[int, None],
+    conditions: list[None],
+    prompts: dict[int, str],
     advantages: dict[int, np.ndarray],
     previous: None,
 ) -> None:

@@ -22,10 +22,12 @@ ROLES = ("rollout", "trainer")
 
 
 @task(name="measure", task_run_name="{label}")
-def measure(run_id: str, label: str, condition: Arrays, roles: list[str]) -> None:
+def measure(
+    run_id: str, label: str, conditions: dict[str, Arrays], prompt: str, roles: list[str]
+) -> None:
     """Measure the work of some roles, with the model of the run."""
     with working(run_id) as engine:
-        found = _measured(engine, to_tensors(condition, engine.policy.device), roles)
+        found = _measured(engine, to_tensors(conditions[prompt], engine.policy.device), roles)
     receipts.attach({"measured": found.model_dump()})
 
 

@@ -15,10 +15,10 @@ from tasks.engine import Engine, working
 
 
 @task(task_run_name="{label}")
-def encode(run_id: str, label: str, prompt: str) -> Arrays:
-    """Embed the prompt of a group: one row that all its fragments share."""
+def encode(run_id: str, label: str, prompts: list[str]) -> dict[str, Arrays]:
+    """Embed the prompts of some groups, each by itself: one row that all its fragments share."""
     with working(run_id) as engine:
-        return to_arrays(engine.policy.encode([prompt]))
+        return {prompt: to_arrays(engine.policy.encode([prompt])) for prompt in prompts}
 
 
 @task(name="denoise", task_run_name="{label}")
@@ -30,13 +30,14 @@ def denoise_steps(
     steps: range,
     noisy_steps: range,
     version: int,
-    condition: Arrays,
+    conditions: dict[str, Arrays],
+    prompt: str,
     previous: Segment | None,
 ) -> Segment:
     """Run denoising steps of a fragment with one policy version, after ``previous``'s."""
     with working(run_id, version=version) as engine:
         started = time()
-        segment = _denoise(engine, fragment, steps, noisy_steps, condition, previous)
+        segment = _denoise(engine, fragment, steps, noisy_steps, conditions[prompt], previous)
         seconds = (time() - started) / len(steps)
     logprobs = {str(step): values.tolist() for step, values in segment.logprobs.items()}
     receipts.attach({"version": version, "logprobs": logprobs, "seconds_per_step": seconds})

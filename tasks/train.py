@@ -37,7 +37,8 @@ def train_pack(
     version: int,
     num_pairs_of_update: int,
     segments: list[Segment],
-    conditions: dict[int, Arrays],
+    conditions: list[dict[str, Arrays]],
+    prompts: dict[int, str],
     advantages: dict[int, np.ndarray],
     previous: GradientSum | None,
 ) -> GradientSum:
@@ -48,7 +49,9 @@ def train_pack(
     with working(run_id, version=version) as engine:
         config = engine.config
         sigmas = engine.sigmas(config.rollout.num_steps)
-        pairs = gather_pairs(pack, segments, conditions, advantages, sigmas, engine.policy.device)
+        by_prompt = {prompt: row for part in conditions for prompt, row in part.items()}
+        own = {group: by_prompt[prompt] for group, prompt in prompts.items()}
+        pairs = gather_pairs(pack, segments, own, advantages, sigmas, engine.policy.device)
         try:
             result = pack_gradient(
                 engine.policy,

@@ -6,8 +6,8 @@ that lets it go, so the last such event before it was asked for counts as an inp
 that take no time in a simulation have no spans there; then those before them stand for them.
 
     kind        its inputs                                            what a layout may wait for
-    encode      -                                                     a load of a version
-    denoise     encode of its group, the steps before it,             a load of a version
+    encode      -                                                     -
+    denoise     encodes of its iteration, the steps before it,        a load of a version
                 the load of its version on its device
     score       its fragment's steps                                  steps of its iteration
     train       the load of its version on its device                 scores of its iteration,
@@ -74,7 +74,7 @@ def _inputs(task: Span) -> list[_Key]:
     load: _Key = ("push", task.device, task.version)
     inputs: dict[str, list[_Key]] = {
         "denoise": [
-            ("encode", iteration, group),
+            ("encode", iteration),
             ("denoise", iteration, group, fragment, task.first_step),
             load,
         ],
@@ -88,6 +88,6 @@ def _inputs(task: Span) -> list[_Key]:
 
 
 def _events(task: Span) -> list[_Key]:
-    if task.kind in ("encode", "denoise"):
+    if task.kind == "denoise":
         return [("push",)]
     return [(kind, task.iteration) for kind in _EVENTS.get(task.kind, ())]

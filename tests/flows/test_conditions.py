@@ -15,9 +15,9 @@ class Submitter:
     def __init__(self):
         self.prompts = []
 
-    def submit(self, iteration, task, label, device, *, prompt, **rest):
-        self.prompts.append(prompt)
-        return SimpleNamespace(prompt=prompt, device=device, label=label)
+    def submit(self, iteration, task, label, device, *, prompts, **rest):
+        self.prompts += prompts
+        return SimpleNamespace(prompts=prompts, device=device, label=label)
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def opened(index: int, *prompts: str) -> OpenIteration:
 def test_a_prompt_is_encoded_once_for_the_whole_run(submitter):
     conditions = Conditions(submitter)
     first = conditions.of(opened(0, "a", "b"), 0, "rollout-0")
-    assert (first.prompt, first.device, first.label) == ("a", "rollout-0", "encode g00")
-    assert conditions.of(opened(0, "a", "b"), 1, "rollout-1").prompt == "b"
+    assert (first.prompts, first.device, first.label) == (["a"], "rollout-0", "encode g00")
+    assert conditions.of(opened(0, "a", "b"), 1, "rollout-1").prompts == ["b"]
     assert conditions.of(opened(7, "c", "a"), 1, "rollout-1") is first
     assert submitter.prompts == ["a", "b"]
 
@@ -56,3 +56,20 @@ def test_what_a_lost_device_held_is_encoded_again(submitter):
     assert conditions.of(it, 0, "rollout-1").device == "rollout-1"
     assert conditions.of(it, 1, "rollout-1") is kept
     assert submitter.prompts == ["a", "b", "a"]
+
+
+def test_the_prompts_of_an_iteration_are_dealt_over_the_devices(submitter):
+    conditions, it = Conditions(submitter), opened(0, "a", "b", "a", "c", "d")
+    conditions.of(it, 3, "rollout-1")  # c is there already
+    conditions.encode_ahead(it, ["rollout-0", "rollout-1"])
+    first, second = conditions.of(it, 2, "rollout-9"), conditions.of(it, 4, "rollout-9")
+    assert (first.label, first.prompts, first.device) == ("encode g00 g01", ["a", "b"], "rollout-0")
+    assert (second.label, second.prompts, second.device) == ("encode g04", ["d"], "rollout-1")
+    conditions.encode_ahead(opened(1, "b", "d"), ["rollout-0"])  # all are there
+    assert submitter.prompts == ["c", "a", "b", "d"]
+
+
+def test_no_task_encodes_too_many_prompts(submitter):
+    conditions, it = Conditions(submitter), opened(0, *map(str, range(20)))
+    conditions.encode_ahead(it, ["rollout-0"])
+    assert [len(conditions.of(it, group, "").prompts) for group in (0, 7, 8, 16)] == [8, 8, 8, 4]

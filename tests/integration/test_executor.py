@@ -142,7 +142,7 @@ def test_a_prompt_that_comes_again_is_not_encoded_again(in_a_run):
         it.executor.encode_ahead(it.iteration)
         return it.executor.num_running
 
-    assert in_a_run(body) == 1
+    assert in_a_run(body) == 1  # both groups, in one task
 
 
 def limit_rows(run_id: str, limit: int | None) -> None:

@@ -86,7 +86,7 @@ def test_spans_say_what_their_task_was(run):
     for span in run.spans:
         assert span.queued < span.started <= span.ended
         assert span.num_bytes >= 0
-        assert (span.group >= 0) == (span.kind in (*FRAGMENT_KINDS, "encode"))
+        assert (span.group >= 0) == (span.kind in FRAGMENT_KINDS)
         assert (span.fragment >= 0) == (span.kind in FRAGMENT_KINDS)
         assert (span.first_step >= 0) == (span.end_step > 0) == (span.kind == "denoise")
         if span.kind in FRAGMENT_KINDS:

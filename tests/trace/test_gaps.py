@@ -129,7 +129,7 @@ def test_a_switch_is_idle_time_of_its_own():
 @pytest.mark.parametrize(
     ("task", "inputs", "ready"),
     [
-        (denoise(ROLLOUT, 9, 10), [span("encode", "rollout-1", 2, 5, group=0)], 5),
+        (denoise(ROLLOUT, 9, 10), [span("encode", "rollout-1", 2, 5)], 5),
         (denoise(ROLLOUT, 9, 10, first=3, end=4), [denoise("rollout-1", 2, 6, end=3)], 6),
         (denoise(ROLLOUT, 9, 10, version=4), [span("push", ROLLOUT, 2, 3, version=4)], 3),
         (span("score", ROLLOUT, 9, 10, group=2, fragment=1), [denoise("x", 2, 4, 2, 1)], 4),

@@ -50,7 +50,7 @@ def _iteration(iteration, begin, rollouts, trainers, latency, reward):
         )
         return started + seconds
 
-    free = [(add("encode", device, begin, 0.1, group=0), device) for device in rollouts]
+    free = [(add("encode", device, begin, 0.1), device) for device in rollouts]
     heapq.heapify(free)
     packs = [(begin, device) for device in trainers]
     pairs = []
