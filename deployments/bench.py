@@ -58,6 +58,34 @@ def overhead(*tokens: ConfigTokens, iterations: int = 3) -> int:
     return 0
 
 
+@bench.command(usage="Usage: digen bench packs CONFIG [--rounds N] [--KEY VALUE ...]")
+def packs(*tokens: ConfigTokens, rounds: int = 7) -> int:
+    """Time packs of several pairs against packs of one, on a trainer alone.
+
+    Example: digen bench packs deployments/configs/shapes.toml --train.pack-size 64
+
+    Args:
+        tokens: CONFIG and settings, as in 'digen train'.
+        rounds: Interleaved rounds.
+    """
+    config = config_of(tokens, "digen bench packs")
+    if rounds < 1:
+        raise ConfigError(f"--rounds is {rounds}; use 1 or more")
+
+    from digen_core.checks import check_inputs
+
+    check_inputs(config)
+
+    from deployments.local import apply_settings
+
+    apply_settings()
+
+    from deployments import bench_packs
+
+    bench_packs.main(config, rounds)
+    return 0
+
+
 @bench.command
 def layouts(
     scenario: str,

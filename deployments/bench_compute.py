@@ -34,7 +34,13 @@ from flows.session import watching
 from flows.workload import layout_of
 
 SERIAL = "serial"
-BASELINES = (SERIAL, "colocated", "colocated-strong", "disaggregated")
+BASELINES = {
+    SERIAL: "serial",
+    "colocated": "col",
+    "colocated-strong": "strong",
+    "disaggregated": "disagg",
+}
+"""Name -> its heading."""
 
 
 @dataclass
@@ -42,7 +48,8 @@ class Row:
     """What one way to run took in all rounds."""
 
     name: str  # as it was asked for
-    ran: str = "one process"  # the layout, and who generates and trains
+    layout: str = ""  # that ran
+    split: str = "1"  # R:M
     seconds: list[float] = field(default_factory=list)  # of each measured iteration
     errors: list[float] = field(default_factory=list)  # predicted over measured seconds, less 1
     busy: list[float] = field(default_factory=list)  # share of all device seconds
@@ -92,7 +99,7 @@ def main(config: RunConfig, names: Sequence[str], *, rounds: int, iterations: in
             for row in rows:
                 console.print(f"round {number + 1} of {rounds}: {row.name} ...")
                 _measure(row, config, iterations)
-    _print(rows, config, rounds)
+    print_rows(rows, config, rounds)
 
 
 def _measure(row: Row, config: RunConfig, iterations: int) -> None:
@@ -103,7 +110,7 @@ def _measure(row: Row, config: RunConfig, iterations: int) -> None:
     schedule = config.schedule.model_copy(update={"layout": row.name})
     warm_up = 2 if row.name == "tcss" else 1  # the first ones have nothing that was begun early
     update = {"schedule": schedule, "num_iterations": iterations + warm_up}
-    row.ran, records = run_layout(config.model_copy(update=update))
+    row.layout, row.split, records = run_layout(config.model_copy(update=update))
     ends = iteration_ends(span for record in records for span in record.spans)[warm_up - 1 :]
     row.seconds += [last - first for first, last in pairwise(ends)]
     for record in records[warm_up:]:
@@ -130,35 +137,37 @@ def serial_seconds(config: RunConfig, iterations: int) -> list[float]:
 @flow(
     name="bench-layout", flow_run_name="bench {config.schedule.layout}", validate_parameters=False
 )
-def run_layout(config: RunConfig) -> tuple[str, list[IterationRecord]]:
-    """Run all iterations without evaluations; return what ran, and the records."""
+def run_layout(config: RunConfig) -> tuple[str, str, list[IterationRecord]]:
+    """Run all iterations without evaluations; return the layout, the split and the records."""
     watch, last = _Watch(), config.num_iterations - 1
     with open_run(config) as session, watching(watch):
-        layout, devices = layout_of(session.config), session.devices
+        layout = layout_of(session.config)
         with on_cluster(session, prepare) as conductor:
             for index in range(config.num_iterations):
                 conductor.complete(index, last=last)
-        rollout, trainers = len(session.rollout_devices()), len(session.trainer_devices())
-    split = f"{len(devices)} do both" if layout.colocated else f"{rollout}:{trainers}"
-    return f"{layout.name} {split}", watch.records
+        split = f"{len(session.rollout_devices())}:{len(session.trainer_devices())}"
+    return layout.name, "both" if layout.colocated else split, watch.records
 
 
-def _print(rows: Sequence[Row], config: RunConfig, rounds: int) -> None:
+def print_rows(rows: Sequence[Row], config: RunConfig, rounds: int) -> None:
     """Print the medians, and how many times as fast each is as the baselines that ran."""
     samples = config.samples_per_iteration
-    title = f"{config.name}: medians of {rounds} interleaved rounds, {samples} samples an iteration"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    title = f"medians of {rounds} interleaved rounds, {samples} samples an iteration"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     baselines = [row for row in rows if row.name in BASELINES]
-    headings = ("\nlayout", "\nwhat ran", "\nseconds", "samples\n/s")
-    for heading in (*headings, *(f"x\n{row.name}" for row in baselines), "predic-\ntion", "\nbusy"):
-        table.add_column(heading, justify="right" if table.columns[1:] else "left", no_wrap=True)
+    table.add_column("\nlayout", no_wrap=True)
+    headings = ["\nsplit", "\ns", "samples\n/s", *(f"x\n{BASELINES[b.name]}" for b in baselines)]
+    for heading in (*headings, "pred.\nerror", "\nbusy"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        cells = [f"{row.median:.2f}", f"{samples / row.median:.1f}"]
-        cells += [f"{baseline.median / row.median:.2f}" for baseline in baselines]
-        cells += [f"{median(values):{form}}" if values else "-" for values, form in _shares(row)]
-        table.add_row(row.name, row.ran, *cells)
+        layout = row.name if row.layout in ("", row.name) else f"{row.name}: {row.layout}"
+        table.add_row(
+            layout,
+            row.split,
+            f"{row.median:.2f}",
+            f"{samples / row.median:.1f}",
+            *(f"{baseline.median / row.median:.2f}" for baseline in baselines),
+            f"{median(row.errors):+.1%}" if row.errors else "-",
+            f"{median(row.busy):.0%}" if row.busy else "-",
+        )
     Console(highlight=False, soft_wrap=True).print(table)
-
-
-def _shares(row: Row) -> list[tuple[list[float], str]]:
-    return [(row.errors, "+.1%"), (row.busy, ".0%")]

@@ -1,6 +1,6 @@
 """What work costs on this device, measured before the first iteration."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import time
 
 import torch
@@ -39,6 +39,40 @@ def measure_alone(config: RunConfig, prompt: str) -> Measured:
     """
     engine = load_engine("measure", config, "measure", ROLES)
     return _measured(engine, engine.policy.encode([prompt]), ROLES)
+
+
+def pack_seconds(
+    config: RunConfig, prompt: str, sizes: Sequence[int], rounds: int
+) -> dict[int, list[float]]:
+    """Load the model in this process and time packs of some sizes, interleaved.
+
+    Args:
+        config: of the run.
+        prompt: of all pairs.
+        sizes: pairs in a pack.
+        rounds: in which each size is timed once, after one that warms up.
+
+    Returns:
+        Seconds of forward and backward of each size; a size that does not fit into memory is left
+        out.
+
+    Raises:
+        ConfigError: the model cannot be loaded.
+    """
+    engine = load_engine("measure", config, "measure", ROLES)
+    work = _Work(engine, engine.policy.encode([prompt]))
+    found: dict[int, list[float]] = {size: [] for size in sizes}
+    for number in range(rounds + 1):
+        for size in list(found):
+            try:
+                started = time()
+                work.pack(size)
+            except torch.OutOfMemoryError:
+                del found[size]
+                continue
+            if number:
+                found[size].append(time() - started)
+    return found
 
 
 def _measured(engine: Engine, condition: Condition, roles: list[str] | tuple[str, ...]) -> Measured:

@@ -16,7 +16,7 @@ from digen_core.control.costs import Costs
 from digen_core.control.dispatch import Dispatcher
 from digen_core.control.fleet import DeviceState, Fleet, Work
 from digen_core.control.generation import group_order
-from digen_core.control.helping import num_helpers
+from digen_core.control.helping import choose_helpers
 from digen_core.control.iteration import Iteration
 from digen_core.control.protocol import (
     AdvantagesComputed,
@@ -139,53 +139,15 @@ class Controller:
         ahead = self._schedule.max_staleness if self._schedule.max_stale_share else 0
         while self._offered and len(self._iterations) <= ahead:
             offer = self._offered.popleft()
-            self._choose_helpers(len(offer.trained_steps))
+            num_steps = len(offer.trained_steps)
+            choose_helpers(self._fleet, self._workload, self._schedule, num_steps)
+            trainer_bound = self._fleet.trainer_bound(num_steps)
             order = group_order(
-                self._workload.num_groups,
-                offer.group_costs,
-                trainer_bound=self._trainer_bound(len(offer.trained_steps)),
+                self._workload.num_groups, offer.group_costs, trainer_bound=trainer_bound
             )
             self._iterations.append(
                 Iteration.begin(offer.iteration, offer.trained_steps, order, self._workload)
             )
-
-    def _choose_helpers(self, num_trained_steps: int) -> None:
-        """Say which devices may do the other role's work."""
-        if self._layout.colocated:
-            return
-        rollouts, trainers = self._fleet.with_home("rollout"), self._fleet.with_home("trainer")
-        helpers, assistants = self._schedule.helpers, self._schedule.assistants
-        if helpers is None:
-            counts = {"rollouts": len(rollouts), "trainers": len(trainers)}
-            helpers = num_helpers(self._workload, self._fleet.costs, num_trained_steps, **counts)
-        if not self._layout.trainers_help:
-            helpers = 0
-        if assistants is None:
-            assistants = len(rollouts)
-        if not self._layout.rollouts_train:
-            assistants = 0
-        # With stale groups there is always something to generate: a helper stays with it, where
-        # turning costs something. The holder, the first trainer, helps last, and never for good.
-        for_good = bool(self._schedule.max_stale_share) and self._switching_costs()
-        for place, device in enumerate(trainers):
-            device.may_generate = place >= max(len(trainers) - helpers, int(for_good))
-            device.may_train = not (device.may_generate and for_good)
-        for place, device in enumerate(rollouts):
-            device.may_train = place < assistants
-
-    def _switching_costs(self) -> bool:
-        costs = self._fleet.costs
-        return costs.switch_to_rollout > 0 or costs.switch_to_trainer > 0
-
-    def _trainer_bound(self, num_trained_steps: int) -> bool:
-        """Say whether training, not generation, is the bottleneck of an iteration."""
-        workload, fleet = self._workload, self._fleet
-        trainers = [device for device in fleet if "trainer" in device.device.roles]
-        generation = sum(map(fleet.generation_rate, fleet.with_home("rollout")))
-        training = sum(map(fleet.training_rate, trainers))
-        steps = workload.num_fragments * workload.num_steps
-        pairs = workload.num_groups * workload.trained_per_group * num_trained_steps
-        return pairs / training > steps / generation
 
     # --- generation -----------------------------------------------------------------------
 

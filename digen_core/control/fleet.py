@@ -128,6 +128,16 @@ class Fleet:
         """Return how many pairs per second a device trains in full packs."""
         return self._rates_of(state)[1]
 
+    def trainer_bound(self, num_trained_steps: int) -> bool:
+        """Say whether training, not generation, is the bottleneck of an iteration."""
+        workload = self._workload
+        trainers = [state for state in self if "trainer" in state.device.roles]
+        generation = sum(map(self.generation_rate, self.with_home("rollout")))
+        training = sum(map(self.training_rate, trainers))
+        steps = workload.num_fragments * workload.num_steps
+        pairs = workload.num_groups * workload.trained_per_group * num_trained_steps
+        return pairs / training > steps / generation
+
     def _rates_of(self, state: DeviceState) -> tuple[float, float]:
         rates = self._rates.get(state.device.kind)
         if rates is None:

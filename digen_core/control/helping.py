@@ -1,4 +1,4 @@
-"""Whether a device should do the other role's work: predicted makespans, switch costs included.
+"""Which devices do the other role's work, and when: predicted makespans, switch costs included.
 
 What is left to generate and to train is shared by the devices that do so now, in proportion to
 their speed; a device turns if it is ready, and has done a piece of work, before they are done.
@@ -7,7 +7,8 @@ their speed; a device turns if it is ready, and has done a piece of work, before
 from dataclasses import dataclass
 
 from digen_core.control.costs import Costs
-from digen_core.control.schedule import Workload
+from digen_core.control.fleet import Fleet
+from digen_core.control.schedule import Schedule, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,35 @@ def pays_to_generate(generation_seconds: float, costs: Costs, *, fragment_second
     it; otherwise it only delays its training.
     """
     return generation_seconds > costs.switch_to_rollout + 0.5 * fragment_seconds
+
+
+def choose_helpers(
+    fleet: Fleet, workload: Workload, schedule: Schedule, num_trained_steps: int
+) -> None:
+    """Say which devices may do the other role's work in the coming iteration."""
+    layout, costs = schedule.layout, fleet.costs
+    if layout.colocated:
+        return
+    rollouts, trainers = fleet.with_home("rollout"), fleet.with_home("trainer")
+    helpers, assistants = schedule.helpers, schedule.assistants
+    if helpers is None:
+        counts = {"rollouts": len(rollouts), "trainers": len(trainers)}
+        helpers = num_helpers(workload, costs, num_trained_steps, **counts)
+    if not layout.trainers_help:
+        helpers = 0
+    if assistants is None:
+        assistants = len(rollouts)
+    if not layout.rollouts_train:
+        assistants = 0
+    # With stale groups there is always something to generate: a helper stays with it, where
+    # turning costs something. The holder, the first trainer, helps last, and never for good.
+    switching = costs.switch_to_rollout + costs.switch_to_trainer
+    for_good = bool(schedule.max_stale_share and switching)
+    for place, device in enumerate(trainers):
+        device.may_generate = place >= max(len(trainers) - helpers, int(for_good))
+        device.may_train = not (device.may_generate and for_good)
+    for place, device in enumerate(rollouts):
+        device.may_train = place < assistants
 
 
 def num_helpers(

@@ -35,13 +35,13 @@ class LineFit:
     seconds: float = 0.0
     n_seconds: float = 0.0
 
-    def add(self, num_items: float, seconds: float) -> None:
+    def add(self, num_items: float, seconds: float, weight: float = 1.0) -> None:
         """Take an observation in."""
-        self.weight += 1.0
-        self.n += num_items
-        self.n2 += num_items**2
-        self.seconds += seconds
-        self.n_seconds += num_items * seconds
+        self.weight += weight
+        self.n += weight * num_items
+        self.n2 += weight * num_items**2
+        self.seconds += weight * seconds
+        self.n_seconds += weight * num_items * seconds
 
     def fade(self) -> None:
         """Let what was seen weigh less than what comes."""

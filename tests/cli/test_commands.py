@@ -27,6 +27,8 @@ def test_the_unspoilt_job_runs(job, local, capsys):
         ("bench overhead", "which config file? For example: digen bench overhead"),
         ("bench overhead job.toml --iterations 0", "--iterations is 0; use 1 or more"),
         ("bench overhead job.toml --iterations x", "Invalid value for --iterations"),
+        ("bench packs", "which config file? For example: digen bench packs"),
+        ("bench packs job.toml --rounds 0", "--rounds is 0; use 1 or more"),
         ("bench runner --rounds 0", "--num-tasks is 60 and --rounds 0; use"),
         ("config show --name a/b", "the command line: name: String should match"),
         ("config show job.toml --sed 1", "unknown key sed; did you mean seed?"),

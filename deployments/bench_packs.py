@@ -1,0 +1,58 @@
+"""What packing pairs gains on a trainer alone: packs of b pairs against packs of one."""
+
+from collections.abc import Mapping
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from digen_core.config import RunConfig
+from digen_core.control.costs import Linear
+from digen_core.data import read_prompts
+from digen_core.planning.profile import LineFit
+from tasks.measure import pack_seconds
+
+
+def main(config: RunConfig, rounds: int) -> None:
+    """Time packs of 1, 2, 4, ... pairs up to the config's pack size, and fit a + b c.
+
+    Raises:
+        ConfigError: the model cannot be loaded.
+    """
+    largest = config.train.pack_size
+    sizes = sorted({*(2**power for power in range(largest.bit_length())), largest})
+    found = pack_seconds(config, read_prompts(config.prompts.train)[0], sizes, rounds)
+    seconds = {size: median(each) for size, each in found.items()}
+    print_packs(seconds, fitted(seconds), rounds)
+
+
+def fitted(seconds: Mapping[int, float]) -> Linear:
+    """Return the line a + b c by least squares of relative errors, so that each size counts."""
+    fit = LineFit()
+    for size, each in seconds.items():
+        fit.add(size, each, weight=1 / each**2)
+    return fit.line(Linear())
+
+
+def print_packs(seconds: Mapping[int, float], line: Linear, rounds: int) -> None:
+    """Print each size beside the line."""
+    table = Table(
+        title=f"forward and backward of a pack, medians of {rounds} interleaved rounds",
+        title_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
+    for heading in ("pairs", "ms", "ms a pair", "x one pair", "a + b c, ms"):
+        table.add_column(heading, justify="right")
+    one = seconds[min(seconds)]
+    for size, each in seconds.items():
+        table.add_row(
+            str(size),
+            f"{1e3 * each:.1f}",
+            f"{1e3 * each / size:.2f}",
+            f"{one * size / each:.2f}",
+            f"{1e3 * line(size):.1f}",
+        )
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(table)
+    console.print(f"a = {1e3 * line.fixed:.2f} ms a pack, c = {1e3 * line.per_item:.3f} ms a pair")
