@@ -14,17 +14,25 @@ NUM_STEPS = 4
 TRAINED = (0, 2)
 
 
-def make_devices(layout, num_rollout, num_trainers):
+def make_devices(layout, num_rollout, num_trainers, kinds=("default",)):
+    """Return devices whose kinds take turns."""
+
+    def devices(name, roles, number):
+        return [p.Device(f"{name}-{i}", roles, kinds[i % len(kinds)]) for i in range(number)]
+
     if LAYOUTS[layout].colocated:
-        both = ROLLOUT | TRAINER
-        return [p.Device(f"worker-{i}", both) for i in range(num_rollout + num_trainers)]
-    rollouts = [p.Device(f"rollout-{i}", ROLLOUT) for i in range(num_rollout)]
-    return rollouts + [p.Device(f"trainer-{i}", TRAINER) for i in range(num_trainers)]
+        return devices("worker", ROLLOUT | TRAINER, num_rollout + num_trainers)
+    return devices("rollout", ROLLOUT, num_rollout) + devices("trainer", TRAINER, num_trainers)
 
 
 def make_costs(switch: float = 0.0) -> Costs:
-    device = DeviceCosts(step=Linear(fixed=0.1, per_item=0.1), pack=Linear(fixed=0.5, per_item=0.5))
-    return Costs(kinds={"default": device}, switch_to_rollout=switch, switch_to_trainer=switch)
+    kinds = {
+        kind: DeviceCosts(
+            step=Linear(fixed=s, per_item=s), pack=Linear(fixed=5 * s, per_item=5 * s)
+        )
+        for kind, s in {"default": 0.1, "slow": 0.2}.items()
+    }
+    return Costs(kinds=kinds, switch_to_rollout=switch, switch_to_trainer=switch)
 
 
 def make_workload(**changes) -> Workload:

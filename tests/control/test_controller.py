@@ -1,7 +1,14 @@
 """The controller: scenes by hand, one for each mechanism."""
 
 import pytest
-from control.random_cluster import ROLLOUT, TRAINED, make_controller, make_costs, make_workload
+from control.random_cluster import (
+    ROLLOUT,
+    TRAINED,
+    make_controller,
+    make_costs,
+    make_devices,
+    make_workload,
+)
 
 from digen_core.control import protocol as p
 from digen_core.control.controller import Controller, ControllerError
@@ -152,6 +159,22 @@ def test_tcss_begins_the_next_iteration_on_the_version_before():
     assert p.Generate(two, 0, 4, 0, "rollout-0") in it.handle(p.FragmentGenerated(one))
     # Half of the two groups may be stale: the second one waits for version 1.
     assert it.handle(p.FragmentGenerated(two)) == [p.Score(two, "rollout-0")]
+
+
+def test_a_slow_device_leaves_the_last_due_fragment_to_a_faster_one():
+    workload = make_workload()
+    devices = make_devices("tcss", 2, 1, ("default", "slow"))
+    schedule = Schedule(LAYOUTS["tcss"], max_stale_share=0.5, helpers=0, assistants=0)
+    it = Controller(devices, workload, schedule, make_costs())
+    for push in it.start():
+        it.handle(p.VersionLoaded(push.device, push.version))
+    it.handle(p.IterationOffered(0, TRAINED))
+    it.handle(p.IterationOffered(1, TRAINED))
+    (one, two), (three, four) = (fragments_of(workload, 0, group) for group in (0, 1))
+    assert it.handle(p.FragmentGenerated(one))[-1] == p.Generate(three, 0, 4, 0, "rollout-0")
+    # rollout-1 would end `four` after rollout-0 has ended half of `three`, and `four`.
+    assert it.handle(p.FragmentGenerated(two))[-1].fragment == fragments_of(workload, 1, 0)[0]
+    assert it.handle(p.FragmentGenerated(three))[-1] == p.Generate(four, 0, 4, 0, "rollout-0")
 
 
 def test_without_any_signal_the_iteration_ends_without_an_update():

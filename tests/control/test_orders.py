@@ -46,7 +46,8 @@ def workloads(draw):
 
 
 def run(schedule, workload, num_rollout, num_trainers, switch, random, skipped=(), **options):
-    devices = make_devices(schedule.layout.name, num_rollout, num_trainers)
+    kinds = ("default", "slow")[: 1 + num_rollout % 2]
+    devices = make_devices(schedule.layout.name, num_rollout, num_trainers, kinds)
     it = Controller(devices, workload, schedule, make_costs(switch))
     cluster = RandomCluster(it, workload, schedule, devices, random=random, skipped=skipped)
     cluster.run(NUM_ITERATIONS, **options)
