@@ -27,17 +27,20 @@ from tasks.measure import measure_alone
 
 
 def measured_costs(config: RunConfig, client: Client, devices: Sequence[Device]) -> Costs:
-    """Load the model on one worker and measure it there, for lack of a profile.
+    """Load the model on one worker of each kind and measure it there, for lack of a profile.
 
     Raises:
         ConfigError: the model cannot be loaded.
     """
-    first = devices[0].name
-    say(f"measuring the model on {first} to choose the layout")
+    firsts = {device.kind: device for device in reversed(devices)}.values()
+    say(f"measuring the model on {', '.join(d.name for d in firsts)} to choose the layout")
     prompt = read_prompts(config.prompts.train)[0]
-    future = client.submit(measure_alone, config, prompt, workers=[first], pure=False)
-    found: Measured = future.result()
-    return costs_of(dict.fromkeys(devices, found))
+    futures = [
+        client.submit(measure_alone, config, prompt, workers=[device.name], pure=False)
+        for device in firsts
+    ]
+    found: list[Measured] = client.gather(futures)
+    return costs_of(dict(zip(firsts, found, strict=True)))
 
 
 def resolve_layout(

@@ -82,20 +82,21 @@ def _prefect_api() -> dict[str, str]:
 
 
 def devices_of(client: Client, *, colocated: bool = False) -> list[Device]:
-    """Return the workers of a cluster that declare a role.
+    """Return the workers of a cluster that declare a role; their kinds are their processors.
 
     Raises:
         ConfigError: a role that a run needs is declared by no worker, or, for a colocated layout,
             not by every one.
     """
     workers = client.scheduler_info(n_workers=-1)["workers"]
-    devices = [
-        Device(
-            str(worker["name"]), frozenset(role for role in ROLES if role in worker["resources"])
-        )
-        for worker in workers.values()
-    ]
-    devices = sorted((d for d in devices if d.roles), key=lambda device: device.name)
+    roles = {
+        address: frozenset(role for role in ROLES if role in worker["resources"])
+        for address, worker in workers.items()
+    }
+    used = [address for address, own in roles.items() if own]
+    kinds = client.run(processor, workers=used) if used else {}
+    devices = [Device(str(workers[at]["name"]), roles[at], kinds[at]) for at in used]
+    devices = sorted(devices, key=lambda device: device.name)
     for role in ROLES:
         if not any(role in device.roles for device in devices):
             raise ConfigError(
@@ -108,6 +109,13 @@ def devices_of(client: Client, *, colocated: bool = False) -> list[Device]:
             "every worker; start them with --resources 'rollout=1 trainer=1'"
         )
     return devices
+
+
+def processor() -> str:
+    """Return what this process computes on; devices of one kind are taken to be equally fast."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
 def addresses_of(client: Client, devices: list[Device]) -> dict[str, str]:
