@@ -280,7 +280,7 @@ class Dispatcher:
         rate = self._fleet.generation_rate
         generating = self._fleet.with_mode("rollout")
         faster = [other for other in generating if 1.5 / rate(other) < 1 / rate(device)]
-        return len(iteration.queue) <= len(faster)
+        return 0 < len(iteration.queue) <= len(faster)
 
     # --- what is left ---------------------------------------------------------------------
 
