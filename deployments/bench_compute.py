@@ -20,12 +20,13 @@ from rich.table import Table
 
 from deployments.bench_layouts import iteration_ends
 from deployments.local import failures_in_one_line, prefect_ready
+from deployments.records import Records
 from digen_core.config import RunConfig
 from digen_core.data import read_prompts
 from digen_core.models import LOADERS
 from digen_core.models.policy import ALL_PARTS
 from digen_core.models.trainable import make_trainable
-from digen_core.records import EvaluationReport, IterationRecord
+from digen_core.records import IterationRecord
 from digen_core.reference import post_train_serially
 from digen_core.rewards import reward_functions
 from flows.prepare import prepare
@@ -58,23 +59,6 @@ class Row:
     def median(self) -> float:
         """Seconds of an iteration."""
         return median(self.seconds)
-
-
-class _Watch:
-    """Keeps the records of a run."""
-
-    def __init__(self) -> None:
-        self.records: list[IterationRecord] = []
-
-    def on_phase(self, text: str) -> None:
-        """Nothing to keep."""
-
-    def on_iteration(self, record: IterationRecord) -> None:
-        """Keep the record."""
-        self.records.append(record)
-
-    def on_evaluation(self, tag: str, report: EvaluationReport) -> None:
-        """Nothing to keep."""
 
 
 def main(config: RunConfig, names: Sequence[str], *, rounds: int, iterations: int) -> None:
@@ -139,14 +123,14 @@ def serial_seconds(config: RunConfig, iterations: int) -> list[float]:
 )
 def run_layout(config: RunConfig) -> tuple[str, str, list[IterationRecord]]:
     """Run all iterations without evaluations; return the layout, the split and the records."""
-    watch, last = _Watch(), config.num_iterations - 1
-    with open_run(config) as session, watching(watch):
+    records, last = Records(), config.num_iterations - 1
+    with open_run(config) as session, watching(records):
         layout = layout_of(session.config)
         with on_cluster(session, prepare) as conductor:
             for index in range(config.num_iterations):
                 conductor.complete(index, last=last)
         split = f"{len(session.rollout_devices())}:{len(session.trainer_devices())}"
-    return layout.name, "both" if layout.colocated else split, watch.records
+    return layout.name, "both" if layout.colocated else split, records.seen
 
 
 def print_rows(rows: Sequence[Row], config: RunConfig, rounds: int) -> None:

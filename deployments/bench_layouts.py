@@ -17,10 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.local import apply_settings, failures_in_one_line, prefect_ready
+from deployments.records import Records
 from digen_core.control.layout import LayoutName
 from digen_core.control.schedule import Schedule
 from digen_core.planning.search import Choice, search
-from digen_core.records import EvaluationReport, IterationRecord, Span
+from digen_core.records import Span
 from digen_core.sim.report import steady_iterations
 from digen_core.sim.scenario import Scenario
 from digen_core.sim.simulator import simulate
@@ -50,23 +51,6 @@ class Row:
     def error(self) -> float:
         """By how much of the measured seconds the prediction is too long."""
         return self.predicted / self.seconds - 1
-
-
-class _Watch:
-    """Keeps the spans of a run."""
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-
-    def on_phase(self, text: str) -> None:
-        """Nothing to keep."""
-
-    def on_iteration(self, record: IterationRecord) -> None:
-        """Keep the spans."""
-        self.spans += record.spans
-
-    def on_evaluation(self, tag: str, report: EvaluationReport) -> None:
-        """Nothing to keep."""
 
 
 def main(
@@ -125,10 +109,11 @@ def run_emulated(config: "EmulatedConfig") -> tuple[list[Span], Schedule]:
     from flows.session import watching
     from flows.workload import schedule_of
 
-    watch = _Watch()
-    with watching(watch):
+    records = Records()
+    with watching(records):
         emulate(config)
-    return watch.spans, schedule_of(config)
+    spans = [span for record in records.seen for span in record.spans]
+    return spans, schedule_of(config)
 
 
 def row_of(

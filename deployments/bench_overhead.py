@@ -7,7 +7,7 @@ is in it. With a barrier nothing overlaps, so 1.0x is the limit; what is missing
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from time import time
 
@@ -18,12 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.local import orchestrated
+from deployments.records import Records
 from digen_core.config import RunConfig, ScheduleConfig
 from digen_core.data import read_prompts
 from digen_core.models import LOADERS
 from digen_core.models.policy import ALL_PARTS
 from digen_core.models.trainable import make_trainable
-from digen_core.records import EvaluationReport, IterationRecord
+from digen_core.records import IterationRecord
 from digen_core.reference import post_train_serially
 from digen_core.rewards import reward_functions
 from flows.prepare import prepare
@@ -49,43 +50,25 @@ class Shares:
         return self.serial / self.distributed
 
 
-@dataclass
-class _Watch:
-    """Keeps the records of the last round."""
-
-    records: list[IterationRecord] = field(default_factory=list)
-    rows: list[Shares] = field(default_factory=list)
-
-    def on_phase(self, text: str) -> None:
-        """Nothing to keep."""
-
-    def on_iteration(self, record: IterationRecord) -> None:
-        """Keep the record."""
-        self.records.append(record)
-
-    def on_evaluation(self, tag: str, report: EvaluationReport) -> None:
-        """Nothing to keep."""
-
-
 @flow(name="bench-overhead", validate_parameters=False)
 def bench_overhead(config: RunConfig) -> list[Shares]:
     """Run each iteration twice in turn: in this process, then on the workers."""
     torch.set_num_threads(config.cluster.threads_per_worker)
     policy = LOADERS[config.model.family](config.model, ALL_PARTS)
     make_trainable(policy, config.train.lora, keep_reference=bool(config.algorithm.kl_coefficient))
-    watch = _Watch()
-    with open_run(config) as session, watching(watch), on_cluster(session, prepare) as conductor:
+    records, rows = Records(), list[Shares]()
+    with open_run(config) as session, watching(records), on_cluster(session, prepare) as conductor:
         started = time()
 
         def after_serial_iteration(index: int, row: dict[str, float]) -> None:
             nonlocal started
             serial = time() - started
             if index % 2:
-                watch.records.clear()
+                records.seen.clear()
                 for number in (index - 1, index):
                     conductor.complete(number, last=index)
-                transfers = transfers_of(session.client, watch.records[0].spans[0].started)
-                watch.rows.append(shares_of(watch.records, transfers, serial))
+                transfers = transfers_of(session.client, records.seen[0].spans[0].started)
+                rows.append(shares_of(records.seen, transfers, serial))
             started = time()
 
         post_train_serially(
@@ -95,7 +78,7 @@ def bench_overhead(config: RunConfig) -> list[Shares]:
             reward_functions(config.rewards),
             on_iteration=after_serial_iteration,
         )
-    return watch.rows
+    return rows
 
 
 def transfers_of(client: Client, since: float) -> list[tuple[float, float]]:
