@@ -29,7 +29,7 @@ def test_a_layout_is_chosen_and_costs_are_learnt(tree, tmp_path):
     assert len(records) == 3
     assert schedule["layout"] == kept["schedule"]["layout"] != "auto"
     assert all("makespan/predicted_error" in record.metrics for record in records)
-    costs = load_profile(run_dir / "profile.json").kinds["default"]
+    costs = load_profile(run_dir / "profile.json").kinds["cpu"]
     assert min(costs.step(4), costs.decode(4), costs.pack(4)) > 0
 
     profile = str(run_dir / "profile.json")
