@@ -69,6 +69,7 @@ class Conductor:
         self._opened: dict[int, OpenIteration] = {}  # and not finished
         self._num_opened = 0
         self._num_offered = 0
+        self._ending: list[tuple[OpenIteration, Ended]] = []  # finished, but a task of it runs
         self._closed: set[int] = set()
         self.out_of_time = False  # as the last finished iteration found
 
@@ -109,6 +110,8 @@ class Conductor:
         traceback: TracebackType | None,
     ) -> None:
         """End all flow runs: with the error those that have begun, as cancelled the others."""
+        for opened, ended in self._ending:
+            opened.outcome.set_result(ended)
         for opened in self._opened.values():
             opened.abandon(error)
         while len(self._closed) < len(self._threads):
@@ -160,9 +163,16 @@ class Conductor:
         session.step_seconds = opened.recorder.step_seconds
         session.num_iterations += 1
         self.out_of_time = session.out_of_time
-        opened.outcome.set_result(Ended(session.version, now - opened.begun))
+        self._ending.append((opened, Ended(session.version, now - opened.begun)))
         if index + 1 < self._num_offered:
             self._opened[index + 1].begun = now  # before, the devices were not its own
+
+    def _end(self) -> None:
+        """Let finished flow runs end, unless a task shows there whose end would not be heard."""
+        for opened, ended in list(self._ending):
+            if self.out_of_time or not self._executor.is_running(opened):
+                self._ending.remove((opened, ended))
+                opened.outcome.set_result(ended)
 
     # --- the loop -------------------------------------------------------------------------
 
@@ -191,13 +201,16 @@ class Conductor:
         if not completion.succeeded:
             self._look_for_losses()
         event = self._executor.event_of(completion)
-        if event is not None:
+        if event is None:
+            self._end()
+        else:
             self._handle(event)
 
     def _handle(self, event: Event) -> None:
         events = deque([event])
         while events:
             events.extend(self._carry_out(self._controller.handle(events.popleft())))
+        self._end()
 
     def _carry_out(self, instructions: Sequence[Instruction]) -> list[Event]:
         """Have instructions done; return the events that follow at once."""

@@ -53,6 +53,10 @@ class Executor:
         self._makers = {v: it for v, it in self._makers.items() if it is not iteration}
         return iteration
 
+    def is_running(self, iteration: OpenIteration) -> bool:
+        """Say whether a task was submitted in an iteration's flow run whose end was not seen."""
+        return self._submitter.is_running(iteration)
+
     def event_of(self, completion: Completion) -> Event | None:
         """Return what the end of a task means to the controller; None if nothing.
 

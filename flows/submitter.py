@@ -42,6 +42,10 @@ class Submitter:
         """How many tasks those are."""
         return len(self._running)
 
+    def is_running(self, iteration: OpenIteration) -> bool:
+        """Say whether some of them show in an iteration's flow run."""
+        return any(running.iteration is iteration for running in self._running.values())
+
     def submit(
         self,
         iteration: OpenIteration,

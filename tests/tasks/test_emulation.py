@@ -183,3 +183,24 @@ def check_order(spans):
     assert all(before.ended <= after.started for before, after in pairwise(work))
     fragments = [(s.iteration, s.group, s.fragment) for s in work if s.kind == "denoise"]
     assert len([key for key, _ in groupby(fragments)]) == len(set(fragments))
+
+
+@pytest.mark.slow
+def test_a_switch_at_the_end_is_heard_though_no_other_iteration_is_open(
+    scenario, tmp_path, prefect_backend, monkeypatch
+):
+    from deployments.bench_layouts import run_emulated
+    from flows.conductor import Conductor
+
+    open_until = Conductor._open_until
+
+    def open_late(conductor, index):
+        if len(conductor._threads) == len(conductor._closed):
+            open_until(conductor, index)
+
+    monkeypatch.setattr(Conductor, "_open_until", open_late)
+    choice = Choice("colocated", None)
+    config = emulated_config(scenario.scaled(0.3), choice, tmp_path, num_iterations=2)
+    spans, _ = run_emulated(config)
+    switches = [span.iteration for span in spans if span.kind == "switch"]
+    assert switches == [0] * 8 + [1] * 8  # each device turns twice an iteration
