@@ -76,10 +76,6 @@ def packs(*tokens: ConfigTokens, rounds: int = 7) -> int:
 
     check_inputs(config)
 
-    from deployments.local import apply_settings
-
-    apply_settings()
-
     from deployments import bench_packs
 
     bench_packs.main(config, rounds)
@@ -160,10 +156,6 @@ def _real_layouts(path: Path, layout: list[str] | None, rounds: int, iterations:
     from digen_core.checks import check_inputs
 
     check_inputs(config)
-
-    from deployments.local import apply_settings
-
-    apply_settings()  # before Prefect is imported
 
     from deployments import bench_compute
 

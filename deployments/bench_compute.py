@@ -13,7 +13,6 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from time import time
 
-import torch
 from prefect import flow
 from rich.console import Console
 from rich.table import Table
@@ -21,14 +20,9 @@ from rich.table import Table
 from deployments.bench_layouts import iteration_ends
 from deployments.local import failures_in_one_line, prefect_ready
 from deployments.records import Records
+from deployments.serial import train_serially
 from digen_core.config import RunConfig
-from digen_core.data import read_prompts
-from digen_core.models import LOADERS
-from digen_core.models.policy import ALL_PARTS
-from digen_core.models.trainable import make_trainable
 from digen_core.records import IterationRecord
-from digen_core.reference import post_train_serially
-from digen_core.rewards import reward_functions
 from flows.prepare import prepare
 from flows.run import on_cluster, open_run
 from flows.session import watching
@@ -104,17 +98,9 @@ def _measure(row: Row, config: RunConfig, iterations: int) -> None:
 
 def serial_seconds(config: RunConfig, iterations: int) -> list[float]:
     """Return the seconds of each iteration of the serial loop, after one that warms up."""
-    torch.set_num_threads(config.cluster.threads_per_worker)
-    policy = LOADERS[config.model.family](config.model, ALL_PARTS)
-    make_trainable(policy, config.train.lora, keep_reference=bool(config.algorithm.kl_coefficient))
+    config = config.model_copy(update={"num_iterations": iterations + 1})
     ends: list[float] = []
-    post_train_serially(
-        config.model_copy(update={"num_iterations": iterations + 1}),
-        policy,
-        read_prompts(config.prompts.train),
-        reward_functions(config.rewards),
-        on_iteration=lambda index, row: ends.append(time()),
-    )
+    train_serially(config, lambda index, row: ends.append(time()))
     return [last - first for first, last in pairwise(ends)]
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from rich.console import Console
 from rich.table import Table
 
-from deployments.local import apply_settings, failures_in_one_line, prefect_ready
+from deployments.local import failures_in_one_line, prefect_ready
 from deployments.records import Records
 from digen_core.control.layout import LayoutName
 from digen_core.control.schedule import Schedule
@@ -76,7 +76,6 @@ def main(
         ConfigError: the scenario asks for what a run cannot do.
         RunFailedError: a run failed.
     """
-    apply_settings()
     from flows.emulate import emulated_config
 
     console = Console(highlight=False, soft_wrap=True)

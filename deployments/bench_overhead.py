@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from statistics import median
 from time import time
 
-import torch
 from distributed import Client, Worker
 from prefect import flow
 from rich.console import Console
@@ -19,14 +18,9 @@ from rich.table import Table
 
 from deployments.local import orchestrated
 from deployments.records import Records
+from deployments.serial import train_serially
 from digen_core.config import RunConfig, ScheduleConfig
-from digen_core.data import read_prompts
-from digen_core.models import LOADERS
-from digen_core.models.policy import ALL_PARTS
-from digen_core.models.trainable import make_trainable
 from digen_core.records import IterationRecord
-from digen_core.reference import post_train_serially
-from digen_core.rewards import reward_functions
 from flows.prepare import prepare
 from flows.run import on_cluster, open_run
 from flows.session import watching
@@ -53,9 +47,6 @@ class Shares:
 @flow(name="bench-overhead", validate_parameters=False)
 def bench_overhead(config: RunConfig) -> list[Shares]:
     """Run each iteration twice in turn: in this process, then on the workers."""
-    torch.set_num_threads(config.cluster.threads_per_worker)
-    policy = LOADERS[config.model.family](config.model, ALL_PARTS)
-    make_trainable(policy, config.train.lora, keep_reference=bool(config.algorithm.kl_coefficient))
     records, rows = Records(), list[Shares]()
     with open_run(config) as session, watching(records), on_cluster(session, prepare) as conductor:
         started = time()
@@ -71,13 +62,7 @@ def bench_overhead(config: RunConfig) -> list[Shares]:
                 rows.append(shares_of(records.seen, transfers, serial))
             started = time()
 
-        post_train_serially(
-            config,
-            policy,
-            read_prompts(config.prompts.train),
-            reward_functions(config.rewards),
-            on_iteration=after_serial_iteration,
-        )
+        train_serially(config, after_serial_iteration)
     return rows
 
 

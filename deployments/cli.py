@@ -17,6 +17,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from deployments.bench import bench
 from deployments.errors import RunFailedError
+from deployments.local import apply_settings
 from deployments.overrides import ConfigTokens, config_of
 from digen_core.config import ConfigError
 
@@ -267,6 +268,7 @@ def main() -> None:
     # Prefect kills the process again once it has noted that it was terminated; as an exception
     # that ends what the command started, its Prefect server and workers, too.
     signal.signal(signal.SIGTERM, _terminated)
+    apply_settings()
     sys.exit(run(sys.argv[1:]))
 
 

@@ -94,7 +94,6 @@ class Executor:
         fragment, it = do.fragment, self._iterations[do.fragment.iteration]
 
         def event_of(receipt: dict[str, Any]) -> Event:
-            it.rewards[fragment] = receipt["rewards"]["reward"]
             it.recorder.add_rewards(fragment, receipt)
             return protocol.FragmentScored(fragment)
 
@@ -115,7 +114,7 @@ class Executor:
     def compute_advantages(self, do: protocol.ComputeAdvantages) -> Event:
         """Centre and scale the rewards of groups here: a task would cost more than it does."""
         it = self._iterations[do.iteration]
-        rewards = {group: it.rewards_of(group) for group in do.groups}
+        rewards = {group: it.recorder.rewards_of(group) for group in do.groups}
         found, skipped = advantages_of(self._session.config, rewards)
         it.advantages.update(found)
         it.recorder.add_advantages(found, skipped)
@@ -126,7 +125,7 @@ class Executor:
         it, pack = self._iterations[do.pack.iteration], do.pack
         groups = sorted({block.fragment.group for block in pack.blocks})
         num_steps = len(it.round.trained_steps)
-        conditions = {id(c): c for c in (self._conditions.of(it, g, do.device) for g in groups)}
+        held = [self._conditions.of(it, group, do.device) for group in groups]
 
         def event_of(receipt: dict[str, Any]) -> Event:
             too_large = receipt["too_large"]
@@ -145,7 +144,7 @@ class Executor:
             version=do.version,
             num_pairs_of_update=self._session.config.samples_per_iteration * num_steps,
             segments=it.segments_of(pack.blocks),
-            conditions=list(conditions.values()),
+            conditions=list({future.task_run_id: future for future in held}.values()),
             prompts={group: it.round.prompts[group] for group in groups},
             advantages={group: it.advantages[group] for group in groups},
             previous=it.sums.get(do.device),

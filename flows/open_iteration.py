@@ -34,7 +34,6 @@ class OpenIteration:
     outcome: "Future[Ended | None]" = field(default_factory=Future)  # None: it was cancelled
     begun: float = 0.0  # when the devices were free for it
     segments: dict[Fragment, list[tuple[range, PrefectFuture[Any]]]] = field(default_factory=dict)
-    rewards: dict[Fragment, list[float]] = field(default_factory=dict)
     advantages: dict[int, np.ndarray] = field(default_factory=dict)  # group -> [G]
     sums: dict[str, PrefectFuture[Any]] = field(default_factory=dict)  # device ->
     total: PrefectFuture[Any] | None = None
@@ -53,11 +52,6 @@ class OpenIteration:
             if block.step in steps
         }
         return list(found.values())
-
-    def rewards_of(self, group: int) -> list[float]:
-        """Return the rewards of a group, sample by sample."""
-        parts = sorted(fragment for fragment in self.rewards if fragment.group == group)
-        return [value for fragment in parts for value in self.rewards[fragment]]
 
     def abandon(self, error: BaseException | None = None) -> None:
         """End the flow run: with the error if the iteration has begun, else as cancelled."""

@@ -54,6 +54,11 @@ class IterationRecorder:
         self._rewards[fragment] = receipt["rewards"]
         self._add_seconds("score", fragment, receipt)
 
+    def rewards_of(self, group: int) -> list[float]:
+        """Return the rewards of a group, sample by sample."""
+        parts = sorted(fragment for fragment in self._rewards if fragment.group == group)
+        return [value for fragment in parts for value in self._rewards[fragment]["reward"]]
+
     def add_advantages(self, found: dict[int, np.ndarray], skipped: Iterable[int]) -> None:
         """Note the advantages of some groups and which of them are skipped."""
         self._advantages.update({group: values.tolist() for group, values in found.items()})

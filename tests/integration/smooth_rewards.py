@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import torch
 
@@ -17,12 +16,6 @@ def partly_equal(images, prompts):
     values = brightness(images, prompts)
     flat = torch.tensor(["circle" in prompt for prompt in prompts])
     return torch.where(flat, torch.full_like(values, 0.3), values)
-
-
-def slow(images, prompts):
-    """Take longer than a flow run takes to start."""
-    time.sleep(2)
-    return brightness(images, prompts)
 
 
 def fails_later(images, prompts):

@@ -63,7 +63,6 @@ def run(tree, changes):
 
 def test_tasks_show_under_their_own_iteration(tree, cluster_address, prefect_backend):
     changes = {
-        "rewards": {"smooth_rewards:slow": 1.0},
         "num_iterations": 3,
         "cluster.scheduler_address": cluster_address(1, 1),
     }

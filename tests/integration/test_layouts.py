@@ -142,8 +142,7 @@ def check_mechanism(case: Case, run: Run) -> None:
     assert all(version >= i - 1 for (i, _), version in run.versions().items())
     assert bool(stale) == bool(case.share)
     assert max(stale.values(), default=0) <= (case.share or 0) * 3
-    sizes = {span.num_items for span in run.spans if span.kind == "train"}
-    assert max(sizes) <= (case.pack if layout.packed else min(case.pack, case.fragment))
+    assert max(span.num_items for span in run.spans if span.kind == "train") <= case.pack
 
 
 @pytest.mark.parametrize("case", marked(CASES, IN_MAKE_TEST), ids=str)
