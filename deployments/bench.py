@@ -1,13 +1,16 @@
 """The command ``digen bench``: what orchestration costs, and what layouts gain."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from cyclopts import App, Parameter
 
 from deployments.overrides import ConfigTokens, config_of
 from digen_core.config import ConfigError
 from digen_core.config_file import is_config, load_config
+
+T = TypeVar("T")
+Several = Annotated[list[T] | None, Parameter(consume_multiple=True, negative="")]
 
 bench = App(name="bench", help="Measure what orchestration costs, and what layouts gain.")
 
@@ -87,7 +90,7 @@ def layouts(
     scenario: str,
     /,
     *,
-    layout: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
+    layout: Several[str] = None,
     iterations: int = 3,
     rounds: int = 2,
     time_scale: float = 0.2,
@@ -138,6 +141,46 @@ def layouts(
         steps_per_task="auto" if steps_per_task == "auto" else int(steps_per_task),
         seed=seed,
     )
+    return 0
+
+
+@bench.command(usage="Usage: digen bench learning CONFIG [--layout NAME ...] [--KEY VALUE ...]")
+def learning(
+    *tokens: ConfigTokens,
+    layout: Several[str] = None,
+    seeds: Several[int] = None,
+    metric: str = "reward",
+    output: Path = Path("runs/learning"),
+) -> int:
+    """Compare what the serial loop and layouts learn from the same number of samples.
+
+    Example: digen bench learning deployments/configs/shapes.toml --metric shapes/exact
+
+    Args:
+        tokens: CONFIG and settings, as in 'digen train'.
+        layout: Layouts beside the serial loop; default: elastic tcss.
+        seeds: Seeds of the runs; default: 0 1 2.
+        metric: Of the evaluation after training.
+        output: Folder of the runs and of the curves, learning.png.
+    """
+    from deployments.simulate import layouts_of
+
+    config = config_of(tokens, "digen bench learning")
+    names = layouts_of(layout or ["elastic", "tcss"])
+    if metric != "reward" and metric.rpartition("/")[0] not in config.rewards:
+        raise ConfigError(
+            f"--metric is {metric}; use reward, or REWARD/COMPONENT with one of the config's "
+            f"rewards: {', '.join(config.rewards)}"
+        )
+
+    from digen_core.checks import check_inputs
+
+    check_inputs(config)
+
+    from deployments import bench_learning
+
+    output.mkdir(parents=True, exist_ok=True)
+    bench_learning.main(config, names, seeds or [0, 1, 2], metric, output)
     return 0
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+from diffusers.utils.logging import disable_progress_bar
 
 from digen_core.config import RunConfig
 from digen_core.data import read_prompts
@@ -22,6 +23,7 @@ def train_serially(
         config: of the run.
         on_iteration: is told each finished iteration and its row of metrics.
     """
+    disable_progress_bar()
     torch.set_num_threads(config.cluster.threads_per_worker)
     policy = LOADERS[config.model.family](config.model, ALL_PARTS)
     make_trainable(policy, config.train.lora, keep_reference=bool(config.algorithm.kl_coefficient))
