@@ -3,15 +3,18 @@
 import math
 
 import pytest
+import torch
 from oracle_cases import (
     Case,
     assert_logprobs,
     assert_values,
+    assert_within,
     cases,
     name_of,
     oracle,
 )
 
+from digen_core.algorithms.ddpo import ddim_transition
 from digen_core.algorithms.flow_sde import LOGPROBS, Transition, transition_logprob
 
 FLOWGRPO_GROUPS = ("nov_packed3d", "nov_image4d", "nov_video5d", "jul_image4d", "wan_video5d")
@@ -113,3 +116,28 @@ def test_mixgrpo_dance_step(case: Case):
     assert_logprobs(case, got, case.recorded("dance_log_prob_noconst"))
     got = transition_logprob(case.given("prev_given"), step) + constants
     assert_logprobs(case, got, case.recorded("dance_log_prob_given_noconst"))
+
+
+@pytest.mark.parametrize("group", DDIM_GROUPS)
+@pytest.mark.parametrize("index", range(5))
+def test_ddim_step(group: str, index: int):
+    arrays = {
+        key: torch.as_tensor(value)
+        for key, value in oracle("dancegrpo").items()
+        if key.startswith(("ddim/", "in/ddim/", group))
+    }
+    timestep, eta = arrays[f"{group}/timestep"][index], float(arrays[f"{group}/eta"][index])
+    alphas = arrays["ddim/alphas_cumprod"]
+    step_length = int(arrays["ddim/timesteps"][0] - arrays["ddim/timesteps"][1])
+    step = ddim_transition(
+        arrays["in/ddim/sample"],
+        arrays["in/ddim/eps"],
+        alphas[timestep],
+        alphas[(timestep - step_length).clamp(min=0)],
+        eta=eta,
+    )
+    x_next = arrays[f"{group}/prev_sample"][index]
+    assert_within(step.mean + step.std * arrays["in/ddim/noise"], x_next, 1.2e-6)
+    assert_within(transition_logprob(x_next, step), arrays[f"{group}/log_prob"][index], 4e-5)
+    given = transition_logprob(arrays["in/ddim/prev_given"], step)
+    assert_within(given, arrays[f"{group}/log_prob_given"][index], 4e-5)
