@@ -5,10 +5,14 @@ Conventions (diffusers' FlowMatchEulerDiscreteScheduler):
     v(x, sigma) approximates E[noise - x_0 | x_sigma],  step_size = sigma - sigma_next > 0,
     predicted clean x_0 = x - sigma * v,  predicted noise = x + (1 - sigma) * v.
 
-``flow_sde`` and ``dance`` discretise the SDE of diffusion coefficient g that has the marginals of
-the ODE (Flow-GRPO, arXiv:2505.05470, eq. 9; DanceGRPO, arXiv:2505.07818):
+All but ``cps`` discretise the SDE of diffusion coefficient g that has the marginals of the ODE
+(Flow-GRPO, arXiv:2505.05470, eq. 9; DanceGRPO, arXiv:2505.07818; LongCat-Video, arXiv:2510.22200,
+section 3.3.1):
     mean = x - step_size * (v + g^2 / (2 * sigma) * (predicted noise)),  std = g * sqrt(step_size);
-    flow_sde: g = noise_level * sqrt(sigma / (1 - sigma)),  dance: g = noise_level.
+    flow_sde:    g = noise_level * sqrt(sigma / (1 - sigma)),
+    longcat_sde: the same, but at most max_std / sqrt(step_size), hence std <= max_std,
+    dance:       g = noise_level,
+    wan_sde:     g = noise_level * sigma_max * sigma (Flow-GRPO's script for Wan 2.1).
 ``cps`` (Coefficients-Preserving Sampling, arXiv:2509.05952) is not of this form: it mixes predicted
 clean, predicted noise and fresh noise such that the first has weight 1 - sigma_next and the two
 noises have total variance sigma_next^2, exactly, whatever the step size:
@@ -18,7 +22,7 @@ noises have total variance sigma_next^2, exactly, whatever the step size:
 Deviation: at pure noise g of ``flow_sde`` is infinite. The published code then puts the schedule's
 second noise level into 1 - sigma, if sigma is *exactly* 1. Here it does so above 1 - 1e-6, as the
 first sigma of a schedule may be rounded. Below that nothing is clamped: sigma = 0.9997 has g = 58
-times the noise level.
+times the noise level. (``longcat_sde`` is the remedy.)
 
 Axes: B trajectories, then one or more latent axes ([B, C, H, W] images, [B, C, F, H, W] videos,
 [B, tokens, channels] packed). The maths is float32, or float64 where the latents are; half
@@ -32,6 +36,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+LONGCAT_MAX_STD = 0.45
 _PURE_NOISE_ABOVE = 1 - 1e-6
 
 
@@ -63,7 +68,7 @@ class TransitionFn(Protocol):
             sigma: current noise level in (0, 1], one number or [B].
             sigma_next: next noise level in [0, sigma], one number or [B].
             noise_level: how much noise the step adds; 0 gives the ODE's Euler step, with std 0.
-            sigma_max: the schedule's second noise level, which stands in where sigma is 1.
+            sigma_max: the schedule's second noise level; what for is the sampler's.
         """
         ...
 
@@ -77,19 +82,53 @@ def flow_sde_transition(
     noise_level: float,
     sigma_max: float,
 ) -> Transition:
-    """Return Flow-GRPO's distribution of the next latent; arguments as in ``TransitionFn``."""
+    """Return Flow-GRPO's distribution of the next latent; arguments as in ``TransitionFn``.
+
+    ``sigma_max`` stands in for sigma in 1 - sigma where sigma is 1.
+    """
     x, velocity, sigma, sigma_next = _checked(x, velocity, sigma, sigma_next, noise_level)
-    if noise_level == 0:
-        return _sde_transition(x, velocity, sigma, sigma_next, g=torch.zeros_like(sigma))
-    is_pure_noise = sigma > _PURE_NOISE_ABOVE
-    if not 0 < sigma_max < 1 and bool(is_pure_noise.any()):
-        raise ValueError(
-            f"sigma_max ({sigma_max}) must lie between 0 and 1 where sigma is 1: pass the "
-            "schedule's second sigma"
-        )
-    bounded = torch.where(is_pure_noise, sigma_max, sigma)
-    g = noise_level * torch.sqrt(sigma / (1 - bounded))
+    return _sde_transition(
+        x, velocity, sigma, sigma_next, g=_flow_sde_g(sigma, noise_level, sigma_max)
+    )
+
+
+def longcat_transition(
+    x: Tensor,
+    velocity: Tensor,
+    sigma: float | Tensor,
+    sigma_next: float | Tensor,
+    *,
+    noise_level: float,
+    sigma_max: float,
+    max_std: float = LONGCAT_MAX_STD,
+) -> Transition:
+    """Return LongCat-Video's distribution of the next latent; arguments as in ``TransitionFn``.
+
+    It is Flow-GRPO's with its std truncated to ``max_std``; the drift takes the g of that std, so
+    that it stays an SDE with the marginals of the ODE. Published noise level: 1.
+    """
+    x, velocity, sigma, sigma_next = _checked(x, velocity, sigma, sigma_next, noise_level)
+    g = _flow_sde_g(sigma, noise_level, sigma_max)
+    g = torch.minimum(g, max_std / torch.sqrt(sigma - sigma_next))
     return _sde_transition(x, velocity, sigma, sigma_next, g=g)
+
+
+def wan_transition(
+    x: Tensor,
+    velocity: Tensor,
+    sigma: float | Tensor,
+    sigma_next: float | Tensor,
+    *,
+    noise_level: float,
+    sigma_max: float,
+) -> Transition:
+    """Return Flow-GRPO's distribution for Wan 2.1; arguments as in ``TransitionFn``.
+
+    The published g, sigma_N + (sigma_1 - sigma_N) * sigma with sigma_N = 0, is that of
+    ``noise_level`` 1. ``sigma_max`` is its sigma_1.
+    """
+    x, velocity, sigma, sigma_next = _checked(x, velocity, sigma, sigma_next, noise_level)
+    return _sde_transition(x, velocity, sigma, sigma_next, g=noise_level * sigma_max * sigma)
 
 
 def dance_transition(
@@ -163,13 +202,32 @@ TRANSITIONS: dict[str, TransitionFn] = {
     "flow_sde": flow_sde_transition,
     "cps": cps_transition,
     "dance": dance_transition,
+    "wan_sde": wan_transition,
+    "longcat_sde": longcat_transition,
 }
 
 LOGPROBS: dict[str, Callable[[Tensor, Transition], Tensor]] = {
     "flow_sde": transition_logprob,
     "cps": cps_logprob,
     "dance": transition_logprob,
+    "wan_sde": transition_logprob,
+    "longcat_sde": transition_logprob,
 }
+
+
+def odds_root(sigma: Tensor, sigma_max: float) -> Tensor:
+    """Return sqrt(sigma / (1 - sigma)), with ``sigma_max`` in 1 - sigma at pure noise.
+
+    Raises:
+        ValueError: if sigma is 1 somewhere and ``sigma_max`` is not between 0 and 1.
+    """
+    is_pure_noise = sigma > _PURE_NOISE_ABOVE
+    if not 0 < sigma_max < 1 and bool(is_pure_noise.any()):
+        raise ValueError(
+            f"sigma_max ({sigma_max}) must lie between 0 and 1 where sigma is 1: pass the "
+            "schedule's second sigma"
+        )
+    return torch.sqrt(sigma / (1 - torch.where(is_pure_noise, sigma_max, sigma)))
 
 
 def float32_at_least(*tensors: Tensor) -> torch.dtype:
@@ -201,6 +259,12 @@ def require_noise(std: Tensor, mean: Tensor) -> None:
             f"std {std.min().item()} is not positive: a deterministic step has no log-density; "
             "train only steps with noise"
         )
+
+
+def _flow_sde_g(sigma: Tensor, noise_level: float, sigma_max: float) -> Tensor:
+    if noise_level == 0:  # an ODE step needs no sigma_max
+        return torch.zeros_like(sigma)
+    return noise_level * odds_root(sigma, sigma_max)
 
 
 def _sde_transition(

@@ -7,11 +7,13 @@ Sources: DeepSeekMath (arXiv:2402.03300, outcome supervision) for the advantages
     loss      = mean of max(-advantage * ratio, -advantage * clip(ratio, 1 -+ clip_range))
 
 Published settings: Flow-GRPO eps 1e-4, ddof 0, std of the group or (``global_std``) of all rewards;
-DanceGRPO eps 1e-8, ddof 1, std of the group; Dr. GRPO no std.
+DanceGRPO eps 1e-8, ddof 1, std of the group; LongCat-Video (arXiv:2510.22200, eq. 9) the largest
+std of all groups; Dr. GRPO no std. MixGRPO's ``trimmed_ratio`` leaves each group's lowest rewards
+out of mean and std, but gives them an advantage.
 
 Deviation: a group of (numerically) equal rewards gets advantages of exactly 0. The published
 formula leaves rounding noise there, which a small eps blows up: eight float32 rewards of 0.3 have
-a mean that is off by 3e-8.
+a mean that is off by 3e-8. Equal means: the rewards that are not trimmed.
 
 Axes: B trajectories of any number of groups, or B (trajectory, step) pairs. Advantages are float64;
 the surrogate is float32, or float64 where the log-probabilities are.
@@ -25,6 +27,8 @@ from torch import Tensor
 from digen_core.algorithms.flow_sde import float32_at_least
 
 _ZERO_SPREAD = 1e-9
+
+AdvantageScale = Literal["group", "batch", "max_group", "none"]
 
 
 class SurrogateLoss(NamedTuple):
@@ -40,7 +44,8 @@ class SurrogateLoss(NamedTuple):
 class _Groups(NamedTuple):
     ids: Tensor  # [G] distinct group ids, ascending
     member: Tensor  # [B] position of each trajectory's group in ids
-    size: Tensor  # [G]
+    kept: Tensor  # [B] bool, false for the lowest rewards of a group if they are trimmed
+    size: Tensor  # [G] how many are kept
     has_zero_variance: Tensor  # [G] bool
 
 
@@ -48,45 +53,53 @@ def group_advantages(
     rewards: Tensor,
     group_index: Tensor,
     *,
-    scale: Literal["group", "batch", "none"] = "group",
+    scale: AdvantageScale = "group",
     eps: float = 1e-4,
     ddof: int = 0,
+    trimmed_ratio: float = 0.0,
 ) -> Tensor:
     """Centre each group's rewards, optionally dividing by a standard deviation.
 
     Args:
         rewards: [B], any float dtype.
         group_index: [B] integer group ids, in any order.
-        scale: whose standard deviation to divide by; "none" only centres.
+        scale: whose standard deviation to divide by: the group's, that of all rewards, the largest
+            of all groups; "none" only centres.
         eps: added to the standard deviation.
         ddof: the standard deviation divides by n - ddof: 0 is the population's, 1 the unbiased one.
+        trimmed_ratio: share in [0, 1) of each group's rewards, the lowest ones, to leave out of
+            means and standard deviations; at least one reward stays.
 
     Returns:
-        [B] float64 advantages; every group sums to zero.
+        [B] float64 advantages; every group sums to zero if nothing is trimmed.
 
     Raises:
         ValueError: if a reward is not finite, shapes do not match, or a group is too small.
     """
-    groups = _grouped(rewards, group_index)
+    groups = _grouped(rewards, group_index, trimmed_ratio)
     exact = rewards.double()
-    centred = exact - _sum_by_group(exact, groups)[groups.member] / groups.size[groups.member]
+    centred = exact - (_sum_by_group(exact, groups) / groups.size)[groups.member]
     match scale:
         case "none":
-            advantages = centred
+            std_plus_eps = torch.ones_like(centred)
         case "batch":
-            if ddof >= len(exact):
-                raise ValueError(f"ddof ({ddof}) must be below the number of rewards, {len(exact)}")
-            advantages = centred / (exact.std(correction=ddof) + eps)
-        case "group":
+            kept = exact[groups.kept]
+            if ddof >= len(kept):
+                raise ValueError(f"ddof ({ddof}) must be below the number of rewards, {len(kept)}")
+            std_plus_eps = kept.std(correction=ddof) + eps
+        case "group" | "max_group":
             _require_larger_groups(groups, ddof)
-            variance = _sum_by_group(centred**2, groups) / (groups.size - ddof)
-            advantages = centred / (variance.sqrt()[groups.member] + eps)
+            std = (_sum_by_group(centred**2, groups) / (groups.size - ddof)).sqrt()
+            std_plus_eps = (std[groups.member] if scale == "group" else std.max()) + eps
         case _:
-            raise ValueError(f"scale ({scale!r}) must be 'group', 'batch' or 'none'")
+            raise ValueError(f"scale ({scale!r}) must be 'group', 'batch', 'max_group' or 'none'")
+    advantages = centred / std_plus_eps
     return advantages.masked_fill(groups.has_zero_variance[groups.member], 0.0)
 
 
-def zero_variance_groups(rewards: Tensor, group_index: Tensor) -> list[int]:
+def zero_variance_groups(
+    rewards: Tensor, group_index: Tensor, *, trimmed_ratio: float = 0.0
+) -> list[int]:
     """Return the ids of groups whose rewards are all equal, ascending: they teach nothing.
 
     Equal means a spread of at most 1e-9, relative to the group's largest |reward| if that is > 1.
@@ -94,8 +107,9 @@ def zero_variance_groups(rewards: Tensor, group_index: Tensor) -> list[int]:
     Args:
         rewards: [B].
         group_index: [B] integer group ids, in any order.
+        trimmed_ratio: as in ``group_advantages``; the trimmed rewards do not count.
     """
-    groups = _grouped(rewards, group_index)
+    groups = _grouped(rewards, group_index, trimmed_ratio)
     return [int(group_id) for group_id in groups.ids[groups.has_zero_variance]]
 
 
@@ -121,17 +135,22 @@ def clipped_surrogate(
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
     per_pair = torch.maximum(-fixed * ratio, -fixed * clipped)
-    exact = log_ratio.detach().double()  # k3 is log_ratio^2 / 2: float32 would round it away
     return SurrogateLoss(
         loss=per_pair.mean(),
         per_pair=per_pair,
         ratio=ratio.detach(),
         clip_fraction=(ratio != clipped).to(dtype).mean(),
-        approx_kl=(exact.expm1() - exact).mean(),
+        approx_kl=approximate_kl(log_ratio),
     )
 
 
-def _grouped(rewards: Tensor, group_index: Tensor) -> _Groups:
+def approximate_kl(log_ratio: Tensor) -> Tensor:
+    """Return [] Schulman's k3 estimate of KL(behaviour || current), detached, of [B] log-ratios."""
+    exact = log_ratio.detach().double()  # k3 is log_ratio^2 / 2: float32 would round it away
+    return (exact.expm1() - exact).mean()
+
+
+def _grouped(rewards: Tensor, group_index: Tensor, trimmed_ratio: float) -> _Groups:
     if rewards.ndim != 1 or rewards.shape != group_index.shape or len(rewards) == 0:
         raise ValueError(
             f"rewards {list(rewards.shape)} and group_index {list(group_index.shape)} must have "
@@ -147,15 +166,32 @@ def _grouped(rewards: Tensor, group_index: Tensor) -> _Groups:
             "rewards must be finite; check the reward model or drop the trajectory"
         )
     ids, member, size = torch.unique(group_index, return_inverse=True, return_counts=True)
+    kept = _kept(exact, member, size, trimmed_ratio)
+    member_kept, exact_kept = member[kept], exact[kept]
     empty = exact.new_zeros(len(ids))
-    top = empty.scatter_reduce(0, member, exact, "amax", include_self=False)
-    bottom = empty.scatter_reduce(0, member, exact, "amin", include_self=False)
+    top = empty.scatter_reduce(0, member_kept, exact_kept, "amax", include_self=False)
+    bottom = empty.scatter_reduce(0, member_kept, exact_kept, "amin", include_self=False)
     magnitude = torch.maximum(top.abs(), bottom.abs()).clamp(min=1)
-    return _Groups(ids, member, size, top - bottom <= _ZERO_SPREAD * magnitude)
+    has_zero_variance = top - bottom <= _ZERO_SPREAD * magnitude
+    return _Groups(ids, member, kept, torch.bincount(member_kept), has_zero_variance)
+
+
+def _kept(rewards: Tensor, member: Tensor, size: Tensor, trimmed_ratio: float) -> Tensor:
+    """Return [B] whether a reward is above the trimmed share of its group; ties go by position."""
+    if not 0 <= trimmed_ratio < 1:
+        raise ValueError(f"trimmed_ratio ({trimmed_ratio}) must be in [0, 1)")
+    by_reward = rewards.argsort(stable=True)
+    order = by_reward[member[by_reward].argsort(stable=True)]  # by group, then by reward
+    first = size.cumsum(0) - size
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=order.device) - first[member[order]]
+    return rank >= (size.double() * trimmed_ratio).long()[member]
 
 
 def _sum_by_group(values: Tensor, groups: _Groups) -> Tensor:
-    return values.new_zeros(len(groups.ids)).index_add(0, groups.member, values)
+    """Return [G] sums of the values that are kept."""
+    kept = groups.kept
+    return values.new_zeros(len(groups.ids)).index_add(0, groups.member[kept], values[kept])
 
 
 def _require_larger_groups(groups: _Groups, ddof: int) -> None:
@@ -163,5 +199,5 @@ def _require_larger_groups(groups: _Groups, ddof: int) -> None:
     if ddof >= int(groups.size[smallest]):
         raise ValueError(
             f"group {int(groups.ids[smallest])} has {int(groups.size[smallest])} reward(s), too "
-            f"few for ddof {ddof}: sample larger groups or lower ddof"
+            f"few for ddof {ddof}: sample larger groups, trim fewer or lower ddof"
         )

@@ -3,9 +3,11 @@
 FlowGRPO trains the first share of all steps; Flow-GRPO-Fast trains a window whose place is drawn
 anew. We draw it once for an iteration from the run's seed, so that all samples of all groups share
 it whatever device they run on; a window per request biases the spread of rewards in a group.
+DanceGRPO trains a random subset of the steps of each sample. MixGRPO's windows are in mix_grpo.py.
 """
 
 import numpy as np
+import numpy.typing as npt
 
 
 def trained_steps(
@@ -28,3 +30,30 @@ def trained_steps(
     size, low, high = window
     start = int(generator.integers(low, high - size, endpoint=True))
     return range(start, start + size)
+
+
+def random_trained_steps(
+    num_samples: int, num_steps: int, *, fraction: float, generator: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """Return DanceGRPO's [num_samples, K] trained steps, drawn for each sample; rows ascend.
+
+    All steps have noise; K = floor(fraction * (num_steps - 1)) of them are trained, of all but the
+    last one. DanceGRPO (arXiv:2505.07818) trains them in the order drawn, which no sum sees.
+
+    Args:
+        num_samples: of the iteration.
+        num_steps: denoising steps of a trajectory.
+        fraction: published 0.6.
+        generator: of the iteration.
+
+    Raises:
+        ValueError: if K is 0 or more than all steps but the last.
+    """
+    num_trained = int((num_steps - 1) * fraction)
+    if not 1 <= num_trained < num_steps:
+        raise ValueError(
+            f"fraction {fraction} of {num_steps - 1} steps is {num_trained}; it must be at least "
+            "one and at most all of them"
+        )
+    candidates = np.tile(np.arange(num_steps - 1), (num_samples, 1))
+    return np.sort(generator.permuted(candidates, axis=1)[:, :num_trained], axis=1)

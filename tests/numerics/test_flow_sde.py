@@ -1,4 +1,4 @@
-"""The three transitions: diffusers and torch.distributions, closed forms, properties, hand values.
+"""The transitions: diffusers and torch.distributions, closed forms, properties, hand values.
 
 Recorded outputs of the published code are in test_oracles.py.
 """
@@ -21,6 +21,7 @@ from digen_core.algorithms.flow_sde import (
     cps_transition,
     dance_transition,
     flow_sde_transition,
+    longcat_transition,
     transition_logprob,
 )
 
@@ -101,7 +102,7 @@ def test_logprob_is_the_mean_of_a_diagonal_normal(shape: tuple[int, ...]):
     st.floats(0.0, 1.5),
     st.floats(-3, 3),
     st.floats(0.1, 2),
-    st.sampled_from(["flow_sde", "dance"]),
+    st.sampled_from(["flow_sde", "dance", "wan_sde", "longcat_sde"]),
 )
 def test_sde_drift_is_velocity_minus_half_g_squared_score(
     sigmas: tuple[float, float], noise_level: float, x: float, r: float, name: str
@@ -117,8 +118,13 @@ def test_sde_drift_is_velocity_minus_half_g_squared_score(
         name, x, velocity, sigma, sigma_next, noise_level=noise_level, sigma_max=0.98
     )
 
-    g = noise_level * (math.sqrt(sigma / (1 - sigma)) if name == "flow_sde" else 1)
     h = sigma - sigma_next
+    g = noise_level * {
+        "dance": 1.0,
+        "wan_sde": 0.98 * sigma,
+    }.get(name, math.sqrt(sigma / (1 - sigma)))
+    if name == "longcat_sde" and g * math.sqrt(h) > 0.45:
+        g = 0.45 / math.sqrt(h)
     assert mean == pytest.approx(x - h * (velocity - g**2 / 2 * score), rel=1e-9, abs=1e-9)
     assert std == pytest.approx(g * math.sqrt(h))
 
@@ -126,8 +132,12 @@ def test_sde_drift_is_velocity_minus_half_g_squared_score(
 @pytest.mark.parametrize(("noise_level", "sigma"), [(0.7, 0.8), (1.2, 0.3)])
 def test_gradients_of_the_means_have_closed_forms(noise_level: float, sigma: float):
     sigma_next = sigma - 0.2
+    odds = sigma / (1 - sigma)
+    truncated = min(noise_level**2 * odds, 0.45**2 / 0.2)
     expected = {
         "flow_sde": -0.2 * (1 + noise_level**2 / 2),
+        "longcat_sde": -0.2 * (1 + truncated / odds / 2),
+        "wan_sde": -0.2 * (1 + (noise_level * 0.98) ** 2 * sigma * (1 - sigma) / 2),
         "dance": -0.2 * (1 + noise_level**2 * (1 - sigma) / (2 * sigma)),
         "cps": -sigma * (1 - sigma_next)
         + (1 - sigma) * sigma_next * abs(math.cos(noise_level * math.pi / 2)),
@@ -276,6 +286,11 @@ def test_names_of_transitions_and_logprobs_agree():
         # noise = 1 + 0.5 * 2 = 2; drift = 2 + 0.16 / 1 * 2 = 2.32
         pytest.param("dance", 2, 0.5, 0.25, 0.4, 0.42, 0.2, id="dance"),
         pytest.param("dance", 2, 1.0, 0.75, 0.4, 0.48, 0.2, id="dance at pure noise"),
+        # g = 0.5 * 0.96 * 0.5 = 0.24: drift = 2 + 0.0576 / 1 * 2 = 2.1152, std = 0.24 / 2
+        pytest.param("wan_sde", 2, 0.5, 0.25, 0.5, 0.4712, 0.12, id="wan_sde"),
+        # flow_sde's g = 1.4 would give std 0.7: g = 0.9, drift = 2 + 0.81 / 1.6 * 1.4 = 2.70875
+        pytest.param("longcat_sde", 2, 0.8, 0.55, 0.7, 0.3228125, 0.45, id="longcat_sde truncates"),
+        pytest.param("longcat_sde", 1, 0.2, 0.0, 0.5, 0.74375, 0.25 * 0.2**0.5, id="longcat_sde"),
         # sin 30 deg = 1/2; clean 0.5, noise 1.5; mean = 0.6 * 0.5 + 0.4 cos 30 deg * 1.5
         pytest.param("cps", 1, 0.5, 0.4, 1 / 3, 0.3 + 0.3 * 3**0.5, 0.2, id="cps"),
         pytest.param("cps", 1, 0.5, 0.4, 1.0, 0.3, 0.4, id="cps all fresh"),
@@ -314,6 +329,21 @@ def test_sigma_max_replaces_only_a_rounded_one():
     assert g(1.0) == pytest.approx(2)
     assert g(1 - 5e-7) == pytest.approx(2, rel=1e-6)
     assert g(0.9997) == pytest.approx((0.9997 / 0.0003) ** 0.5)
+
+
+@given(sigma_pairs, st.floats(0.1, 2), st.floats(0.05, 1))
+def test_longcat_is_flow_sde_until_its_std_is_too_large(
+    sigmas: tuple[float, float], noise_level: float, max_std: float
+):
+    settings = {"noise_level": noise_level, "sigma_max": 0.98}
+    one = torch.ones(1, 1, dtype=torch.float64)
+    flow = flow_sde_transition(one, 2 * one, *sigmas, **settings)
+    got = longcat_transition(one, 2 * one, *sigmas, **settings, max_std=max_std)
+    if flow.std.item() < max_std * (1 - 1e-9):
+        assert torch.equal(got.mean, flow.mean)
+        assert torch.equal(got.std, flow.std)
+    else:
+        assert got.std.item() == pytest.approx(max_std)
 
 
 # --- refusals

@@ -14,7 +14,7 @@ from scipy.stats import zscore
 
 from digen_core.algorithms.grpo import clipped_surrogate, group_advantages, zero_variance_groups
 
-SCALES = ["group", "batch", "none"]
+SCALES = ["group", "batch", "max_group", "none"]
 
 reward = st.floats(-10, 10, width=32)
 # (reward, group id) per trajectory, groups interleaved
@@ -50,6 +50,9 @@ def test_advantages_of_a_group_are_z_scores(ddof: int):
         # all: mean 7, squares 49 + 9 + 25 + 81 = 164
         ("batch", 0, 0.0, [-1 / 41**0.5, -3 / 41**0.5, 1 / 41**0.5, 3 / 41**0.5]),
         ("batch", 1, 1.0, [k / (1 + (164 / 3) ** 0.5) for k in (-1, -3, 1, 3)]),
+        # the largest of 1 and 3
+        ("max_group", 0, 0.0, [-1 / 3, -1, 1 / 3, 1]),
+        ("max_group", 1, 1.0, [k / (1 + 18**0.5) for k in (-1, -3, 1, 3)]),
         ("none", 0, 1.0, [-1, -3, 1, 3]),
     ],
 )
@@ -121,6 +124,50 @@ def test_a_batch_of_equal_rewards_is_zero_without_eps():
         assert got.count_nonzero() == 0
 
 
+def test_trimmed_advantages_by_hand():
+    # group 3 without its lowest, -6: mean 4, population std 2; group 8 loses int(2 * 0.25) = 0
+    rewards = torch.tensor([2.0, 0.0, 6.0, -6.0, 4.0, 2.0])
+    group_index = torch.tensor([3, 8, 3, 3, 3, 8])
+    got = group_advantages(rewards, group_index, eps=0.0, trimmed_ratio=0.25)
+    std = (8 / 3) ** 0.5
+    expected = [-2 / std, -1, 2 / std, -10 / std, 0, 1]
+    torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64))
+    # of 2, 4, 6, 0, 2: mean 2.8, squares 0.64 + 1.44 + 10.24 + 7.84 + 0.64
+    got = group_advantages(rewards, group_index, scale="batch", eps=0.0, trimmed_ratio=0.25)
+    assert got[0].item() == pytest.approx(-2 / (20.8 / 5) ** 0.5)
+
+
+@given(labelled, st.floats(0, 0.99), st.sampled_from(SCALES), st.floats(0.01, 1))
+def test_trimmed_advantages_use_the_statistics_of_the_rest(
+    pairs: list[tuple[float, int]], ratio: float, scale: str, eps: float
+):
+    rewards, group_index = tensors(pairs)
+    got = group_advantages(rewards, group_index, scale=scale, eps=eps, trimmed_ratio=ratio)
+    kept = {
+        i: np.sort(rewards[group_index == i].numpy())[int((group_index == i).sum() * ratio) :]
+        for i in group_index.unique().tolist()
+    }
+    flat = set(zero_variance_groups(rewards, group_index, trimmed_ratio=ratio))
+    assert flat == {
+        i for i, values in kept.items() if np.ptp(values) <= 1e-9 * max(1, abs(values).max())
+    }
+    for reward_, group, advantage in zip(rewards, group_index.tolist(), got, strict=True):
+        std = {
+            "group": kept[group].std(),
+            "batch": np.concatenate(list(kept.values())).std(),
+            "max_group": max(values.std() for values in kept.values()),
+            "none": 1 - eps,
+        }[scale]
+        expected = 0 if group in flat else (reward_ - kept[group].mean()) / (std + eps)
+        assert advantage.item() == pytest.approx(float(expected), rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1.0, math.nan])
+def test_no_group_can_be_trimmed_to_nothing(ratio: float):
+    with pytest.raises(ValueError, match="trimmed_ratio"):
+        group_advantages(torch.tensor([1.0, 2.0]), torch.tensor([0, 0]), trimmed_ratio=ratio)
+
+
 def test_zero_variance_groups_by_hand():
     rewards = torch.tensor([1.0, 1.0, 0.0, 1e-10, 1e6, 1e6 + 1e-4, 0.0, 1e-8], dtype=torch.float64)
     group_index = torch.tensor([4, 4, 2, 2, 8, 8, 1, 1])
@@ -146,6 +193,9 @@ def test_flat_groups_are_zero_in_the_scale_of_the_batch_too():
         pytest.param([], [], {}, "B > 0", id="empty"),
         pytest.param([1.0, 2.0], [0.0, 0.0], {}, "integer", id="float ids"),
         pytest.param([1.0, 2.0, 3.0], [0, 0, 6], {"ddof": 1}, "group 6 has 1 rew", id="ddof"),
+        pytest.param(
+            [1.0, 2.0], [4, 4], {"ddof": 1, "trimmed_ratio": 0.5}, "group 4 has 1 rew", id="trimmed"
+        ),
         pytest.param([1.0], [0], {"ddof": 1, "scale": "batch"}, "ddof", id="ddof of batch"),
         pytest.param([1.0, 2.0], [0, 0], {"scale": "std"}, "scale", id="scale"),
     ],

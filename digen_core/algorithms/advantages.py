@@ -1,0 +1,137 @@
+"""Advantages from several rewards, from a KL in the reward, and the choice of whom to train.
+
+Each group's normalisation is that of ``grpo.group_advantages``; this file puts it together:
+
+    mix "rewards":     A = normalise(sum of w_k * reward_k)             Flow-GRPO, MixGRPO
+    mix "advantages":  A = sum of w_k * normalise(reward_k)             MixGRPO, LongCat-Video
+    KL as a reward:    A_t = normalise(reward - coefficient * KL_t)     Flow-GRPO (arXiv:2505.05470)
+    best of n:         the ceil(n/2) best and floor(n/2) worst of each group
+                                                                        DanceGRPO (arXiv:2505.07818)
+
+DanceGRPO's loss of two rewards is the weighted sum of two clipped surrogates, one per reward. Where
+no ratio is clipped that is the surrogate of the mixed advantages, which is what to use here; it is
+also what DanceGRPO ranks by.
+
+Deviations: weights are used as given; MixGRPO's code divides them by their sum. DanceGRPO's code
+takes the best and the worst of all samples on a device, whatever their prompts, which drops whole
+groups when prompts differ in difficulty; here n are taken from each group.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from digen_core.algorithms.grpo import AdvantageScale, group_advantages
+
+
+def mixed_advantages(
+    rewards: Tensor,
+    group_index: Tensor,
+    weights: Tensor,
+    *,
+    mix: Literal["rewards", "advantages"],
+    scale: AdvantageScale = "group",
+    eps: float = 1e-4,
+    ddof: int = 0,
+    trimmed_ratio: float = 0.0,
+) -> Tensor:
+    """Return [B] float64 advantages of K rewards.
+
+    Args:
+        rewards: [K, B], one row per reward function.
+        group_index: [B] integer group ids, in any order.
+        weights: [K].
+        mix: what to take the weighted sum of. Of rewards, one with a large spread outweighs the
+            others; of advantages, each counts by its weight whatever its scale.
+        scale: as in ``group_advantages``, as are the others.
+        eps: added to each standard deviation.
+        ddof: of each standard deviation.
+        trimmed_ratio: share of each group's lowest rewards to leave out of the statistics.
+
+    Raises:
+        ValueError: if shapes do not match, or as ``group_advantages`` does.
+    """
+    if rewards.ndim != 2 or weights.shape != rewards.shape[:1]:
+        raise ValueError(
+            f"rewards {list(rewards.shape)} and weights {list(weights.shape)} must be [K, B], [K]"
+        )
+    exact = weights.double()
+
+    def normalised(values: Tensor) -> Tensor:
+        return group_advantages(
+            values, group_index, scale=scale, eps=eps, ddof=ddof, trimmed_ratio=trimmed_ratio
+        )
+
+    match mix:
+        case "rewards":
+            return normalised(exact @ rewards.double())
+        case "advantages":
+            return exact @ torch.stack([normalised(values) for values in rewards])
+        case _:
+            raise ValueError(f"mix ({mix!r}) must be 'rewards' or 'advantages'")
+
+
+def kl_reward_advantages(
+    rewards: Tensor,
+    step_kl: Tensor,
+    group_index: Tensor,
+    *,
+    coefficient: float,
+    scale: AdvantageScale = "group",
+    eps: float = 1e-4,
+    ddof: int = 0,
+) -> Tensor:
+    """Return [B, K] float64 advantages, one per trained step, of rewards less each step's KL.
+
+    Args:
+        rewards: [B].
+        step_kl: [B, K] divergence from the reference policy at each trained step, as sampled.
+        group_index: [B] integer group ids, in any order.
+        coefficient: of the KL.
+        scale: as in ``group_advantages``; statistics are over trajectories, step by step.
+        eps: added to each standard deviation.
+        ddof: of each standard deviation.
+
+    Raises:
+        ValueError: if shapes do not match, or as ``group_advantages`` does.
+    """
+    if step_kl.ndim != 2 or step_kl.shape[:1] != rewards.shape:
+        raise ValueError(
+            f"rewards {list(rewards.shape)} and step_kl {list(step_kl.shape)} must be [B], [B, K]"
+        )
+    penalised = rewards.double()[:, None] - coefficient * step_kl.double()
+    columns = [
+        group_advantages(column, group_index, scale=scale, eps=eps, ddof=ddof)
+        for column in penalised.T
+    ]
+    return torch.stack(columns, dim=1)
+
+
+def best_of_n(advantages: Tensor, group_index: Tensor, n: int) -> Tensor:
+    """Return [n * G] positions of the trajectories to train, ascending; ties go by position.
+
+    Args:
+        advantages: [B], or anything else to rank by.
+        group_index: [B] integer group ids, in any order.
+        n: how many of each group: its ceil(n / 2) best and its floor(n / 2) worst.
+
+    Raises:
+        ValueError: if shapes do not match, or a group has fewer than ``n`` trajectories.
+    """
+    if advantages.ndim != 1 or advantages.shape != group_index.shape:
+        raise ValueError(
+            f"advantages {list(advantages.shape)} and group_index {list(group_index.shape)} must "
+            "have one shape [B]"
+        )
+    chosen = []
+    for group_id in sorted(set(group_index.tolist())):
+        members = (group_index == group_id).nonzero().flatten()
+        if not 1 <= n <= len(members):
+            raise ValueError(
+                f"best of n: n ({n}) must be between 1 and the {len(members)} trajectories of "
+                f"group {group_id}"
+            )
+        ranked = members[advantages[members].argsort(stable=True)]
+        chosen += [ranked[: n // 2], ranked[len(ranked) - (n - n // 2) :]]
+    return torch.cat(chosen).sort().values
