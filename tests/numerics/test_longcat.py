@@ -37,7 +37,7 @@ def test_the_weighted_policy_gradient_is_three_halves_of_the_noise():
     weights = step_weights(SIGMA, SIGMA_NEXT, sigma_max=0.98)
     (weights.policy * surrogate.per_pair).sum().backward()
     assert current.grad is not None
-    # eq. 3 of the paper over 30 elements; our noise is minus theirs, as v points to the noise
+    # eq. 3 of the paper, up to its sign convention, over 30 elements
     torch.testing.assert_close(current.grad, 1.5 * advantages.reshape(4, 1, 1) * noise / 30)
 
 
