@@ -167,6 +167,8 @@ def old_policy_decay(num_updates: int, schedule: str) -> float:
         schedule: a name of ``DECAY_SCHEDULES``: "none" (published decay type 0), "ramp" (1) or
             "late_ramp" (2).
     """
+    if schedule not in DECAY_SCHEDULES:
+        raise ValueError(f"schedule ({schedule!r}) must be one of {sorted(DECAY_SCHEDULES)}")
     start, rate, ceiling = DECAY_SCHEDULES[schedule]
     return min(rate * max(num_updates - start, 0), ceiling)
 
