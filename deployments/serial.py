@@ -26,7 +26,7 @@ def train_serially(
     disable_progress_bar()
     torch.set_num_threads(config.cluster.threads_per_worker)
     policy = LOADERS[config.model.family](config.model, ALL_PARTS)
-    make_trainable(policy, config.train.lora, keep_reference=bool(config.algorithm.kl_coefficient))
+    make_trainable(policy, config.train.lora, keep_reference=config.keeps_reference)
     return post_train_serially(
         config,
         policy,

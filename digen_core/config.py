@@ -6,15 +6,13 @@ and combinations that cannot work are refused here with the values that clash an
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from digen_core.algorithm_config import AlgorithmConfig, FlowGrpoConfig, Transition
+from digen_core.strict import Strict
 
-class Strict(BaseModel):
-    """A config node: immutable, unknown keys are errors, attribute docstrings are the help text."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
+WITH_BARRIER = ("colocated", "colocated-strong", "disaggregated")
+"""Layouts that train when all rewards of the iteration are there."""
 
 
 class ModelConfig(Strict):
@@ -70,11 +68,15 @@ class RolloutConfig(Strict):
     num_steps: int = Field(8, ge=2)
     """Denoising steps per trajectory."""
 
-    transition: Literal["flow_sde", "cps", "dance"] = "flow_sde"
-    """Stochastic sampler: FlowGRPO's SDE, coefficients-preserving sampling, or DanceGRPO's SDE."""
+    transition: Transition = "flow_sde"
+    """Stochastic sampler: FlowGRPO's SDE, coefficients-preserving sampling, DanceGRPO's SDE,
+    FlowGRPO's for Wan, or LongCat-Video's (FlowGRPO's with a truncated std)."""
 
     noise_level: float = Field(0.7, gt=0)
     """Scale of the injected noise; its meaning is the transition's (flow_sde 0.7, dance 0.3)."""
+
+    initial_noise: Literal["sample", "group", "iteration"] = "sample"
+    """Which samples start from one noise: none, those of a group, or all of the iteration."""
 
     fragment_size: int = Field(16, ge=1)
     """Samples of one group denoised together in one batch."""
@@ -96,41 +98,6 @@ class RolloutConfig(Strict):
                 "(0, 1]."
             )
         return self
-
-
-class FlowGrpoConfig(Strict):
-    """FlowGRPO: a clipped surrogate on the ratio of every trained transition."""
-
-    type: Literal["flow_grpo"] = "flow_grpo"
-
-    clip_range: float = Field(1e-4, gt=0, lt=1)
-    """Half-width of the importance-ratio clip. Small because log-probs are means over the latent's
-    elements: clip ranges do not carry over between resolutions."""
-
-    advantage_scale: Literal["group", "batch", "none"] = "group"
-    """Divide centred rewards by the standard deviation of the group, of the iteration, or by 1."""
-
-    advantage_eps: float = Field(1e-4, gt=0)
-    """Added to that standard deviation."""
-
-    advantage_ddof: Literal[0, 1] = 0
-    """0: population standard deviation (FlowGRPO); 1: unbiased (DanceGRPO)."""
-
-    max_advantage: float = Field(5.0, gt=0)
-    """Advantages are clamped to plus or minus this."""
-
-    kl_coefficient: float = Field(0.0, ge=0)
-    """Weight of the KL divergence to the reference policy (the base model)."""
-
-    kl: Literal["gaussian", "flowgrpo"] = "flowgrpo"
-    """gaussian: true KL of the transition; flowgrpo: that times the step size, as published."""
-
-    trained_fraction: float = Field(0.99, gt=0, le=1)
-    """Share of the steps that is trained, from the first one; 0.99 leaves out the last step."""
-
-    window: tuple[int, int, int] | None = None
-    """(size, low, high): instead, train `size` steps that start at a place drawn for each iteration
-    from [low, high - size]; steps outside the window are noiseless (Flow-GRPO-Fast)."""
 
 
 class LoraConfig(Strict):
@@ -179,6 +146,10 @@ class TrainConfig(Strict):
 
     ema_every: int = Field(1, ge=1)
     """Updates between two steps of the average."""
+
+    max_replay_error: float | None = Field(None, gt=0)
+    """Largest |log-ratio| of a pair that the trained version itself sampled: there it is numerical
+    noise. More ends the run. Null: 1e-5, or 1e-2 for models in half precision."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -319,56 +290,99 @@ class RunConfig(Strict):
     max_minutes: float | None = Field(None, gt=0)
     """Stop at the end of the iteration in which this much time has passed; null never stops."""
 
-    rewards: dict[str, float] = {"shapes": 1.0}
+    rewards: dict[str, float] = Field({"shapes": 1.0})
     """Weight of each reward: a name from digen_core/rewards or your own `module:function`."""
 
     model: ModelConfig = ModelConfig()
     prompts: PromptsConfig = PromptsConfig()
     rollout: RolloutConfig = RolloutConfig()
-    algorithm: FlowGrpoConfig = FlowGrpoConfig()
+    algorithm: AlgorithmConfig = FlowGrpoConfig()
+    """What is learnt from the rewards; its type names it."""
+
     train: TrainConfig = TrainConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     cluster: ClusterConfig = ClusterConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     tracking: TrackingConfig = TrackingConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_algorithm_type(cls, values: object) -> object:
+        """Take FlowGRPO where settings of an algorithm are given but not its name."""
+        algorithm = values.get("algorithm") if isinstance(values, dict) else None
+        if isinstance(values, dict) and isinstance(algorithm, dict):
+            return {**values, "algorithm": {"type": "flow_grpo", **algorithm}}
+        return values
+
     @property
     def samples_per_iteration(self) -> int:
         """Samples of one iteration: N groups of G."""
         return self.rollout.prompts_per_iteration * self.rollout.group_size
 
+    @property
+    def trained_per_group(self) -> int:
+        """Samples of a group that are trained."""
+        return self.algorithm.best_of or self.rollout.group_size
+
+    @property
+    def num_trained_steps(self) -> int:
+        """Trained steps of a trajectory (K)."""
+        return self.algorithm.num_trained(self.rollout.num_steps)
+
+    @property
+    def trains_clean(self) -> bool:
+        """Whether clean latents are trained, noised anew, in place of sampled transitions."""
+        return self.algorithm.type == "diffusion_nft"
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether the base model is asked for in training."""
+        return bool(self.algorithm.kl_coefficient)
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs (sample, trained step) of an update, those of skipped groups included."""
+        groups = self.rollout.prompts_per_iteration
+        return groups * self.trained_per_group * self.num_trained_steps
+
     @model_validator(mode="after")
-    def _check_trained_steps(self) -> Self:
-        num_steps, fraction = self.rollout.num_steps, self.algorithm.trained_fraction
-        size, low, high = self.algorithm.window or (1, 0, int(num_steps * fraction))
-        if self.algorithm.window is None and high < 1:
+    def _check_algorithm(self) -> Self:
+        self.algorithm.check_steps(self.rollout.num_steps)
+        if self.trained_per_group > self.rollout.group_size:
             raise ValueError(
-                f"algorithm.trained_fraction ({fraction}) of rollout.num_steps ({num_steps}) is no "
-                "step at all; raise one of them."
+                f"algorithm.best_of ({self.algorithm.best_of}) is above rollout.group_size "
+                f"({self.rollout.group_size}); sample larger groups or train fewer."
             )
-        if not (size >= 1 and low >= 0 and low + size <= high <= num_steps):
+        self._check_transition()
+        return self
+
+    def _check_transition(self) -> None:
+        """Refuse transitions that the algorithm's maths is not for."""
+        transition, num_steps = self.rollout.transition, self.rollout.num_steps
+        allowed = self.algorithm.transitions
+        if transition not in allowed:
             raise ValueError(
-                f"algorithm.window (size, low, high) is {[size, low, high]}; needs size >= 1 and "
-                f"0 <= low <= high - size, high <= rollout.num_steps ({num_steps})."
+                f"algorithm.type {self.algorithm.type} is not for rollout.transition {transition}; "
+                f"use {' or '.join(allowed)}."
             )
-        if self.rollout.transition == "cps" and high == num_steps:
+        if transition == "cps" and self.algorithm.end_of_noise(num_steps) == num_steps:
             raise ValueError(
                 f"the last cps step ({num_steps}) is noiseless and has no log-prob to train; use "
                 f"algorithm.trained_fraction 0.99, or a window with high <= {num_steps - 1}."
             )
-        return self
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
-        if self.algorithm.advantage_scale == "batch" and self.schedule.layout not in (
-            "colocated",
-            "colocated-strong",
-            "disaggregated",
+        if self.algorithm.needs_all_rewards and self.schedule.layout not in (
+            *WITH_BARRIER,
+            "auto",
         ):
+            scale = self.algorithm.advantage_scale
+            what = "ddpo" if self.algorithm.type == "ddpo" else f"advantage_scale {scale!r}"
             raise ValueError(
-                f"algorithm.advantage_scale is 'batch', which needs all rewards of the iteration, "
-                f"but schedule.layout {self.schedule.layout} trains groups before that; use "
-                "advantage_scale 'group', or layout disaggregated."
+                f"algorithm: {what} needs all rewards of the iteration, but schedule.layout "
+                f"{self.schedule.layout} trains groups before that; use advantage_scale 'group' "
+                f"(not with ddpo), or layout {', '.join(WITH_BARRIER[:-1])} or {WITH_BARRIER[-1]}."
             )
         return self
 

@@ -88,7 +88,7 @@ def parse_value(key: str, text: str) -> Any:
     if field is None and not key.startswith("rewards."):
         raise ConfigError(f"unknown key {key}; {suggestion(key)}")
     kind = field.annotation if field else float
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
+    if field is not None and _tables(field) and NoneType not in get_args(kind):
         inner = next(name for name in known_keys() if name.startswith(f"{key}."))
         raise ConfigError(f"{key} is a table of keys; set one of them, for example {inner}")
     try:
@@ -103,9 +103,18 @@ def describe(error: ValidationError) -> str:
     problems: dict[str, list[str]] = {}
     values: dict[str, str] = {}
     for item in error.errors():
-        location = ".".join(str(part) for part in item["loc"])
+        location = _location(item["loc"])
         if item["type"] == "extra_forbidden":
-            problems[f"unknown key {location}"] = [suggestion(location)]
+            text = suggestion(location)
+            if location in known_keys():  # of another choice
+                text = f"{item['loc'][0]}.type {item['loc'][1]} has none"
+            problems[f"unknown key {location}"] = [text]
+            continue
+        if item["type"] == "union_tag_invalid":
+            context = item["ctx"]
+            tag = f"{location}.{context['discriminator'].strip(chr(39))}"
+            problems[tag] = [f"must be one of {context['expected_tags']}"]
+            values[tag] = f" (got {context['tag']!r})"
             continue
         key = _longest_known(location)
         message = _MESSAGES.get(item["type"], item["msg"].removeprefix("Value error, "))
@@ -135,6 +144,13 @@ def describe_fields(error: ValidationError, model: type[BaseModel]) -> str:
         else:
             problems.append(f"{key}: {message} (got {item['input']!r})" if key else message)
     return "; ".join(problems)
+
+
+def _location(path: tuple[int | str, ...]) -> str:
+    """Return the dotted key of a path, without the names that a choice of tables adds."""
+    if len(path) > 1 and f"{path[0]}.type" in known_keys():
+        path = (path[0], *path[2:])
+    return ".".join(str(part) for part in path)
 
 
 def _longest_known(location: str) -> str:
@@ -167,8 +183,9 @@ def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str
     keys: dict[str, FieldInfo] = {}
     for name, field in model.model_fields.items():
         keys[prefix + name] = field
-        if table := _table(field):
-            keys |= known_keys(table, f"{prefix}{name}.")
+        for table in _tables(field):
+            for key, inner in known_keys(table, f"{prefix}{name}.").items():
+                keys.setdefault(key, inner)
     return keys
 
 
@@ -250,8 +267,9 @@ def _with_nulls(tree: Mapping[str, Any], model: type[BaseModel]) -> dict[str, An
         field = model.model_fields.get(name)
         if field is not None and value == NULL and NoneType in get_args(field.annotation):
             value = None
-        elif field is not None and isinstance(value, dict) and (table := _table(field)):
-            value = _with_nulls(value, table)
+        elif field is not None and isinstance(value, dict):
+            for table in _tables(field):
+                value = _with_nulls(value, table)
         result[name] = value
     return result
 
@@ -262,9 +280,7 @@ def _is_text(annotation: Any) -> bool:
     return all(kind in (str, NoneType) or isinstance(kind, str) for kind in kinds)
 
 
-def _table(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the model of a field that is a table."""
-    for kind in (field.annotation, *get_args(field.annotation)):
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
+def _tables(field: FieldInfo) -> list[type[BaseModel]]:
+    """Return the models of a field that is a table: several if one of its keys names which."""
+    kinds = (field.annotation, *get_args(field.annotation))
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]

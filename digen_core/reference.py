@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from diffusers.training_utils import EMAModel
 
+from digen_core.algorithms.ddpo import RewardHistory
+from digen_core.algorithms.diffusion_nft import nft_loss, noised, optimality
 from digen_core.algorithms.flow_sde import LOGPROBS, TRANSITIONS, Transition
-from digen_core.algorithms.grpo import clipped_surrogate, group_advantages, zero_variance_groups
-from digen_core.algorithms.kl import flowgrpo_kl, transition_kl
-from digen_core.algorithms.windows import trained_steps
 from digen_core.config import RunConfig
 from digen_core.data import prompts_of_iteration
 from digen_core.models.policy import Policy
@@ -27,7 +26,11 @@ from digen_core.models.trainable import (
     trainable_parameters,
 )
 from digen_core.rewards.scoring import RewardFn, score_images
-from digen_core.seeding import NOISE, WINDOW, noise_of, numpy_generator_for
+from digen_core.rollout.sampler import initial_latent
+from digen_core.rollout.steps import steps_of_iteration
+from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
+from digen_core.training.advantages import advantages_of
+from digen_core.training.objectives import Replay, corrected, kl_penalty
 from digen_core.training.optimizer import adamw, learning_rate_of
 from digen_core.transport.arrays import Weights
 
@@ -67,16 +70,19 @@ def post_train_serially(
     optimizer = adamw(list(parameters.values()), config.train, learning_rate=rate)
     average = EMAModel(parameters.values(), decay=config.train.ema_decay)
     metrics, updates = [], 0
+    history: RewardHistory = {}
     versions = [_weights_of(parameters)]
     for iteration in range(config.num_iterations):
         generated_by = [
             versions[updates if version_of is None else version_of(iteration, group)]
             for group in range(config.rollout.prompts_per_iteration)
         ]
-        groups, row = _rollout(config, policy, prompts, rewards, iteration, generated_by)
+        groups, row, history = _rollout(
+            config, policy, prompts, rewards, iteration, generated_by, history
+        )
         set_weights(policy, versions[updates])
         rate = learning_rate_of(config.train, updates, config.num_iterations)
-        norm = _train(config, policy, optimizer, groups, rate)
+        norm = _train(config, policy, optimizer, groups, iteration, rate)
         if norm is not None:
             updates += 1
             versions.append(_weights_of(parameters))
@@ -102,9 +108,12 @@ class _Group:
 
     condition: dict[str, torch.Tensor]
     latents: list[torch.Tensor]  # T + 1 of [G, ...]
-    logprobs: dict[int, torch.Tensor]  # trained step -> [G]
+    means: dict[int, torch.Tensor]  # noisy step -> [G, ...] where it would go without its noise
+    logprobs: dict[int, torch.Tensor]  # noisy step -> [G]
+    noise: Callable[[int, int], torch.Tensor]  # (purpose, step) -> [G, ...]
     sigmas: torch.Tensor  # [T + 1]
-    advantages: torch.Tensor | None = None  # [G]; None: all rewards equal, the group is skipped
+    advantages: torch.Tensor | None = None  # [G]; None: the group is skipped
+    chosen: list[int] | None = None  # samples to train; None: all
 
 
 @torch.no_grad()
@@ -115,38 +124,34 @@ def _rollout(
     rewards: Mapping[str, RewardFn],
     iteration: int,
     generated_by: list[Weights],
-) -> tuple[list[_Group], dict[str, float]]:
+    history: RewardHistory,
+) -> tuple[list[_Group], dict[str, float], RewardHistory]:
     """Sample each group of one iteration with its weights, score it, and give it advantages."""
-    groups, columns = [], []
+    groups, columns = [], {}
     count, size = config.rollout.prompts_per_iteration, config.rollout.group_size
     texts = prompts_of_iteration(prompts, iteration, count, seed=config.seed)
     for index, text in enumerate(texts):
         set_weights(policy, generated_by[index])
         group = _sample(config, policy, text, (iteration, index))
         images = policy.decode(group.latents[-1])
-        columns.append(score_images(rewards, config.rewards, images, [text] * size))
+        columns[index] = score_images(rewards, config.rewards, images, [text] * size)
         groups.append(group)
-    scored = {name: np.concatenate([column[name] for column in columns]) for name in columns[0]}
-    values = torch.from_numpy(scored["reward"])
-    owner = torch.arange(count).repeat_interleave(size)
-    advantages = group_advantages(
-        values,
-        owner,
-        scale=config.algorithm.advantage_scale,
-        eps=config.algorithm.advantage_eps,
-        ddof=config.algorithm.advantage_ddof,
-    )
-    skipped = set(zero_variance_groups(values, owner))
+    found = advantages_of(config, columns, dict(enumerate(texts)), history)
     for index, group in enumerate(groups):
-        if index not in skipped:
-            group.advantages = advantages[owner == index].to(policy.device, policy.latent_dtype)
+        if index not in found.skipped:
+            values = torch.from_numpy(found.values[index])
+            group.advantages = values.to(policy.device, policy.latent_dtype)
+            group.chosen = list(found.chosen[index]) if found.chosen else None
+    scored = {
+        name: np.concatenate([column[name] for column in columns.values()]) for name in columns[0]
+    }
     means = {f"reward/{name}": float(value.mean()) for name, value in scored.items()}
     row = {"reward/mean": means.pop("reward/reward"), **means}
-    return groups, {**row, "groups/zero_variance": float(len(skipped))}
+    return groups, {**row, "groups/zero_variance": float(len(found.skipped))}, found.history
 
 
 def _sample(config: RunConfig, policy: Policy, text: str, group: tuple[int, int]) -> _Group:
-    """Denoise the samples of one group: noisy in the trained steps, plain Euler elsewhere."""
+    """Denoise the samples of one group: some steps are noisy, the others plain Euler steps."""
     rollout, samples = config.rollout, range(config.rollout.group_size)
     sigmas = policy.sigmas(rollout.num_steps).to(policy.device)
     condition = {
@@ -154,20 +159,22 @@ def _sample(config: RunConfig, policy: Policy, text: str, group: tuple[int, int]
         for name, value in policy.encode([text]).items()
     }
 
-    def noise(step: int) -> torch.Tensor:
+    def noise(purpose: int, step: int) -> torch.Tensor:
         drawn = noise_of(
             policy.latent_shape,
             seed=config.seed,
-            purpose=NOISE,
+            purpose=purpose,
             group=group,
             samples=samples,
             step=step,
         )
         return drawn.to(policy.device, policy.latent_dtype)
 
-    x = noise(0)
-    latents, logprobs = [x], {}
-    noisy_steps = _trained_steps(config, group[0])
+    x = initial_latent(
+        policy, seed=config.seed, group=group, samples=samples, shared=rollout.initial_noise
+    )
+    latents, means, logprobs = [x], {}, {}
+    noisy_steps = steps_of_iteration(config, group[0]).noisy
     for step in range(rollout.num_steps):
         here, there = (sigmas[i].expand(len(x)) for i in (step, step + 1))
         mean, std = TRANSITIONS[rollout.transition](
@@ -180,10 +187,10 @@ def _sample(config: RunConfig, policy: Policy, text: str, group: tuple[int, int]
         )
         x = mean
         if step in noisy_steps:
-            x = mean + std * noise(step + 1)
+            x, means[step] = mean + std * noise(NOISE, step + 1), mean
             logprobs[step] = LOGPROBS[rollout.transition](x, Transition(mean, std))
         latents.append(x)
-    return _Group(condition, latents, logprobs, sigmas)
+    return _Group(condition, latents, means, logprobs, noise, sigmas)
 
 
 def _train(
@@ -191,15 +198,18 @@ def _train(
     policy: Policy,
     optimizer: torch.optim.Optimizer,
     groups: list[_Group],
+    iteration: int,
     learning_rate: float,
 ) -> float | None:
     """Add up the gradient of every pair of the iteration, and step once. Returns its norm."""
     optimizer.zero_grad()
     informative = [group for group in groups if group.advantages is not None]
     for group in informative:
-        for step in group.logprobs:
-            loss = _loss(config, policy, group, step)
-            (loss / (config.samples_per_iteration * len(group.logprobs))).backward()  # type: ignore[no-untyped-call]
+        for step in steps_of_iteration(config, iteration).trained:
+            lose = _forward_losses if config.trains_clean else _replay_losses
+            losses = lose(config, policy, group, step)
+            chosen = losses if group.chosen is None else losses[group.chosen]
+            (chosen.sum() / config.num_pairs).backward()  # type: ignore[no-untyped-call]
     if not informative:
         return None
     (options,) = optimizer.param_groups
@@ -209,38 +219,59 @@ def _train(
     return float(norm)
 
 
-def _loss(config: RunConfig, policy: Policy, group: _Group, step: int) -> torch.Tensor:
-    """Sum over the group of the clipped surrogate and the KL divergence at one step."""
+def _replay_losses(config: RunConfig, policy: Policy, group: _Group, step: int) -> torch.Tensor:
+    """Return the objective and the KL divergence of each sample at one step, [G]."""
     algorithm, x = config.algorithm, group.latents[step]
     here, there = (group.sigmas[i].expand(len(x)) for i in (step, step + 1))
-    kernel = TRANSITIONS[config.rollout.transition]
-    settings = {"noise_level": config.rollout.noise_level, "sigma_max": float(group.sigmas[1])}
+    kernel, sigma_max = TRANSITIONS[config.rollout.transition], float(group.sigmas[1])
+    settings = {"noise_level": config.rollout.noise_level, "sigma_max": sigma_max}
     assert group.advantages is not None
-    advantages = group.advantages.clamp(-algorithm.max_advantage, algorithm.max_advantage)
+    assert algorithm.type != "diffusion_nft"
     reference = None
     if algorithm.kl_coefficient:
         with reference_weights(policy):
             velocity = policy.velocity(x, here, group.condition)
-            reference = kernel(x, velocity, here, there, **settings).mean
+            reference = kernel(x, velocity, here, there, **settings)
     new = kernel(x, policy.velocity(x, here, group.condition), here, there, **settings)
-    logprob = LOGPROBS[config.rollout.transition](group.latents[step + 1], new)
-    surrogate = clipped_surrogate(
-        logprob, group.logprobs[step], advantages, clip_range=algorithm.clip_range
+    replay = Replay(
+        new,
+        LOGPROBS[config.rollout.transition](group.latents[step + 1], new),
+        group.means[step],
+        group.logprobs[step],
+        group.advantages.clamp(-algorithm.max_advantage, algorithm.max_advantage),
+        here,
+        there,
+        sigma_max,
     )
-    loss = surrogate.per_pair.sum()
-    if reference is not None and algorithm.kl == "gaussian":
-        loss = loss + algorithm.kl_coefficient * transition_kl(new.mean, reference, new.std).sum()
-    elif reference is not None:
-        kl = flowgrpo_kl(new.mean, reference, new.std, here - there)
-        loss = loss + algorithm.kl_coefficient * kl.sum()
-    return loss
+    losses = corrected(replay, algorithm).per_pair
+    if reference is not None:
+        losses = losses + algorithm.kl_coefficient * kl_penalty(replay, reference, algorithm)
+    return losses
 
 
-def _trained_steps(config: RunConfig, iteration: int) -> range:
-    """Return the steps of this iteration that are noisy and trained."""
-    return trained_steps(
-        config.rollout.num_steps,
-        fraction=config.algorithm.trained_fraction,
-        window=config.algorithm.window,
-        generator=numpy_generator_for(config.seed, WINDOW, iteration),
-    )
+def _forward_losses(config: RunConfig, policy: Policy, group: _Group, step: int) -> torch.Tensor:
+    """Return DiffusionNFT's loss of each sample at one noise level, [G]."""
+    algorithm, x_0 = config.algorithm, group.latents[-1]
+    assert group.advantages is not None
+    assert algorithm.type == "diffusion_nft"
+    sigma = group.sigmas[step].expand(len(x_0))
+    x = noised(x_0, group.noise(FORWARD_NOISE, step + 1), sigma)
+    reference = None
+    if algorithm.kl_coefficient:
+        with reference_weights(policy):
+            reference = policy.velocity(x, sigma, group.condition)
+    velocity = policy.velocity(x, sigma, group.condition)
+    return nft_loss(
+        velocity,
+        velocity.detach(),
+        reference,
+        x,
+        x_0,
+        sigma,
+        optimality(
+            group.advantages, max_advantage=algorithm.max_advantage, mode=algorithm.advantage_mode
+        ),
+        beta=algorithm.beta,
+        max_advantage=algorithm.max_advantage,
+        reference_coefficient=algorithm.kl_coefficient,
+    ).per_pair

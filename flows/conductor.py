@@ -153,7 +153,7 @@ class Conductor:
             opened.begun = time()
             self._num_offered += 1
             self._executor.open(opened)
-            self._handle(IterationOffered(opened.index, tuple(opened.round.trained_steps)))
+            self._handle(IterationOffered(opened.index, opened.round.steps.trained))
 
     def _finish(self, index: int) -> None:
         """Let a flow run publish and end."""

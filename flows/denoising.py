@@ -94,7 +94,7 @@ class Denoising:
             priority=iteration.round.priority_of(do.fragment.group, do.fragment.index),
             fragment=do.fragment,
             steps=steps,
-            noisy_steps=iteration.round.trained_steps,
+            noisy_steps=iteration.round.steps.noisy,
             version=do.version,
             conditions=self._conditions.of(iteration, do.fragment.group, do.device),
             prompt=iteration.round.prompts[do.fragment.group],

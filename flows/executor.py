@@ -7,6 +7,7 @@ the Dask graph, and reads only receipts: seconds, rewards, hashes.
 from functools import singledispatchmethod
 from typing import Any
 
+from digen_core.algorithms.ddpo import RewardHistory
 from digen_core.control import protocol
 from digen_core.control.protocol import Event, Instruction
 from flows.advantages import advantages_of
@@ -32,6 +33,7 @@ class Executor:
         self._submitter = Submitter(session)
         self._conditions = Conditions(self._submitter)
         self._num_switches = 0
+        self._reward_history: RewardHistory = {}  # DDPO's
         self._denoising = Denoising(self._submitter, self._conditions)
 
     @property
@@ -114,17 +116,19 @@ class Executor:
     def compute_advantages(self, do: protocol.ComputeAdvantages) -> Event:
         """Centre and scale the rewards of groups here: a task would cost more than it does."""
         it = self._iterations[do.iteration]
-        rewards = {group: it.recorder.rewards_of(group) for group in do.groups}
-        found, skipped = advantages_of(self._session.config, rewards)
-        it.advantages.update(found)
-        it.recorder.add_advantages(found, skipped)
-        return protocol.AdvantagesComputed(do.iteration, do.groups, skipped)
+        columns = {group: it.recorder.rewards_of(group) for group in do.groups}
+        prompts = {group: it.round.prompts[group] for group in do.groups}
+        found = advantages_of(self._session.config, columns, prompts, self._reward_history)
+        self._reward_history = found.history
+        it.advantages.update(found.values)
+        it.recorder.add_advantages(found)
+        chosen = tuple(found.chosen[group] for group in do.groups) if found.chosen else ()
+        return protocol.AdvantagesComputed(do.iteration, do.groups, found.skipped, chosen)
 
     @submit.register
     def _(self, do: protocol.Train) -> None:
         it, pack = self._iterations[do.pack.iteration], do.pack
         groups = sorted({block.fragment.group for block in pack.blocks})
-        num_steps = len(it.round.trained_steps)
         held = [self._conditions.of(it, group, do.device) for group in groups]
 
         def event_of(receipt: dict[str, Any]) -> Event:
@@ -142,8 +146,7 @@ class Executor:
             priority=0,
             pack=pack,
             version=do.version,
-            num_pairs_of_update=self._session.config.samples_per_iteration * num_steps,
-            segments=it.segments_of(pack.blocks),
+            segments=it.segments_of(pack.blocks, only_last=self._session.config.trains_clean),
             conditions=list({future.task_run_id: future for future in held}.values()),
             prompts={group: it.round.prompts[group] for group in groups},
             advantages={group: it.advantages[group] for group in groups},

@@ -7,10 +7,9 @@
 from prefect import State, flow
 from prefect.states import Cancelled
 
-from digen_core.algorithms.windows import trained_steps
 from digen_core.config import RunConfig
 from digen_core.data import prompts_of_iteration
-from digen_core.seeding import WINDOW, numpy_generator_for
+from digen_core.rollout.steps import steps_of_iteration
 from flows.open_iteration import OpenIteration
 from flows.publishing import publish_iteration
 from flows.recorder import IterationRecorder
@@ -40,16 +39,11 @@ def iteration(run_id: str, index: int) -> State | None:
 
 
 def round_of(config: RunConfig, prompts: list[str], index: int) -> Round:
-    """Draw the prompts and the trained steps of an iteration."""
+    """Draw the prompts and the noisy and trained steps of an iteration."""
     return Round(
         index=index,
         prompts=prompts_of_iteration(
             prompts, index, config.rollout.prompts_per_iteration, seed=config.seed
         ),
-        trained_steps=trained_steps(
-            config.rollout.num_steps,
-            fraction=config.algorithm.trained_fraction,
-            window=config.algorithm.window,
-            generator=numpy_generator_for(config.seed, WINDOW, index),
-        ),
+        steps=steps_of_iteration(config, index),
     )

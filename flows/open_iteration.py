@@ -43,13 +43,16 @@ class OpenIteration:
         """Number of the iteration."""
         return self.round.index
 
-    def segments_of(self, blocks: tuple[PairBlock, ...]) -> Futures:
-        """Return the futures that hold the transitions of some pairs, each once."""
+    def segments_of(self, blocks: tuple[PairBlock, ...], *, only_last: bool) -> Futures:
+        """Return the futures that hold the transitions of some pairs, each once.
+
+        Or the last ones of their trajectories, which hold the clean latents.
+        """
         found = {
             future.task_run_id: future
             for block in blocks
-            for steps, future in self.segments[block.fragment]
-            if block.step in steps
+            for steps, future in self.segments[block.fragment][-1 if only_last else 0 :]
+            if only_last or block.step in steps
         }
         return list(found.values())
 

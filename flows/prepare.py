@@ -7,6 +7,7 @@ from prefect import flow
 
 from digen_core.control.protocol import Device, Role
 from digen_core.planning.profile import Measured
+from digen_core.rollout.steps import Steps
 from flows.collect import receipts_of
 from flows.conductor import Conductor
 from flows.open_iteration import OpenIteration
@@ -33,7 +34,7 @@ def prepare(run_id: str) -> Conductor:
         make_version_zero(session, completions)
     conductor = Conductor(session)
     with Completions(session.inbox):
-        setup = Round(index=-1, prompts=[], trained_steps=range(0))
+        setup = Round(index=-1, prompts=[], steps=Steps((), ()))
         conductor.start(OpenIteration(setup, IterationRecorder(session, setup), 0))
     return conductor
 

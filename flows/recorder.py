@@ -1,11 +1,8 @@
 """Collect the receipts of an iteration and make its record: sample rows, spans and metrics."""
 
-from collections.abc import Iterable
 from statistics import fmean, mean, median, pstdev
 from time import time
 from typing import Any
-
-import numpy as np
 
 from digen_core.control.protocol import Fragment
 from digen_core.records import IterationRecord, SampleRow, Span
@@ -13,6 +10,7 @@ from digen_core.trace.gaps import idle_gaps
 from digen_core.trace.metrics import idle_shares, schedule_metrics
 from digen_core.trace.prediction import read_prediction
 from digen_core.trace.windows import iteration_windows
+from digen_core.training.advantages import Advantages
 from flows.session import Round, Session
 
 TRAINING_KINDS = ("train", "reduce", "step")
@@ -34,6 +32,7 @@ class IterationRecorder:
         self._seconds: dict[tuple[str, Fragment], float] = {}
         self._advantages: dict[int, list[float]] = {}
         self._skipped: set[int] = set()
+        self._chosen: dict[int, tuple[int, ...]] = {}  # samples by group, if not all are trained
         self._step_seconds: list[float] = []
 
     def add_span(self, span: Span) -> None:
@@ -54,15 +53,21 @@ class IterationRecorder:
         self._rewards[fragment] = receipt["rewards"]
         self._add_seconds("score", fragment, receipt)
 
-    def rewards_of(self, group: int) -> list[float]:
-        """Return the rewards of a group, sample by sample."""
+    def rewards_of(self, group: int) -> dict[str, list[float]]:
+        """Return what scoring said of a group: a value of each sample by name, [G]."""
         parts = sorted(fragment for fragment in self._rewards if fragment.group == group)
-        return [value for fragment in parts for value in self._rewards[fragment]["reward"]]
+        names = self._rewards[parts[0]]
+        return {
+            name: [value for fragment in parts for value in self._rewards[fragment][name]]
+            for name in names
+        }
 
-    def add_advantages(self, found: dict[int, np.ndarray], skipped: Iterable[int]) -> None:
-        """Note the advantages of some groups and which of them are skipped."""
-        self._advantages.update({group: values.tolist() for group, values in found.items()})
-        self._skipped.update(skipped)
+    def add_advantages(self, found: Advantages) -> None:
+        """Note the advantages of some groups, and who of them is trained."""
+        values = {group: values.tolist() for group, values in found.values.items()}
+        self._advantages.update(values)
+        self._skipped.update(found.skipped)
+        self._chosen.update(found.chosen)
 
     def add_update(self, receipt: dict[str, Any]) -> None:
         """Note what the update measured, and the version that it made."""
@@ -131,7 +136,7 @@ class IterationRecorder:
                 reward=rewards["reward"][row],
                 rewards={n: values[row] for n, values in rewards.items() if n != "reward"},
                 advantage=self._advantages[fragment.group][sample],
-                trained=fragment.group not in self._skipped,
+                trained=self._is_trained(fragment.group, sample),
                 steps=sorted(logprobs),
                 behaviour_logprobs=[logprobs[step][row] for step in sorted(logprobs)],
                 denoise_seconds=self._seconds["denoise", fragment],
@@ -139,6 +144,9 @@ class IterationRecorder:
             )
             for row, sample in enumerate(fragment.samples)
         ]
+
+    def _is_trained(self, group: int, sample: int) -> bool:
+        return group not in self._skipped and sample in self._chosen.get(group, (sample,))
 
     def _reward_metrics(self) -> dict[str, float]:
         groups: dict[int, list[float]] = {}

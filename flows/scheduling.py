@@ -14,7 +14,7 @@ from digen_core.config import RunConfig
 from digen_core.control.costs import Costs
 from digen_core.control.protocol import CostsUpdated, Device
 from digen_core.data import read_prompts
-from digen_core.planning.job import Job, num_trained_steps
+from digen_core.planning.job import Job
 from digen_core.planning.planner import plan_config
 from digen_core.planning.predict import predicted_seconds
 from digen_core.planning.profile import Measured, Profile, costs_of, load_profile, with_kinds
@@ -107,7 +107,7 @@ def keep_prediction(session: Session) -> None:
         workload_of(config),
         schedule,
         session.known_costs,
-        num_trained_steps(config),
+        config.num_trained_steps,
     )
     split = [len(session.rollout_devices()), len(session.trainer_devices())]
     tree = {

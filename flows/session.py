@@ -17,6 +17,7 @@ from digen_core.control.costs import Costs
 from digen_core.control.protocol import Device
 from digen_core.planning.profile import Profile
 from digen_core.records import EvaluationReport, IterationRecord, RunReport
+from digen_core.rollout.steps import Steps
 from digen_core.trace.live import LiveTrace
 from tasks.tracking import Tracker
 
@@ -41,11 +42,11 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The prompts of one iteration, and the steps of their trajectories that are trained."""
+    """The prompts of one iteration, and which steps of their trajectories are noisy and trained."""
 
     index: int
     prompts: list[str]
-    trained_steps: range
+    steps: Steps
 
     def priority_of(self, group: int, fragment: int = 0) -> int:
         """Return the priority of a fragment: earlier ones first, all after training.

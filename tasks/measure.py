@@ -11,8 +11,8 @@ from digen_core.config import RunConfig
 from digen_core.control.costs import Linear
 from digen_core.models.policy import Condition
 from digen_core.planning.profile import LineFit, Measured
-from digen_core.training.gradient import Pairs
 from digen_core.training.gradient_sum import pack_gradient
+from digen_core.training.pairs import CleanPairs, Pairs
 from digen_core.transport.arrays import Arrays, to_tensors
 from tasks import receipts
 from tasks.engine import Engine, working
@@ -122,26 +122,29 @@ class _Work:
 
     def pack(self, num_pairs: int) -> None:
         """Forward and backward of a pack."""
-        config, device = self._engine.config, self._policy.device
+        config = self._engine.config
         sigmas = self._engine.sigmas(config.rollout.num_steps)
-        middle = config.rollout.num_steps // 2
-        x, zeros = self._latents(num_pairs), torch.zeros(num_pairs, device=device)
-        pairs = Pairs(
+        pairs = self._pairs(num_pairs, sigmas)
+        pack_gradient(self._policy, pairs, config, sigma_max=float(sigmas[1]))
+
+    def _pairs(self, num_pairs: int, sigmas: Tensor) -> Pairs | CleanPairs:
+        """Return pairs of the middle step, as the algorithm trains them."""
+        device, config = self._policy.device, self._engine.config
+        x, condition = self._latents(num_pairs), self._rows(num_pairs)
+        ones, middle = torch.ones(num_pairs, device=device), config.rollout.num_steps // 2
+        sigma = sigmas[middle - 1].expand(num_pairs).to(device)
+        if config.trains_clean:
+            return CleanPairs(x, x, ones, sigma, condition)
+        return Pairs(
             x=x,
             x_next=x,
-            behaviour_logprob=zeros,
-            advantage=zeros + 1,
-            sigma=sigmas[middle - 1].expand(num_pairs),
-            sigma_next=sigmas[middle].expand(num_pairs),
-            condition=self._rows(num_pairs),
-        )
-        pack_gradient(
-            self._policy,
-            pairs,
-            rollout=config.rollout,
-            algorithm=config.algorithm,
-            sigma_max=float(sigmas[1]),
-            num_pairs_of_update=num_pairs,
+            behaviour_logprob=ones,
+            advantage=ones,
+            sigma=sigma,
+            sigma_next=sigmas[middle].expand(num_pairs).to(device),
+            condition=condition,
+            is_own=torch.zeros(num_pairs, dtype=torch.bool, device=device),
+            noise=x if config.algorithm.needs_noise else None,
         )
 
     def _latents(self, size: int) -> Tensor:

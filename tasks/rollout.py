@@ -28,7 +28,7 @@ def denoise_steps(
     *,
     fragment: Fragment,
     steps: range,
-    noisy_steps: range,
+    noisy_steps: tuple[int, ...],
     version: int,
     conditions: dict[str, Arrays],
     prompt: str,
@@ -48,14 +48,20 @@ def _denoise(
     engine: Engine,
     fragment: Fragment,
     steps: range,
-    noisy_steps: range,
+    noisy_steps: tuple[int, ...],
     condition: Arrays,
     previous: Segment | None,
 ) -> Segment:
     policy, config = engine.policy, engine.config
     group = (fragment.iteration, fragment.group)
     if previous is None:
-        x = initial_latent(policy, seed=config.seed, group=group, samples=fragment.samples)
+        x = initial_latent(
+            policy,
+            seed=config.seed,
+            group=group,
+            samples=fragment.samples,
+            shared=config.rollout.initial_noise,
+        )
     else:
         x = to_tensor(previous.x, policy.device)
     latents, logprobs = [to_array(x)], {}

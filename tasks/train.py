@@ -9,7 +9,7 @@ from prefect import task
 
 from digen_core.control.protocol import Pack
 from digen_core.training.gradient import PackMetrics
-from digen_core.training.gradient_sum import GradientSum, add, gather_pairs, pack_gradient
+from digen_core.training.gradient_sum import GradientSum, add, pack_gradient
 from digen_core.training.optimizer import (
     PolicyVersion,
     TrainState,
@@ -19,13 +19,14 @@ from digen_core.training.optimizer import (
     optimizer_step,
     published,
 )
+from digen_core.training.pairs import gather_pairs
 from digen_core.transport.arrays import Arrays
 from digen_core.transport.segment import Segment
 from digen_core.transport.weights import write_weights
 from tasks import receipts
 from tasks.engine import version_zero, working
 
-NOTHING = GradientSum({}, PackMetrics(0, 0.0, 0.0, 0.0, 0.0, 0.0))
+NOTHING = GradientSum({}, PackMetrics())
 
 
 @task(name="train", task_run_name="{label}")
@@ -35,7 +36,6 @@ def train_pack(
     *,
     pack: Pack,
     version: int,
-    num_pairs_of_update: int,
     segments: list[Segment],
     conditions: list[dict[str, Arrays]],
     prompts: dict[int, str],
@@ -51,16 +51,11 @@ def train_pack(
         sigmas = engine.sigmas(config.rollout.num_steps)
         by_prompt = {prompt: row for part in conditions for prompt, row in part.items()}
         own = {group: by_prompt[prompt] for group, prompt in prompts.items()}
-        pairs = gather_pairs(pack, segments, own, advantages, sigmas, engine.policy.device)
+        pairs = gather_pairs(
+            pack, segments, own, advantages, sigmas, engine.policy.device, config, version=version
+        )
         try:
-            result = pack_gradient(
-                engine.policy,
-                pairs,
-                rollout=config.rollout,
-                algorithm=config.algorithm,
-                sigma_max=float(sigmas[1]),
-                num_pairs_of_update=num_pairs_of_update,
-            )
+            result = pack_gradient(engine.policy, pairs, config, sigma_max=float(sigmas[1]))
             too_large = False
         except torch.OutOfMemoryError:
             result, too_large = NOTHING, True
@@ -107,9 +102,10 @@ def step(
                 "train/clip_fraction": sums.clipped / count,
                 "train/approx_kl": sums.approx_kl / count,
                 "train/max_log_ratio": sums.max_log_ratio,
+                "train/replay_error": sums.replay_error,
                 "train/grad_norm": grad_norm,
                 "train/learning_rate": learning_rate,
-                **({"train/kl": sums.kl / count} if config.algorithm.kl_coefficient else {}),
+                **({"train/kl": sums.kl / count} if config.keeps_reference else {}),
             },
         }
     )

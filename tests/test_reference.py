@@ -178,12 +178,12 @@ def test_a_window_trains_its_steps_only(policy_of, monkeypatch):
         trained.append(step)
         return original_loss(config, policy, group, step)
 
-    original_noise, original_loss = reference_module.noise_of, reference_module._loss
+    original_noise, original_loss = reference_module.noise_of, reference_module._replay_losses
     monkeypatch.setattr(reference_module, "noise_of", noise_of)
-    monkeypatch.setattr(reference_module, "_loss", loss)
+    monkeypatch.setattr(reference_module, "_replay_losses", loss)
     config = config_of(num_iterations=1, algorithm={"window": (1, 1, 2)})
     post_train_serially(config, policy_of(config), PROMPTS, {"judge": brightness})
-    assert noises == [0, 2] * 2  # the initial latent, and the noise after step 1, of 2 groups
+    assert noises == [2] * 2  # the noise after step 1, of 2 groups
     assert trained == [1, 1]
 
 

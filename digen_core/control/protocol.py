@@ -46,6 +46,12 @@ class PairBlock:
     first_row: int
     num_rows: int
 
+    @property
+    def samples(self) -> range:
+        """Indices of the samples in their group."""
+        first = self.fragment.first_sample + self.first_row
+        return range(first, first + self.num_rows)
+
 
 @dataclass(frozen=True, slots=True)
 class Pack:

@@ -26,7 +26,7 @@ class Job:
     @classmethod
     def of(cls, config: RunConfig, fleet: tuple[Device, ...], costs: Costs) -> "Job":
         """Return the job of a config on some devices."""
-        return cls(workload_of(config), num_trained_steps(config), fleet, costs)
+        return cls(workload_of(config), config.num_trained_steps, fleet, costs)
 
     @property
     def devices(self) -> int:
@@ -86,16 +86,9 @@ def workload_of(config: RunConfig) -> Workload:
         num_steps=config.rollout.num_steps,
         pack_size=config.train.pack_size,
         samples_per_pack=config.train.pack_size,
-        trained_per_group=config.rollout.group_size,
-        advantages_need_all_groups=config.algorithm.advantage_scale == "batch",
+        trained_per_group=config.trained_per_group,
+        advantages_need_all_groups=config.algorithm.needs_all_rewards,
     )
-
-
-def num_trained_steps(config: RunConfig) -> int:
-    """Return the trained steps of a trajectory (K)."""
-    if config.algorithm.window is not None:
-        return config.algorithm.window[0]
-    return int(config.rollout.num_steps * config.algorithm.trained_fraction)
 
 
 def layouts_for(config: RunConfig) -> list[LayoutName]:
@@ -103,7 +96,7 @@ def layouts_for(config: RunConfig) -> list[LayoutName]:
 
     Stale groups are the user's decision: only with schedule.max_stale_share above 0.
     """
-    whole_batch = config.algorithm.advantage_scale == "batch"
+    whole_batch = config.algorithm.needs_all_rewards
     return [
         name
         for name, layout in LAYOUTS.items()

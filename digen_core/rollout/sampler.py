@@ -3,8 +3,9 @@
 Axes: n samples of the fragment; a latent is [n, ...] of any rank.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,13 +27,35 @@ class DenoisedStep:
 
 
 def initial_latent(
-    policy: Policy, *, seed: int, group: tuple[int, int], samples: range, purpose: int = NOISE
+    policy: Policy,
+    *,
+    seed: int,
+    group: tuple[int, int],
+    samples: range,
+    purpose: int = NOISE,
+    shared: Literal["sample", "group", "iteration"] = "sample",
 ) -> Tensor:
-    """Return the noise [n, ...] that the samples of a group start from."""
+    """Return the noise [n, ...] that the samples of a group start from.
+
+    Args:
+        policy: whose latents.
+        seed: of the run.
+        group: (iteration, index).
+        samples: indices of the n samples in the group.
+        purpose: NOISE or EVALUATION_NOISE.
+        shared: one noise for each sample, for all of the group, or for all of the iteration.
+    """
+    owner = (group[0], 0) if shared == "iteration" else group
     noise = noise_of(
-        policy.latent_shape, seed=seed, purpose=purpose, group=group, samples=samples, step=0
+        policy.latent_shape,
+        seed=seed,
+        purpose=purpose,
+        group=owner,
+        samples=samples if shared == "sample" else range(1),
+        step=0,
     )
-    return noise.to(policy.device, policy.latent_dtype)
+    rows = noise.expand(len(samples), *noise.shape[1:]).contiguous()
+    return rows.to(policy.device, policy.latent_dtype)
 
 
 @torch.no_grad()
@@ -43,7 +66,7 @@ def denoise(
     sigmas: Tensor,
     *,
     steps: range,
-    noisy_steps: range,
+    noisy_steps: Collection[int],
     config: RolloutConfig,
     seed: int,
     group: tuple[int, int],

@@ -5,99 +5,173 @@ steps, in one forward and backward. The loss is a *sum* over pairs divided by th
 the whole update, fixed in advance: packs of any size, in any order, add up to the same gradient.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from digen_core.algorithms.flow_sde import LOGPROBS, TRANSITIONS
-from digen_core.algorithms.grpo import clipped_surrogate
-from digen_core.algorithms.kl import flowgrpo_kl, transition_kl
-from digen_core.config import FlowGrpoConfig, RolloutConfig
-from digen_core.models.policy import Condition, Policy
+from digen_core.algorithms.diffusion_nft import nft_loss, noised, optimality
+from digen_core.algorithms.flow_sde import LOGPROBS, TRANSITIONS, Transition
+from digen_core.config import RunConfig
+from digen_core.models.policy import Policy
 from digen_core.models.trainable import reference_weights
+from digen_core.training.objectives import Replay, corrected, kl_penalty
+from digen_core.training.pairs import CleanPairs, Pairs
 
-
-@dataclass(frozen=True, slots=True)
-class Pairs:
-    """b pairs, one per row."""
-
-    x: Tensor  # [b, ...] latent before the step
-    x_next: Tensor  # [b, ...] latent after it
-    behaviour_logprob: Tensor  # [b] under the version that sampled
-    advantage: Tensor  # [b]
-    sigma: Tensor  # [b]
-    sigma_next: Tensor  # [b]
-    condition: Condition  # [b, ...] each
+_REPLAY_ERRORS = {"float64": 1e-5, "float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-2}
 
 
 @dataclass(frozen=True, slots=True)
 class PackMetrics:
-    """Sums over the pairs of a pack, for means over the update."""
+    """Sums over the pairs of a pack, for means over the update; the last two are maxima."""
 
-    num_pairs: int
-    loss: float
-    kl: float
-    clipped: float
-    approx_kl: float
-    max_log_ratio: float  # largest |log ratio|; 0 on-policy: the replay check
+    num_pairs: int = 0
+    loss: float = 0.0
+    kl: float = 0.0
+    clipped: float = 0.0
+    approx_kl: float = 0.0
+    max_log_ratio: float = 0.0  # largest |log ratio|
+    replay_error: float = 0.0  # the same, of the pairs that the trained version sampled itself
 
 
 def pack_loss(
-    policy: Policy,
-    pairs: Pairs,
-    *,
-    rollout: RolloutConfig,
-    algorithm: FlowGrpoConfig,
-    sigma_max: float,
-    num_pairs_of_update: int,
+    policy: Policy, pairs: Pairs | CleanPairs, config: RunConfig, *, sigma_max: float
 ) -> tuple[Tensor, PackMetrics]:
     """Return the scalar to differentiate and what to plot.
 
+    Args:
+        policy: with the weights to train.
+        pairs: of the pack.
+        config: of the run.
+        sigma_max: the schedule's second noise level.
+
     Raises:
-        FloatingPointError: a log-ratio or the loss is NaN or infinite.
+        FloatingPointError: a log-ratio or the loss is NaN or infinite, or the replay of pairs that
+            this version sampled differs from the rollout by more than ``train.max_replay_error``.
     """
-    transition_of = TRANSITIONS[rollout.transition]
-    geometry = (pairs.sigma, pairs.sigma_next)
-    settings = {"noise_level": rollout.noise_level, "sigma_max": sigma_max}
-    reference = None
+    if isinstance(pairs, CleanPairs):
+        loss, metrics = _forward_loss(policy, pairs, config)
+    else:
+        loss, metrics = _replay_loss(policy, pairs, config, sigma_max)
+    if not torch.isfinite(loss):
+        raise FloatingPointError(
+            f"the loss of a pack of {metrics.num_pairs} pairs is not finite "
+            f"(largest |log ratio| {metrics.max_log_ratio}); check rewards, learning rate and "
+            "dtype."
+        )
+    _check_replay(metrics.replay_error, config)
+    return loss / config.num_pairs, metrics
+
+
+def _replay_loss(
+    policy: Policy, pairs: Pairs, config: RunConfig, sigma_max: float
+) -> tuple[Tensor, PackMetrics]:
+    """Sum the algorithm's objective over sampled transitions."""
+    algorithm, reference = config.algorithm, None
+    assert algorithm.type != "diffusion_nft"
     if algorithm.kl_coefficient:
         with reference_weights(policy):
-            velocity = policy.velocity(pairs.x, pairs.sigma, pairs.condition)
-            reference = transition_of(pairs.x, velocity, *geometry, **settings)
-    velocity = policy.velocity(pairs.x, pairs.sigma, pairs.condition)
-    transition = transition_of(pairs.x, velocity, *geometry, **settings)
-    logprob = LOGPROBS[rollout.transition](pairs.x_next, transition)
+            reference = _transition(policy, pairs, config, sigma_max)
+    transition = _transition(policy, pairs, config, sigma_max)
+    logprob = LOGPROBS[config.rollout.transition](pairs.x_next, transition)
     advantage = pairs.advantage.clamp(-algorithm.max_advantage, algorithm.max_advantage)
-    surrogate = clipped_surrogate(
+    behaviour_mean = None
+    if pairs.noise is not None:
+        behaviour_mean = pairs.x_next - transition.std * pairs.noise
+    replay = Replay(
+        transition,
         logprob,
+        behaviour_mean,
         pairs.behaviour_logprob,
         advantage.to(logprob.dtype),
-        clip_range=algorithm.clip_range,
+        pairs.sigma,
+        pairs.sigma_next,
+        sigma_max,
     )
-    loss = surrogate.per_pair.sum()
+    found = corrected(replay, algorithm)
+    loss = found.per_pair.sum()
     kl = torch.zeros_like(loss)
     if reference is not None:
-        if algorithm.kl == "gaussian":
-            divergence = transition_kl(transition.mean, reference.mean, transition.std)
-        else:
-            step_size = pairs.sigma - pairs.sigma_next
-            divergence = flowgrpo_kl(transition.mean, reference.mean, transition.std, step_size)
-        kl = divergence.sum()
+        kl = kl_penalty(replay, reference, algorithm).sum()
         loss = loss + algorithm.kl_coefficient * kl
-    log_ratio = (logprob - pairs.behaviour_logprob).detach()
-    if not (torch.isfinite(log_ratio).all() and torch.isfinite(loss)):
-        raise FloatingPointError(
-            f"the loss of a pack of {len(log_ratio)} pairs is not finite "
-            f"(largest |log ratio| {float(log_ratio.abs().max())}); "
-            "check rewards, learning rate and dtype."
-        )
-    metrics = PackMetrics(
+    log_ratio = (logprob - pairs.behaviour_logprob).detach().abs()
+    own = log_ratio[pairs.is_own]
+    return loss, PackMetrics(
         num_pairs=len(log_ratio),
         loss=float(loss.detach()),
         kl=float(kl.detach()),
-        clipped=float(surrogate.clip_fraction) * len(log_ratio),
-        approx_kl=float(surrogate.approx_kl) * len(log_ratio),
-        max_log_ratio=float(log_ratio.abs().max()),
+        clipped=float(found.clip_fraction) * len(log_ratio),
+        approx_kl=float(found.approx_kl) * len(log_ratio),
+        max_log_ratio=float(log_ratio.max()),
+        replay_error=float(own.max()) if len(own) else 0.0,
     )
-    return loss / num_pairs_of_update, metrics
+
+
+def _transition(policy: Policy, pairs: Pairs, config: RunConfig, sigma_max: float) -> Transition:
+    """Return the distribution that the policy's weights give the next latent."""
+    return TRANSITIONS[config.rollout.transition](
+        pairs.x,
+        policy.velocity(pairs.x, pairs.sigma, pairs.condition),
+        pairs.sigma,
+        pairs.sigma_next,
+        noise_level=config.rollout.noise_level,
+        sigma_max=sigma_max,
+    )
+
+
+def _forward_loss(
+    policy: Policy, pairs: CleanPairs, config: RunConfig
+) -> tuple[Tensor, PackMetrics]:
+    """Sum DiffusionNFT's loss over noised clean latents.
+
+    The old policy is the version before the update: its velocity is the current one's, detached.
+    """
+    algorithm, reference = config.algorithm, None
+    assert algorithm.type == "diffusion_nft"
+    x = noised(pairs.x_0, pairs.noise, pairs.sigma)
+    if algorithm.kl_coefficient:
+        with reference_weights(policy):
+            reference = policy.velocity(x, pairs.sigma, pairs.condition)
+    velocity = policy.velocity(x, pairs.sigma, pairs.condition)
+    share = optimality(
+        pairs.advantage, max_advantage=algorithm.max_advantage, mode=algorithm.advantage_mode
+    )
+    found = nft_loss(
+        velocity,
+        velocity.detach(),
+        reference,
+        x,
+        pairs.x_0,
+        pairs.sigma,
+        share,
+        beta=algorithm.beta,
+        max_advantage=algorithm.max_advantage,
+        reference_coefficient=algorithm.kl_coefficient,
+    )
+    loss = found.per_pair.sum()
+    kl = float(found.reference.sum())
+    return loss, PackMetrics(num_pairs=len(x), loss=float(loss.detach()), kl=kl)
+
+
+def _check_replay(error: float, config: RunConfig) -> None:
+    bound = config.train.max_replay_error or _REPLAY_ERRORS[config.model.dtype]
+    if error > bound:
+        raise FloatingPointError(
+            f"replayed with the weights that sampled them, log-probs differ by up to {error:.2g}, "
+            f"more than train.max_replay_error ({bound:g}): rollout and trainer compute "
+            "differently; use one dtype and attention kernel on all workers, or raise the bound."
+        )
+
+
+def add_metrics(left: PackMetrics, right: PackMetrics) -> PackMetrics:
+    """Return the sums and maxima over two packs."""
+    return replace(
+        left,
+        num_pairs=left.num_pairs + right.num_pairs,
+        loss=left.loss + right.loss,
+        kl=left.kl + right.kl,
+        clipped=left.clipped + right.clipped,
+        approx_kl=left.approx_kl + right.approx_kl,
+        max_log_ratio=max(left.max_log_ratio, right.max_log_ratio),
+        replay_error=max(left.replay_error, right.replay_error),
+    )

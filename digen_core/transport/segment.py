@@ -23,6 +23,15 @@ class Segment:
         latest: np.ndarray = self.latents[-1]
         return latest
 
+    def before(self, step: int) -> np.ndarray:
+        """Return the latent [n, ...] before a step."""
+        latent: np.ndarray = self.latents[step - self.first_step]
+        return latent
+
+    def after(self, step: int) -> np.ndarray:
+        """Return the latent [n, ...] after a step."""
+        return self.before(step + 1)
+
     def covers(self, step: int) -> bool:
         """Whether this stretch holds the transition of ``step``."""
         return self.first_step <= step < self.first_step + len(self.latents) - 1

@@ -12,16 +12,52 @@ def config(**algorithm):
     return RunConfig.model_validate({"rollout": rollout, "algorithm": algorithm})
 
 
+def found_of(rewards, prompts=None, history=None, components=None, **algorithm):
+    columns = {
+        group: {"reward": values, **(components or {}).get(group, {})}
+        for group, values in rewards.items()
+    }
+    prompts = prompts or {group: f"prompt {group}" for group in rewards}
+    return advantages_of(config(**algorithm), columns, prompts, history or {})
+
+
 def test_groups_by_hand():
-    found, skipped = advantages_of(config(), {3: [0.0, 0.0, 1.0, 1.0], 5: [0.3] * 4})
+    found = found_of({3: [0.0, 0.0, 1.0, 1.0], 5: [0.3] * 4})
     # Mean 0.5, standard deviation 0.5.
-    assert found[3] == pytest.approx([-1, -1, 1, 1], rel=1e-3)
-    assert found[5] == pytest.approx([0.0] * 4)
-    assert skipped == (5,)
-    assert all(values.dtype == np.float64 for values in found.values())
+    assert found.values[3] == pytest.approx([-1, -1, 1, 1], rel=1e-3)
+    assert found.values[5] == pytest.approx([0.0] * 4)
+    assert found.skipped == (5,)
+    assert found.chosen == {}
+    assert all(values.dtype == np.float64 for values in found.values.values())
 
 
-def test_the_scale_may_be_that_of_the_batch():
+@pytest.mark.parametrize("scale", ["batch", "max_group"])
+def test_the_scale_may_be_that_of_the_batch(scale):
     rewards = {0: [0.0, 0.0, 1.0, 1.0], 1: [0.0, 0.0, 4.0, 4.0]}
-    found, _ = advantages_of(config(advantage_scale="batch"), rewards)
+    found = found_of(rewards, advantage_scale=scale).values
     assert found[1][3] == pytest.approx(4 * found[0][3])
+
+
+def test_best_of_two_are_the_best_and_the_worst_of_each_group():
+    found = found_of({0: [0.2, 0.9, 0.0, 0.5], 2: [1.0, 3.0, 2.0, 2.0]}, best_of=2)
+    assert found.chosen == {0: (1, 2), 2: (0, 1)}
+    assert found_of({0: [0.2, 0.9, 0.0, 0.5]}, best_of=3).chosen == {0: (1, 2, 3)}
+
+
+def test_mixed_advantages_do_not_see_the_scale_of_a_reward():
+    parts = {"a/score": [0.0, 0.0, 1.0, 1.0], "b/score": [0.0, 100.0, 0.0, 100.0]}
+    total = [a + b for a, b in zip(*parts.values(), strict=True)]
+    tree = {"rewards": {"a": 1.0, "b": 1.0}, "rollout": {"group_size": 4, "fragment_size": 2}}
+    run = RunConfig.model_validate({**tree, "algorithm": {"mix": "advantages"}})
+    found = advantages_of(run, {0: {"reward": total, **parts}}, {0: "x"}, {})
+    assert found.values[0] == pytest.approx([-2, 0, 0, 2], abs=1e-3)
+
+
+def test_ddpo_remembers_a_prompts_rewards():
+    settings = {"type": "ddpo", "buffer_size": 8, "min_count": 4}
+    first = found_of({0: [0.0, 0.0, 1.0, 1.0]}, {0: "cat"}, **settings)
+    assert first.history == {"cat": (0.0, 0.0, 1.0, 1.0)}
+    second = found_of({0: [1.0] * 4}, {0: "cat"}, first.history, **settings)
+    # Of the eight rewards the mean is 0.75 and the standard deviation sqrt(3) / 4.
+    assert second.values[0] == pytest.approx([0.25 / (3**0.5 / 4)] * 4, rel=1e-4)
+    assert second.skipped == ()

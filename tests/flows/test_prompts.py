@@ -78,12 +78,13 @@ def test_a_round_has_its_prompts_and_one_window_for_all():
     for index, round_ in enumerate(rounds):
         assert round_.index == index
         assert round_.prompts == prompts_of_iteration(named(10), index, 3, seed=0)
-        assert len(round_.trained_steps) == 2
-    assert {round_.trained_steps.start for round_ in rounds} == {0, 1, 2, 3, 4, 5}
+        assert round_.steps.noisy == round_.steps.trained
+        assert len(round_.steps.trained) == 2
+    assert {round_.steps.trained[0] for round_ in rounds} == {0, 1, 2, 3, 4, 5}
 
 
 def test_a_round_without_a_window_leaves_out_the_last_step():
-    assert round_of(RunConfig(), named(10), 0).trained_steps == range(7)  # floor(0.99 * 8)
+    assert round_of(RunConfig(), named(10), 0).steps.trained == tuple(range(7))  # floor(0.99 * 8)
 
 
 def test_prompts_are_the_lines_that_are_not_empty(tmp_path):

@@ -7,14 +7,16 @@ import pytest
 
 from digen_core.control.protocol import Device, Fragment
 from digen_core.records import Span
+from digen_core.rollout.steps import Steps
 from digen_core.trace.gaps import CAUSES
 from digen_core.trace.live import LiveTrace
+from digen_core.training.advantages import Advantages
 from flows.recorder import IterationRecorder
 from flows.session import Round
 
 FIRST, SECOND = Fragment(4, 0, 0, 0, 2), Fragment(4, 0, 1, 2, 2)
 THIRD = Fragment(4, 1, 0, 0, 4)
-ROUND = Round(4, ["a red circle", "a blue square"], range(2))
+ROUND = Round(4, ["a red circle", "a blue square"], Steps((0, 1), (0, 1)))
 
 
 @pytest.fixture
@@ -69,8 +71,8 @@ def recorder(session):
     rewards(THIRD, [0.5] * 4)
     rewards(SECOND, [0.5, 1.0])
     rewards(FIRST, [0.0, 0.5])
-    it.add_advantages({0: np.array([-1.5, 0.0, 0.0, 1.5])}, ())
-    it.add_advantages({1: np.zeros(4)}, (1,))
+    it.add_advantages(Advantages({0: np.array([-1.5, 0.0, 0.0, 1.5])}))
+    it.add_advantages(Advantages({1: np.zeros(4)}, (1,)))
     it.add_update({"metrics": {"train/loss": 0.5}, "version": 5})
     return it
 
@@ -155,13 +157,13 @@ def test_the_measured_step_is_the_median(recorder):
 
 
 def test_without_an_update_there_are_no_training_metrics(session):
-    it = IterationRecorder(session, Round(0, ["a red circle"], range(1)))
+    it = IterationRecorder(session, Round(0, ["a red circle"], Steps((0,), (0,))))
     fragment = Fragment(0, 0, 0, 0, 2)
     it.add_logprobs(
         fragment, receipt(version=4, logprobs={"0": [-1.0, -1.0]}, seconds_per_step=0.1)
     )
     it.add_rewards(fragment, receipt(rewards={"reward": [1.0, 1.0]}))
-    it.add_advantages({0: np.zeros(2)}, (0,))
+    it.add_advantages(Advantages({0: np.zeros(2)}, (0,)))
     add(session, it, Span(0, "score g00 f0", "score", "rollout-0", 0.0, 0.0, 1.0))
     record = it.record(4, 1.0, 1)
     assert "makespan/predicted_error" not in record.metrics

@@ -8,12 +8,12 @@ import torch
 from diffusers import FluxPipeline
 from tiny_policies import LORA, load, load_trainable
 
-from digen_core.config import FlowGrpoConfig, RolloutConfig
+from digen_core.config import FlowGrpoConfig, RunConfig
 from digen_core.models.export import save_for_diffusers
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
 from digen_core.models.versions import versions_of
-from digen_core.training.gradient import Pairs
 from digen_core.training.gradient_sum import pack_gradient
+from digen_core.training.pairs import Pairs
 from digen_core.transport.arrays import content_hash, to_arrays
 
 COUNT = 3
@@ -58,15 +58,10 @@ def gradient_at(policy):
         sigma=torch.tensor([0.9, 0.6, 0.3]),
         sigma_next=torch.tensor([0.7, 0.4, 0.1]),
         condition=policy.encode(["a red circle"] * COUNT),
+        is_own=torch.zeros(COUNT, dtype=torch.bool),
     )
-    return pack_gradient(
-        policy,
-        pairs,
-        rollout=RolloutConfig(),
-        algorithm=FlowGrpoConfig(kl_coefficient=0.1, clip_range=0.9),
-        sigma_max=0.9,
-        num_pairs_of_update=COUNT,
-    ).gradient
+    config = RunConfig(algorithm=FlowGrpoConfig(kl_coefficient=0.1, clip_range=0.9))
+    return pack_gradient(policy, pairs, config, sigma_max=0.9).gradient
 
 
 def weights_in(policy):

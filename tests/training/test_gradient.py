@@ -12,16 +12,18 @@ from hypothesis import given, settings
 from packs import make_packs
 from tiny_policies import load_trainable, moved_weights
 
-from digen_core.config import FlowGrpoConfig, RolloutConfig
+from digen_core.algorithms.flow_sde import flow_sde_transition
+from digen_core.config import RolloutConfig, RunConfig
 from digen_core.control.protocol import Fragment, Pack, PairBlock
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
 from digen_core.rollout.sampler import denoise, initial_latent
-from digen_core.training.gradient import PackMetrics, Pairs
-from digen_core.training.gradient_sum import GradientSum, add, gather_pairs, pack_gradient
+from digen_core.training.gradient import PackMetrics
+from digen_core.training.gradient_sum import GradientSum, add, pack_gradient
+from digen_core.training.pairs import Pairs, gather_pairs
 from digen_core.transport.arrays import to_array, to_arrays
 from digen_core.transport.segment import Segment
 
-ROLLOUT = RolloutConfig(group_size=4, fragment_size=4, num_steps=3)
+ROLLOUT = RolloutConfig(prompts_per_iteration=1, group_size=4, fragment_size=4, num_steps=3)
 TRAINED = range(2)
 FRAGMENT = Fragment(iteration=0, group=0, index=0, first_sample=0, num_samples=4)
 ADVANTAGES = np.array([1.5, -0.5, -2.0, 1.0])
@@ -65,7 +67,15 @@ def sampled(policy, rollout: RolloutConfig = ROLLOUT) -> Segment:
     return Segment(FRAGMENT, 0, latents, logprobs, version=0)
 
 
-def pairs_of(policy, segment: Segment, pack: Pack, advantages=ADVANTAGES) -> Pairs:
+def config_of(rollout=ROLLOUT, dtype="float64", **algorithm) -> RunConfig:
+    """An update of one group: 4 samples at 2 steps."""
+    model = {"dtype": dtype}
+    train = {"max_replay_error": 10.0}  # what another version sampled is not told apart here
+    tree = {"rollout": rollout.model_dump(), "algorithm": algorithm, "model": model, "train": train}
+    return RunConfig.model_validate(tree)
+
+
+def pairs_of(policy, segment: Segment, pack: Pack, advantages=ADVANTAGES, **algorithm) -> Pairs:
     return gather_pairs(
         pack,
         [segment],
@@ -73,6 +83,8 @@ def pairs_of(policy, segment: Segment, pack: Pack, advantages=ADVANTAGES) -> Pai
         {0: advantages},
         policy.sigmas(ROLLOUT.num_steps),
         CPU,
+        config_of(**algorithm),
+        version=0,
     )
 
 
@@ -89,21 +101,17 @@ def off_policy(pairs: Pairs, spread: float = 1e-3) -> Pairs:
 
 def take(pairs: Pairs, rows: list[int]) -> Pairs:
     columns = {f.name: getattr(pairs, f.name) for f in fields(Pairs) if f.name != "condition"}
+    columns = {name: value for name, value in columns.items() if value is not None}
     return Pairs(
         condition={name: value[rows] for name, value in pairs.condition.items()},
         **{name: value[rows] for name, value in columns.items()},
     )
 
 
-def gradient_of(policy, pairs: Pairs, num_pairs_of_update=NUM_PAIRS, **algorithm) -> GradientSum:
-    return pack_gradient(
-        policy,
-        pairs,
-        rollout=ROLLOUT,
-        algorithm=FlowGrpoConfig(**algorithm),
-        sigma_max=float(policy.sigmas(ROLLOUT.num_steps)[1]),
-        num_pairs_of_update=num_pairs_of_update,
-    )
+def gradient_of(policy, pairs: Pairs, num_groups=1, **algorithm) -> GradientSum:
+    rollout = ROLLOUT.model_copy(update={"prompts_per_iteration": num_groups})
+    sigma_max = float(policy.sigmas(ROLLOUT.num_steps)[1])
+    return pack_gradient(policy, pairs, config_of(rollout, **algorithm), sigma_max=sigma_max)
 
 
 def assert_close(left: dict, right: dict, tolerance: float = 1e-12) -> None:
@@ -142,20 +150,22 @@ def test_packs_of_any_split_add_up_to_one_gradient(policy, segment, order, cuts,
 
 def test_the_gradient_is_divided_by_the_pairs_of_the_update_not_of_the_pack(policy, segment):
     pairs = take(all_pairs(policy, segment), [0, 5])
-    one, two = (gradient_of(policy, pairs, num_pairs_of_update=n) for n in (8, 16))
+    one, two = (gradient_of(policy, pairs, num_groups=n) for n in (1, 2))
     for name, value in two.gradient.items():
         np.testing.assert_array_equal(one.gradient[name], 2 * value)
     assert one.metrics == two.metrics  # sums: the update divides them
 
 
 def test_sums_by_hand():
-    left = GradientSum({"a": np.array([1.0])}, PackMetrics(2, 0.5, 0.1, 1.0, 0.01, 0.3))
+    left = GradientSum({"a": np.array([1.0])}, PackMetrics(2, 0.5, 0.1, 1.0, 0.01, 0.3, 0.2))
     right = GradientSum(
-        {"a": np.array([2.0]), "b": np.array([5.0])}, PackMetrics(3, 0.25, 0.2, 2.0, 0.02, 0.1)
+        {"a": np.array([2.0]), "b": np.array([5.0])}, PackMetrics(3, 0.25, 0.2, 2.0, 0.02, 0.1, 0.4)
     )
     total = add(left, right)
     assert total.gradient == {"a": np.array([3.0]), "b": np.array([5.0])}
-    assert total.metrics == PackMetrics(5, 0.75, pytest.approx(0.3), 3.0, pytest.approx(0.03), 0.3)
+    assert total.metrics == PackMetrics(
+        5, 0.75, pytest.approx(0.3), 3.0, pytest.approx(0.03), 0.3, 0.4
+    )
     assert left.gradient == {"a": np.array([1.0])}
 
 
@@ -237,10 +247,8 @@ def test_replay_in_the_batch_of_the_rollout_is_exact(tiny_flux, dtype, transitio
         result = pack_gradient(
             policy,
             pairs_of(policy, segment, pack),
-            rollout=rollout,
-            algorithm=FlowGrpoConfig(),
+            config_of(rollout, dtype),
             sigma_max=float(policy.sigmas(3)[1]),
-            num_pairs_of_update=NUM_PAIRS,
         )
         assert result.metrics.max_log_ratio == 0
         assert result.metrics.clipped == 0
@@ -292,14 +300,9 @@ def test_kl_by_hand(policy, segment):
     difference = difference * dt * (1 + g**2 * (1 - sigma) / (2 * sigma))
     expected = float((difference**2 / (2 * g**2 * dt)).flatten(1).mean(1).sum())
     for kl, factor in (("gaussian", 1.0), ("flowgrpo", dt)):
-        result = pack_gradient(
-            policy,
-            pairs,
-            rollout=RolloutConfig(num_steps=3, transition="dance", noise_level=g),
-            algorithm=FlowGrpoConfig(kl_coefficient=1.0, kl=kl, clip_range=0.99),
-            sigma_max=0.5,
-            num_pairs_of_update=4,
-        )
+        rollout = ROLLOUT.model_copy(update={"transition": "dance", "noise_level": g})
+        config = config_of(rollout, kl_coefficient=1.0, kl=kl, clip_range=0.99)
+        result = pack_gradient(policy, pairs, config, sigma_max=0.5)
         assert result.metrics.kl == pytest.approx(factor * expected, rel=1e-9)
 
 
@@ -343,6 +346,89 @@ def test_what_is_not_finite_is_an_error(policy, segment, column):
         gradient_of(policy, pairs)
 
 
+def test_replay_that_differs_from_the_rollout_is_an_error(policy, segment):
+    pairs = all_pairs(policy, segment)
+    moved = replace(pairs, behaviour_logprob=pairs.behaviour_logprob + 2e-5)
+    config = RunConfig.model_validate({"rollout": ROLLOUT.model_dump()})
+    with pytest.raises(FloatingPointError, match=r"differ by up to 2e-05, more than .* \(1e-05\)"):
+        pack_gradient(policy, moved, config, sigma_max=0.5)
+    stale = replace(moved, is_own=torch.zeros(NUM_PAIRS, dtype=torch.bool))
+    metrics = pack_gradient(policy, stale, config, sigma_max=0.5).metrics
+    assert metrics.max_log_ratio == pytest.approx(2e-5, rel=1e-3)
+    assert metrics.replay_error == 0
+
+
+@pytest.mark.parametrize("kind", ["grpo_guard", "flow_dppo"])
+def test_the_mean_that_sampled_is_found_from_the_noise(policy, segment, kind):
+    # On-policy the divergence from the sampling policy is 0, and moved it is that of the means.
+    (pack,) = make_packs([FRAGMENT], TRAINED, iteration=0, pack_size=NUM_PAIRS)
+    pairs = pairs_of(policy, segment, pack, type=kind)
+    config = config_of(type=kind)
+    settings = {"noise_level": 0.7, "sigma_max": float(policy.sigmas(3)[1])}
+    with torch.no_grad():
+        velocity = policy.velocity(pairs.x, pairs.sigma, pairs.condition)
+    mean, std = flow_sde_transition(pairs.x, velocity, pairs.sigma, pairs.sigma_next, **settings)
+    torch.testing.assert_close(pairs.x_next - std * pairs.noise, mean, rtol=1e-12, atol=1e-12)
+    result = pack_gradient(policy, pairs, config, sigma_max=settings["sigma_max"])
+    assert result.metrics.clipped == 0
+    if kind == "grpo_guard":  # the losses at ratio 1 are -advantage / step size
+        steps = pairs.sigma - pairs.sigma_next
+        assert result.metrics.loss == pytest.approx(float((-pairs.advantage / steps).sum()))
+
+
+@pytest.mark.parametrize(
+    ("correction", "weights"),
+    [("truncate", [0.5, 1.0, 1.1]), ("icepop", [0.0, 1.0, 0.0]), ("reject", [0.0, 1.0, 0.0])],
+)
+def test_corrections_weigh_what_another_version_sampled(policy, segment, correction, weights):
+    pairs = take(all_pairs(policy, segment), [0, 1, 2])
+    ratios = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+    stale = replace(pairs, behaviour_logprob=pairs.behaviour_logprob - ratios.log())
+    settings = {"correction": correction, "correction_bounds": (0.9, 1.1)}
+    found = gradient_of(policy, stale, **settings)
+    expected = -(pairs.advantage * torch.tensor(weights, dtype=torch.float64)).sum()
+    assert found.metrics.loss == pytest.approx(float(expected))
+
+
+# --- clean latents ----------------------------------------------------------------------------
+
+
+def test_nft_pairs_are_the_last_latents_with_noise_of_their_own(policy, segment):
+    (pack,) = make_packs([FRAGMENT], [0, 1], iteration=0, pack_size=NUM_PAIRS)
+    pairs = pairs_of(policy, segment, pack, type="diffusion_nft")
+    expected = np.concatenate([segment.latents[-1]] * 2)
+    np.testing.assert_array_equal(pairs.x_0.numpy(), expected)
+    assert pairs.sigma.tolist() == policy.sigmas(3)[[0] * 4 + [1] * 4].tolist()
+    assert len({row.sum().item() for row in pairs.noise}) == NUM_PAIRS
+    whole = gradient_of(policy, pairs, type="diffusion_nft")
+    total = None
+    for small in make_packs([FRAGMENT], [0, 1], iteration=0, pack_size=3):
+        part = gradient_of(
+            policy, pairs_of(policy, segment, small, type="diffusion_nft"), type="diffusion_nft"
+        )
+        total = part if total is None else add(total, part)
+    assert_close(total.gradient, whole.gradient)
+
+
+def test_nft_by_hand(policy, segment):
+    # With beta 1 and v = v_old both branches predict x - sigma v, so a certain sample (r = 1) and
+    # an uncertain one (r = 1/2) lose the same; gradients differ: r L+ pulls, (1 - r) L- pushes.
+    (pack,) = make_packs([FRAGMENT], [1], iteration=0, pack_size=4)
+    settings = {"type": "diffusion_nft", "kl_coefficient": 0.0}
+    pairs = pairs_of(policy, segment, pack, **settings)
+    sigma = float(pairs.sigma[0])
+    with torch.no_grad():
+        x = (1 - sigma) * pairs.x_0 + sigma * pairs.noise
+        velocity = policy.velocity(x, pairs.sigma, pairs.condition)
+    error = (x - sigma * velocity - pairs.x_0).flatten(1)
+    expected = 5 * (error**2).mean(1) / error.abs().mean(1)
+    found = gradient_of(policy, pairs, **settings)
+    assert found.metrics.loss == pytest.approx(float(expected.sum()))
+    even = replace(pairs, advantage=torch.zeros(4, dtype=torch.float64))
+    nothing = gradient_of(policy, even, **settings).gradient  # r = 1/2: pull and push cancel
+    assert max(np.abs(value).max() for value in nothing.values()) < 1e-12
+
+
 # --- gather_pairs -----------------------------------------------------------------------------
 
 
@@ -375,6 +461,8 @@ def test_rows_of_a_pack_by_hand():
         {0: np.array([0.0, 0.1, 0.2, 0.3]), 1: np.array([1.0, 1.1])},
         torch.tensor([1.0, 0.75, 0.5, 0.0]),
         CPU,
+        config_of(),
+        version=0,
     )
     # group 0: sample 1 at step 1, samples 2 and 3 at step 0, sample 2 at step 1; then group 1
     assert pairs.x.flatten().tolist() == [11, 20, 30, 21, 111]
@@ -413,6 +501,8 @@ def test_every_pair_is_its_own_transition(num_steps, steps_per_task, sizes, pack
             {0: advantages},
             torch.arange(num_steps + 1),  # a schedule that tells the step
             CPU,
+            config_of(),
+            version=0,
         )
         expected = 10 * pairs.advantage + pairs.sigma
         assert torch.equal(pairs.x.flatten(), expected)

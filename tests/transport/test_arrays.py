@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis.extra.numpy import array_shapes, arrays
 from tiny_policies import load_trainable
 
-from digen_core.config import FlowGrpoConfig, RolloutConfig, TrainConfig
+from digen_core.config import RolloutConfig, RunConfig, TrainConfig
 from digen_core.control.protocol import Fragment
 from digen_core.models.trainable import initial_weights
 from digen_core.rollout.sampler import denoise, initial_latent
-from digen_core.training.gradient import Pairs
 from digen_core.training.gradient_sum import pack_gradient
 from digen_core.training.optimizer import initial_state, optimizer_step, published
+from digen_core.training.pairs import Pairs
 from digen_core.transport.arrays import content_hash, to_array, to_arrays, to_tensor, to_tensors
 from digen_core.transport.segment import Segment
 
@@ -138,15 +138,9 @@ def payloads(tiny_flux) -> dict:
         sigma=sigmas[0].expand(16),
         sigma_next=sigmas[1].expand(16),
         condition={name: value.repeat_interleave(16, 0) for name, value in condition.items()},
+        is_own=torch.ones(16, dtype=torch.bool),
     )
-    gradient = pack_gradient(
-        policy,
-        pairs,
-        rollout=rollout,
-        algorithm=FlowGrpoConfig(),
-        sigma_max=float(sigmas[1]),
-        num_pairs_of_update=16,
-    )
+    gradient = pack_gradient(policy, pairs, RunConfig(rollout=rollout), sigma_max=float(sigmas[1]))
     state = initial_state(initial_weights(policy, None, seed=0))
     state, _ = optimizer_step(state, gradient.gradient, TrainConfig(), learning_rate=1e-3)
     return {

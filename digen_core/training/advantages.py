@@ -1,0 +1,92 @@
+"""What the rewards of some groups make of their samples: advantages, and who is trained."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from digen_core.algorithms.advantages import best_of_n, mixed_advantages
+from digen_core.algorithms.ddpo import RewardHistory, running_advantages
+from digen_core.algorithms.grpo import zero_variance_groups
+from digen_core.config import RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Advantages:
+    """Of some groups, by group."""
+
+    values: dict[int, np.ndarray]  # [G] float64
+    skipped: tuple[int, ...] = ()  # groups without signal
+    chosen: dict[int, tuple[int, ...]] = field(default_factory=dict)  # trained samples; else all
+    history: RewardHistory = field(default_factory=dict)  # of DDPO, these rewards included
+
+
+def advantages_of(
+    config: RunConfig,
+    columns: Mapping[int, Mapping[str, Sequence[float] | np.ndarray]],
+    prompts: Mapping[int, str],
+    history: RewardHistory,
+) -> Advantages:
+    """Centre and scale the rewards of groups.
+
+    Args:
+        config: of the run.
+        columns: of each group, what scoring returned: [G] of ``reward`` and of each component.
+        prompts: of each group.
+        history: DDPO's, of earlier iterations.
+    """
+    algorithm, groups = config.algorithm, list(columns)
+    reward = _column(columns, "reward")
+    owner = torch.tensor(groups).repeat_interleave(config.rollout.group_size)
+    if algorithm.type == "ddpo":
+        texts = [prompts[int(group)] for group in owner]
+        values, history = running_advantages(
+            reward,
+            texts,
+            history,
+            buffer_size=algorithm.buffer_size,
+            min_count=algorithm.min_count,
+            eps=algorithm.advantage_eps,
+        )
+        flat: set[int] = set()  # equal rewards still differ from the prompt's earlier ones
+    else:
+        rows, weights = [reward], [1.0]
+        if algorithm.mix == "advantages":
+            rows = [_column(columns, f"{name}/score") for name in config.rewards]
+            weights = list(config.rewards.values())
+        values = mixed_advantages(
+            torch.stack(rows),
+            owner,
+            torch.tensor(weights, dtype=torch.float64),
+            mix=algorithm.mix,
+            scale=algorithm.advantage_scale,
+            eps=algorithm.advantage_eps,
+            ddof=algorithm.advantage_ddof,
+        )
+        flat = set.intersection(*(set(zero_variance_groups(row, owner)) for row in rows))
+    return Advantages(
+        values={group: values[owner == group].numpy() for group in groups},
+        skipped=tuple(sorted(flat)),
+        chosen=_chosen(values, owner, algorithm.best_of, config.rollout.group_size),
+        history=history,
+    )
+
+
+def _column(columns: Mapping[int, Mapping[str, Sequence[float] | np.ndarray]], name: str) -> Tensor:
+    """Return one number of each sample, group after group, float64 [B]."""
+    flat = np.concatenate([np.asarray(column[name], np.float64) for column in columns.values()])
+    return torch.from_numpy(flat)
+
+
+def _chosen(
+    values: Tensor, owner: Tensor, best_of: int | None, group_size: int
+) -> dict[int, tuple[int, ...]]:
+    """Return the samples of each group to train, by their index in the group."""
+    if best_of is None:
+        return {}
+    chosen: dict[int, list[int]] = {group: [] for group in owner.tolist()}
+    for position in best_of_n(values, owner, best_of).tolist():
+        chosen[int(owner[position])].append(position % group_size)
+    return {group: tuple(samples) for group, samples in chosen.items()}

@@ -1,0 +1,131 @@
+"""The pairs of a pack, put into one batch from what rollouts recorded."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from digen_core.config import RunConfig
+from digen_core.control.protocol import Pack, PairBlock
+from digen_core.models.policy import Condition
+from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
+from digen_core.transport.arrays import Arrays, to_tensor
+from digen_core.transport.segment import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """b transitions, one per row."""
+
+    x: Tensor  # [b, ...] latent before the step
+    x_next: Tensor  # [b, ...] latent after it
+    behaviour_logprob: Tensor  # [b] under the version that sampled
+    advantage: Tensor  # [b]
+    sigma: Tensor  # [b]
+    sigma_next: Tensor  # [b]
+    condition: Condition  # [b, ...] each
+    is_own: Tensor  # [b] bool, whether the version that is trained sampled it
+    noise: Tensor | None = None  # [b, ...] that the step added, for algorithms that ask for it
+
+
+@dataclass(frozen=True, slots=True)
+class CleanPairs:
+    """b samples at a noise level each, one per row, for algorithms on the forward process."""
+
+    x_0: Tensor  # [b, ...] clean latent
+    noise: Tensor  # [b, ...] to mix it with
+    advantage: Tensor  # [b]
+    sigma: Tensor  # [b]
+    condition: Condition  # [b, ...] each
+
+
+def gather_pairs(
+    pack: Pack,
+    segments: Sequence[Segment],
+    conditions: Mapping[int, Arrays],
+    advantages: Mapping[int, np.ndarray],
+    sigmas: Tensor,
+    device: torch.device,
+    config: RunConfig,
+    *,
+    version: int,
+) -> Pairs | CleanPairs:
+    """Put the pairs of a pack into one batch.
+
+    Args:
+        pack: which pairs.
+        segments: that cover its steps, or the last ones if clean latents are trained; in any order.
+        conditions: of each group, one row.
+        advantages: [G] of each group.
+        sigmas: [T+1] schedule.
+        device: where the batch goes.
+        config: of the run.
+        version: that is trained.
+    """
+    algorithm = config.algorithm
+    found = list(_found(pack.blocks, segments, config))
+    steps = torch.tensor([block.step for block, _, _ in found for _ in range(block.num_rows)])
+
+    def batch(parts: Iterator[np.ndarray]) -> Tensor:
+        return to_tensor(np.concatenate(list(parts)), device)
+
+    advantage = batch(_advantages(block, advantages) for block, _, _ in found)
+    condition = {
+        # Not broadcast_to: concatenate would put the rows last in memory, and then matrix
+        # products round differently than in the rollout.
+        name: batch(
+            np.repeat(conditions[block.fragment.group][name], block.num_rows, axis=0)
+            for block, _, _ in found
+        )
+        for name in next(iter(conditions.values()))
+    }
+    if config.trains_clean:
+        x_0 = batch(segment.x[rows] for _, segment, rows in found)
+        noise = _noise(pack.blocks, x_0, config, FORWARD_NOISE)
+        return CleanPairs(x_0, noise, advantage, sigmas[steps].to(device), condition)
+    x_next = batch(segment.after(block.step)[rows] for block, segment, rows in found)
+    own = [segment.version == version for block, segment, _ in found for _ in range(block.num_rows)]
+    return Pairs(
+        x=batch(segment.before(block.step)[rows] for block, segment, rows in found),
+        x_next=x_next,
+        behaviour_logprob=batch(s.logprobs[b.step][rows] for b, s, rows in found),
+        advantage=advantage,
+        sigma=sigmas[steps].to(device),
+        sigma_next=sigmas[steps + 1].to(device),
+        condition=condition,
+        is_own=torch.tensor(own, device=device),
+        noise=_noise(pack.blocks, x_next, config, NOISE) if algorithm.needs_noise else None,
+    )
+
+
+def _found(
+    blocks: Sequence[PairBlock], segments: Sequence[Segment], config: RunConfig
+) -> Iterator[tuple[PairBlock, Segment, slice]]:
+    """Yield each block with the segment that holds it and its rows there."""
+    last = config.rollout.num_steps - 1 if config.trains_clean else None
+    for block in blocks:
+        step = block.step if last is None else last
+        segment = next(s for s in segments if s.fragment == block.fragment and s.covers(step))
+        yield block, segment, slice(block.first_row, block.first_row + block.num_rows)
+
+
+def _advantages(block: PairBlock, advantages: Mapping[int, np.ndarray]) -> np.ndarray:
+    return advantages[block.fragment.group][block.samples.start : block.samples.stop]
+
+
+def _noise(blocks: Sequence[PairBlock], like: Tensor, config: RunConfig, purpose: int) -> Tensor:
+    """Draw the noise [b, ...] of pairs again: a step's own, or that of the forward process."""
+    parts = [
+        noise_of(
+            like.shape[1:],
+            seed=config.seed,
+            purpose=purpose,
+            group=(block.fragment.iteration, block.fragment.group),
+            samples=block.samples,
+            step=block.step + 1,
+        )
+        for block in blocks
+    ]
+    return torch.cat(parts).to(like.device, like.dtype)
