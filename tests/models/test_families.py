@@ -1,7 +1,9 @@
 """Every family against its stock pipeline: samples, schedules, guidance, conditions, parts."""
 
 import shutil
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from diffusers import UniPCMultistepScheduler
@@ -22,6 +24,7 @@ from digen_core.checks import check_model_folder
 from digen_core.config import VIDEO_FAMILIES, ConfigError
 from digen_core.config_file import load_config
 from digen_core.models.policy import TRAINER_PARTS
+from digen_core.models.schedules import shifted_sigmas
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
@@ -124,6 +127,13 @@ def test_wans_sigmas_begin_at_one_as_recorded(policies):
     sigmas = policies["wan"].sigmas(20)
     assert sigmas[0] == 1
     assert [round(float(sigmas[i]), 5) for i in (1, -2, -1)] == [0.98278, 0.13871, 0]
+
+
+@pytest.mark.parametrize(("shift", "num_steps"), [(3, 12), (3, 20), (5, 16), (7, 16)])
+def test_shifted_sigmas_are_dancegrpos(shift, num_steps):
+    oracle = np.load(Path(__file__).parents[1] / "data" / "oracles" / "dancegrpo.npz")
+    expected = torch.from_numpy(oracle[f"sched/shift{shift}_n{num_steps}/sigmas"]).float()
+    torch.testing.assert_close(shifted_sigmas(num_steps, shift), expected, rtol=0, atol=1e-7)
 
 
 def test_a_shift_replaces_the_familys_schedule(tiny_families, family):
