@@ -240,8 +240,11 @@ def make_tiny(family: Family, folder: Path, /, *, seed: int = 0) -> int:
     if seed < 0:
         raise ConfigError(f"--seed is {seed}; use 0 or more")
 
+    from transformers.utils.logging import disable_progress_bar
+
     from digen_core.models.tiny import build_tiny
 
+    disable_progress_bar()
     build_tiny(family, seed=seed).save_pretrained(folder)
     sys.stdout.write(
         f"{folder} holds a random {family} pipeline; train it with --model.family {family} "

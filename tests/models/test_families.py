@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diffusers import UniPCMultistepScheduler
+from diffusers import UniPCMultistepScheduler, WanPipeline
 from families import (
     FAMILIES,
     GUIDED,
@@ -266,6 +266,15 @@ def test_in_half_precision_velocities_are_float32_and_close(tiny_families, polic
         torch.float32,
         torch.float32 if family == "wan" else torch.bfloat16,
     )
+
+
+def test_wan_keeps_in_float32_what_the_stock_pipeline_keeps(tiny_families):
+    half = load_tiny(tiny_families["wan"], "wan", "bfloat16", parts=TRAINER_PARTS)
+    same = WanPipeline.from_pretrained(tiny_families["wan"], dtype=torch.bfloat16)
+    dtypes = {name: weight.dtype for name, weight in half.transformer.named_parameters()}
+    assert dtypes == {name: weight.dtype for name, weight in same.transformer.named_parameters()}
+    assert dtypes["condition_embedder.time_embedder.linear_1.weight"] == torch.float32
+    assert dtypes["blocks.0.attn1.to_q.weight"] == torch.bfloat16
 
 
 def test_pixels_that_are_no_numbers_are_refused(policies, family):

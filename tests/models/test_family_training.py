@@ -17,6 +17,20 @@ from digen_core.training.gradient_sum import GradientSum, gather_pairs, pack_gra
 from digen_core.transport.arrays import to_array, to_arrays
 from digen_core.transport.segment import Segment
 
+TEXT_STREAM = ("add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+PUBLISHED = {  # FlowGRPO's targets beside the default ones
+    "flux": (
+        *TEXT_STREAM,
+        *("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"),
+    ),
+    "sd3": TEXT_STREAM,
+    "qwen_image": (
+        *TEXT_STREAM,
+        *("img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"),
+    ),
+    "wan": (),
+    "hunyuan_video": TEXT_STREAM,
+}
 LORA = LoraConfig(rank=3, alpha=10)  # a strength that is lost if alpha is
 FRAGMENT = Fragment(iteration=0, group=0, index=0, first_sample=0, num_samples=4)
 TRAINED = range(2)
@@ -103,6 +117,21 @@ def test_all_adapters_learn_and_nothing_else(tiny_families, family):
     for name, gradient in result.gradient.items():
         assert np.isfinite(gradient).all()
         assert gradient.any(), name
+
+
+def test_every_published_target_has_an_adapter_and_the_unused_ones_are_allowed(
+    tiny_families, family
+):
+    targets = (*LORA.targets, *PUBLISHED[family])
+    policy = trained_policy(tiny_families[family], family, lora=LoraConfig(targets=targets))
+    names = trainable_parameters(policy)
+    assert all(any(f".{target}.lora_A" in name for name in names) for target in targets)
+    (result,) = replayed(policy, 8)
+    assert result.metrics.max_log_ratio <= 1e-6
+    without = names.keys() - result.gradient.keys()
+    # the text stream of the last block reaches no output
+    assert all("transformer_blocks.1" in name for name in without)
+    assert bool(without) == (family == "qwen_image")
 
 
 def test_saved_adapters_act_the_same_in_the_stock_pipeline(tiny_families, family, tmp_path):
