@@ -19,7 +19,7 @@ from deployments.bench import bench
 from deployments.errors import RunFailedError
 from deployments.local import apply_settings
 from deployments.overrides import ConfigTokens, config_of
-from digen_core.config import ConfigError
+from digen_core.config import ConfigError, Family
 
 WELCOME = """\
 digen: reinforcement-learning post-training of diffusion and flow-matching models
@@ -215,14 +215,41 @@ def shapes(*, out: Path = Path("runs/models/shapes"), seed: int = 0, threads: in
         seed: Same seed, same weights on the same machine.
         threads: CPU threads.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} exists already; remove it or choose another --out")
+    _require_free(out)
     if threads < 1 or seed < 0:
         raise ConfigError(f"--threads is {threads} and --seed {seed}; use threads >= 1, seed >= 0")
 
     from deployments.pretraining import pretrain
 
     pretrain(out, seed=seed, threads=threads)
+    return 0
+
+
+@app.command
+def make_tiny(family: Family, folder: Path, /, *, seed: int = 0) -> int:
+    """Make a tiny pipeline of a model family with random weights, to try digen with; no downloads.
+
+    Example: digen make-tiny wan runs/models/tiny-wan
+
+    Args:
+        family: flux, sd3, qwen_image, wan or hunyuan_video.
+        folder: To save it to; it must not hold anything yet.
+        seed: Same seed, same weights.
+    """
+    _require_free(folder)
+    if seed < 0:
+        raise ConfigError(f"--seed is {seed}; use 0 or more")
+
+    from transformers.utils.logging import disable_progress_bar
+
+    from digen_core.models.tiny import build_tiny
+
+    disable_progress_bar()
+    build_tiny(family, seed=seed).save_pretrained(folder)
+    sys.stdout.write(
+        f"{folder} holds a random {family} pipeline; train it with --model.family {family} "
+        f"--model.path {folder}\n"
+    )
     return 0
 
 
@@ -240,6 +267,11 @@ def show(*tokens: ConfigTokens) -> int:
 
     sys.stdout.write(as_toml(config))
     return 0
+
+
+def _require_free(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists already; remove it or choose another folder")
 
 
 def run(arguments: Sequence[str]) -> int:

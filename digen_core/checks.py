@@ -11,10 +11,16 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from digen_core.config import ConfigError, ModelConfig, RunConfig
+from digen_core.config import ConfigError, Family, ModelConfig, RunConfig
 from digen_core.data import read_prompts
 
-FAMILY_PIPELINES: Final = {"flux": "FluxPipeline"}
+FAMILY_PIPELINES: Final[dict[Family, str]] = {
+    "flux": "FluxPipeline",
+    "sd3": "StableDiffusion3Pipeline",
+    "qwen_image": "QwenImagePipeline",
+    "wan": "WanPipeline",
+    "hunyuan_video": "HunyuanVideoPipeline",
+}
 """The `_class_name` that a model folder's model_index.json must have, by family."""
 
 _VOCABULARIES: Final = {"tokenizer.json", "vocab.json", "spiece.model"}

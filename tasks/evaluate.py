@@ -55,8 +55,13 @@ def sample_and_score(
 
 
 def _thumbnails(images: torch.Tensor, shown: int) -> np.ndarray:
-    """Return uint8 [shown, k, h, w, 3] of images [P, S, 3, H, W], at most 128 pixels a side."""
+    """Return uint8 [shown, k, h, w, 3] of images [P, S, 3, H, W], at most 128 pixels a side.
+
+    A video [P, S, F, 3, H, W] is shown by its middle frame.
+    """
     few = images[:shown, :SHOWN_PER_PROMPT]
+    if few.ndim == 6:
+        few = few[:, :, few.shape[2] // 2]
     scale = min(1.0, THUMBNAIL_PIXELS / max(few.shape[-2:]))
     if scale < 1 and few.numel():
         flat = torch.nn.functional.interpolate(few.flatten(0, 1), scale_factor=scale, mode="area")

@@ -40,3 +40,17 @@ def tiny_flux(tmp_path_factory) -> str:
     torch.manual_seed(0)
     build_tiny_flux(width=32, num_layers=1, num_single_layers=1).save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_families(tmp_path_factory) -> dict[str, str]:
+    """Folder of a tiny pipeline with random weights, by family."""
+    from digen_core.models import LOADERS
+    from digen_core.models.tiny import build_tiny
+
+    folders = {}
+    for family in LOADERS:
+        folder = tmp_path_factory.mktemp(f"tiny_{family}")
+        build_tiny(family).save_pretrained(folder)
+        folders[family] = str(folder)
+    return folders

@@ -1,6 +1,6 @@
 """What the rest of digen needs from a model family.
 
-Axes: B samples, L tokens, C channels, H height, W width; a latent is [B, ...] of any rank.
+Axes: B samples, C channels, F frames, H height, W width; a latent is [B, ...] of any rank.
 """
 
 from typing import Any, Literal, Protocol
@@ -25,6 +25,7 @@ TORCH_DTYPES = {
 class Policy(Protocol):
     """A velocity model with the parts of its pipeline that a role needs."""
 
+    pipeline: Any  # the diffusers pipeline; parts that the role does not need are None or empty
     transformer: Any  # a diffusers model: nn.Module with peft's adapter methods
     reference_transformer: Any  # frozen base model, if all weights are trained; else None
     device: torch.device
@@ -32,7 +33,7 @@ class Policy(Protocol):
     latent_dtype: torch.dtype
 
     def encode(self, prompts: list[str]) -> Condition:
-        """Embed prompts; each value has one row per prompt."""
+        """Embed prompts; each value has one row per prompt, of a shape that no prompt changes."""
         ...
 
     def sigmas(self, num_steps: int) -> Tensor:
@@ -44,7 +45,10 @@ class Policy(Protocol):
         ...
 
     def decode(self, x: Tensor) -> Tensor:
-        """Map clean latents [B, ...] to images [B, 3, H, W] in [0, 1], float32."""
+        """Map clean latents [B, ...] to images [B, 3, H, W] in [0, 1], float32.
+
+        With more than one frame these are videos [B, F, 3, H, W].
+        """
         ...
 
 

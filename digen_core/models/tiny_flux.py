@@ -1,4 +1,4 @@
-"""A FLUX pipeline small enough for a CPU, in the ordinary diffusers layout.
+"""The FLUX pipeline of the world "shapes", small enough to be pretrained on a CPU.
 
 Same classes as FLUX.1-schnell (no guidance embedding), built offline with random weights. An
 image [3, 32, 32] becomes a latent [4, 8, 8], packed 2x2 into 16 image tokens of 16 channels;
@@ -9,22 +9,11 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 import torch
-from diffusers import (
-    AutoencoderKL,
-    FlowMatchEulerDiscreteScheduler,
-    FluxPipeline,
-    FluxTransformer2DModel,
-)
+from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 from torch import nn
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModel,
-    CLIPTokenizer,
-    T5Config,
-    T5EncoderModel,
-    T5Tokenizer,
-)
+from transformers import CLIPTokenizer, T5Tokenizer
 
+from digen_core.models.tiny import parts
 from digen_core.worlds.shapes import all_prompts
 
 PROMPT_TOKENS: Final = 12
@@ -66,8 +55,10 @@ def build_tiny_flux(
         torch.manual_seed(seed)
         return FluxPipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(shift=shift, use_dynamic_shifting=False),
-            vae=_vae(vae_channels),
-            text_encoder=_clip(tokenizer, text_width),
+            vae=parts.image_vae(
+                vae_channels, LATENT_CHANNELS, scaling_factor=1.0, shift_factor=0.0
+            ),
+            text_encoder=parts.clip(tokenizer, text_width),
             tokenizer=tokenizer,
             text_encoder_2=_t5(tokenizer_2, text_width),
             tokenizer_2=tokenizer_2,
@@ -93,56 +84,8 @@ def _transformer(width: int, layers: int, single_layers: int, text_width: int) -
     ).eval()
 
 
-def _vae(channels: tuple[int, int, int]) -> Any:
-    return AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D",) * 3,
-        up_block_types=("UpDecoderBlock2D",) * 3,
-        block_out_channels=channels,
-        layers_per_block=1,
-        latent_channels=LATENT_CHANNELS,
-        norm_num_groups=8,
-        sample_size=32,
-        scaling_factor=1.0,
-        shift_factor=0.0,
-        mid_block_add_attention=False,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-    ).eval()
-
-
-def _clip(tokenizer: CLIPTokenizer, width: int) -> Any:
-    return CLIPTextModel(
-        CLIPTextConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=width,
-            intermediate_size=2 * width,
-            projection_dim=width,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            max_position_embeddings=PROMPT_TOKENS,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    ).eval()
-
-
 def _t5(tokenizer: T5Tokenizer, width: int) -> Any:
-    encoder = T5EncoderModel(
-        T5Config(
-            vocab_size=len(tokenizer),
-            d_model=width,
-            d_kv=width // 4,
-            d_ff=2 * width,
-            num_layers=2,
-            num_heads=4,
-            dropout_rate=0.0,
-            feed_forward_proj="gated-gelu",
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            use_cache=False,
-        )
-    ).eval()
+    encoder = parts.t5(tokenizer, width)
     # The bias is all that tells the order of the words; at T5's own initial scale (0.1 here) it
     # is so faint that pretraining learns "left of" from "right of" only very late.
     bias = encoder.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight

@@ -23,6 +23,8 @@ def sample_images(
 ) -> Tensor:
     """Return images [len(prompts) * num_samples, 3, H, W] in [0, 1], prompt by prompt.
 
+    A model that makes videos returns [len(prompts) * num_samples, F, 3, H, W].
+
     Args:
         policy: the version to judge.
         prompts: texts.

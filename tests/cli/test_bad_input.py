@@ -38,7 +38,23 @@ SETTINGS = {
     "reward function that is missing": ("--rewards.json:f 1", "'json' has no function 'f'"),
     "reward that is no function": ("--rewards.math:pi 1", "'math' has no function 'pi'"),
     "reward without function": ("--rewards.json: 1", "'json:' is neither a reward of digen nor"),
-    "unknown family": ("--model.family sd3", "model.family: must be 'flux' (got 'sd3')"),
+    "unknown family": (
+        "--model.family unet",
+        "model.family: must be 'flux', 'sd3', 'qwen_image', ",
+    ),
+    "another family": (
+        "--model.family sd3",
+        "holds a FluxPipeline, but model.family 'sd3' needs a StableDiffusion3Pipeline",
+    ),
+    "video of an image family": (
+        "--model.num-frames 5",
+        "model.num_frames is 5, but flux makes images; use 1, or a video family (wan, hunyuan",
+    ),
+    "frames that do not fit": (
+        "--model.family wan --model.num-frames 8",
+        "model.num_frames is 8; video models take 1 + a multiple of 4: use 5",
+    ),
+    "shift of 0": ("--model.shift 0", "model.shift: must be greater than 0"),
     "unknown dtype": ("--model.dtype int8", "model.dtype: must be 'float64',"),
     "unknown device": ("--model.device gpu", "model.device 'gpu' is none; use auto, cpu or cuda"),
     "no such model folder": ("--model.path a/b/c", "model.path a/b/c is neither a folder (seen"),

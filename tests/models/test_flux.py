@@ -125,7 +125,7 @@ def test_images_are_in_range_whatever_the_vae_returns(tiny_flux):
 
 
 def test_a_size_that_does_not_fit_is_refused(tiny_flux):
-    with pytest.raises(ValueError, match=r"is 32 x 36; this FLUX needs multiples of 8"):
+    with pytest.raises(ValueError, match=r"is 32 x 36; this flux model needs multiples of 8"):
         load(tiny_flux, width=36)
 
 

@@ -350,10 +350,11 @@ def test_replay_that_differs_from_the_rollout_is_an_error(policy, segment):
     pairs = all_pairs(policy, segment)
     moved = replace(pairs, behaviour_logprob=pairs.behaviour_logprob + 2e-5)
     config = RunConfig.model_validate({"rollout": ROLLOUT.model_dump()})
+    sigma_max = float(policy.sigmas(ROLLOUT.num_steps)[1])
     with pytest.raises(FloatingPointError, match=r"differ by up to 2e-05, more than .* \(1e-05\)"):
-        pack_gradient(policy, moved, config, sigma_max=0.5)
+        pack_gradient(policy, moved, config, sigma_max=sigma_max)
     stale = replace(moved, is_own=torch.zeros(NUM_PAIRS, dtype=torch.bool))
-    metrics = pack_gradient(policy, stale, config, sigma_max=0.5).metrics
+    metrics = pack_gradient(policy, stale, config, sigma_max=sigma_max).metrics
     assert metrics.max_log_ratio == pytest.approx(2e-5, rel=1e-3)
     assert metrics.replay_error == 0
 

@@ -1,0 +1,82 @@
+"""HunyuanVideo: latents [B, z, F, h, w], embedded guidance, timestep in [0, 1000].
+
+Wraps diffusers' HunyuanVideoPipeline; the denoising loop is ours.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKLHunyuanVideo, HunyuanVideoPipeline
+from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PROMPT_TEMPLATE
+from torch import Tensor
+
+from digen_core.models.pipeline_policy import PipelinePolicy, video_latent_shape
+from digen_core.models.policy import Condition
+from digen_core.models.schedules import scheduler_sigmas
+
+
+class HunyuanVideoPolicy(PipelinePolicy):
+    """A HunyuanVideo pipeline as a Policy."""
+
+    pipeline_class = HunyuanVideoPipeline
+    vae_class = AutoencoderKLHunyuanVideo
+
+    def shape_of_latent(self) -> tuple[int, ...]:
+        """Return (z, F, h, w)."""
+        settings = self.transformer.config
+        return video_latent_shape(
+            self,
+            channels=settings.in_channels,
+            spatial=self.pipeline.vae_scale_factor_spatial,
+            temporal=self.pipeline.vae_scale_factor_temporal,
+            patch=settings.patch_size,
+        )
+
+    def embed(self, prompts: list[str]) -> Condition:
+        """Return ``prompt_embeds`` [B, L, D], its ``mask`` [B, L] and ``pooled`` [B, P]."""
+        prompt_embeds, pooled, mask = self.pipeline.encode_prompt(
+            prompt=prompts,
+            prompt_template=prompt_template(self.pipeline.tokenizer),
+            device=self.device,
+            max_sequence_length=self.config.max_sequence_length,
+        )
+        return {"prompt_embeds": prompt_embeds, "mask": mask, "pooled": pooled}
+
+    def sigmas_of_family(self, num_steps: int) -> Tensor:
+        """Return evenly spaced sigmas, shifted as the scheduler says (7 for HunyuanVideo)."""
+        return scheduler_sigmas(
+            self.pipeline.scheduler, sigmas=np.linspace(1.0, 0.0, num_steps + 1)[:-1]
+        )
+
+    def predict(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
+        """Return the velocities [B, z, F, h, w]."""
+        guidance = None
+        if self.transformer.config.guidance_embeds:
+            # Multiplied in the model's dtype, as the model is used to: 6 is 6016 in bfloat16.
+            scale = self.config.guidance_scale
+            guidance = torch.full([len(x)], scale, device=self.device, dtype=self.dtype) * 1000
+        velocity: Tensor = self.transformer(
+            hidden_states=x.to(self.dtype),
+            timestep=1000 * sigma,
+            guidance=guidance,
+            encoder_hidden_states=condition["prompt_embeds"].to(self.dtype),
+            encoder_attention_mask=condition["mask"],
+            pooled_projections=condition["pooled"].to(self.dtype),
+            return_dict=False,
+        )[0]
+        return velocity
+
+    def vae_latents(self, x: Tensor) -> Tensor:
+        """Return latents [B, z, F, h, w]."""
+        return x / float(self.pipeline.vae.config.scaling_factor)
+
+
+def prompt_template(tokenizer: Any) -> dict[str, Any]:
+    """Return the pipeline's template and how many tokens before the prompt are cropped again.
+
+    With HunyuanVideo's own tokenizer these are the 95 that diffusers writes down.
+    """
+    template = DEFAULT_PROMPT_TEMPLATE["template"]
+    before, _ = template.split("{}")
+    return {"template": template, "crop_start": len(tokenizer(before).input_ids)}

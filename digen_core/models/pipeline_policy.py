@@ -1,0 +1,224 @@
+"""What the families share: a diffusers pipeline whose denoising loop is ours.
+
+A family says how it embeds prompts, what one forward pass of its transformer takes, which sigmas
+its pipeline asks its scheduler for, and how its latents are decoded. Loading, classifier-free
+guidance, dtypes and checks are here.
+
+Axes: B samples, C channels, F frames, H height, W width.
+"""
+
+import inspect
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from digen_core.config import ConfigError, ModelConfig
+from digen_core.models.policy import TORCH_DTYPES, Condition, Part, resolve_device
+from digen_core.models.schedules import shifted_sigmas
+
+_NEGATIVE = "negative_"
+
+
+class PipelinePolicy(ABC):
+    """A diffusers pipeline as a Policy."""
+
+    pipeline_class: ClassVar[Any]
+    vae_class: ClassVar[Any]
+    uses_cfg: ClassVar[bool] = False  # else its guidance is embedded, or it has none
+    vae_in_float32: ClassVar[bool] = False  # also where the model is half precision
+
+    def __init__(self, pipeline: Any, config: ModelConfig, device: torch.device) -> None:
+        self.pipeline = pipeline
+        self.transformer = pipeline.transformer
+        self.reference_transformer: Any = None
+        self.device = device
+        self.config = config
+        # The module's own ``dtype`` walks all its submodules: milliseconds at each step.
+        self.dtype = TORCH_DTYPES[config.dtype]
+        self.latent_dtype = torch.promote_types(self.dtype, torch.float32)
+        self.guided = self.uses_cfg and config.guidance_scale > 1
+        self._negative: Condition | None = None
+        self.latent_shape = self.shape_of_latent()
+
+    @classmethod
+    def load(cls, config: ModelConfig, parts: frozenset[Part]) -> Self:
+        """Load the named parts of a folder or hub id.
+
+        Args:
+            config: path, revision, dtype, device and sizes.
+            parts: what the role needs. A trainer reads no weights of the VAE, whose config alone
+                tells the latent's size, and no text encoders.
+
+        Raises:
+            OSError: a part is not there.
+            ConfigError: the model has other sizes than the config asks for.
+        """
+        left_out: dict[str, Any] = {}
+        if "text_encoders" not in parts:
+            names = inspect.signature(cls.pipeline_class.__init__).parameters
+            text = ("text_encoder", "tokenizer")
+            left_out |= {name: None for name in names if name.startswith(text)}
+        if "vae" not in parts:
+            settings = cls.vae_class.load_config(
+                config.path, subfolder="vae", revision=config.revision
+            )
+            with torch.device("meta"):
+                left_out["vae"] = cls.vae_class.from_config(settings)
+        dtype = TORCH_DTYPES[config.dtype]
+        vae_dtype = torch.promote_types(dtype, torch.float32) if cls.vae_in_float32 else dtype
+        pipeline = cls.pipeline_class.from_pretrained(
+            config.path,
+            revision=config.revision,
+            dtype={"default": dtype, "vae": vae_dtype},
+            **left_out,
+        )
+        pipeline.set_progress_bar_config(disable=True)
+        device = resolve_device(config.device)
+        for name, module in pipeline.components.items():
+            if isinstance(module, nn.Module) and name not in left_out:
+                module.to(device).eval().requires_grad_(False)
+        return cls(pipeline, config, device)
+
+    @torch.no_grad()
+    def encode(self, prompts: list[str]) -> Condition:
+        """Embed prompts, a row each; with guidance, also what to steer away from.
+
+        Every value has the same shape for all prompts, so that packs can join them.
+        """
+        condition = self.embed(prompts)
+        if self.guided:
+            if self._negative is None:
+                self._negative = self.embed([self.config.negative_prompt])
+            for name, value in self._negative.items():
+                condition[_NEGATIVE + name] = value.repeat_interleave(len(prompts), dim=0)
+        return condition
+
+    def sigmas(self, num_steps: int) -> Tensor:
+        """Return the schedule, float32 [num_steps + 1], from 1 (or a little less) down to 0.
+
+        Raises:
+            ConfigError: the model's scheduler makes no such schedule of so many steps.
+        """
+        if self.config.shift is not None:
+            return shifted_sigmas(num_steps, self.config.shift)
+        sigmas = self.sigmas_of_family(num_steps)
+        if not (0 < sigmas[0] <= 1 and sigmas[-1] == 0 and bool((sigmas.diff() < 0).all())):
+            raise ConfigError(
+                f"the scheduler of model.path {self.config.path} gives {num_steps} steps the noise "
+                f"levels {[round(float(sigma), 5) for sigma in sigmas]}, which do not fall from 1 "
+                "to 0; use more steps, a flow-matching scheduler, or model.shift"
+            )
+        return sigmas
+
+    def velocity(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
+        """Map latents [B, ...] at noise levels [B] to velocities [B, ...] in ``latent_dtype``.
+
+        Classifier-free guidance is one forward pass of 2 B rows, and the result float32 or better.
+        """
+        # One conversion for rollout and training: half-precision noise levels round differently.
+        sigma = sigma.to(self.device).expand(len(x))
+        if not self.guided:
+            return self.predict(x, sigma, condition).to(self.latent_dtype)
+        both = {
+            name: torch.cat([condition[_NEGATIVE + name], value])
+            for name, value in condition.items()
+            if not name.startswith(_NEGATIVE)
+        }
+        velocity = self.predict(torch.cat([x, x]), torch.cat([sigma, sigma]), both)
+        negative, positive = velocity.to(self.latent_dtype).chunk(2)
+        return self.guide(positive, negative)
+
+    def guide(self, positive: Tensor, negative: Tensor) -> Tensor:
+        """Return the guided velocity [B, ...]: w of Imagen (arXiv:2205.11487), eq. 2."""
+        return negative + self.config.guidance_scale * (positive - negative)
+
+    @torch.no_grad()
+    def decode(self, x: Tensor) -> Tensor:
+        """Map clean latents [B, ...] to images [B, 3, H, W] or videos [B, F, 3, H, W] in [0, 1].
+
+        Raises:
+            FloatingPointError: a pixel is NaN or infinite.
+        """
+        latents = self.vae_latents(x).to(self.pipeline.vae.dtype)
+        pixels: Tensor = self.pipeline.vae.decode(latents, return_dict=False)[0].float()
+        if not torch.isfinite(pixels).all():
+            raise FloatingPointError(
+                f"the VAE returned NaN or infinite pixels in {self.pipeline.vae.dtype}; "
+                "check the latents, or use another model.dtype"
+            )
+        pixels = (pixels / 2 + 0.5).clamp(0, 1)
+        if pixels.ndim == 4:
+            return pixels
+        frames = pixels.transpose(1, 2)  # [B, 3, F, H, W] -> [B, F, 3, H, W]
+        return frames[:, 0] if self.config.num_frames == 1 else frames.contiguous()
+
+    def require_multiples(self, side: int) -> None:
+        """Raise ConfigError unless height and width are multiples of ``side`` pixels."""
+        height, width = self.config.height, self.config.width
+        if height % side or width % side:
+            raise ConfigError(
+                f"model.height x model.width is {height} x {width}; "
+                f"this {self.config.family} model needs multiples of {side}."
+            )
+
+    @abstractmethod
+    def shape_of_latent(self) -> tuple[int, ...]:
+        """Return the shape of one latent; raise ConfigError if the model cannot have that size."""
+
+    @abstractmethod
+    def embed(self, prompts: list[str]) -> Condition:
+        """Embed prompts, of any number, in shapes that do not depend on their words."""
+
+    @abstractmethod
+    def sigmas_of_family(self, num_steps: int) -> Tensor:
+        """Return the sigmas that the family's pipeline would use, float32 [num_steps + 1]."""
+
+    @abstractmethod
+    def predict(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
+        """Return one forward pass: velocities [B, ...] of latents [B, ...] at noise levels [B]."""
+
+    @abstractmethod
+    def vae_latents(self, x: Tensor) -> Tensor:
+        """Return what the VAE decodes: latents unpacked and at its own scale."""
+
+
+def video_latent_shape(
+    policy: PipelinePolicy, *, channels: int, spatial: int, temporal: int, patch: int
+) -> tuple[int, int, int, int]:
+    """Return [C, F, H, W] of a video's latent; the VAE keeps the first frame for itself.
+
+    Args:
+        policy: with the config's sizes.
+        channels: of the latent.
+        spatial: pixels per latent pixel.
+        temporal: frames per latent frame, after the first.
+        patch: latent pixels per side of a token.
+
+    Raises:
+        ConfigError: the sizes are no multiples of what a token covers.
+    """
+    config = policy.config
+    policy.require_multiples(spatial * patch)
+    if (config.num_frames - 1) % temporal:
+        raise ConfigError(
+            f"model.num_frames is {config.num_frames}; this {config.family} model needs "
+            f"1 more than a multiple of {temporal}."
+        )
+    frames = (config.num_frames - 1) // temporal + 1
+    return channels, frames, config.height // spatial, config.width // spatial
+
+
+def unscaled(latents: Tensor, vae_config: Any) -> Tensor:
+    """Return latents [B, C, ...] at the scale and around the shift that the VAE has for all."""
+    return latents / float(vae_config.scaling_factor) + float(vae_config.shift_factor or 0)
+
+
+def with_latent_statistics(latents: Tensor, vae_config: Any) -> Tensor:
+    """Return latents [B, C, F, H, W] with the mean and deviation that the VAE has per channel."""
+    mean, std = (
+        torch.tensor(values, device=latents.device, dtype=latents.dtype).view(1, -1, 1, 1, 1)
+        for values in (vae_config.latents_mean, vae_config.latents_std)
+    )
+    return latents * std + mean

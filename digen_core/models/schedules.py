@@ -1,0 +1,46 @@
+"""Noise schedules: taken from a diffusers scheduler as its pipeline asks for them, or shifted.
+
+A schedule is float32 [num_steps + 1], from 1 (noise) down to 0 (clean).
+"""
+
+from typing import Any
+
+import torch
+from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+from torch import Tensor
+
+
+def scheduler_sigmas(scheduler: Any, **arguments: Any) -> Tensor:
+    """Return the sigmas of a fresh scheduler with the same settings.
+
+    Args:
+        scheduler: of a pipeline; its state is left alone.
+        **arguments: of ``set_timesteps``, as the family's pipeline passes them.
+    """
+    fresh = type(scheduler).from_config(scheduler.config)
+    fresh.set_timesteps(**arguments)
+    sigmas: Tensor = fresh.sigmas.to("cpu", torch.float32)
+    return sigmas
+
+
+def dynamic_shift(scheduler: Any, num_tokens: int) -> float:
+    """Return mu, linear in the number of image tokens (SD3, arXiv:2403.03206, section 5.3.2)."""
+    settings = scheduler.config
+    mu: float = calculate_shift(
+        num_tokens,
+        settings.base_image_seq_len,
+        settings.max_image_seq_len,
+        settings.base_shift,
+        settings.max_shift,
+    )
+    return mu
+
+
+def shifted_sigmas(num_steps: int, shift: float) -> Tensor:
+    """Return shift u / (1 + (shift - 1) u) for u falling evenly from 1 to 0 (DanceGRPO).
+
+    Deviation: DanceGRPO feeds the model int(1000 sigma), so that its model sees another noise level
+    than its transition, by up to 0.001. Here both are sigma.
+    """
+    u = torch.linspace(1, 0, num_steps + 1)
+    return shift * u / (1 + (shift - 1) * u)

@@ -1,0 +1,76 @@
+"""Stable Diffusion 3, 3.5: latents [B, z, h, w], classifier-free guidance, timestep in [0, 1000].
+
+Wraps diffusers' StableDiffusion3Pipeline; the denoising loop is ours.
+"""
+
+from typing import Any
+
+from diffusers import AutoencoderKL, StableDiffusion3Pipeline
+from torch import Tensor
+
+from digen_core.config import ConfigError
+from digen_core.models.pipeline_policy import PipelinePolicy, unscaled
+from digen_core.models.policy import Condition
+from digen_core.models.schedules import dynamic_shift, scheduler_sigmas
+
+
+class SD3Policy(PipelinePolicy):
+    """A Stable Diffusion 3 pipeline as a Policy."""
+
+    pipeline_class = StableDiffusion3Pipeline
+    vae_class = AutoencoderKL
+    uses_cfg = True
+
+    def shape_of_latent(self) -> tuple[int, ...]:
+        """Return (z, h, w); the position embedding bounds h and w."""
+        pixels, patch = self.pipeline.vae_scale_factor, self.transformer.config.patch_size
+        self.require_multiples(pixels * patch)
+        height, width = self.config.height, self.config.width
+        most = self.transformer.config.pos_embed_max_size * pixels * patch
+        if max(height, width) > most:
+            raise ConfigError(
+                f"model.height x model.width is {height} x {width}; "
+                f"this sd3 model has positions for {most} x {most} at most."
+            )
+        return self.transformer.config.in_channels, height // pixels, width // pixels
+
+    def embed(self, prompts: list[str]) -> Condition:
+        """Return ``prompt_embeds`` [B, 77 + L, D] (CLIP, then T5) and ``pooled`` [B, P]."""
+        prompt_embeds, _, pooled, _ = self.pipeline.encode_prompt(
+            prompt=prompts,
+            prompt_2=None,
+            prompt_3=None,
+            device=self.device,
+            do_classifier_free_guidance=False,  # the negative prompt is embedded once, by itself
+            max_sequence_length=self.config.max_sequence_length,
+        )
+        return {"prompt_embeds": prompt_embeds, "pooled": pooled}
+
+    def sigmas_of_family(self, num_steps: int) -> Tensor:
+        """Return the scheduler's own sigmas.
+
+        With SD3's static shift these are shifted twice at the lower end (diffusers shifts the
+        smallest sigma when it is made and the range between again): 0.0089 instead of 0.003.
+        """
+        scheduler = self.pipeline.scheduler
+        arguments: dict[str, Any] = {"num_inference_steps": num_steps}
+        if scheduler.config.use_dynamic_shifting:
+            _, height, width = self.latent_shape
+            patch = self.transformer.config.patch_size
+            arguments["mu"] = dynamic_shift(scheduler, (height // patch) * (width // patch))
+        return scheduler_sigmas(scheduler, **arguments)
+
+    def predict(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
+        """Return the velocities [B, z, h, w]."""
+        velocity: Tensor = self.transformer(
+            hidden_states=x.to(self.dtype),
+            timestep=1000 * sigma,
+            encoder_hidden_states=condition["prompt_embeds"].to(self.dtype),
+            pooled_projections=condition["pooled"].to(self.dtype),
+            return_dict=False,
+        )[0]
+        return velocity
+
+    def vae_latents(self, x: Tensor) -> Tensor:
+        """Return latents [B, z, h, w]."""
+        return unscaled(x, self.pipeline.vae.config)

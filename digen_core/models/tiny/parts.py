@@ -1,0 +1,175 @@
+"""Text encoders and VAEs of tiny pipelines; each draws its weights from the global generator."""
+
+from typing import Any
+
+from diffusers import (
+    AutoencoderKL,
+    AutoencoderKLHunyuanVideo,
+    AutoencoderKLQwenImage,
+    AutoencoderKLWan,
+)
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    LlamaConfig,
+    LlamaModel,
+    PreTrainedTokenizerBase,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    T5Config,
+    T5EncoderModel,
+    UMT5Config,
+    UMT5EncoderModel,
+)
+
+
+def clip(tokenizer: PreTrainedTokenizerBase, width: int, *, projected: bool = False) -> Any:
+    """Return a CLIP text encoder, as SD3 wants it (``projected``) or without a projection."""
+    config = CLIPTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=2 * width,
+        projection_dim=width,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=tokenizer.model_max_length,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return (CLIPTextModelWithProjection if projected else CLIPTextModel)(config).eval()
+
+
+def t5(tokenizer: PreTrainedTokenizerBase, width: int) -> Any:
+    """Return a T5 encoder."""
+    return T5EncoderModel(T5Config(**_t5_settings(tokenizer, width))).eval()
+
+
+def umt5(tokenizer: PreTrainedTokenizerBase, width: int) -> Any:
+    """Return a UMT5 encoder, which has position biases in every layer."""
+    return UMT5EncoderModel(UMT5Config(**_t5_settings(tokenizer, width))).eval()
+
+
+def _t5_settings(tokenizer: PreTrainedTokenizerBase, width: int) -> dict[str, Any]:
+    return {
+        "vocab_size": len(tokenizer),
+        "d_model": width,
+        "d_kv": width // 4,
+        "d_ff": 2 * width,
+        "num_layers": 2,
+        "num_heads": 4,
+        "dropout_rate": 0.0,
+        "feed_forward_proj": "gated-gelu",
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "use_cache": False,
+    }
+
+
+def llama(tokenizer: PreTrainedTokenizerBase, width: int) -> Any:
+    """Return a Llama; HunyuanVideo reads the hidden states before its last two layers."""
+    return LlamaModel(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=width,
+            intermediate_size=2 * width,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=2048,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    ).eval()
+
+
+def qwen_vl(tokenizer: PreTrainedTokenizerBase, width: int) -> Any:
+    """Return a Qwen2.5-VL; Qwen-Image shows it text only."""
+    return Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(
+            text_config={
+                "vocab_size": len(tokenizer),
+                "hidden_size": width,
+                "intermediate_size": 2 * width,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "max_position_embeddings": 2048,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 1e6,
+                    "mrope_section": [width // 16, width // 32, width // 32],
+                },
+                "bos_token_id": None,
+                "eos_token_id": tokenizer.eos_token_id,
+                "pad_token_id": tokenizer.pad_token_id,
+            },
+            vision_config={
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 32,
+                "num_heads": 2,
+                "out_hidden_size": width,
+                "fullatt_block_indexes": [0],
+            },
+        )
+    ).eval()
+
+
+def image_vae(channels: tuple[int, ...], latent_channels: int, **settings: Any) -> Any:
+    """Return a VAE with a resolution per entry of ``channels``, all multiples of the norm groups.
+
+    Args:
+        channels: of the resolutions; each after the first halves the sides.
+        latent_channels: of the latents.
+        **settings: of AutoencoderKL, over those of a tiny one.
+    """
+    defaults = {
+        "layers_per_block": 1,
+        "norm_num_groups": 8,
+        "sample_size": 32,
+        "mid_block_add_attention": False,
+        "use_quant_conv": False,
+        "use_post_quant_conv": False,
+    }
+    return AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * len(channels),
+        up_block_types=("UpDecoderBlock2D",) * len(channels),
+        block_out_channels=channels,
+        latent_channels=latent_channels,
+        **defaults | settings,
+    ).eval()
+
+
+def qwen_vae(latent_channels: int) -> Any:
+    """Return Qwen-Image's VAE, 8 pixels per latent pixel."""
+    return AutoencoderKLQwenImage(**_wan_vae_settings(latent_channels)).eval()
+
+
+def wan_vae(latent_channels: int) -> Any:
+    """Return Wan's VAE, 8 pixels per latent pixel and 4 frames per latent frame."""
+    return AutoencoderKLWan(**_wan_vae_settings(latent_channels)).eval()
+
+
+def _wan_vae_settings(latent_channels: int) -> dict[str, Any]:
+    return {
+        "base_dim": 8,
+        "z_dim": latent_channels,
+        "dim_mult": [1, 1, 1, 1],
+        "num_res_blocks": 1,
+        # neither 0 and 1, so that leaving them out shows
+        "latents_mean": [0.1 * (index - 1) for index in range(latent_channels)],
+        "latents_std": [1.5 - 0.2 * index for index in range(latent_channels)],
+    }
+
+
+def hunyuan_vae(latent_channels: int) -> Any:
+    """Return HunyuanVideo's VAE, 8 pixels per latent pixel and 4 frames per latent frame."""
+    return AutoencoderKLHunyuanVideo(
+        block_out_channels=(8, 8, 8, 8),
+        layers_per_block=1,
+        latent_channels=latent_channels,
+        norm_num_groups=4,
+    ).eval()

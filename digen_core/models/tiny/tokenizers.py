@@ -1,0 +1,66 @@
+"""Tokenizers that need no vocabulary files: one token per byte or letter."""
+
+from typing import Final
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import CLIPTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer, T5Tokenizer
+
+CLIP_TOKENS: Final = 77
+
+_BYTES: Final = sorted(pre_tokenizers.ByteLevel.alphabet())
+_CLIP_SPECIALS: Final = ("<|startoftext|>", "<|endoftext|>")
+_QWEN_SPECIALS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_LLAMA_BOS: Final = "<|begin_of_text|>"
+_LLAMA_SPECIALS: Final = (
+    _LLAMA_BOS,
+    "<|end_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<pad>",
+)
+
+
+def clip_tokenizer() -> CLIPTokenizer:
+    """Return CLIP's tokenizer with a token per byte, and one per byte that ends a word."""
+    pieces = [*_BYTES, *(byte + "</w>" for byte in _BYTES), *_CLIP_SPECIALS]
+    return CLIPTokenizer(vocab=_numbered(pieces), merges=[], model_max_length=CLIP_TOKENS)
+
+
+def t5_tokenizer() -> T5Tokenizer:
+    """Return T5's tokenizer, which is UMT5's too, with a token per printable ASCII letter."""
+    specials = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -1.0)]
+    letters = [(chr(code), -1.0) for code in range(33, 127)]
+    return T5Tokenizer(vocab=specials + letters, extra_ids=0)
+
+
+def qwen_tokenizer() -> Qwen2Tokenizer:
+    """Return Qwen2's tokenizer with a token per byte and its chat marks."""
+    return Qwen2Tokenizer(
+        vocab=_numbered([*_BYTES, *_QWEN_SPECIALS]),
+        merges=[],
+        extra_special_tokens=list(_QWEN_SPECIALS[1:]),
+    )
+
+
+def llama_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer that treats text and chat marks as Llama 3's, with a token per byte."""
+    vocabulary = _numbered([*_BYTES, *_LLAMA_SPECIALS])
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(_LLAMA_SPECIALS))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{_LLAMA_BOS} $A", special_tokens=[(_LLAMA_BOS, vocabulary[_LLAMA_BOS])]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=_LLAMA_BOS,
+        eos_token="<|end_of_text|>",
+        pad_token="<pad>",
+        padding_side="right",
+    )
+
+
+def _numbered(pieces: list[str]) -> dict[str, int]:
+    return {piece: index for index, piece in enumerate(pieces)}

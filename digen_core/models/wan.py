@@ -1,0 +1,78 @@
+"""Wan 2.1 text-to-video: latents [B, z, F, h, w], classifier-free guidance, timestep in [0, 1000].
+
+Wraps diffusers' WanPipeline; the denoising loop is ours.
+"""
+
+import torch
+from diffusers import AutoencoderKLWan, WanPipeline
+from torch import Tensor
+
+from digen_core.config import ConfigError
+from digen_core.models.pipeline_policy import (
+    PipelinePolicy,
+    video_latent_shape,
+    with_latent_statistics,
+)
+from digen_core.models.policy import Condition
+from digen_core.models.schedules import scheduler_sigmas
+
+
+class WanPolicy(PipelinePolicy):
+    """A Wan 2.1 pipeline as a Policy."""
+
+    pipeline_class = WanPipeline
+    vae_class = AutoencoderKLWan
+    uses_cfg = True
+    vae_in_float32 = True
+
+    def shape_of_latent(self) -> tuple[int, ...]:
+        """Return (z, F, h, w)."""
+        if self.pipeline.config.boundary_ratio is not None or self.pipeline.config.expand_timesteps:
+            raise ConfigError(
+                f"model.path {self.config.path} is a Wan 2.2 pipeline (two transformers, or a "
+                "timestep per token); use Wan 2.1"
+            )
+        settings = self.transformer.config
+        return video_latent_shape(
+            self,
+            channels=settings.in_channels,
+            spatial=self.pipeline.vae_scale_factor_spatial,
+            temporal=self.pipeline.vae_scale_factor_temporal,
+            patch=settings.patch_size[1],
+        )
+
+    def embed(self, prompts: list[str]) -> Condition:
+        """Return ``prompt_embeds`` [B, L, D], zero after the prompt; the model attends to that.
+
+        The pipeline cleans the text with ftfy if that is installed: it must be everywhere.
+        """
+        prompt_embeds, _ = self.pipeline.encode_prompt(
+            prompt=prompts,
+            do_classifier_free_guidance=False,  # the negative prompt is embedded once, by itself
+            max_sequence_length=self.config.max_sequence_length,
+            device=self.device,
+        )
+        return {"prompt_embeds": prompt_embeds}
+
+    def sigmas_of_family(self, num_steps: int) -> Tensor:
+        """Return the scheduler's own sigmas, beginning at 1.
+
+        Wan comes with UniPC, which begins at 1 - 1e-6 to keep a logarithm finite that only it takes
+        and truncates timesteps to integers; here they are 1000 sigma.
+        """
+        sigmas = scheduler_sigmas(self.pipeline.scheduler, num_inference_steps=num_steps)
+        return torch.where(sigmas > 1 - 2e-6, 1.0, sigmas)
+
+    def predict(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
+        """Return the velocities [B, z, F, h, w]."""
+        velocity: Tensor = self.transformer(
+            hidden_states=x.to(self.dtype),
+            timestep=1000 * sigma,
+            encoder_hidden_states=condition["prompt_embeds"].to(self.dtype),
+            return_dict=False,
+        )[0]
+        return velocity
+
+    def vae_latents(self, x: Tensor) -> Tensor:
+        """Return latents [B, z, F, h, w]."""
+        return with_latent_statistics(x, self.pipeline.vae.config)

@@ -1,0 +1,26 @@
+"""What an evaluation shows of its images and videos."""
+
+import numpy as np
+import torch
+
+from tasks.evaluate import SHOWN_PER_PROMPT, THUMBNAIL_PIXELS, _thumbnails
+
+
+def test_images_become_bytes_channels_last():
+    images = torch.rand(3, 10, 3, 16, 24)
+    shown = _thumbnails(images, 2)
+    assert shown.shape == (2, SHOWN_PER_PROMPT, 16, 24, 3)
+    assert shown.dtype == np.uint8
+    expected = (images[1, 4].permute(1, 2, 0) * 255).round().byte().numpy()
+    np.testing.assert_array_equal(shown[1, 4], expected)
+
+
+def test_large_images_are_shrunk():
+    assert _thumbnails(torch.rand(1, 1, 3, 256, 512), 1).shape == (1, 1, 64, 128, 3)
+    assert THUMBNAIL_PIXELS == 128
+
+
+def test_a_video_is_shown_by_its_middle_frame():
+    videos = torch.rand(2, 3, 5, 3, 16, 24)
+    np.testing.assert_array_equal(_thumbnails(videos, 2), _thumbnails(videos[:, :, 2], 2))
+    assert _thumbnails(videos, 0).shape == (0, 3, 16, 24, 3)
