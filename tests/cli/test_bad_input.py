@@ -27,7 +27,7 @@ SETTINGS = {
         "--rollout.transition cps --rollout.noise-level 1.5",
         "rollout.noise_level is 1.5, but cps takes a share",
     ),
-    "unknown transition": ("--rollout.transition sde", "must be 'flow_sde', 'cps' or 'dance'"),
+    "unknown transition": ("--rollout.transition sde", "must be 'flow_sde', 'cps', 'dance', 'wan_sde' or 'longcat_sde'"),
     "no rewards": ("--rewards {}", "rewards is empty; name at least one"),
     "rewards that weigh nothing": ("--rewards.shapes 0", "rewards {'shapes': 0.0} all weigh 0"),
     "unknown reward": ("--rewards.shaps 1", "unknown reward 'shaps'; did you mean shapes?"),

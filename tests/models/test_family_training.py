@@ -7,13 +7,16 @@ from families import FAMILIES, load_tiny, stock
 from packs import make_packs
 from tiny_policies import moved_weights
 
-from digen_core.config import FlowGrpoConfig, LoraConfig, RolloutConfig
+from digen_core.config import LoraConfig, RunConfig
 from digen_core.control.protocol import Fragment
 from digen_core.models.export import save_for_diffusers
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.models.trainable import make_trainable, set_weights, trainable_parameters
 from digen_core.rollout.sampler import denoise, initial_latent
-from digen_core.training.gradient_sum import GradientSum, gather_pairs, pack_gradient
+from digen_core.rollout.steps import steps_of_iteration
+from digen_core.training.gradient_sum import GradientSum, add, pack_gradient
+from digen_core.training.objectives import OBJECTIVES
+from digen_core.training.pairs import gather_pairs
 from digen_core.transport.arrays import to_array, to_arrays
 from digen_core.transport.segment import Segment
 
@@ -33,7 +36,7 @@ PUBLISHED = {  # FlowGRPO's targets beside the default ones
 }
 LORA = LoraConfig(rank=3, alpha=10)  # a strength that is lost if alpha is
 FRAGMENT = Fragment(iteration=0, group=0, index=0, first_sample=0, num_samples=4)
-TRAINED = range(2)
+ALGORITHMS = (*OBJECTIVES, "diffusion_nft")
 PROMPT = "a red circle"
 
 
@@ -49,7 +52,19 @@ def trained_policy(folder: str, family: str, dtype: str = "float32", lora=LORA):
     return policy
 
 
-def sampled(policy, rollout: RolloutConfig) -> Segment:
+def config_of(family: str, dtype: str = "float32", transition="flow_sde", **algorithm) -> RunConfig:
+    """An update of one group: 4 samples of 3 steps."""
+    shape = {"prompts_per_iteration": 1, "group_size": 4, "fragment_size": 4, "num_steps": 3}
+    return RunConfig.model_validate(
+        {
+            "model": {"family": family, "dtype": dtype},
+            "rollout": {**shape, "transition": transition},
+            "algorithm": algorithm,
+        }
+    )
+
+
+def sampled(policy, config: RunConfig) -> Segment:
     """A fragment as a denoise task returns it."""
     x = initial_latent(policy, seed=0, group=(0, 0), samples=FRAGMENT.samples)
     done = list(
@@ -57,10 +72,10 @@ def sampled(policy, rollout: RolloutConfig) -> Segment:
             policy,
             x,
             policy.encode([PROMPT]),
-            policy.sigmas(rollout.num_steps),
-            steps=range(rollout.num_steps),
-            noisy_steps=TRAINED,
-            config=rollout,
+            policy.sigmas(config.rollout.num_steps),
+            steps=range(config.rollout.num_steps),
+            noisy_steps=steps_of_iteration(config, 0).noisy,
+            config=config.rollout,
             seed=0,
             group=(0, 0),
             samples=FRAGMENT.samples,
@@ -71,9 +86,9 @@ def sampled(policy, rollout: RolloutConfig) -> Segment:
     return Segment(FRAGMENT, 0, latents, logprobs, version=0)
 
 
-def replayed(policy, pack_size: int, transition: str = "flow_sde") -> list[GradientSum]:
-    rollout = RolloutConfig(group_size=4, fragment_size=4, num_steps=3, transition=transition)
-    segment, sigmas = sampled(policy, rollout), policy.sigmas(rollout.num_steps)
+def replayed(policy, config: RunConfig, pack_size: int) -> list[GradientSum]:
+    segment, sigmas = sampled(policy, config), policy.sigmas(config.rollout.num_steps)
+    trained = steps_of_iteration(config, 0).trained
     return [
         pack_gradient(
             policy,
@@ -84,13 +99,13 @@ def replayed(policy, pack_size: int, transition: str = "flow_sde") -> list[Gradi
                 {0: np.array([1.5, -0.5, -2.0, 1.0])},
                 sigmas,
                 policy.device,
+                config,
+                version=0,
             ),
-            rollout=rollout,
-            algorithm=FlowGrpoConfig(),
+            config,
             sigma_max=float(sigmas[1]),
-            num_pairs_of_update=8,
         )
-        for pack in make_packs([FRAGMENT], TRAINED, iteration=0, pack_size=pack_size)
+        for pack in make_packs([FRAGMENT], trained, iteration=0, pack_size=pack_size)
     ]
 
 
@@ -98,20 +113,40 @@ def replayed(policy, pack_size: int, transition: str = "flow_sde") -> list[Gradi
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_replay_in_the_batch_of_the_rollout_is_exact(tiny_families, family, dtype, transition):
     policy = trained_policy(tiny_families[family], family, dtype)
-    for result in replayed(policy, 4, transition):
+    for result in replayed(policy, config_of(family, dtype, transition), 4):
         assert result.metrics.max_log_ratio == 0
 
 
 @pytest.mark.parametrize("pack_size", [1, 3, 8])
 def test_replay_in_other_batches_is_exact_but_for_rounding(tiny_families, family, pack_size):
     policy = trained_policy(tiny_families[family], family)
-    for result in replayed(policy, pack_size):
+    for result in replayed(policy, config_of(family), pack_size):
         assert result.metrics.max_log_ratio <= 1e-6
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_trains_every_family(tiny_families, family, algorithm):
+    """Replay is exact, and packs of any size add up to one gradient."""
+    policy = trained_policy(tiny_families[family], family)
+    settings = {"window_size": 1} if algorithm == "mix_grpo" else {"kl_coefficient": 0.1}
+    config = config_of(family, type=algorithm, **settings)
+    num_pairs = 4 * len(steps_of_iteration(config, 0).trained)
+    (whole,) = replayed(policy, config, num_pairs)
+    total = None
+    for part in replayed(policy, config, 4):
+        assert part.metrics.max_log_ratio == 0
+        total = part if total is None else add(total, part)
+    assert total.metrics.num_pairs == num_pairs
+    assert whole.metrics.max_log_ratio <= 1e-6
+    scale = max(np.abs(value).max() for value in whole.gradient.values())
+    assert scale > 0
+    for name, value in whole.gradient.items():
+        np.testing.assert_allclose(total.gradient[name], value, rtol=0, atol=1e-4 * scale)
 
 
 def test_all_adapters_learn_and_nothing_else(tiny_families, family):
     policy = trained_policy(tiny_families[family], family)
-    (result,) = replayed(policy, 8)
+    (result,) = replayed(policy, config_of(family), 8)
     assert result.gradient.keys() == trainable_parameters(policy).keys()
     assert all("lora_" in name for name in result.gradient)
     for name, gradient in result.gradient.items():
@@ -126,7 +161,7 @@ def test_every_published_target_has_an_adapter_and_the_unused_ones_are_allowed(
     policy = trained_policy(tiny_families[family], family, lora=LoraConfig(targets=targets))
     names = trainable_parameters(policy)
     assert all(any(f".{target}.lora_A" in name for name in names) for target in targets)
-    (result,) = replayed(policy, 8)
+    (result,) = replayed(policy, config_of(family), 8)
     assert result.metrics.max_log_ratio <= 1e-6
     without = names.keys() - result.gradient.keys()
     # the text stream of the last block reaches no output
