@@ -6,15 +6,11 @@ and combinations that cannot work are refused here with the values that clash an
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-
-class Strict(BaseModel):
-    """A config node: immutable, unknown keys are errors, attribute docstrings are the help text."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
+from digen_core.reward_config import RewardConfig, ShapesConfig
+from digen_core.reward_keys import with_types
+from digen_core.strict import Strict
 
 
 class ModelConfig(Strict):
@@ -319,8 +315,9 @@ class RunConfig(Strict):
     max_minutes: float | None = Field(None, gt=0)
     """Stop at the end of the iteration in which this much time has passed; null never stops."""
 
-    rewards: dict[str, float] = {"shapes": 1.0}
-    """Weight of each reward: a name from digen_core/rewards or your own `module:function`."""
+    rewards: dict[str, RewardConfig] = Field(default={"shapes": ShapesConfig()})
+    """Each reward's weight, or a table of its options: see docs/rewards.md. A name is a type of
+    reward, or any name with a type, or your own `module:function`."""
 
     model: ModelConfig = ModelConfig()
     prompts: PromptsConfig = PromptsConfig()
@@ -336,6 +333,16 @@ class RunConfig(Strict):
     def samples_per_iteration(self) -> int:
         """Samples of one iteration: N groups of G."""
         return self.rollout.prompts_per_iteration * self.rollout.group_size
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """The weight of each reward."""
+        return {name: reward.weight for name, reward in self.rewards.items()}
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _with_reward_types(cls, rewards: object) -> object:
+        return with_types(rewards)
 
     @model_validator(mode="after")
     def _check_trained_steps(self) -> Self:
@@ -376,8 +383,8 @@ class RunConfig(Strict):
     def _check_rewards(self) -> Self:
         if not self.rewards:
             raise ValueError("rewards is empty; name at least one, for example shapes = 1.0.")
-        if not any(self.rewards.values()):
-            raise ValueError(f"rewards {self.rewards} all weigh 0; nothing would be learnt.")
+        if not any(self.reward_weights.values()):
+            raise ValueError(f"rewards {self.reward_weights} all weigh 0; nothing would be learnt.")
         return self
 
 

@@ -18,9 +18,17 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from digen_core.config import ConfigError, RunConfig
+from digen_core.reward_keys import (
+    NULL,
+    key_in_reward,
+    kind_of_option,
+    unknown_option,
+    unknown_reward,
+    with_nones,
+    without_type,
+)
 
 CONFIG_OF_RUN = "config.json"  # in the folder of a run
-NULL = "null"
 _WIDTH = 100
 _MESSAGES = {"model_type": "is a table of keys", "missing": "a value is missing"}
 
@@ -87,7 +95,7 @@ def parse_value(key: str, text: str) -> Any:
     field = known_keys().get(key)
     if field is None and not key.startswith("rewards."):
         raise ConfigError(f"unknown key {key}; {suggestion(key)}")
-    kind = field.annotation if field else float
+    kind = field.annotation if field else kind_of_option(key)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         inner = next(name for name in known_keys() if name.startswith(f"{key}."))
         raise ConfigError(f"{key} is a table of keys; set one of them, for example {inner}")
@@ -103,9 +111,14 @@ def describe(error: ValidationError) -> str:
     problems: dict[str, list[str]] = {}
     values: dict[str, str] = {}
     for item in error.errors():
-        location = ".".join(str(part) for part in item["loc"])
+        parts, kind = without_type(item["loc"])
+        location = ".".join(parts)
         if item["type"] == "extra_forbidden":
-            problems[f"unknown key {location}"] = [suggestion(location)]
+            hint = unknown_option(parts, kind) if kind else suggestion(location)
+            problems[f"unknown key {location}"] = [hint]
+            continue
+        if item["type"] == "union_tag_invalid":
+            problems[unknown_reward(item["ctx"]["tag"])] = []
             continue
         key = _longest_known(location)
         message = _MESSAGES.get(item["type"], item["msg"].removeprefix("Value error, "))
@@ -193,8 +206,12 @@ def _lines(node: BaseModel, prefix: str) -> Iterator[str]:
             yield from _lines(value, f"{prefix}{name}.")
         else:
             for key, item in value.items():
-                is_bare = re.fullmatch(r"[A-Za-z0-9_-]+", key)
-                yield f"{key if is_bare else _literal(key)} = {_literal(item)}"
+                label = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _literal(key)
+                if isinstance(item, BaseModel):
+                    yield from ("", *_comment(type(item).__doc__), f"[{prefix}{name}.{label}]")
+                    yield from _lines(item, f"{prefix}{name}.{label}.")
+                else:
+                    yield f"{label} = {_literal(item)}"
 
 
 def _comment(text: str | None) -> list[str]:
@@ -209,6 +226,8 @@ def _literal(value: Any) -> str:
     """Return a value as TOML."""
     if value is None:
         return f'"{NULL}"'
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, tuple):
         return f"[{', '.join(map(_literal, value))}]"
     if isinstance(value, str):
@@ -229,11 +248,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _lay(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key in a tree; all that follows ``rewards.`` is the name of one reward."""
-    first, _, rest = key.partition(".")
-    *parents, leaf = (first, rest) if first == "rewards" and rest else key.split(".")
-    if parents == ["rewards"]:
-        tree.setdefault("rewards", dict(RunConfig().rewards))
+    """Set a dotted key in a tree; what follows ``rewards.`` is a reward's name and its option."""
+    *parents, leaf = key.split(".")
+    if key.startswith("rewards."):
+        tree.setdefault("rewards", RunConfig().reward_weights)
+        *parents, leaf = key_in_reward(tree["rewards"], key.removeprefix("rewards."), value)
     for parent in parents:
         if tree.get(parent, NULL) == NULL:
             tree[parent] = {}
@@ -248,7 +267,9 @@ def _with_nulls(tree: Mapping[str, Any], model: type[BaseModel]) -> dict[str, An
     result: dict[str, Any] = {}
     for name, value in tree.items():
         field = model.model_fields.get(name)
-        if field is not None and value == NULL and NoneType in get_args(field.annotation):
+        if name == "rewards" and isinstance(value, dict):
+            value = {key: with_nones(item) for key, item in value.items()}
+        elif field is not None and value == NULL and NoneType in get_args(field.annotation):
             value = None
         elif field is not None and isinstance(value, dict) and (table := _table(field)):
             value = _with_nulls(value, table)

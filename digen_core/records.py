@@ -3,7 +3,7 @@
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from digen_core.config import Strict
+from digen_core.strict import Strict
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from digen_core.models.trainable import (
     set_weights,
     trainable_parameters,
 )
+from digen_core.rewards.failures import component_means, settle
 from digen_core.rewards.scoring import RewardFn, score_images
 from digen_core.seeding import NOISE, WINDOW, noise_of, numpy_generator_for
 from digen_core.training.optimizer import adamw, learning_rate_of
@@ -124,7 +125,8 @@ def _rollout(
         set_weights(policy, generated_by[index])
         group = _sample(config, policy, text, (iteration, index))
         images = policy.decode(group.latents[-1])
-        columns.append(score_images(rewards, config.rewards, images, [text] * size))
+        scored = score_images(rewards, config.rewards, images, [text] * size)
+        columns.append(settle(scored, config.reward_weights))
         groups.append(group)
     scored = {name: np.concatenate([column[name] for column in columns]) for name in columns[0]}
     values = torch.from_numpy(scored["reward"])
@@ -140,7 +142,7 @@ def _rollout(
     for index, group in enumerate(groups):
         if index not in skipped:
             group.advantages = advantages[owner == index].to(policy.device, policy.latent_dtype)
-    means = {f"reward/{name}": float(value.mean()) for name, value in scored.items()}
+    means = {f"reward/{name}": mean for name, mean in component_means(scored).items()}
     row = {"reward/mean": means.pop("reward/reward"), **means}
     return groups, {**row, "groups/zero_variance": float(len(skipped))}
 

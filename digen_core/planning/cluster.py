@@ -9,10 +9,11 @@ from typing import Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from digen_core.config import ConfigError, Strict
+from digen_core.config import ConfigError
 from digen_core.config_file import describe_fields
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device, Role
+from digen_core.strict import Strict
 
 ROLES: dict[str, frozenset[Role]] = {
     "rollout": frozenset({"rollout"}),

@@ -7,12 +7,13 @@ from typing import Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from digen_core.config import ConfigError, Strict
+from digen_core.config import ConfigError
 from digen_core.config_file import describe_fields
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device, Role
 from digen_core.control.schedule import Workload
 from digen_core.sim.problem import MIN_ROLLOUT_SHARE
+from digen_core.strict import Strict
 
 TIMES = (
     "d0",

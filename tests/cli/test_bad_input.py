@@ -15,7 +15,7 @@ SETTINGS = {
     ),
     "negative learning rate": ("--train.learning-rate -1", "(got -1)"),
     "NaN learning rate": ("--train.learning-rate nan", "train.learning_rate: must be a finite"),
-    "infinite reward weight": ("--rewards.shapes inf", "rewards.shapes: must be a finite number"),
+    "infinite reward weight": ("--rewards.shapes inf", "rewards.shapes.weight: must be a finite"),
     "learning rate in words": ("--train.learning-rate fast", "(got 'fast')"),
     "no steps in a task": ("--rollout.steps-per-task 0", "or must be 'auto' (got 0)"),
     "window outside": (
@@ -176,7 +176,7 @@ def test_a_reward_of_ones_own_is_taken(job, local):
     (job / "my_reward.py").write_text("def bright(images, prompts): ...")
     (job / "evaluation.txt").write_text("a purple cow\n")  # fine without the reward `shapes`
     assert run(["train", "job.toml", "--rewards", '{"my_reward:bright" = 1}']) == 0
-    assert local.calls[0].rewards == {"my_reward:bright": 1.0}
+    assert local.calls[0].reward_weights == {"my_reward:bright": 1.0}
 
 
 def test_cuda_is_refused_where_there_is_none(local, refused, monkeypatch):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from digen_core.config import RunConfig
 from digen_core.control.protocol import Device, Fragment
 from digen_core.records import Span
 from digen_core.trace.gaps import CAUSES
@@ -21,7 +22,7 @@ ROUND = Round(4, ["a red circle", "a blue square"], range(2))
 def session(tmp_path):
     devices = [Device("rollout-0", frozenset({"rollout"})), Device("trainer-0", frozenset())]
     return SimpleNamespace(
-        config=SimpleNamespace(seed=9), devices=devices, run_dir=tmp_path, trace=LiveTrace()
+        config=RunConfig(seed=9), devices=devices, run_dir=tmp_path, trace=LiveTrace()
     )
 
 

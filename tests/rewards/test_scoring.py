@@ -3,14 +3,20 @@ import pytest
 import torch
 
 from digen_core.config import ConfigError
-from digen_core.rewards.scoring import RewardError, import_reward, score_images
+from digen_core.reward_config import FunctionConfig
+from digen_core.rewards.own import import_reward
+from digen_core.rewards.scoring import RewardError, score_images
 
 IMAGES = torch.zeros(3, 3, 8, 8)
 PROMPTS = ["a", "b", "c"]
 
 
-def score(function, weight=1.0):
-    return score_images({"mine": function}, {"mine": weight}, IMAGES, PROMPTS)
+def options(**changes) -> FunctionConfig:
+    return FunctionConfig(function="mine:judge", backoff_seconds=0, **changes)
+
+
+def score(function, images=IMAGES, **changes):
+    return score_images({"mine": function}, {"mine": options(**changes)}, images, PROMPTS)
 
 
 def test_rewards_are_weighted_and_summed_in_float64():
@@ -21,7 +27,8 @@ def test_rewards_are_weighted_and_summed_in_float64():
             "detail": torch.tensor([0.25, 0.5, 0.75], dtype=torch.bfloat16),
         },
     }
-    columns = score_images(functions, {"ones": 0.1, "parts": -2.0}, IMAGES, PROMPTS)
+    configs = {"ones": options(weight=0.1), "parts": options(weight=-2.0)}
+    columns = score_images(functions, configs, IMAGES, PROMPTS)
     assert list(columns) == ["reward", "ones/score", "parts/score", "parts/detail"]
     assert all(column.dtype == np.float64 for column in columns.values())
     np.testing.assert_array_equal(columns["reward"], [0.1 - 2, 0.1 - 4, 0.1 - 6])
