@@ -10,6 +10,7 @@ from digen_core.config import RunConfig
 from digen_core.data import prompts_of_iteration
 from digen_core.models.trainable import initial_weights, set_weights
 from digen_core.reference import post_train_serially
+from digen_core.reward_config import FunctionConfig
 from digen_core.rollout.evaluation import sample_images
 
 PROMPTS = ["a red circle", "a blue square", "two green triangles"]
@@ -114,6 +115,22 @@ def test_equal_rewards_everywhere_leave_version_zero(policy_of):
     assert_equal(run.ema, start)
     assert [row["groups/zero_variance"] for row in run.metrics] == [2, 2]
     assert [row["train/grad_norm"] for row in run.metrics] == [0, 0]
+
+
+def test_a_neutral_reward_that_always_fails_changes_no_weight(policy_of, train):
+    config = config_of()
+    down = FunctionConfig(function="tests:down", weight=3.0, on_failure="neutral")
+    both = config.model_copy(update={"rewards": {**config.rewards, "tests:down": down}})
+
+    def fails(images, prompts):
+        raise ConnectionError("down")
+
+    rewards = {"tests:judge": brightness, "tests:down": fails}
+    run = post_train_serially(both, policy_of(both), PROMPTS, rewards)
+    alone = train()
+    assert_equal(run.weights, alone.weights)
+    for row, expected in zip(run.metrics, alone.metrics, strict=True):
+        assert row == {**expected, "reward/tests:down/failed": 1.0}
 
 
 def test_a_group_with_equal_rewards_contributes_nothing(train):

@@ -26,9 +26,9 @@ class Consistency:
         """Score videos [B, F, 3, H, W]: float32 [B].
 
         Raises:
-            PermanentError: the videos have one frame.
+            PermanentError: the videos have one frame only.
         """
-        check_frames(videos)
+        check_frames(videos, 2)
         frames = self._clip.embed_images(videos.flatten(0, 1))
         frames = frames.reshape(*videos.shape[:2], -1)  # [B, F, D]
         to_first = (frames[:, :1] * frames[:, 1:]).sum(dim=-1)

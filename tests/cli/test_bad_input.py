@@ -38,6 +38,52 @@ SETTINGS = {
     "reward function that is missing": ("--rewards.json:f 1", "'json' has no function 'f'"),
     "reward that is no function": ("--rewards.math:pi 1", "'math' has no function 'pi'"),
     "reward without function": ("--rewards.json: 1", "'json:' is neither a reward of digen nor"),
+    "reward that lacks an option": ("--rewards.hps 1", "rewards.hps.path: a value is missing"),
+    "unknown option of a reward": (
+        "--rewards.quality {type='remote',url='http://x',batchsize=3}",
+        "unknown key rewards.quality.batchsize: did you mean rewards.quality.batch_size?",
+    ),
+    "option of no reward": (
+        "--rewards.shapes.xyzzy 3",
+        "unknown key rewards.shapes.xyzzy: it has weight, on_failure, max_attempts,",
+    ),
+    "unknown type of reward": (
+        "--rewards.quality.type pixscore",
+        "unknown reward 'pixscore'; did you mean pickscore?",
+    ),
+    "reward without type": (
+        "--rewards.quality.url http://x",
+        "unknown reward 'quality'; its type is one of shapes, jpeg_compressibility,",
+    ),
+    "reward name with a blank": ("--rewards.a+b 1", "the reward name 'a+b' is neither module:func"),
+    "remote reward elsewhere": (
+        "--rewards.q {type='remote',url='ftp://x'}",
+        "rewards.q.url: String should match pattern '^https?://\\S+$' (got 'ftp://x')",
+    ),
+    "no attempt": (
+        "--rewards.shapes.max_attempts 0",
+        "rewards.shapes.max_attempts: must be greater than or equal to 1 (got 0)",
+    ),
+    "unknown failure policy": (
+        "--rewards.shapes.on_failure ignore",
+        "rewards.shapes.on_failure: must be 'fail' or 'neutral' (got 'ignore')",
+    ),
+    "reward model that is nowhere": (
+        "--rewards.clipscore.path a/b/c",
+        "rewards.clipscore.path a/b/c is neither a folder (seen from",
+    ),
+    "aesthetic head that is nowhere": (
+        "--rewards.aesthetic.head no.safetensors",
+        "rewards.aesthetic.head no.safetensors is no file (seen from",
+    ),
+    "options for a function": (
+        "--rewards.json:dumps.options.a 1",
+        "'json:dumps' is a function, but has the options {'a': 1}; only a class takes them",
+    ),
+    "prompts without quoted text": (
+        "--rewards {ocr=1}",
+        "train.txt line 1 is not for the reward 'ocr': the prompt 'a red circle' quotes no text",
+    ),
     "unknown family": ("--model.family sd3", "model.family: must be 'flux' (got 'sd3')"),
     "unknown dtype": ("--model.dtype int8", "model.dtype: must be 'float64',"),
     "unknown device": ("--model.device gpu", "model.device 'gpu' is none; use auto, cpu or cuda"),

@@ -151,6 +151,34 @@ def test_metrics_by_hand(recorder, session):
     assert all(isinstance(value, float) for value in metrics.values())
 
 
+def test_scores_that_failed_are_filled_in_when_their_group_is_complete(session):
+    weights = {"shapes": 1.0, "quality": {"type": "shapes", "weight": 2.0}}
+    session.config = RunConfig(seed=9, rewards=weights)
+    it = IterationRecorder(session, ROUND)
+    for fragment, quality, failed in (
+        (SECOND, [0.0, 0.0], [1.0, 1.0]),  # its call failed
+        (FIRST, [0.25, 0.75], [0.0, 0.0]),
+    ):
+        shapes = [0.5, 1.0]
+        total = [a + 2 * b for a, b in zip(shapes, quality, strict=True)]
+        columns = {"reward": total, "shapes/score": shapes}
+        columns |= {"quality/score": quality, "quality/failed": failed}
+        it.add_logprobs(
+            fragment, receipt(version=4, logprobs={"0": [-1.0, -1.0]}, seconds_per_step=0.1)
+        )
+        it.add_rewards(fragment, receipt(rewards=columns))
+    assert it.rewards_of(0) == [1.0, 2.5, 0.5 + 2 * 0.5, 1 + 2 * 0.5]
+    assert it.rewards_of(0) == [1.0, 2.5, 1.5, 2.0]  # asked again
+    it.add_advantages({0: np.zeros(4)}, ())
+    record = it.record(5, 8.0, 1)
+    assert [row.reward for row in record.samples] == [1.0, 2.5, 1.5, 2.0]
+    assert [row.rewards["quality/score"] for row in record.samples] == [0.25, 0.75, 0.5, 0.5]
+    assert [row.rewards["quality/failed"] for row in record.samples] == [0, 0, 1, 1]
+    assert record.metrics["reward/quality/failed"] == 0.5
+    assert record.metrics["reward/quality/score"] == 0.5
+    assert record.metrics["reward/mean"] == 1.75
+
+
 def test_the_measured_step_is_the_median(recorder):
     assert recorder.step_seconds == 0.2
 
