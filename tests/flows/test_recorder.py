@@ -155,6 +155,7 @@ def test_scores_that_failed_are_filled_in_when_their_group_is_complete(session):
     weights = {"shapes": 1.0, "quality": {"type": "shapes", "weight": 2.0}}
     session.config = RunConfig(seed=9, rewards=weights)
     it = IterationRecorder(session, ROUND)
+    add(session, it, Span(4, "score g00 f0", "score", "rollout-0", 9.0, 13.0, 14.0))
     for fragment, quality, failed in (
         (SECOND, [0.0, 0.0], [1.0, 1.0]),  # its call failed
         (FIRST, [0.25, 0.75], [0.0, 0.0]),
