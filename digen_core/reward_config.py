@@ -89,6 +89,9 @@ class ClipConfig(Strict):
     path: str = "openai/clip-vit-large-patch14"
     """Folder or hub id of the model, loaded with from_pretrained."""
 
+    revision: str | None = None
+    """Hub revision of `path`; null is the default branch."""
+
     processor: str | None = None
     """Folder or hub id of tokenizer and image processor; null: those of `path`."""
 

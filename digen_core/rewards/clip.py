@@ -30,8 +30,13 @@ class Clip:
 
         self._device, self._batch_size = device, config.batch_size
         try:
-            model = CLIPModel.from_pretrained(config.path, dtype=_DTYPES[config.dtype])
-            self._processor: Any = CLIPProcessor.from_pretrained(config.processor_path)
+            model = CLIPModel.from_pretrained(
+                config.path, revision=config.revision, dtype=_DTYPES[config.dtype]
+            )
+            self._processor: Any = CLIPProcessor.from_pretrained(
+                config.processor_path,
+                revision=config.revision if config.processor_path == config.path else None,
+            )
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
             raise ConfigError(

@@ -1,6 +1,6 @@
 """CLIPScore: 2.5 max(cos(image, prompt), 0).
 
-Hessel et al. 2021 (https://arxiv.org/abs/2104.08718), equation 1. FlowGRPO's CLIP score is
+Hessel et al. 2021 (https://arxiv.org/abs/2104.08718). FlowGRPO's CLIP score is
 logit_scale cos / 30, with logit_scale 100: the same, 4/3 times as large, where the cosine is > 0.
 """
 

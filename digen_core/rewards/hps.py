@@ -1,7 +1,7 @@
 """HPS v2: cos(image, prompt), of a CLIP ViT-H/14 trained on preferences.
 
-Wu et al. 2023 (https://arxiv.org/abs/2306.09341), without the factor 100 of its equation 1, as its
-published code and DanceGRPO have it.
+Wu et al. 2023 (https://arxiv.org/abs/2306.09341). The cosine itself, as its published code and
+DanceGRPO have it; tables show it times 100.
 """
 
 from collections.abc import Sequence

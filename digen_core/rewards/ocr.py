@@ -1,6 +1,6 @@
 """Can the text that the prompt quotes be read in the image?
 
-FlowGRPO's reward for rendering text (https://arxiv.org/abs/2505.05470, section 5.1):
+FlowGRPO's reward for rendering text (https://arxiv.org/abs/2505.05470):
 
     score = 1 - min(d, n) / n,   d = 0 if the read text contains the wanted one,
                                  else the Levenshtein distance between them,
