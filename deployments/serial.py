@@ -31,6 +31,6 @@ def train_serially(
         config,
         policy,
         read_prompts(config.prompts.train),
-        reward_functions(config.rewards),
+        reward_functions(config.rewards, policy.device),
         on_iteration=on_iteration,
     )

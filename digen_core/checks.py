@@ -6,13 +6,13 @@ need no torch come first, so that the usual mistakes show at once.
 
 import json
 import os
-import re
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
 from digen_core.config import ConfigError, Family, ModelConfig, RunConfig
 from digen_core.data import read_prompts
+from digen_core.hub import is_hub_id
+from digen_core.reward_checks import check_rewards
 
 FAMILY_PIPELINES: Final[dict[Family, str]] = {
     "flux": "FluxPipeline",
@@ -24,7 +24,6 @@ FAMILY_PIPELINES: Final[dict[Family, str]] = {
 """The `_class_name` that a model folder's model_index.json must have, by family."""
 
 _VOCABULARIES: Final = {"tokenizer.json", "vocab.json", "spiece.model"}
-_HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def check_inputs(config: RunConfig) -> None:
@@ -39,10 +38,8 @@ def check_inputs(config: RunConfig) -> None:
     _check_enough_prompts(config, train)
     check_model_folder(config.model)
     _check_runs_dir(Path(config.tracking.runs_dir))
-    if "shapes" in config.rewards:
-        _check_shapes_prompts(config, train, evaluation)
+    check_rewards(config, train, evaluation)
     _check_device(config)
-    _check_rewards(config)
 
 
 def check_model_folder(model: ModelConfig) -> None:
@@ -135,7 +132,7 @@ def _causes(error: BaseException | None) -> list[BaseException]:
 def _check_hub_id(path: str) -> None:
     if Path(path).exists():
         raise ConfigError(f"model.path {path} is a file; give the folder of a diffusers pipeline")
-    if not _HUB_ID.fullmatch(path) or path.startswith("."):
+    if not is_hub_id(path):
         raise ConfigError(
             f"model.path {path} is neither a folder (seen from {Path.cwd()}) nor a hub id such as "
             "org/name; correct it"
@@ -166,38 +163,6 @@ def _check_enough_prompts(config: RunConfig, train: list[str]) -> None:
         )
 
 
-def _check_shapes_prompts(config: RunConfig, train: list[str], evaluation: list[str]) -> None:
-    """Check that the reward ``shapes`` can judge every prompt, and that no scene is in both files.
-
-    A scene has several wordings, so comparing the prompts alone is not enough.
-    """
-    from digen_core.worlds.shapes import Scene, parse_prompt
-
-    trained: dict[Scene, str] = {}
-    files = ((config.prompts.train, train), (config.prompts.evaluation, evaluation))
-    for path, prompts in files:
-        for prompt in prompts:
-            try:
-                scene = parse_prompt(prompt)
-            except ValueError as error:
-                raise ConfigError(
-                    f"{path} line {_line_of(path, prompt)} is not for the reward 'shapes': {error}"
-                ) from error
-            if prompts is train:
-                trained[scene] = prompt
-            elif scene in trained:
-                raise ConfigError(
-                    f"the evaluation prompt {prompt!r} asks for the same as the train prompt "
-                    f"{trained[scene]!r}; keep one of them"
-                )
-
-
-def _line_of(path: str, prompt: str) -> int:
-    """Return the 1-based number of the line that holds a prompt."""
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
-    return 1 + [line.strip() for line in lines].index(prompt)
-
-
 def _check_runs_dir(runs_dir: Path) -> None:
     existing = runs_dir
     while not existing.exists() and existing != existing.parent:
@@ -225,27 +190,3 @@ def _check_device(config: RunConfig) -> None:
         raise ConfigError(
             f"model.device is {name!r}, but torch sees no CUDA device here; use auto or cpu"
         )
-
-
-def _check_rewards(config: RunConfig) -> None:
-    """Check that every reward is a name of digen's, or can be imported."""
-    from digen_core.rewards import REWARDS
-    from digen_core.rewards.scoring import import_reward
-
-    for name in config.rewards:
-        if name in REWARDS:
-            continue
-        if ":" not in name:
-            near = get_close_matches(name, REWARDS, 1)
-            hint = f"did you mean {near[0]}?" if near else f"digen has {', '.join(REWARDS)};"
-            raise ConfigError(f"unknown reward {name!r}; {hint} Your own is named module:function")
-        try:
-            import_reward(name)
-        except ConfigError as error:
-            raise ConfigError(
-                f"{error}; it must be installed, or its folder be in PYTHONPATH"
-            ) from error
-        except Exception as error:  # whatever the user's module does when it is imported
-            raise ConfigError(
-                f"rewards: importing {name!r} raised {type(error).__name__}: {error}"
-            ) from error

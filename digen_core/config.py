@@ -6,16 +6,17 @@ and combinations that cannot work are refused here with the values that clash an
 
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from digen_core.algorithm_config import AlgorithmConfig, FlowGrpoConfig, Transition
+from digen_core.reward_config import RewardConfig, ShapesConfig
+from digen_core.reward_keys import with_types
 from digen_core.strict import Strict
 
 Family = Literal["flux", "sd3", "qwen_image", "wan", "hunyuan_video"]
 """A model family: an adapter in digen_core/models."""
 
 VIDEO_FAMILIES: Final[tuple[Family, ...]] = ("wan", "hunyuan_video")
-
 
 WITH_BARRIER = ("colocated", "colocated-strong", "disaggregated")
 """Layouts that train when all rewards of the iteration are there."""
@@ -326,8 +327,9 @@ class RunConfig(Strict):
     max_minutes: float | None = Field(None, gt=0)
     """Stop at the end of the iteration in which this much time has passed; null never stops."""
 
-    rewards: dict[str, float] = Field({"shapes": 1.0})
-    """Weight of each reward: a name from digen_core/rewards or your own `module:function`."""
+    rewards: dict[str, RewardConfig] = Field(default={"shapes": ShapesConfig()})
+    """Each reward's weight, or a table of its options: see docs/rewards.md. A name is a type of
+    reward, or any name with a type, or your own `module:function`."""
 
     model: ModelConfig = ModelConfig()
     prompts: PromptsConfig = PromptsConfig()
@@ -381,6 +383,16 @@ class RunConfig(Strict):
         groups = self.rollout.prompts_per_iteration
         return groups * self.trained_per_group * self.num_trained_steps
 
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """The weight of each reward."""
+        return {name: reward.weight for name, reward in self.rewards.items()}
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _with_reward_types(cls, rewards: object) -> object:
+        return with_types(rewards)
+
     @model_validator(mode="after")
     def _check_algorithm(self) -> Self:
         self.algorithm.check_steps(self.rollout.num_steps)
@@ -426,8 +438,8 @@ class RunConfig(Strict):
     def _check_rewards(self) -> Self:
         if not self.rewards:
             raise ValueError("rewards is empty; name at least one, for example shapes = 1.0.")
-        if not any(self.rewards.values()):
-            raise ValueError(f"rewards {self.rewards} all weigh 0; nothing would be learnt.")
+        if not any(self.reward_weights.values()):
+            raise ValueError(f"rewards {self.reward_weights} all weigh 0; nothing would be learnt.")
         return self
 
 

@@ -7,7 +7,7 @@ import json
 import re
 import textwrap
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -18,9 +18,17 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from digen_core.config import ConfigError, RunConfig
+from digen_core.reward_keys import (
+    NULL,
+    key_in_reward,
+    kind_of_option,
+    unknown_option,
+    unknown_reward,
+    with_nones,
+    without_type,
+)
 
 CONFIG_OF_RUN = "config.json"  # in the folder of a run
-NULL = "null"
 _WIDTH = 100
 _MESSAGES = {"model_type": "is a table of keys", "missing": "a value is missing"}
 
@@ -87,7 +95,7 @@ def parse_value(key: str, text: str) -> Any:
     field = known_keys().get(key)
     if field is None and not key.startswith("rewards."):
         raise ConfigError(f"unknown key {key}; {suggestion(key)}")
-    kind = field.annotation if field else float
+    kind = field.annotation if field else kind_of_option(key)
     if field is not None and _tables(field) and NoneType not in get_args(kind):
         inner = next(name for name in known_keys() if name.startswith(f"{key}."))
         raise ConfigError(f"{key} is a table of keys; set one of them, for example {inner}")
@@ -103,18 +111,21 @@ def describe(error: ValidationError) -> str:
     problems: dict[str, list[str]] = {}
     values: dict[str, str] = {}
     for item in error.errors():
-        location = _location(item["loc"])
+        parts, kind = without_type(item["loc"])
+        location = _location(parts)
         if item["type"] == "extra_forbidden":
-            text = suggestion(location)
-            if location in known_keys():  # of another choice
-                text = f"{item['loc'][0]}.type {item['loc'][1]} has none"
-            problems[f"unknown key {location}"] = [text]
+            hint = unknown_option(parts, kind) if kind else suggestion(location)
+            if location in known_keys():  # of another algorithm
+                hint = f"{parts[0]}.type {parts[1]} has none"
+            problems[f"unknown key {location}"] = [hint]
+            continue
+        if item["type"] == "union_tag_invalid" and parts[0] == "rewards":
+            problems[unknown_reward(item["ctx"]["tag"])] = []
             continue
         if item["type"] == "union_tag_invalid":
-            context = item["ctx"]
-            tag = f"{location}.{context['discriminator'].strip(chr(39))}"
-            problems[tag] = [f"must be one of {context['expected_tags']}"]
-            values[tag] = f" (got {context['tag']!r})"
+            tags = item["ctx"]
+            problems[f"{location}.type"] = [f"must be one of {tags['expected_tags']}"]
+            values[f"{location}.type"] = f" (got {tags['tag']!r})"
             continue
         key = _longest_known(location)
         message = _MESSAGES.get(item["type"], item["msg"].removeprefix("Value error, "))
@@ -146,11 +157,11 @@ def describe_fields(error: ValidationError, model: type[BaseModel]) -> str:
     return "; ".join(problems)
 
 
-def _location(path: tuple[int | str, ...]) -> str:
+def _location(parts: Sequence[str]) -> str:
     """Return the dotted key of a path, without the names that a choice of tables adds."""
-    if len(path) > 1 and f"{path[0]}.type" in known_keys():
-        path = (path[0], *path[2:])
-    return ".".join(str(part) for part in path)
+    if len(parts) > 1 and f"{parts[0]}.type" in known_keys():
+        parts = [parts[0], *parts[2:]]
+    return ".".join(parts)
 
 
 def _longest_known(location: str) -> str:
@@ -210,8 +221,12 @@ def _lines(node: BaseModel, prefix: str) -> Iterator[str]:
             yield from _lines(value, f"{prefix}{name}.")
         else:
             for key, item in value.items():
-                is_bare = re.fullmatch(r"[A-Za-z0-9_-]+", key)
-                yield f"{key if is_bare else _literal(key)} = {_literal(item)}"
+                label = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _literal(key)
+                if isinstance(item, BaseModel):
+                    yield from ("", *_comment(type(item).__doc__), f"[{prefix}{name}.{label}]")
+                    yield from _lines(item, f"{prefix}{name}.{label}.")
+                else:
+                    yield f"{label} = {_literal(item)}"
 
 
 def _comment(text: str | None) -> list[str]:
@@ -226,6 +241,8 @@ def _literal(value: Any) -> str:
     """Return a value as TOML."""
     if value is None:
         return f'"{NULL}"'
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, tuple):
         return f"[{', '.join(map(_literal, value))}]"
     if isinstance(value, str):
@@ -246,11 +263,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _lay(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key in a tree; all that follows ``rewards.`` is the name of one reward."""
-    first, _, rest = key.partition(".")
-    *parents, leaf = (first, rest) if first == "rewards" and rest else key.split(".")
-    if parents == ["rewards"]:
-        tree.setdefault("rewards", dict(RunConfig().rewards))
+    """Set a dotted key in a tree; what follows ``rewards.`` is a reward's name and its option."""
+    *parents, leaf = key.split(".")
+    if key.startswith("rewards."):
+        tree.setdefault("rewards", RunConfig().reward_weights)
+        *parents, leaf = key_in_reward(tree["rewards"], key.removeprefix("rewards."), value)
     for parent in parents:
         if tree.get(parent, NULL) == NULL:
             tree[parent] = {}
@@ -265,7 +282,9 @@ def _with_nulls(tree: Mapping[str, Any], model: type[BaseModel]) -> dict[str, An
     result: dict[str, Any] = {}
     for name, value in tree.items():
         field = model.model_fields.get(name)
-        if field is not None and value == NULL and NoneType in get_args(field.annotation):
+        if name == "rewards" and isinstance(value, dict):
+            value = {key: with_nones(item) for key, item in value.items()}
+        elif field is not None and value == NULL and NoneType in get_args(field.annotation):
             value = None
         elif field is not None and isinstance(value, dict):
             for table in _tables(field):

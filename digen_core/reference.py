@@ -25,6 +25,7 @@ from digen_core.models.trainable import (
     set_weights,
     trainable_parameters,
 )
+from digen_core.rewards.failures import component_means, settle
 from digen_core.rewards.scoring import RewardFn, score_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.rollout.steps import steps_of_iteration
@@ -134,7 +135,8 @@ def _rollout(
         set_weights(policy, generated_by[index])
         group = _sample(config, policy, text, (iteration, index))
         images = policy.decode(group.latents[-1])
-        columns[index] = score_images(rewards, config.rewards, images, [text] * size)
+        scored = score_images(rewards, config.rewards, images, [text] * size)
+        columns[index] = settle(scored, config.reward_weights)
         groups.append(group)
     found = advantages_of(config, columns, dict(enumerate(texts)), history)
     for index, group in enumerate(groups):
@@ -145,7 +147,7 @@ def _rollout(
     scored = {
         name: np.concatenate([column[name] for column in columns.values()]) for name in columns[0]
     }
-    means = {f"reward/{name}": float(value.mean()) for name, value in scored.items()}
+    means = {f"reward/{name}": mean for name, mean in component_means(scored).items()}
     row = {"reward/mean": means.pop("reward/reward"), **means}
     return groups, {**row, "groups/zero_variance": float(len(found.skipped))}, found.history
 

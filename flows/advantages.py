@@ -1,19 +1,19 @@
 """Advantages, computed in the run's flow: the rewards came there with the receipts of scoring."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from digen_core.algorithms.ddpo import RewardHistory
 from digen_core.config import RunConfig
 from digen_core.training import advantages
-from digen_core.training.advantages import Advantages
+from digen_core.training.advantages import Advantages, Columns
 from tasks.emulation import EmulatedConfig
 
 
 def advantages_of(
     config: RunConfig,
-    columns: Mapping[int, Mapping[str, Sequence[float]]],
+    columns: Columns,
     prompts: Mapping[int, str],
     history: RewardHistory,
 ) -> Advantages:

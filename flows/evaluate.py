@@ -8,6 +8,7 @@ import numpy as np
 from prefect import flow
 
 from digen_core.records import EvaluationReport
+from digen_core.rewards.failures import component_means, settle
 from flows.collect import receipts_of
 from flows.publishing import publish_evaluation
 from flows.session import Session, say, session_of
@@ -65,10 +66,9 @@ def evaluate(run_id: str, tag: str) -> EvaluationReport:
 
 
 def _report(session: Session, parts: Sequence[dict[str, list[float]]]) -> EvaluationReport:
-    """Average the rewards of all tasks."""
-    means = {
-        name: float(np.mean(np.concatenate([part[name] for part in parts]))) for name in parts[0]
-    }
+    """Average the rewards of all tasks; for scores that failed, they are one group."""
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    means = component_means(settle(columns, session.config.reward_weights))
     return EvaluationReport(
         version=session.version,
         num_prompts=len(session.evaluation_prompts),

@@ -4,8 +4,11 @@ from statistics import fmean, mean, median, pstdev
 from time import time
 from typing import Any
 
+import numpy as np
+
 from digen_core.control.protocol import Fragment
 from digen_core.records import IterationRecord, SampleRow, Span
+from digen_core.rewards.failures import component_means, settle
 from digen_core.trace.gaps import idle_gaps
 from digen_core.trace.metrics import idle_shares, schedule_metrics
 from digen_core.trace.prediction import read_prediction
@@ -53,14 +56,20 @@ class IterationRecorder:
         self._rewards[fragment] = receipt["rewards"]
         self._add_seconds("score", fragment, receipt)
 
-    def rewards_of(self, group: int) -> dict[str, list[float]]:
-        """Return what scoring said of a group: a value of each sample by name, [G]."""
+    def rewards_of(self, group: int) -> dict[str, np.ndarray]:
+        """Return what scoring said of a group that is complete, [G] by name.
+
+        Scores that are missing are filled in here: only now are all fragments' there.
+        """
         parts = sorted(fragment for fragment in self._rewards if fragment.group == group)
-        names = self._rewards[parts[0]]
-        return {
-            name: [value for fragment in parts for value in self._rewards[fragment][name]]
-            for name in names
-        }
+        found = [self._rewards[fragment] for fragment in parts]
+        columns = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+        settled = settle(columns, self._session.config.reward_weights)
+        starts = np.cumsum([fragment.num_samples for fragment in parts])[:-1]
+        for name, values in settled.items():
+            for part, piece in zip(found, np.split(values, starts), strict=True):
+                part[name] = piece.tolist()
+        return settled
 
     def add_advantages(self, found: Advantages) -> None:
         """Note the advantages of some groups, and who of them is trained."""
@@ -156,10 +165,11 @@ class IterationRecorder:
                 components.setdefault(name, []).extend(values)
             groups.setdefault(fragment.group, []).extend(self._rewards[fragment]["reward"])
         total = components.pop("reward")
+        arrays = {name: np.array(values) for name, values in components.items()}
         return {
             "reward/mean": mean(total),
             "reward/std": mean(pstdev(values) for values in groups.values()),
-            **{f"reward/{name}": mean(values) for name, values in components.items()},
+            **{f"reward/{name}": value for name, value in component_means(arrays).items()},
             "groups/zero_variance": float(len(self._skipped)),
         }
 

@@ -83,7 +83,8 @@ def build_engine(run_id: str, config: RunConfig, device_name: str, roles: frozen
     parts = ALL_PARTS if "rollout" in roles else TRAINER_PARTS
     policy = LOADERS[config.model.family](config.model, parts)
     make_trainable(policy, config.train.lora, keep_reference=config.keeps_reference)
-    rewards = reward_functions(config.rewards)
+    is_scoring = "rollout" in roles
+    rewards = reward_functions(config.rewards, policy.device) if is_scoring else {}
     _engines.clear()  # one run at a time on a worker: the last one's memory is free again
     engine = _engines[run_id] = Engine(config, device_name, policy, rewards, versions_of(policy))
     return engine

@@ -9,9 +9,16 @@ from deployments.cli import run
 from deployments.overrides import config_of
 from digen_core.config import ConfigError, FlowGrpoConfig, LoraConfig, RunConfig, TrainConfig
 from digen_core.config_file import as_toml, known_keys, load_config
+from digen_core.reward_config import REWARD_TYPES, ShapesConfig
 
 ROOT = Path(__file__).parents[1]
 COMMITTED = sorted((ROOT / "deployments" / "configs").glob("*.toml"))
+
+REWARDS = {
+    "quality": {"type": "remote", "url": "http://127.0.0.1:1/a?b=c", "token_variable": "TOKEN"},
+    "pickscore": {"weight": 0.5, "on_failure": "neutral", "processor": "a/b"},
+    "mine.own:Judge": {"options": {"path": "x y", "size": 8, "bias": 0.5, "flag": True}},
+}
 
 
 def modules_after(code):
@@ -72,6 +79,12 @@ def test_every_key_has_help():
     assert without - tables == {"algorithm.type"}
 
 
+def test_every_option_of_a_reward_has_help():
+    for kind in REWARD_TYPES.values():
+        without = {name for name, field in kind.model_fields.items() if not field.description}
+        assert without == {"type"}
+
+
 def test_nothing_in_a_config_can_be_changed():
     with pytest.raises(ValueError, match="frozen"):
         RunConfig().seed = 1
@@ -83,7 +96,8 @@ def test_nothing_in_a_config_can_be_changed():
         RunConfig(),
         RunConfig(train=TrainConfig(lora=None), max_minutes=1.5),
         RunConfig(algorithm=FlowGrpoConfig(window=(2, 0, 4))),
-        RunConfig(rewards={"my.module:fn": 0.1, "shapes": -2.0, 'quoted "name"\\\n': 1e-30}),
+        RunConfig(rewards={"my.module:fn": 0.1, "shapes": -2.0, 'quoted "name"\\:f': 1e-30}),
+        RunConfig(rewards=REWARDS),
         RunConfig(train=TrainConfig(lora=LoraConfig(targets=("ä\x7f",)), betas=(0.0, 0.95))),
         *(load_config(path) for path in COMMITTED),
     ],
@@ -101,8 +115,9 @@ def test_config_show_prints_every_key_with_its_help(capsys):
     assert lines[place - 1] == "# " + known_keys()["rollout.group_size"].description
     names = {line.split(" = ")[0] for line in lines if " = " in line and line[0] != "#"}
     tables = {line.strip("[]").rpartition(".")[2] for line in lines if line.startswith("[")}
+    options = set(ShapesConfig.model_fields) | set(FlowGrpoConfig.model_fields)
     keys = {key.rpartition(".")[2] for key in known_keys() if not key.startswith("algorithm.")}
-    assert names | tables == keys | set(FlowGrpoConfig.model_fields) | {"shapes"}
+    assert names | tables == keys | {"shapes"} | options
 
 
 def test_config_show_shows_overrides(capsys, tmp_path):
@@ -135,6 +150,23 @@ def test_config_show_shows_overrides(capsys, tmp_path):
         ("--model.revision null", {"model": {"revision": None}}),
         ("--rewards.my-mod.sub:f 0.5", {"rewards": {"shapes": 1.0, "my-mod.sub:f": 0.5}}),
         ('--rewards {"m:f"=2}', {"rewards": {"m:f": 2.0}}),
+        ("--rewards.shapes.weight 2", {"rewards": {"shapes": {"weight": 2.0}}}),
+        (
+            "--rewards.m.n:f.on_failure neutral",
+            {"rewards": {"shapes": 1.0, "m.n:f": {"on_failure": "neutral"}}},
+        ),
+        (
+            "--rewards.m:C 2 --rewards.m:C.options.size 8",
+            {"rewards": {"shapes": 1.0, "m:C": {"weight": 2.0, "options": {"size": 8}}}},
+        ),
+        (
+            "--rewards.pickscore.path 7 --rewards.pickscore 0.5",
+            {"rewards": {"shapes": 1.0, "pickscore": {"path": "7", "weight": 0.5}}},
+        ),
+        (
+            "--rewards.clipscore.processor null",
+            {"rewards": {"shapes": 1.0, "clipscore": {"processor": None}}},
+        ),
     ],
 )
 def test_overrides_lie_over_the_defaults(tokens, expected):

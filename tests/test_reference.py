@@ -10,6 +10,7 @@ from digen_core.config import RunConfig
 from digen_core.data import prompts_of_iteration
 from digen_core.models.trainable import initial_weights, set_weights
 from digen_core.reference import post_train_serially
+from digen_core.reward_config import FunctionConfig
 from digen_core.rollout.evaluation import sample_images
 
 PROMPTS = ["a red circle", "a blue square", "two green triangles"]
@@ -41,7 +42,7 @@ def train(policy_of):
 
     def run(reward=brightness, version_of=None, **changes):
         config = config_of(**changes)
-        rewards = {"judge": reward}
+        rewards = {"tests:judge": reward}
         policy = policy_of(config)
         return post_train_serially(config, policy, PROMPTS, rewards, version_of=version_of)
 
@@ -57,7 +58,7 @@ def config_of(
         {
             "seed": seed,
             "num_iterations": num_iterations,
-            "rewards": {"judge": weight},
+            "rewards": {"tests:judge": weight},
             "rollout": {**shape, **(rollout or {})},
             "algorithm": algorithm or {},
             "train": {"learning_rate": 1e-3, "lora": lora, **(train or {})},
@@ -92,14 +93,14 @@ def test_one_row_of_metrics_an_iteration(policy_of):
         config,
         policy_of(config),
         PROMPTS,
-        {"judge": brightness},
+        {"tests:judge": brightness},
         on_iteration=lambda index, row: seen.append((index, row)),
     )
     assert seen == list(enumerate(run.metrics))
     assert len(run.metrics) == 3
     for row in run.metrics:
         assert row.keys() == {
-            "reward/mean", "reward/judge/score", "groups/zero_variance", "train/grad_norm",
+            "reward/mean", "reward/tests:judge/score", "groups/zero_variance", "train/grad_norm",
         }  # fmt: skip
         assert row["groups/zero_variance"] == 0
         assert row["train/grad_norm"] > 0
@@ -108,12 +109,28 @@ def test_one_row_of_metrics_an_iteration(policy_of):
 def test_equal_rewards_everywhere_leave_version_zero(policy_of):
     config = config_of()
     policy = policy_of(config)
-    run = post_train_serially(config, policy, PROMPTS, {"judge": flat})
+    run = post_train_serially(config, policy, PROMPTS, {"tests:judge": flat})
     start = initial_weights(policy, config.train.lora, seed=0)
     assert_equal(run.weights, start)
     assert_equal(run.ema, start)
     assert [row["groups/zero_variance"] for row in run.metrics] == [2, 2]
     assert [row["train/grad_norm"] for row in run.metrics] == [0, 0]
+
+
+def test_a_neutral_reward_that_always_fails_changes_no_weight(policy_of, train):
+    config = config_of()
+    down = FunctionConfig(function="tests:down", weight=3.0, on_failure="neutral")
+    both = config.model_copy(update={"rewards": {**config.rewards, "tests:down": down}})
+
+    def fails(images, prompts):
+        raise ConnectionError("down")
+
+    rewards = {"tests:judge": brightness, "tests:down": fails}
+    run = post_train_serially(both, policy_of(both), PROMPTS, rewards)
+    alone = train()
+    assert_equal(run.weights, alone.weights)
+    for row, expected in zip(run.metrics, alone.metrics, strict=True):
+        assert row == {**expected, "reward/tests:down/failed": 1.0}
 
 
 def test_a_group_with_equal_rewards_contributes_nothing(train):
@@ -182,7 +199,7 @@ def test_a_window_trains_its_steps_only(policy_of, monkeypatch):
     monkeypatch.setattr(reference_module, "noise_of", noise_of)
     monkeypatch.setattr(reference_module, "_replay_losses", loss)
     config = config_of(num_iterations=1, algorithm={"window": (1, 1, 2)})
-    post_train_serially(config, policy_of(config), PROMPTS, {"judge": brightness})
+    post_train_serially(config, policy_of(config), PROMPTS, {"tests:judge": brightness})
     assert noises == [2] * 2  # the noise after step 1, of 2 groups
     assert trained == [1, 1]
 
@@ -203,7 +220,7 @@ def test_the_average_is_off_on_request_and_lags_otherwise(train):
 def test_the_policy_is_left_with_the_last_weights(policy_of):
     config = config_of(num_iterations=1)
     policy = policy_of(config)
-    run = post_train_serially(config, policy, PROMPTS, {"judge": brightness})
+    run = post_train_serially(config, policy, PROMPTS, {"tests:judge": brightness})
     x = torch.zeros(1, *policy.latent_shape, dtype=torch.float64)
     inputs = (x, torch.tensor([0.5]), policy.encode(["a red circle"]))
     before = policy.velocity(*inputs)
@@ -226,7 +243,7 @@ def test_the_reward_rises(policy_of):
         rewards.append(brightness(sample_images(policy, PROMPTS, range(3), **settings), PROMPTS))
 
     judge(initial_weights(policy, None, seed=0))
-    judge(post_train_serially(config, policy, PROMPTS, {"judge": brightness}).weights)
+    judge(post_train_serially(config, policy, PROMPTS, {"tests:judge": brightness}).weights)
     assert (rewards[1] > rewards[0]).all()
 
 

@@ -1,17 +1,50 @@
-"""Rewards: functions of images and prompts, looked up by name in the config's ``rewards`` table."""
+"""Rewards: what makes them, by the types that a config names."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from digen_core.rewards.scoring import RewardFn, import_reward
+import torch
+
+from digen_core.reward_config import RewardConfig
+from digen_core.rewards.aesthetic import Aesthetic
+from digen_core.rewards.clipscore import ClipScore
+from digen_core.rewards.consistency import Consistency
+from digen_core.rewards.hps import Hps
+from digen_core.rewards.jpeg import jpeg_compressibility, jpeg_incompressibility
+from digen_core.rewards.motion import Motion
+from digen_core.rewards.ocr import Ocr
+from digen_core.rewards.own import own_reward
+from digen_core.rewards.pickscore import PickScore
+from digen_core.rewards.remote import Remote
+from digen_core.rewards.scoring import RewardFn
 from digen_core.rewards.shapes import shapes
 
-REWARDS: dict[str, RewardFn] = {"shapes": shapes}
+REWARDS: dict[str, Callable[[Any, torch.device], RewardFn]] = {
+    "shapes": lambda config, device: shapes,
+    "jpeg_compressibility": lambda config, device: jpeg_compressibility,
+    "jpeg_incompressibility": lambda config, device: jpeg_incompressibility,
+    "ocr": Ocr,
+    "clipscore": ClipScore,
+    "pickscore": PickScore,
+    "hps": Hps,
+    "aesthetic": Aesthetic,
+    "consistency": Consistency,
+    "motion": Motion,
+    "remote": Remote,
+    "function": own_reward,
+}
 
 
-def reward_functions(names: Iterable[str]) -> dict[str, RewardFn]:
-    """Return the functions of built-in rewards and of the user's own ``module:function``.
+def reward_functions(
+    configs: Mapping[str, RewardConfig], device: torch.device
+) -> dict[str, RewardFn]:
+    """Make the rewards of a config; models are loaded.
+
+    Args:
+        configs: of the rewards, by name.
+        device: of the worker, for those that compute with a model.
 
     Raises:
-        ConfigError: a name is neither.
+        ConfigError: one cannot be made.
     """
-    return {name: REWARDS.get(name) or import_reward(name) for name in names}
+    return {name: REWARDS[config.type](config, device) for name, config in configs.items()}

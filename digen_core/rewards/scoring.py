@@ -1,85 +1,181 @@
-"""Call reward functions and check what they return.
+"""Call reward functions, try again, check what they return, and put it in columns.
 
-A reward function maps (images [B, 3, H, W] in [0, 1], prompts) to a tensor [B], or to a dict of
-tensors [B] whose key ``score`` is the reward and whose other keys are components to look at.
+A reward function maps (images, prompts) to a tensor [B], or to a dict of tensors [B] whose key
+``score`` is the reward and whose other keys are components to look at. Images are [B, 3, H, W] in
+[0, 1], videos [B, F, 3, H, W]; which of the two a reward takes is in its config (``takes``).
 """
 
-import importlib
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from tenacity import (
+    Retrying,
+    before_sleep_log,
+    retry_if_exception,
+    stop_after_attempt,
+    wait_random_exponential,
+)
 from torch import Tensor
 
 from digen_core.config import ConfigError
+from digen_core.reward_config import RewardConfig, VideoReward
+from digen_core.rewards.failures import FAILED
+
+logger = logging.getLogger(__name__)
 
 RewardFn = Callable[[Tensor, Sequence[str]], Tensor | Mapping[str, Tensor]]
+Array = NDArray[np.float64]
+
+MAX_BACKOFF_SECONDS: Final = 60.0
 
 
 class RewardError(RuntimeError):
     """A reward function failed or returned something unusable; the message names it."""
 
 
-def import_reward(path: str) -> RewardFn:
-    """Return the user's function ``module:function``.
+class TransientError(RuntimeError):
+    """A reward function failed for a reason that may pass."""
 
-    Raises:
-        ConfigError: it cannot be imported.
-    """
-    module_name, _, function_name = path.partition(":")
-    if not module_name or not function_name:
-        raise ConfigError(
-            f"rewards: {path!r} is neither a reward of digen nor of the form module:function"
-        )
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"rewards: cannot import {module_name!r} of {path!r}: {error}") from error
-    function = vars(module).get(function_name)
-    if not callable(function):
-        raise ConfigError(f"rewards: {module_name!r} has no function {function_name!r}")
-    reward: RewardFn = function
-    return reward
+
+class PermanentError(RuntimeError):
+    """A reward function failed in a way that another attempt would not mend."""
 
 
 def score_images(
     functions: Mapping[str, RewardFn],
-    weights: Mapping[str, float],
+    configs: Mapping[str, RewardConfig],
     images: Tensor,
     prompts: Sequence[str],
-) -> dict[str, np.ndarray]:
-    """Return float64 arrays [B]: ``reward``, the weighted sum, and ``<name>/<component>`` each.
+) -> dict[str, Array]:
+    """Score samples with every reward.
+
+    Args:
+        functions: of the rewards, by name.
+        configs: of the same rewards: weights, what they take, what their failure means.
+        images: [B, 3, H, W] or videos [B, F, 3, H, W], in [0, 1].
+        prompts: B texts.
+
+    Returns:
+        float64 arrays [B]: ``reward``, the weighted sum, and ``<name>/<component>`` of each reward.
+        One whose failure is neutral has ``<name>/score`` and ``<name>/failed`` only, the latter 1
+        for samples without a score; these have the score 0 until `failures.settle` fills it in.
 
     Raises:
-        RewardError: a function raised, or returned NaN, Inf or the wrong number of values.
+        RewardError: a function raised, or returned NaN, Inf or the wrong number of values, and its
+            failure is not neutral; or an image has values that are not finite.
+        ConfigError: a reward takes videos, but these are images.
     """
-    total = np.zeros(len(prompts))
-    columns: dict[str, np.ndarray] = {}
+    if not torch.isfinite(images).all():
+        raise RewardError("the decoded samples have NaN or Inf in them; no reward can judge them")
+    columns: dict[str, Array] = {"reward": np.zeros(len(prompts))}
     for name, function in functions.items():
-        try:
-            result = function(images, prompts)
-        except Exception as error:
-            raise RewardError(f"reward {name!r} raised {type(error).__name__}: {error}") from error
-        components = result if isinstance(result, Mapping) else {"score": result}
-        if "score" not in components:
-            raise RewardError(f"reward {name!r} returned {sorted(components)} without 'score'")
-        for component, values in components.items():
-            columns[f"{name}/{component}"] = _checked(name, component, values, len(prompts))
-        total += weights[name] * columns[f"{name}/score"]
-    return {"reward": total, **columns}
+        for component, values in _score(name, function, configs[name], images, prompts).items():
+            columns[f"{name}/{component}"] = values
+        columns["reward"] = columns["reward"] + configs[name].weight * columns[f"{name}/score"]
+    return columns
 
 
-def _checked(name: str, component: str, values: object, count: int) -> np.ndarray:
-    """Return the values as float64 [count], or say what is wrong with them."""
-    label = f"reward {name!r}" + ("" if component == "score" else f" ({component})")
+def _score(
+    name: str, function: RewardFn, config: RewardConfig, images: Tensor, prompts: Sequence[str]
+) -> dict[str, Array]:
+    """Return what one reward finds, and what its config makes of a failure."""
+    seen, num_frames = _what_it_takes(name, config, images)
+    texts = [prompt for prompt in prompts for _ in range(num_frames)]
     try:
-        array = torch.as_tensor(values).detach().to("cpu", torch.float64).numpy()
+        found = _components(name, function, config, seen, texts)
+        if config.on_failure == "fail":
+            for component, values in found.items():
+                _check_finite(_label(name, component), values)
+    except RewardError as error:
+        if config.on_failure == "fail":
+            raise
+        logger.warning("%s; it is neutral for these %d samples", error, len(prompts))
+        found = {"score": np.full(len(texts), np.nan)}
+    means = {key: values.reshape(-1, num_frames).mean(axis=1) for key, values in found.items()}
+    if config.on_failure == "fail":
+        return means
+    failed = ~np.isfinite(means["score"])
+    score = np.where(failed, 0.0, means["score"])
+    return {"score": score, FAILED: failed.astype(np.float64)}
+
+
+def _what_it_takes(name: str, config: RewardConfig, images: Tensor) -> tuple[Tensor, int]:
+    """Return the images or videos that a reward is called with, and how many it gets a sample."""
+    if isinstance(config, VideoReward) or config.takes == "videos":
+        if images.ndim != 5:
+            raise ConfigError(
+                f"the reward {name!r} takes videos [B, F, 3, H, W], but the samples have the shape "
+                f"{list(images.shape)}; use it with a video model and several frames"
+            )
+        return images, 1
+    if images.ndim != 5:
+        return images, 1
+    frames = images[:, :: config.frame_stride]
+    return frames.flatten(0, 1), frames.shape[1]
+
+
+def _components(
+    name: str, function: RewardFn, config: RewardConfig, images: Tensor, prompts: Sequence[str]
+) -> dict[str, Array]:
+    """Return the components of one reward; their values may be NaN or Inf."""
+    attempts = Retrying(
+        stop=stop_after_attempt(config.max_attempts),
+        wait=wait_random_exponential(config.backoff_seconds, max=MAX_BACKOFF_SECONDS),
+        retry=retry_if_exception(_may_pass),
+        before_sleep=before_sleep_log(logger, logging.WARNING),
+        reraise=True,
+    )
+    try:
+        with torch.no_grad():
+            result = attempts(function, images, prompts)
+    except Exception as error:
+        attempt = attempts.statistics["attempt_number"]
+        after = f" (attempt {attempt} of {config.max_attempts})" if attempt > 1 else ""
+        raise RewardError(f"reward {name!r} {_reason(error)}{after}") from error
+    components = result if isinstance(result, Mapping) else {"score": result}
+    if "score" not in components:
+        raise RewardError(f"reward {name!r} returned {sorted(components)} without 'score'")
+    if FAILED in components:
+        raise RewardError(f"reward {name!r} returned {FAILED!r}, a name that is taken; rename it")
+    return {
+        key: _as_array(_label(name, key), values, len(prompts))
+        for key, values in components.items()
+    }
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Say whether another attempt may go better."""
+    return isinstance(error, Exception) and not isinstance(error, PermanentError | ConfigError)
+
+
+def _reason(error: Exception) -> str:
+    """Say what a function raised; digen's own words stand without the name of their class."""
+    if isinstance(error, PermanentError | TransientError):
+        return f"failed: {error}"
+    return f"raised {type(error).__name__}: {error}"
+
+
+def _label(name: str, component: str) -> str:
+    return f"reward {name!r}" + ("" if component == "score" else f" ({component})")
+
+
+def _as_array(label: str, values: object, count: int) -> Array:
+    """Return the values as float64 [count], or say what is wrong with them."""
+    try:
+        array: Array = torch.as_tensor(values).detach().to("cpu", torch.float64).numpy()
     except (TypeError, ValueError, RuntimeError) as error:
         raise RewardError(f"{label} returned {type(values).__name__}, not numbers") from error
     if array.shape != (count,):
         raise RewardError(f"{label} returned shape {array.shape} for {count} images")
+    return array
+
+
+def _check_finite(label: str, array: Array) -> None:
     bad = [index for index, value in enumerate(array) if not math.isfinite(value)]
     if bad:
-        raise RewardError(f"{label} returned {array[bad[0]]} for image {bad[0]} of {count}")
-    return array
+        raise RewardError(f"{label} returned {array[bad[0]]} for image {bad[0]} of {len(array)}")

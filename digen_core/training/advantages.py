@@ -12,6 +12,9 @@ from digen_core.algorithms.ddpo import RewardHistory, running_advantages
 from digen_core.algorithms.grpo import zero_variance_groups
 from digen_core.config import RunConfig
 
+Columns = Mapping[int, Mapping[str, Sequence[float] | np.ndarray]]
+"""Of each group what scoring returned: [G] of ``reward`` and of each component."""
+
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
@@ -25,7 +28,7 @@ class Advantages:
 
 def advantages_of(
     config: RunConfig,
-    columns: Mapping[int, Mapping[str, Sequence[float] | np.ndarray]],
+    columns: Columns,
     prompts: Mapping[int, str],
     history: RewardHistory,
 ) -> Advantages:
@@ -33,7 +36,7 @@ def advantages_of(
 
     Args:
         config: of the run.
-        columns: of each group, what scoring returned: [G] of ``reward`` and of each component.
+        columns: the rewards, of all groups at once if the advantages need that.
         prompts: of each group.
         history: DDPO's, of earlier iterations.
     """
@@ -55,7 +58,7 @@ def advantages_of(
         rows, weights = [reward], [1.0]
         if algorithm.mix == "advantages":
             rows = [_column(columns, f"{name}/score") for name in config.rewards]
-            weights = list(config.rewards.values())
+            weights = list(config.reward_weights.values())
         values = mixed_advantages(
             torch.stack(rows),
             owner,
@@ -74,7 +77,7 @@ def advantages_of(
     )
 
 
-def _column(columns: Mapping[int, Mapping[str, Sequence[float] | np.ndarray]], name: str) -> Tensor:
+def _column(columns: Columns, name: str) -> Tensor:
     """Return one number of each sample, group after group, float64 [B]."""
     flat = np.concatenate([np.asarray(column[name], np.float64) for column in columns.values()])
     return torch.from_numpy(flat)

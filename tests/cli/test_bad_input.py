@@ -15,7 +15,7 @@ SETTINGS = {
     ),
     "negative learning rate": ("--train.learning-rate -1", "(got -1)"),
     "NaN learning rate": ("--train.learning-rate nan", "train.learning_rate: must be a finite"),
-    "infinite reward weight": ("--rewards.shapes inf", "rewards.shapes: must be a finite number"),
+    "infinite reward weight": ("--rewards.shapes inf", "rewards.shapes.weight: must be a finite"),
     "learning rate in words": ("--train.learning-rate fast", "(got 'fast')"),
     "no steps in a task": ("--rollout.steps-per-task 0", "or must be 'auto' (got 0)"),
     "window outside": (
@@ -27,7 +27,10 @@ SETTINGS = {
         "--rollout.transition cps --rollout.noise-level 1.5",
         "rollout.noise_level is 1.5, but cps takes a share",
     ),
-    "unknown transition": ("--rollout.transition sde", "must be 'flow_sde', 'cps', 'dance', 'wan_sde' or 'longcat_sde'"),
+    "unknown transition": (
+        "--rollout.transition sde",
+        "must be 'flow_sde', 'cps', 'dance', 'wan_sde' or 'longcat_sde'",
+    ),
     "no rewards": ("--rewards {}", "rewards is empty; name at least one"),
     "rewards that weigh nothing": ("--rewards.shapes 0", "rewards {'shapes': 0.0} all weigh 0"),
     "unknown reward": ("--rewards.shaps 1", "unknown reward 'shaps'; did you mean shapes?"),
@@ -55,6 +58,52 @@ SETTINGS = {
         "model.num_frames is 8; video models take 1 + a multiple of 4: use 5",
     ),
     "shift of 0": ("--model.shift 0", "model.shift: must be greater than 0"),
+    "reward that lacks an option": ("--rewards.hps 1", "rewards.hps.path: a value is missing"),
+    "unknown option of a reward": (
+        "--rewards.quality {type='remote',url='http://x',batchsize=3}",
+        "unknown key rewards.quality.batchsize: did you mean rewards.quality.batch_size?",
+    ),
+    "option of no reward": (
+        "--rewards.shapes.xyzzy 3",
+        "unknown key rewards.shapes.xyzzy: it has weight, on_failure, max_attempts,",
+    ),
+    "unknown type of reward": (
+        "--rewards.quality.type pixscore",
+        "unknown reward 'pixscore'; did you mean pickscore?",
+    ),
+    "reward without type": (
+        "--rewards.quality.url http://x",
+        "unknown reward 'quality'; its type is one of shapes, jpeg_compressibility,",
+    ),
+    "reward name with a blank": ("--rewards.a+b 1", "the reward name 'a+b' is neither module:func"),
+    "remote reward elsewhere": (
+        "--rewards.q {type='remote',url='ftp://x'}",
+        "rewards.q.url: String should match pattern '^https?://\\S+$' (got 'ftp://x')",
+    ),
+    "no attempt": (
+        "--rewards.shapes.max_attempts 0",
+        "rewards.shapes.max_attempts: must be greater than or equal to 1 (got 0)",
+    ),
+    "unknown failure policy": (
+        "--rewards.shapes.on_failure ignore",
+        "rewards.shapes.on_failure: must be 'fail' or 'neutral' (got 'ignore')",
+    ),
+    "reward model that is nowhere": (
+        "--rewards.clipscore.path a/b/c",
+        "rewards.clipscore.path a/b/c is neither a folder (seen from",
+    ),
+    "aesthetic head that is nowhere": (
+        "--rewards.aesthetic.head no.safetensors",
+        "rewards.aesthetic.head no.safetensors is no file (seen from",
+    ),
+    "options for a function": (
+        "--rewards.json:dumps.options.a 1",
+        "'json:dumps' is a function, but has the options {'a': 1}; only a class takes them",
+    ),
+    "prompts without quoted text": (
+        "--rewards {ocr=1}",
+        "train.txt line 1 is not for the reward 'ocr': the prompt 'a red circle' quotes no text",
+    ),
     "unknown dtype": ("--model.dtype int8", "model.dtype: must be 'float64',"),
     "unknown device": ("--model.device gpu", "model.device 'gpu' is none; use auto, cpu or cuda"),
     "no such model folder": ("--model.path a/b/c", "model.path a/b/c is neither a folder (seen"),
@@ -192,7 +241,7 @@ def test_a_reward_of_ones_own_is_taken(job, local):
     (job / "my_reward.py").write_text("def bright(images, prompts): ...")
     (job / "evaluation.txt").write_text("a purple cow\n")  # fine without the reward `shapes`
     assert run(["train", "job.toml", "--rewards", '{"my_reward:bright" = 1}']) == 0
-    assert local.calls[0].rewards == {"my_reward:bright": 1.0}
+    assert local.calls[0].reward_weights == {"my_reward:bright": 1.0}
 
 
 def test_cuda_is_refused_where_there_is_none(local, refused, monkeypatch):

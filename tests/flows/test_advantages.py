@@ -45,9 +45,9 @@ def test_best_of_two_are_the_best_and_the_worst_of_each_group():
 
 
 def test_mixed_advantages_do_not_see_the_scale_of_a_reward():
-    parts = {"a/score": [0.0, 0.0, 1.0, 1.0], "b/score": [0.0, 100.0, 0.0, 100.0]}
+    parts = {"t:a/score": [0.0, 0.0, 1.0, 1.0], "t:b/score": [0.0, 100.0, 0.0, 100.0]}
     total = [a + b for a, b in zip(*parts.values(), strict=True)]
-    tree = {"rewards": {"a": 1.0, "b": 1.0}, "rollout": {"group_size": 4, "fragment_size": 2}}
+    tree = {"rewards": {"t:a": 1.0, "t:b": 1.0}, "rollout": {"group_size": 4, "fragment_size": 2}}
     run = RunConfig.model_validate({**tree, "algorithm": {"mix": "advantages"}})
     found = advantages_of(run, {0: {"reward": total, **parts}}, {0: "x"}, {})
     assert found.values[0] == pytest.approx([-2, 0, 0, 2], abs=1e-3)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from digen_core.config import RunConfig
 from digen_core.control.protocol import Device, Fragment
 from digen_core.records import Span
 from digen_core.rollout.steps import Steps
@@ -23,7 +24,7 @@ ROUND = Round(4, ["a red circle", "a blue square"], Steps((0, 1), (0, 1)))
 def session(tmp_path):
     devices = [Device("rollout-0", frozenset({"rollout"})), Device("trainer-0", frozenset())]
     return SimpleNamespace(
-        config=SimpleNamespace(seed=9), devices=devices, run_dir=tmp_path, trace=LiveTrace()
+        config=RunConfig(seed=9), devices=devices, run_dir=tmp_path, trace=LiveTrace()
     )
 
 
@@ -150,6 +151,35 @@ def test_metrics_by_hand(recorder, session):
     }
     assert metrics == pytest.approx(expected)
     assert all(isinstance(value, float) for value in metrics.values())
+
+
+def test_scores_that_failed_are_filled_in_when_their_group_is_complete(session):
+    weights = {"shapes": 1.0, "quality": {"type": "shapes", "weight": 2.0}}
+    session.config = RunConfig(seed=9, rewards=weights)
+    it = IterationRecorder(session, ROUND)
+    add(session, it, Span(4, "score g00 f0", "score", "rollout-0", 9.0, 13.0, 14.0))
+    for fragment, quality, failed in (
+        (SECOND, [0.0, 0.0], [1.0, 1.0]),  # its call failed
+        (FIRST, [0.25, 0.75], [0.0, 0.0]),
+    ):
+        shapes = [0.5, 1.0]
+        total = [a + 2 * b for a, b in zip(shapes, quality, strict=True)]
+        columns = {"reward": total, "shapes/score": shapes}
+        columns |= {"quality/score": quality, "quality/failed": failed}
+        it.add_logprobs(
+            fragment, receipt(version=4, logprobs={"0": [-1.0, -1.0]}, seconds_per_step=0.1)
+        )
+        it.add_rewards(fragment, receipt(rewards=columns))
+    assert it.rewards_of(0)["reward"].tolist() == [1.0, 2.5, 0.5 + 2 * 0.5, 1 + 2 * 0.5]
+    assert it.rewards_of(0)["reward"].tolist() == [1.0, 2.5, 1.5, 2.0]  # asked again
+    it.add_advantages({0: np.zeros(4)}, ())
+    record = it.record(5, 8.0, 1)
+    assert [row.reward for row in record.samples] == [1.0, 2.5, 1.5, 2.0]
+    assert [row.rewards["quality/score"] for row in record.samples] == [0.25, 0.75, 0.5, 0.5]
+    assert [row.rewards["quality/failed"] for row in record.samples] == [0, 0, 1, 1]
+    assert record.metrics["reward/quality/failed"] == 0.5
+    assert record.metrics["reward/quality/score"] == 0.5
+    assert record.metrics["reward/mean"] == 1.75
 
 
 def test_the_measured_step_is_the_median(recorder):

@@ -59,7 +59,7 @@ def test_every_key_of_the_config_is_a_parameter(tracker, runs_dir, tmp_path):
     tracker.finish("FINISHED")
     run = run_of(tracker)
     assert run.data.params["rollout.group_size"] == "16"
-    assert run.data.params["rewards.shapes"] == "1.0"
+    assert run.data.params["rewards.shapes.weight"] == "1.0"
     assert run.data.params["algorithm.clip_range"] == "0.0001"
     assert run.data.params["algorithm.window"] == "null"
     assert len(run.data.params) == len(flatten(RunConfig().model_dump()))

@@ -3,14 +3,20 @@ import pytest
 import torch
 
 from digen_core.config import ConfigError
-from digen_core.rewards.scoring import RewardError, import_reward, score_images
+from digen_core.reward_config import FunctionConfig
+from digen_core.rewards.own import import_reward
+from digen_core.rewards.scoring import PermanentError, RewardError, score_images
 
 IMAGES = torch.zeros(3, 3, 8, 8)
 PROMPTS = ["a", "b", "c"]
 
 
-def score(function, weight=1.0):
-    return score_images({"mine": function}, {"mine": weight}, IMAGES, PROMPTS)
+def options(**changes) -> FunctionConfig:
+    return FunctionConfig(function="mine:judge", backoff_seconds=0, **changes)
+
+
+def score(function, images=IMAGES, **changes):
+    return score_images({"mine": function}, {"mine": options(**changes)}, images, PROMPTS)
 
 
 def test_rewards_are_weighted_and_summed_in_float64():
@@ -21,7 +27,8 @@ def test_rewards_are_weighted_and_summed_in_float64():
             "detail": torch.tensor([0.25, 0.5, 0.75], dtype=torch.bfloat16),
         },
     }
-    columns = score_images(functions, {"ones": 0.1, "parts": -2.0}, IMAGES, PROMPTS)
+    configs = {"ones": options(weight=0.1), "parts": options(weight=-2.0)}
+    columns = score_images(functions, configs, IMAGES, PROMPTS)
     assert list(columns) == ["reward", "ones/score", "parts/score", "parts/detail"]
     assert all(column.dtype == np.float64 for column in columns.values())
     np.testing.assert_array_equal(columns["reward"], [0.1 - 2, 0.1 - 4, 0.1 - 6])
@@ -68,6 +75,107 @@ def test_a_reward_that_raises_is_named():
 def test_an_unusable_result_is_refused_with_its_value(result, message):
     with pytest.raises(RewardError, match=message):
         score(lambda images, prompts: result)
+
+
+def test_samples_that_are_not_finite_are_refused_whatever_a_failure_means():
+    images = IMAGES.clone()
+    images[1, 0, 0, 0] = float("nan")
+    for on_failure in ("fail", "neutral"):
+        with pytest.raises(RewardError, match="the decoded samples have NaN or Inf in them"):
+            score(lambda images, prompts: torch.zeros(3), images, on_failure=on_failure)
+
+
+def test_rewards_compute_without_gradients():
+    found = score(lambda images, prompts: torch.full((3,), float(torch.is_grad_enabled())))
+    assert found["reward"].tolist() == [0, 0, 0]
+
+
+# --- videos -----------------------------------------------------------------------------------
+
+VIDEOS = torch.arange(3 * 9).view(3, 9, 1, 1, 1).expand(3, 9, 3, 4, 6) / 100
+
+
+def mean_pixel(images, prompts):
+    assert images.ndim == 4
+    assert len(images) == len(prompts)
+    return {"score": images.mean(dim=(1, 2, 3)), "is_b": torch.tensor([p == "b" for p in prompts])}
+
+
+@pytest.mark.parametrize(
+    ("stride", "frames"), [(1, range(9)), (4, (0, 4, 8)), (5, (0, 5)), (100, (0,))]
+)
+def test_an_image_reward_sees_every_so_many_th_frame_of_a_video(stride, frames):
+    columns = score(mean_pixel, VIDEOS, frame_stride=stride)
+    expected = [np.mean([9 * sample + frame for frame in frames]) / 100 for sample in range(3)]
+    np.testing.assert_allclose(columns["mine/score"], expected, rtol=1e-6)
+    assert columns["mine/is_b"].tolist() == [0, 1, 0]
+
+
+def test_a_bad_frame_is_named():
+    def broken(images, prompts):
+        values = images.mean(dim=(1, 2, 3))
+        values[4] = float("inf")
+        return values
+
+    with pytest.raises(RewardError, match="'mine' returned inf for image 4 of 9"):
+        score(broken, VIDEOS)
+
+
+def test_a_video_reward_gets_whole_videos_and_refuses_images():
+    def shape(videos, prompts):
+        return torch.full((len(prompts),), float(videos.shape[1]))
+
+    assert score(shape, VIDEOS, takes="videos")["reward"].tolist() == [9, 9, 9]
+    for on_failure in ("fail", "neutral"):
+        with pytest.raises(ConfigError, match=r"'mine' takes videos .* the shape \[3, 3, 8, 8\]"):
+            score(shape, takes="videos", on_failure=on_failure)
+
+
+# --- attempts ---------------------------------------------------------------------------------
+
+
+class Flaky:
+    """Raise a number of times, then work."""
+
+    def __init__(self, num_failures, error=RuntimeError):
+        self.num_failures, self.error, self.num_calls = num_failures, error, 0
+
+    def __call__(self, images, prompts):
+        self.num_calls += 1
+        if self.num_calls <= self.num_failures:
+            raise self.error("busy")
+        return torch.ones(len(prompts))
+
+
+def test_a_reward_is_tried_again():
+    flaky = Flaky(2)
+    assert score(flaky, max_attempts=3)["reward"].tolist() == [1, 1, 1]
+    assert flaky.num_calls == 3
+
+
+def test_attempts_are_counted_and_end():
+    flaky = Flaky(5)
+    with pytest.raises(RewardError, match=r"raised RuntimeError: busy \(attempt 3 of 3\)"):
+        score(flaky, max_attempts=3)
+    assert flaky.num_calls == 3
+
+
+@pytest.mark.parametrize("error", [PermanentError, ConfigError])
+def test_what_cannot_be_mended_is_not_tried_again(error):
+    flaky = Flaky(5, error)
+    with pytest.raises(RewardError, match=r"busy$"):
+        score(flaky, max_attempts=3)
+    assert flaky.num_calls == 1
+
+
+def test_pauses_double_and_are_drawn_at_random(monkeypatch):
+    pauses = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    monkeypatch.setattr("random.uniform", lambda low, high: (low + high) / 2)
+    config = FunctionConfig(function="mine:judge", backoff_seconds=0.5, max_attempts=10)
+    with pytest.raises(RewardError):
+        score_images({"mine": Flaky(99)}, {"mine": config}, IMAGES, PROMPTS)
+    assert pauses == [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30]  # half of 0.5, 1, 2, ... and at most 60
 
 
 def test_a_reward_of_the_users_is_imported():

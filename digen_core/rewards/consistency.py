@@ -1,0 +1,37 @@
+"""Do the frames of a video show the same thing? VBench's consistency, on CLIP embeddings.
+
+    score = mean over t = 2..F of (max(cos(e_1, e_t), 0) + max(cos(e_{t-1}, e_t), 0)) / 2
+
+Huang et al. 2024 (https://arxiv.org/abs/2311.17982), its background consistency. A still video
+scores 1: weigh it together with ``motion``.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from digen_core.reward_config import ConsistencyConfig
+from digen_core.rewards.clip import Clip
+from digen_core.rewards.motion import check_frames
+
+
+class Consistency:
+    """Scores videos by how alike their frames are."""
+
+    def __init__(self, config: ConsistencyConfig, device: torch.device) -> None:
+        self._clip = Clip(config, device)
+
+    def __call__(self, videos: Tensor, prompts: Sequence[str]) -> Tensor:
+        """Score videos [B, F, 3, H, W]: float32 [B].
+
+        Raises:
+            PermanentError: the videos have one frame only.
+        """
+        check_frames(videos, 2)
+        frames = self._clip.embed_images(videos.flatten(0, 1))
+        frames = frames.reshape(*videos.shape[:2], -1)  # [B, F, D]
+        to_first = (frames[:, :1] * frames[:, 1:]).sum(dim=-1)
+        to_previous = (frames[:, :-1] * frames[:, 1:]).sum(dim=-1)
+        scores: Tensor = (to_first.clamp(min=0) + to_previous.clamp(min=0)).mean(dim=1) / 2
+        return scores

@@ -1,0 +1,66 @@
+"""Rewards of the user's own: ``module:function``, or ``module:Class`` for what has to be loaded."""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from digen_core.config import ConfigError
+from digen_core.reward_config import FunctionConfig
+from digen_core.rewards.scoring import RewardFn
+
+
+def own_reward(config: FunctionConfig, device: torch.device) -> RewardFn:
+    """Return the user's function, or an object of the user's class.
+
+    Args:
+        config: names it, and gives the arguments of the class.
+        device: of the worker; an argument of the class too.
+
+    Raises:
+        ConfigError: it cannot be imported or made, or a function is given arguments.
+    """
+    found = import_reward(config.function)
+    if not inspect.isclass(found):
+        if config.options:
+            raise ConfigError(
+                f"rewards: {config.function!r} is a function, but has the options "
+                f"{config.options}; only a class takes them"
+            )
+        return found
+    make: Callable[..., Any] = found
+    try:
+        made = make(device=device, **config.options)
+    except Exception as error:
+        raise ConfigError(
+            f"rewards: {config.function!r} with the options {config.options} raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not callable(made):
+        raise ConfigError(f"rewards: objects of {config.function!r} cannot be called; add __call__")
+    reward: RewardFn = made
+    return reward
+
+
+def import_reward(path: str) -> Callable[..., Any]:
+    """Return what the user calls ``module:function``: a function or a class.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    module_name, _, function_name = path.partition(":")
+    if not module_name or not function_name:
+        raise ConfigError(
+            f"rewards: {path!r} is neither a reward of digen nor of the form module:function"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"rewards: cannot import {module_name!r} of {path!r}: {error}") from error
+    function = vars(module).get(function_name)
+    if not callable(function):
+        raise ConfigError(f"rewards: {module_name!r} has no function {function_name!r}")
+    found: Callable[..., Any] = function
+    return found

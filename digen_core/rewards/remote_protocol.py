@@ -1,0 +1,102 @@
+"""What a remote scorer is asked and answers: bodies of HTTP requests that no code can hide in.
+
+A request holds B samples: ``prompt`` and ``sample``, an image [H, W, 3] or a video [F, H, W, 3] of
+uint8. It is either
+
+    application/vnd.apache.arrow.stream   an Arrow IPC stream of these two columns, the second of
+                                          Arrow's fixed-shape tensors; or
+    application/json                      {"prompts": [...], "samples": [...]}, where an image is a
+                                          PNG file in base64 and a video a list of them.
+
+An answer is JSON: an object of lists of B numbers, of which "score" is the reward and the others
+are components to look at.
+"""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from typing import Any, Final, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from PIL import Image
+
+ARROW: Final = "application/vnd.apache.arrow.stream"
+JSON: Final = "application/json"
+CONTENT_TYPES: Final = {"arrow": ARROW, "json": JSON}
+
+Pixels = NDArray[np.uint8]
+
+
+def encode_request(pixels: Pixels, prompts: Sequence[str], body: Literal["arrow", "json"]) -> bytes:
+    """Return the body of a request for samples [B, H, W, 3] or [B, F, H, W, 3]."""
+    if body == "arrow":
+        tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(pixels))
+        batch = pa.record_batch({"prompt": pa.array(prompts, pa.string()), "sample": tensors})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        data: bytes = sink.getvalue().to_pybytes()
+        return data
+    samples = [_to_text(sample) for sample in pixels]
+    return json.dumps({"prompts": list(prompts), "samples": samples}).encode()
+
+
+def decode_request(data: bytes, content_type: str) -> tuple[Pixels, list[str]]:
+    """Return samples [B, H, W, 3] or [B, F, H, W, 3] and prompts: for servers in Python.
+
+    Raises:
+        ValueError: the content type is none of the protocol's, or the body is not what it says.
+    """
+    if content_type == ARROW:
+        table = pa.ipc.open_stream(data).read_all().combine_chunks()
+        tensors = table["sample"].chunk(0)
+        return tensors.to_numpy_ndarray(), table["prompt"].to_pylist()
+    if content_type == JSON:
+        tree = json.loads(data)
+        samples = [_from_text(sample) for sample in tree["samples"]]
+        return np.stack(samples), tree["prompts"]
+    raise ValueError(f"content type {content_type!r}; use {ARROW} or {JSON}")
+
+
+def decode_answer(data: bytes, count: int) -> dict[str, list[float]]:
+    """Return the columns of an answer for ``count`` samples; numbers may be NaN or Inf.
+
+    Raises:
+        ValueError: it is not what the protocol says.
+    """
+    tree: Any = json.loads(data)
+    if not isinstance(tree, Mapping) or "score" not in tree:
+        raise ValueError(f"answered {_short(tree)}, not an object with a list 'score'")
+    for name, values in tree.items():
+        if not isinstance(values, list) or not all(_is_number(value) for value in values):
+            raise ValueError(f"answered {_short(values)} as {name!r}, not a list of numbers")
+        if len(values) != count:
+            raise ValueError(f"answered {len(values)} numbers as {name!r} for {count} samples")
+    return {str(name): [float(value) for value in values] for name, values in tree.items()}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _to_text(pixels: Pixels) -> str | list[Any]:
+    if pixels.ndim == 4:
+        return [_to_text(frame) for frame in pixels]
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, format="PNG")
+    return base64.b64encode(file.getvalue()).decode("ascii")
+
+
+def _from_text(sample: str | list[Any]) -> Pixels:
+    if isinstance(sample, list):
+        return np.stack([_from_text(frame) for frame in sample])
+    with Image.open(BytesIO(base64.b64decode(sample))) as image:
+        return np.asarray(image.convert("RGB"))

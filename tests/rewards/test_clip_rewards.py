@@ -1,0 +1,186 @@
+"""Rewards that look through CLIP, against the forward pass of transformers on tiny models."""
+
+import string
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.nn import functional
+
+from digen_core.config import ConfigError
+from digen_core.reward_config import (
+    AestheticConfig,
+    ClipScoreConfig,
+    ConsistencyConfig,
+    HpsConfig,
+    PickScoreConfig,
+)
+from digen_core.rewards.aesthetic import Aesthetic, load_head
+from digen_core.rewards.clip import Clip
+from digen_core.rewards.clipscore import ClipScore
+from digen_core.rewards.consistency import Consistency
+from digen_core.rewards.hps import Hps
+from digen_core.rewards.pickscore import PickScore
+from digen_core.rewards.pixels import as_pixels
+from digen_core.rewards.scoring import PermanentError
+
+CPU = torch.device("cpu")
+WIDTH = 16
+IMAGES = torch.rand(5, 3, 40, 56, generator=torch.Generator().manual_seed(0))
+PROMPTS = ["a red cat", "a dog", "a red cat", "", "many words " * 30]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    """A tiny CLIP with random weights, as save_pretrained writes it."""
+    from transformers import (
+        CLIPConfig,
+        CLIPImageProcessor,
+        CLIPModel,
+        CLIPProcessor,
+        CLIPTokenizer,
+    )
+
+    path = str(tmp_path_factory.mktemp("clip"))
+    letters = [*string.ascii_lowercase, *(f"{letter}</w>" for letter in string.ascii_lowercase)]
+    pieces = [*letters, "<|startoftext|>", "<|endoftext|>"]
+    tokenizer = CLIPTokenizer(vocab={p: i for i, p in enumerate(pieces)}, merges=[])
+    sides = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    text = {
+        **sides, "vocab_size": len(pieces), "num_attention_heads": 4, "max_position_embeddings": 24,
+        "bos_token_id": len(pieces) - 2, "eos_token_id": len(pieces) - 1,
+    }  # fmt: skip
+    vision = {**sides, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+    torch.manual_seed(0)
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=WIDTH))
+    model.logit_scale.data.fill_(3.0)
+    model.save_pretrained(path)
+    images = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    CLIPProcessor(images, tokenizer).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    """What CLIPModel's own forward says of each image and its prompt, one pair at a time."""
+    from transformers import CLIPModel, CLIPProcessor
+
+    model, processor = CLIPModel.from_pretrained(folder), CLIPProcessor.from_pretrained(folder)
+    pixels, found = as_pixels(IMAGES), []
+    for image, prompt in zip(pixels, PROMPTS, strict=True):
+        inputs = processor(
+            text=[prompt], images=[image], return_tensors="pt", truncation=True, max_length=24
+        )
+        with torch.no_grad():
+            found.append(model(**inputs))
+    logits = torch.cat([each.logits_per_image[0] for each in found])
+    return logits, torch.cat([each.image_embeds for each in found])
+
+
+def close(got, wanted):
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_pickscore_is_the_logit_over_26(folder, expected):
+    close(PickScore(PickScoreConfig(path=folder), CPU)(IMAGES, PROMPTS), expected[0] / 26)
+
+
+def test_hps_is_the_cosine(folder, expected):
+    got = Hps(HpsConfig(path=folder), CPU)(IMAGES, PROMPTS)
+    close(got, expected[0] / np.exp(3.0))
+    assert got.abs().max() <= 1
+
+
+def test_clipscore_is_the_positive_cosine_times_2_5(folder, expected):
+    cosines = expected[0] / np.exp(3.0)
+    assert (cosines < 0).any()
+    assert (cosines > 0).any()
+    got = ClipScore(ClipScoreConfig(path=folder), CPU)(IMAGES, PROMPTS)
+    close(got, 2.5 * cosines.clamp(min=0))
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_batches_do_not_matter(folder, expected, batch_size):
+    clip = Clip(ClipScoreConfig(path=folder, batch_size=batch_size), CPU)
+    close(clip.embed_images(IMAGES), expected[1])
+
+
+def test_half_precision_gives_float32_scores(folder, expected):
+    got = Hps(HpsConfig(path=folder, dtype="bfloat16"), CPU)(IMAGES, PROMPTS)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, expected[0] / np.exp(3.0), rtol=0.1, atol=0.02)
+
+
+def test_the_published_pickscore_takes_the_processor_it_was_trained_with():
+    assert PickScoreConfig().processor_path == "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+    assert PickScoreConfig(path="x/y").processor_path == "x/y"
+    assert PickScoreConfig(path="x/y", processor="a/b").processor_path == "a/b"
+
+
+def head_of(path, prefixes, widths):
+    """Write a head with random layers and return its tensors."""
+    torch.manual_seed(1)
+    tensors = {}
+    for prefix, a, b in zip(prefixes, widths, widths[1:], strict=False):
+        tensors |= {f"{prefix}weight": torch.randn(b, a), f"{prefix}bias": torch.randn(b)}
+    save_file(tensors, path)
+    return tensors
+
+
+def test_the_linear_aesthetic_head(folder, expected, tmp_path):
+    head = str(tmp_path / "head.safetensors")
+    tensors = head_of(head, [""], [WIDTH, 1])
+    got = Aesthetic(AestheticConfig(path=folder, head=head), CPU)(IMAGES, PROMPTS)
+    close(got, functional.linear(expected[1], tensors["weight"], tensors["bias"]).squeeze(1))
+
+
+def test_the_chain_of_layers_is_in_the_order_of_their_numbers(folder, expected, tmp_path):
+    head = str(tmp_path / "head.safetensors")
+    tensors = head_of(head, ["layers.0.", "layers.2.", "layers.10."], [WIDTH, 8, 4, 1])
+    got = Aesthetic(AestheticConfig(path=folder, head=head), CPU)(IMAGES, PROMPTS)
+    x = expected[1]
+    for layer in ("0", "2", "10"):
+        x = x @ tensors[f"layers.{layer}.weight"].T + tensors[f"layers.{layer}.bias"]
+    close(got, x.squeeze(1))
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "widths", "message"),
+    [
+        ([""], [8, 1], r"have the shapes \[\[1, 8\]\]; they must lead from 16, the width of"),
+        ([""], [WIDTH, 2], r"have the shapes \[\[2, 16\]\]"),
+        ([], [], r"holds \[\], not a weight and a bias per layer"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused(tmp_path, prefixes, widths, message):
+    head = str(tmp_path / "head.safetensors")
+    head_of(head, prefixes, widths)
+    with pytest.raises(ConfigError, match=message):
+        load_head(head, WIDTH)
+
+
+def test_a_head_that_is_no_safetensors_file_is_refused(tmp_path):
+    path = tmp_path / "head.pth"
+    path.write_bytes(b"PK\x03\x04" * 8)
+    with pytest.raises(ConfigError, match=r"cannot read the aesthetic head .*head.pth"):
+        load_head(str(path), WIDTH)
+
+
+def test_a_model_that_is_not_there_is_refused_in_one_line(tmp_path):
+    with pytest.raises(ConfigError, match=f"the CLIP model {tmp_path} with the processor") as error:
+        Clip(ClipScoreConfig(path=str(tmp_path)), CPU)
+    assert "\n" not in str(error.value)
+
+
+def test_consistency_is_vbench_s_mean_of_two_cosines(folder, expected):
+    consistency = Consistency(ConsistencyConfig(path=folder), CPU)
+    video, (_, e) = IMAGES[None, :4], expected
+    terms = []
+    for t in range(1, 4):
+        terms.append((max(0.0, float(e[0] @ e[t])) + max(0.0, float(e[t - 1] @ e[t]))) / 2)
+    assert consistency(video, ["a"]).tolist() == pytest.approx([np.mean(terms)], rel=1e-5)
+    still = IMAGES[:2, None].expand(-1, 3, -1, -1, -1)
+    assert consistency(still, ["a", "b"]).tolist() == pytest.approx([1, 1], rel=1e-5)
+    with pytest.raises(PermanentError, match="videos of 1 frames cannot be judged"):
+        consistency(video[:, :1], ["a"])

@@ -1,0 +1,80 @@
+import sys
+
+import pytest
+import torch
+
+from digen_core.config import ConfigError, RunConfig
+from digen_core.reward_config import FunctionConfig
+from digen_core.rewards import REWARDS, reward_functions
+from digen_core.rewards.own import own_reward
+
+CPU = torch.device("cpu")
+MODULE = """\
+import torch
+
+def bright(images, prompts):
+    return images.mean(dim=(1, 2, 3))
+
+class Judge:
+    def __init__(self, device, scale=1.0):
+        self.device, self.scale = device, scale
+    def __call__(self, images, prompts):
+        return self.scale * bright(images, prompts)
+
+class Broken:
+    def __init__(self, device):
+        raise FileNotFoundError("weights.pt")
+
+class Mute:
+    def __init__(self, device):
+        pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path, monkeypatch):
+    (tmp_path / "judges_of_mine.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("judges_of_mine", None)
+
+
+def config(name, **options):
+    return FunctionConfig(function=f"judges_of_mine:{name}", options=options)
+
+
+def test_a_function_is_taken_as_it_is():
+    judge = own_reward(config("bright"), CPU)
+    assert judge(torch.full((2, 3, 4, 4), 0.5), ["a", "b"]).tolist() == [0.5, 0.5]
+
+
+def test_a_class_is_made_once_with_its_options_on_the_worker_s_device():
+    judge = own_reward(config("Judge", scale=3.0), torch.device("meta"))
+    assert (judge.device.type, judge.scale) == ("meta", 3.0)
+    assert judge(torch.ones(1, 3, 2, 2), ["a"]).tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (config("bright", scale=2.0), "is a function, but has the options {'scale': 2.0}; only a"),
+        (config("Judge", size=2), "'judges_of_mine:Judge' with the options .* raised TypeError"),
+        (config("Broken"), "'judges_of_mine:Broken' .* raised FileNotFoundError: weights.pt"),
+        (config("Mute"), "objects of 'judges_of_mine:Mute' cannot be called; add __call__"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(found, message):
+    with pytest.raises(ConfigError, match=message):
+        own_reward(found, CPU)
+
+
+def test_every_type_of_reward_can_be_made():
+    from digen_core.reward_config import REWARD_TYPES
+
+    assert REWARDS.keys() == REWARD_TYPES.keys()
+
+
+def test_rewards_keep_their_names_and_order():
+    tree = {"b": {"type": "shapes"}, "judges_of_mine:Judge": 2.0, "a": {"type": "motion"}}
+    functions = reward_functions(RunConfig.model_validate({"rewards": tree}).rewards, CPU)
+    assert list(functions) == ["b", "judges_of_mine:Judge", "a"]
