@@ -172,7 +172,7 @@ def test_scores_that_failed_are_filled_in_when_their_group_is_complete(session):
         it.add_rewards(fragment, receipt(rewards=columns))
     assert it.rewards_of(0)["reward"].tolist() == [1.0, 2.5, 0.5 + 2 * 0.5, 1 + 2 * 0.5]
     assert it.rewards_of(0)["reward"].tolist() == [1.0, 2.5, 1.5, 2.0]  # asked again
-    it.add_advantages({0: np.zeros(4)}, ())
+    it.add_advantages(Advantages({0: np.zeros(4)}))
     record = it.record(5, 8.0, 1)
     assert [row.reward for row in record.samples] == [1.0, 2.5, 1.5, 2.0]
     assert [row.rewards["quality/score"] for row in record.samples] == [0.25, 0.75, 0.5, 0.5]
