@@ -26,7 +26,12 @@ def train_serially(
     disable_progress_bar()
     torch.set_num_threads(config.cluster.threads_per_worker)
     policy = LOADERS[config.model.family](config.model, ALL_PARTS)
-    make_trainable(policy, config.train.lora, keep_reference=config.keeps_reference)
+    make_trainable(
+        policy,
+        config.train.lora,
+        keep_reference=config.keeps_reference,
+        gradient_checkpointing=config.train.gradient_checkpointing,
+    )
     return post_train_serially(
         config,
         policy,

@@ -149,6 +149,10 @@ class LoraConfig(Strict):
     targets: tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0")
     """Module name suffixes that get an adapter."""
 
+    init: Literal["gaussian", "kaiming"] = "gaussian"
+    """How A is drawn; B is 0. gaussian: normal with deviation 1 / rank (FlowGRPO); kaiming: uniform
+    within 1 / sqrt(columns of A), peft's own default (DanceGRPO)."""
+
 
 class TrainConfig(Strict):
     """How a policy version is made from scored groups."""
@@ -177,9 +181,16 @@ class TrainConfig(Strict):
     lora: LoraConfig | None = LoraConfig()
     """Adapters to train; null trains all weights of the transformer."""
 
+    gradient_checkpointing: bool = False
+    """Keep a block's input only and compute the block again for its gradient: less memory, about a
+    third more compute, the same gradient."""
+
     ema_decay: float = Field(0.9, ge=0, lt=1)
-    """Moving average of the weights for evaluation and saving, warmed up as (1+n)/(10+n)
-    (diffusers' EMAModel); 0 turns it off."""
+    """Moving average of the weights for evaluation and saving; 0 turns it off."""
+
+    ema_warmup: bool = True
+    """Let the decay of the average's n-th step be (1+n)/(10+n) at most and begin with the weights
+    after the first one (diffusers' EMAModel); else it is ema_decay from the start (DanceGRPO)."""
 
     ema_every: int = Field(1, ge=1)
     """Updates between two steps of the average."""

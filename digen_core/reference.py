@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from diffusers.training_utils import EMAModel
 
 from digen_core.algorithms.ddpo import RewardHistory
 from digen_core.algorithms.diffusion_nft import nft_loss, noised, optimality
@@ -32,7 +31,7 @@ from digen_core.rollout.steps import steps_of_iteration
 from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
 from digen_core.training.advantages import advantages_of
 from digen_core.training.objectives import Replay, corrected, kl_penalty
-from digen_core.training.optimizer import adamw, learning_rate_of
+from digen_core.training.optimizer import adamw, learning_rate_of, moving_average
 from digen_core.transport.arrays import Weights
 
 
@@ -69,7 +68,7 @@ def post_train_serially(
     parameters = trainable_parameters(policy)
     rate = config.train.learning_rate
     optimizer = adamw(list(parameters.values()), config.train, learning_rate=rate)
-    average = EMAModel(parameters.values(), decay=config.train.ema_decay)
+    average = moving_average(parameters.values(), config.train)
     metrics, updates = [], 0
     history: RewardHistory = {}
     versions = [_weights_of(parameters)]

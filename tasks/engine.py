@@ -82,7 +82,12 @@ def build_engine(run_id: str, config: RunConfig, device_name: str, roles: frozen
     torch.set_num_threads(config.cluster.threads_per_worker)
     parts = ALL_PARTS if "rollout" in roles else TRAINER_PARTS
     policy = LOADERS[config.model.family](config.model, parts)
-    make_trainable(policy, config.train.lora, keep_reference=config.keeps_reference)
+    make_trainable(
+        policy,
+        config.train.lora,
+        keep_reference=config.keeps_reference,
+        gradient_checkpointing=config.train.gradient_checkpointing,
+    )
     is_scoring = "rollout" in roles
     rewards = reward_functions(config.rewards, policy.device) if is_scoring else {}
     _engines.clear()  # one run at a time on a worker: the last one's memory is free again

@@ -5,6 +5,7 @@ of NumPy arrays, because that is what travels between workers without a copy.
 """
 
 import copy
+import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -27,7 +28,11 @@ holds them: a version has the same names, and so the same hash, everywhere."""
 
 
 def make_trainable(
-    policy: Policy, lora: LoraConfig | None, *, keep_reference: bool = False
+    policy: Policy,
+    lora: LoraConfig | None,
+    *,
+    keep_reference: bool = False,
+    gradient_checkpointing: bool = False,
 ) -> None:
     """Attach LoRA adapters, or open all weights of the transformer for training.
 
@@ -36,6 +41,7 @@ def make_trainable(
         lora: adapters to attach; None trains everything.
         keep_reference: the base model will be asked for (KL). Adapters can be turned off for that;
             full training keeps a frozen copy.
+        gradient_checkpointing: compute blocks again for their gradients.
 
     Raises:
         ValueError: no module of the transformer matches ``lora.targets``.
@@ -45,12 +51,18 @@ def make_trainable(
         if keep_reference:
             policy.reference_transformer = copy.deepcopy(transformer)
         transformer.requires_grad_(True)
-        return
+    else:
+        _attach_first(policy, lora)
+    if gradient_checkpointing:
+        transformer.enable_gradient_checkpointing()
+
+
+def _attach_first(policy: Policy, lora: LoraConfig) -> None:
     adapter = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         target_modules=list(lora.targets),
-        init_lora_weights="gaussian",
+        init_lora_weights="gaussian" if lora.init == "gaussian" else True,
     )
     try:
         attach_adapter(policy, adapter, FIRST_ADAPTER)
@@ -87,7 +99,7 @@ def trainable_parameters(policy: Policy) -> dict[str, nn.Parameter]:
 
 
 def initial_weights(policy: Policy, lora: LoraConfig | None, *, seed: int) -> Weights:
-    """Return version 0: the loaded weights, or seeded adapters (A normal, B zero).
+    """Return version 0: the loaded weights, or seeded adapters (A as ``lora.init`` says, B zero).
 
     peft draws A from the global generator; drawing it again from the run's seed makes version 0 the
     same on every machine.
@@ -96,10 +108,16 @@ def initial_weights(policy: Policy, lora: LoraConfig | None, *, seed: int) -> We
     for index, (name, parameter) in enumerate(trainable_parameters(policy).items()):
         value = parameter.detach()
         if lora is not None and "lora_A" in name:
-            generator = generator_for(seed, INITIAL_WEIGHTS, index)
-            value = torch.randn(value.shape, generator=generator) / lora.rank
+            value = _drawn(value.shape, lora, generator_for(seed, INITIAL_WEIGHTS, index))
         weights[name] = value.to("cpu", policy.latent_dtype).numpy().copy()
     return weights
+
+
+def _drawn(shape: torch.Size, lora: LoraConfig, generator: torch.Generator) -> torch.Tensor:
+    """Return A [rank, columns] as peft draws it."""
+    if lora.init == "gaussian":
+        return torch.randn(shape, generator=generator) / lora.rank
+    return nn.init.kaiming_uniform_(torch.empty(shape), a=math.sqrt(5), generator=generator)
 
 
 def set_weights(policy: Policy, weights: Mapping[str, np.ndarray]) -> None:

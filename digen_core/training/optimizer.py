@@ -5,7 +5,7 @@ is ours, because a lost worker is repaired by computing a value again.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,16 +121,27 @@ def adamw(
     )
 
 
+def moving_average(parameters: Iterable[nn.Parameter], config: TrainConfig) -> EMAModel:
+    """Return diffusers' moving average with the config's settings, begun at ``parameters``.
+
+    Its first step copies the weights if it is warmed up.
+    """
+    if config.ema_warmup:
+        return EMAModel(parameters, decay=config.ema_decay)
+    # a least decay, and a first step that counts, leave nothing of the warm-up
+    decay = config.ema_decay
+    return EMAModel(parameters, decay=decay, min_decay=decay, update_after_step=-1)
+
+
 def _averaged(state: TrainState, weights: Weights, config: TrainConfig) -> Weights:
-    """Return the moving average after this update; EMAModel's first step copies the weights."""
+    """Return the moving average after this update."""
     if not config.ema_decay:
         return weights
     version = state.version + 1
     if version % config.ema_every:
         return state.ema
-    average = EMAModel(
-        [nn.Parameter(torch.from_numpy(value.copy())) for value in state.ema.values()],
-        decay=config.ema_decay,
+    average = moving_average(
+        [nn.Parameter(torch.from_numpy(value.copy())) for value in state.ema.values()], config
     )
     average.optimization_step = version // config.ema_every - 1
     average.step([nn.Parameter(torch.from_numpy(value)) for value in weights.values()])

@@ -1,5 +1,7 @@
 """What is trained of every family: replay of a rollout, gradients, adapters and what is saved."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -34,6 +36,7 @@ PUBLISHED = {  # FlowGRPO's targets beside the default ones
     "wan": (),
     "hunyuan_video": TEXT_STREAM,
 }
+BLOCKS = dict.fromkeys(FAMILIES, "transformer_blocks") | {"wan": "blocks"}
 LORA = LoraConfig(rank=3, alpha=10)  # a strength that is lost if alpha is
 FRAGMENT = Fragment(iteration=0, group=0, index=0, first_sample=0, num_samples=4)
 ALGORITHMS = (*OBJECTIVES, "diffusion_nft")
@@ -167,6 +170,26 @@ def test_every_published_target_has_an_adapter_and_the_unused_ones_are_allowed(
     # the text stream of the last block reaches no output
     assert all("transformer_blocks.1" in name for name in without)
     assert bool(without) == (family == "qwen_image")
+
+
+@pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "all weights"])
+def test_checkpointed_gradients_are_the_same_bit_for_bit(tiny_families, family, lora):
+    policy = trained_policy(tiny_families[family], family, lora=lora)
+    (kept,) = replayed(policy, config_of(family), 8)
+    checkpointed = load_tiny(tiny_families[family], family)
+    make_trainable(checkpointed, lora, gradient_checkpointing=True)
+    set_weights(checkpointed, moved_weights(policy, scale=0))
+    counted = Counter()
+    blocks = checkpointed.transformer.get_submodule(BLOCKS[family])
+    for number, block in enumerate(blocks):
+        block.register_forward_pre_hook(lambda *_, number=number: counted.update([number]))
+    (again,) = replayed(checkpointed, config_of(family), 8)
+    steps = config_of(family).rollout.num_steps
+    assert set(counted.values()) == {steps + 2}  # the rollout, then twice for the pack
+    assert again.metrics == kept.metrics
+    assert again.gradient.keys() == kept.gradient.keys()
+    for name, value in kept.gradient.items():
+        np.testing.assert_array_equal(again.gradient[name], value, err_msg=name)
 
 
 def test_saved_adapters_act_the_same_in_the_stock_pipeline(tiny_families, family, tmp_path):

@@ -175,6 +175,22 @@ def test_version_zero_depends_on_the_seed_only(tiny_flux):
     assert 2 * len(drawn) == len(first)  # each A is drawn on its own
 
 
+def test_version_zero_of_the_other_init_is_what_peft_draws(tiny_flux):
+    """A is uniform within 1 / sqrt(columns); drawn with peft's generator it is peft's A."""
+    lora = LORA.model_copy(update={"init": "kaiming"})
+    torch.manual_seed(3)
+    policy = load_trainable(tiny_flux, lora=lora)
+    drawn = {name: p.detach().numpy() for name, p in trainable_parameters(policy).items()}
+    for name, value in initial_weights(policy, lora, seed=0).items():
+        if "lora_B" in name:
+            assert not value.any()
+            continue
+        for sample in (value, drawn[name]):
+            bound = sample.shape[1] ** -0.5
+            assert 0.8 * bound < np.abs(sample).max() <= bound
+            assert sample.std() == pytest.approx(bound / 3**0.5, rel=0.25)
+
+
 def test_version_zero_acts_like_the_base_model(tiny_flux):
     base, policy = load(tiny_flux, "float32"), load_trainable(tiny_flux, "float32")
     inputs = batch(base)

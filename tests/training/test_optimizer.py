@@ -157,6 +157,18 @@ def test_the_average_by_hand():
     )
 
 
+def test_an_average_without_warm_up_by_hand():
+    # Decay is 0.9 from the first update on, and the average begins at version 0.
+    config = CONFIG.model_copy(update={"ema_warmup": False})
+    states = [initial_state(arrays(0))]
+    for gradient in gradients(3):
+        states.append(stepped(states[-1], gradient, config)[0])
+    for name in SHAPES:
+        zero, one, two, three = (state.weights[name] for state in states)
+        expected = 0.729 * zero + 0.081 * one + 0.09 * two + 0.1 * three
+        np.testing.assert_allclose(states[-1].ema[name], expected, rtol=1e-12)
+
+
 def test_without_decay_the_average_is_the_weights():
     config = CONFIG.model_copy(update={"ema_decay": 0.0})
     state = initial_state(arrays(0))
