@@ -18,7 +18,7 @@ from cyclopts import App, CycloptsError, Parameter
 from deployments.bench import bench
 from deployments.errors import RunFailedError
 from deployments.local import apply_settings
-from deployments.overrides import ConfigTokens, config_of
+from deployments.overrides import ConfigTokens, config_of, parse_arguments
 from digen_core.config import ConfigError, Family
 
 WELCOME = """\
@@ -201,6 +201,35 @@ def plan(
         command.write_json(rows)
     else:
         command.print_plan(rows, found.description)
+    return 0
+
+
+@app.command(usage="Usage: digen size [CONFIG] [--json | --markdown] [--KEY VALUE ...]")
+def size(
+    *tokens: ConfigTokens,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    markdown: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Count the parameters, arithmetic and bytes of a config's model, without its weights.
+
+    Example: digen size deployments/configs/recipes/flow_grpo_flux_pickscore.toml
+
+    Args:
+        tokens: CONFIG and settings, as in 'digen train'; without CONFIG all shipped recipes, which
+            takes some minutes.
+        as_json: Print a list of objects instead of the table.
+        markdown: Print the table as Markdown.
+    """
+    from deployments import size as command
+
+    named = parse_arguments(tokens).path
+    files = [named] if named else command.recipe_files()
+    configs = {file.stem: config_of(tokens if named else [str(file), *tokens]) for file in files}
+    rows = {name: command.size(config) for name, config in configs.items()}
+    if as_json:
+        sys.stdout.write(command.as_json(rows) + "\n")
+    else:
+        command.print_sizes(rows, markdown=markdown)
     return 0
 
 

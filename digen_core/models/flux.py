@@ -36,6 +36,14 @@ class FluxPolicy(PipelinePolicy):
         )
         return {"prompt_embeds": prompt_embeds, "pooled": pooled}
 
+    def shapes_of_embeddings(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of a prompt's ``prompt_embeds`` and ``pooled``."""
+        settings = self.transformer.config
+        return {
+            "prompt_embeds": (self.config.max_sequence_length, settings.joint_attention_dim),
+            "pooled": (settings.pooled_projection_dim,),
+        }
+
     def sigmas_of_family(self, num_steps: int) -> Tensor:
         """Return sigmas shifted by the image's size, or by a constant if the scheduler says so."""
         scheduler = self.pipeline.scheduler

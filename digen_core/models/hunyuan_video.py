@@ -43,6 +43,15 @@ class HunyuanVideoPolicy(PipelinePolicy):
         )
         return {"prompt_embeds": prompt_embeds, "mask": mask, "pooled": pooled}
 
+    def shapes_of_embeddings(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of a prompt's ``prompt_embeds``, ``mask`` and ``pooled``."""
+        settings, length = self.transformer.config, self.config.max_sequence_length
+        return {
+            "prompt_embeds": (length, settings.text_embed_dim),
+            "mask": (length,),
+            "pooled": (settings.pooled_projection_dim,),
+        }
+
     def sigmas_of_family(self, num_steps: int) -> Tensor:
         """Return evenly spaced sigmas, shifted as the scheduler says (7 for HunyuanVideo)."""
         return scheduler_sigmas(

@@ -9,9 +9,11 @@ Axes: B samples, C channels, F frames, H height, W width.
 
 import inspect
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
+from diffusers import AutoModel
 from torch import Tensor, nn
 
 from digen_core.config import ConfigError, ModelConfig
@@ -81,6 +83,32 @@ class PipelinePolicy(ABC):
                 module.to(device).eval().requires_grad_(False)
         return cls(pipeline, config, device)
 
+    @classmethod
+    def without_weights(cls, config: ModelConfig, folder: Path) -> Self:
+        """Build transformer and VAE on the meta device: they have shapes, and compute no numbers.
+
+        They are float32 whatever the config's dtype: shapes do not depend on it.
+
+        Args:
+            config: sizes and guidance; its path is not looked at.
+            folder: with ``transformer/config.json`` and ``vae/config.json`` of diffusers.
+
+        Raises:
+            OSError: one of them is not there.
+            ConfigError: the model has other sizes than the config asks for.
+        """
+        required = inspect.signature(cls.pipeline_class.__init__).parameters.values()
+        parts: dict[str, Any] = {part.name: None for part in required if part.default is part.empty}
+        parts.pop("self")
+        settings = AutoModel.load_config(folder, subfolder="transformer")
+        with torch.device("meta"):
+            parts["transformer"] = AutoModel.from_config(settings)
+            parts["vae"] = cls.vae_class.from_config(cls.vae_class.load_config(folder / "vae"))
+        for module in (parts["transformer"], parts["vae"]):
+            module.eval().requires_grad_(False)
+        config = config.model_copy(update={"dtype": "float32"})
+        return cls(cls.pipeline_class(**parts), config, torch.device("meta"))
+
     @torch.no_grad()
     def encode(self, prompts: list[str]) -> Condition:
         """Embed prompts, a row each; with guidance, also what to steer away from.
@@ -93,6 +121,21 @@ class PipelinePolicy(ABC):
                 self._negative = self.embed([self.config.negative_prompt])
             for name, value in self._negative.items():
                 condition[_NEGATIVE + name] = value.repeat_interleave(len(prompts), dim=0)
+        return condition
+
+    def blank_condition(self, count: int) -> Condition:
+        """Return what ``encode`` returns for ``count`` prompts, but for the values."""
+        condition = {
+            name: torch.empty(
+                count,
+                *shape,
+                dtype=torch.int64 if name == "mask" else self.dtype,
+                device=self.device,
+            )
+            for name, shape in self.shapes_of_embeddings().items()
+        }
+        if self.guided:
+            condition |= {_NEGATIVE + name: value for name, value in condition.items()}
         return condition
 
     def sigmas(self, num_steps: int) -> Tensor:
@@ -170,6 +213,10 @@ class PipelinePolicy(ABC):
     @abstractmethod
     def embed(self, prompts: list[str]) -> Condition:
         """Embed prompts, of any number, in shapes that do not depend on their words."""
+
+    @abstractmethod
+    def shapes_of_embeddings(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape that each value of ``embed`` has for one prompt."""
 
     @abstractmethod
     def sigmas_of_family(self, num_steps: int) -> Tensor:

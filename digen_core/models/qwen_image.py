@@ -61,6 +61,12 @@ class QwenImagePolicy(PipelinePolicy):
             "mask": pad(mask, (0, missing)),
         }
 
+    def shapes_of_embeddings(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of a prompt's ``prompt_embeds`` and ``mask``."""
+        length = self.config.max_sequence_length
+        width = self.transformer.config.joint_attention_dim
+        return {"prompt_embeds": (length, width), "mask": (length,)}
+
     def sigmas_of_family(self, num_steps: int) -> Tensor:
         """Return sigmas shifted by the image's size and stretched to the terminal sigma."""
         scheduler = self.pipeline.scheduler

@@ -46,6 +46,15 @@ class SD3Policy(PipelinePolicy):
         )
         return {"prompt_embeds": prompt_embeds, "pooled": pooled}
 
+    def shapes_of_embeddings(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of a prompt's ``prompt_embeds`` and ``pooled``."""
+        settings = self.transformer.config
+        length = self.pipeline.tokenizer_max_length + self.config.max_sequence_length
+        return {
+            "prompt_embeds": (length, settings.joint_attention_dim),
+            "pooled": (settings.pooled_projection_dim,),
+        }
+
     def sigmas_of_family(self, num_steps: int) -> Tensor:
         """Return the scheduler's own sigmas.
 

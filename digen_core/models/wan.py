@@ -54,6 +54,11 @@ class WanPolicy(PipelinePolicy):
         )
         return {"prompt_embeds": prompt_embeds}
 
+    def shapes_of_embeddings(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of a prompt's ``prompt_embeds``."""
+        width = self.transformer.config.text_dim
+        return {"prompt_embeds": (self.config.max_sequence_length, width)}
+
     def sigmas_of_family(self, num_steps: int) -> Tensor:
         """Return the scheduler's own sigmas, beginning at 1.
 

@@ -1,0 +1,111 @@
+"""How large a recipe is: parameters, arithmetic and bytes, without weights and without a GPU.
+
+The transformer and the VAE are built on torch's meta device from their settings, and the real
+forward and backward passes run there: torch counts their matrix products and convolutions.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from digen_core.config import RunConfig
+from digen_core.models import ADAPTERS
+from digen_core.models.pipeline_policy import PipelinePolicy
+from digen_core.models.policy import TORCH_DTYPES
+from digen_core.models.trainable import make_trainable, reference_weights, trainable_parameters
+from digen_core.rollout.steps import steps_of_iteration
+
+_FLOAT32_BYTES = 4  # trained weights, latents and embeddings travel in float32
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a recipe holds, computes and moves. FLOPs count a multiplication and an addition."""
+
+    parameters: int  # of the transformer, without adapters
+    trained_parameters: int
+    weight_bytes: int  # of the transformer in the model's dtype
+    push_bytes: int  # trained weights of a version, as a worker receives them
+    step_flops: int  # one sample at one denoising step, guidance included
+    pair_flops: int  # one pair: forward and backward, of the reference policy too if it is asked
+    decode_flops: int  # the VAE's, of one sample
+    trajectory_bytes: int  # latents and log-probs of one sample
+    embedding_bytes: int  # of one prompt, and of what guidance steers away from
+
+
+def sizes_of(config: RunConfig, folder: Path) -> Sizes:
+    """Count what a recipe's model needs.
+
+    Args:
+        config: of the run.
+        folder: with the model's settings, ``transformer/config.json`` and ``vae/config.json``.
+
+    Raises:
+        OSError: the settings are not there.
+        ConfigError: the model has other sizes than the config asks for.
+        ValueError: no module matches the config's LoRA targets.
+    """
+    policy = ADAPTERS[config.model.family].without_weights(config.model, folder)
+    parameters = sum(parameter.numel() for parameter in policy.transformer.parameters())
+    train = config.train
+    with torch.device("meta"):
+        make_trainable(
+            policy,
+            train.lora,
+            keep_reference=config.keeps_reference,
+            gradient_checkpointing=train.gradient_checkpointing,
+        )
+    trained = sum(parameter.numel() for parameter in trainable_parameters(policy).values())
+    num_steps = config.rollout.num_steps
+    latent = prod(policy.latent_shape)
+    num_logprobs = len(steps_of_iteration(config, 0).noisy)
+    return Sizes(
+        parameters=parameters,
+        trained_parameters=trained,
+        weight_bytes=parameters * TORCH_DTYPES[config.model.dtype].itemsize,
+        push_bytes=trained * _FLOAT32_BYTES,
+        step_flops=_step_flops(policy),
+        pair_flops=_pair_flops(policy, asks_reference=config.keeps_reference),
+        decode_flops=_decode_flops(policy),
+        trajectory_bytes=_FLOAT32_BYTES * (latent * (num_steps + 1) + num_logprobs),
+        embedding_bytes=sum(value.nbytes for value in policy.blank_condition(1).values()),
+    )
+
+
+def _step_flops(policy: PipelinePolicy) -> int:
+    with torch.no_grad():
+        return _counted(lambda: _velocity(policy))
+
+
+def _pair_flops(policy: PipelinePolicy, *, asks_reference: bool) -> int:
+    def pair() -> None:
+        if asks_reference:
+            with reference_weights(policy):
+                _velocity(policy)
+        _velocity(policy).sum().backward()  # type: ignore[no-untyped-call]
+
+    return _counted(pair)
+
+
+def _decode_flops(policy: PipelinePolicy) -> int:
+    with torch.no_grad():
+        return _counted(lambda: policy.pipeline.vae.decode(policy.vae_latents(_latent(policy))))
+
+
+def _velocity(policy: PipelinePolicy) -> torch.Tensor:
+    sigma = torch.empty(1, device=policy.device)
+    return policy.velocity(_latent(policy), sigma, policy.blank_condition(1))
+
+
+def _latent(policy: PipelinePolicy) -> torch.Tensor:
+    return torch.empty(1, *policy.latent_shape, device=policy.device)
+
+
+def _counted(work: Callable[[], object]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return int(counter.get_total_flops())
