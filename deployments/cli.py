@@ -226,10 +226,10 @@ def size(
     files = [named] if named else command.recipe_files()
     configs = {file.stem: config_of(tokens if named else [str(file), *tokens]) for file in files}
     rows = {name: command.size(config) for name, config in configs.items()}
-    if as_json:
-        sys.stdout.write(command.as_json(rows) + "\n")
+    if as_json or markdown:
+        sys.stdout.write((command.as_json if as_json else command.as_markdown)(rows) + "\n")
     else:
-        command.print_sizes(rows, markdown=markdown)
+        command.print_sizes(rows)
     return 0
 
 

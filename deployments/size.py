@@ -1,12 +1,10 @@
 """``digen size``: parameters, arithmetic and bytes of recipes, counted without weights."""
 
 import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -60,49 +58,43 @@ def as_json(rows: Mapping[str, Sizes]) -> str:
     return json.dumps([{"name": name, **asdict(found)} for name, found in rows.items()], indent=2)
 
 
-HEADINGS = (
-    "config",
-    "parameters, 10^9",
-    "trained, 10^6",
-    "weights, GB",
-    "push, MB",
-    "step, TFLOP",
-    "pair, TFLOP",
-    "decode, TFLOP",
-    "trajectory, MB",
-    "embedding, MB",
-)
-
-
-def print_sizes(
-    rows: Mapping[str, Sizes], *, markdown: bool = False, console: Console | None = None
-) -> None:
-    """Print a row for each config, for a terminal or as a table of Markdown."""
+def print_sizes(rows: Mapping[str, Sizes], console: Console | None = None) -> None:
+    """Print a table for each config."""
     console = console or Console(highlight=False, soft_wrap=True)
-    if markdown:
-        table = [HEADINGS, ("---", *["--:"] * (len(HEADINGS) - 1))]
-        for line in [*table, *(_cells(*row) for row in rows.items())]:
-            sys.stdout.write(f"| {' | '.join(line)} |\n")
-        return
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for number, heading in enumerate(HEADINGS):
-        table.add_column(heading.replace(", ", "\n"), justify="right" if number else "left")
-    for row in rows.items():
-        table.add_row(*_cells(*row))
-    console.print(table)
-    console.print("of one sample: a denoising step, a pair, its latents; of one prompt: embedding")
+    for name, found in rows.items():
+        table = Table(title=name, title_justify="left", box=None, padding=(0, 2, 0, 0))
+        for justify in ("left", "right", "left"):
+            table.add_column(justify=justify)
+        for (quantity, unit), value in _quantities(found).items():
+            table.add_row(quantity, value, unit)
+        table.show_header = False
+        console.print(table)
 
 
-def _cells(name: str, found: Sizes) -> Sequence[str]:
-    return (
-        name,
-        f"{found.parameters / 1e9:.3f}",
-        f"{found.trained_parameters / 1e6:.1f}",
-        f"{found.weight_bytes / 1e9:.2f}",
-        f"{found.push_bytes / 1e6:.0f}",
-        f"{found.step_flops / 1e12:.2f}",
-        f"{found.pair_flops / 1e12:.2f}",
-        f"{found.decode_flops / 1e12:.2f}",
-        f"{found.trajectory_bytes / 1e6:.1f}",
-        f"{found.embedding_bytes / 1e6:.1f}",
-    )
+def as_markdown(rows: Mapping[str, Sizes]) -> str:
+    """Return a table of Markdown with a row for each config."""
+    titles = [f"{quantity}, {unit}" for quantity, unit in next(map(_quantities, rows.values()))]
+    lines = [["config", *titles], ["---", *("--:" for _ in titles)]]
+    lines += [[name, *_quantities(found).values()] for name, found in rows.items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _quantities(found: Sizes) -> dict[tuple[str, str], str]:
+    """Return quantity and unit -> number."""
+    values = {
+        ("parameters", "10^9"): found.parameters / 1e9,
+        ("trained", "10^6"): found.trained_parameters / 1e6,
+        ("weights", "GB"): found.weight_bytes / 1e9,
+        ("push of a version", "MB"): found.push_bytes / 1e6,
+        ("step of a sample", "TFLOP"): found.step_flops / 1e12,
+        ("training pair", "TFLOP"): found.pair_flops / 1e12,
+        ("VAE decoding of a sample", "TFLOP"): found.decode_flops / 1e12,
+        ("trajectory of a sample", "MB"): found.trajectory_bytes / 1e6,
+        ("embeddings of a prompt", "MB"): found.embedding_bytes / 1e6,
+    }
+    return {key: _short(value) for key, value in values.items()}
+
+
+def _short(value: float) -> str:
+    """Return a number with three digits, or all there are before the point."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
