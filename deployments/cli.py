@@ -188,7 +188,8 @@ def plan(
     Args:
         tokens: CONFIG and settings, as in 'digen train'. Packs are at most as large as its own;
             stale groups are considered if its schedule.max_stale_share is above 0.
-        cluster: 2-cores, 16x-mixed or 32x-h100 (deployments/clusters), or a TOML file like those.
+        cluster: 2-cores, 16x-mixed, 32x-h100, 8x-h100 or 32x-h100-a100 (deployments/clusters), or a
+            TOML file like those. The last two estimate what the config's model costs.
         as_json: Print a list of objects, the best plan first, instead of the table.
     """
     config = config_of(tokens, "digen plan")

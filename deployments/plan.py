@@ -23,6 +23,11 @@ from digen_core.trace.windows import Window
 CLUSTERS = Path(__file__).parent / "clusters"
 
 
+ESTIMATED = """\
+estimated, not measured: arithmetic over a share of the devices' peak (docs/sizes.md);
+the profile.json of a short run gives better ones (schedule.profile)"""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """A plan, and what it is predicted to take."""
@@ -40,6 +45,7 @@ class Row:
     cost_per_1000_samples: float  # in the currency of the cluster file
     kwh_per_1000_samples: float
     idle: dict[str, float]  # share of the device seconds, by cause
+    estimated: bool  # from data sheets, not from measured costs
 
 
 def plan(config: RunConfig, cluster: Cluster) -> list[Row]:
@@ -49,15 +55,22 @@ def plan(config: RunConfig, cluster: Cluster) -> list[Row]:
         config: of the run; its layout, split, fragment and pack size are searched for, with packs
             up to its own and stale groups up to its schedule.max_stale_share.
         cluster: the devices, and what a step and a pack cost, if ``schedule.profile`` does not say.
+            If neither does, the costs are estimated from the model's size.
 
     Raises:
         ConfigError: the costs are not known, or no layout fits the devices.
     """
     schedule = config.schedule
     profile = load_profile(schedule.profile) if schedule.profile else None
+    estimated = profile is None and cluster.leaves_costs_to_data_sheets
+    if estimated:
+        from deployments.size import size  # torch and diffusers, which take seconds to import
+        from digen_core.planning.estimate import with_estimates
+
+        cluster = with_estimates(cluster, size(config))
     job = Job.of(config, cluster.fleet, cluster.costs(profile))
     plans = plan_config(job, config, search_sizes=True)
-    return [_row(own, cluster) for own in plans]
+    return [_row(own, cluster, estimated) for own in plans]
 
 
 def find_cluster(name: str) -> Cluster:
@@ -76,6 +89,8 @@ def print_plan(rows: Sequence[Row], title: str, console: Console | None = None) 
     idle = [[row.layout, *(f"{row.idle[cause]:.1%}" for cause in CAUSES)] for row in rows]
     title = "\nidle share of the device time, by cause"
     console.print(_table(title, ("layout", *CAUSES), idle))
+    if rows[0].estimated:
+        console.print(f"\n{ESTIMATED}")
     console.print(f"\n{toml_of(rows[0])}", markup=False)
 
 
@@ -142,7 +157,7 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _row(own: JobPlan, cluster: Cluster) -> Row:
+def _row(own: JobPlan, cluster: Cluster, estimated: bool) -> Row:
     choice, work = own.plan.choice, own.job.workload
     rollout = own.job.devices if choice.num_rollout is None else choice.num_rollout
     num_samples = work.num_groups * work.group_size
@@ -161,6 +176,7 @@ def _row(own: JobPlan, cluster: Cluster) -> Row:
         cost_per_1000_samples=cluster.price_per_hour * hours_per_1000,
         kwh_per_1000_samples=cluster.watts / 1000 * hours_per_1000,
         idle=_idle_shares(own),
+        estimated=estimated,
     )
 
 

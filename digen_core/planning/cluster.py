@@ -22,6 +22,9 @@ ROLES: dict[str, frozenset[Role]] = {
 }
 
 
+_OF_A_KIND = ("speed", "costs", "tflops", "memory")  # equal in all groups of a kind
+
+
 class DeviceGroup(Strict):
     """Equal devices."""
 
@@ -45,6 +48,13 @@ class DeviceGroup(Strict):
 
     costs: DeviceCosts | None = None
     """Measured seconds of this kind, instead of the reference's over ``speed``."""
+
+    tflops: float | None = Field(None, gt=0)
+    """Peak of dense bfloat16 arithmetic in TFLOP/s, as data sheets say: estimates the costs of a
+    recipe where neither a profile nor this file gives any."""
+
+    memory: float | None = Field(None, gt=0)
+    """Peak of its memory's bandwidth in GB/s, for the same."""
 
 
 class Cluster(Strict):
@@ -77,11 +87,21 @@ class Cluster(Strict):
     switch_to_trainer: float = Field(0.0, ge=0)
     """Seconds until a device that generated is ready to train."""
 
+    mfu_denoise: float = Field(0.45, gt=0, le=1)
+    """Share of ``tflops`` that estimates assume for denoising and decoding."""
+
+    mfu_train: float = Field(0.35, gt=0, le=1)
+    """Share of ``tflops`` that estimates assume for training."""
+
+    network: float | None = Field(None, gt=0)
+    """GB/s that each device receives, all at once: estimates take ``push`` from it."""
+
     @model_validator(mode="after")
     def _check(self) -> Self:
-        speeds = {group.kind: (group.speed, group.costs) for group in self.devices}
+        known: dict[str, DeviceGroup] = {}
         for group in self.devices:
-            if speeds[group.kind] != (group.speed, group.costs):
+            first = known.setdefault(group.kind, group)
+            if any(getattr(first, key) != getattr(group, key) for key in _OF_A_KIND):
                 raise ValueError(
                     f"devices: kind {group.kind} has two speeds or costs; use another name for one"
                 )
@@ -95,6 +115,13 @@ class Cluster(Strict):
         for role in sorted(ROLES["both"] - roles):
             raise ValueError(f"devices: none has the role {role}; give one roles {role} or both")
         return self
+
+    @property
+    def leaves_costs_to_data_sheets(self) -> bool:
+        """Whether it says of some device what a data sheet says, and not what a recipe costs."""
+        return self.reference is None and any(
+            group.costs is None and group.tflops for group in self.devices
+        )
 
     @property
     def fleet(self) -> tuple[Device, ...]:
@@ -149,8 +176,8 @@ class Cluster(Strict):
             return group.costs
         if reference is None:
             raise ConfigError(
-                f"the cluster does not say what a {group.kind} costs; give it costs, or the "
-                "cluster a reference, or set schedule.profile to the profile.json of a run"
+                f"the cluster does not say what a {group.kind} costs; give it costs or tflops, or "
+                "the cluster a reference, or set schedule.profile to the profile.json of a run"
             )
         return DeviceCosts(
             step=_scaled(reference.step, group.speed),

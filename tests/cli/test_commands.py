@@ -81,6 +81,7 @@ def test_a_run_that_is_stopped_says_so(job, local, capsys, monkeypatch):
         "evaluate --help",
         "pretrain shapes --help",
         "make-tiny --help",
+        "size --help",
         "config show --help",
         "bench runner --help",
         "bench overhead --help",

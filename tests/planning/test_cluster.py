@@ -6,6 +6,8 @@ from deployments.plan import CLUSTERS, find_cluster
 from digen_core.config import ConfigError
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.planning.cluster import load_cluster
+from digen_core.planning.estimate import with_estimates
+from digen_core.planning.sizes import Sizes
 
 MIXED = """
 push = 2.0
@@ -25,6 +27,17 @@ watts = 400
 step = { fixed = 0.1, per_item = 0.2 }
 pack = { fixed = 0.5, per_item = 0.25 }
 """
+SIZES = Sizes(
+    parameters=10**10,
+    trained_parameters=5 * 10**8,
+    weight_bytes=20 * 10**9,
+    push_bytes=2 * 10**9,
+    step_flops=10**13,
+    pair_flops=28 * 10**12,
+    decode_flops=45 * 10**11,
+    trajectory_bytes=10**6,
+    embedding_bytes=10**6,
+)
 LINE = DeviceCosts(step=Linear(fixed=1.0), pack=Linear(fixed=2.0))
 
 
@@ -38,6 +51,8 @@ def mixed(tmp_path):
 @pytest.mark.parametrize("path", sorted(CLUSTERS.glob("*.toml")), ids=lambda path: path.stem)
 def test_shipped_clusters_say_what_everything_costs(path):
     cluster = load_cluster(path)
+    if cluster.leaves_costs_to_data_sheets:
+        cluster = with_estimates(cluster, SIZES)
     assert set(cluster.costs().kinds) == {device.kind for device in cluster.fleet}
     assert min(cluster.watts, cluster.price_per_hour) > 0
 
@@ -67,7 +82,28 @@ def test_a_profile_wins_over_the_file(mixed):
     assert costs.kinds["h100"].pack(2) == 2.0  # at speed 1 as the profile's first kind
 
 
-def test_names_of_one_kind_in_two_groups_differ(tmp_path):
+def test_estimates_by_hand(mixed):
+    """10 TFLOP at 45% of 100 TFLOP/s; 20 GB at 1000 GB/s, read twice for a gradient."""
+    groups = tuple(
+        group.model_copy(update={"tflops": tflops, "memory": memory})
+        for group, tflops, memory in zip(mixed.devices, (100.0, 50.0), (1000.0, None), strict=True)
+    )
+    bare = mixed.model_copy(update={"devices": groups, "reference": None, "network": 4.0})
+    assert bare.leaves_costs_to_data_sheets
+    assert not mixed.leaves_costs_to_data_sheets
+    costs = with_estimates(bare, SIZES).costs()
+    h100, a100 = costs.kinds["h100"], costs.kinds["a100"]
+    assert costs.push == pytest.approx(0.5)  # 2 GB at 4 GB/s
+    assert h100.step(3) == pytest.approx(0.02 + 3 * 10 / 45)
+    assert h100.decode(3) == pytest.approx(3 * 4.5 / 45)
+    assert h100.pack(2) == pytest.approx(0.04 + 2 * 28 / 35)
+    assert a100.step(3) == pytest.approx(3 * 10 / 22.5)
+    with_own = groups[0].model_copy(update={"costs": LINE})
+    kept = bare.model_copy(update={"devices": (with_own, groups[1])})
+    assert with_estimates(kept, SIZES).costs().kinds["h100"] == LINE
+
+
+def test_a_profile_wins_kind_in_two_groups_differ(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(MIXED.replace("a100", "h100").replace("speed = 0.5", ""))
     names = [device.name for device in load_cluster(path).fleet]
@@ -111,7 +147,7 @@ def test_one_device_is_too_few(tmp_path):
 def test_costs_that_nobody_knows(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('devices = [{ kind = "h100", count = 2 }]')
-    with pytest.raises(ConfigError, match="does not say what a h100 costs; give it costs, or"):
+    with pytest.raises(ConfigError, match="does not say what a h100 costs; give it costs or"):
         load_cluster(path).costs()
 
 

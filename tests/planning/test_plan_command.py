@@ -77,6 +77,20 @@ def test_a_profile_wins_over_the_cluster(small, tmp_path):
     assert plan(config, find_cluster("2-cores"))[0].seconds >= 320
 
 
+def test_without_costs_the_plan_is_an_estimate(small, tmp_path, capsys):
+    """Twice the arithmetic a second takes half the time of all that is not given in seconds."""
+    sheet = 'devices = [{ kind = "x", count = 2, tflops = %s }]'
+    (tmp_path / "slow.toml").write_text(sheet % 0.001)
+    (tmp_path / "fast.toml").write_text(sheet % 0.002)
+    slow = plans_of(capsys, small, "--cluster", str(tmp_path / "slow.toml"))
+    fast = plans_of(capsys, small, "--cluster", str(tmp_path / "fast.toml"))
+    assert all(own["estimated"] for own in (*slow, *fast))
+    assert slow[0]["seconds"] == pytest.approx(2 * fast[0]["seconds"])
+    assert not plans_of(capsys, small, "--cluster", "2-cores")[0]["estimated"]
+    assert run(["plan", small, "--cluster", str(tmp_path / "slow.toml")]) == 0
+    assert "estimated, not measured" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,5 +1,7 @@
 """The size of a recipe: closed forms, the same counted with numbers, published parameters."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -8,10 +10,13 @@ from families import FAMILIES, GUIDED, frames_of, load_tiny
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from deployments.cli import run
+from deployments.size import RECIPES, as_markdown, print_sizes, recipe_files, size
 from digen_core.config import LoraConfig, RunConfig
+from digen_core.config_file import load_config
 from digen_core.models import ADAPTERS
 from digen_core.models.trainable import make_trainable, trainable_parameters
-from digen_core.planning.sizes import sizes_of
+from digen_core.planning.sizes import Sizes, sizes_of
 from digen_core.transport.arrays import to_array, to_arrays
 
 SETTINGS = Path(__file__).parents[2] / "deployments/model_configs"
@@ -92,6 +97,7 @@ def test_sizes_are_those_of_a_real_model(tiny_families, family):
     assert found.embedding_bytes == sum(value.nbytes for value in to_arrays(condition).values())
 
 
+@pytest.mark.parametrize("family", [*GUIDED, "flux"])
 def test_guidance_counts_double(tiny_families, family):
     folder = Path(tiny_families[family])
     guided = sizes_of(config_of(family), folder)
@@ -121,17 +127,21 @@ def test_what_a_pair_costs_in_forward_passes(tiny_families):
     assert with_reference == pytest.approx(adapters + 1, abs=0.1)  # whose adapters are off
 
 
-def test_stable_diffusion_by_hand():
-    """SD3.5 Medium at 512 x 512 pixels: tokens x parameters of the blocks, and attention."""
-    config = config_of("sd3", model={"height": 512, "width": 512, "max_sequence_length": 256})
-    found = sizes_of(config, SETTINGS / "stable-diffusion-3.5-medium")
-    width, image, text = 1536, (512 // 16) ** 2, 77 + 256
+@pytest.fixture(scope="module")
+def sd3_recipe() -> Sizes:
+    """SD3.5 Medium at 512 x 512 pixels without guidance."""
+    return size(load_config(RECIPES / "flow_grpo_sd3_fast_nocfg.toml"))
+
+
+def test_stable_diffusion_by_hand(sd3_recipe):
+    """Tokens x parameters of the blocks, and attention."""
+    width, image, text = 1536, (512 // 16) ** 2, 77 + 128
     linear = 24 * (image + text) * (4 + 8) * width**2  # q, k, v, out and a feed-forward of 4 x 2
     linear += 13 * image * 4 * width**2  # a second attention of the image in 13 blocks
     linear -= text * (1 + 8) * width**2  # the last block has no text output
     attention = 24 * 2 * (image + text) ** 2 * width + 13 * 2 * image**2 * width
-    by_hand = 2 * 2 * (linear + attention)  # twice for guidance, two FLOPs a product
-    assert found.step_flops == pytest.approx(by_hand, rel=0.03)
+    by_hand = 2 * (linear + attention)  # two FLOPs a product
+    assert sd3_recipe.step_flops == pytest.approx(by_hand, rel=0.03)
 
 
 def test_bytes_by_hand(tiny_families):
@@ -146,3 +156,47 @@ def test_bytes_by_hand(tiny_families):
     # latents [4, 4, 6]; 77 + 24 tokens of width 64, pooled 64; two prompts
     assert found.trajectory_bytes == 4 * (4 * 96 + 2)
     assert found.embedding_bytes == 2 * 4 * (101 * 64 + 64)
+
+
+def test_size_prints_what_was_counted(tiny_families, capsys):
+    job = str(Path(__file__).parents[2] / "deployments/configs/shapes.toml")
+    arguments = ["size", job, "--model.path", tiny_families["flux"], "--train.lora.rank", "8"]
+    assert run([*arguments, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    config = load_config(job, {"model.path": tiny_families["flux"], "train.lora.rank": 8})
+    assert row == {"name": "shapes"} | asdict(sizes_of(config, Path(tiny_families["flux"])))
+    print_sizes({"shapes": sizes_of(config, Path(tiny_families["flux"]))})
+    assert f"{row['trained_parameters'] / 1e6:.3g}" in capsys.readouterr().out
+    assert run([*arguments, "--markdown"]) == 0
+    heading, _, cells = capsys.readouterr().out.splitlines()
+    assert heading.count("|") == cells.count("|")
+    assert cells.startswith("| shapes | ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model.path", "a/b"], "model.path a/b is no folder here, and the settings that digen"),
+        (["--model.path", "docs"], "model.path docs: "),
+        (["--train.lora.targets", '["nowhere"]'], "match no module of the transformer"),
+        (["--model.width", "36"], "needs multiples of 8"),
+    ],
+)
+def test_a_model_that_cannot_be_sized_is_one_line(arguments, message, capsys):
+    root = Path(__file__).parents[2]
+    job = str(root / "deployments/configs/shapes.toml")
+    arguments = [a.replace("docs", str(root / "docs")) for a in arguments]
+    assert run(["size", job, *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message.replace("docs", str(root / "docs")) in err
+
+
+def test_the_page_shows_every_recipe(sd3_recipe):
+    """docs/sizes.md is what `digen size --markdown` prints."""
+    lines = (Path(__file__).parents[2] / "docs/sizes.md").read_text().splitlines()
+    rows = [line for line in lines if line.startswith("| ")]
+    written = as_markdown({"flow_grpo_sd3_fast_nocfg": sd3_recipe}).splitlines()
+    assert rows[:2] == written[:2]
+    assert written[2] in rows
+    assert [row.split(" | ")[0][2:] for row in rows[2:]] == [path.stem for path in recipe_files()]

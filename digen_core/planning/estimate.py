@@ -1,0 +1,42 @@
+"""What a recipe would cost on devices of which only a data sheet is known: an assumption, stated.
+
+An operation on n items takes the time to read the weights, and n times its arithmetic at a share of
+the device's peak. Text encoding, kernel launches and small batches' lower share are left out.
+"""
+
+from digen_core.control.costs import DeviceCosts, Linear
+from digen_core.planning.cluster import Cluster, DeviceGroup
+from digen_core.planning.sizes import Sizes
+
+_READS_OF_A_PAIR = 2  # the weights, forward and backward
+
+
+def with_estimates(cluster: Cluster, sizes: Sizes) -> Cluster:
+    """Return the cluster with costs for devices, and seconds of a push, that it does not give.
+
+    Args:
+        cluster: devices with ``tflops`` and without ``costs`` are estimated; a push, if the cluster
+            has a ``network``.
+        sizes: of the recipe.
+    """
+    devices = tuple(
+        group.model_copy(update={"costs": _estimated(group, cluster, sizes)})
+        if group.costs is None and group.tflops
+        else group
+        for group in cluster.devices
+    )
+    push = sizes.push_bytes / (1e9 * cluster.network) if cluster.network else cluster.push
+    return cluster.model_copy(update={"devices": devices, "push": push})
+
+
+def _estimated(group: DeviceGroup, cluster: Cluster, sizes: Sizes) -> DeviceCosts:
+    """Return seconds: FLOP over FLOP/s, and bytes over bytes/s."""
+    assert group.tflops is not None
+    generating = 1e12 * group.tflops * cluster.mfu_denoise
+    training = 1e12 * group.tflops * cluster.mfu_train
+    read = sizes.weight_bytes / (1e9 * group.memory) if group.memory else 0.0
+    return DeviceCosts(
+        step=Linear(fixed=read, per_item=sizes.step_flops / generating),
+        decode=Linear(per_item=sizes.decode_flops / generating),
+        pack=Linear(fixed=_READS_OF_A_PAIR * read, per_item=sizes.pair_flops / training),
+    )
