@@ -27,7 +27,7 @@ from digen_core.models.trainable import (
 )
 from digen_core.rewards.failures import component_means, settle
 from digen_core.rewards.scoring import RewardFn, score_images
-from digen_core.rollout.sampler import initial_latent
+from digen_core.rollout.sampler import initial_latent, rounded
 from digen_core.rollout.steps import steps_of_iteration
 from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
 from digen_core.training.advantages import advantages_of
@@ -172,9 +172,7 @@ def _sample(config: RunConfig, policy: Policy, text: str, group: tuple[int, int]
         )
         return drawn.to(policy.device, policy.latent_dtype)
 
-    x = initial_latent(
-        policy, seed=config.seed, group=group, samples=samples, shared=rollout.initial_noise
-    )
+    x = initial_latent(policy, seed=config.seed, group=group, samples=samples, config=rollout)
     latents, means, logprobs = [x], {}, {}
     noisy_steps = steps_of_iteration(config, group[0]).noisy
     for step in range(rollout.num_steps):
@@ -190,6 +188,8 @@ def _sample(config: RunConfig, policy: Policy, text: str, group: tuple[int, int]
         x = mean
         if step in noisy_steps:
             x, means[step] = mean + std * noise(NOISE, step + 1), mean
+        x = rounded(x, rollout.storage)
+        if step in noisy_steps:
             logprobs[step] = LOGPROBS[rollout.transition](x, Transition(mean, std))
         latents.append(x)
     return _Group(condition, latents, means, logprobs, noise, sigmas)

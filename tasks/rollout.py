@@ -8,7 +8,14 @@ from prefect import task
 from digen_core.control.protocol import Fragment
 from digen_core.rewards.scoring import score_images
 from digen_core.rollout.sampler import denoise, initial_latent
-from digen_core.transport.arrays import Arrays, to_array, to_arrays, to_tensor, to_tensors
+from digen_core.transport.arrays import (
+    Arrays,
+    to_array,
+    to_arrays,
+    to_stored,
+    to_tensor,
+    to_tensors,
+)
 from digen_core.transport.segment import Segment
 from tasks import receipts
 from tasks.engine import Engine, working
@@ -60,11 +67,12 @@ def _denoise(
             seed=config.seed,
             group=group,
             samples=fragment.samples,
-            shared=config.rollout.initial_noise,
+            config=config.rollout,
         )
     else:
         x = to_tensor(previous.x, policy.device)
-    latents, logprobs = [to_array(x)], {}
+    precision = config.rollout.storage
+    latents, logprobs = [to_stored(x, precision)], {}
     for done in denoise(
         policy,
         x,
@@ -77,7 +85,7 @@ def _denoise(
         group=group,
         samples=fragment.samples,
     ):
-        latents.append(to_array(done.x_next))
+        latents.append(to_stored(done.x_next, precision))
         if done.logprob is not None:
             logprobs[done.step] = to_array(done.logprob)
     assert engine.version is not None
