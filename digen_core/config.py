@@ -377,6 +377,12 @@ class RunConfig(Strict):
         return self.algorithm.type == "diffusion_nft"
 
     @property
+    def keeps_old(self) -> bool:
+        """Whether another policy than the trained one generates, which lags behind it."""
+        algorithm = self.algorithm
+        return algorithm.type == "diffusion_nft" and algorithm.old_policy_decay != "none"
+
+    @property
     def keeps_reference(self) -> bool:
         """Whether the base model is asked for in training."""
         return bool(self.algorithm.kl_coefficient)

@@ -44,7 +44,9 @@ def denoise_steps(
     """Run denoising steps of a fragment with one policy version, after ``previous``'s."""
     with working(run_id, version=version) as engine:
         started = time()
-        segment = _denoise(engine, fragment, steps, noisy_steps, conditions[prompt], previous)
+        with engine.old_policy():
+            found = _denoise(engine, fragment, steps, noisy_steps, conditions[prompt], previous)
+        segment = Segment(fragment, steps.start, *found, version)
         seconds = (time() - started) / len(steps)
     logprobs = {str(step): values.tolist() for step, values in segment.logprobs.items()}
     receipts.attach({"version": version, "logprobs": logprobs, "seconds_per_step": seconds})
@@ -58,7 +60,8 @@ def _denoise(
     noisy_steps: tuple[int, ...],
     condition: Arrays,
     previous: Segment | None,
-) -> Segment:
+) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+    """Return the latents [s + 1, n, ...] as stored, and the log-probs of the noisy steps."""
     policy, config = engine.policy, engine.config
     group = (fragment.iteration, fragment.group)
     if previous is None:
@@ -88,8 +91,7 @@ def _denoise(
         latents.append(to_stored(done.x_next, precision))
         if done.logprob is not None:
             logprobs[done.step] = to_array(done.logprob)
-    assert engine.version is not None
-    return Segment(fragment, steps.start, np.stack(latents), logprobs, engine.version)
+    return np.stack(latents), logprobs
 
 
 @task(name="decode and score", task_run_name="{label}")
