@@ -89,7 +89,7 @@ def _trained(name: str, config: RunConfig) -> tuple[EvaluationReport, list[float
 
 def _trained_serially(config: RunConfig) -> tuple[EvaluationReport, list[float]]:
     """Train in this process; keep the result as a run's folder and judge it as a run is judged."""
-    run = train_serially(config, lambda index, row: None)
+    run = train_serially(config)
     folder = Path(config.tracking.runs_dir) / f"{SERIAL}-{config.seed}"
     write_weights(folder / "weights", config.num_iterations, run.weights, run.ema)
     (folder / CONFIG_OF_RUN).write_text(config.model_dump_json(indent=2))
