@@ -69,7 +69,7 @@ def main(
                     raise ConfigError(f"no {metric} among {', '.join(report.rewards)}")
                 way.final[seed], way.curves[seed] = report.rewards[metric], curve
                 console.print(f"{way.name}, seed {seed}: {metric} {way.final[seed]:.3f}")
-    _print(ways, metric, config, console)
+    print_ways(ways, metric, config, console)
     draw(ways, "mean reward of an iteration's samples").savefig(folder / "learning.png")
     console.print(f"curves: {folder / 'learning.png'}")
 
@@ -96,7 +96,7 @@ def _trained_serially(config: RunConfig) -> tuple[EvaluationReport, list[float]]
     return evaluate_run(folder, config), [row["reward/mean"] for row in run.metrics]
 
 
-def _print(ways: Sequence[Way], metric: str, config: RunConfig, console: Console) -> None:
+def print_ways(ways: Sequence[Way], metric: str, config: RunConfig, console: Console) -> None:
     """Print what each way reached with each seed."""
     samples = config.num_iterations * config.samples_per_iteration
     table = Table(title=f"{metric} after {samples} samples", title_justify="left", box=None)
