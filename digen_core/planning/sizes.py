@@ -19,7 +19,7 @@ from digen_core.models.policy import TORCH_DTYPES
 from digen_core.models.trainable import make_trainable, reference_weights, trainable_parameters
 from digen_core.rollout.steps import steps_of_iteration
 
-_FLOAT32_BYTES = 4  # trained weights, latents and embeddings travel in float32
+_FLOAT32_BYTES = 4  # trained weights, log-probs and embeddings travel in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Sizes:
     parameters: int  # of the transformer, without adapters
     trained_parameters: int
     weight_bytes: int  # of the transformer in the model's dtype
-    push_bytes: int  # trained weights of a version, as a worker receives them
+    push_bytes: int  # trained weights of a version, with those of an old policy that generates
     step_flops: int  # one sample at one denoising step, guidance included
     pair_flops: int  # one pair: forward and backward, of the reference policy too if it is asked
     decode_flops: int  # the VAE's, of one sample
@@ -61,17 +61,17 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
         )
     trained = sum(parameter.numel() for parameter in trainable_parameters(policy).values())
     num_steps = config.rollout.num_steps
-    latent = prod(policy.latent_shape)
+    latent_bytes = prod(policy.latent_shape) * TORCH_DTYPES[config.rollout.storage].itemsize
     num_logprobs = len(steps_of_iteration(config, 0).noisy)
     return Sizes(
         parameters=parameters,
         trained_parameters=trained,
         weight_bytes=parameters * TORCH_DTYPES[config.model.dtype].itemsize,
-        push_bytes=trained * _FLOAT32_BYTES,
+        push_bytes=trained * _FLOAT32_BYTES * (1 + config.keeps_old),
         step_flops=_step_flops(policy),
         pair_flops=_pair_flops(policy, asks_reference=config.keeps_reference),
         decode_flops=_decode_flops(policy),
-        trajectory_bytes=_FLOAT32_BYTES * (latent * (num_steps + 1) + num_logprobs),
+        trajectory_bytes=latent_bytes * (num_steps + 1) + _FLOAT32_BYTES * num_logprobs,
         embedding_bytes=sum(value.nbytes for value in policy.blank_condition(1).values()),
     )
 

@@ -36,13 +36,13 @@ def family(request) -> str:
     return request.param
 
 
-def config_of(family: str, *, train=None, model=None, algorithm=None) -> RunConfig:
+def config_of(family: str, *, train=None, model=None, algorithm=None, rollout=None) -> RunConfig:
     """Images of 32 x 48 pixels, videos of 5 frames, 3 steps of which 2 are noisy."""
     sizes = {"height": 32, "width": 48, "num_frames": frames_of(family), "max_sequence_length": 24}
     return RunConfig.model_validate(
         {
             "model": {"family": family, "guidance_scale": 3.0, **sizes, **(model or {})},
-            "rollout": {"num_steps": 3},
+            "rollout": {"num_steps": 3, **(rollout or {})},
             "train": {"lora": {"rank": 3}, **(train or {})},
             "algorithm": algorithm or {},
         }
@@ -155,6 +155,10 @@ def test_bytes_by_hand(tiny_families):
     assert found.push_bytes == 2 * once.push_bytes  # twice the rank
     # latents [4, 4, 6]; 77 + 24 tokens of width 64, pooled 64; two prompts
     assert found.trajectory_bytes == 4 * (4 * 96 + 2)
+    rounded = config_of("sd3", rollout={"storage": "float16"})
+    assert sizes_of(rounded, Path(tiny_families["sd3"])).trajectory_bytes == 2 * 4 * 96 + 4 * 2
+    lagging = config_of("sd3", algorithm={"type": "diffusion_nft", "old_policy_decay": "ramp"})
+    assert sizes_of(lagging, Path(tiny_families["sd3"])).push_bytes == 2 * once.push_bytes
     assert found.embedding_bytes == 2 * 4 * (101 * 64 + 64)
 
 
