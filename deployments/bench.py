@@ -184,6 +184,34 @@ def learning(
     return 0
 
 
+@bench.command(usage="Usage: digen bench algorithms CONFIG [--only NAME ...] [--KEY VALUE ...]")
+def algorithms(*tokens: ConfigTokens, only: Several[str] = None, seeds: Several[int] = None) -> int:
+    """Compare what the algorithms make of the same number of samples, without a schedule.
+
+    Example: digen bench algorithms deployments/configs/shapes.toml --num-iterations 30
+
+    Args:
+        tokens: CONFIG and settings, as in 'digen train'.
+        only: Algorithms; default: all.
+        seeds: Seeds of the runs; default: 0 1 2.
+    """
+    config = config_of(tokens, "digen bench algorithms")
+
+    from digen_core.checks import check_inputs
+
+    check_inputs(config)
+
+    from deployments import bench_algorithms
+
+    unknown = [name for name in only or [] if name not in bench_algorithms.SETTINGS]
+    if unknown:
+        raise ConfigError(
+            f"--only names {unknown[0]!r}; use some of {', '.join(bench_algorithms.SETTINGS)}"
+        )
+    bench_algorithms.main(config, only or list(bench_algorithms.SETTINGS), seeds or [0, 1, 2])
+    return 0
+
+
 EMULATED = ("colocated", "colocated-strong", "tsp", "elastic", "tcss")
 REAL = ("colocated", "colocated-strong", "disaggregated", "auto")
 

@@ -69,7 +69,7 @@ def main(
                     raise ConfigError(f"no {metric} among {', '.join(report.rewards)}")
                 way.final[seed], way.curves[seed] = report.rewards[metric], curve
                 console.print(f"{way.name}, seed {seed}: {metric} {way.final[seed]:.3f}")
-    _print(ways, metric, config, console)
+    print_ways(ways, metric, config, console)
     draw(ways, "mean reward of an iteration's samples").savefig(folder / "learning.png")
     console.print(f"curves: {folder / 'learning.png'}")
 
@@ -89,14 +89,14 @@ def _trained(name: str, config: RunConfig) -> tuple[EvaluationReport, list[float
 
 def _trained_serially(config: RunConfig) -> tuple[EvaluationReport, list[float]]:
     """Train in this process; keep the result as a run's folder and judge it as a run is judged."""
-    run = train_serially(config, lambda index, row: None)
+    run = train_serially(config)
     folder = Path(config.tracking.runs_dir) / f"{SERIAL}-{config.seed}"
     write_weights(folder / "weights", config.num_iterations, run.weights, run.ema)
     (folder / CONFIG_OF_RUN).write_text(config.model_dump_json(indent=2))
     return evaluate_run(folder, config), [row["reward/mean"] for row in run.metrics]
 
 
-def _print(ways: Sequence[Way], metric: str, config: RunConfig, console: Console) -> None:
+def print_ways(ways: Sequence[Way], metric: str, config: RunConfig, console: Console) -> None:
     """Print what each way reached with each seed."""
     samples = config.num_iterations * config.samples_per_iteration
     table = Table(title=f"{metric} after {samples} samples", title_justify="left", box=None)

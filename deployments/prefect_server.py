@@ -47,7 +47,7 @@ def prefect_server(log_dir: Path) -> Iterator[str]:
         yield configured
         return
     running = _api_url(DEFAULT_PORT)
-    if _is_healthy(running):
+    if _is_lasting(running):
         with _used(running):
             yield running
         return
@@ -95,6 +95,18 @@ def _wait_until_healthy(api_url: str, process: subprocess.Popen[bytes], log_path
         if process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"the Prefect server at {api_url} did not start; see {log_path}")
         time.sleep(0.2)
+
+
+def _is_lasting(api_url: str) -> bool:
+    """Say whether a server runs that is not another command's own: that one ends with its command.
+
+    A command's own server is told by its settings: nobody else turns the triggers off.
+    """
+    try:
+        settings = httpx.get(f"{api_url}/admin/settings", timeout=2.0).json()
+        return bool(settings["server"]["services"]["triggers"]["enabled"])
+    except (httpx.HTTPError, ValueError, KeyError):
+        return False
 
 
 def _is_healthy(api_url: str) -> bool:

@@ -2,31 +2,38 @@
 
 from collections.abc import Callable
 
+import diffusers
 import torch
-from diffusers.utils.logging import disable_progress_bar
+import transformers
 
 from digen_core.config import RunConfig
 from digen_core.data import read_prompts
 from digen_core.models import LOADERS
-from digen_core.models.policy import ALL_PARTS
-from digen_core.models.trainable import make_trainable
+from digen_core.models.policy import ALL_PARTS, Policy
+from digen_core.models.trainable import make_trainable, set_weights
 from digen_core.reference import SerialRun, post_train_serially
 from digen_core.rewards import reward_functions
+from digen_core.rewards.scoring import score_images
+from digen_core.rollout.evaluation import sample_images
+from digen_core.transport.arrays import Weights
+
+PROMPTS_AT_ONCE = 8
 
 
 def train_serially(
-    config: RunConfig, on_iteration: Callable[[int, dict[str, float]], None]
+    config: RunConfig,
+    on_iteration: Callable[[int, dict[str, float]], None] = lambda index, row: None,
+    *,
+    policy: Policy | None = None,
 ) -> SerialRun:
-    """Load the model and train it, with as many threads as a worker has.
+    """Train with as many threads as a worker has.
 
     Args:
         config: of the run.
         on_iteration: is told each finished iteration and its row of metrics.
+        policy: loaded for the config; None loads one.
     """
-    disable_progress_bar()
-    torch.set_num_threads(config.cluster.threads_per_worker)
-    policy = LOADERS[config.model.family](config.model, ALL_PARTS)
-    make_trainable(policy, config.train.lora, keep_reference=config.keeps_reference)
+    policy = policy or load_policy(config)
     return post_train_serially(
         config,
         policy,
@@ -34,3 +41,34 @@ def train_serially(
         reward_functions(config.rewards, policy.device),
         on_iteration=on_iteration,
     )
+
+
+def load_policy(config: RunConfig) -> Policy:
+    """Load a config's model, ready to train, and take the threads of a worker."""
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(config.cluster.threads_per_worker)
+    policy = LOADERS[config.model.family](config.model, ALL_PARTS)
+    make_trainable(policy, config.train.lora, keep_reference=config.keeps_reference)
+    return policy
+
+
+def evaluate_serially(config: RunConfig, policy: Policy, weights: Weights) -> float:
+    """Return the mean reward of noiseless samples of the held-out prompts, with given weights."""
+    set_weights(policy, weights)
+    prompts = read_prompts(config.prompts.evaluation)
+    rewards = reward_functions(config.rewards, policy.device)
+    per_prompt, total = config.evaluation.samples_per_prompt, 0.0
+    for first in range(0, len(prompts), PROMPTS_AT_ONCE):
+        few = prompts[first : first + PROMPTS_AT_ONCE]
+        images = sample_images(
+            policy,
+            few,
+            range(first, first + len(few)),
+            num_samples=per_prompt,
+            num_steps=config.evaluation.num_steps,
+            seed=config.seed,
+        )
+        texts = [prompt for prompt in few for _ in range(per_prompt)]
+        total += score_images(rewards, config.rewards, images, texts)["reward"].sum()
+    return total / (len(prompts) * per_prompt)

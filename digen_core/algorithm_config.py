@@ -289,6 +289,10 @@ class DiffusionNftConfig(_Advantages):
     advantage_mode: Literal["all", "positive_only", "negative_only", "one_only", "binary"] = "all"
     """Which advantages count."""
 
+    old_policy_decay: Literal["none", "ramp", "late_ramp"] = "none"
+    """How much of the old policy, which generates, stays after n updates: nothing, so that it is
+    the current one; min(0.001 n, 0.5); or, from update 75 on, min(0.0075 (n - 75), 0.999)."""
+
     kl_coefficient: float = Field(1e-4, ge=0)
     """Weight of the mean squared distance of velocities to the reference policy's."""
 

@@ -115,6 +115,10 @@ class RolloutConfig(Strict):
     initial_noise: Literal["sample", "group", "iteration"] = "sample"
     """Which samples start from one noise: none, those of a group, or all of the iteration."""
 
+    storage: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Precision that trajectories travel and are kept in. Latents are rounded to it before their
+    log-probs are taken, so that the replay stays exact; half precision halves the bytes."""
+
     fragment_size: int = Field(16, ge=1)
     """Samples of one group denoised together in one batch."""
 
@@ -373,6 +377,12 @@ class RunConfig(Strict):
         return self.algorithm.type == "diffusion_nft"
 
     @property
+    def keeps_old(self) -> bool:
+        """Whether another policy than the trained one generates, which lags behind it."""
+        algorithm = self.algorithm
+        return algorithm.type == "diffusion_nft" and algorithm.old_policy_decay != "none"
+
+    @property
     def keeps_reference(self) -> bool:
         """Whether the base model is asked for in training."""
         return bool(self.algorithm.kl_coefficient)
@@ -412,6 +422,11 @@ class RunConfig(Strict):
             raise ValueError(
                 f"algorithm.type {self.algorithm.type} is not for rollout.transition {transition}; "
                 f"use {' or '.join(allowed)}."
+            )
+        if self.algorithm.needs_noise and self.rollout.storage != "float32":
+            raise ValueError(
+                f"rollout.storage is {self.rollout.storage}, but algorithm.type "
+                f"{self.algorithm.type} takes the noise back out of the latents; use float32."
             )
         if transition == "cps" and self.algorithm.end_of_noise(num_steps) == num_steps:
             raise ValueError(

@@ -27,12 +27,12 @@ from digen_core.models.trainable import (
 )
 from digen_core.rewards.failures import component_means, settle
 from digen_core.rewards.scoring import RewardFn, score_images
-from digen_core.rollout.sampler import initial_latent
+from digen_core.rollout.sampler import initial_latent, rounded
 from digen_core.rollout.steps import steps_of_iteration
 from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
 from digen_core.training.advantages import advantages_of
 from digen_core.training.objectives import Replay, corrected, kl_penalty
-from digen_core.training.optimizer import adamw, learning_rate_of
+from digen_core.training.optimizer import adamw, learning_rate_of, mixed, old_decay_of
 from digen_core.transport.arrays import Weights
 
 
@@ -73,20 +73,26 @@ def post_train_serially(
     metrics, updates = [], 0
     history: RewardHistory = {}
     versions = [_weights_of(parameters)]
+    generators = versions[:]  # what samples: the versions, or an old policy that lags behind them
     for iteration in range(config.num_iterations):
         generated_by = [
-            versions[updates if version_of is None else version_of(iteration, group)]
+            generators[updates if version_of is None else version_of(iteration, group)]
             for group in range(config.rollout.prompts_per_iteration)
         ]
         groups, row, history = _rollout(
             config, policy, prompts, rewards, iteration, generated_by, history
         )
+        if config.keeps_old:
+            set_weights(policy, generators[updates])
+            _add_old_velocities(config, policy, groups, iteration)
         set_weights(policy, versions[updates])
         rate = learning_rate_of(config.train, updates, config.num_iterations)
         norm = _train(config, policy, optimizer, groups, iteration, rate)
         if norm is not None:
             updates += 1
             versions.append(_weights_of(parameters))
+            old, decay = generators[-1], old_decay_of(config, updates)
+            generators.append(mixed(old, versions[-1], decay) if decay else versions[-1])
             if updates % config.train.ema_every == 0:
                 average.step(parameters.values())
         row["train/grad_norm"] = norm or 0.0
@@ -115,6 +121,7 @@ class _Group:
     sigmas: torch.Tensor  # [T + 1]
     advantages: torch.Tensor | None = None  # [G]; None: the group is skipped
     chosen: list[int] | None = None  # samples to train; None: all
+    old_velocities: dict[int, torch.Tensor] = field(default_factory=dict)  # step -> [G, ...]
 
 
 @torch.no_grad()
@@ -172,9 +179,7 @@ def _sample(config: RunConfig, policy: Policy, text: str, group: tuple[int, int]
         )
         return drawn.to(policy.device, policy.latent_dtype)
 
-    x = initial_latent(
-        policy, seed=config.seed, group=group, samples=samples, shared=rollout.initial_noise
-    )
+    x = initial_latent(policy, seed=config.seed, group=group, samples=samples, config=rollout)
     latents, means, logprobs = [x], {}, {}
     noisy_steps = steps_of_iteration(config, group[0]).noisy
     for step in range(rollout.num_steps):
@@ -190,6 +195,8 @@ def _sample(config: RunConfig, policy: Policy, text: str, group: tuple[int, int]
         x = mean
         if step in noisy_steps:
             x, means[step] = mean + std * noise(NOISE, step + 1), mean
+        x = rounded(x, rollout.storage)
+        if step in noisy_steps:
             logprobs[step] = LOGPROBS[rollout.transition](x, Transition(mean, std))
         latents.append(x)
     return _Group(condition, latents, means, logprobs, noise, sigmas)
@@ -251,13 +258,29 @@ def _replay_losses(config: RunConfig, policy: Policy, group: _Group, step: int) 
     return losses
 
 
+@torch.no_grad()
+def _add_old_velocities(
+    config: RunConfig, policy: Policy, groups: list[_Group], iteration: int
+) -> None:
+    """Ask the old policy, whose weights the policy has, for its velocities."""
+    for group in groups:
+        for step in steps_of_iteration(config, iteration).trained:
+            x, sigma = _noised(group, step)
+            group.old_velocities[step] = policy.velocity(x, sigma, group.condition)
+
+
+def _noised(group: _Group, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the clean latents [G, ...] at a step's noise level, and that level [G]."""
+    sigma = group.sigmas[step].expand(len(group.latents[-1]))
+    return noised(group.latents[-1], group.noise(FORWARD_NOISE, step + 1), sigma), sigma
+
+
 def _forward_losses(config: RunConfig, policy: Policy, group: _Group, step: int) -> torch.Tensor:
     """Return DiffusionNFT's loss of each sample at one noise level, [G]."""
     algorithm, x_0 = config.algorithm, group.latents[-1]
     assert group.advantages is not None
     assert algorithm.type == "diffusion_nft"
-    sigma = group.sigmas[step].expand(len(x_0))
-    x = noised(x_0, group.noise(FORWARD_NOISE, step + 1), sigma)
+    x, sigma = _noised(group, step)
     reference = None
     if algorithm.kl_coefficient:
         with reference_weights(policy):
@@ -265,7 +288,7 @@ def _forward_losses(config: RunConfig, policy: Policy, group: _Group, step: int)
     velocity = policy.velocity(x, sigma, group.condition)
     return nft_loss(
         velocity,
-        velocity.detach(),
+        group.old_velocities.get(step, velocity.detach()),
         reference,
         x,
         x_0,

@@ -1,8 +1,8 @@
 """The model that a worker process holds, by run: what every task body works with."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from time import time
 
 import diffusers
@@ -19,7 +19,7 @@ from digen_core.models.versions import AdapterVersions, MasterVersions, versions
 from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardFn
 from digen_core.training.optimizer import PolicyVersion
-from digen_core.transport.arrays import Weights, content_hash
+from digen_core.transport.arrays import Weights
 from tasks import receipts
 from tasks.transfers import received_bytes
 
@@ -37,6 +37,7 @@ class Engine:
     policy: Policy
     rewards: dict[str, RewardFn]
     versions: AdapterVersions | MasterVersions
+    old: dict[int, Weights] = field(default_factory=dict)  # old policies, by version
 
     @property
     def version(self) -> int | None:
@@ -49,7 +50,7 @@ class Engine:
         Raises:
             VersionError: the weights arrived damaged; nothing has changed.
         """
-        found = content_hash(pushed.weights)
+        found = pushed.content_hash()
         if found != pushed.weights_hash:
             raise VersionError(
                 f"{self.device_name} received version {pushed.version} with hash {found}, "
@@ -60,8 +61,16 @@ class Engine:
         others = sorted(set(self.versions.held) - {pushed.version}, reverse=True)
         for old in others[num_others:]:
             self.versions.drop(old)
+            self.old.pop(old, None)
         self.versions.hold(pushed.version, pushed.weights)
+        if pushed.old is not None:
+            self.old[pushed.version] = pushed.old
         return found
+
+    def old_policy(self) -> AbstractContextManager[object]:
+        """Run the body with what generates in place of the active version, if that is not it."""
+        old = None if self.version is None else self.old.get(self.version)
+        return nullcontext() if old is None else self.temporary_weights(old)
 
     def temporary_weights(self, weights: Mapping[str, np.ndarray]) -> AbstractContextManager[None]:
         """Run the body with other weights (the moving average), then restore the version."""

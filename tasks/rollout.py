@@ -8,7 +8,14 @@ from prefect import task
 from digen_core.control.protocol import Fragment
 from digen_core.rewards.scoring import score_images
 from digen_core.rollout.sampler import denoise, initial_latent
-from digen_core.transport.arrays import Arrays, to_array, to_arrays, to_tensor, to_tensors
+from digen_core.transport.arrays import (
+    Arrays,
+    to_array,
+    to_arrays,
+    to_stored,
+    to_tensor,
+    to_tensors,
+)
 from digen_core.transport.segment import Segment
 from tasks import receipts
 from tasks.engine import Engine, working
@@ -37,7 +44,9 @@ def denoise_steps(
     """Run denoising steps of a fragment with one policy version, after ``previous``'s."""
     with working(run_id, version=version) as engine:
         started = time()
-        segment = _denoise(engine, fragment, steps, noisy_steps, conditions[prompt], previous)
+        with engine.old_policy():
+            found = _denoise(engine, fragment, steps, noisy_steps, conditions[prompt], previous)
+        segment = Segment(fragment, steps.start, *found, version)
         seconds = (time() - started) / len(steps)
     logprobs = {str(step): values.tolist() for step, values in segment.logprobs.items()}
     receipts.attach({"version": version, "logprobs": logprobs, "seconds_per_step": seconds})
@@ -51,7 +60,8 @@ def _denoise(
     noisy_steps: tuple[int, ...],
     condition: Arrays,
     previous: Segment | None,
-) -> Segment:
+) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+    """Return the latents [s + 1, n, ...] as stored, and the log-probs of the noisy steps."""
     policy, config = engine.policy, engine.config
     group = (fragment.iteration, fragment.group)
     if previous is None:
@@ -60,11 +70,12 @@ def _denoise(
             seed=config.seed,
             group=group,
             samples=fragment.samples,
-            shared=config.rollout.initial_noise,
+            config=config.rollout,
         )
     else:
         x = to_tensor(previous.x, policy.device)
-    latents, logprobs = [to_array(x)], {}
+    precision = config.rollout.storage
+    latents, logprobs = [to_stored(x, precision)], {}
     for done in denoise(
         policy,
         x,
@@ -77,11 +88,10 @@ def _denoise(
         group=group,
         samples=fragment.samples,
     ):
-        latents.append(to_array(done.x_next))
+        latents.append(to_stored(done.x_next, precision))
         if done.logprob is not None:
             logprobs[done.step] = to_array(done.logprob)
-    assert engine.version is not None
-    return Segment(fragment, steps.start, np.stack(latents), logprobs, engine.version)
+    return np.stack(latents), logprobs
 
 
 @task(name="decode and score", task_run_name="{label}")

@@ -1,5 +1,6 @@
 """Training tasks: the gradient of a pack, reduce, the optimizer step, and the push."""
 
+from dataclasses import replace
 from functools import reduce as fold
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from digen_core.training.optimizer import (
     averaged,
     initial_state,
     learning_rate_of,
+    old_decay_of,
     optimizer_step,
     published,
 )
-from digen_core.training.pairs import gather_pairs
+from digen_core.training.pairs import CleanPairs, gather_pairs
 from digen_core.transport.arrays import Arrays
 from digen_core.transport.segment import Segment
 from digen_core.transport.weights import write_weights
@@ -55,6 +57,10 @@ def train_pack(
             pack, segments, own, advantages, sigmas, engine.policy.device, config, version=version
         )
         try:
+            if isinstance(pairs, CleanPairs) and config.keeps_old:
+                with engine.old_policy(), torch.no_grad():
+                    velocity = engine.policy.velocity(pairs.x, pairs.sigma, pairs.condition)
+                pairs = replace(pairs, old_velocity=velocity)
             result = pack_gradient(engine.policy, pairs, config, sigma_max=float(sigmas[1]))
             too_large = False
         except torch.OutOfMemoryError:
@@ -75,7 +81,7 @@ def reduce(run_id: str, label: str, sums: list[GradientSum]) -> GradientSum:
 def start_state(run_id: str, label: str) -> TrainState:
     """Make version 0."""
     with working(run_id) as engine:
-        state = initial_state(version_zero(engine))
+        state = initial_state(version_zero(engine), keeps_old=engine.config.keeps_old)
     receipts.attach({"version": 0, "hash": state.weights_hash})
     return state
 
@@ -89,7 +95,11 @@ def step(
         config = engine.config
         learning_rate = learning_rate_of(config.train, state.version, config.num_iterations)
         next_state, grad_norm = optimizer_step(
-            state, total.gradient, config.train, learning_rate=learning_rate
+            state,
+            total.gradient,
+            config.train,
+            learning_rate=learning_rate,
+            old_decay=old_decay_of(config, state.version + 1),
         )
         write_weights(weights_dir, next_state.version, next_state.weights, next_state.ema)
     sums, count = total.metrics, total.metrics.num_pairs

@@ -5,7 +5,6 @@ Axes: n samples of the fragment; a latent is [n, ...] of any rank.
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +13,9 @@ from digen_core.algorithms.flow_sde import LOGPROBS, TRANSITIONS
 from digen_core.config import RolloutConfig
 from digen_core.models.policy import Condition, Policy
 from digen_core.seeding import NOISE, noise_of
+from digen_core.transport.arrays import Precision
+
+DEFAULT = RolloutConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ def initial_latent(
     group: tuple[int, int],
     samples: range,
     purpose: int = NOISE,
-    shared: Literal["sample", "group", "iteration"] = "sample",
+    config: RolloutConfig = DEFAULT,
 ) -> Tensor:
     """Return the noise [n, ...] that the samples of a group start from.
 
@@ -43,8 +45,9 @@ def initial_latent(
         group: (iteration, index).
         samples: indices of the n samples in the group.
         purpose: NOISE or EVALUATION_NOISE.
-        shared: one noise for each sample, for all of the group, or for all of the iteration.
+        config: who shares a noise, and the precision that trajectories are kept in.
     """
+    shared = config.initial_noise
     owner = (group[0], 0) if shared == "iteration" else group
     noise = noise_of(
         policy.latent_shape,
@@ -55,7 +58,15 @@ def initial_latent(
         step=0,
     )
     rows = noise.expand(len(samples), *noise.shape[1:]).contiguous()
-    return rows.to(policy.device, policy.latent_dtype)
+    return rounded(rows.to(policy.device, policy.latent_dtype), config.storage)
+
+
+def rounded(x: Tensor, precision: Precision) -> Tensor:
+    """Round a latent to the precision that it is kept in, before anything is computed from it.
+
+    So a replay sees the numbers that the rollout saw, and log-ratios stay 0.
+    """
+    return x if precision == "float32" else x.to(getattr(torch, precision)).to(x.dtype)
 
 
 @torch.no_grad()
@@ -117,6 +128,8 @@ def denoise(
                 step=step + 1,
             )
             x_next = x_next + transition.std * noise.to(x.device, x.dtype)
+        x_next = rounded(x_next, config.storage)
+        if noise_level:
             logprob = logprob_of(x_next, transition)
         if not torch.isfinite(x_next).all():
             raise FloatingPointError(

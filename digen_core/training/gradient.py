@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from digen_core.algorithms.diffusion_nft import nft_loss, noised, optimality
+from digen_core.algorithms.diffusion_nft import nft_loss, optimality
 from digen_core.algorithms.flow_sde import LOGPROBS, TRANSITIONS, Transition
 from digen_core.config import RunConfig
 from digen_core.models.policy import Policy
@@ -124,11 +124,12 @@ def _forward_loss(
 ) -> tuple[Tensor, PackMetrics]:
     """Sum DiffusionNFT's loss over noised clean latents.
 
-    The old policy is the version before the update: its velocity is the current one's, detached.
+    Without an old policy that lags behind, the version before the update is the old one: its
+    velocity is the current one's, detached.
     """
     algorithm, reference = config.algorithm, None
     assert algorithm.type == "diffusion_nft"
-    x = noised(pairs.x_0, pairs.noise, pairs.sigma)
+    x = pairs.x
     if algorithm.kl_coefficient:
         with reference_weights(policy):
             reference = policy.velocity(x, pairs.sigma, pairs.condition)
@@ -138,7 +139,7 @@ def _forward_loss(
     )
     found = nft_loss(
         velocity,
-        velocity.detach(),
+        velocity.detach() if pairs.old_velocity is None else pairs.old_velocity,
         reference,
         x,
         pairs.x_0,

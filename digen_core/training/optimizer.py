@@ -13,7 +13,8 @@ import torch
 from diffusers.training_utils import EMAModel
 from torch import nn
 
-from digen_core.config import TrainConfig
+from digen_core.algorithms.diffusion_nft import old_policy_decay
+from digen_core.config import RunConfig, TrainConfig
 from digen_core.transport.arrays import Weights, content_hash
 
 
@@ -27,6 +28,7 @@ class TrainState:
     exp_avg: Weights
     exp_avg_sq: Weights
     ema: Weights  # equal to ``weights`` while ema_decay is 0
+    old: Weights | None = None  # what generates, if that lags behind ``weights`` (DiffusionNFT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,21 @@ class PolicyVersion:
     version: int
     weights: Weights
     weights_hash: str
+    old: Weights | None = None  # what generates, if not ``weights``
+
+    def content_hash(self) -> str:
+        """Return the hash of what this holds, to compare with the one it came with."""
+        return version_hash(self.weights, self.old)
+
+
+def version_hash(weights: Weights, old: Weights | None) -> str:
+    """Return the name of a version's content."""
+    return content_hash({**weights, **{f"old/{name}": v for name, v in (old or {}).items()}})
 
 
 def published(state: TrainState) -> PolicyVersion:
     """Return the version that generates and trains next."""
-    return PolicyVersion(state.version, state.weights, state.weights_hash)
+    return PolicyVersion(state.version, state.weights, state.weights_hash, state.old)
 
 
 def averaged(state: TrainState) -> PolicyVersion:
@@ -48,10 +60,11 @@ def averaged(state: TrainState) -> PolicyVersion:
     return PolicyVersion(state.version, state.ema, content_hash(state.ema))
 
 
-def initial_state(weights: Weights) -> TrainState:
-    """Return version 0."""
+def initial_state(weights: Weights, *, keeps_old: bool = False) -> TrainState:
+    """Return version 0; with ``keeps_old``, an old policy of the same weights beside it."""
     zeros = {name: np.zeros_like(value) for name, value in weights.items()}
-    return TrainState(0, weights, content_hash(weights), zeros, zeros, weights)
+    old = weights if keeps_old else None
+    return TrainState(0, weights, version_hash(weights, old), zeros, zeros, weights, old)
 
 
 def learning_rate_of(config: TrainConfig, update: int, num_updates: int) -> float:
@@ -61,12 +74,21 @@ def learning_rate_of(config: TrainConfig, update: int, num_updates: int) -> floa
     return config.learning_rate * (1 + math.cos(math.pi * update / num_updates)) / 2
 
 
+def old_decay_of(config: RunConfig, num_updates: int) -> float:
+    """Return the share of the old policy that stays after ``num_updates`` updates of a run."""
+    algorithm = config.algorithm
+    if algorithm.type != "diffusion_nft":
+        return 0.0
+    return old_policy_decay(num_updates, algorithm.old_policy_decay)
+
+
 def optimizer_step(
     state: TrainState,
     gradient: Mapping[str, np.ndarray],
     config: TrainConfig,
     *,
     learning_rate: float,
+    old_decay: float = 0.0,
 ) -> tuple[TrainState, float]:
     """Return the next version and the gradient's norm before clipping.
 
@@ -75,6 +97,7 @@ def optimizer_step(
         gradient: by parameter name; a parameter it does not name is left as it is.
         config: AdamW's, clipping's and the average's settings.
         learning_rate: of this update.
+        old_decay: share of the old policy's weights that stays, if the state has one.
 
     Raises:
         FloatingPointError: the gradient's norm is NaN or infinite.
@@ -97,15 +120,25 @@ def optimizer_step(
     optimizer.step()
     moments = {name: optimizer.state[parameter] for name, parameter in parameters.items()}
     weights = {name: parameter.detach().numpy() for name, parameter in parameters.items()}
+    old = None if state.old is None else mixed(state.old, weights, old_decay)
     next_state = TrainState(
         version=state.version + 1,
         weights=weights,
-        weights_hash=content_hash(weights),
+        weights_hash=version_hash(weights, old),
         exp_avg={name: moment["exp_avg"].numpy() for name, moment in moments.items()},
         exp_avg_sq={name: moment["exp_avg_sq"].numpy() for name, moment in moments.items()},
         ema=_averaged(state, weights, config),
+        old=old,
     )
     return next_state, norm
+
+
+def mixed(old: Weights, weights: Weights, decay: float) -> Weights:
+    """Return decay * old + (1 - decay) * weights, in the weights' precision."""
+    return {
+        name: (decay * old[name] + (1 - decay) * value).astype(value.dtype)
+        for name, value in weights.items()
+    }
 
 
 def adamw(

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from digen_core.algorithms.diffusion_nft import noised
 from digen_core.config import RunConfig
 from digen_core.control.protocol import Pack, PairBlock
 from digen_core.models.policy import Condition
@@ -39,6 +40,12 @@ class CleanPairs:
     advantage: Tensor  # [b]
     sigma: Tensor  # [b]
     condition: Condition  # [b, ...] each
+    old_velocity: Tensor | None = None  # [b, ...] of an old policy; None: the trained version is it
+
+    @property
+    def x(self) -> Tensor:
+        """The latents [b, ...] at their noise levels."""
+        return noised(self.x_0, self.noise, self.sigma)
 
 
 def gather_pairs(

@@ -5,11 +5,13 @@ NumPy knows no bfloat16: half-precision tensors travel as float32, which holds t
 
 import hashlib
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+Precision = Literal["float32", "float16", "bfloat16"]
 Arrays = dict[str, np.ndarray]
 Weights = dict[str, np.ndarray]  # parameter name -> float32 or float64 array
 
@@ -21,6 +23,29 @@ def to_array(tensor: Tensor) -> np.ndarray:
         tensor = tensor.float()
     array: np.ndarray = tensor.numpy()
     return array
+
+
+def to_stored(tensor: Tensor, precision: Precision) -> np.ndarray:
+    """Return a tensor as a CPU array of a storage precision; bfloat16, unknown to NumPy, as uint16.
+
+    Args:
+        tensor: already rounded to the precision: nothing is lost here.
+        precision: "float32" keeps the tensor's own float32 or float64.
+    """
+    if precision == "float32":
+        return to_array(tensor)
+    rounded = tensor.detach().to("cpu", getattr(torch, precision))
+    if precision == "bfloat16":
+        rounded = rounded.view(torch.uint16)
+    array: np.ndarray = rounded.numpy()
+    return array
+
+
+def from_stored(array: np.ndarray) -> np.ndarray:
+    """Return a stored array in float32, or float64 if it was stored so."""
+    if array.dtype == np.uint16:
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float32) if array.dtype == np.float16 else array
 
 
 def to_arrays(tensors: Mapping[str, Tensor]) -> Arrays:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from digen_core.control.protocol import Fragment
+from digen_core.transport.arrays import from_stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,20 +14,18 @@ class Segment:
 
     fragment: Fragment
     first_step: int
-    latents: np.ndarray  # [s + 1, n, ...]; latents[0] is x before first_step
+    latents: np.ndarray  # [s + 1, n, ...] as stored; latents[0] is x before first_step
     logprobs: dict[int, np.ndarray]  # step -> [n] under the version that sampled
     version: int
 
     @property
     def x(self) -> np.ndarray:
         """The latest latent [n, ...]."""
-        latest: np.ndarray = self.latents[-1]
-        return latest
+        return from_stored(self.latents[-1])
 
     def before(self, step: int) -> np.ndarray:
         """Return the latent [n, ...] before a step."""
-        latent: np.ndarray = self.latents[step - self.first_step]
-        return latent
+        return from_stored(self.latents[step - self.first_step])
 
     def after(self, step: int) -> np.ndarray:
         """Return the latent [n, ...] after a step."""

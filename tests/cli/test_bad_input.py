@@ -27,6 +27,38 @@ SETTINGS = {
         "--rollout.transition cps --rollout.noise-level 1.5",
         "rollout.noise_level is 1.5, but cps takes a share",
     ),
+    "an algorithm's own key": (
+        "--algorithm.type diffusion_nft --algorithm.clip_range 1e-4",
+        "unknown key algorithm.clip_range: algorithm.type diffusion_nft has none",
+    ),
+    "unknown algorithm": (
+        "--algorithm.type ppo",
+        "algorithm.type: must be one of 'flow_grpo', 'grpo_guard',",
+    ),
+    "an algorithm that waits for all rewards": (
+        "--algorithm.type ddpo --schedule.layout tsp",
+        "ddpo needs all rewards of the iteration, but schedule.layout tsp trains groups before",
+    ),
+    "best of more than there are": (
+        "--algorithm.best_of 99",
+        "algorithm.best_of (99) is above rollout.group_size",
+    ),
+    "a transition that the maths is not for": (
+        "--algorithm.type grpo_guard --rollout.transition cps",
+        "algorithm.type grpo_guard is not for rollout.transition cps; use flow_sde or dance",
+    ),
+    "a window that does not fit": (
+        "--algorithm.type mix_grpo --algorithm.window_size 9",
+        "algorithm.window_size (9) and algorithm.untrained_tail (2) are more than rollout.num",
+    ),
+    "rounded latents without their noise": (
+        "--algorithm.type flow_dppo --rollout.storage float16",
+        "rollout.storage is float16, but algorithm.type flow_dppo takes the noise back out",
+    ),
+    "correction bounds": (
+        "--algorithm.correction reject --algorithm.correction_bounds [2,1]",
+        "algorithm.correction_bounds are [2.0, 1.0]; needs 0 <= low < high",
+    ),
     "unknown transition": (
         "--rollout.transition sde",
         "must be 'flow_sde', 'cps', 'dance', 'wan_sde' or 'longcat_sde'",

@@ -71,7 +71,7 @@ def reference(config: RunConfig, **options):
 
     torch.manual_seed(1)  # version 0 may not depend on the global generator
     policy = LOADERS[config.model.family](config.model, ALL_PARTS)
-    make_trainable(policy, config.train.lora, keep_reference=bool(config.algorithm.kl_coefficient))
+    make_trainable(policy, config.train.lora, keep_reference=config.keeps_reference)
     rewards = reward_functions(config.rewards, torch.device("cpu"))
     return post_train_serially(
         config, policy, read_prompts(config.prompts.train), rewards, **options

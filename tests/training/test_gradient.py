@@ -20,7 +20,7 @@ from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.training.gradient import PackMetrics
 from digen_core.training.gradient_sum import GradientSum, add, pack_gradient
 from digen_core.training.pairs import Pairs, gather_pairs
-from digen_core.transport.arrays import to_array, to_arrays
+from digen_core.transport.arrays import to_array, to_arrays, to_stored
 from digen_core.transport.segment import Segment
 
 ROLLOUT = RolloutConfig(prompts_per_iteration=1, group_size=4, fragment_size=4, num_steps=3)
@@ -47,7 +47,7 @@ def segment(policy) -> Segment:
 
 def sampled(policy, rollout: RolloutConfig = ROLLOUT) -> Segment:
     """A fragment as a denoise task returns it."""
-    x = initial_latent(policy, seed=0, group=(0, 0), samples=FRAGMENT.samples)
+    x = initial_latent(policy, seed=0, group=(0, 0), samples=FRAGMENT.samples, config=rollout)
     done = list(
         denoise(
             policy,
@@ -62,7 +62,8 @@ def sampled(policy, rollout: RolloutConfig = ROLLOUT) -> Segment:
             samples=FRAGMENT.samples,
         )
     )
-    latents = np.stack([to_array(x), *(to_array(step.x_next) for step in done)])
+    kept = [to_stored(latent, rollout.storage) for latent in (x, *(step.x_next for step in done))]
+    latents = np.stack(kept)
     logprobs = {step.step: to_array(step.logprob) for step in done if step.logprob is not None}
     return Segment(FRAGMENT, 0, latents, logprobs, version=0)
 
@@ -252,6 +253,25 @@ def test_replay_in_the_batch_of_the_rollout_is_exact(tiny_flux, dtype, transitio
         )
         assert result.metrics.max_log_ratio == 0
         assert result.metrics.clipped == 0
+
+
+@pytest.mark.parametrize("storage", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_replay_of_rounded_latents_is_exact(tiny_flux, dtype, storage):
+    policy = load_trainable(tiny_flux, dtype)
+    set_weights(policy, moved_weights(policy))
+    rollout = ROLLOUT.model_copy(update={"storage": storage})
+    segment, whole = sampled(policy, rollout), sampled(policy)
+    assert 2 * segment.latents.nbytes == whole.latents.nbytes
+    step = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[storage]
+    np.testing.assert_allclose(segment.before(0), whole.before(0), rtol=step, atol=1e-6)
+    assert not np.array_equal(segment.before(0), whole.before(0))
+    for pack in make_packs([FRAGMENT], TRAINED, iteration=0, pack_size=4):
+        pairs = pairs_of(policy, segment, pack)
+        metrics = pack_gradient(
+            policy, pairs, config_of(rollout, dtype), sigma_max=float(policy.sigmas(3)[1])
+        ).metrics
+        assert metrics.max_log_ratio == 0
 
 
 @pytest.mark.parametrize("pack_size", [1, 3, 8])

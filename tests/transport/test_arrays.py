@@ -17,7 +17,15 @@ from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.training.gradient_sum import pack_gradient
 from digen_core.training.optimizer import initial_state, optimizer_step, published
 from digen_core.training.pairs import Pairs
-from digen_core.transport.arrays import content_hash, to_array, to_arrays, to_tensor, to_tensors
+from digen_core.transport.arrays import (
+    content_hash,
+    from_stored,
+    to_array,
+    to_arrays,
+    to_stored,
+    to_tensor,
+    to_tensors,
+)
 from digen_core.transport.segment import Segment
 
 CPU = torch.device("cpu")
@@ -174,3 +182,16 @@ def test_in_band_bytes_do_not_grow_with_the_arrays():
     assert sizes[1] < sizes[0] + 50
     # what it would cost otherwise
     assert in_band(np.zeros((200, 16)).tolist()) > 10_000
+
+
+def test_stored_values_by_hand():
+    values = torch.tensor([1.0, -0.15625, 3.0e38])
+    assert to_stored(values, "float32").dtype == np.float32
+    stored = to_stored(values.bfloat16().float(), "bfloat16")
+    assert stored.dtype == np.uint16
+    assert stored[0] == 0x3F80  # 1.0: the upper half of float32's bits
+    np.testing.assert_array_equal(from_stored(stored), values.bfloat16().float().numpy())
+    small = to_stored(torch.tensor([0.5, -2.0]), "float16")
+    assert small.dtype == np.float16
+    assert from_stored(small).dtype == np.float32
+    assert from_stored(small).tolist() == [0.5, -2.0]

@@ -1,0 +1,95 @@
+"""What each algorithm makes of the same number of samples and pairs, by the serial loop.
+
+Settings are the published ones but for the steps: four of the steps are trained by each, so that
+all take the same time, and windows slide as often as a short run allows.
+"""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from statistics import fmean
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from digen_core.config import RunConfig
+
+SDE: Final = {"transition": "flow_sde", "noise_level": 0.7}
+WINDOW: Final = {"window": (4, 0, 7)}
+SETTINGS: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
+    "flow_grpo": (SDE, {"clip_range": 1e-4, **WINDOW}),
+    "flow_grpo, cps": ({"transition": "cps", "noise_level": 0.8}, {"clip_range": 1e-4, **WINDOW}),
+    "dance_grpo": (
+        {"transition": "dance", "noise_level": 0.3, "initial_noise": "iteration"},
+        {"trained_fraction": 0.6},
+    ),
+    "mix_grpo": (SDE, {"untrained_tail": 1, "iterations_per_window": 8}),
+    "grpo_guard": (SDE, WINDOW),
+    "flow_dppo": (SDE, WINDOW),
+    "ddpo": (SDE, WINDOW),
+    "longcat": ({"transition": "longcat_sde", "noise_level": 1.0}, WINDOW),
+    "diffusion_nft": ({}, {"trained_fraction": 0.5}),
+}
+"""Name -> what it changes in ``rollout``, and all of ``algorithm`` but the type."""
+
+
+def config_of(name: str, config: RunConfig, seed: int) -> RunConfig:
+    """Return a config with one algorithm's settings and another seed.
+
+    Raises:
+        ValidationError: the settings do not fit the config.
+    """
+    rollout, algorithm = SETTINGS[name]
+    tree = config.model_dump()
+    tree["seed"] = seed
+    tree["rollout"] |= rollout
+    tree["algorithm"] = {"type": name.partition(",")[0], **algorithm}
+    tree["schedule"] = {"layout": "disaggregated"}  # some wait for all rewards
+    return RunConfig.model_validate(tree)
+
+
+def main(config: RunConfig, names: Sequence[str], seeds: Sequence[int]) -> None:
+    """Train once with each seed by each algorithm, and print the rewards before and after.
+
+    Args:
+        config: of the run; its own algorithm and seed do not matter.
+        names: of ``SETTINGS``.
+        seeds: of the runs.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    jobs = [config_of(name, config, seed) for name in names for seed in seeds]
+    threads = config.cluster.threads_per_worker
+    workers = max(1, (os.cpu_count() or 1) // threads)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        found = list(pool.map(_rewards, jobs))
+    rows = [found[i : i + len(seeds)] for i in range(0, len(found), len(seeds))]
+    samples = config.num_iterations * config.samples_per_iteration
+    title = f"mean reward of held-out prompts, {samples} samples"
+    table = Table(title=title, title_justify="left", box=None)
+    table.add_column("algorithm", no_wrap=True)
+    for heading in ("before", *(f"seed {seed}" for seed in seeds), "mean change", "least change"):
+        table.add_column(heading, justify="right")
+    for name, row in zip(names, rows, strict=True):
+        changes = [after - before for before, after in row]
+        table.add_row(
+            name,
+            f"{fmean(before for before, _ in row):.3f}",
+            *(f"{after:.3f}" for _, after in row),
+            f"{fmean(changes):+.3f}",
+            f"{min(changes):+.3f}",
+        )
+    console.print(table)
+
+
+def _rewards(config: RunConfig) -> tuple[float, float]:
+    """Return the mean reward of held-out prompts before and after training."""
+    from deployments.serial import evaluate_serially, load_policy, train_serially
+    from digen_core.models.trainable import initial_weights
+
+    policy = load_policy(config)
+    first = initial_weights(policy, config.train.lora, seed=config.seed)
+    before = evaluate_serially(config, policy, first)
+    run = train_serially(config, policy=policy)
+    return before, evaluate_serially(config, policy, run.ema)
