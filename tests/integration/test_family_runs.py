@@ -44,7 +44,9 @@ IN_MAKE_TEST = (
 def test_weights_of_a_family_equal_the_serial_reference(
     family, frames, algorithm, tiny_families, run_layout
 ):
-    reward = "video_brightness" if frames > 1 else "brightness"
+    rewards = {"smooth_rewards:brightness": {"weight": 1.0}}
+    if frames > 1:
+        rewards = {"smooth_rewards:video_brightness": {"takes": "videos"}}
     found = run_layout(
         LAYOUTS[algorithm],
         **{
@@ -56,7 +58,7 @@ def test_weights_of_a_family_equal_the_serial_reference(
             "model.max_sequence_length": TOKENS,
             "model.guidance_scale": 3.0,
             "model.negative_prompt": NEGATIVE,
-            "rewards": {f"smooth_rewards:{reward}": 1.0},
+            "rewards": rewards,
             "rollout.prompts_per_iteration": 2,
             **ALGORITHMS[algorithm],
         },
