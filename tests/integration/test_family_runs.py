@@ -24,9 +24,9 @@ ALGORITHMS = {
         "algorithm": {"type": "dance_grpo", "trained_fraction": 0.7},
     },
 }
-LAYOUTS = {  # FlowGRPO on devices of one role, DanceGRPO on devices of both
+LAYOUTS = {  # with one trainer: several share what is left, in packs of other sizes
     "flow_grpo": Case("tsp", (2, 1), 4, 4),
-    "dance_grpo": Case("colocated-strong", (2,), 4, 4),
+    "dance_grpo": Case("disaggregated", (2, 1), 4, 4),
 }
 RUNS = [
     (family, frames, algorithm)
