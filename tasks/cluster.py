@@ -13,6 +13,14 @@ from digen_core.config import ClusterConfig, ConfigError
 from digen_core.control.protocol import Device, Role
 
 ROLES: tuple[Role, ...] = ("rollout", "trainer")
+# What Dask would do all the time in each process: sample the stacks of all threads and measure the
+# process. It costs workers a few percent. And if the garbage collector frees a threading.local just
+# when stacks are sampled, CPython 3.11 waits for itself for ever with the interpreter lock in hand
+# (gh-106883): a worker that does nothing, and a run that never ends.
+QUIET = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.system-monitor.interval": "10s",
+}
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -49,10 +57,14 @@ def run_cluster(config: ClusterConfig, devices: list[Device]) -> Iterator[str]:
         # Threads that spin while they wait take the cores that other workers need.
         "OMP_WAIT_POLICY": "PASSIVE",
     }
-    # This also drops Dask's MALLOC_TRIM_THRESHOLD_, which gives each freed tensor back to the
-    # system at once: its page faults made a denoising step 1.7 times slower on the CPU.
+    settings = {
+        **QUIET,
+        # This also drops Dask's MALLOC_TRIM_THRESHOLD_, which gives each freed tensor back to the
+        # system at once: its page faults made a denoising step 1.7 times slower on the CPU.
+        "distributed.nanny.pre-spawn-environ": before_start,
+    }
     with (
-        dask.config.set({"distributed.nanny.pre-spawn-environ": before_start}),
+        dask.config.set(settings),
         SpecCluster(scheduler=scheduler, workers=workers, silence_logs=logging.ERROR) as cluster,
     ):
         yield cluster.scheduler_address

@@ -13,18 +13,13 @@ import dask
 from distributed import Client, Scheduler, SpecCluster
 
 from digen_core.control.protocol import Device
+from tasks.cluster import QUIET
 from tasks.emulation import DEVICE, REWARD_SERVERS
 
 DEVICES_PER_PROCESS = 16
 THREADS_BESIDE = 8  # of a device: what does not hold it, such as a push
 REWARD_THREADS = 256  # fragments that wait for the reward servers
 START_SECONDS = 120.0
-# What each of so many workers would do all the time: sample the stacks of its threads, measure the
-# process. It took more than the tasks do.
-QUIET = {
-    "distributed.worker.profile.enabled": False,
-    "distributed.admin.system-monitor.interval": "10s",
-}
 
 
 @contextmanager

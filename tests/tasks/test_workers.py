@@ -38,3 +38,33 @@ def test_a_colocated_layout_needs_both_roles_on_every_worker():
     assert len(devices_of(client)) == 2
     with pytest.raises(ValueError, match="workers b have one role only"):
         devices_of(client, colocated=True)
+
+
+@pytest.mark.slow
+def test_nothing_samples_the_stacks_of_a_worker():
+    """Dask's profiler and the garbage collector can lock up an interpreter of CPython 3.11."""
+    import threading
+
+    from distributed import Client
+
+    from digen_core.config import ClusterConfig
+    from tasks.cluster import local_devices, run_cluster
+
+    def sampling(dask_worker):
+        callbacks = [name for name in dask_worker.periodic_callbacks if "profile" in name]
+        threads = [thread.name for thread in threading.enumerate() if "rofile" in thread.name]
+        return callbacks + threads
+
+    config = ClusterConfig()
+    with (
+        run_cluster(config, local_devices(config)) as address,
+        Client(address, set_as_default=False) as client,
+    ):
+        assert list(client.run(sampling).values()) == [[], []]
+        assert client.run_on_scheduler(sampling_here) == []
+
+
+def sampling_here():
+    import threading
+
+    return [thread.name for thread in threading.enumerate() if "rofile" in thread.name]
