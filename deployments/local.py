@@ -30,7 +30,7 @@ def run_training(config: RunConfig) -> RunReport:
     """Train as the config says, and show it live.
 
     Raises:
-        ConfigError: the input cannot be used; nothing was started.
+        ConfigError: the input cannot be used, as was found before anything started or by a worker.
         RunFailedError: the run failed later; what it had done is kept.
     """
     with orchestrated(config) as view:

@@ -177,8 +177,13 @@ class DdpoConfig(_FirstSteps):
                 f"algorithm.min_count ({self.min_count}) is above algorithm.buffer_size "
                 f"({self.buffer_size}); no prompt would ever have statistics of its own."
             )
-        if self.mix == "advantages":
-            raise ValueError("algorithm.mix 'advantages' is not for ddpo; use mix 'rewards'.")
+        for name in ("mix", "advantage_scale", "advantage_ddof"):
+            default, found = type(self).model_fields[name].default, getattr(self, name)
+            if found != default:
+                raise ValueError(
+                    f"algorithm.{name} {found!r} is not for ddpo, which has statistics of its own; "
+                    f"use {default!r}."
+                )
         return self
 
 

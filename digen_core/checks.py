@@ -12,6 +12,7 @@ from typing import Any, Final
 from digen_core.config import ConfigError, Family, ModelConfig, RunConfig
 from digen_core.data import read_prompts
 from digen_core.hub import is_hub_id
+from digen_core.image_size import check_local_size
 from digen_core.reward_checks import check_rewards
 
 FAMILY_PIPELINES: Final[dict[Family, str]] = {
@@ -46,7 +47,7 @@ def check_model_folder(model: ModelConfig) -> None:
     """Check that a local model folder has what its family needs; hub ids are left to the loading.
 
     Raises:
-        ConfigError: the folder is missing, incomplete or of another family.
+        ConfigError: the folder is missing, incomplete, of another family or for other sizes.
     """
     folder = Path(model.path)
     if not folder.is_dir():
@@ -72,6 +73,7 @@ def check_model_folder(model: ModelConfig) -> None:
     for name, component in index.items():
         if isinstance(component, list) and None not in component:
             _check_part(folder, name)
+    check_local_size(model)
 
 
 def _check_part(folder: Path, name: str) -> None:

@@ -451,12 +451,14 @@ class RunConfig(Strict):
             *WITH_BARRIER,
             "auto",
         ):
-            scale = self.algorithm.advantage_scale
-            what = "ddpo" if self.algorithm.type == "ddpo" else f"advantage_scale {scale!r}"
+            scale, remedy = self.algorithm.advantage_scale, "advantage_scale 'group' or "
+            what = f"advantage_scale {scale!r}"
+            if self.algorithm.type == "ddpo":
+                what, remedy = "ddpo", ""
             raise ValueError(
                 f"algorithm: {what} needs all rewards of the iteration, but schedule.layout "
-                f"{self.schedule.layout} trains groups before that; use advantage_scale 'group' "
-                f"(not with ddpo), or layout {', '.join(WITH_BARRIER[:-1])} or {WITH_BARRIER[-1]}."
+                f"{self.schedule.layout} trains groups before that; use {remedy}"
+                f"layout {', '.join(WITH_BARRIER[:-1])} or {WITH_BARRIER[-1]}."
             )
         return self
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from digen_core.config import ConfigError
 from flows.session import Session
 from tasks.cluster import require_workers
 from tasks.completions import Completion, Completions, mark_crashed
@@ -31,6 +32,7 @@ def require_success(session: Session, completion: Completion, label: str, device
 
     Raises:
         WorkerLostError: because its worker is gone.
+        ConfigError: because of what the user asked for, as the worker found.
         TaskFailedError: for another reason, which the message gives.
     """
     if completion.succeeded:
@@ -39,6 +41,8 @@ def require_success(session: Session, completion: Completion, label: str, device
         mark_crashed(completion)
     require_workers(session.client, session.addresses)
     message = completion.message.removeprefix("Task run encountered an exception ")
+    if message.startswith(f"{ConfigError.__name__}: "):
+        raise ConfigError(message.removeprefix(f"{ConfigError.__name__}: "))
     raise TaskFailedError(f"{label} on {device} failed: {message}")
 
 

@@ -8,6 +8,7 @@ import torch
 from diffusers import AutoencoderKL, FluxPipeline
 from torch import Tensor
 
+from digen_core.image_size import require_multiples
 from digen_core.models.pipeline_policy import PipelinePolicy, unscaled
 from digen_core.models.policy import Condition
 from digen_core.models.schedules import dynamic_shift, scheduler_sigmas
@@ -22,7 +23,7 @@ class FluxPolicy(PipelinePolicy):
     def shape_of_latent(self) -> tuple[int, ...]:
         """Return (tokens, channels); pairs of rows and columns are packed into a token."""
         side = self.pipeline.vae_scale_factor * 2
-        self.require_multiples(side)
+        require_multiples(self.config, side)
         self._rows, self._columns = self.config.height // side, self.config.width // side
         return self._rows * self._columns, self.transformer.config.in_channels
 

@@ -17,6 +17,7 @@ from diffusers import AutoModel
 from torch import Tensor, nn
 
 from digen_core.config import ConfigError, ModelConfig
+from digen_core.image_size import require_multiples
 from digen_core.models.policy import TORCH_DTYPES, Condition, Part, resolve_device
 from digen_core.models.schedules import shifted_sigmas
 
@@ -197,15 +198,6 @@ class PipelinePolicy(ABC):
         frames = pixels.transpose(1, 2)  # [B, 3, F, H, W] -> [B, F, 3, H, W]
         return frames[:, 0] if self.config.num_frames == 1 else frames.contiguous()
 
-    def require_multiples(self, side: int) -> None:
-        """Raise ConfigError unless height and width are multiples of ``side`` pixels."""
-        height, width = self.config.height, self.config.width
-        if height % side or width % side:
-            raise ConfigError(
-                f"model.height x model.width is {height} x {width}; "
-                f"this {self.config.family} model needs multiples of {side}."
-            )
-
     @abstractmethod
     def shape_of_latent(self) -> tuple[int, ...]:
         """Return the shape of one latent; raise ConfigError if the model cannot have that size."""
@@ -247,7 +239,7 @@ def video_latent_shape(
         ConfigError: the sizes are no multiples of what a token covers.
     """
     config = policy.config
-    policy.require_multiples(spatial * patch)
+    require_multiples(config, spatial * patch)
     if (config.num_frames - 1) % temporal:
         raise ConfigError(
             f"model.num_frames is {config.num_frames}; this {config.family} model needs "

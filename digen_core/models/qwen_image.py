@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from digen_core.config import ConfigError, ModelConfig
+from digen_core.image_size import require_multiples
 from digen_core.models.pipeline_policy import PipelinePolicy, with_latent_statistics
 from digen_core.models.policy import Condition
 from digen_core.models.schedules import dynamic_shift, scheduler_sigmas
@@ -40,7 +41,7 @@ class QwenImagePolicy(PipelinePolicy):
                 "use one without, as Qwen-Image itself is"
             )
         side = self.pipeline.vae_scale_factor * 2
-        self.require_multiples(side)
+        require_multiples(self.config, side)
         self._rows, self._columns = self.config.height // side, self.config.width // side
         return self._rows * self._columns, self.transformer.config.in_channels
 

@@ -8,7 +8,7 @@ from typing import Any
 from diffusers import AutoencoderKL, StableDiffusion3Pipeline
 from torch import Tensor
 
-from digen_core.config import ConfigError
+from digen_core.image_size import require_multiples, require_positions
 from digen_core.models.pipeline_policy import PipelinePolicy, unscaled
 from digen_core.models.policy import Condition
 from digen_core.models.schedules import dynamic_shift, scheduler_sigmas
@@ -24,14 +24,10 @@ class SD3Policy(PipelinePolicy):
     def shape_of_latent(self) -> tuple[int, ...]:
         """Return (z, h, w); the position embedding bounds h and w."""
         pixels, patch = self.pipeline.vae_scale_factor, self.transformer.config.patch_size
-        self.require_multiples(pixels * patch)
-        height, width = self.config.height, self.config.width
+        require_multiples(self.config, pixels * patch)
         most = self.transformer.config.pos_embed_max_size * pixels * patch
-        if max(height, width) > most:
-            raise ConfigError(
-                f"model.height x model.width is {height} x {width}; "
-                f"this sd3 model has positions for {most} x {most} at most."
-            )
+        require_positions(self.config, most)
+        height, width = self.config.height, self.config.width
         return self.transformer.config.in_channels, height // pixels, width // pixels
 
     def embed(self, prompts: list[str]) -> Condition:

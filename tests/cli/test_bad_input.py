@@ -242,6 +242,10 @@ FILES = {
         ),
         "model.path model lacks the subfolder vae",
     ),
+    "image that does not fit the model": (
+        write("model/vae/config.json", '{"block_out_channels": [8, 8, 8, 8, 8, 8]}'),
+        "model.height x model.width is 32 x 32; this flux model needs multiples of 64.",
+    ),
     "tokenizer without vocabulary": (
         lambda job: (job / "model/tokenizer/tokenizer.json").rename(job / "model/tokenizer/x"),
         "model.path model lacks a vocabulary in tokenizer: spiece.model or tokenizer.json or",

@@ -29,3 +29,33 @@ def cluster_address(request):
 
     with stack:
         yield address_of
+
+
+@pytest.fixture(scope="session")
+def four_workers(prefect_backend):
+    """A client of four workers with both roles; a layout's case takes some of them."""
+    from distributed import Client
+    from layout_runs import MAX_WORKERS
+
+    from digen_core.config import ClusterConfig
+    from tasks.cluster import local_devices, run_cluster
+
+    config = ClusterConfig(rollout_workers=MAX_WORKERS)
+    devices = local_devices(config, colocated=True)[:MAX_WORKERS]
+    with (
+        run_cluster(config, devices) as address,
+        Client(address, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def run_layout(four_workers, tree, monkeypatch):
+    """Return a function that runs a layout's case when all workers are there."""
+    from layout_runs import MAX_WORKERS, run_case
+
+    def run_on_all(case, **changes):
+        four_workers.wait_for_workers(MAX_WORKERS, timeout=240)
+        return run_case(case, tree, four_workers.scheduler.address, monkeypatch, **changes)
+
+    return run_on_all

@@ -11,6 +11,17 @@ def brightness(images, prompts):
     return (images[:, 0] - images[:, 2] / 2).mean(dim=(1, 2))
 
 
+def video_brightness(videos, prompts):
+    """Mean brightness of the frames, the later ones counting more."""
+    frames = torch.stack([brightness(frame, prompts) for frame in videos.unbind(1)], dim=1)
+    return frames @ torch.linspace(0.1, 0.3, frames.shape[1])
+
+
+def contrast(images, prompts):
+    """Mean square of the green channel around its middle, on another scale than brightness."""
+    return 10 * (images[:, 1] - 0.5).square().mean(dim=(1, 2))
+
+
 def partly_equal(images, prompts):
     """Equal rewards for prompts with an 'a' as second word's start: groups without signal."""
     values = brightness(images, prompts)

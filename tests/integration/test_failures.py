@@ -1,6 +1,7 @@
 """What a user sees when a run fails after it has started: the culprit, and all that was done."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,22 @@ def test_a_failing_reward_is_named(reward, message, tree, cluster_address, prefe
         run(tree, changes)
     run_dir = only_run(tree)
     assert json.loads((run_dir / "evaluation-before.json").read_text())["version"] == 0
+    assert mlflow_status(tree) == "FAILED"
+
+
+def test_what_a_worker_finds_wrong_with_the_config_is_said_as_such(
+    tree, tiny_flux, tmp_path, cluster_address, prefect_backend
+):
+    from digen_core.config import ConfigError
+
+    model = tmp_path / "model"
+    shutil.copytree(tiny_flux, model)
+    file = model / "scheduler" / "scheduler_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"invert_sigmas": True}))
+    changes = {"model.path": str(model), "cluster.scheduler_address": cluster_address(1, 1)}
+    with pytest.raises(ConfigError) as error:
+        run(tree, changes)
+    assert str(error.value).startswith(f"the scheduler of model.path {model} gives 3 steps the")
     assert mlflow_status(tree) == "FAILED"
 
 

@@ -7,12 +7,11 @@ which versions generated. And each run must show that what its layout is for has
 import os
 import signal
 from collections import Counter
-from functools import lru_cache
 from itertools import cycle, product
 
+import dask
 import pytest
-from integration_support import TOLERANCE, distance, initial, reference
-from layout_runs import MAX_WORKERS, Case, DisturbedController, Run, run_case
+from layout_runs import MAX_WORKERS, Case, DisturbedController, Run, check_weights, marked
 
 from digen_core.control import protocol as p
 from digen_core.control.layout import LAYOUTS
@@ -43,17 +42,6 @@ CASES = [
 IN_MAKE_TEST = (0, 3, 7, 10, 12, 14)  # one of most layouts; `make test-layouts` runs all
 
 
-def marked(cases: list, quick: tuple[int, ...]) -> list:
-    """Leave all but a few cases to `make test-layouts`."""
-    return [
-        pytest.param(
-            *(case if isinstance(case, tuple) else (case,)),
-            marks=[] if place in quick else [pytest.mark.layouts],
-        )
-        for place, case in enumerate(cases)
-    ]
-
-
 def all_cases() -> list[Case]:
     """Every layout on every split of up to four workers, with and without help and pauses.
 
@@ -76,59 +64,6 @@ def all_cases() -> list[Case]:
     return cases
 
 
-@pytest.fixture(scope="module")
-def cluster(prefect_backend):
-    """A client of four workers with both roles; a case takes some of them."""
-    import dask
-    from distributed import Client
-
-    from digen_core.config import ClusterConfig
-    from tasks.cluster import local_devices, run_cluster
-
-    config = ClusterConfig(rollout_workers=MAX_WORKERS)
-    devices = local_devices(config, colocated=True)[:MAX_WORKERS]
-    come_back = dask.config.set({"distributed.deploy.lost-worker-timeout": "10m"})
-    with (
-        come_back,
-        run_cluster(config, devices) as address,
-        Client(address, set_as_default=False) as client,
-    ):
-        yield client
-
-
-@pytest.fixture
-def run(cluster, tree, monkeypatch):
-    """Return a function that runs a case when all workers are there."""
-
-    def run_on_all(case: Case, **changes) -> Run:
-        cluster.wait_for_workers(MAX_WORKERS, timeout=240)
-        return run_case(case, tree, cluster.scheduler.address, monkeypatch, **changes)
-
-    return run_on_all
-
-
-@lru_cache(maxsize=1)
-def serial_runs() -> dict:
-    """What the serial loop made, by precision and versions: the layout is not its business."""
-    return {}
-
-
-def check_weights(run: Run) -> None:
-    """Compare with the serial loop that generates with the run's versions."""
-    from digen_core.transport.weights import read_weights
-
-    versions, dtype = run.versions(), run.config.model.dtype
-    key = (dtype, tuple(sorted(versions.items())))
-    if key not in serial_runs():
-        serial_runs()[key] = reference(run.config, version_of=lambda *group: versions[group])
-    serial = serial_runs()[key]
-    version, weights, ema = read_weights(run.folder / "weights")
-    assert version == 3
-    assert distance(serial.weights, initial(run.config)) > 1e-3, "the weights did not move"
-    found = distance(weights, serial.weights), distance(ema, serial.ema)
-    assert max(found) < TOLERANCE[dtype]
-
-
 def check_mechanism(case: Case, run: Run) -> None:
     """What the layout is for has happened, and nothing else."""
     layout = LAYOUTS[case.layout]
@@ -145,9 +80,9 @@ def check_mechanism(case: Case, run: Run) -> None:
     assert max(span.num_items for span in run.spans if span.kind == "train") <= case.pack
 
 
-@pytest.mark.parametrize("case", marked(CASES, IN_MAKE_TEST), ids=str)
-def test_weights_equal_the_serial_reference(case, run):
-    found = run(case)
+@pytest.mark.parametrize("case", marked(CASES, IN_MAKE_TEST, "layouts"), ids=str)
+def test_weights_equal_the_serial_reference(case, run_layout):
+    found = run_layout(case)
     check_weights(found)
     check_mechanism(case, found)
     if case.layout == "elastic" and case.pack < 4:  # else one trainer takes all ready pairs
@@ -158,8 +93,8 @@ def test_weights_equal_the_serial_reference(case, run):
 
 @pytest.mark.layouts
 @pytest.mark.parametrize("case", all_cases(), ids=str)
-def test_weights_equal_the_serial_reference_everywhere(case, run):
-    found = run(case)
+def test_weights_equal_the_serial_reference_everywhere(case, run_layout):
+    found = run_layout(case)
     check_weights(found)
     check_mechanism(case, found)
 
@@ -212,14 +147,17 @@ def pid_of(client, name: str) -> int:
             (Case("colocated-strong", (3,), 2, 3), p.PackTrained),
         ],
         (0,),
+        "layouts",
     ),
     ids=lambda value: str(value) if isinstance(value, Case) else value.__name__,
 )
-def test_a_lost_worker_changes_nothing(case, kind, run, cluster, monkeypatch):
-    cluster.wait_for_workers(MAX_WORKERS, timeout=240)
-    killer = Killer(pid_of(cluster, "worker-1"), kind)
+def test_a_lost_worker_changes_nothing(case, kind, run_layout, four_workers, monkeypatch):
+    four_workers.wait_for_workers(MAX_WORKERS, timeout=240)
+    killer = Killer(pid_of(four_workers, "worker-1"), kind)
     monkeypatch.setattr(DisturbedController, "after_event", staticmethod(killer))
-    found = run(case)
+    come_back = {"distributed.deploy.lost-worker-timeout": "10m"}
+    with dask.config.set(come_back):
+        found = run_layout(case)
     assert killer.has_killed
     last = {span.device for span in found.spans if span.iteration == 2}
     assert "worker-1" not in last

@@ -1,5 +1,6 @@
 """Every family against its stock pipeline: samples, schedules, guidance, conditions, parts."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from families import (
 )
 
 from digen_core.checks import check_model_folder
-from digen_core.config import VIDEO_FAMILIES, ConfigError
+from digen_core.config import VIDEO_FAMILIES, ConfigError, ModelConfig
 from digen_core.config_file import load_config
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.models.schedules import shifted_sigmas
@@ -283,11 +284,40 @@ def test_pixels_that_are_no_numbers_are_refused(policies, family):
         policies[family].decode(torch.full_like(x, torch.nan))
 
 
-def test_a_size_that_does_not_fit_is_refused(tiny_families, family):
-    with pytest.raises(
-        ConfigError, match=rf"is 32 x 40; this {family} model needs multiples of 16"
-    ):
-        load_tiny(tiny_families[family], family, width=40)
+@pytest.mark.parametrize("size", [{"width": 40}, {"height": 24, "width": 24}])
+def test_a_size_that_does_not_fit_is_refused_before_and_by_the_loading(tiny_families, family, size):
+    message = rf"is \d+ x \d+; this {family} model needs multiples of 16"
+    with pytest.raises(ConfigError, match=message) as loading:
+        load_tiny(tiny_families[family], family, **size)
+    with pytest.raises(ConfigError, match=message) as before:
+        check_size(tiny_families[family], family, **size)
+    assert str(before.value) == str(loading.value)
+
+
+def test_a_size_that_fits_is_taken(tiny_families, family):
+    check_size(tiny_families[family], family, height=48, width=80)
+
+
+def test_sizes_of_models_with_other_vaes_and_patches(tiny_families, family, tmp_path):
+    """Each number of the configs counts: 32 where it is doubled."""
+    changed = {
+        "flux": ("vae", {"block_out_channels": [8] * 5}),
+        "sd3": ("transformer", {"patch_size": 4}),
+        "qwen_image": ("vae", {"temperal_downsample": [False] * 4}),
+        "wan": ("transformer", {"patch_size": [1, 4, 4]}),
+        "hunyuan_video": ("vae", {"spatial_compression_ratio": 16}),
+    }
+    part, changes = changed[family]
+    shutil.copytree(tiny_families[family], tmp_path / "model")
+    file = tmp_path / "model" / part / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    check_size(str(tmp_path / "model"), family, height=32, width=64)
+    with pytest.raises(ConfigError, match="needs multiples of 32"):
+        check_size(str(tmp_path / "model"), family, height=32, width=48)
+
+
+def check_size(folder: str, family: str, **size: int) -> None:
+    check_model_folder(ModelConfig(family=family, path=folder, **size))
 
 
 def test_an_image_larger_than_sd3s_positions_is_refused(tiny_families):
@@ -295,6 +325,9 @@ def test_an_image_larger_than_sd3s_positions_is_refused(tiny_families):
         ConfigError, match="is 32 x 512; this sd3 model has positions for 256 x 256"
     ):
         load_tiny(tiny_families["sd3"], "sd3", width=512)
+    with pytest.raises(ConfigError, match="positions for 256 x 256"):
+        check_size(tiny_families["sd3"], "sd3", height=272)
+    check_size(tiny_families["sd3"], "sd3", height=256)
 
 
 def test_wan_2_2_is_refused(tiny_families, tmp_path):

@@ -1,0 +1,152 @@
+"""Every algorithm and option of one under every layout that takes it: weights of the serial loop.
+
+Stale layouts are compared with a serial loop that is told which versions generated. Who refuses
+which layout: tests/test_refused_layouts.py.
+"""
+
+from itertools import cycle
+
+import pytest
+from layout_runs import Case, check_weights
+
+from digen_core.control.layout import LAYOUTS
+from digen_core.training.objectives import OBJECTIVES
+
+pytestmark = pytest.mark.slow
+
+DANCE = {"rollout.transition": "dance", "rollout.noise_level": 0.3}
+TWO_REWARDS = {"rewards": {"smooth_rewards:brightness": 1.0, "smooth_rewards:contrast": 0.5}}
+PAIRS = {"trained_fraction": 0.5, "clip_range": 0.01}
+
+ALGORITHMS: dict[str, dict] = {  # what changes in the job; `algorithm` as a whole
+    "flow_grpo": {"algorithm": {**PAIRS, "kl_coefficient": 0.1}},
+    "grpo_guard": {"algorithm": {**PAIRS, "type": "grpo_guard", "kl_coefficient": 0.1}},
+    "flow_dppo": {"algorithm": {"type": "flow_dppo", "trained_fraction": 0.75}},
+    "dance_grpo": {
+        **DANCE,
+        "rollout.initial_noise": "group",
+        "algorithm": {"type": "dance_grpo", "clip_range": 0.01},
+    },
+    "mix_grpo": {
+        "algorithm": {
+            "type": "mix_grpo",
+            "window_size": 2,
+            "untrained_tail": 1,
+            "iterations_per_window": 1,  # the window slides
+            "log_ratio_coefficient": 0.1,
+            "clip_range": 0.01,
+        }
+    },
+    "ddpo": {"algorithm": {**PAIRS, "type": "ddpo", "buffer_size": 6, "min_count": 6}},
+    "longcat": {
+        **TWO_REWARDS,
+        "rollout.transition": "longcat_sde",
+        "rollout.noise_level": 1.0,
+        "algorithm": {
+            "type": "longcat",
+            "advantage_scale": "group",
+            "mix": "advantages",
+            "window": [1, 0, 3],
+            "kl_coefficient": 0.1,
+        },
+    },
+    "diffusion_nft": {"algorithm": {"type": "diffusion_nft", "trained_fraction": 0.75}},
+}
+OPTIONS: dict[str, dict] = {  # as many at once as go together
+    "best of two": {  # of four, in fragments of one or two: of some no sample is trained
+        **TWO_REWARDS,
+        "rollout.initial_noise": "iteration",
+        "algorithm": {**PAIRS, "best_of": 2, "mix": "advantages", "correction": "truncate"},
+    },
+    "best of three": {
+        "rollout.initial_noise": "group",
+        "algorithm": {**PAIRS, "type": "grpo_guard", "best_of": 3, "correction": "reject"},
+    },
+    "lagging nft": {
+        **TWO_REWARDS,
+        "algorithm": {
+            "type": "diffusion_nft",
+            "old_policy_decay": "ramp",
+            "best_of": 3,
+            "mix": "advantages",
+            "advantage_mode": "positive_only",
+        },
+    },
+    "icepop": {
+        "rollout.storage": "float16",
+        "algorithm": {**PAIRS, "correction": "icepop", "kl": "gaussian", "kl_coefficient": 0.1},
+    },
+    "batch scale": {"algorithm": {**PAIRS, "advantage_scale": "batch"}},
+    "largest group's scale": {"algorithm": {**PAIRS, "type": "longcat"}},
+}
+JOBS = ALGORITHMS | OPTIONS
+NEED_ALL_REWARDS = ("ddpo", "batch scale", "largest group's scale")
+BARRIER = tuple(name for name, layout in LAYOUTS.items() if not layout.pipelined)
+
+QUICK = [
+    ("grpo_guard", Case("tcss", (2, 2), 2, 3, helping=True, share=1.0)),
+    ("flow_dppo", Case("elastic", (3, 1), 2, 3, helping=True, share=0.5)),
+    ("dance_grpo", Case("elastic", (3, 1), 1, 3, helping=True)),
+    ("mix_grpo", Case("gap", (2, 1), 4, 3, pauses=True)),
+    ("ddpo", Case("colocated-strong", (3,), 2, 3)),
+    ("longcat", Case("tsp", (2, 2), 2, 8)),
+    ("diffusion_nft", Case("tcss", (2, 1), 2, 3, pauses=True, share=1.0)),
+    ("best of two", Case("tag", (1, 2), 1, 3, helping=True)),
+    ("icepop", Case("tcss", (1, 1), 4, 8, share=1.0)),
+]
+
+
+def all_jobs() -> list[tuple[str, Case]]:
+    """Every job under every layout that takes it; stale ones may begin all groups early."""
+    cuts = cycle([(2, 3), (4, 8), (1, 1), (1, 3), (2, 8)])
+    shares = [(name, None) for name in LAYOUTS if name != "tcss"] + [
+        ("tcss", 1.0),
+        ("elastic", 1.0),
+    ]
+    return [
+        (
+            job,
+            Case(
+                layout,
+                (3,) if LAYOUTS[layout].colocated else (2, 2),
+                *next(cuts),
+                helping=LAYOUTS[layout].trainers_help,
+                share=share,
+            ),
+        )
+        for job in JOBS
+        for layout, share in shares
+        if layout in BARRIER or job not in NEED_ALL_REWARDS
+    ]
+
+
+def check(job: str, case: Case, run_layout) -> None:
+    """Compare with the serial loop, and see that what makes the case hard has happened."""
+    found = run_layout(case, **JOBS[job])
+    check_weights(found)
+    config, rows = found.config, found.samples()
+    stale = [row for row in rows if row["policy_version"] < row["iteration"]]
+    assert bool(stale) == bool(case.share)
+    assert sum(row["trained"] for row in rows) == 3 * 3 * config.trained_per_group
+    for record in found.records:
+        metrics = record.metrics
+        assert metrics["train/replay_error"] < 1e-10
+        if not config.trains_clean:
+            assert (metrics["train/max_log_ratio"] > 1e-4) == (metrics["staleness/max"] > 0)
+
+
+@pytest.mark.parametrize(("job", "case"), QUICK, ids=str)
+def test_weights_of_an_algorithm_equal_the_serial_reference(job, case, run_layout):
+    check(job, case, run_layout)
+
+
+@pytest.mark.families
+@pytest.mark.parametrize(("job", "case"), all_jobs(), ids=str)
+def test_weights_of_an_algorithm_equal_the_serial_reference_everywhere(job, case, run_layout):
+    check(job, case, run_layout)
+
+
+def test_every_algorithm_is_there():
+    assert ALGORITHMS.keys() == {*OBJECTIVES, "diffusion_nft"}
+    assert {job for job, _ in all_jobs()} == set(JOBS)
+    assert {case.layout for job, case in all_jobs() if job == "ddpo"} == set(BARRIER)

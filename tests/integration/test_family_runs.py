@@ -1,0 +1,71 @@
+"""Every family through Prefect and Dask: FlowGRPO and DanceGRPO, images and videos.
+
+Fragments, packs and groups have one size: a replay is computed in the batch of the rollout, and its
+log-ratios are exactly 0.
+"""
+
+import math
+
+import pytest
+from families import FAMILIES, HEIGHT, NEGATIVE, TOKENS, WIDTH
+from layout_runs import Case, check_weights, marked
+
+from digen_core.config import VIDEO_FAMILIES
+
+pytestmark = pytest.mark.slow
+
+ALGORITHMS = {
+    "flow_grpo": {"algorithm": {"trained_fraction": 0.75, "kl_coefficient": 0.1}},
+    "dance_grpo": {
+        "rollout.transition": "dance",
+        "rollout.noise_level": 0.3,
+        "rollout.initial_noise": "group",
+        "model.shift": 3.0,
+        "algorithm": {"type": "dance_grpo", "trained_fraction": 0.7},
+    },
+}
+LAYOUTS = {  # with one trainer: several share what is left, in packs of other sizes
+    "flow_grpo": Case("tsp", (2, 1), 4, 4),
+    "dance_grpo": Case("disaggregated", (2, 1), 4, 4),
+}
+RUNS = [
+    (family, frames, algorithm)
+    for family in FAMILIES
+    for frames in ((1, 5) if family in VIDEO_FAMILIES else (1,))
+    for algorithm in ALGORITHMS
+]
+IN_MAKE_TEST = (
+    RUNS.index(("sd3", 1, "dance_grpo")),
+    RUNS.index(("wan", 5, "flow_grpo")),
+)
+
+
+@pytest.mark.parametrize(("family", "frames", "algorithm"), marked(RUNS, IN_MAKE_TEST, "families"))
+def test_weights_of_a_family_equal_the_serial_reference(
+    family, frames, algorithm, tiny_families, run_layout
+):
+    rewards = {"smooth_rewards:brightness": {"weight": 1.0}}
+    if frames > 1:
+        rewards = {"smooth_rewards:video_brightness": {"takes": "videos"}}
+    found = run_layout(
+        LAYOUTS[algorithm],
+        **{
+            "model.family": family,
+            "model.path": tiny_families[family],
+            "model.height": HEIGHT,
+            "model.width": WIDTH,
+            "model.num_frames": frames,
+            "model.max_sequence_length": TOKENS,
+            "model.guidance_scale": 3.0,
+            "model.negative_prompt": NEGATIVE,
+            "rewards": rewards,
+            "rollout.prompts_per_iteration": 2,
+            **ALGORITHMS[algorithm],
+        },
+    )
+    check_weights(found)
+    assert len(found.records) == 3
+    for record in found.records:
+        assert record.metrics["train/max_log_ratio"] == 0
+        assert all(math.isfinite(value) for value in record.metrics.values())
+        assert record.metrics["groups/zero_variance"] == 0

@@ -1,0 +1,99 @@
+"""Who cannot train a group before the others are scored is refused, without running anything."""
+
+from itertools import product
+from typing import get_args
+
+import pytest
+from pydantic import ValidationError
+
+from deployments.overrides import config_of
+from digen_core.algorithm_config import AlgorithmConfig
+from digen_core.config import WITH_BARRIER, ConfigError, RunConfig
+from digen_core.control.layout import LAYOUTS
+from digen_core.planning.job import layouts_for
+from digen_core.training.objectives import OBJECTIVES
+
+UNION, _ = get_args(AlgorithmConfig)
+TYPES = tuple(algorithm.model_fields["type"].default for algorithm in get_args(UNION))
+SCALED = tuple(name for name in TYPES if name != "ddpo")  # which has statistics of its own
+PIPELINED = tuple(name for name, layout in LAYOUTS.items() if layout.pipelined)
+SCALES = ("batch", "max_group")
+NEED_ALL_REWARDS = [
+    *({"type": name, "advantage_scale": scale} for name, scale in product(SCALED, SCALES)),
+    {"type": "ddpo"},
+    {"type": "longcat"},  # its own scale is the largest group's
+]
+
+
+def config(layout, **algorithm):
+    settings = {"window_size": 2} if algorithm.get("type") == "mix_grpo" else {}
+    transition = "longcat_sde" if algorithm.get("type") == "longcat" else "flow_sde"
+    return RunConfig.model_validate(
+        {
+            "algorithm": {**algorithm, **settings},
+            "rollout": {"transition": transition},
+            "schedule": {"layout": layout},
+        }
+    )
+
+
+def test_the_tables_are_whole():
+    assert set(TYPES) == {*OBJECTIVES, "diffusion_nft"}
+    assert set(WITH_BARRIER) == set(LAYOUTS) - set(PIPELINED)
+
+
+@pytest.mark.parametrize("layout", PIPELINED)
+@pytest.mark.parametrize("algorithm", NEED_ALL_REWARDS, ids=lambda a: "-".join(a.values()))
+def test_layouts_that_train_groups_early_are_refused(algorithm, layout):
+    with pytest.raises(ValidationError) as error:
+        config(layout, **algorithm)
+    (found,) = error.value.errors()
+    message = str(found["msg"])
+    assert f"schedule.layout {layout} trains groups before that" in message
+    assert "layout colocated, colocated-strong or disaggregated." in message
+    assert "\n" not in message
+    what, remedy = "ddpo needs", "use layout"
+    if algorithm["type"] != "ddpo":
+        what = f"advantage_scale {algorithm.get('advantage_scale', 'max_group')!r} needs"
+        remedy = "use advantage_scale 'group' or layout"
+    assert what in message
+    assert remedy in message
+
+
+@pytest.mark.parametrize("layout", WITH_BARRIER)
+@pytest.mark.parametrize("algorithm", NEED_ALL_REWARDS, ids=lambda a: "-".join(a.values()))
+def test_layouts_with_a_barrier_take_them(algorithm, layout):
+    assert config(layout, **algorithm).algorithm.needs_all_rewards
+
+
+@pytest.mark.parametrize("algorithm", NEED_ALL_REWARDS, ids=lambda a: "-".join(a.values()))
+def test_auto_chooses_among_layouts_with_a_barrier(algorithm):
+    assert layouts_for(config("auto", **algorithm)) == list(WITH_BARRIER)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("scale", ["group", "none"])
+@pytest.mark.parametrize("name", SCALED)
+def test_every_layout_takes_the_others(name, scale, layout):
+    found = config(layout, type=name, advantage_scale=scale)
+    assert not found.algorithm.needs_all_rewards
+    assert layout in layouts_for(found) or layout == "tcss"
+
+
+def test_the_command_line_says_it_in_one_line():
+    with pytest.raises(ConfigError) as error:
+        config_of(["--algorithm.type", "ddpo", "--schedule.layout", "tsp"])
+    assert str(error.value).endswith(
+        "algorithm: ddpo needs all rewards of the iteration, but schedule.layout tsp trains groups "
+        "before that; use layout colocated, colocated-strong or disaggregated"
+    )
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("mix", "advantages"), ("advantage_scale", "none"), ("advantage_ddof", 1)]
+)
+def test_ddpo_refuses_what_it_would_not_use(name, value):
+    message = f"algorithm.{name} {value!r} is not for ddpo, which has statistics of its own"
+    with pytest.raises(ValidationError, match=message):
+        config("disaggregated", type="ddpo", **{name: value})
