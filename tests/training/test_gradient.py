@@ -284,6 +284,25 @@ def test_replay_in_other_batches_is_exact_but_for_rounding(tiny_flux, pack_size)
         assert metrics.max_log_ratio <= 1e-6
 
 
+@pytest.mark.parametrize("num_groups", [1, 10_000])
+def test_half_precision_loses_no_gradient(tiny_flux, num_groups):
+    """Of a large update each pair is worth so little that float16 alone would make it 0."""
+    gradients, weights = {}, {}
+    for dtype in ("float32", "float16"):
+        policy = load_trainable(tiny_flux, dtype)
+        weights = weights or moved_weights(policy)
+        set_weights(policy, weights)
+        rollout = ROLLOUT.model_copy(update={"prompts_per_iteration": num_groups})
+        (pack,) = make_packs([FRAGMENT], TRAINED, iteration=0, pack_size=NUM_PAIRS)
+        pairs = pairs_of(policy, sampled(policy), pack)
+        sigma_max = float(policy.sigmas(3)[1])
+        result = pack_gradient(policy, pairs, config_of(rollout, dtype), sigma_max=sigma_max)
+        assert all(value.dtype == np.float32 for value in result.gradient.values())
+        gradients[dtype] = np.concatenate([v.ravel() for v in result.gradient.values()])
+    exact, half = gradients["float32"], gradients["float16"]
+    assert np.linalg.norm(half - exact) < 0.05 * np.linalg.norm(exact)
+
+
 # --- the reference policy ---------------------------------------------------------------------
 
 
