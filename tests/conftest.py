@@ -3,6 +3,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# A busy machine may stop a test for a moment; that says nothing about the code.
+settings.register_profile("digen", deadline=None)
+settings.load_profile("digen")
 
 # Before Prefect is imported: otherwise each start waits for name look-ups that fail.
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
