@@ -16,16 +16,21 @@ pytestmark = pytest.mark.slow
 
 DANCE = {"rollout.transition": "dance", "rollout.noise_level": 0.3}
 TWO_REWARDS = {"rewards": {"smooth_rewards:brightness": 1.0, "smooth_rewards:contrast": 0.5}}
-PAIRS = {"trained_fraction": 0.5, "clip_range": 0.01}
+# Bounds that some of the stale pairs are beyond: log-ratios are about 4e-5.
+PAIRS = {"trained_fraction": 0.5, "clip_range": 1e-5}
+GUARD = {"type": "grpo_guard", "trained_fraction": 0.5, "clip_range": 3e-6}
+BOUNDS = {"correction_bounds": [0.99999, 1.00001]}
 
 ALGORITHMS: dict[str, dict] = {  # what changes in the job; `algorithm` as a whole
     "flow_grpo": {"algorithm": {**PAIRS, "kl_coefficient": 0.1}},
-    "grpo_guard": {"algorithm": {**PAIRS, "type": "grpo_guard", "kl_coefficient": 0.1}},
-    "flow_dppo": {"algorithm": {"type": "flow_dppo", "trained_fraction": 0.75}},
+    "grpo_guard": {"algorithm": {**GUARD, "kl_coefficient": 0.1}},
+    "flow_dppo": {
+        "algorithm": {"type": "flow_dppo", "trained_fraction": 0.5, "max_divergence": 1e-8}
+    },
     "dance_grpo": {
         **DANCE,
         "rollout.initial_noise": "group",
-        "algorithm": {"type": "dance_grpo", "clip_range": 0.01},
+        "algorithm": {"type": "dance_grpo", "clip_range": 1e-5},
     },
     "mix_grpo": {
         "algorithm": {
@@ -34,7 +39,7 @@ ALGORITHMS: dict[str, dict] = {  # what changes in the job; `algorithm` as a who
             "untrained_tail": 1,
             "iterations_per_window": 1,  # the window slides
             "log_ratio_coefficient": 0.1,
-            "clip_range": 0.01,
+            "clip_range": 1e-5,
         }
     },
     "ddpo": {"algorithm": {**PAIRS, "type": "ddpo", "buffer_size": 6, "min_count": 6}},
@@ -47,6 +52,7 @@ ALGORITHMS: dict[str, dict] = {  # what changes in the job; `algorithm` as a who
             "advantage_scale": "group",
             "mix": "advantages",
             "window": [1, 0, 3],
+            "clip_range": 1e-5,
             "kl_coefficient": 0.1,
         },
     },
@@ -56,11 +62,17 @@ OPTIONS: dict[str, dict] = {  # as many at once as go together
     "best of two": {  # of four, in fragments of one or two: of some no sample is trained
         **TWO_REWARDS,
         "rollout.initial_noise": "iteration",
-        "algorithm": {**PAIRS, "best_of": 2, "mix": "advantages", "correction": "truncate"},
+        "algorithm": {
+            **PAIRS,
+            **BOUNDS,
+            "best_of": 2,
+            "mix": "advantages",
+            "correction": "truncate",
+        },
     },
     "best of three": {
         "rollout.initial_noise": "group",
-        "algorithm": {**PAIRS, "type": "grpo_guard", "best_of": 3, "correction": "reject"},
+        "algorithm": {**GUARD, **BOUNDS, "best_of": 3, "correction": "reject"},
     },
     "lagging nft": {
         **TWO_REWARDS,
@@ -74,7 +86,13 @@ OPTIONS: dict[str, dict] = {  # as many at once as go together
     },
     "icepop": {
         "rollout.storage": "float16",
-        "algorithm": {**PAIRS, "correction": "icepop", "kl": "gaussian", "kl_coefficient": 0.1},
+        "algorithm": {
+            **PAIRS,
+            **BOUNDS,
+            "correction": "icepop",
+            "kl": "gaussian",
+            "kl_coefficient": 0.1,
+        },
     },
     "batch scale": {"algorithm": {**PAIRS, "advantage_scale": "batch"}},
     "largest group's scale": {"algorithm": {**PAIRS, "type": "longcat"}},
@@ -130,9 +148,12 @@ def check(job: str, case: Case, run_layout) -> None:
     assert sum(row["trained"] for row in rows) == 3 * 3 * config.trained_per_group
     for record in found.records:
         metrics = record.metrics
+        is_stale = metrics["staleness/max"] > 0
         assert metrics["train/replay_error"] < 1e-10
         if not config.trains_clean:
-            assert (metrics["train/max_log_ratio"] > 1e-7) == (metrics["staleness/max"] > 0)
+            assert (metrics["train/max_log_ratio"] > 1e-7) == is_stale
+            if config.algorithm.correction == "none":
+                assert bool(metrics["train/clip_fraction"]) == is_stale
 
 
 @pytest.mark.parametrize(("job", "case"), QUICK, ids=str)
