@@ -19,8 +19,9 @@ from rich.table import Table
 from deployments.local import orchestrated
 from deployments.records import Records
 from deployments.serial import train_serially
-from digen_core.config import RunConfig, ScheduleConfig
+from digen_core.config import RunConfig
 from digen_core.records import IterationRecord
+from digen_core.schedule_config import ScheduleConfig
 from flows.prepare import prepare
 from flows.run import on_cluster, open_run
 from flows.session import watching

@@ -9,10 +9,11 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from digen_core.config import ConfigError, Family, ModelConfig, RunConfig
+from digen_core.config import ConfigError, RunConfig
 from digen_core.data import read_prompts
 from digen_core.hub import is_hub_id
 from digen_core.image_size import check_local_size
+from digen_core.model_config import Family, ModelConfig
 from digen_core.reward_checks import check_rewards
 
 FAMILY_PIPELINES: Final[dict[Family, str]] = {

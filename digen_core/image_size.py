@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from digen_core.config import ConfigError, Family, ModelConfig
+from digen_core.config import ConfigError
+from digen_core.model_config import Family, ModelConfig
 
 _Settings = Mapping[str, Any]
 

@@ -5,18 +5,14 @@ from typing import Literal
 
 from prefect import flow
 
-from digen_core.config import (
-    ClusterConfig,
-    ConfigError,
-    FlowGrpoConfig,
-    PromptsConfig,
-    RolloutConfig,
-    ScheduleConfig,
-    TrackingConfig,
-    TrainConfig,
-)
+from digen_core.algorithm_config import FlowGrpoConfig
+from digen_core.config import ConfigError
+from digen_core.model_config import PromptsConfig
 from digen_core.planning.search import Choice
+from digen_core.rollout_config import RolloutConfig
+from digen_core.schedule_config import ClusterConfig, ScheduleConfig, TrackingConfig
 from digen_core.sim.scenario import Scenario
+from digen_core.train_config import TrainConfig
 from flows.prepare import prepare
 from flows.run import new_run_dir, on_cluster, session_on
 from tasks.emulated_cluster import emulated_cluster

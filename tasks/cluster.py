@@ -9,8 +9,9 @@ from typing import Any
 import dask
 from distributed import Client, Nanny, Scheduler, SpecCluster
 
-from digen_core.config import ClusterConfig, ConfigError
+from digen_core.config import ConfigError
 from digen_core.control.protocol import Device, Role
+from digen_core.schedule_config import ClusterConfig
 
 ROLES: tuple[Role, ...] = ("rollout", "trainer")
 # What Dask would do all the time in each process: sample the stacks of all threads and measure the

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from digen_core.config import Family, ModelConfig
+from digen_core.model_config import Family, ModelConfig
 from digen_core.models.flux import FluxPolicy
 from digen_core.models.hunyuan_video import HunyuanVideoPolicy
 from digen_core.models.pipeline_policy import PipelinePolicy

@@ -16,8 +16,9 @@ import torch
 from diffusers import AutoModel
 from torch import Tensor, nn
 
-from digen_core.config import ConfigError, ModelConfig
+from digen_core.config import ConfigError
 from digen_core.image_size import require_multiples
+from digen_core.model_config import ModelConfig
 from digen_core.models.policy import TORCH_DTYPES, Condition, Part, resolve_device
 from digen_core.models.schedules import shifted_sigmas
 

@@ -17,9 +17,9 @@ import peft
 import torch
 from torch import nn
 
-from digen_core.config import LoraConfig
 from digen_core.models.policy import Policy
 from digen_core.seeding import INITIAL_WEIGHTS, generator_for
+from digen_core.train_config import LoraConfig
 from digen_core.transport.arrays import Weights, to_tensor
 
 FIRST_ADAPTER: Final = "default"

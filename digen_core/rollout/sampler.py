@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from digen_core.algorithms.flow_sde import LOGPROBS, TRANSITIONS
-from digen_core.config import RolloutConfig
 from digen_core.models.policy import Condition, Policy
+from digen_core.rollout_config import RolloutConfig
 from digen_core.seeding import NOISE, noise_of
 from digen_core.transport.arrays import Precision
 

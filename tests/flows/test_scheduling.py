@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from digen_core.config import ConfigError, RolloutConfig, RunConfig
+from digen_core.config import ConfigError, RunConfig
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import CostsUpdated, Device
 from digen_core.planning.profile import Measured, load_profile
 from digen_core.records import Span
+from digen_core.rollout_config import RolloutConfig
 from flows.scheduling import learn_costs, resolve_layout, start_profile
 from flows.session import Session
 

@@ -72,8 +72,9 @@ def test_a_lost_worker_is_named(tree, prefect_backend):
 
 
 def test_a_cluster_without_trainers_is_refused(tree, prefect_backend):
-    from digen_core.config import ClusterConfig, ConfigError
+    from digen_core.config import ConfigError
     from digen_core.control.protocol import Device
+    from digen_core.schedule_config import ClusterConfig
     from tasks.cluster import run_cluster
 
     only_rollout = [Device("rollout-0", frozenset({"rollout"}))]

@@ -47,7 +47,7 @@ def test_nothing_samples_the_stacks_of_a_worker():
 
     from distributed import Client
 
-    from digen_core.config import ClusterConfig
+    from digen_core.schedule_config import ClusterConfig
     from tasks.cluster import local_devices, run_cluster
 
     def sampling(dask_worker):

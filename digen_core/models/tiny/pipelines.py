@@ -23,7 +23,7 @@ from diffusers import (
     WanTransformer3DModel,
 )
 
-from digen_core.config import Family
+from digen_core.model_config import Family
 from digen_core.models.tiny import parts, tokenizers
 
 _LATENT_CHANNELS: Final = 4

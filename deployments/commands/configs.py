@@ -1,0 +1,20 @@
+"""Commands that look at configs."""
+
+import sys
+
+from deployments.overrides import ConfigTokens, config_of
+
+
+def show(*tokens: ConfigTokens) -> int:
+    """Print every key with its meaning and value, as TOML that 'digen train' reads.
+
+    Example: digen config show deployments/configs/shapes.toml --seed 1 > mine.toml
+
+    Without CONFIG these are the defaults.
+    """
+    config = config_of(tokens)
+
+    from digen_core.config_file import as_toml
+
+    sys.stdout.write(as_toml(config))
+    return 0

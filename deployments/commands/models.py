@@ -1,0 +1,59 @@
+"""Commands that make models."""
+
+import sys
+from pathlib import Path
+
+from digen_core.config import ConfigError
+from digen_core.model_config import Family
+
+
+def shapes(*, out: Path = Path("runs/models/shapes"), seed: int = 0, threads: int = 2) -> int:
+    """Train the tiny FLUX of the world "shapes": about 5 to 10 minutes on two CPU cores.
+
+    Example: digen pretrain shapes --out runs/models/mine --seed 1
+
+    Args:
+        out: Folder to save the model to; it must not hold anything yet.
+        seed: Same seed, same weights on the same machine.
+        threads: CPU threads.
+    """
+    _require_free(out)
+    if threads < 1 or seed < 0:
+        raise ConfigError(f"--threads is {threads} and --seed {seed}; use threads >= 1, seed >= 0")
+
+    from deployments.pretraining import pretrain
+
+    pretrain(out, seed=seed, threads=threads)
+    return 0
+
+
+def make_tiny(family: Family, folder: Path, /, *, seed: int = 0) -> int:
+    """Make a tiny pipeline of a model family with random weights, to try digen with; no downloads.
+
+    Example: digen make-tiny wan runs/models/tiny-wan
+
+    Args:
+        family: flux, sd3, qwen_image, wan or hunyuan_video.
+        folder: To save it to; it must not hold anything yet.
+        seed: Same seed, same weights.
+    """
+    _require_free(folder)
+    if seed < 0:
+        raise ConfigError(f"--seed is {seed}; use 0 or more")
+
+    from transformers.utils.logging import disable_progress_bar
+
+    from digen_core.models.tiny import build_tiny
+
+    disable_progress_bar()
+    build_tiny(family, seed=seed).save_pretrained(folder)
+    sys.stdout.write(
+        f"{folder} holds a random {family} pipeline; train it with --model.family {family} "
+        f"--model.path {folder}\n"
+    )
+    return 0
+
+
+def _require_free(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists already; remove it or choose another folder")

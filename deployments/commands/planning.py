@@ -1,0 +1,115 @@
+"""Commands that predict: simulate, plan and size."""
+
+import sys
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from deployments.overrides import ConfigTokens, config_of, parse_arguments
+from digen_core.config import ConfigError
+
+
+def simulate(
+    scenario: str,
+    /,
+    *,
+    layout: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
+    split: int | None = None,
+    helpers: int | None = None,
+    assistants: int | None = None,
+    stale_share: float | None = None,
+    iterations: int = 4,
+    seed: int = 0,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> int:
+    """Compare layouts on a cluster that is only simulated, each at its best split.
+
+    Example: digen simulate B --layout tsp elastic
+
+    Args:
+        scenario: A, A2, B, B2, C, D, E or F (deployments/scenarios), or a TOML file like those.
+        layout: Layouts to compare; default: all.
+        split: Rollout devices, the others train; default: the fastest with at least a quarter.
+        helpers: Trainers that may generate; default: as many as pay.
+        assistants: Rollout devices that may train; default: as many as pay.
+        stale_share: Share of the groups that may be generated with the version before, in tcss and
+            elastic; default: in tcss the fastest of 0, 0.25 and 0.5, in elastic 0.
+        iterations: Of each simulation; at least 12 with stale groups.
+        seed: Same seed, same table.
+        as_json: Print a list of objects instead of the table.
+    """
+    from deployments import simulate as command
+
+    found, layouts = command.find_scenario(scenario), command.layouts_of(layout)
+    if iterations < command.LEAST_ITERATIONS or seed < 0:
+        raise ConfigError(
+            f"--iterations is {iterations} and --seed {seed}; "
+            f"use iterations >= {command.LEAST_ITERATIONS}, seed >= 0"
+        )
+
+    from digen_core.planning.search import Fixed
+
+    fixed = Fixed(split, helpers, assistants, stale_share)
+    rows = command.simulate(found, layouts, fixed, num_iterations=iterations, seed=seed)
+    if as_json:
+        command.write_json(rows)
+    else:
+        command.print_rows(rows, found.description)
+    return 0
+
+
+def plan(
+    *tokens: ConfigTokens,
+    cluster: str,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> int:
+    """Predict which layout, split and sizes are the fastest for a config on a cluster.
+
+    Example: digen plan deployments/configs/shapes.toml --cluster 2-cores
+
+    Args:
+        tokens: CONFIG and settings, as in 'digen train'. Packs are at most as large as its own;
+            stale groups are considered if its schedule.max_stale_share is above 0.
+        cluster: 2-cores, 16x-mixed, 32x-h100, 8x-h100 or 32x-h100-a100 (deployments/clusters), or a
+            TOML file like those. The last two estimate what the config's model costs.
+        as_json: Print a list of objects, the best plan first, instead of the table.
+    """
+    config = config_of(tokens, "digen plan")
+
+    from deployments import plan as command
+
+    found = command.find_cluster(cluster)
+    rows = command.plan(config, found)
+    if as_json:
+        command.write_json(rows)
+    else:
+        command.print_plan(rows, found.description)
+    return 0
+
+
+def size(
+    *tokens: ConfigTokens,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    markdown: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Count the parameters, arithmetic and bytes of a config's model, without its weights.
+
+    Example: digen size deployments/configs/recipes/flow_grpo_flux_pickscore.toml
+
+    Args:
+        tokens: CONFIG and settings, as in 'digen train'; without CONFIG all shipped recipes, which
+            takes some minutes.
+        as_json: Print a list of objects instead of the table.
+        markdown: Print the table as Markdown.
+    """
+    from deployments import size as command
+
+    named = parse_arguments(tokens).path
+    files = [named] if named else command.recipe_files()
+    configs = {file.stem: config_of(tokens if named else [str(file), *tokens]) for file in files}
+    rows = {name: command.size(config) for name, config in configs.items()}
+    if as_json or markdown:
+        sys.stdout.write((command.as_json if as_json else command.as_markdown)(rows) + "\n")
+    else:
+        command.print_sizes(rows)
+    return 0

@@ -1,0 +1,78 @@
+"""Commands that make a run or look at one."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from deployments.overrides import ConfigTokens, config_of
+from digen_core.config import ConfigError
+
+
+def train(*tokens: ConfigTokens) -> int:
+    """Post-train a model as a config file says; any of its keys can be set here too.
+
+    Example: digen train deployments/configs/shapes.toml --rollout.group-size 8 --name first-try
+
+    Values are written as in TOML; "null" is null. 'digen config show' lists all keys.
+    """
+    config = config_of(tokens, "digen train")
+
+    from digen_core.checks import check_inputs
+
+    check_inputs(config)
+
+    from deployments import local, summary
+
+    summary.print_run(local.run_training(config))
+    return 0
+
+
+def evaluate(
+    run: Path, /, *, prompts: Path | None = None, samples_per_prompt: int | None = None
+) -> int:
+    """Sample the model of a finished run without noise, and score the images.
+
+    Example: digen evaluate runs/shapes-20260101-120000 --samples-per-prompt 4
+
+    Args:
+        run: Folder of the run.
+        prompts: Text file, one prompt a line; default: the run's evaluation prompts.
+        samples_per_prompt: Images per prompt; default: as the run's config says.
+    """
+    if not run.is_dir():
+        raise ConfigError(f"there is no run folder {run}; give one such as runs/NAME")
+    if samples_per_prompt is not None and samples_per_prompt < 1:
+        raise ConfigError(f"--samples-per-prompt is {samples_per_prompt}; use 1 or more")
+    if prompts is not None:
+        from digen_core.data import read_prompts
+
+        read_prompts(str(prompts))
+
+    from deployments import local, summary
+
+    summary.print_evaluation(local.run_evaluation(run, prompts, samples_per_prompt))
+    return 0
+
+
+def report(
+    run: Path,
+    /,
+    *,
+    out: Path | None = None,
+    every: Annotated[bool, Parameter(name="--all", negative="")] = False,
+) -> int:
+    """Draw what each device of a run did and waited for, iteration by iteration.
+
+    Example: digen report runs/shapes-20260101-120000 --out report
+
+    Args:
+        run: Folder of the run.
+        out: Folder for the pictures, the page report.html and the trace; default: RUN/report.
+        every: Draw every timeline; else of more than 20 iterations only the first, one of median
+            length and the last.
+    """
+    from deployments.report import print_report, write_report
+
+    print_report(write_report(run, out or run / "report", every))
+    return 0

@@ -1,0 +1,86 @@
+"""Which model is post-trained, and on which prompts.
+
+Importing this module must not import torch.
+"""
+
+from typing import Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from digen_core.strict import Strict
+
+Family = Literal["flux", "sd3", "qwen_image", "wan", "hunyuan_video"]
+"""A model family: an adapter in digen_core/models."""
+
+VIDEO_FAMILIES: Final[tuple[Family, ...]] = ("wan", "hunyuan_video")
+
+
+class ModelConfig(Strict):
+    """Which pipeline is post-trained, and in what precision."""
+
+    family: Family = "flux"
+    """Model family: FLUX.1, Stable Diffusion 3 and 3.5, Qwen-Image, Wan 2.1 or HunyuanVideo."""
+
+    path: str = "deployments/models/shapes"
+    """Diffusers folder or hub id, loaded with from_pretrained."""
+
+    revision: str | None = None
+    """Hub revision; null is the default branch."""
+
+    dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
+    """Precision of weights and activations. Latents and log-probs stay float32 or better."""
+
+    device: str = "auto"
+    """Torch device of the workers: auto takes cuda where a worker has one, else cpu."""
+
+    height: int = Field(32, ge=8)
+    """Image height in pixels; what it must be a multiple of depends on the model, often 16."""
+
+    width: int = Field(32, ge=8)
+    """Image width in pixels, likewise."""
+
+    num_frames: int = Field(1, ge=1)
+    """Frames of a video: 1 makes images; more, which are 1 + a multiple of 4, take a video family
+    (wan, hunyuan_video)."""
+
+    max_sequence_length: int = Field(12, ge=1, le=512)
+    """Tokens a prompt is padded or cut to (by T5, UMT5, Llama or Qwen2.5-VL, whichever the family
+    has; CLIP always takes 77 or its own)."""
+
+    guidance_scale: float = Field(3.5, ge=0)
+    """flux, hunyuan_video: embedded guidance, an input of models distilled with it (FLUX.1-dev 3.5,
+    HunyuanVideo 6), ignored by others. sd3, wan, qwen_image: classifier-free guidance (SD3.5 4.5,
+    Wan 5, Qwen-Image 4, which also keeps the velocity's norm); it doubles the compute, and at 1 or
+    less there is none."""
+
+    negative_prompt: str = ""
+    """What classifier-free guidance steers away from (Qwen-Image is used with a single space);
+    families with embedded guidance ignore it."""
+
+    shift: float | None = Field(None, gt=0)
+    """Replace the family's own schedule by sigma = shift u / (1 + (shift - 1) u), u falling evenly
+    from 1 to 0 (DanceGRPO: 3, HunyuanVideo 5). Null: the family's own."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.num_frames > 1 and self.family not in VIDEO_FAMILIES:
+            raise ValueError(
+                f"model.num_frames is {self.num_frames}, but {self.family} makes images; use 1, or "
+                f"a video family ({', '.join(VIDEO_FAMILIES)})."
+            )
+        if (self.num_frames - 1) % 4:
+            raise ValueError(
+                f"model.num_frames is {self.num_frames}; video models take 1 + a multiple of 4: "
+                f"use {self.num_frames - (self.num_frames - 1) % 4}."
+            )
+        return self
+
+
+class PromptsConfig(Strict):
+    """Where prompts come from: text files, one prompt a line; empty lines are skipped."""
+
+    train: str = "deployments/prompts/shapes_train.txt"
+    """Prompts that are trained on."""
+
+    evaluation: str = "deployments/prompts/shapes_evaluation.txt"
+    """Prompts kept for evaluation only."""

@@ -1,0 +1,75 @@
+"""How trajectories are sampled, and versions judged.
+
+Importing this module must not import torch.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from digen_core.algorithm_config import Transition
+from digen_core.strict import Strict
+
+
+class RolloutConfig(Strict):
+    """How trajectories are sampled."""
+
+    prompts_per_iteration: int = Field(8, ge=1)
+    """Prompts, hence groups, in one iteration."""
+
+    group_size: int = Field(16, ge=2)
+    """Samples per prompt. A group of one has no advantage by construction."""
+
+    num_steps: int = Field(8, ge=2)
+    """Denoising steps per trajectory."""
+
+    transition: Transition = "flow_sde"
+    """Stochastic sampler: FlowGRPO's SDE, coefficients-preserving sampling, DanceGRPO's SDE,
+    FlowGRPO's for Wan, or LongCat-Video's (FlowGRPO's with a truncated std)."""
+
+    noise_level: float = Field(0.7, gt=0)
+    """Scale of the injected noise; its meaning is the transition's (flow_sde 0.7, dance 0.3)."""
+
+    initial_noise: Literal["sample", "group", "iteration"] = "sample"
+    """Which samples start from one noise: none, those of a group, or all of the iteration."""
+
+    storage: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Precision that trajectories travel and are kept in. Latents are rounded to it before their
+    log-probs are taken, so that the replay stays exact; half precision halves the bytes."""
+
+    fragment_size: int = Field(16, ge=1)
+    """Samples of one group denoised together in one batch."""
+
+    steps_per_task: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
+    """Denoising steps in one task; auto groups them so that orchestration stays below 5%."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.group_size % self.fragment_size:
+            raise ValueError(
+                f"rollout.group_size ({self.group_size}) is not a multiple of "
+                f"rollout.fragment_size ({self.fragment_size}); choose a divisor of "
+                f"{self.group_size}."
+            )
+        if self.transition == "cps" and self.noise_level > 1:
+            raise ValueError(
+                f"rollout.noise_level is {self.noise_level}, but cps takes a share of the noise in "
+                "(0, 1]."
+            )
+        return self
+
+
+class EvaluationConfig(Strict):
+    """How a version is judged: noiseless sampling of prompts that were never trained on."""
+
+    samples_per_prompt: int = Field(8, ge=1)
+    """Images per evaluation prompt."""
+
+    num_steps: int = Field(8, ge=1)
+    """Denoising steps (ODE)."""
+
+    every: int = Field(0, ge=0)
+    """Iterations between two evaluations during the run; 0 evaluates before and after only."""
+
+    grid_prompts: int = Field(8, ge=1)
+    """Evaluation prompts shown in the image grids before, during and after."""

@@ -1,0 +1,111 @@
+"""Which devices a run uses, how its work is laid out over them, and where results go.
+
+Importing this module must not import torch.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from digen_core.strict import Strict
+
+
+class ClusterConfig(Strict):
+    """Which devices a run uses."""
+
+    rollout_workers: int = Field(1, ge=1)
+    """Worker processes that generate and score."""
+
+    trainer_workers: int = Field(1, ge=1)
+    """Worker processes that train."""
+
+    threads_per_worker: int = Field(1, ge=1)
+    """CPU threads of each worker's engine."""
+
+    scheduler_address: str | None = None
+    """A running Dask cluster whose workers declare the resources `rollout` and `trainer`;
+    null starts one on this machine."""
+
+
+class ScheduleConfig(Strict):
+    """How an iteration's work is laid out over the devices."""
+
+    layout: Literal[
+        "colocated",
+        "colocated-strong",
+        "disaggregated",
+        "gap",
+        "tsp",
+        "tag",
+        "tcss",
+        "elastic",
+        "auto",
+    ] = "disaggregated"
+    """colocated: all devices generate, then train; disaggregated: devices for each, a barrier
+    between; gap: train groups as they complete; tsp: and pack pairs of any steps; tag: and idle
+    trainers generate; tcss: and the next iteration begins on the version before; elastic: as tag,
+    and idle rollout devices train; auto: what is predicted to be the fastest."""
+
+    max_stale_share: float | None = Field(None, ge=0, le=1)
+    """Largest share of an iteration's groups that may begin on an older version. Null: 0.5 for
+    tcss, 0 for the others. Above 0 in tcss and elastic only."""
+
+    max_staleness: int = Field(1, ge=1)
+    """Largest number of updates between the version that generates and the version trained."""
+
+    helpers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    """Trainers that may generate while they have no pairs; auto: as many as is predicted to pay."""
+
+    assistants: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    """Rollout devices that may train while they have no fragments; auto: those that pay."""
+
+    profile: str | None = None
+    """What this recipe costs: the profile.json of an earlier run, to predict and plan with from the
+    start; null measures it when the workers are ready, and every run goes on learning it."""
+
+    @property
+    def num_helpers(self) -> int | None:
+        """The trainers that may generate; None: not fixed."""
+        return None if self.helpers == "auto" else self.helpers
+
+    @property
+    def num_assistants(self) -> int | None:
+        """The rollout devices that may train; None: not fixed."""
+        return None if self.assistants == "auto" else self.assistants
+
+    @property
+    def stale_share(self) -> float:
+        """The effective largest share of stale groups."""
+        if self.max_stale_share is None:
+            return 0.5 if self.layout == "tcss" else 0.0
+        return self.max_stale_share
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_plus(cls, values: object) -> object:
+        """Take "+tsp" for "tsp": the layouts are often written with a plus."""
+        if isinstance(values, dict) and isinstance(values.get("layout"), str):
+            return {**values, "layout": values["layout"].removeprefix("+")}
+        return values
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.stale_share and self.layout not in ("tcss", "elastic", "auto"):
+            raise ValueError(
+                f"schedule.max_stale_share is {self.max_stale_share}, but layout {self.layout} is "
+                "on-policy; use tcss or elastic, or leave it out."
+            )
+        return self
+
+
+class TrackingConfig(Strict):
+    """Where results go."""
+
+    runs_dir: str = "runs"
+    """Folder of all runs: one folder per run, and MLflow's database."""
+
+    mlflow_uri: str | None = None
+    """MLflow tracking server; null is the SQLite file mlflow.db in runs_dir."""
+
+    experiment: str = Field("digen", min_length=1)
+    """MLflow experiment."""
