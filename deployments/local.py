@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from deployments.errors import RunFailedError
 from digen_core.config import ConfigError, RunConfig
 from digen_core.config_file import config_of_run
+from digen_core.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
 from digen_core.records import EvaluationReport, RunReport
 
 if TYPE_CHECKING:
@@ -26,8 +27,12 @@ SETTINGS = {
 }
 
 
-def run_training(config: RunConfig) -> RunReport:
+def run_training(config: RunConfig, resume: Path | None = None) -> RunReport:
     """Train as the config says, and show it live.
+
+    Args:
+        config: of the run.
+        resume: folder of a run to go on with; None starts a new one.
 
     Raises:
         ConfigError: the input cannot be used, as was found before anything started or by a worker.
@@ -38,7 +43,7 @@ def run_training(config: RunConfig) -> RunReport:
         from flows.session import watching
 
         with watching(view):
-            report: RunReport = post_train(config)
+            report: RunReport = post_train(config, str(resume) if resume else None)
             return report
 
 
@@ -56,7 +61,14 @@ def run_evaluation(
         ConfigError: the folder is not a run's, or holds no version yet.
         RunFailedError: the evaluation failed.
     """
-    config = config_of_run(run_dir, prompts, samples_per_prompt)
+    overrides = {
+        "prompts.evaluation": prompts and str(prompts),
+        "evaluation.samples_per_prompt": samples_per_prompt,
+    }
+    given = {key: value for key, value in overrides.items() if value is not None}
+    config = config_of_run(run_dir, given)
+    if not checkpoints_in(run_dir / CHECKPOINTS_OF_RUN):
+        raise ConfigError(f"{run_dir} holds no trained version yet; it has no checkpoint")
     with orchestrated(config):
         from flows.evaluate_run import evaluate_run
 

@@ -9,6 +9,7 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from digen_core.algorithm_config import AlgorithmConfig, FlowGrpoConfig
+from digen_core.checkpoint_config import CheckpointConfig
 from digen_core.model_config import ModelConfig, PromptsConfig
 from digen_core.reward_config import RewardConfig, ShapesConfig
 from digen_core.reward_keys import with_types
@@ -48,6 +49,7 @@ class RunConfig(Strict):
 
     train: TrainConfig = TrainConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoints: CheckpointConfig = CheckpointConfig()
     cluster: ClusterConfig = ClusterConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     tracking: TrackingConfig = TrackingConfig()

@@ -2,19 +2,17 @@
 
 from pathlib import Path
 
-import dask
 from prefect import flow
 
 from digen_core.checks import check_inputs
-from digen_core.config import RunConfig
+from digen_core.config import ConfigError, RunConfig
+from digen_core.manifest import CHECKPOINTS_OF_RUN, last_checkpoint
 from digen_core.records import EvaluationReport
-from flows.collect import receipts_of
 from flows.evaluate import evaluate
-from flows.prepare import load_models
+from flows.prepare import load_models, restore_version
 from flows.run import on_cluster, reopen_run
 from flows.session import session_of
 from tasks.completions import Completions
-from tasks.setup import restore_state
 
 
 @flow(name="evaluate-run", flow_run_name="evaluate {run_dir.name}", validate_parameters=False)
@@ -33,9 +31,7 @@ def restore(run_id: str) -> None:
     session = session_of(run_id)
     with Completions() as completions:
         load_models(session, completions)
-        device, label = session.rollout_devices()[0], "restore version"
-        with dask.annotate(workers=[device]):
-            session.state = restore_state.submit(run_id, label, session.run_dir / "weights")
-        labels = {session.state.task_run_id: (label, device)}
-        (receipt,) = receipts_of(session, completions, labels).values()
-        session.version = receipt["version"]
+        checkpoint, _ = last_checkpoint(session.run_dir / CHECKPOINTS_OF_RUN)
+        if checkpoint is None:
+            raise ConfigError(f"{session.run_dir} holds no trained version yet")
+        restore_version(session, completions, session.rollout_devices()[0], checkpoint)

@@ -7,7 +7,6 @@ the Dask graph, and reads only receipts: seconds, rewards, hashes.
 from functools import singledispatchmethod
 from typing import Any
 
-from digen_core.algorithms.ddpo import RewardHistory
 from digen_core.control import protocol
 from digen_core.control.protocol import Event, Instruction
 from flows.advantages import advantages_of
@@ -33,7 +32,7 @@ class Executor:
         self._submitter = Submitter(session)
         self._conditions = Conditions(self._submitter)
         self._num_switches = 0
-        self._reward_history: RewardHistory = {}  # DDPO's
+        self._reward_history = session.reward_history
         self._denoising = Denoising(self._submitter, self._conditions)
 
     @property
@@ -172,6 +171,7 @@ class Executor:
     @submit.register
     def _(self, do: protocol.Step) -> None:
         it, version = self._iterations[do.iteration], do.version + 1
+        it.reward_history = self._reward_history  # a next iteration adds to it
 
         def event_of(receipt: dict[str, Any]) -> Event:
             it.recorder.add_update(receipt)
@@ -189,7 +189,6 @@ class Executor:
             about={"version": version},
             state=self._session.state,
             total=it.total,
-            weights_dir=self._session.run_dir / "weights",
         )
         self.publish(it, do.device, version)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from prefect.futures import PrefectFuture
 
+from digen_core.algorithms.ddpo import RewardHistory
 from digen_core.control.protocol import Fragment, PairBlock
 from flows.recorder import IterationRecorder
 from flows.session import Round
@@ -37,6 +38,7 @@ class OpenIteration:
     advantages: dict[int, np.ndarray] = field(default_factory=dict)  # group -> [G]
     sums: dict[str, PrefectFuture[Any]] = field(default_factory=dict)  # device ->
     total: PrefectFuture[Any] | None = None
+    reward_history: RewardHistory | None = None  # DDPO's at the update; None: there was none
 
     @property
     def index(self) -> int:
