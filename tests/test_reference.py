@@ -5,7 +5,7 @@ import pytest
 import torch
 from tiny_policies import load_trainable
 
-from digen_core import reference as reference_module
+from digen_core import reference, reference_group
 from digen_core.config import RunConfig
 from digen_core.data import prompts_of_iteration
 from digen_core.models.trainable import initial_weights, set_weights
@@ -195,9 +195,9 @@ def test_a_window_trains_its_steps_only(policy_of, monkeypatch):
         trained.append(step)
         return original_loss(config, policy, group, step)
 
-    original_noise, original_loss = reference_module.noise_of, reference_module._replay_losses
-    monkeypatch.setattr(reference_module, "noise_of", noise_of)
-    monkeypatch.setattr(reference_module, "_replay_losses", loss)
+    original_noise, original_loss = reference_group.noise_of, reference.replay_losses
+    monkeypatch.setattr(reference_group, "noise_of", noise_of)
+    monkeypatch.setattr(reference, "replay_losses", loss)
     config = config_of(num_iterations=1, algorithm={"window": (1, 1, 2)})
     post_train_serially(config, policy_of(config), PROMPTS, {"tests:judge": brightness})
     assert noises == [2] * 2  # the noise after step 1, of 2 groups
