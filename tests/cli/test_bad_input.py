@@ -89,6 +89,14 @@ SETTINGS = {
         "--model.family wan --model.num-frames 8",
         "model.num_frames is 8; video models take 1 + a multiple of 4: use 5",
     ),
+    "reward of videos for images": (
+        "--rewards.motion 1",
+        "the reward 'motion' takes videos, but model.num_frames is 1; use several frames",
+    ),
+    "own reward of videos for images": (
+        "--rewards.json:dumps.takes videos",
+        "the reward 'json:dumps' takes videos, but model.num_frames is 1",
+    ),
     "shift of 0": ("--model.shift 0", "model.shift: must be greater than 0"),
     "reward that lacks an option": ("--rewards.hps 1", "rewards.hps.path: a value is missing"),
     "unknown option of a reward": (
