@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from digen_core.strict import Strict
 
 Transition = Literal["flow_sde", "cps", "dance", "wan_sde", "longcat_sde"]
+KlScaling = Literal["gaussian", "flowgrpo"]
 
 
 def check_fraction(fraction: float, num_trained: int, num_steps: int) -> None:
@@ -67,8 +68,12 @@ class PolicyGradientConfig(AdvantagesConfig):
     kl_coefficient: float = Field(0.0, ge=0)
     """Weight of the KL divergence to the reference policy (the base model)."""
 
-    kl: Literal["gaussian", "flowgrpo"] = "flowgrpo"
+    kl: KlScaling = "flowgrpo"
     """gaussian: true KL of the transition; flowgrpo: that times the step size, as published."""
+
+    kl_reward: float = Field(0.0, ge=0)
+    """Factor of the KL divergence that is taken off the reward, step by step, before advantages are
+    made of it: they differ between the steps of a sample. Like kl, it is to the base model."""
 
     correction: Literal["none", "truncate", "icepop", "reject"] = "none"
     """For samples of another version, or of other arithmetic, than the trained one. none: ratios
@@ -80,11 +85,16 @@ class PolicyGradientConfig(AdvantagesConfig):
     """(low, high) of w, which is close to 1: log-probs are means over the latent's elements."""
 
     @model_validator(mode="after")
-    def _check_bounds(self) -> Self:
+    def _check_terms(self) -> Self:
         low, high = self.correction_bounds
         if not 0 <= low < high:
             raise ValueError(
                 f"algorithm.correction_bounds are {[low, high]}; needs 0 <= low < high."
+            )
+        if self.kl_reward and self.mix == "advantages":
+            raise ValueError(
+                "algorithm.kl_reward is taken off the sum of the rewards, but algorithm.mix "
+                "'advantages' makes none; use mix 'rewards', or algorithm.kl_coefficient."
             )
         return self
 

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from digen_core.algorithm_base import (
     AdvantagesConfig,
     FirstStepsConfig,
+    KlScaling,
     PolicyGradientConfig,
     Transition,
     check_fraction,
@@ -74,7 +75,7 @@ class DdpoConfig(FirstStepsConfig):
                 f"algorithm.min_count ({self.min_count}) is above algorithm.buffer_size "
                 f"({self.buffer_size}); no prompt would ever have statistics of its own."
             )
-        for name in ("mix", "advantage_scale", "advantage_ddof"):
+        for name in ("mix", "advantage_scale", "advantage_ddof", "kl_reward"):
             default, found = type(self).model_fields[name].default, getattr(self, name)
             if found != default:
                 raise ValueError(
@@ -95,7 +96,7 @@ class LongCatConfig(FirstStepsConfig):
     """Divide centred rewards by the standard deviation of the group, of the iteration, by the
     largest one of a group, or by 1."""
 
-    kl: Literal["gaussian", "flowgrpo"] = "gaussian"
+    kl: KlScaling = "gaussian"
     """gaussian: true KL of the transition; flowgrpo: that times the step size."""
 
 

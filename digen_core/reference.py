@@ -27,6 +27,7 @@ from digen_core.reference_group import (
     forward_losses,
     replay_losses,
     sample_group,
+    step_kl,
 )
 from digen_core.rewards.failures import component_means, settle
 from digen_core.rewards.scoring import RewardFn, score_images
@@ -126,7 +127,7 @@ def _rollout(
     history: RewardHistory,
 ) -> tuple[list[Group], dict[str, float], RewardHistory]:
     """Sample each group of one iteration with its weights, score it, and give it advantages."""
-    groups, columns = [], {}
+    groups, columns, kl = [], {}, {}
     count, size = config.rollout.prompts_per_iteration, config.rollout.group_size
     texts = prompts_of_iteration(prompts, iteration, count, seed=config.seed)
     for index, text in enumerate(texts):
@@ -135,8 +136,10 @@ def _rollout(
         images = policy.decode(group.latents[-1])
         scored = score_images(rewards, config.rewards, images, [text] * size)
         columns[index] = settle(scored, config.reward_weights)
+        if config.kl_reward:
+            kl[index] = step_kl(config, policy, group)
         groups.append(group)
-    found = advantages_of(config, columns, dict(enumerate(texts)), history)
+    found = advantages_of(config, columns, dict(enumerate(texts)), history, kl or None)
     for index, group in enumerate(groups):
         if index not in found.skipped:
             values = torch.from_numpy(found.values[index])
@@ -147,6 +150,8 @@ def _rollout(
     }
     means = {f"reward/{name}": mean for name, mean in component_means(scored).items()}
     row = {"reward/mean": means.pop("reward/reward"), **means}
+    if kl:
+        row["reward/kl"] = float(np.mean(list(kl.values())))
     return groups, {**row, "groups/zero_variance": float(len(found.skipped))}, found.history
 
 

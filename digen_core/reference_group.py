@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from digen_core.algorithms.diffusion_nft import nft_loss, noised, optimality
 from digen_core.algorithms.flow_sde import LOGPROBS, TRANSITIONS, Transition
+from digen_core.algorithms.kl import scaled_kl
 from digen_core.config import RunConfig
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import reference_weights
@@ -26,7 +28,8 @@ class Group:
     logprobs: dict[int, torch.Tensor]  # noisy step -> [G]
     noise: Callable[[int, int], torch.Tensor]  # (purpose, step) -> [G, ...]
     sigmas: torch.Tensor  # [T + 1]
-    advantages: torch.Tensor | None = None  # [G]; None: the group is skipped
+    trained: tuple[int, ...]  # K steps
+    advantages: torch.Tensor | None = None  # [G] or [G, K]; None: the group is skipped
     chosen: list[int] | None = None  # samples to train; None: all
     old_velocities: dict[int, torch.Tensor] = field(default_factory=dict)  # step -> [G, ...]
 
@@ -53,7 +56,7 @@ def sample_group(config: RunConfig, policy: Policy, text: str, group: tuple[int,
 
     x = initial_latent(policy, seed=config.seed, group=group, samples=samples, config=rollout)
     latents, means, logprobs = [x], {}, {}
-    noisy_steps = steps_of_iteration(config, group[0]).noisy
+    noisy_steps, trained_steps = steps_of_iteration(config, group[0])
     for step in range(rollout.num_steps):
         here, there = (sigmas[i].expand(len(x)) for i in (step, step + 1))
         mean, std = TRANSITIONS[rollout.transition](
@@ -71,32 +74,57 @@ def sample_group(config: RunConfig, policy: Policy, text: str, group: tuple[int,
         if step in noisy_steps:
             logprobs[step] = LOGPROBS[rollout.transition](x, Transition(mean, std))
         latents.append(x)
-    return Group(condition, latents, means, logprobs, noise, sigmas)
+    return Group(condition, latents, means, logprobs, noise, sigmas, trained_steps)
+
+
+def step_kl(config: RunConfig, policy: Policy, group: Group) -> np.ndarray:
+    """Return how far the transitions that were sampled are from the base model's, [G, K]."""
+    assert config.algorithm.type != "diffusion_nft"
+    columns = []
+    for step in group.trained:
+        with reference_weights(policy):
+            base = _transition(config, policy, group, step)
+        size, scaling = group.sigmas[step] - group.sigmas[step + 1], config.algorithm.kl
+        columns.append(scaled_kl(group.means[step], base.mean, base.std, size, scaling=scaling))
+    found: np.ndarray = torch.stack(columns, dim=1).cpu().numpy()
+    return found
+
+
+def _transition(config: RunConfig, policy: Policy, group: Group, step: int) -> Transition:
+    """Return where the policy's weights lead from the latents [G, ...] before a noisy step."""
+    x = group.latents[step]
+    here, there = (group.sigmas[i].expand(len(x)) for i in (step, step + 1))
+    return TRANSITIONS[config.rollout.transition](
+        x,
+        policy.velocity(x, here, group.condition),
+        here,
+        there,
+        noise_level=config.rollout.noise_level,
+        sigma_max=float(group.sigmas[1]),
+    )
 
 
 def replay_losses(config: RunConfig, policy: Policy, group: Group, step: int) -> torch.Tensor:
     """Return the objective and the KL divergence of each sample at one step, [G]."""
     algorithm, x = config.algorithm, group.latents[step]
-    here, there = (group.sigmas[i].expand(len(x)) for i in (step, step + 1))
-    kernel, sigma_max = TRANSITIONS[config.rollout.transition], float(group.sigmas[1])
-    settings = {"noise_level": config.rollout.noise_level, "sigma_max": sigma_max}
     assert group.advantages is not None
     assert algorithm.type != "diffusion_nft"
-    reference = None
+    reference, advantages = None, group.advantages
+    if advantages.ndim == 2:
+        advantages = advantages[:, group.trained.index(step)]
     if algorithm.kl_coefficient:
         with reference_weights(policy):
-            velocity = policy.velocity(x, here, group.condition)
-            reference = kernel(x, velocity, here, there, **settings)
-    new = kernel(x, policy.velocity(x, here, group.condition), here, there, **settings)
+            reference = _transition(config, policy, group, step)
+    new = _transition(config, policy, group, step)
     replay = Replay(
         new,
         LOGPROBS[config.rollout.transition](group.latents[step + 1], new),
         group.means[step],
         group.logprobs[step],
-        group.advantages.clamp(-algorithm.max_advantage, algorithm.max_advantage),
-        here,
-        there,
-        sigma_max,
+        advantages.clamp(-algorithm.max_advantage, algorithm.max_advantage),
+        group.sigmas[step].expand(len(x)),
+        group.sigmas[step + 1].expand(len(x)),
+        float(group.sigmas[1]),
     )
     losses = corrected(replay, algorithm).per_pair
     if reference is not None:

@@ -30,7 +30,7 @@ def policy_of(tiny_flux):
     """Return a function that loads what a config trains."""
 
     def load(config: RunConfig):
-        keep = bool(config.algorithm.kl_coefficient)
+        keep = config.keeps_reference
         return load_trainable(tiny_flux, "float64", config.train.lora, keep_reference=keep)
 
     return load
@@ -182,6 +182,18 @@ def test_the_kl_term_acts_once_the_policy_has_moved(train):
         )
         moved = train(algorithm=algorithm)
         assert distance(moved.weights, train().weights) > 1e-5
+
+
+@pytest.mark.parametrize("lora", [{"rank": 4, "alpha": 8}, None], ids=["adapters", "all weights"])
+def test_a_kl_in_the_reward_acts_once_the_policy_has_moved(train, lora):
+    train_settings = {"lora": lora, "learning_rate": 1e-2 if lora else 1e-3}
+    runs = [train(algorithm={"kl_reward": c}, train=train_settings) for c in (0.0, 1e3)]
+    plain, pulled = (run.metrics for run in runs)
+    assert pulled[0]["train/grad_norm"] == pytest.approx(plain[0]["train/grad_norm"], rel=1e-12)
+    assert pulled[0]["reward/kl"] == 0 < pulled[1]["reward/kl"]
+    assert "reward/kl" not in plain[1]
+    assert pulled[1]["reward/mean"] == plain[1]["reward/mean"]  # told without it
+    assert pulled[1]["train/grad_norm"] != pytest.approx(plain[1]["train/grad_norm"], rel=1e-3)
 
 
 def test_a_window_trains_its_steps_only(policy_of, monkeypatch):

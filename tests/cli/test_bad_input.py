@@ -39,6 +39,10 @@ SETTINGS = {
         "--algorithm.type ddpo --schedule.layout tsp",
         "ddpo needs all rewards of the iteration, but schedule.layout tsp trains groups before",
     ),
+    "KL in a sum of rewards that is not made": (
+        "--algorithm.kl_reward 0.1 --algorithm.mix advantages",
+        "algorithm.kl_reward is taken off the sum of the rewards, but algorithm.mix 'advantages'",
+    ),
     "best of more than there are": (
         "--algorithm.best_of 99",
         "algorithm.best_of (99) is above rollout.group_size",
