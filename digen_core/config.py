@@ -91,8 +91,13 @@ class RunConfig(Strict):
 
     @property
     def keeps_reference(self) -> bool:
-        """Whether the base model is asked for in training."""
-        return bool(self.algorithm.kl_coefficient)
+        """Whether the base model is asked for, in training or in rollouts."""
+        return bool(self.algorithm.kl_coefficient or self.kl_reward)
+
+    @property
+    def kl_reward(self) -> float:
+        """Factor of the KL divergence that is taken off the reward."""
+        return 0.0 if self.algorithm.type == "diffusion_nft" else self.algorithm.kl_reward
 
     @property
     def num_pairs(self) -> int:
