@@ -60,7 +60,9 @@ def run_evaluation(
     with orchestrated(config):
         from flows.evaluate_run import evaluate_run
 
-        report: EvaluationReport = evaluate_run(run_dir, config)
+        report: EvaluationReport = evaluate_run(
+            str(run_dir), str(prompts) if prompts else None, samples_per_prompt
+        )
         return report
 
 

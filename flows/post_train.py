@@ -5,20 +5,23 @@
 The conductor runs the iterations; in a stale layout one begins while the one before still trains.
 """
 
-from prefect import flow
-
 from digen_core.checks import check_inputs
 from digen_core.config import RunConfig
 from digen_core.records import RunReport
+from flows.configured import configured_flow
 from flows.evaluate import evaluate
 from flows.export import export
 from flows.prepare import prepare
 from flows.run import on_cluster, open_run
 
 
-@flow(name="post-train", flow_run_name="{config.name}")
+@configured_flow(name="post-train", flow_run_name="{config.name}")
 def post_train(config: RunConfig) -> RunReport:
-    """Train for ``config.num_iterations`` rounds of prompts; compare before with after."""
+    """Train for ``config.num_iterations`` rounds of prompts; compare before with after.
+
+    Args:
+        config: the whole run; each of its keys has a default.
+    """
     check_inputs(config)
     with open_run(config) as session:
         conductor = on_cluster(session, prepare)
