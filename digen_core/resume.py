@@ -17,6 +17,7 @@ from digen_core.manifest import (
     DamagedError,
     Lineage,
     Manifest,
+    checkpoints_in,
     last_checkpoint,
     prompts_hash,
     read_lineage,
@@ -133,3 +134,19 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _shown(leaves: Mapping[str, Any], key: str) -> str:
     return repr(leaves[key]) if key in leaves else "not there"
+
+
+def evaluation_config(
+    run_dir: Path, prompts: str | None, samples_per_prompt: int | None
+) -> RunConfig:
+    """Return a run's config to judge its last version with; None keeps the run's own setting.
+
+    Raises:
+        ConfigError: the folder is not a run's, holds no version yet, or a setting is wrong.
+    """
+    asked = {"prompts.evaluation": prompts, "evaluation.samples_per_prompt": samples_per_prompt}
+    given = {key: value for key, value in asked.items() if value is not None}
+    config = config_of_run(run_dir, given)
+    if not checkpoints_in(run_dir / CHECKPOINTS_OF_RUN):
+        raise ConfigError(f"{run_dir} holds no trained version yet; it has no checkpoint")
+    return config
