@@ -98,7 +98,7 @@ def _trained_serially(config: RunConfig) -> tuple[EvaluationReport, list[float]]
     state = replace(initial_state(run.weights), version=config.num_iterations, ema=run.ema)
     write_checkpoint(folder / CHECKPOINTS_OF_RUN, state, _position(config))
     (folder / CONFIG_OF_RUN).write_text(config.model_dump_json(indent=2))
-    return evaluate_run(folder, config), [row["reward/mean"] for row in run.metrics]
+    return evaluate_run(str(folder)), [row["reward/mean"] for row in run.metrics]
 
 
 def _position(config: RunConfig) -> Position:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from deployments.errors import RunFailedError
 from digen_core.config import ConfigError, RunConfig
-from digen_core.config_file import config_of_run
-from digen_core.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
 from digen_core.records import EvaluationReport, RunReport
+from digen_core.resume import evaluation_config
 
 if TYPE_CHECKING:
     from deployments.live_view import LiveView
@@ -61,18 +60,11 @@ def run_evaluation(
         ConfigError: the folder is not a run's, or holds no version yet.
         RunFailedError: the evaluation failed.
     """
-    overrides = {
-        "prompts.evaluation": prompts and str(prompts),
-        "evaluation.samples_per_prompt": samples_per_prompt,
-    }
-    given = {key: value for key, value in overrides.items() if value is not None}
-    config = config_of_run(run_dir, given)
-    if not checkpoints_in(run_dir / CHECKPOINTS_OF_RUN):
-        raise ConfigError(f"{run_dir} holds no trained version yet; it has no checkpoint")
-    with orchestrated(config):
+    asked = (str(prompts) if prompts else None, samples_per_prompt)
+    with orchestrated(evaluation_config(run_dir, *asked)):
         from flows.evaluate_run import evaluate_run
 
-        report: EvaluationReport = evaluate_run(run_dir, config)
+        report: EvaluationReport = evaluate_run(str(run_dir), *asked)
         return report
 
 

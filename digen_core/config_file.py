@@ -45,6 +45,19 @@ def load_config(path: Path | str | None, overrides: Mapping[str, Any] | None = N
     for key, value in (overrides or {}).items():
         _lay(tree, key, value)
     source = " and ".join([str(path)] * (path is not None) + ["the command line"] * bool(overrides))
+    return config_of_tree(tree, source)
+
+
+def config_of_tree(tree: Mapping[str, Any], source: str) -> RunConfig:
+    """Check a tree of values, in which "null" may stand for null.
+
+    Args:
+        tree: key -> value or subtree.
+        source: where it comes from, for the error.
+
+    Raises:
+        ConfigError: a key or value is wrong.
+    """
     try:
         return RunConfig.model_validate(_with_nulls(tree, RunConfig))
     except ValidationError as error:

@@ -18,6 +18,7 @@ from digen_core.manifest import (
     DamagedError,
     Lineage,
     Manifest,
+    checkpoints_in,
     last_checkpoint,
     prompts_hash,
     read_lineage,
@@ -77,6 +78,22 @@ def resumption_of(config: RunConfig, run_dir: Path) -> Resumption:
     if lineage is not None:
         _check_prompts(config, lineage, run_dir)
     return found
+
+
+def evaluation_config(
+    run_dir: Path, prompts: str | None, samples_per_prompt: int | None
+) -> RunConfig:
+    """Return a run's config to judge its last version with; None keeps the run's own setting.
+
+    Raises:
+        ConfigError: the folder is not a run's, holds no version yet, or a setting is wrong.
+    """
+    asked = {"prompts.evaluation": prompts, "evaluation.samples_per_prompt": samples_per_prompt}
+    given = {key: value for key, value in asked.items() if value is not None}
+    config = config_of_run(run_dir, given)
+    if not checkpoints_in(run_dir / CHECKPOINTS_OF_RUN):
+        raise ConfigError(f"{run_dir} holds no trained version yet; it has no checkpoint")
+    return config
 
 
 def _check_same(before: RunConfig, now: RunConfig, run_dir: Path) -> None:

@@ -117,7 +117,11 @@ class Executor:
         it = self._iterations[do.iteration]
         columns = {group: it.recorder.rewards_of(group) for group in do.groups}
         prompts = {group: it.round.prompts[group] for group in do.groups}
-        found = advantages_of(self._session.config, columns, prompts, self._reward_history)
+        config, history = self._session.config, self._reward_history
+        step_kl = None
+        if config.kl_reward:
+            step_kl = {group: it.recorder.step_kl_of(group) for group in do.groups}
+        found = advantages_of(config, columns, prompts, history, step_kl)
         self._reward_history = found.history
         it.advantages.update(found.values)
         it.recorder.add_advantages(found)

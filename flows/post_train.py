@@ -6,23 +6,22 @@ The conductor runs the iterations; in a stale layout one begins while the one be
 Each iteration ends with its record and a checkpoint on disk: flows/publishing.py.
 """
 
-from prefect import flow
-
 from digen_core.checks import check_inputs
 from digen_core.config import RunConfig
 from digen_core.records import RunReport
+from flows.configured import configured_flow
 from flows.evaluate import evaluate_once
 from flows.export import export
 from flows.prepare import prepare
 from flows.run import on_cluster, open_run
 
 
-@flow(name="post-train", flow_run_name="{config.name}")
+@configured_flow(name="post-train", flow_run_name="{config.name}")
 def post_train(config: RunConfig, resume: str | None = None) -> RunReport:
     """Train for ``config.num_iterations`` rounds of prompts; compare before with after.
 
     Args:
-        config: of the run.
+        config: the whole run; each of its keys has a default.
         resume: Folder of a run to go on with from its last checkpoint, such as runs/NAME; empty
             starts a new run.
     """

@@ -1,7 +1,7 @@
 """Open a run: its folder, cluster, trackers and session; and close them whatever happens."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,14 @@ from flows.scheduling import measured_costs, resolve_layout
 from flows.session import Session, registered, say, watching
 from flows.workload import layout_of
 from tasks.artifacts import RunArtifacts
-from tasks.cluster import addresses_of, devices_of, local_devices, run_cluster
+from tasks.cluster import (
+    addresses_of,
+    devices_of,
+    exclusive,
+    in_one_role,
+    local_devices,
+    run_cluster,
+)
 from tasks.runner import LeanDaskTaskRunner, shared_client
 from tasks.tracking import Tracker
 
@@ -59,12 +66,15 @@ def _devices(config: RunConfig) -> Iterator[tuple[Client, str, list[Device], Run
     costs = load_profile(profile) if profile else None
     colocated = not is_auto and layout_of(config).colocated
     local = local_devices(config.cluster, colocated=is_auto or colocated)
-    say(f"starting {len(local)} workers: {', '.join(device.name for device in local)}")
-    with run_cluster(config.cluster, local) as address, shared_client(address) as client:
+    if config.cluster.address is None:
+        say(f"starting {len(local)} workers: {', '.join(device.name for device in local)}")
+    with connected(config, local) as (address, client):
         devices = devices_of(client, colocated=colocated)  # before anything is written
         if is_auto:
             costs = costs or measured_costs(config, client, devices)
             config, devices = resolve_layout(config, devices, costs)
+        elif not colocated:
+            devices = in_one_role(devices, config.cluster)
         yield client, address, devices, config
 
 
@@ -72,10 +82,26 @@ def _devices(config: RunConfig) -> Iterator[tuple[Client, str, list[Device], Run
 def reopen_run(config: RunConfig, run_dir: Path) -> Iterator[Session]:
     """Yield a session on an old run's folder, for evaluation, with one worker of both roles."""
     local = [Device("worker-0", frozenset({"rollout", "trainer"}))]
-    with run_cluster(config.cluster, local) as address, shared_client(address) as client:
+    with connected(config, local) as (address, client):
         name = f"{run_dir.name}-evaluation"
         with session_on(client, address, devices_of(client), config, run_dir, name) as session:
             yield session
+
+
+@contextmanager
+def connected(config: RunConfig, local: list[Device]) -> Iterator[tuple[str, Client]]:
+    """Yield address and client of the running cluster, alone on it, or of new local workers."""
+    cluster = config.cluster
+
+    def on_wait() -> None:
+        say(f"waiting: another run uses the cluster at {cluster.address}")
+
+    with (
+        run_cluster(cluster, local) as address,
+        shared_client(address) as client,
+        nullcontext() if cluster.address is None else exclusive(client, on_wait),
+    ):
+        yield address, client
 
 
 @contextmanager

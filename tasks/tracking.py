@@ -272,8 +272,9 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _tracking_uri(config: RunConfig) -> str:
-    if config.tracking.mlflow_uri is not None:
-        return config.tracking.mlflow_uri
+    configured = config.tracking.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI")
+    if configured:
+        return configured
     runs_dir = Path(config.tracking.runs_dir).resolve()
     runs_dir.mkdir(parents=True, exist_ok=True)
     return f"sqlite:///{runs_dir / 'mlflow.db'}"

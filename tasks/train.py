@@ -8,6 +8,7 @@ import torch
 from prefect import task
 
 from digen_core.control.protocol import Pack
+from digen_core.rollout.steps import steps_of_iteration
 from digen_core.training.gradient import PackMetrics
 from digen_core.training.gradient_sum import GradientSum, add, pack_gradient
 from digen_core.training.optimizer import (
@@ -52,7 +53,15 @@ def train_pack(
         by_prompt = {prompt: row for part in conditions for prompt, row in part.items()}
         own = {group: by_prompt[prompt] for group, prompt in prompts.items()}
         pairs = gather_pairs(
-            pack, segments, own, advantages, sigmas, engine.policy.device, config, version=version
+            pack,
+            segments,
+            own,
+            advantages,
+            sigmas,
+            engine.policy.device,
+            config,
+            version=version,
+            trained_steps=steps_of_iteration(config, pack.iteration).trained,
         )
         try:
             if isinstance(pairs, CleanPairs) and config.keeps_old:

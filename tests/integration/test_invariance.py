@@ -42,6 +42,18 @@ CASES = {
         "algorithm.advantage_ddof": 1,
         "train.ema_decay": 0,
     },
+    "KL as a reward": {
+        "algorithm.kl_reward": 20.0,
+        "algorithm.advantage_scale": "none",
+        "rollout.fragment_size": 2,
+        "train.pack_size": 3,
+    },
+    "KL as a reward, all weights, a window": {
+        "train.lora": None,
+        "train.learning_rate": 1e-4,
+        "algorithm.kl_reward": 20.0,
+        "algorithm.window": [1, 0, 3],
+    },
     "groups without signal": {"rewards": {"smooth_rewards:partly_equal": 1.0}},
 }
 
