@@ -6,13 +6,18 @@ twice. MLflow is told what it lacks of the iterations that stay.
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import UUID
+
+from prefect import get_client, runtime
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState
+from prefect.states import Crashed
 
 from digen_core.config import ConfigError, RunConfig
 from digen_core.config_file import CONFIG_OF_RUN
-from digen_core.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
+from digen_core.manifest import CHECKPOINTS_OF_RUN, checkpoints_in, read_lineage
 from digen_core.resume import Resumption, resumption_of
 from digen_core.trace.spans import DEVICES_OF_RUN, SPANS_OF_RUN, read_devices
 from digen_core.training.checkpoints import remove_checkpoint
@@ -22,6 +27,24 @@ from digen_core.transport.metrics import METRICS_OF_RUN, read_metrics
 from flows.session import Session, observers, say
 
 LOCK_OF_RUN = ".lock"
+
+
+def run_to_resume(config: RunConfig, resume: str | None) -> Path | None:
+    """Return the folder of the run to go on with: that asked for, or that of a flow run retried.
+
+    Args:
+        config: says where runs are.
+        resume: as the flow was asked; empty or None: not at all.
+    """
+    if resume:
+        return Path(resume)
+    if not runtime.flow_run.id or runtime.flow_run.run_count < 2:
+        return None
+    for run_dir in Path(config.tracking.runs_dir).glob("*/"):
+        lineage = read_lineage(run_dir)
+        if lineage and runtime.flow_run.id in lineage.flow_run_ids:
+            return run_dir
+    return None
 
 
 @contextmanager
@@ -62,11 +85,27 @@ def locked(run_dir: Path) -> Iterator[None]:
         yield
 
 
+def mark_crashed_flows(flow_run_ids: Sequence[str]) -> None:
+    """Tell Prefect that flow runs of this run have ended: a process that is killed does not."""
+    ended = Crashed(message="its process ended; the run goes on in another flow run")
+    running = FlowRunFilterState.model_validate({"type": {"any_": ["RUNNING"]}})
+    if not flow_run_ids:
+        return
+    ids = [UUID(flow_run_id) for flow_run_id in flow_run_ids]
+    with get_client(sync_client=True) as client:
+        for key in ("id", "parent_flow_run_id"):
+            among = FlowRunFilter.model_validate({key: {"any_": ids}, "state": running})
+            for flow_run in client.read_flow_runs(flow_run_filter=among):
+                client.set_flow_run_state(flow_run.id, ended, force=True)
+
+
 def go_on(session: Session, resumption: Resumption) -> None:
     """Put a session where its run stood at a checkpoint, or at its start if there is none."""
     run_dir, manifest = resumption.run_dir, resumption.manifest
     say(f"going on with {run_dir.name} after {resumption.num_iterations} iterations")
     discard(run_dir, resumption)
+    if resumption.lineage:
+        mark_crashed_flows([i for i in resumption.lineage.flow_run_ids if i != runtime.flow_run.id])
     replace_text(run_dir / CONFIG_OF_RUN, session.config.model_dump_json(indent=2))
     session.checkpoint = resumption.checkpoint
     session.num_iterations = resumption.num_iterations
