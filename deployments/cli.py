@@ -15,7 +15,7 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError
 
 from deployments.bench import bench
-from deployments.commands import configs, models, planning, runs
+from deployments.commands import configs, models, operation, planning, runs
 from deployments.errors import RunFailedError
 from deployments.local import apply_settings
 from digen_core.config import ConfigError
@@ -28,6 +28,7 @@ digen: reinforcement-learning post-training of diffusion and flow-matching model
                                                   every setting with its meaning
   digen evaluate runs/NAME                        judge a finished run again
   digen report runs/NAME                          see what its devices waited for
+  digen up                                        servers, workers and deployments to run it by
   digen --help                                    all commands; COMMAND --help shows an example
 """
 
@@ -51,6 +52,10 @@ _config = App(name="config", help="Look at configs.")
 app.command(runs.train, usage="Usage: digen train CONFIG [--KEY VALUE ...]")
 app.command(runs.evaluate)
 app.command(runs.report)
+app.command(operation.up)
+app.command(operation.down)
+app.command(operation.status)
+app.command(operation.worker)
 app.command(planning.simulate)
 app.command(
     planning.plan, usage="Usage: digen plan CONFIG --cluster CLUSTER [--json] [--KEY VALUE ...]"

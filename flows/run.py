@@ -70,9 +70,12 @@ def connected(config: RunConfig, local: list[Device]) -> Iterator[tuple[str, Cli
     def on_wait() -> None:
         say(f"waiting: another run uses the cluster at {cluster.address}")
 
-    with run_cluster(cluster, local) as address, shared_client(address) as client:
-        with nullcontext() if cluster.address is None else exclusive(client, on_wait):
-            yield address, client
+    with (
+        run_cluster(cluster, local) as address,
+        shared_client(address) as client,
+        nullcontext() if cluster.address is None else exclusive(client, on_wait),
+    ):
+        yield address, client
 
 
 @contextmanager
