@@ -9,6 +9,7 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from digen_core.algorithm_config import AlgorithmConfig, FlowGrpoConfig
+from digen_core.checkpoint_config import CheckpointConfig
 from digen_core.model_config import ModelConfig, PromptsConfig
 from digen_core.reward_config import RewardConfig, ShapesConfig
 from digen_core.reward_keys import with_types
@@ -62,6 +63,7 @@ class RunConfig(Strict):
 
     train: TrainConfig = TrainConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoints: CheckpointConfig = CheckpointConfig()
     cluster: ClusterConfig = ClusterConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     tracking: TrackingConfig = TrackingConfig()
@@ -103,8 +105,13 @@ class RunConfig(Strict):
 
     @property
     def keeps_reference(self) -> bool:
-        """Whether the base model is asked for in training."""
-        return bool(self.algorithm.kl_coefficient)
+        """Whether the base model is asked for, in training or in rollouts."""
+        return bool(self.algorithm.kl_coefficient or self.kl_reward)
+
+    @property
+    def kl_reward(self) -> float:
+        """Factor of the KL divergence that is taken off the reward."""
+        return 0.0 if self.algorithm.type == "diffusion_nft" else self.algorithm.kl_reward
 
     @property
     def num_pairs(self) -> int:

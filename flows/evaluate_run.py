@@ -2,21 +2,20 @@
 
 from pathlib import Path
 
-import dask
 from prefect import flow
 from pydantic import PositiveInt
 
 from digen_core.checks import check_inputs
 from digen_core.config import ConfigError
-from digen_core.config_file import CONFIG_OF_RUN, config_of_run
+from digen_core.config_file import CONFIG_OF_RUN
+from digen_core.manifest import CHECKPOINTS_OF_RUN, checkpoints_in, last_checkpoint
 from digen_core.records import EvaluationReport
-from flows.collect import receipts_of
+from digen_core.resume import evaluation_config
 from flows.evaluate import evaluate
-from flows.prepare import load_models
+from flows.prepare import load_models, restore_version
 from flows.run import on_cluster, reopen_run
 from flows.session import session_of
 from tasks.completions import Completions
-from tasks.setup import restore_state
 
 LATEST = "latest"
 
@@ -36,7 +35,7 @@ def evaluate_run(
         ConfigError: the folder is not a run's, or holds no version yet.
     """
     run_dir = latest_run(Path("runs")) if run == LATEST else Path(run)
-    config = config_of_run(run_dir, Path(prompts) if prompts else None, samples_per_prompt)
+    config = evaluation_config(run_dir, prompts, samples_per_prompt)
     check_inputs(config)
     with reopen_run(config, run_dir) as session:
         on_cluster(session, restore)
@@ -50,7 +49,8 @@ def latest_run(runs_dir: Path) -> Path:
     Raises:
         ConfigError: there is none.
     """
-    kept = {path.parent.parent for path in runs_dir.glob("*/weights/v*.safetensors")}
+    folders = runs_dir.glob(f"*/{CHECKPOINTS_OF_RUN}")
+    kept = [folder.parent for folder in folders if checkpoints_in(folder)]
     if not kept:
         raise ConfigError(f"{runs_dir} holds no run with a trained version; train one first")
     return max(kept, key=lambda run: (run / CONFIG_OF_RUN).stat().st_mtime)
@@ -62,9 +62,7 @@ def restore(run_id: str) -> None:
     session = session_of(run_id)
     with Completions() as completions:
         load_models(session, completions)
-        device, label = session.rollout_devices()[0], "restore version"
-        with dask.annotate(workers=[device]):
-            session.state = restore_state.submit(run_id, label, session.run_dir / "weights")
-        labels = {session.state.task_run_id: (label, device)}
-        (receipt,) = receipts_of(session, completions, labels).values()
-        session.version = receipt["version"]
+        checkpoint, _ = last_checkpoint(session.run_dir / CHECKPOINTS_OF_RUN)
+        if checkpoint is None:
+            raise ConfigError(f"{session.run_dir} holds no trained version yet")
+        restore_version(session, completions, session.rollout_devices()[0], checkpoint)

@@ -1,7 +1,7 @@
 """Open a run: its folder, cluster, trackers and session; and close them whatever happens."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,10 @@ from digen_core.config import RunConfig
 from digen_core.config_file import CONFIG_OF_RUN
 from digen_core.control.protocol import Device
 from digen_core.data import read_prompts
+from digen_core.manifest import LINEAGE_OF_RUN, Lineage, prompts_hash
 from digen_core.planning.profile import load_profile
+from digen_core.transport.files import replace_text
+from flows.resume import go_on, locked, resuming
 from flows.scheduling import measured_costs, resolve_layout
 from flows.session import Session, registered, say, watching
 from flows.workload import layout_of
@@ -32,8 +35,33 @@ from tasks.tracking import Tracker
 
 
 @contextmanager
-def open_run(config: RunConfig) -> Iterator[Session]:
-    """Yield the session of a new run. What was logged and saved stays if the body fails."""
+def open_run(config: RunConfig, resume: str | None = None) -> Iterator[Session]:
+    """Yield the session of a new run, or of one that goes on in the folder ``resume``.
+
+    What was logged and saved stays if the body fails.
+
+    Raises:
+        ConfigError: the config cannot be used, or not to go on with that run.
+    """
+    with ExitStack() as stack:
+        resumption = stack.enter_context(resuming(config, Path(resume))) if resume else None
+        client, address, devices, config = stack.enter_context(_devices(config))
+        run_dir = resumption.run_dir if resumption else new_run_dir(config)
+        if resumption is None:
+            stack.enter_context(locked(run_dir))
+        lineage = resumption.lineage if resumption else None
+        session = stack.enter_context(
+            session_on(client, address, devices, config, run_dir, run_dir.name, lineage)
+        )
+        if resumption:
+            go_on(session, resumption)
+        replace_text(run_dir / LINEAGE_OF_RUN, session.lineage.model_dump_json(indent=2))
+        yield session
+
+
+@contextmanager
+def _devices(config: RunConfig) -> Iterator[tuple[Client, str, list[Device], RunConfig]]:
+    """Yield a client of the cluster, its address, its devices, and the config for them."""
     is_auto, profile = config.schedule.layout == "auto", config.schedule.profile
     costs = load_profile(profile) if profile else None
     colocated = not is_auto and layout_of(config).colocated
@@ -47,9 +75,7 @@ def open_run(config: RunConfig) -> Iterator[Session]:
             config, devices = resolve_layout(config, devices, costs)
         elif not colocated:
             devices = in_one_role(devices, config.cluster)
-        run_dir = new_run_dir(config)
-        with session_on(client, address, devices, config, run_dir, run_dir.name) as session:
-            yield session
+        yield client, address, devices, config
 
 
 @contextmanager
@@ -86,15 +112,40 @@ def session_on(
     config: RunConfig,
     run_dir: Path,
     name: str,
+    lineage: Lineage | None = None,
 ) -> Iterator[Session]:
-    """Yield a registered session on some devices, tracked in MLflow under ``name``."""
-    tracker = Tracker.start(config, name, run_dir, runtime.flow_run.id)
+    """Yield a registered session on some devices, tracked in MLflow under ``name``.
+
+    Args:
+        client: of the cluster.
+        address: of its scheduler.
+        devices: to use.
+        config: of the run.
+        run_dir: folder of the run.
+        name: of the session.
+        lineage: of a run that is resumed: MLflow goes on with it.
+    """
+    flow_run_id = runtime.flow_run.id
+    if lineage is None:
+        tracker = Tracker.start(config, name, run_dir, flow_run_id)
+    else:
+        tracker = Tracker.resume(config, lineage.mlflow_run_id, flow_run_id)
+    prompts = read_prompts(config.prompts.train)
+    evaluation_prompts = read_prompts(config.prompts.evaluation)
+    earlier = lineage.flow_run_ids if lineage else ()
     session = Session(
         run_id=name,
         config=config,
         run_dir=run_dir,
-        prompts=read_prompts(config.prompts.train),
-        evaluation_prompts=read_prompts(config.prompts.evaluation),
+        prompts=prompts,
+        evaluation_prompts=evaluation_prompts,
+        lineage=Lineage(
+            run_id=name,
+            mlflow_run_id=tracker.mlflow_run_id,
+            flow_run_ids=(*earlier, *([flow_run_id] if flow_run_id else [])),
+            prompts_hash=prompts_hash(prompts),
+            evaluation_prompts_hash=prompts_hash(evaluation_prompts),
+        ),
         address=address,
         client=client,
         devices=devices,
@@ -143,6 +194,6 @@ def new_run_dir(config: RunConfig) -> Path:
             run_dir.mkdir(parents=True)
         except FileExistsError:
             continue
-        (run_dir / CONFIG_OF_RUN).write_text(config.model_dump_json(indent=2))
+        replace_text(run_dir / CONFIG_OF_RUN, config.model_dump_json(indent=2))
         return run_dir
     raise FileExistsError(f"{runs_dir / stem} and 98 more of its name exist already")
