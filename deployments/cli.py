@@ -15,7 +15,7 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError
 
 from deployments.bench import bench
-from deployments.commands import configs, models, operation, planning, runs
+from deployments.commands import clusters, configs, models, operation, planning, runs
 from deployments.errors import RunFailedError
 from deployments.local import apply_settings
 from digen_core.config import ConfigError
@@ -50,6 +50,7 @@ app = App(
 )
 _pretrain = App(name="pretrain", help="Make an embedded base model from nothing.")
 _config = App(name="config", help="Look at configs.")
+_cluster = App(name="cluster", help="Look at clusters, and start their workers elsewhere.")
 app.command(
     runs.train,
     usage="Usage: digen train [CONFIG] [--resume RUN] [--KEY VALUE ...]",
@@ -70,7 +71,8 @@ app.command(
 app.command(models.make_tiny)
 _pretrain.command(models.shapes)
 _config.command(configs.show, usage="Usage: digen config show [CONFIG] [--KEY VALUE ...]")
-for _group in (_pretrain, _config, bench):
+_cluster.command(clusters.show)
+for _group in (_pretrain, _config, _cluster, bench):
     app.command(_group)
 
 

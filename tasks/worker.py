@@ -2,7 +2,8 @@
 
     python -m tasks.worker SCHEDULER --name h100-0 --resources "rollout=1 trainer=1"
 
-takes the options of ``dask worker``. It runs one task at a time, and its engine computes on
+takes the options of ``dask worker``, or with --cuda those of ``dask cuda worker``, which starts a
+worker for each visible GPU. A worker runs one task at a time, and its engine computes on
 OMP_NUM_THREADS CPU threads, or on one.
 """
 
@@ -48,4 +49,4 @@ def run_worker(arguments: Sequence[str], *, cuda: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    run_worker(sys.argv[1:])
+    run_worker([word for word in sys.argv[1:] if word != "--cuda"], cuda="--cuda" in sys.argv)

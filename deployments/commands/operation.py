@@ -16,6 +16,7 @@ def up(
     cluster: str = "2-cores",
     /,
     *,
+    workers: bool = True,
     host: str = "127.0.0.1",
     tls: Switch = None,
     prefect_auth: Switch = None,
@@ -23,7 +24,7 @@ def up(
     deployments: Path = Path("deployments/prefect.yaml"),
     ports: tuple[int, int, int, int] = PORTS,
 ) -> int:
-    """Start Prefect, MLflow, Dask workers and a Prefect worker here, and register the deployments.
+    """Start Prefect, MLflow, a Dask cluster and a Prefect worker, and register the deployments.
 
     Example: digen up
     Example: digen up 2-cores --host 0.0.0.0
@@ -33,13 +34,15 @@ def up(
 
     Args:
         cluster: The workers to start: a name in deployments/clusters, or a TOML file like those.
+        workers: Start the cluster's workers here, save those for which the file names hosts. 'digen
+            cluster show' prints what starts them elsewhere.
         host: Address to listen on; 0.0.0.0 lets other machines in.
         tls: Encrypt and authenticate what the parts of Dask say to each other. This and the next
             two are on where other machines are let in, else off.
         prefect_auth: Let Prefect ask for a password.
         mlflow_auth: Let MLflow ask for a password.
         deployments: File of the deployments.
-        ports: Of Prefect, MLflow, the Dask scheduler and its dashboard; where one is taken,
+        ports: Four, of Prefect, MLflow, the Dask scheduler and its dashboard; where one is taken,
             another is used.
     """
     if any(not 0 < port < 65536 for port in ports):
@@ -53,6 +56,7 @@ def up(
     state = start_all(
         Options(
             cluster=cluster,
+            workers=workers,
             host=host,
             tls=is_open if tls is None else tls,
             prefect_auth=is_open if prefect_auth is None else prefect_auth,

@@ -27,6 +27,7 @@ class Options(Strict):
     """What ``digen up`` was asked for."""
 
     cluster: str
+    workers: bool  # whether those of the cluster that have no host are started here
     host: str
     tls: bool
     prefect_auth: bool

@@ -55,12 +55,13 @@ def up(options: Options, say: Callable[[str], None]) -> State:
             f"there is no {options.deployments} here; call digen up in the folder of the project, "
             "or name another file by --deployments"
         )
-    workers = workers_of(find_cluster(options.cluster), here=True)
+    workers = workers_of(find_cluster(options.cluster))
+    here = [worker for worker in workers if worker.host is None and options.workers]
     with locked():
         state = _current(options)
         with _rolled_back(state) as starter:
             starter.servers(say)
-            starter.workers(workers, say)
+            starter.workers(here, say)
             say(f"registering the deployments of {options.deployments}")
             if PREFECT in {service.name for service in starter.state.services}:
                 registration.crash_lost_runs(starter.state.environment)
@@ -133,6 +134,8 @@ class _Starter:
 
     def workers(self, workers: Sequence[Worker], say: Callable[[str], None]) -> None:
         """Start the Dask workers, and wait until the scheduler has them."""
+        if not workers:
+            return
         say(f"starting {len(workers)} workers: {', '.join(worker.name for worker in workers)}")
         for worker in workers:
             command = [sys.executable, "-m", "tasks.worker", *worker.arguments]

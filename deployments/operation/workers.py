@@ -3,7 +3,6 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from digen_core.config import ConfigError
 from digen_core.control.protocol import Role
 from digen_core.planning.cluster import ROLES, Cluster, DeviceGroup
 from tasks.cluster import THREAD_VARIABLES
@@ -17,7 +16,7 @@ class Worker:
     name: str
     roles: frozenset[Role]
     group: DeviceGroup
-    host: str | None  # where it runs; None: the cluster file names none
+    host: str | None  # where it runs; None: on this machine, or wherever it is started
     gpu: int | None  # its number on the host
 
     @property
@@ -33,21 +32,8 @@ class Worker:
         return threads | gpu
 
 
-def workers_of(cluster: Cluster, *, here: bool = False) -> list[Worker]:
-    """Return a worker for each device, dealt to the hosts of its group in blocks.
-
-    Args:
-        cluster: as its file describes it.
-        here: the workers are to run on this machine.
-
-    Raises:
-        ConfigError: they are to run here, but the file names hosts.
-    """
-    if here and (elsewhere := [host for group in cluster.devices for host in group.hosts]):
-        raise ConfigError(
-            f"the cluster names the host {elsewhere[0]}, but digen up starts workers on this "
-            "machine only; 'digen cluster show' prints how to start the others"
-        )
+def workers_of(cluster: Cluster) -> list[Worker]:
+    """Return a worker for each device, dealt to the hosts of its group in blocks."""
     numbers, used = Counter[str](), Counter[str | None]()
     workers = []
     for group in cluster.devices:
