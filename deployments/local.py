@@ -57,6 +57,10 @@ def run_evaluation(
         RunFailedError: the evaluation failed.
     """
     config = config_of_run(run_dir, prompts, samples_per_prompt)
+
+    from digen_core.data import evaluation_prompts
+
+    evaluation_prompts(config)  # refused before anything starts
     with orchestrated(config):
         from flows.evaluate_run import evaluate_run
 

@@ -77,7 +77,7 @@ def config_of_run(
     if not list((run_dir / "weights").glob("v*.safetensors")):
         raise ConfigError(f"{run_dir} holds no trained version yet (its weights folder is empty)")
     if prompts is not None:
-        tree["prompts"]["evaluation"] = str(prompts)
+        tree["prompts"].update(evaluation=str(prompts), split_column=None, evaluation_fraction=None)
     if samples_per_prompt is not None:
         tree["evaluation"]["samples_per_prompt"] = samples_per_prompt
     try:

@@ -13,7 +13,7 @@ from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settin
 from digen_core.config import RunConfig
 from digen_core.config_file import CONFIG_OF_RUN
 from digen_core.control.protocol import Device
-from digen_core.data import read_prompts
+from digen_core.data import evaluation_prompts, train_prompts
 from digen_core.planning.profile import load_profile
 from flows.scheduling import measured_costs, resolve_layout
 from flows.session import Session, registered, say, watching
@@ -67,8 +67,8 @@ def session_on(
         run_id=name,
         config=config,
         run_dir=run_dir,
-        prompts=read_prompts(config.prompts.train),
-        evaluation_prompts=read_prompts(config.prompts.evaluation),
+        prompts=train_prompts(config),
+        evaluation_prompts=evaluation_prompts(config),
         address=address,
         client=client,
         devices=devices,
