@@ -157,6 +157,12 @@ def _held_out(config: RunConfig, prompts: Sequence[Prompt]) -> set[str]:
     return set(sorted(texts, key=drawn)[:count])
 
 
+def prompts_hash(prompts: Sequence[Prompt]) -> str:
+    """Return 16 hex digits that name prompts, with their metadata and weights, and their order."""
+    rows = [[prompt.text, dict(prompt.metadata), prompt.weight] for prompt in prompts]
+    return hashlib.blake2b(json.dumps(rows, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
 def normal_text(text: str) -> str:
     """Return a prompt's text in the form in which equal prompts are equal."""
     return " ".join(text.split()).casefold()

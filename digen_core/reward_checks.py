@@ -32,11 +32,21 @@ def check_rewards(config: RunConfig, train: list[Prompt], evaluation: list[Promp
     if any(reward.type == "shapes" for reward in config.rewards.values()):
         _check_shapes_prompts(train, evaluation)
     for name, reward in config.rewards.items():
+        _check_frames(name, reward, config)
         if isinstance(reward, OcrConfig):
             _check_wanted_texts(reward, config.prompts.metadata_columns, [*train, *evaluation])
         _check_files(name, reward)
         if isinstance(reward, FunctionConfig):
             _check_function(reward)
+
+
+def _check_frames(name: str, reward: RewardConfig, config: RunConfig) -> None:
+    """Check that a reward that takes videos gets some."""
+    if reward.takes == "videos" and config.model.num_frames == 1:
+        raise ConfigError(
+            f"the reward {name!r} takes videos, but model.num_frames is 1; use several frames "
+            "(1 + a multiple of 4) of a video family, or another reward"
+        )
 
 
 def _check_shapes_prompts(train: list[Prompt], evaluation: list[Prompt]) -> None:
