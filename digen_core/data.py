@@ -1,5 +1,6 @@
 """Prompts: read them once, and deal them to iterations without replacement."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from digen_core.config import ConfigError
@@ -36,3 +37,21 @@ def prompts_of_iteration(prompts: list[str], iteration: int, count: int, *, seed
         order = numpy_generator_for(seed, PROMPT_ORDER, epoch).permutation(len(prompts))
         picked.append(prompts[order[index]])
     return picked
+
+
+def prompts_of_refills(
+    prompts: list[str], own: Sequence[str], iteration: int, rounds: int, *, seed: int
+) -> list[str]:
+    """Return the prompts that may take the place of an iteration's own, round after round.
+
+    Group g of N is replaced by group g + N, that one by g + 2 N, so that it does not matter in
+    which order groups are found to need it. They are the other prompts, in an order drawn for the
+    iteration, again and again if there are few; the own ones only if there are no others.
+    """
+    if not rounds:
+        return []
+    from digen_core.seeding import REFILL, numpy_generator_for
+
+    others = [prompt for prompt in prompts if prompt not in own] or prompts
+    order = numpy_generator_for(seed, REFILL, iteration).permutation(len(others))
+    return [others[order[place % len(others)]] for place in range(rounds * len(own))]

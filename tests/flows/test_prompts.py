@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from digen_core.config import ConfigError, RunConfig
-from digen_core.data import prompts_of_iteration, read_prompts
+from digen_core.data import prompts_of_iteration, prompts_of_refills, read_prompts
 from flows.iteration import round_of
 
 counts = st.integers(1, 6)
@@ -47,6 +47,20 @@ def test_every_prompt_comes_once_in_each_epoch(number, count, seed):
 def test_the_order_does_not_depend_on_how_many_an_iteration_takes(number, one, other):
     prompts = named(number)
     assert dealt(prompts, other, one) == dealt(prompts, one, other)
+
+
+@given(st.integers(1, 8), counts, st.integers(0, 3), st.integers(0, 2))
+def test_other_prompts_take_the_place_of_an_iterations_own(number, count, rounds, iteration):
+    prompts = named(number)
+    own = prompts_of_iteration(prompts, iteration, count, seed=3)
+    others = prompts_of_refills(prompts, own, iteration, rounds, seed=3)
+    assert len(others) == rounds * count
+    assert set(others).isdisjoint(own) or set(own) == set(prompts)
+    num_new = min(len(others), len(set(prompts) - set(own)) or number)
+    assert len(set(others[:num_new])) == num_new  # none twice while there are others
+    assert (
+        others[: len(own)] == prompts_of_refills(prompts, own, iteration, 1, seed=3)[: len(others)]
+    )
 
 
 def test_epochs_and_seeds_are_shuffled_differently():
