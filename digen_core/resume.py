@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from digen_core.config import ConfigError, RunConfig
 from digen_core.config_file import config_of_run
-from digen_core.data import read_prompts
+from digen_core.data import evaluation_prompts, prompts_hash, train_prompts
 from digen_core.manifest import (
     CHECKPOINTS_OF_RUN,
     DamagedError,
@@ -20,19 +20,18 @@ from digen_core.manifest import (
     Manifest,
     checkpoints_in,
     last_checkpoint,
-    prompts_hash,
     read_lineage,
     read_manifest,
 )
 
 MAY_CHANGE: Final = re.compile(
-    r"name|num_iterations|max_minutes|model\.device|prompts\.(train|evaluation)"
+    r"name|num_iterations|max_minutes|model\.device|prompts\..*"
     r"|rollout\.(fragment_size|steps_per_task)|train\.(pack_size|gradient_checkpointing)"
     r"|evaluation\.(every|grid_prompts)|(cluster|schedule|checkpoints|tracking)\..*"
     r"|rewards\..*\.(url|timeout|max_attempts|backoff_seconds)"
 )
-"""Keys of a config that say how, where and how long a run works, not what it learns. Of prompt
-files the content counts, not the place."""
+"""Keys of a config that say how, where and how long a run works, not what it learns. Of prompts
+the content counts, not the place."""
 
 MAX_NAMED: Final = 3
 """Changed keys that a message names."""
@@ -126,11 +125,17 @@ def _check_num_iterations(before: RunConfig, now: RunConfig, found: Resumption) 
 
 
 def _check_prompts(config: RunConfig, lineage: Lineage, run_dir: Path) -> None:
-    for key, path, expected in (
-        ("train", config.prompts.train, lineage.prompts_hash),
-        ("evaluation", config.prompts.evaluation, lineage.evaluation_prompts_hash),
+    prompts = config.prompts
+    for key, path, read, expected in (
+        ("train", prompts.train, train_prompts, lineage.prompts_hash),
+        (
+            "evaluation",
+            prompts.evaluation or prompts.train,
+            evaluation_prompts,
+            lineage.evaluation_prompts_hash,
+        ),
     ):
-        found = prompts_hash(read_prompts(path))
+        found = prompts_hash(read(config))
         if found != expected:
             raise ConfigError(
                 f"prompts.{key}: the content of {path} has changed since {run_dir} began (hash "
