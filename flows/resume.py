@@ -17,7 +17,7 @@ from prefect.states import Crashed
 
 from digen_core.config import ConfigError, RunConfig
 from digen_core.config_file import CONFIG_OF_RUN
-from digen_core.manifest import CHECKPOINTS_OF_RUN, checkpoints_in, read_lineage
+from digen_core.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
 from digen_core.resume import Resumption, resumption_of
 from digen_core.trace.spans import DEVICES_OF_RUN, SPANS_OF_RUN, read_devices
 from digen_core.training.checkpoints import remove_checkpoint
@@ -27,24 +27,6 @@ from digen_core.transport.metrics import METRICS_OF_RUN, read_metrics
 from flows.session import Session, observers, say
 
 LOCK_OF_RUN = ".lock"
-
-
-def run_to_resume(config: RunConfig, resume: str | None) -> Path | None:
-    """Return the folder of the run to go on with: that asked for, or that of a flow run retried.
-
-    Args:
-        config: says where runs are.
-        resume: as the flow was asked; empty or None: not at all.
-    """
-    if resume:
-        return Path(resume)
-    if not runtime.flow_run.id or runtime.flow_run.run_count < 2:
-        return None
-    for run_dir in Path(config.tracking.runs_dir).glob("*/"):
-        lineage = read_lineage(run_dir)
-        if lineage and runtime.flow_run.id in lineage.flow_run_ids:
-            return run_dir
-    return None
 
 
 @contextmanager

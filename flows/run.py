@@ -17,7 +17,7 @@ from digen_core.data import evaluation_prompts, prompts_hash, train_prompts
 from digen_core.manifest import LINEAGE_OF_RUN, Lineage
 from digen_core.planning.profile import load_profile
 from digen_core.transport.files import replace_text
-from flows.resume import go_on, locked, resuming, run_to_resume
+from flows.resume import go_on, locked, resuming
 from flows.scheduling import measured_costs, resolve_layout
 from flows.session import Session, registered, say, watching
 from flows.workload import layout_of
@@ -44,8 +44,7 @@ def open_run(config: RunConfig, resume: str | None = None) -> Iterator[Session]:
         ConfigError: the config cannot be used, or not to go on with that run.
     """
     with ExitStack() as stack:
-        old = run_to_resume(config, resume)
-        resumption = stack.enter_context(resuming(config, old)) if old else None
+        resumption = stack.enter_context(resuming(config, Path(resume))) if resume else None
         client, address, devices, config = stack.enter_context(_devices(config))
         run_dir = resumption.run_dir if resumption else new_run_dir(config)
         if resumption is None:
