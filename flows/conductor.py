@@ -28,11 +28,12 @@ from digen_core.control.protocol import (
     Switched,
 )
 from flows.collect import HEARTBEAT_SECONDS
+from flows.control import is_stop
 from flows.executor import Executor
 from flows.iteration import iteration
 from flows.open_iteration import Ended, OpenIteration
 from flows.run import on_cluster
-from flows.session import Session
+from flows.session import Session, say
 from flows.workload import schedule_of, workload_of
 from tasks.cluster import lost_devices, recompute_elsewhere, worker_lost
 from tasks.completions import Completion
@@ -91,10 +92,15 @@ class Conductor:
             last: the iterations up to this one may begin as soon as the layout lets them.
 
         Raises:
+            Pause: a person suspended the run; what had begun is finished.
+            RunCancelledError: a person stopped the run.
             TaskFailedError: a task failed.
             WorkerLostError: a worker is gone without which the run cannot go on.
         """
-        while index not in self._closed:
+        while True:
+            self._hold()
+            if index in self._closed:
+                return
             ahead = 0 if self._session.out_of_time else self._max_ahead
             self._offer_until(min(index + ahead, last))
             self._open_until(index + ahead + 1)
@@ -112,8 +118,9 @@ class Conductor:
         """End all flow runs: with the error those that have begun, as cancelled the others."""
         for opened, ended in self._ending:
             opened.outcome.set_result(ended)
+        failure = None if is_stop(error) else error
         for opened in self._opened.values():
-            opened.abandon(error)
+            opened.abandon(failure)
         while len(self._closed) < len(self._threads):
             match self._session.inbox.get():
                 case OpenIteration() as opened:
@@ -122,6 +129,19 @@ class Conductor:
                     self._closed.add(index)
         for thread in self._threads:
             thread.join()
+
+    def _hold(self) -> None:
+        """Finish what has begun and wait, while a person wants the run to pause."""
+        session, reached = self._session, None
+        while session.control.held:
+            if reached is None and len(self._closed) == self._num_offered:
+                reached, text = time(), f"paused after iteration {self._num_offered}"
+                session.control.reach_boundary(text)
+                say(f"{text}; resume it in Prefect")
+            self._advance()
+        if reached is not None:
+            session.started += time() - reached  # the devices did not use that time
+            say("resumed")
 
     # --- the flow runs --------------------------------------------------------------------
 
@@ -178,6 +198,7 @@ class Conductor:
 
     def _advance(self) -> None:
         """Wait for something to happen, and act on it."""
+        self._session.control.check()
         try:
             message = self._session.inbox.get(timeout=HEARTBEAT_SECONDS)
         except Empty:

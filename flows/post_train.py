@@ -10,6 +10,7 @@ from prefect import flow
 from digen_core.checks import check_inputs
 from digen_core.config import RunConfig
 from digen_core.records import RunReport
+from flows.control import ending_as_asked
 from flows.evaluate import evaluate
 from flows.export import export
 from flows.prepare import prepare
@@ -17,6 +18,7 @@ from flows.run import on_cluster, open_run
 
 
 @flow(name="post-train", flow_run_name="{config.name}")
+@ending_as_asked
 def post_train(config: RunConfig) -> RunReport:
     """Train for ``config.num_iterations`` rounds of prompts; compare before with after."""
     check_inputs(config)

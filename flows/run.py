@@ -8,6 +8,7 @@ from typing import Any
 
 from distributed import Client
 from prefect import Flow, runtime
+from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 from digen_core.config import RunConfig
@@ -15,12 +16,14 @@ from digen_core.config_file import CONFIG_OF_RUN
 from digen_core.control.protocol import Device
 from digen_core.data import read_prompts
 from digen_core.planning.profile import load_profile
+from flows.control import RunCancelledError, following, is_stop
 from flows.scheduling import measured_costs, resolve_layout
 from flows.session import Session, registered, say, watching
 from flows.workload import layout_of
 from tasks.artifacts import RunArtifacts
 from tasks.cluster import addresses_of, devices_of, local_devices, run_cluster
 from tasks.runner import LeanDaskTaskRunner, shared_client
+from tasks.stopping import stop_tasks
 from tasks.tracking import Tracker
 
 
@@ -81,8 +84,27 @@ def session_on(
         RunArtifacts(config, name, links) as artifacts,
         watching(artifacts),
         registered(session),
+        _stopped_on_errors(session),
+        following(session.control, runtime.flow_run.id),
     ):
         yield session
+
+
+@contextmanager
+def _stopped_on_errors(session: Session) -> Iterator[None]:
+    """Leave no task running when the body fails or is stopped."""
+    try:
+        yield
+    except BaseException as error:
+        present = addresses_of(session.client, session.devices)
+        stop_tasks(session.client, list(present.values()))
+        if isinstance(error, KeyboardInterrupt | RunCancelledError):
+            why = str(error) or "stopped by Ctrl-C"
+            kept = f"version {session.version} is kept in {session.run_dir}"
+            raise RunCancelledError(
+                f"{why} after iteration {session.num_iterations}; {kept}"
+            ) from None
+        raise
 
 
 @contextmanager
@@ -91,7 +113,7 @@ def _ended_in(tracker: Tracker) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        tracker.finish("FAILED", f"{type(error).__name__}: {error}")
+        tracker.finish("KILLED" if is_stop(error) else "FAILED", f"{type(error).__name__}: {error}")
         raise
     tracker.finish("FINISHED")
 
@@ -100,10 +122,15 @@ def on_cluster(session: Session, subflow: Flow[Any, Any], *arguments: Any) -> An
     """Call a subflow whose tasks run on the session's workers.
 
     The run's own flow sends the heartbeats: the end of a flow waits up to a second for the thread
-    that sends its own.
+    that sends its own. And it alone is suspended (`flows.control`): subflows are finished first.
     """
-    runner = LeanDaskTaskRunner(session.address)
-    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+    runner, context = LeanDaskTaskRunner(session.address), FlowRunContext.get()
+    assert context is not None
+    never = type(context.flow_run_suspension_request)()
+    with (
+        temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
+        context.model_copy(update={"flow_run_suspension_request": never}),
+    ):
         return subflow.with_options(task_runner=runner)(session.run_id, *arguments)
 
 

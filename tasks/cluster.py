@@ -83,7 +83,7 @@ def _worker(device: Device) -> dict[str, Any]:
             "dashboard_address": None,
             "silence_logs": logging.ERROR,
             "env": {**_prefect_api(), "TRANSFORMERS_VERBOSITY": "error"},
-            "preload": ["tasks.engine"],
+            "preload": ["tasks.own_worker"],
         },
     }
 

@@ -1,0 +1,12 @@
+"""Preloaded by the workers that a run starts for itself, which Ctrl-C reaches with the run."""
+
+import signal
+
+from distributed import Worker
+
+import tasks.engine  # noqa: F401  (its imports take seconds: before the first task)
+
+
+def dask_setup(worker: Worker) -> None:
+    """Leave Ctrl-C to the run, which ends its workers when it has ended itself."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
