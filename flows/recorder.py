@@ -29,6 +29,7 @@ class IterationRecorder:
         self._spans: list[Span] = []
         self._metrics: dict[str, float] = {}
         self._logprobs: dict[Fragment, dict[int, list[float]]] = {}
+        self._kl: dict[Fragment, dict[int, list[float]]] = {}  # of trained steps, if it is asked
         self._workers: dict[Fragment, str] = {}
         self._versions: dict[Fragment, int] = {}  # that generated
         self._rewards: dict[Fragment, dict[str, list[float]]] = {}
@@ -46,6 +47,8 @@ class IterationRecorder:
         """Note what a denoise task recorded."""
         found = {int(step): values for step, values in receipt["logprobs"].items()}
         self._logprobs.setdefault(fragment, {}).update(found)
+        kl = {int(step): values for step, values in receipt.get("kl", {}).items()}
+        self._kl.setdefault(fragment, {}).update(kl)
         self._workers[fragment] = receipt["device"]
         self._versions[fragment] = receipt["version"]
         self._add_seconds("denoise", fragment, receipt)
@@ -61,7 +64,7 @@ class IterationRecorder:
 
         Scores that are missing are filled in here: only now are all fragments' there.
         """
-        parts = sorted(fragment for fragment in self._rewards if fragment.group == group)
+        parts = self._parts_of(group)
         found = [self._rewards[fragment] for fragment in parts]
         columns = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
         settled = settle(columns, self._session.config.reward_weights)
@@ -71,10 +74,18 @@ class IterationRecorder:
                 part[name] = piece.tolist()
         return settled
 
+    def step_kl_of(self, group: int) -> np.ndarray:
+        """Return the divergences from the reference policy at the trained steps, [G, K]."""
+        rows = [self._kl[fragment] for fragment in self._parts_of(group)]
+        return np.concatenate([[row[step] for step in sorted(row)] for row in rows], axis=1).T
+
+    def _parts_of(self, group: int) -> list[Fragment]:
+        return sorted(fragment for fragment in self._rewards if fragment.group == group)
+
     def add_advantages(self, found: Advantages) -> None:
         """Note the advantages of some groups, and who of them is trained."""
-        values = {group: values.tolist() for group, values in found.values.items()}
-        self._advantages.update(values)
+        for group, values in found.values.items():
+            self._advantages[group] = values.reshape(len(values), -1).mean(axis=1).tolist()
         self._skipped.update(found.skipped)
         self._chosen.update(found.chosen)
 
@@ -166,7 +177,9 @@ class IterationRecorder:
             groups.setdefault(fragment.group, []).extend(self._rewards[fragment]["reward"])
         total = components.pop("reward")
         arrays = {name: np.array(values) for name, values in components.items()}
+        kl = [value for steps in self._kl.values() for values in steps.values() for value in values]
         return {
+            **({"reward/kl": fmean(kl)} if kl else {}),
             "reward/mean": mean(total),
             "reward/std": mean(pstdev(values) for values in groups.values()),
             **{f"reward/{name}": value for name, value in component_means(arrays).items()},

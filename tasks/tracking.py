@@ -49,6 +49,9 @@ logging.getLogger("mlflow").setLevel(logging.WARNING)  # its INFO lines tell of 
 MAX_PARAMS_PER_CALL: Final = 100
 """MLflow's limit."""
 
+_ONE_A_STEP: Final = ("time/iteration_seconds", "evaluation/reward")
+"""Of the metrics of an iteration, and of an evaluation, one that all have."""
+
 FLUSH_SECONDS: Final = 60.0
 """How long the end of a run waits for MLflow."""
 
@@ -64,6 +67,7 @@ class Tracker:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="mlflow")
         self._pending: deque[Future[None]] = deque()
         self._warned = False
+        self._logged: dict[str, set[int]] = {}  # by name, steps from before a run was resumed
 
     @classmethod
     def start(
@@ -95,6 +99,39 @@ class Tracker:
                 f"tracking: cannot start a run in MLflow at {uri}: {_first_line(error)}"
             ) from error
         return cls(client, uri, experiment_id, info.run_id)
+
+    @classmethod
+    def resume(
+        cls, config: RunConfig, mlflow_run_id: str, flow_run_id: str | None = None
+    ) -> "Tracker":
+        """Go on with a run; what it has already of a step is not logged again.
+
+        Args:
+            config: of the run as it goes on; it replaces the artifact, parameters stay as they are.
+            mlflow_run_id: of the run.
+            flow_run_id: of Prefect, kept as a tag.
+
+        Raises:
+            ConfigError: MLflow cannot be reached or has no such run.
+        """
+        uri = _tracking_uri(config)
+        try:
+            client = MlflowClient(uri)
+            run = client.get_run(mlflow_run_id)
+            client.update_run(mlflow_run_id, status="RUNNING")
+            if flow_run_id is not None:
+                client.set_tag(mlflow_run_id, "prefect.flow_run_id", flow_run_id)
+            client.log_text(mlflow_run_id, config.model_dump_json(indent=2), "config.json")
+            tracker = cls(client, uri, run.info.experiment_id, mlflow_run_id)
+            for name in _ONE_A_STEP:
+                history = client.get_metric_history(mlflow_run_id, name)
+                tracker._logged[name] = {metric.step for metric in history}
+        except (MlflowException, RequestException) as error:
+            raise ConfigError(
+                f"tracking: cannot go on with run {mlflow_run_id} in MLflow at {uri}: "
+                f"{_first_line(error)}"
+            ) from error
+        return tracker
 
     def log_iteration(self, record: IterationRecord) -> None:
         """Log the metrics of an iteration, and its timeline; MLflow's step counts from 1.
@@ -194,6 +231,8 @@ class Tracker:
         for name, value in values.items():
             if not math.isfinite(value):
                 raise ValueError(f"metric {name} is {value} at step {step}.")
+        if any(step in self._logged.get(name, ()) for name in values):
+            return
         now = int(time.time() * 1000)
         metrics = [Metric(name, value, now, step) for name, value in values.items()]
         self._submit(what, self._client.log_batch, self.mlflow_run_id, metrics)
@@ -233,8 +272,9 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _tracking_uri(config: RunConfig) -> str:
-    if config.tracking.mlflow_uri is not None:
-        return config.tracking.mlflow_uri
+    configured = config.tracking.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI")
+    if configured:
+        return configured
     runs_dir = Path(config.tracking.runs_dir).resolve()
     runs_dir.mkdir(parents=True, exist_ok=True)
     return f"sqlite:///{runs_dir / 'mlflow.db'}"

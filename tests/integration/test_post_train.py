@@ -215,14 +215,14 @@ def test_the_saved_adapters_are_the_average_in_the_stock_pipeline(
     from tiny_policies import load, load_trainable
 
     from digen_core.models.trainable import set_weights
-    from digen_core.transport.weights import read_weights
+    from digen_core.training.checkpoints import last_state
 
     client, found = mlflow_run
-    version, weights, ema = read_weights(run.dir / "weights")
-    assert version == 2
-    assert any((weights[name] != ema[name]).any() for name in weights)
+    state = last_state(run.dir)
+    assert state.version == 2
+    assert any((state.weights[name] != ema).any() for name, ema in state.ema.items())
     policy = load_trainable(tiny_flux, "float32", run.config.train.lora)
-    set_weights(policy, ema)
+    set_weights(policy, state.ema)
     kept = Path(client.download_artifacts(found.info.run_id, "lora", tmp_path))
     for folder in (kept, run.dir / "lora"):
         pipeline = FluxPipeline.from_pretrained(tiny_flux)
