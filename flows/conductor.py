@@ -30,6 +30,7 @@ from flows.executor import Executor
 from flows.iteration_runs import IterationRuns, RunEnded
 from flows.open_iteration import Ended, OpenIteration, Published
 from flows.session import Session, say
+from flows.telling import tell
 from flows.workload import schedule_of, workload_of
 from tasks.cluster import lost_devices, recompute_elsewhere, worker_lost
 from tasks.completions import Completion
@@ -228,6 +229,13 @@ class Conductor:
                 self._handle(DeviceLost(name))
             except ControllerError as error:
                 raise worker_lost(name, address) from error
+            left = ", ".join(device.name for device in session.devices)
+            tell(
+                session,
+                "worker-lost",
+                f"worker {name} ({address}) was lost; the run goes on with {left}, and does again "
+                f"what only {name} had. See its log, and the memory of its machine",
+            )
             # What tasks that are under way on other devices wait for.
             place = session.addresses[session.rollout_devices()[0]]
             recompute_elsewhere(session.client, address, place)

@@ -8,6 +8,7 @@ from time import monotonic
 from typing import Final
 
 from httpx import HTTPError
+from prefect.exceptions import CancelledRun
 
 from flows.iteration import iteration
 from flows.open_iteration import OpenIteration
@@ -102,6 +103,8 @@ class IterationRuns:
         error = None
         try:
             on_cluster(self._session, iteration, index)
+        except CancelledRun:  # it was abandoned
+            pass
         except BaseException as raised:
             error = raised
         self._session.inbox.put(RunEnded(index, error))

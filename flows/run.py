@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from distributed import Client
-from prefect import Flow, get_run_logger, runtime
+from prefect import Flow, get_run_logger, runtime, tags
+from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
@@ -58,10 +59,21 @@ def open_run(config: RunConfig, resume: str | None = None) -> Iterator[Session]:
         session = stack.enter_context(
             session_on(client, address, devices, config, run_dir, run_dir.name, lineage)
         )
+        _label_flow_run(session)
         if resumption:
             go_on(session, resumption)
         replace_text(run_dir / LINEAGE_OF_RUN, session.lineage.model_dump_json(indent=2))
         yield session
+
+
+def _label_flow_run(session: Session) -> None:
+    """Give the run's flow run its name, and tags by which to find it among others."""
+    config, before = session.config, runtime.flow_run.tags
+    labels = {"digen", session.run_id, config.model.family, config.algorithm.type}
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(
+            runtime.flow_run.id, name=session.run_id, tags=sorted(labels.union(before))
+        )
 
 
 @contextmanager
@@ -157,7 +169,11 @@ def session_on(
         addresses=addresses_of(client, devices),
         tracker=tracker,
     )
-    links = {"MLflow": tracker.describe(), "Dask": client.dashboard_link}
+    links = {
+        "MLflow": tracker.describe(),
+        "Dask": client.dashboard_link,
+        "what the devices waited for": f"digen report {run_dir}",
+    }
     with (
         _ended_in(tracker),
         RunArtifacts(config, name, links) as artifacts,
@@ -210,7 +226,8 @@ def on_cluster(session: Session, subflow: Flow[Any, Any], *arguments: Any) -> An
         context.model_copy(update={"flow_run_suspension_request": never}),
     ):
         if api_answers():
-            return subflow.with_options(task_runner=runner)(session.run_id, *arguments)
+            with tags(session.run_id):
+                return subflow.with_options(task_runner=runner)(session.run_id, *arguments)
         get_run_logger().warning(
             "Prefect's server does not answer: %s goes on without a page of its own, and its tasks "
             "will show here",

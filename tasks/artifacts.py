@@ -1,6 +1,7 @@
 """A run's page in Prefect: a progress bar and a report, kept up to date as artifacts of its flow.
 
-Each iteration has a page of its own, as an artifact of its flow run: what the devices waited for.
+Each iteration has a page of its own, as an artifact of its flow run: metrics, what the devices did
+and waited for, and some samples with their rewards.
 
 The report is Markdown: tables, and the reward curve as a picture inside the text. Prefect's pages
 draw embedded pictures; where they are not drawn (``prefect artifact inspect``), a sparkline is.
@@ -9,10 +10,12 @@ draw embedded pictures; where they are not drawn (``prefect artifact inspect``),
 import base64
 import logging
 import math
+import re
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
+from itertools import groupby
 from threading import Lock
 from types import TracebackType
 from typing import Final, NamedTuple, Self
@@ -25,7 +28,7 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.exceptions import PrefectException
 
 from digen_core.config import RunConfig
-from digen_core.records import EvaluationReport, IterationRecord
+from digen_core.records import EvaluationReport, IterationRecord, Picture
 from tasks.display import (
     Progress,
     busy_fractions,
@@ -180,8 +183,7 @@ def report_of(run_id: str, progress: Progress, links: Mapping[str, str]) -> str:
     rewards = [value for value in progress.trend("reward/mean") if math.isfinite(value)]
     if rewards:
         svg = line_chart("mean reward of each iteration", rewards)
-        picture = base64.b64encode(svg.encode()).decode()
-        parts.append(f"![mean reward](data:image/svg+xml;base64,{picture})")
+        parts.append(_embedded("mean reward", "svg+xml", svg.encode()))
         parts.append(_metrics_table(progress))
     if progress.evaluations:
         parts.append(_evaluation_table(progress.evaluations))
@@ -191,7 +193,7 @@ def report_of(run_id: str, progress: Progress, links: Mapping[str, str]) -> str:
 
 def _show_iteration(record: IterationRecord) -> None:
     text = iteration_report(record, record.timeline.result() if record.timeline else b"")
-    description = f"iteration {record.iteration}: what the devices waited for"
+    description = f"iteration {record.iteration}: metrics, devices and samples"
     create_markdown_artifact(text, key=ITERATION_KEY, description=description)
 
 
@@ -203,10 +205,34 @@ def iteration_report(record: IterationRecord, timeline: bytes) -> str:
         timeline: its picture as PNG, or nothing.
     """
     parts = [f"# iteration {record.iteration}: {record.seconds:.3g} s"]
+    if names := headlines(record.metrics):
+        rows = [f"| {label_of(n)} | {text_of(n, record.metrics[n])} |" for n in names]
+        parts.append("\n".join(["| metric | value |", "|---|---:|", *rows]))
     if timeline:
-        picture = base64.b64encode(timeline).decode()
-        parts.append(f"![what the devices did](data:image/png;base64,{picture})")
-    return "\n\n".join([*parts, _idle_table(record)]) + "\n"
+        parts.append(_embedded("what the devices did", "png", timeline))
+    parts.append(_idle_table(record))
+    if record.pictures:
+        parts.append(_samples_table(record.pictures))
+    return "\n\n".join(parts) + "\n"
+
+
+def _samples_table(pictures: Sequence[Picture]) -> str:
+    """Return a row for each prompt: its samples, each with its reward."""
+    lines = ["| prompt | samples and their rewards |", "|---|---|"]
+    for prompt, group in groupby(pictures, key=lambda picture: picture.prompt):
+        cells = [f"{_embedded(prompt, 'jpeg', p.jpeg)} {p.reward:.3f}" for p in group]
+        lines.append(f"| {_one_cell(prompt)} | {' '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _one_cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _embedded(alt: str, kind: str, picture: bytes) -> str:
+    """Return a picture inside the text."""
+    alt = re.sub(r"[^\w ,.]", "", _one_cell(alt))
+    return f"![{alt}](data:image/{kind};base64,{base64.b64encode(picture).decode()})"
 
 
 def _idle_table(record: IterationRecord) -> str:

@@ -18,7 +18,7 @@ def api_answers() -> bool:
     if url is None:  # a hidden server of this process
         return True
     try:
-        # Whoever answers: nothing is told to it, and reading certificates takes a tenth of a second.
+        # It is told nothing, whoever it is; and reading certificates takes a tenth of a second.
         response = httpx.get(f"{url}/health", timeout=PROBE_SECONDS, verify=False)
     except httpx.HTTPError:
         return False

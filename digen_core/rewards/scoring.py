@@ -51,6 +51,7 @@ def score_images(
     configs: Mapping[str, RewardConfig],
     images: Tensor,
     prompts: Sequence[str],
+    note: Callable[[str], None] = logger.warning,
 ) -> dict[str, Array]:
     """Score samples with every reward.
 
@@ -59,6 +60,7 @@ def score_images(
         configs: of the same rewards: weights, what they take, what their failure means.
         images: [B, 3, H, W] or videos [B, F, 3, H, W], in [0, 1].
         prompts: B texts.
+        note: is told of each failure that is neutral.
 
     Returns:
         float64 arrays [B]: ``reward``, the weighted sum, and ``<name>/<component>`` of each reward.
@@ -74,14 +76,20 @@ def score_images(
         raise RewardError("the decoded samples have NaN or Inf in them; no reward can judge them")
     columns: dict[str, Array] = {"reward": np.zeros(len(prompts))}
     for name, function in functions.items():
-        for component, values in _score(name, function, configs[name], images, prompts).items():
+        found = _score(name, function, configs[name], images, prompts, note)
+        for component, values in found.items():
             columns[f"{name}/{component}"] = values
         columns["reward"] = columns["reward"] + configs[name].weight * columns[f"{name}/score"]
     return columns
 
 
 def _score(
-    name: str, function: RewardFn, config: RewardConfig, images: Tensor, prompts: Sequence[str]
+    name: str,
+    function: RewardFn,
+    config: RewardConfig,
+    images: Tensor,
+    prompts: Sequence[str],
+    note: Callable[[str], None],
 ) -> dict[str, Array]:
     """Return what one reward finds, and what its config makes of a failure."""
     seen, num_frames = _what_it_takes(name, config, images)
@@ -94,7 +102,7 @@ def _score(
     except RewardError as error:
         if config.on_failure == "fail":
             raise
-        logger.warning("%s; it is neutral for these %d samples", error, len(prompts))
+        note(f"{error}; it is neutral for these {len(prompts)} samples")
         found = {"score": np.full(len(texts), np.nan)}
     means = {key: values.reshape(-1, num_frames).mean(axis=1) for key, values in found.items()}
     if config.on_failure == "fail":
