@@ -6,7 +6,7 @@ once. No batching tricks, no workers; state lives in torch's own optimizer. Told
 stale schedule generated with, it generates with those.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 
 from digen_core.algorithms.ddpo import RewardHistory
 from digen_core.config import RunConfig
-from digen_core.data import prompts_of_iteration
+from digen_core.data import Prompt, prompts_of_iteration
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import (
     initial_weights,
@@ -55,7 +55,7 @@ class SerialRun:
 def post_train_serially(
     config: RunConfig,
     policy: Policy,
-    prompts: list[str],
+    prompts: Sequence[Prompt],
     rewards: Mapping[str, RewardFn],
     *,
     on_iteration: Callable[[int, dict[str, float]], None] = lambda index, row: None,
@@ -120,7 +120,7 @@ def _weights_of(parameters: Mapping[str, torch.nn.Parameter]) -> Weights:
 def _rollout(
     config: RunConfig,
     policy: Policy,
-    prompts: list[str],
+    prompts: Sequence[Prompt],
     rewards: Mapping[str, RewardFn],
     iteration: int,
     generated_by: list[Weights],
@@ -129,12 +129,14 @@ def _rollout(
     """Sample each group of one iteration with its weights, score it, and give it advantages."""
     groups, columns, kl = [], {}, {}
     count, size = config.rollout.prompts_per_iteration, config.rollout.group_size
-    texts = prompts_of_iteration(prompts, iteration, count, seed=config.seed)
+    drawn = prompts_of_iteration(prompts, iteration, count, seed=config.seed)
+    texts = [prompt.text for prompt in drawn]
     for index, text in enumerate(texts):
         set_weights(policy, generated_by[index])
         group = sample_group(config, policy, text, (iteration, index))
         images = policy.decode(group.latents[-1])
-        scored = score_images(rewards, config.rewards, images, [text] * size)
+        metadata = [drawn[index].metadata] * size
+        scored = score_images(rewards, config.rewards, images, [text] * size, metadata)
         columns[index] = settle(scored, config.reward_weights)
         if config.kl_reward:
             kl[index] = step_kl(config, policy, group)

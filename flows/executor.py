@@ -116,6 +116,7 @@ class Executor:
             kind="score",
             about=about(fragment),
             prompt=it.round.prompts[fragment.group],
+            metadata=it.round.metadata[fragment.group],
             segment=it.segments[fragment][-1][1],
         )
 

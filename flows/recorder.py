@@ -170,6 +170,7 @@ class IterationRecorder:
                 behaviour_logprobs=[logprobs[step][row] for step in sorted(logprobs)],
                 denoise_seconds=self._seconds["denoise", fragment],
                 score_seconds=self._seconds["score", fragment],
+                metadata=self._round.metadata[fragment.group],
             )
             for row, sample in enumerate(fragment.samples)
         ]

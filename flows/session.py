@@ -16,6 +16,7 @@ from digen_core.algorithms.ddpo import RewardHistory
 from digen_core.config import RunConfig
 from digen_core.control.costs import Costs
 from digen_core.control.protocol import Device
+from digen_core.data import Metadata, Prompt
 from digen_core.manifest import Lineage
 from digen_core.planning.profile import Profile
 from digen_core.records import EvaluationReport, IterationRecord, RunReport
@@ -50,6 +51,7 @@ class Round:
     index: int
     prompts: list[str]
     steps: Steps
+    metadata: list[Metadata]  # of each prompt
 
     def priority_of(self, group: int, fragment: int = 0) -> int:
         """Return the priority of a fragment: earlier ones first, all after training.
@@ -66,8 +68,8 @@ class Session:
     run_id: str
     config: RunConfig
     run_dir: Path
-    prompts: list[str]
-    evaluation_prompts: list[str]
+    prompts: list[Prompt]
+    evaluation_prompts: list[Prompt]
     address: str  # of the Dask scheduler
     client: Client
     devices: list[Device]

@@ -4,8 +4,6 @@ import signal
 
 from distributed import Worker
 
-import tasks.engine  # noqa: F401  (its imports take seconds: before the first task)
-
 
 def dask_setup(worker: Worker) -> None:
     """Leave Ctrl-C to the run, which ends its workers when it has ended itself."""

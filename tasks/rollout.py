@@ -10,6 +10,7 @@ from prefect import task
 from torch import Tensor
 
 from digen_core.control.protocol import Fragment
+from digen_core.data import Metadata
 from digen_core.rewards.scoring import score_images
 from digen_core.rollout.sampler import DenoisedStep, ReferenceKl, denoise, initial_latent
 from digen_core.transport.arrays import (
@@ -114,12 +115,17 @@ def _denoise(
 
 
 @task(name="decode and score", task_run_name="{label}")
-def decode_and_score(run_id: str, label: str, prompt: str, segment: Segment) -> None:
+def decode_and_score(
+    run_id: str, label: str, *, prompt: str, metadata: Metadata, segment: Segment
+) -> None:
     """Decode the clean latents of a fragment and reward the images."""
     with working(run_id) as engine:
         images = engine.policy.decode(to_tensor(segment.x, engine.policy.device))
-        prompts, notes = [prompt] * len(images), list[str]()
-        columns = score_images(engine.rewards, engine.config.rewards, images, prompts, notes.append)
+        notes, count = list[str](), len(images)
+        asked = [prompt] * count, [metadata] * count
+        columns = score_images(
+            engine.rewards, engine.config.rewards, images, *asked, note=notes.append
+        )
         shown = _pictures(images) if _is_shown(segment.fragment) else []
     for note in notes:
         logger.warning(note)

@@ -7,13 +7,14 @@ from tiny_policies import load_trainable
 
 from digen_core import reference, reference_group
 from digen_core.config import RunConfig
-from digen_core.data import prompts_of_iteration
+from digen_core.data import Prompt, prompts_of_iteration
 from digen_core.models.trainable import initial_weights, set_weights
 from digen_core.reference import post_train_serially
 from digen_core.reward_config import FunctionConfig
 from digen_core.rollout.evaluation import sample_images
 
-PROMPTS = ["a red circle", "a blue square", "two green triangles"]
+TEXTS = ["a red circle", "a blue square", "two green triangles"]
+PROMPTS = [Prompt(text) for text in TEXTS]
 
 
 def brightness(images, prompts):
@@ -134,7 +135,7 @@ def test_a_neutral_reward_that_always_fails_changes_no_weight(policy_of, train):
 
 
 def test_a_group_with_equal_rewards_contributes_nothing(train):
-    first, second = prompts_of_iteration(PROMPTS, 0, 2, seed=0)
+    first, second = (p.text for p in prompts_of_iteration(PROMPTS, 0, 2, seed=0))
 
     def flat_in(group, value):
         def reward(images, prompts):
@@ -252,7 +253,7 @@ def test_the_reward_rises(policy_of):
     def judge(weights):
         set_weights(policy, weights)
         settings = {"num_samples": 4, "num_steps": 3, "seed": 1}
-        rewards.append(brightness(sample_images(policy, PROMPTS, range(3), **settings), PROMPTS))
+        rewards.append(brightness(sample_images(policy, TEXTS, range(3), **settings), TEXTS))
 
     judge(initial_weights(policy, None, seed=0))
     judge(post_train_serially(config, policy, PROMPTS, {"tests:judge": brightness}).weights)
