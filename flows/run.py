@@ -1,12 +1,15 @@
 """Open a run: its folder, cluster, trackers and session; and close them whatever happens."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import datetime
+from functools import wraps
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from distributed import Client
+from httpx import TransportError
 from prefect import Flow, get_run_logger, runtime, tags
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
@@ -225,8 +228,14 @@ def on_cluster(session: Session, subflow: Flow[Any, Any], *arguments: Any) -> An
         context.model_copy(update={"flow_run_suspension_request": never}),
     ):
         if api_answers():
-            with tags(session.run_id):
-                return subflow.with_options(task_runner=runner)(session.run_id, *arguments)
+            own, began = subflow.with_options(task_runner=runner), Event()
+            own.fn = _noting(own.fn, began)
+            try:
+                with tags(session.run_id):
+                    return own(session.run_id, *arguments)
+            except TransportError:
+                if began.is_set():
+                    raise
         get_run_logger().warning(
             "Prefect's server does not answer: %s goes on without a page of its own, and its tasks "
             "will show here",
@@ -234,6 +243,17 @@ def on_cluster(session: Session, subflow: Flow[Any, Any], *arguments: Any) -> An
         )
         with runner, FlowRunContext.get().model_copy(update={"task_runner": runner}):
             return subflow.fn(session.run_id, *arguments)
+
+
+def _noting(function: Callable[..., Any], began: Event) -> Callable[..., Any]:
+    """Return the function, but it sets an event when it is called."""
+
+    @wraps(function)
+    def call(*arguments: Any, **parameters: Any) -> Any:
+        began.set()
+        return function(*arguments, **parameters)
+
+    return call
 
 
 def new_run_dir(config: RunConfig) -> Path:

@@ -16,16 +16,24 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from itertools import groupby
-from threading import Lock
+from threading import Event, Lock
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 from uuid import UUID
 
-from httpx import HTTPError
+from httpx import HTTPError, TransportError
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.exceptions import PrefectException
+from tenacity import (
+    Retrying,
+    retry_if_exception_type,
+    sleep_using_event,
+    stop_after_delay,
+    stop_when_event_set,
+    wait_fixed,
+)
 
 from digen_core.config import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord, Picture
@@ -46,8 +54,11 @@ logger = logging.getLogger(__name__)
 PROGRESS_KEY: Final = "digen-progress"
 REPORT_KEY: Final = "digen-report"
 ITERATION_KEY: Final = "digen-iteration"
-LAST_WORD_SECONDS: Final = 10.0
+LAST_WORD_SECONDS: Final = 60.0
 """How long the end of a run waits for Prefect's API."""
+RETRY_SECONDS: Final = 2.0
+OUTAGE_SECONDS: Final = 480.0
+"""How long each call waits for a server that is away, as those of the run's flows do."""
 
 
 class _State(NamedTuple):
@@ -60,7 +71,7 @@ class RunArtifacts:
     """An observer of a run that keeps its two artifacts. Make and enter it inside the run's flow.
 
     Calls return at once: a thread talks to the API, and while it is busy newer states replace
-    older ones. An API that is down is warned about once.
+    older ones. One that stays down is warned about once.
     """
 
     def __init__(
@@ -83,6 +94,7 @@ class RunArtifacts:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="artifacts")
         self._pages = ThreadPoolExecutor(1, thread_name_prefix="pages")  # waits for pictures
         self._warning = Lock()  # taken by the first one
+        self._ended = Event()
 
     def __enter__(self) -> Self:
         """Create both artifacts."""
@@ -101,6 +113,7 @@ class RunArtifacts:
         )
         self._publish()
         done, _ = wait(self._calls, timeout=LAST_WORD_SECONDS)
+        self._ended.set()
         for executor in (self._executor, self._pages):
             executor.shutdown(wait=False, cancel_futures=True)
         for call in done:
@@ -131,7 +144,10 @@ class RunArtifacts:
 
     def _attempt(self, call: Callable[..., None], *arguments: object) -> None:
         try:
-            call(*arguments)
+            # Prefect's own client repeats no call before its first success, and here each is new.
+            for attempt in self._attempts():
+                with attempt:
+                    call(*arguments)
         except (HTTPError, PrefectException) as error:
             if self._warning.acquire(blocking=False):
                 logger.warning(
@@ -141,10 +157,29 @@ class RunArtifacts:
                     str(error) or type(error).__name__,
                 )
 
+    def _attempts(self) -> Retrying:
+        """Return attempts until the server is back, or the run has ended."""
+        return Retrying(
+            retry=retry_if_exception_type(TransportError),
+            wait=wait_fixed(RETRY_SECONDS),
+            stop=stop_after_delay(OUTAGE_SECONDS) | stop_when_event_set(self._ended),
+            sleep=sleep_using_event(self._ended),
+            reraise=True,
+        )
+
     def _send(self) -> None:
         if not self._latest:
             return  # an earlier call sent what was newer than itself
-        percent, description, report = self._latest.pop()
+        state = self._latest.pop()
+        try:
+            self._tell(state)
+        except TransportError:
+            if not self._latest:
+                self._latest.append(state)
+            raise
+
+    def _tell(self, state: _State) -> None:
+        percent, description, report = state
         if PROGRESS_KEY not in self._ids:
             self._ids[PROGRESS_KEY] = create_progress_artifact(
                 percent, key=PROGRESS_KEY, description=description
