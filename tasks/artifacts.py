@@ -253,11 +253,15 @@ def iteration_report(record: IterationRecord, timeline: bytes) -> str:
 
 def _samples_table(pictures: Sequence[Picture]) -> str:
     """Return a row for each prompt: its samples, each with its reward."""
-    lines = ["| prompt | samples and their rewards |", "|---|---|"]
-    for prompt, group in groupby(pictures, key=lambda picture: picture.prompt):
-        cells = [f"{_embedded(prompt, 'jpeg', p.jpeg)} {p.reward:.3f}" for p in group]
-        lines.append(f"| {_one_cell(prompt)} | {' '.join(cells)} |")
-    return "\n".join(lines)
+    groups = groupby(pictures, key=lambda picture: picture.prompt)
+    rows = [
+        [_one_cell(prompt), *(f"{_embedded(prompt, 'jpeg', p.jpeg)} {p.reward:.3f}" for p in group)]
+        for prompt, group in groups
+    ]
+    num_columns = max(map(len, rows))
+    heads = ["prompt", "samples and their rewards", *[""] * num_columns][:num_columns]
+    lines = [f"| {' | '.join(heads)} |", "|---" * num_columns + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def _one_cell(text: str) -> str:
