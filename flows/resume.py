@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from prefect import runtime
+
 from digen_core.config import ConfigError, RunConfig
 from digen_core.config_file import CONFIG_OF_RUN
-from digen_core.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
+from digen_core.manifest import CHECKPOINTS_OF_RUN, LINEAGE_OF_RUN, Lineage, checkpoints_in
 from digen_core.resume import Resumption, resumption_of
 from digen_core.trace.spans import DEVICES_OF_RUN, SPANS_OF_RUN, read_devices
 from digen_core.training.checkpoints import remove_checkpoint
@@ -60,6 +62,19 @@ def locked(run_dir: Path) -> Iterator[None]:
         file.write(f"{os.getpid()} on {os.uname().nodename}")
         file.flush()
         yield
+
+
+def begun_before(config: RunConfig) -> Path | None:
+    """Return the folder of the run that this flow run began; None if it is its first time.
+
+    Prefect has a worker call a flow again for a flow run that was suspended, or by Retry.
+    """
+    if (runtime.flow_run.run_count or 0) < 2:
+        return None
+    for path in Path(config.tracking.runs_dir).glob(f"*/{LINEAGE_OF_RUN}"):
+        if runtime.flow_run.id in Lineage.model_validate_json(path.read_text()).flow_run_ids:
+            return path.parent
+    return None
 
 
 def go_on(session: Session, resumption: Resumption) -> None:

@@ -1,13 +1,18 @@
 """Open a run: its folder, cluster, trackers and session; and close them whatever happens."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import datetime
+from functools import wraps
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from distributed import Client
-from prefect import Flow, runtime
+from httpx import TransportError
+from prefect import Flow, get_run_logger, runtime, tags
+from prefect.client.orchestration import get_client
+from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 from digen_core.config import RunConfig
@@ -17,7 +22,8 @@ from digen_core.data import evaluation_prompts, prompts_hash, train_prompts
 from digen_core.manifest import LINEAGE_OF_RUN, Lineage
 from digen_core.planning.profile import load_profile
 from digen_core.transport.files import replace_text
-from flows.resume import go_on, locked, resuming
+from flows.control import RunCancelledError, following, is_stop
+from flows.resume import begun_before, go_on, locked, resuming
 from flows.scheduling import measured_costs, resolve_layout
 from flows.session import Session, registered, say, watching
 from flows.workload import layout_of
@@ -30,13 +36,15 @@ from tasks.cluster import (
     local_devices,
     run_cluster,
 )
+from tasks.prefect_api import PATIENT, api_answers
 from tasks.runner import LeanDaskTaskRunner, shared_client
+from tasks.stopping import stop_tasks
 from tasks.tracking import Tracker
 
 
 @contextmanager
 def open_run(config: RunConfig, resume: str | None = None) -> Iterator[Session]:
-    """Yield the session of a new run, or of one that goes on in the folder ``resume``.
+    """Yield the session of a new run, or of one that goes on, such as in the folder ``resume``.
 
     What was logged and saved stays if the body fails.
 
@@ -44,7 +52,8 @@ def open_run(config: RunConfig, resume: str | None = None) -> Iterator[Session]:
         ConfigError: the config cannot be used, or not to go on with that run.
     """
     with ExitStack() as stack:
-        resumption = stack.enter_context(resuming(config, Path(resume))) if resume else None
+        folder = Path(resume) if resume else begun_before(config)
+        resumption = stack.enter_context(resuming(config, folder)) if folder else None
         client, address, devices, config = stack.enter_context(_devices(config))
         run_dir = resumption.run_dir if resumption else new_run_dir(config)
         if resumption is None:
@@ -53,10 +62,21 @@ def open_run(config: RunConfig, resume: str | None = None) -> Iterator[Session]:
         session = stack.enter_context(
             session_on(client, address, devices, config, run_dir, run_dir.name, lineage)
         )
+        _label_flow_run(session)
         if resumption:
             go_on(session, resumption)
         replace_text(run_dir / LINEAGE_OF_RUN, session.lineage.model_dump_json(indent=2))
         yield session
+
+
+def _label_flow_run(session: Session) -> None:
+    """Give the run's flow run its name, and tags by which to find it among others."""
+    config, before = session.config, runtime.flow_run.tags
+    labels = {"digen", session.run_id, config.model.family, config.algorithm.type}
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(
+            runtime.flow_run.id, name=session.run_id, tags=sorted(labels.union(before))
+        )
 
 
 @contextmanager
@@ -151,14 +171,35 @@ def session_on(
         addresses=addresses_of(client, devices),
         tracker=tracker,
     )
-    links = {"MLflow": tracker.describe(), "Dask": client.dashboard_link}
+    links = {
+        "MLflow": tracker.describe(),
+        "Dask": client.dashboard_link,
+        "what the devices waited for": f"digen report {run_dir}",
+    }
     with (
         _ended_in(tracker),
         RunArtifacts(config, name, links) as artifacts,
         watching(artifacts),
         registered(session),
+        _stopped_on_errors(session),
+        following(session.control, runtime.flow_run.id),
     ):
         yield session
+
+
+@contextmanager
+def _stopped_on_errors(session: Session) -> Iterator[None]:
+    """Leave no task running when the body fails or is stopped."""
+    try:
+        yield
+    except BaseException as error:
+        present = addresses_of(session.client, session.devices)
+        stop_tasks(session.client, list(present.values()))
+        if isinstance(error, KeyboardInterrupt | RunCancelledError):
+            why = f"{error or 'stopped by Ctrl-C'} after iteration {session.num_iterations}"
+            command = f"digen train --resume {session.run_dir}"
+            raise RunCancelledError(f"{why}; go on with: {command}") from None
+        raise
 
 
 @contextmanager
@@ -167,7 +208,7 @@ def _ended_in(tracker: Tracker) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        tracker.finish("FAILED", f"{type(error).__name__}: {error}")
+        tracker.finish("KILLED" if is_stop(error) else "FAILED", f"{type(error).__name__}: {error}")
         raise
     tracker.finish("FINISHED")
 
@@ -176,11 +217,43 @@ def on_cluster(session: Session, subflow: Flow[Any, Any], *arguments: Any) -> An
     """Call a subflow whose tasks run on the session's workers.
 
     The run's own flow sends the heartbeats: the end of a flow waits up to a second for the thread
-    that sends its own.
+    that sends its own. And it alone is suspended (`flows.control`): subflows are finished first.
+    While Prefect's server is away, the tasks are the run's own.
     """
-    runner = LeanDaskTaskRunner(session.address)
-    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-        return subflow.with_options(task_runner=runner)(session.run_id, *arguments)
+    runner, context = LeanDaskTaskRunner(session.address), FlowRunContext.get()
+    assert context is not None
+    never = type(context.flow_run_suspension_request)()
+    with (
+        temporary_settings({**PATIENT, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
+        context.model_copy(update={"flow_run_suspension_request": never}),
+    ):
+        if api_answers():
+            own, began = subflow.with_options(task_runner=runner), Event()
+            own.fn = _noting(own.fn, began)
+            try:
+                with tags(session.run_id):
+                    return own(session.run_id, *arguments)
+            except TransportError:
+                if began.is_set():
+                    raise
+        get_run_logger().warning(
+            "Prefect's server does not answer: %s goes on without a page of its own, and its tasks "
+            "will show here",
+            subflow.name,
+        )
+        with runner, FlowRunContext.get().model_copy(update={"task_runner": runner}):
+            return subflow.fn(session.run_id, *arguments)
+
+
+def _noting(function: Callable[..., Any], began: Event) -> Callable[..., Any]:
+    """Return the function, but it sets an event when it is called."""
+
+    @wraps(function)
+    def call(*arguments: Any, **parameters: Any) -> Any:
+        began.set()
+        return function(*arguments, **parameters)
+
+    return call
 
 
 def new_run_dir(config: RunConfig) -> Path:
