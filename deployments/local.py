@@ -97,7 +97,7 @@ def apply_settings() -> None:
 
 
 @contextmanager
-def failures_in_one_line() -> Iterator[None]:
+def failures_in_one_line(what: str = "the run") -> Iterator[None]:
     """Let a ConfigError pass, and turn every other error into RunFailedError."""
     try:
         yield
@@ -105,4 +105,4 @@ def failures_in_one_line() -> Iterator[None]:
         raise
     except Exception as error:
         text = " ".join(str(error).split())
-        raise RunFailedError(f"the run failed: {type(error).__name__}: {text}") from error
+        raise RunFailedError(f"{what} failed: {type(error).__name__}: {text}") from error
