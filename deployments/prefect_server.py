@@ -58,8 +58,10 @@ def prefect_server(log_dir: Path) -> Iterator[str]:
     log_dir.mkdir(parents=True, exist_ok=True)
     log_path = log_dir / "prefect-server.log"
     with log_path.open("ab") as log:
+        server = [sys.executable, "-m", "prefect", "server", "start", "--port", str(port)]
         process = subprocess.Popen(
-            [sys.executable, "-m", "prefect", "server", "start", "--port", str(port)],
+            [sys.executable, "-m", "deployments.tied", *server],  # ends with us, even if killed
+            stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches the run first, which then ends the server
