@@ -93,7 +93,7 @@ def _current(options: Options) -> State:
     Raises:
         ConfigError: they run with other options.
     """
-    state = load_state()
+    state, own_toml = load_state(), _is_our_toml()
     if state is not None and any(service.process for service in state.services):
         if state.options != options:
             asked, own = options.model_dump(), state.options.model_dump()
@@ -104,7 +104,7 @@ def _current(options: Options) -> State:
         return state
     if state is not None:
         _remove(state, [])
-    reused = reused_addresses(options)
+    reused = reused_addresses(options, own_toml=own_toml)
     addresses = new_addresses(options, reused)
     environment = environment_of(addresses, make_access(options))
     return State(
