@@ -191,7 +191,7 @@ def train_only(config: RunConfig) -> Path:
     """Do what post_train does, without evaluations and export; return the run's folder."""
     from flows.prepare import prepare
     from flows.run import open_run
-from flows.subflows import on_cluster
+    from flows.subflows import on_cluster
 
     with open_run(config) as session:
         with on_cluster(session, prepare) as conductor:
