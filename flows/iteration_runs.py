@@ -12,8 +12,8 @@ from prefect.exceptions import CancelledRun
 
 from flows.iteration import iteration
 from flows.open_iteration import OpenIteration
-from flows.run import on_cluster
 from flows.session import Session
+from flows.subflows import on_cluster
 from tasks.prefect_api import api_answers
 
 logger = logging.getLogger(__name__)

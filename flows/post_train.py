@@ -14,7 +14,8 @@ from flows.control import ending_as_asked
 from flows.evaluate import evaluate_once
 from flows.export import export
 from flows.prepare import prepare
-from flows.run import on_cluster, open_run
+from flows.run import open_run
+from flows.subflows import on_cluster
 
 
 @configured_flow(name="post-train", flow_run_name="{config.name}")

@@ -68,11 +68,11 @@ def locked(run_dir: Path) -> Iterator[None]:
 
 
 def begun_before(config: RunConfig) -> Path | None:
-    """Return the folder of the run that this flow run began; None if it is its first time.
+    """Return the folder of the run that this flow run began; None if it is called first.
 
-    Prefect has a worker call a flow again for a flow run that was suspended, or by Retry.
+    A worker calls the flow of a deployment again for a flow run that was suspended, or by Retry.
     """
-    if (runtime.flow_run.run_count or 0) < 2:
+    if runtime.deployment.id is None:
         return None
     for path in Path(config.tracking.runs_dir).glob(f"*/{LINEAGE_OF_RUN}"):
         if runtime.flow_run.id in Lineage.model_validate_json(path.read_text()).flow_run_ids:

@@ -1,19 +1,13 @@
 """Open a run: its folder, cluster, trackers and session; and close them whatever happens."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import datetime
-from functools import wraps
 from pathlib import Path
-from threading import Event
-from typing import Any
 
 from distributed import Client
-from httpx import TransportError
-from prefect import Flow, get_run_logger, runtime, tags
+from prefect import runtime
 from prefect.client.orchestration import get_client
-from prefect.context import FlowRunContext
-from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 from digen_core.config import RunConfig
 from digen_core.config_file import CONFIG_OF_RUN
@@ -36,8 +30,7 @@ from tasks.cluster import (
     local_devices,
     run_cluster,
 )
-from tasks.prefect_api import PATIENT, api_answers
-from tasks.runner import LeanDaskTaskRunner, shared_client
+from tasks.runner import shared_client
 from tasks.stopping import stop_tasks
 from tasks.tracking import Tracker
 
@@ -211,49 +204,6 @@ def _ended_in(tracker: Tracker) -> Iterator[None]:
         tracker.finish("KILLED" if is_stop(error) else "FAILED", f"{type(error).__name__}: {error}")
         raise
     tracker.finish("FINISHED")
-
-
-def on_cluster(session: Session, subflow: Flow[Any, Any], *arguments: Any) -> Any:
-    """Call a subflow whose tasks run on the session's workers.
-
-    The run's own flow sends the heartbeats: the end of a flow waits up to a second for the thread
-    that sends its own. And it alone is suspended (`flows.control`): subflows are finished first.
-    While Prefect's server is away, the tasks are the run's own.
-    """
-    runner, context = LeanDaskTaskRunner(session.address), FlowRunContext.get()
-    assert context is not None
-    never = type(context.flow_run_suspension_request)()
-    with (
-        temporary_settings({**PATIENT, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
-        context.model_copy(update={"flow_run_suspension_request": never}),
-    ):
-        if api_answers():
-            own, began = subflow.with_options(task_runner=runner), Event()
-            own.fn = _noting(own.fn, began)
-            try:
-                with tags(session.run_id):
-                    return own(session.run_id, *arguments)
-            except TransportError:
-                if began.is_set():
-                    raise
-        get_run_logger().warning(
-            "Prefect's server does not answer: %s goes on without a page of its own, and its tasks "
-            "will show here",
-            subflow.name,
-        )
-        with runner, FlowRunContext.get().model_copy(update={"task_runner": runner}):
-            return subflow.fn(session.run_id, *arguments)
-
-
-def _noting(function: Callable[..., Any], began: Event) -> Callable[..., Any]:
-    """Return the function, but it sets an event when it is called."""
-
-    @wraps(function)
-    def call(*arguments: Any, **parameters: Any) -> Any:
-        began.set()
-        return function(*arguments, **parameters)
-
-    return call
 
 
 def new_run_dir(config: RunConfig) -> Path:
