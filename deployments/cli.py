@@ -55,6 +55,7 @@ app.command(
 )
 app.command(runs.evaluate)
 app.command(runs.report)
+app.command(runs.replay, usage="Usage: digen replay RUN ITERATION [--KEY VALUE ...]")
 app.command(planning.simulate)
 app.command(
     planning.plan, usage="Usage: digen plan CONFIG --cluster CLUSTER [--json] [--KEY VALUE ...]"
