@@ -15,7 +15,7 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError
 
 from deployments.bench import bench
-from deployments.commands import configs, models, planning, runs
+from deployments.commands import clusters, configs, models, operation, planning, runs
 from deployments.errors import RunFailedError
 from deployments.local import apply_settings
 from digen_core.config import ConfigError
@@ -29,6 +29,7 @@ digen: reinforcement-learning post-training of diffusion and flow-matching model
   digen train --resume runs/NAME                  go on with a run that was interrupted
   digen evaluate runs/NAME                        judge a finished run again
   digen report runs/NAME                          see what its devices waited for
+  digen up                                        servers, workers and deployments to run it by
   digen --help                                    all commands; COMMAND --help shows an example
 """
 
@@ -49,6 +50,7 @@ app = App(
 )
 _pretrain = App(name="pretrain", help="Make an embedded base model from nothing.")
 _config = App(name="config", help="Look at configs.")
+_cluster = App(name="cluster", help="Look at clusters, and start their workers elsewhere.")
 app.command(
     runs.train,
     usage="Usage: digen train [CONFIG] [--resume RUN] [--KEY VALUE ...]",
@@ -56,6 +58,10 @@ app.command(
 app.command(runs.evaluate)
 app.command(runs.report)
 app.command(runs.replay, usage="Usage: digen replay RUN ITERATION [--KEY VALUE ...]")
+app.command(operation.up)
+app.command(operation.down)
+app.command(operation.status)
+app.command(operation.worker)
 app.command(planning.simulate)
 app.command(
     planning.plan, usage="Usage: digen plan CONFIG --cluster CLUSTER [--json] [--KEY VALUE ...]"
@@ -66,7 +72,8 @@ app.command(
 app.command(models.make_tiny)
 _pretrain.command(models.shapes)
 _config.command(configs.show, usage="Usage: digen config show [CONFIG] [--KEY VALUE ...]")
-for _group in (_pretrain, _config, bench):
+_cluster.command(clusters.show)
+for _group in (_pretrain, _config, _cluster, bench):
     app.command(_group)
 
 

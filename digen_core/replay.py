@@ -82,6 +82,8 @@ def kept_iteration(run_dir: Path, config: RunConfig, iteration: int) -> KeptIter
     checkpoint, history = _before(run_dir, version)
     rows = pq.read_table(file_of(run_dir / "samples", iteration)).to_pylist()
     prompts, columns = _by_group(rows)
+    count = config.rollout.prompts_per_iteration
+    columns = {g: c for g, c in columns.items() if g + count not in columns}  # not those replaced
     found = advantages_of(config, columns, prompts, history)
     segments = read_segments(run_dir, iteration)
     if not segments:

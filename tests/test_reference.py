@@ -158,6 +158,43 @@ def test_a_group_with_equal_rewards_contributes_nothing(train):
 
 
 @pytest.mark.parametrize("factor", [2.0, 0.5, -1.0])
+def flat_for(*groups):
+    """Return a reward that is equal for all samples of some prompts."""
+
+    def reward(images, prompts):
+        values = brightness(images, prompts)
+        return torch.full_like(values, 0.5) if prompts[0] in groups else values
+
+    return reward
+
+
+def test_a_group_without_signal_is_replaced_by_one_of_another_prompt(train):
+    first, second = prompts_of_iteration(PROMPTS, 0, 2, seed=0)
+    (third,) = set(PROMPTS) - {first, second}
+    seen = []
+
+    def reward(images, prompts):
+        seen.append(prompts[0])
+        return flat_for(second)(images, prompts)
+
+    settings = {"num_iterations": 1}
+    filled = train(reward, rollout={"refill": 1}, **settings)
+    assert seen == [first, second, third]
+    assert filled.metrics[0]["groups/refilled"] == 1
+    assert filled.metrics[0]["groups/zero_variance"] == 0
+    # Gradients add up: without signal in the new one either, it is that of the first group.
+    never = train(flat_for(second, third), rollout={"refill": 3}, **settings).metrics[0]
+    assert (never["groups/refilled"], never["groups/zero_variance"]) == (3, 1)
+    alone = train(flat_for(second), **settings).metrics[0]
+    assert never["train/grad_norm"] == alone["train/grad_norm"]
+    assert filled.metrics[0]["train/grad_norm"] != alone["train/grad_norm"]
+
+
+def test_nothing_is_replaced_where_all_groups_have_a_signal(train):
+    plain, filled = train(), train(rollout={"refill": 2})
+    assert_equal(plain.weights, filled.weights)
+
+
 def test_without_scaling_the_gradient_is_linear_in_the_rewards(train, factor):
     runs = [
         train(weight=weight, num_iterations=1, algorithm={"advantage_scale": "none"})

@@ -43,6 +43,10 @@ SETTINGS = {
         "--algorithm.kl_reward 0.1 --algorithm.mix advantages",
         "algorithm.kl_reward is taken off the sum of the rewards, but algorithm.mix 'advantages'",
     ),
+    "refill of groups that are never skipped": (
+        "--algorithm.type ddpo --rollout.refill 1",
+        "rollout.refill is 1, but ddpo skips no group, as equal rewards still differ",
+    ),
     "best of more than there are": (
         "--algorithm.best_of 99",
         "algorithm.best_of (99) is above rollout.group_size",
