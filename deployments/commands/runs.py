@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from deployments.overrides import ConfigTokens, config_of, parse_arguments
 from digen_core.config import ConfigError
-from digen_core.config_file import parse_value
+from digen_core.config_file import parse_value, require_run
 
 
 def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:
@@ -52,8 +52,7 @@ def evaluate(
             prompts.
         samples_per_prompt: Images per prompt; default: as the run's config says.
     """
-    if not run.is_dir():
-        raise ConfigError(f"there is no run folder {run}; give one such as runs/NAME")
+    require_run(run)
     if samples_per_prompt is not None and samples_per_prompt < 1:
         raise ConfigError(f"--samples-per-prompt is {samples_per_prompt}; use 1 or more")
     if prompts is not None and not prompts.exists():
@@ -79,8 +78,7 @@ def replay(run: Path, iteration: int, /, *tokens: ConfigTokens) -> int:
         iteration: Its number, from 0.
         tokens: Keys of algorithm and train with their values.
     """
-    if not run.is_dir():
-        raise ConfigError(f"there is no run folder {run}; give one such as runs/NAME")
+    require_run(run)
     arguments = parse_arguments(tokens)
     if arguments.path is not None:
         raise ConfigError(f"unexpected argument {str(arguments.path)!r}; it takes RUN ITERATION")
