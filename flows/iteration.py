@@ -10,6 +10,7 @@ from prefect.states import Cancelled
 from digen_core.config import RunConfig
 from digen_core.data import Prompt, prompts_of_iteration, prompts_of_refills
 from digen_core.rollout.steps import steps_of_iteration
+from digen_core.transport.trajectories import forget_trajectories
 from flows.open_iteration import OpenIteration, Published
 from flows.publishing import publish_iteration
 from flows.recorder import IterationRecorder
@@ -26,6 +27,7 @@ def iteration(run_id: str, index: int) -> State | None:
     round_ = round_of(session.config, session.prompts, index)
     num_steps_per_task = steps_per_task(session.config, session.step_seconds, len(session.devices))
     recorder = IterationRecorder(session, round_)
+    forget_trajectories(session.run_dir, index)  # of a process that was killed
     with Completions(session.inbox):
         opened = OpenIteration(round_, recorder, num_steps_per_task)
         session.inbox.put(opened)

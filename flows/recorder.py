@@ -15,6 +15,7 @@ from digen_core.trace.metrics import idle_shares, schedule_metrics
 from digen_core.trace.prediction import read_prediction
 from digen_core.trace.windows import iteration_windows
 from digen_core.training.advantages import Advantages
+from digen_core.transport.images import name_of
 from flows.session import Round, Session
 
 TRAINING_KINDS = ("train", "reduce", "step")
@@ -159,6 +160,7 @@ class IterationRecorder:
 
     def _rows(self, fragment: Fragment) -> list[SampleRow]:
         rewards, logprobs = self._rewards[fragment], self._logprobs[fragment]
+        images = self._images_of(fragment.group)
         return [
             SampleRow(
                 iteration=self._round.index,
@@ -177,9 +179,22 @@ class IterationRecorder:
                 denoise_seconds=self._seconds["denoise", fragment],
                 score_seconds=self._seconds["score", fragment],
                 metadata=self._round.metadata[fragment.group],
+                image=images.get(sample),
             )
             for row, sample in enumerate(fragment.samples)
         ]
+
+    def _images_of(self, group: int) -> dict[int, str]:
+        """Return the files of a group's images that the config has kept, by sample."""
+        tracking = self._session.config.tracking
+        parts = [self._rewards[fragment]["reward"] for fragment in self._parts_of(group)]
+        rewards = np.concatenate(parts)
+        kept = {
+            "none": (),
+            "extremes": {int(rewards.argmax()), int(rewards.argmin())},
+            "all": range(len(rewards)),
+        }[tracking.keep_images]
+        return {s: name_of(self._round.index, group, s, tracking.image_format) for s in kept}
 
     def _is_trained(self, group: int, sample: int) -> bool:
         if group in self._skipped or group in self._replaced:

@@ -16,7 +16,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState
 from prefect.states import Crashed
 
 from digen_core.config import ConfigError, RunConfig
-from digen_core.config_file import CONFIG_OF_RUN
+from digen_core.config_file import CONFIG_OF_RUN, require_run
 from digen_core.manifest import CHECKPOINTS_OF_RUN, LINEAGE_OF_RUN, Lineage, checkpoints_in
 from digen_core.resume import Resumption, resumption_of
 from digen_core.trace.spans import DEVICES_OF_RUN, SPANS_OF_RUN, read_devices
@@ -36,8 +36,7 @@ def resuming(config: RunConfig, run_dir: Path) -> Iterator[Resumption]:
     Raises:
         ConfigError: another process does, or the run cannot go on with this config.
     """
-    if not run_dir.is_dir():
-        raise ConfigError(f"there is no run folder {run_dir}; give one such as runs/NAME")
+    require_run(run_dir)
     with locked(run_dir):
         resumption = resumption_of(config, run_dir)
         for error in resumption.damaged:
