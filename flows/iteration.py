@@ -43,4 +43,13 @@ def round_of(config: RunConfig, prompts: list[str], index: int) -> Round:
     count, refill = config.rollout.prompts_per_iteration, config.rollout.refill
     own = prompts_of_iteration(prompts, index, count, seed=config.seed)
     others = prompts_of_refills(prompts, own, index, refill, seed=config.seed)
-    return Round(index, [*own, *others], steps_of_iteration(config, index), refill)
+    steps, costs = steps_of_iteration(config, index), _costs(config, index)
+    return Round(index, [*own, *others], steps, refill, costs)
+
+
+def _costs(config: RunConfig, index: int) -> tuple[float, ...]:
+    """Return what groups of several sizes cost: about as many latent pixels as they have."""
+    if not config.model.sizes:
+        return ()
+    sizes = [config.size_of(index, group) for group in range(config.rollout.prompts_per_iteration)]
+    return tuple(height * width * (1 + (frames - 1) / 4) for height, width, frames in sizes)

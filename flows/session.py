@@ -48,6 +48,7 @@ class Round:
     prompts: list[str]  # of its N groups, then of those that may take their place
     steps: Steps
     refill: int = 0  # times that a group may be replaced
+    costs: tuple[float, ...] = ()  # of the groups, relative to each other, if they differ
 
     @property
     def num_groups(self) -> int:

@@ -72,8 +72,8 @@ def _denoise(
     previous: Segment | None,
 ) -> list[DenoisedStep]:
     """Return the steps as they were sampled."""
-    policy, config = engine.policy, engine.config
-    group = (fragment.iteration, fragment.group)
+    config, group = engine.config, (fragment.iteration, fragment.group)
+    policy = engine.policy_of(*group)
     if previous is None:
         x = initial_latent(
             policy,
@@ -89,7 +89,7 @@ def _denoise(
             policy,
             x,
             to_tensors(condition, policy.device),
-            engine.sigmas(config.rollout.num_steps),
+            policy.sigmas(config.rollout.num_steps).to(policy.device),
             steps=steps,
             noisy_steps=noisy_steps,
             config=config.rollout,
@@ -105,7 +105,8 @@ def _denoise(
 def decode_and_score(run_id: str, label: str, prompt: str, segment: Segment) -> None:
     """Decode the clean latents of a fragment and reward the images."""
     with working(run_id) as engine:
-        images = engine.policy.decode(to_tensor(segment.x, engine.policy.device))
+        policy = engine.policy_of(segment.fragment.iteration, segment.fragment.group)
+        images = policy.decode(to_tensor(segment.x, policy.device))
         prompts = [prompt] * len(images)
         columns = score_images(engine.rewards, engine.config.rewards, images, prompts)
     receipts.attach({"rewards": {name: values.tolist() for name, values in columns.items()}})
