@@ -97,8 +97,8 @@ def _denoise(
     previous: Segment | None,
 ) -> list[DenoisedStep]:
     """Return the steps as they were sampled."""
-    policy, config = engine.policy, engine.config
-    group = (fragment.iteration, fragment.group)
+    config, group = engine.config, (fragment.iteration, fragment.group)
+    policy = engine.policy_of(*group)
     if previous is None:
         x = initial_latent(
             policy,
@@ -114,7 +114,7 @@ def _denoise(
             policy,
             x,
             to_tensors(condition, policy.device),
-            engine.sigmas(config.rollout.num_steps),
+            policy.sigmas(config.rollout.num_steps).to(policy.device),
             steps=steps,
             noisy_steps=noisy_steps,
             config=config.rollout,
@@ -132,7 +132,8 @@ def decode_and_score(
 ) -> None:
     """Decode the clean latents of a fragment, reward the images, and keep them if asked to."""
     with working(run_id) as engine:
-        images = engine.policy.decode(to_tensor(segment.x, engine.policy.device))
+        policy = engine.policy_of(segment.fragment.iteration, segment.fragment.group)
+        images = policy.decode(to_tensor(segment.x, policy.device))
         notes, count = list[str](), len(images)
         asked = [prompt] * count, [metadata] * count
         columns = score_images(
