@@ -16,8 +16,8 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState
 from prefect.states import Crashed
 
 from digen_core.config import ConfigError, RunConfig
-from digen_core.config_file import CONFIG_OF_RUN
-from digen_core.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
+from digen_core.config_file import CONFIG_OF_RUN, require_run
+from digen_core.manifest import CHECKPOINTS_OF_RUN, LINEAGE_OF_RUN, Lineage, checkpoints_in
 from digen_core.resume import Resumption, resumption_of
 from digen_core.trace.spans import DEVICES_OF_RUN, SPANS_OF_RUN, read_devices
 from digen_core.training.checkpoints import remove_checkpoint
@@ -36,8 +36,7 @@ def resuming(config: RunConfig, run_dir: Path) -> Iterator[Resumption]:
     Raises:
         ConfigError: another process does, or the run cannot go on with this config.
     """
-    if not run_dir.is_dir():
-        raise ConfigError(f"there is no run folder {run_dir}; give one such as runs/NAME")
+    require_run(run_dir)
     with locked(run_dir):
         resumption = resumption_of(config, run_dir)
         for error in resumption.damaged:
@@ -65,6 +64,19 @@ def locked(run_dir: Path) -> Iterator[None]:
         file.write(f"{os.getpid()} on {os.uname().nodename}")
         file.flush()
         yield
+
+
+def begun_before(config: RunConfig) -> Path | None:
+    """Return the folder of the run that this flow run began; None if it is called first.
+
+    A worker calls the flow of a deployment again for a flow run that was suspended, or by Retry.
+    """
+    if runtime.deployment.id is None:
+        return None
+    for path in Path(config.tracking.runs_dir).glob(f"*/{LINEAGE_OF_RUN}"):
+        if runtime.flow_run.id in Lineage.model_validate_json(path.read_text()).flow_run_ids:
+            return path.parent
+    return None
 
 
 def mark_crashed_flows(flow_run_ids: Sequence[str]) -> None:
