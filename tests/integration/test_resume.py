@@ -105,7 +105,8 @@ def test_a_run_goes_on_with_other_workers_in_another_layout(
     folder = only_run(tree)
     assert len(list((folder / "samples").iterdir())) == 3  # the third is done again
 
-    config = config_of("colocated-strong" if case == "the history of rewards" else "tsp", 2, 2)
+    layout = "disaggregated" if case == "the history of rewards" else "tsp"  # needs all rewards
+    config = config_of(layout, 2, 2)
     watch = Watch()
     with watching(watch):
         report = post_train(config, str(folder))
