@@ -44,7 +44,8 @@ def register(deployments: str, environment: Mapping[str, str]) -> None:
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
+            # A shell sets PWD, where prefect.yaml says that runs happen; others may leave it behind.
+            env={**os.environ, **environment, "PWD": os.getcwd()},
             timeout=DEPLOY_SECONDS,
         )
     if made.returncode:
