@@ -44,7 +44,7 @@ def register(deployments: str, environment: Mapping[str, str]) -> None:
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            # A shell sets PWD, where prefect.yaml says that runs happen; others may leave it behind.
+            # Runs happen in PWD (prefect.yaml), which only shells keep up to date.
             env={**os.environ, **environment, "PWD": os.getcwd()},
             timeout=DEPLOY_SECONDS,
         )
