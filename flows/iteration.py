@@ -10,7 +10,7 @@ from prefect.states import Cancelled
 from digen_core.config import RunConfig
 from digen_core.data import Prompt, prompts_of_iteration, prompts_of_refills
 from digen_core.rollout.steps import steps_of_iteration
-from flows.open_iteration import OpenIteration
+from flows.open_iteration import OpenIteration, Published
 from flows.publishing import publish_iteration
 from flows.recorder import IterationRecorder
 from flows.scheduling import learn_costs
@@ -31,10 +31,11 @@ def iteration(run_id: str, index: int) -> State | None:
         session.inbox.put(opened)
         ended = opened.outcome.result()
     if ended is None:
-        return Cancelled(message="the run ended before this iteration did")
+        return Cancelled(message="the run has ended, or did this iteration on its own page")
     record = recorder.record(ended.version, ended.seconds, num_steps_per_task)
     publish_iteration(session, record, opened.reward_history)
     learn_costs(session, record.spans)
+    session.inbox.put(Published(index))
     return None
 
 

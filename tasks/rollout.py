@@ -1,9 +1,13 @@
 """Rollout tasks: encode a prompt, denoise some steps of a fragment, decode and score it."""
 
+import logging
 from time import time
+from typing import Final
 
 import numpy as np
+import torch
 from prefect import task
+from torch import Tensor
 
 from digen_core.control.protocol import Fragment
 from digen_core.data import Metadata
@@ -19,7 +23,15 @@ from digen_core.transport.arrays import (
 )
 from digen_core.transport.segment import Segment
 from tasks import receipts
+from tasks.display import thumbnail
 from tasks.engine import Engine, working
+
+logger = logging.getLogger(__name__)
+
+SHOWN_GROUPS: Final = 4
+SHOWN_SAMPLES: Final = 4
+"""What an iteration's page shows: the first samples of the first groups."""
+MAX_NOTES: Final = 4
 
 
 @task(task_run_name="{label}")
@@ -109,7 +121,25 @@ def decode_and_score(
     """Decode the clean latents of a fragment and reward the images."""
     with working(run_id) as engine:
         images = engine.policy.decode(to_tensor(segment.x, engine.policy.device))
-        count = len(images)
+        notes, count = list[str](), len(images)
         asked = [prompt] * count, [metadata] * count
-        columns = score_images(engine.rewards, engine.config.rewards, images, *asked)
-    receipts.attach({"rewards": {name: values.tolist() for name, values in columns.items()}})
+        columns = score_images(
+            engine.rewards, engine.config.rewards, images, *asked, note=notes.append
+        )
+        shown = _pictures(images) if _is_shown(segment.fragment) else []
+    for note in notes:
+        logger.warning(note)
+    rewards = {name: values.tolist() for name, values in columns.items()}
+    receipts.attach({"rewards": rewards, "notes": notes[:MAX_NOTES], "pictures": shown})
+
+
+def _is_shown(fragment: Fragment) -> bool:
+    return fragment.group < SHOWN_GROUPS and fragment.index == 0
+
+
+def _pictures(images: Tensor) -> list[bytes]:
+    """Return the first samples, [B, 3, H, W] or of videos [B, F, 3, H, W] the middle frame."""
+    if images.ndim == 5:
+        images = images[:, images.shape[1] // 2]
+    shown = images[:SHOWN_SAMPLES].float().mul(255).round().clamp(0, 255).to(torch.uint8)
+    return [thumbnail(image) for image in shown.permute(0, 2, 3, 1).cpu().numpy()]
