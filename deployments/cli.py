@@ -15,7 +15,7 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError
 
 from deployments.bench import bench
-from deployments.commands import configs, models, planning, runs
+from deployments.commands import configs, models, planning, runs, tracking
 from deployments.errors import RunFailedError
 from deployments.local import apply_settings
 from digen_core.config import ConfigError
@@ -28,6 +28,7 @@ digen: reinforcement-learning post-training of diffusion and flow-matching model
                                                   every setting with its meaning
   digen evaluate runs/NAME                        judge a finished run again
   digen report runs/NAME                          see what its devices waited for
+  digen compare runs/NAME runs/OTHER              what differs, and the curves together
   digen --help                                    all commands; COMMAND --help shows an example
 """
 
@@ -51,6 +52,8 @@ _config = App(name="config", help="Look at configs.")
 app.command(runs.train, usage="Usage: digen train CONFIG [--KEY VALUE ...]")
 app.command(runs.evaluate)
 app.command(runs.report)
+app.command(tracking.compare)
+app.command(tracking.sync)
 app.command(planning.simulate)
 app.command(
     planning.plan, usage="Usage: digen plan CONFIG --cluster CLUSTER [--json] [--KEY VALUE ...]"

@@ -24,6 +24,7 @@ def publish_iteration(session: Session, record: IterationRecord) -> None:
         write_spans(session.run_dir / SPANS_OF_RUN, record.iteration, record.spans)
         write_devices(session.run_dir / DEVICES_OF_RUN, session.devices)
         session.tracker.log_iteration(record)
+        session.tracker.log_versions(dict(session.hashes))
         for observer in observers():
             observer.on_iteration(record)
 
@@ -33,12 +34,12 @@ def publish_evaluation(
 ) -> None:
     """Keep and show an evaluation and its grid of images, uint8 [prompts, k, H, W, 3]."""
     (session.run_dir / f"evaluation-{tag}.json").write_text(report.model_dump_json(indent=2))
-    session.tracker.log_evaluation(tag, report)
-    session.tracker.log_images(tag, prompts, images, report.version)
+    name = session.tracker.log_evaluation(tag, report)
+    session.tracker.log_images(name, prompts, images, report.version)
     for observer in observers():
         observer.on_evaluation(tag, report)
 
 
-def publish_folder(session: Session, folder: Path) -> None:
-    """Keep a folder of the run with its record in MLflow."""
-    session.tracker.log_folder(folder, folder.name)
+def publish_model(session: Session, weights: Path) -> None:
+    """Register the trained weights, adapters or a transformer, in MLflow."""
+    session.tracker.log_model(weights, session.version, session.hashes[session.version])

@@ -48,7 +48,9 @@ def reopen_run(config: RunConfig, run_dir: Path) -> Iterator[Session]:
     local = [Device("worker-0", frozenset({"rollout", "trainer"}))]
     with run_cluster(config.cluster, local) as address, shared_client(address) as client:
         name = f"{run_dir.name}-evaluation"
-        with session_on(client, address, devices_of(client), config, run_dir, name) as session:
+        devices = devices_of(client)
+        tracker = Tracker.reopen(config, run_dir, runtime.flow_run.id)
+        with session_on(client, address, devices, config, run_dir, name, tracker) as session:
             yield session
 
 
@@ -60,9 +62,13 @@ def session_on(
     config: RunConfig,
     run_dir: Path,
     name: str,
+    tracker: Tracker | None = None,
 ) -> Iterator[Session]:
-    """Yield a registered session on some devices, tracked in MLflow under ``name``."""
-    tracker = Tracker.start(config, name, run_dir, runtime.flow_run.id)
+    """Yield a registered session on some devices, tracked in MLflow under ``name``.
+
+    An old run goes on with a tracker of its own.
+    """
+    tracker = tracker or Tracker.start(config, name, run_dir, runtime.flow_run.id)
     session = Session(
         run_id=name,
         config=config,
