@@ -26,6 +26,7 @@ digen: reinforcement-learning post-training of diffusion and flow-matching model
   digen train deployments/configs/shapes.toml     train the embedded model; minutes on a CPU
   digen config show deployments/configs/shapes.toml
                                                   every setting with its meaning
+  digen train --resume runs/NAME                  go on with a run that was interrupted
   digen evaluate runs/NAME                        judge a finished run again
   digen report runs/NAME                          see what its devices waited for
   digen compare runs/NAME runs/OTHER              what differs, and the curves together
@@ -49,7 +50,10 @@ app = App(
 )
 _pretrain = App(name="pretrain", help="Make an embedded base model from nothing.")
 _config = App(name="config", help="Look at configs.")
-app.command(runs.train, usage="Usage: digen train CONFIG [--KEY VALUE ...]")
+app.command(
+    runs.train,
+    usage="Usage: digen train [CONFIG] [--resume RUN] [--KEY VALUE ...]",
+)
 app.command(runs.evaluate)
 app.command(runs.report)
 app.command(tracking.compare)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from deployments.errors import RunFailedError
 from digen_core.config import ConfigError, RunConfig
-from digen_core.config_file import config_of_run
 from digen_core.records import EvaluationReport, RunReport
+from digen_core.resume import evaluation_config
 
 if TYPE_CHECKING:
     from deployments.live_view import LiveView
@@ -26,8 +26,12 @@ SETTINGS = {
 }
 
 
-def run_training(config: RunConfig) -> RunReport:
+def run_training(config: RunConfig, resume: Path | None = None) -> RunReport:
     """Train as the config says, and show it live.
+
+    Args:
+        config: of the run.
+        resume: folder of a run to go on with; None starts a new one.
 
     Raises:
         ConfigError: the input cannot be used, as was found before anything started or by a worker.
@@ -38,7 +42,7 @@ def run_training(config: RunConfig) -> RunReport:
         from flows.session import watching
 
         with watching(view):
-            report: RunReport = post_train(config)
+            report: RunReport = post_train(config, str(resume) if resume else None)
             return report
 
 
@@ -56,11 +60,11 @@ def run_evaluation(
         ConfigError: the folder is not a run's, or holds no version yet.
         RunFailedError: the evaluation failed.
     """
-    config = config_of_run(run_dir, prompts, samples_per_prompt)
-    with orchestrated(config):
+    asked = (str(prompts) if prompts else None, samples_per_prompt)
+    with orchestrated(evaluation_config(run_dir, *asked)):
         from flows.evaluate_run import evaluate_run
 
-        report: EvaluationReport = evaluate_run(run_dir, config)
+        report: EvaluationReport = evaluate_run(str(run_dir), *asked)
         return report
 
 

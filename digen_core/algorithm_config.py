@@ -3,129 +3,27 @@
 Importing this module must not import torch. Formulas and sources: docs/algorithms.md.
 """
 
-from typing import Annotated, ClassVar, Literal, Self, get_args
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from digen_core.strict import Strict
-
-Transition = Literal["flow_sde", "cps", "dance", "wan_sde", "longcat_sde"]
-
-
-def _check_fraction(fraction: float, num_trained: int, num_steps: int) -> None:
-    if num_trained < 1:
-        raise ValueError(
-            f"algorithm.trained_fraction ({fraction}) of rollout.num_steps ({num_steps}) is no "
-            "step at all; raise one of them."
-        )
+from digen_core.algorithm_base import (
+    AdvantagesConfig,
+    FirstStepsConfig,
+    KlScaling,
+    PolicyGradientConfig,
+    Transition,
+    check_fraction,
+)
 
 
-class _Advantages(Strict):
-    """What every algorithm makes of rewards."""
-
-    transitions: ClassVar[tuple[Transition, ...]] = get_args(Transition)
-    """Stochastic samplers that the algorithm's maths holds for."""
-
-    needs_noise: ClassVar[bool] = False
-    """Whether the loss asks where the sampling policy's step would have gone without its noise."""
-
-    advantage_scale: Literal["group", "batch", "max_group", "none"] = "group"
-    """Divide centred rewards by the standard deviation of the group, of the iteration, by the
-    largest one of a group, or by 1."""
-
-    advantage_eps: float = Field(1e-4, gt=0)
-    """Added to that standard deviation."""
-
-    advantage_ddof: Literal[0, 1] = 0
-    """0: population standard deviation (FlowGRPO); 1: unbiased (DanceGRPO)."""
-
-    max_advantage: float = Field(5.0, gt=0)
-    """Advantages are clamped to plus or minus this."""
-
-    mix: Literal["rewards", "advantages"] = "rewards"
-    """Several rewards: advantages of their weighted sum, or the weighted sum of the advantages that
-    each of them gives, so that each counts by its weight whatever its scale."""
-
-    best_of: int | None = Field(None, ge=2)
-    """Train this many samples of each group, the best half and the worst half (DanceGRPO's
-    best-of-n); null trains all."""
-
-    @property
-    def needs_all_rewards(self) -> bool:
-        """Whether advantages wait for the rewards of all groups."""
-        return self.advantage_scale in ("batch", "max_group")
-
-
-class _PolicyGradient(_Advantages):
-    """What every algorithm on the ratios of sampled transitions has."""
-
-    clip_range: float = Field(1e-4, gt=0, lt=1)
-    """Half-width of the importance-ratio clip. Small because log-probs are means over the latent's
-    elements: clip ranges do not carry over between resolutions."""
-
-    kl_coefficient: float = Field(0.0, ge=0)
-    """Weight of the KL divergence to the reference policy (the base model)."""
-
-    kl: Literal["gaussian", "flowgrpo"] = "flowgrpo"
-    """gaussian: true KL of the transition; flowgrpo: that times the step size, as published."""
-
-    correction: Literal["none", "truncate", "icepop", "reject"] = "none"
-    """For samples of another version, or of other arithmetic, than the trained one. none: ratios
-    are to the log-probs stored with the samples. Else they are to log-probs that the trainer takes
-    itself, and w = exp(recomputed - stored) weighs each pair: truncate: min(w, high); icepop: w
-    within the bounds, 0 outside; reject: 1 within, 0 outside."""
-
-    correction_bounds: tuple[float, float] = (0.999, 1.001)
-    """(low, high) of w, which is close to 1: log-probs are means over the latent's elements."""
-
-    @model_validator(mode="after")
-    def _check_bounds(self) -> Self:
-        low, high = self.correction_bounds
-        if not 0 <= low < high:
-            raise ValueError(
-                f"algorithm.correction_bounds are {[low, high]}; needs 0 <= low < high."
-            )
-        return self
-
-
-class _FirstSteps(_PolicyGradient):
-    """What algorithms that train the first steps, or a window of them, have."""
-
-    trained_fraction: float = Field(0.99, gt=0, le=1)
-    """Share of the steps that is trained, from the first one; 0.99 leaves out the last step."""
-
-    window: tuple[int, int, int] | None = None
-    """(size, low, high): instead, train `size` steps that start at a place drawn for each iteration
-    from [low, high - size]; steps outside the window are noiseless (Flow-GRPO-Fast)."""
-
-    def num_trained(self, num_steps: int) -> int:
-        """Return the trained steps of a trajectory of ``num_steps``."""
-        return self.window[0] if self.window else int(num_steps * self.trained_fraction)
-
-    def end_of_noise(self, num_steps: int) -> int:
-        """Return one more than the last step that may have noise."""
-        return self.window[2] if self.window else int(num_steps * self.trained_fraction)
-
-    def check_steps(self, num_steps: int) -> None:
-        """Raise ValueError unless at least one step is trained, and all there are."""
-        if self.window is None:
-            _check_fraction(self.trained_fraction, self.num_trained(num_steps), num_steps)
-            return
-        size, low, high = self.window
-        if not (size >= 1 and low >= 0 and low + size <= high <= num_steps):
-            raise ValueError(
-                f"algorithm.window (size, low, high) is {[size, low, high]}; needs size >= 1 and "
-                f"0 <= low <= high - size, high <= rollout.num_steps ({num_steps})."
-            )
-
-
-class FlowGrpoConfig(_FirstSteps):
+class FlowGrpoConfig(FirstStepsConfig):
     """FlowGRPO: a clipped surrogate on the ratio of every trained transition."""
 
     type: Literal["flow_grpo"] = "flow_grpo"
 
 
-class GrpoGuardConfig(_FirstSteps):
+class GrpoGuardConfig(FirstStepsConfig):
     """GRPO-Guard: FlowGRPO with ratios that are centred and scaled alike at every step."""
 
     transitions: ClassVar[tuple[Transition, ...]] = ("flow_sde", "dance", "wan_sde", "longcat_sde")
@@ -138,7 +36,7 @@ class GrpoGuardConfig(_FirstSteps):
     """Half-width of the clip of normalised ratios."""
 
 
-class FlowDppoConfig(_FirstSteps):
+class FlowDppoConfig(FirstStepsConfig):
     """Flow-DPPO: FlowGRPO with a bound on the exact divergence in place of the ratio clip."""
 
     needs_noise: ClassVar[bool] = True
@@ -150,7 +48,7 @@ class FlowDppoConfig(_FirstSteps):
     a pair may no longer move further away. Takes the place of clip_range, which is unused."""
 
 
-class DdpoConfig(_FirstSteps):
+class DdpoConfig(FirstStepsConfig):
     """DDPO: advantages by the running statistics of each prompt."""
 
     type: Literal["ddpo"] = "ddpo"
@@ -177,7 +75,7 @@ class DdpoConfig(_FirstSteps):
                 f"algorithm.min_count ({self.min_count}) is above algorithm.buffer_size "
                 f"({self.buffer_size}); no prompt would ever have statistics of its own."
             )
-        for name in ("mix", "advantage_scale", "advantage_ddof"):
+        for name in ("mix", "advantage_scale", "advantage_ddof", "kl_reward"):
             default, found = type(self).model_fields[name].default, getattr(self, name)
             if found != default:
                 raise ValueError(
@@ -187,7 +85,7 @@ class DdpoConfig(_FirstSteps):
         return self
 
 
-class LongCatConfig(_FirstSteps):
+class LongCatConfig(FirstStepsConfig):
     """LongCat-Video: FlowGRPO with losses weighted so that every step moves the policy alike."""
 
     transitions: ClassVar[tuple[Transition, ...]] = ("longcat_sde", "flow_sde")
@@ -198,11 +96,11 @@ class LongCatConfig(_FirstSteps):
     """Divide centred rewards by the standard deviation of the group, of the iteration, by the
     largest one of a group, or by 1."""
 
-    kl: Literal["gaussian", "flowgrpo"] = "gaussian"
+    kl: KlScaling = "gaussian"
     """gaussian: true KL of the transition; flowgrpo: that times the step size."""
 
 
-class DanceGrpoConfig(_PolicyGradient):
+class DanceGrpoConfig(PolicyGradientConfig):
     """DanceGRPO: all steps but the last are noisy, and a random share of them is trained."""
 
     type: Literal["dance_grpo"] = "dance_grpo"
@@ -226,10 +124,10 @@ class DanceGrpoConfig(_PolicyGradient):
 
     def check_steps(self, num_steps: int) -> None:
         """Raise ValueError unless at least one step is trained."""
-        _check_fraction(self.trained_fraction, self.num_trained(num_steps), num_steps)
+        check_fraction(self.trained_fraction, self.num_trained(num_steps), num_steps)
 
 
-class MixGrpoConfig(_PolicyGradient):
+class MixGrpoConfig(PolicyGradientConfig):
     """MixGRPO: a window of noisy, trained steps that slides over the iterations of the run."""
 
     type: Literal["mix_grpo"] = "mix_grpo"
@@ -278,7 +176,7 @@ class MixGrpoConfig(_PolicyGradient):
             )
 
 
-class DiffusionNftConfig(_Advantages):
+class DiffusionNftConfig(AdvantagesConfig):
     """DiffusionNFT: contrasts good and bad samples on the forward process, without log-probs."""
 
     type: Literal["diffusion_nft"] = "diffusion_nft"
@@ -309,7 +207,7 @@ class DiffusionNftConfig(_Advantages):
 
     def check_steps(self, num_steps: int) -> None:
         """Raise ValueError unless at least one noise level is trained."""
-        _check_fraction(self.trained_fraction, self.num_trained(num_steps), num_steps)
+        check_fraction(self.trained_fraction, self.num_trained(num_steps), num_steps)
 
 
 AlgorithmConfig = Annotated[

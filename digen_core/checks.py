@@ -187,7 +187,7 @@ def _check_device(config: RunConfig) -> None:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"model.device {name!r} is none; use auto, cpu or cuda") from error
-    if config.cluster.scheduler_address is not None:
+    if config.cluster.address is not None:
         return
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(

@@ -45,6 +45,19 @@ def load_config(path: Path | str | None, overrides: Mapping[str, Any] | None = N
     for key, value in (overrides or {}).items():
         _lay(tree, key, value)
     source = " and ".join([str(path)] * (path is not None) + ["the command line"] * bool(overrides))
+    return config_of_tree(tree, source)
+
+
+def config_of_tree(tree: Mapping[str, Any], source: str) -> RunConfig:
+    """Check a tree of values, in which "null" may stand for null.
+
+    Args:
+        tree: key -> value or subtree.
+        source: where it comes from, for the error.
+
+    Raises:
+        ConfigError: a key or value is wrong.
+    """
     try:
         return RunConfig.model_validate(_with_nulls(tree, RunConfig))
     except ValidationError as error:
@@ -62,28 +75,25 @@ def is_config(path: Path) -> bool:
     return not tables.isdisjoint(RunConfig.model_fields)
 
 
-def config_of_run(
-    run_dir: Path, prompts: Path | None = None, samples_per_prompt: int | None = None
-) -> RunConfig:
-    """Return the config that a run kept, with other evaluation settings laid over it.
+def config_of_run(run_dir: Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """Return the config that a run kept, with ``overrides`` (dotted keys to values) laid over it.
 
     Raises:
-        ConfigError: the folder is not a run's, holds no version, or a setting is wrong.
+        ConfigError: the folder is not a run's, or a key or value is wrong.
     """
     try:
         tree = json.loads((run_dir / CONFIG_OF_RUN).read_text())
     except (OSError, json.JSONDecodeError) as error:
         raise ConfigError(f"{run_dir} is no run: it has no readable {CONFIG_OF_RUN}") from error
-    if not list((run_dir / "weights").glob("v*.safetensors")):
-        raise ConfigError(f"{run_dir} holds no trained version yet (its weights folder is empty)")
-    if prompts is not None:
-        tree["prompts"]["evaluation"] = str(prompts)
-    if samples_per_prompt is not None:
-        tree["evaluation"]["samples_per_prompt"] = samples_per_prompt
+    for key, value in (overrides or {}).items():
+        _lay(tree, key, value)
     try:
-        return RunConfig.model_validate(tree)
+        return RunConfig.model_validate(_with_nulls(tree, RunConfig))
     except ValidationError as error:
-        raise ConfigError(f"{run_dir / CONFIG_OF_RUN}: {describe(error)}") from error
+        source = " and ".join(
+            [str(run_dir / CONFIG_OF_RUN)] + ["the command line"] * bool(overrides)
+        )
+        raise ConfigError(f"{source}: {describe(error)}") from error
 
 
 def parse_value(key: str, text: str) -> Any:

@@ -13,24 +13,26 @@ import numpy as np
 import torch
 
 from digen_core.algorithms.ddpo import RewardHistory
-from digen_core.algorithms.diffusion_nft import nft_loss, noised, optimality
-from digen_core.algorithms.flow_sde import LOGPROBS, TRANSITIONS, Transition
 from digen_core.config import RunConfig
 from digen_core.data import prompts_of_iteration
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import (
     initial_weights,
-    reference_weights,
     set_weights,
     trainable_parameters,
 )
+from digen_core.reference_group import (
+    Group,
+    add_old_velocities,
+    forward_losses,
+    replay_losses,
+    sample_group,
+    step_kl,
+)
 from digen_core.rewards.failures import component_means, settle
 from digen_core.rewards.scoring import RewardFn, score_images
-from digen_core.rollout.sampler import initial_latent, rounded
 from digen_core.rollout.steps import steps_of_iteration
-from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
 from digen_core.training.advantages import advantages_of
-from digen_core.training.objectives import Replay, corrected, kl_penalty
 from digen_core.training.optimizer import (
     adamw,
     learning_rate_of,
@@ -89,7 +91,7 @@ def post_train_serially(
         )
         if config.keeps_old:
             set_weights(policy, generators[updates])
-            _add_old_velocities(config, policy, groups, iteration)
+            add_old_velocities(config, policy, groups, iteration)
         set_weights(policy, versions[updates])
         rate = learning_rate_of(config.train, updates, config.num_iterations)
         norm = _train(config, policy, optimizer, groups, iteration, rate)
@@ -114,21 +116,6 @@ def _weights_of(parameters: Mapping[str, torch.nn.Parameter]) -> Weights:
     return {name: p.detach().cpu().numpy().copy() for name, p in parameters.items()}
 
 
-@dataclass
-class _Group:
-    """G trajectories of one prompt."""
-
-    condition: dict[str, torch.Tensor]
-    latents: list[torch.Tensor]  # T + 1 of [G, ...]
-    means: dict[int, torch.Tensor]  # noisy step -> [G, ...] where it would go without its noise
-    logprobs: dict[int, torch.Tensor]  # noisy step -> [G]
-    noise: Callable[[int, int], torch.Tensor]  # (purpose, step) -> [G, ...]
-    sigmas: torch.Tensor  # [T + 1]
-    advantages: torch.Tensor | None = None  # [G]; None: the group is skipped
-    chosen: list[int] | None = None  # samples to train; None: all
-    old_velocities: dict[int, torch.Tensor] = field(default_factory=dict)  # step -> [G, ...]
-
-
 @torch.no_grad()
 def _rollout(
     config: RunConfig,
@@ -138,19 +125,21 @@ def _rollout(
     iteration: int,
     generated_by: list[Weights],
     history: RewardHistory,
-) -> tuple[list[_Group], dict[str, float], RewardHistory]:
+) -> tuple[list[Group], dict[str, float], RewardHistory]:
     """Sample each group of one iteration with its weights, score it, and give it advantages."""
-    groups, columns = [], {}
+    groups, columns, kl = [], {}, {}
     count, size = config.rollout.prompts_per_iteration, config.rollout.group_size
     texts = prompts_of_iteration(prompts, iteration, count, seed=config.seed)
     for index, text in enumerate(texts):
         set_weights(policy, generated_by[index])
-        group = _sample(config, policy, text, (iteration, index))
+        group = sample_group(config, policy, text, (iteration, index))
         images = policy.decode(group.latents[-1])
         scored = score_images(rewards, config.rewards, images, [text] * size)
         columns[index] = settle(scored, config.reward_weights)
+        if config.kl_reward:
+            kl[index] = step_kl(config, policy, group)
         groups.append(group)
-    found = advantages_of(config, columns, dict(enumerate(texts)), history)
+    found = advantages_of(config, columns, dict(enumerate(texts)), history, kl or None)
     for index, group in enumerate(groups):
         if index not in found.skipped:
             values = torch.from_numpy(found.values[index])
@@ -161,57 +150,16 @@ def _rollout(
     }
     means = {f"reward/{name}": mean for name, mean in component_means(scored).items()}
     row = {"reward/mean": means.pop("reward/reward"), **means}
+    if kl:
+        row["reward/kl"] = float(np.mean(list(kl.values())))
     return groups, {**row, "groups/zero_variance": float(len(found.skipped))}, found.history
-
-
-def _sample(config: RunConfig, policy: Policy, text: str, group: tuple[int, int]) -> _Group:
-    """Denoise the samples of one group: some steps are noisy, the others plain Euler steps."""
-    rollout, samples = config.rollout, range(config.rollout.group_size)
-    sigmas = policy.sigmas(rollout.num_steps).to(policy.device)
-    condition = {
-        name: value.expand(len(samples), *value.shape[1:])
-        for name, value in policy.encode([text]).items()
-    }
-
-    def noise(purpose: int, step: int) -> torch.Tensor:
-        drawn = noise_of(
-            policy.latent_shape,
-            seed=config.seed,
-            purpose=purpose,
-            group=group,
-            samples=samples,
-            step=step,
-        )
-        return drawn.to(policy.device, policy.latent_dtype)
-
-    x = initial_latent(policy, seed=config.seed, group=group, samples=samples, config=rollout)
-    latents, means, logprobs = [x], {}, {}
-    noisy_steps = steps_of_iteration(config, group[0]).noisy
-    for step in range(rollout.num_steps):
-        here, there = (sigmas[i].expand(len(x)) for i in (step, step + 1))
-        mean, std = TRANSITIONS[rollout.transition](
-            x,
-            policy.velocity(x, here, condition),
-            here,
-            there,
-            noise_level=rollout.noise_level if step in noisy_steps else 0.0,
-            sigma_max=float(sigmas[1]),
-        )
-        x = mean
-        if step in noisy_steps:
-            x, means[step] = mean + std * noise(NOISE, step + 1), mean
-        x = rounded(x, rollout.storage)
-        if step in noisy_steps:
-            logprobs[step] = LOGPROBS[rollout.transition](x, Transition(mean, std))
-        latents.append(x)
-    return _Group(condition, latents, means, logprobs, noise, sigmas)
 
 
 def _train(
     config: RunConfig,
     policy: Policy,
     optimizer: torch.optim.Optimizer,
-    groups: list[_Group],
+    groups: list[Group],
     iteration: int,
     learning_rate: float,
 ) -> float | None:
@@ -220,7 +168,7 @@ def _train(
     informative = [group for group in groups if group.advantages is not None]
     for group in informative:
         for step in steps_of_iteration(config, iteration).trained:
-            lose = _forward_losses if config.trains_clean else _replay_losses
+            lose = forward_losses if config.trains_clean else replay_losses
             losses = lose(config, policy, group, step)
             chosen = losses if group.chosen is None else losses[group.chosen]
             (chosen.sum() / config.num_pairs).backward()  # type: ignore[no-untyped-call]
@@ -231,77 +179,3 @@ def _train(
     norm = torch.nn.utils.clip_grad_norm_(parameters, config.train.max_grad_norm)
     optimizer.step()
     return float(norm)
-
-
-def _replay_losses(config: RunConfig, policy: Policy, group: _Group, step: int) -> torch.Tensor:
-    """Return the objective and the KL divergence of each sample at one step, [G]."""
-    algorithm, x = config.algorithm, group.latents[step]
-    here, there = (group.sigmas[i].expand(len(x)) for i in (step, step + 1))
-    kernel, sigma_max = TRANSITIONS[config.rollout.transition], float(group.sigmas[1])
-    settings = {"noise_level": config.rollout.noise_level, "sigma_max": sigma_max}
-    assert group.advantages is not None
-    assert algorithm.type != "diffusion_nft"
-    reference = None
-    if algorithm.kl_coefficient:
-        with reference_weights(policy):
-            velocity = policy.velocity(x, here, group.condition)
-            reference = kernel(x, velocity, here, there, **settings)
-    new = kernel(x, policy.velocity(x, here, group.condition), here, there, **settings)
-    replay = Replay(
-        new,
-        LOGPROBS[config.rollout.transition](group.latents[step + 1], new),
-        group.means[step],
-        group.logprobs[step],
-        group.advantages.clamp(-algorithm.max_advantage, algorithm.max_advantage),
-        here,
-        there,
-        sigma_max,
-    )
-    losses = corrected(replay, algorithm).per_pair
-    if reference is not None:
-        losses = losses + algorithm.kl_coefficient * kl_penalty(replay, reference, algorithm)
-    return losses
-
-
-@torch.no_grad()
-def _add_old_velocities(
-    config: RunConfig, policy: Policy, groups: list[_Group], iteration: int
-) -> None:
-    """Ask the old policy, whose weights the policy has, for its velocities."""
-    for group in groups:
-        for step in steps_of_iteration(config, iteration).trained:
-            x, sigma = _noised(group, step)
-            group.old_velocities[step] = policy.velocity(x, sigma, group.condition)
-
-
-def _noised(group: _Group, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the clean latents [G, ...] at a step's noise level, and that level [G]."""
-    sigma = group.sigmas[step].expand(len(group.latents[-1]))
-    return noised(group.latents[-1], group.noise(FORWARD_NOISE, step + 1), sigma), sigma
-
-
-def _forward_losses(config: RunConfig, policy: Policy, group: _Group, step: int) -> torch.Tensor:
-    """Return DiffusionNFT's loss of each sample at one noise level, [G]."""
-    algorithm, x_0 = config.algorithm, group.latents[-1]
-    assert group.advantages is not None
-    assert algorithm.type == "diffusion_nft"
-    x, sigma = _noised(group, step)
-    reference = None
-    if algorithm.kl_coefficient:
-        with reference_weights(policy):
-            reference = policy.velocity(x, sigma, group.condition)
-    velocity = policy.velocity(x, sigma, group.condition)
-    return nft_loss(
-        velocity,
-        group.old_velocities.get(step, velocity.detach()),
-        reference,
-        x,
-        x_0,
-        sigma,
-        optimality(
-            group.advantages, max_advantage=algorithm.max_advantage, mode=algorithm.advantage_mode
-        ),
-        beta=algorithm.beta,
-        max_advantage=algorithm.max_advantage,
-        reference_coefficient=algorithm.kl_coefficient,
-    ).per_pair

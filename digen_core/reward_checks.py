@@ -29,9 +29,19 @@ def check_rewards(config: RunConfig, train: list[str], evaluation: list[str]) ->
     if "ocr" in types:
         _check_quoted_texts(files)
     for name, reward in config.rewards.items():
+        _check_frames(name, reward, config)
         _check_files(name, reward)
         if isinstance(reward, FunctionConfig):
             _check_function(reward)
+
+
+def _check_frames(name: str, reward: RewardConfig, config: RunConfig) -> None:
+    """Check that a reward that takes videos gets some."""
+    if reward.takes == "videos" and config.model.num_frames == 1:
+        raise ConfigError(
+            f"the reward {name!r} takes videos, but model.num_frames is 1; use several frames "
+            "(1 + a multiple of 4) of a video family, or another reward"
+        )
 
 
 def _check_shapes_prompts(files: dict[str, list[str]]) -> None:

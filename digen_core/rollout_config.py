@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from digen_core.algorithm_config import Transition
+from digen_core.algorithm_base import Transition
 from digen_core.strict import Strict
 
 

@@ -16,8 +16,9 @@ def advantages_of(
     columns: Columns,
     prompts: Mapping[int, str],
     history: RewardHistory,
+    step_kl: Mapping[int, np.ndarray] | None = None,
 ) -> Advantages:
     """Centre and scale the rewards of groups; arguments as in digen_core/training/advantages.py."""
     if isinstance(config, EmulatedConfig):  # its rewards mean nothing; every group is trained
         return Advantages({g: np.zeros(len(column["reward"])) for g, column in columns.items()})
-    return advantages.advantages_of(config, columns, prompts, history)
+    return advantages.advantages_of(config, columns, prompts, history, step_kl)

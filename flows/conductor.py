@@ -62,21 +62,24 @@ class Conductor:
             workload_of(session.config),
             schedule,
             session.known_costs,
+            version=session.version,
+            next_iteration=session.num_iterations,
         )
         self._executor = Executor(session)
         self._max_ahead = schedule.max_staleness if schedule.max_stale_share else 1
-        self._threads: list[Thread] = []  # by iteration
+        self._first = session.num_iterations  # not 0 in a run that is resumed
+        self._threads: list[Thread] = []  # by iteration, from the first on
         self._opened: dict[int, OpenIteration] = {}  # and not finished
-        self._num_opened = 0
-        self._num_offered = 0
+        self._num_opened = self._first
+        self._num_offered = self._first
         self._ending: list[tuple[OpenIteration, Ended]] = []  # finished, but a task of it runs
         self._closed: set[int] = set()
         self.out_of_time = False  # as the last finished iteration found
 
     def start(self, setup: OpenIteration) -> None:
-        """Give every device version 0; the tasks show in the flow run of ``setup``."""
+        """Give every device the version to begin with; that shows in the flow run of ``setup``."""
         self._executor.open(setup)
-        self._executor.publish(setup, self._session.trainer_devices()[0], 0)
+        self._executor.publish(setup, self._session.trainer_devices()[0], self._session.version)
         for event in self._carry_out(self._controller.start()):
             self._handle(event)
         while self._executor.num_running:
@@ -127,7 +130,7 @@ class Conductor:
 
     def _open_until(self, index: int) -> None:
         """Open the next flow run, when the one before has reported to the inbox that it is open."""
-        number = len(self._threads)
+        number = self._first + len(self._threads)
         if number > min(index, self._session.config.num_iterations - 1, self._num_opened):
             return
         thread = Thread(

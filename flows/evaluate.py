@@ -11,6 +11,7 @@ from digen_core.records import EvaluationReport
 from digen_core.rewards.failures import component_means, settle
 from flows.collect import receipts_of
 from flows.publishing import publish_evaluation
+from flows.run import on_cluster
 from flows.session import Session, say, session_of
 from tasks.completions import Completions
 from tasks.evaluate import sample_and_score
@@ -63,6 +64,13 @@ def evaluate(run_id: str, tag: str) -> EvaluationReport:
         session, tag, report, prompts[: settings.grid_prompts], np.concatenate(shown)
     )
     return report
+
+
+def evaluate_once(session: Session, tag: str) -> None:
+    """Evaluate the version of now, unless the run did so before it was interrupted."""
+    known = session.evaluations.get(tag)
+    if known is None or known.version != session.version:
+        session.evaluations[tag] = on_cluster(session, evaluate, tag)
 
 
 def _report(session: Session, parts: Sequence[dict[str, list[float]]]) -> EvaluationReport:

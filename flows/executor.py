@@ -7,7 +7,6 @@ the Dask graph, and reads only receipts: seconds, rewards, hashes.
 from functools import singledispatchmethod
 from typing import Any
 
-from digen_core.algorithms.ddpo import RewardHistory
 from digen_core.control import protocol
 from digen_core.control.protocol import Event, Instruction
 from flows.advantages import advantages_of
@@ -33,7 +32,7 @@ class Executor:
         self._submitter = Submitter(session)
         self._conditions = Conditions(self._submitter)
         self._num_switches = 0
-        self._reward_history: RewardHistory = {}  # DDPO's
+        self._reward_history = session.reward_history
         self._denoising = Denoising(self._submitter, self._conditions)
 
     @property
@@ -118,7 +117,11 @@ class Executor:
         it = self._iterations[do.iteration]
         columns = {group: it.recorder.rewards_of(group) for group in do.groups}
         prompts = {group: it.round.prompts[group] for group in do.groups}
-        found = advantages_of(self._session.config, columns, prompts, self._reward_history)
+        config, history = self._session.config, self._reward_history
+        step_kl = None
+        if config.kl_reward:
+            step_kl = {group: it.recorder.step_kl_of(group) for group in do.groups}
+        found = advantages_of(config, columns, prompts, history, step_kl)
         self._reward_history = found.history
         it.advantages.update(found.values)
         it.recorder.add_advantages(found)
@@ -172,6 +175,7 @@ class Executor:
     @submit.register
     def _(self, do: protocol.Step) -> None:
         it, version = self._iterations[do.iteration], do.version + 1
+        it.reward_history = self._reward_history  # a next iteration adds to it
 
         def event_of(receipt: dict[str, Any]) -> Event:
             it.recorder.add_update(receipt)
@@ -189,7 +193,6 @@ class Executor:
             about={"version": version},
             state=self._session.state,
             total=it.total,
-            weights_dir=self._session.run_dir / "weights",
         )
         self.publish(it, do.device, version)
 

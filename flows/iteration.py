@@ -33,7 +33,7 @@ def iteration(run_id: str, index: int) -> State | None:
     if ended is None:
         return Cancelled(message="the run ended before this iteration did")
     record = recorder.record(ended.version, ended.seconds, num_steps_per_task)
-    publish_iteration(session, record)
+    publish_iteration(session, record, opened.reward_history)
     learn_costs(session, record.spans)
     return None
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from prefect.futures import PrefectFuture
 
+from digen_core.algorithms.ddpo import RewardHistory
 from digen_core.control.protocol import Fragment, PairBlock
 from flows.recorder import IterationRecorder
 from flows.session import Round
@@ -34,9 +35,10 @@ class OpenIteration:
     outcome: "Future[Ended | None]" = field(default_factory=Future)  # None: it was cancelled
     begun: float = 0.0  # when the devices were free for it
     segments: dict[Fragment, list[tuple[range, PrefectFuture[Any]]]] = field(default_factory=dict)
-    advantages: dict[int, np.ndarray] = field(default_factory=dict)  # group -> [G]
+    advantages: dict[int, np.ndarray] = field(default_factory=dict)  # group -> [G] or [G, K]
     sums: dict[str, PrefectFuture[Any]] = field(default_factory=dict)  # device ->
     total: PrefectFuture[Any] | None = None
+    reward_history: RewardHistory | None = None  # DDPO's at the update; None: there was none
 
     @property
     def index(self) -> int:

@@ -12,6 +12,7 @@ from digen_core.rewards.failures import component_means, settle
 from digen_core.trace.gaps import idle_gaps
 from digen_core.trace.metrics import idle_shares, schedule_metrics
 from digen_core.trace.prediction import read_prediction
+from digen_core.trace.usage import Usage, usage_metrics
 from digen_core.trace.windows import iteration_windows
 from digen_core.training.advantages import Advantages
 from flows.session import Round, Session
@@ -29,6 +30,7 @@ class IterationRecorder:
         self._spans: list[Span] = []
         self._metrics: dict[str, float] = {}
         self._logprobs: dict[Fragment, dict[int, list[float]]] = {}
+        self._kl: dict[Fragment, dict[int, list[float]]] = {}  # of trained steps, if it is asked
         self._workers: dict[Fragment, str] = {}
         self._versions: dict[Fragment, int] = {}  # that generated
         self._rewards: dict[Fragment, dict[str, list[float]]] = {}
@@ -37,15 +39,22 @@ class IterationRecorder:
         self._skipped: set[int] = set()
         self._chosen: dict[int, tuple[int, ...]] = {}  # samples by group, if not all are trained
         self._step_seconds: list[float] = []
+        self._usage: dict[str, list[Usage]] = {}  # by device
 
     def add_span(self, span: Span) -> None:
         """Note what a task did, when and where."""
         self._spans.append(span)
 
+    def add_usage(self, device: str, used: Usage) -> None:
+        """Note what a device's process used until a task of it ended."""
+        self._usage.setdefault(device, []).append(used)
+
     def add_logprobs(self, fragment: Fragment, receipt: dict[str, Any]) -> None:
         """Note what a denoise task recorded."""
         found = {int(step): values for step, values in receipt["logprobs"].items()}
         self._logprobs.setdefault(fragment, {}).update(found)
+        kl = {int(step): values for step, values in receipt.get("kl", {}).items()}
+        self._kl.setdefault(fragment, {}).update(kl)
         self._workers[fragment] = receipt["device"]
         self._versions[fragment] = receipt["version"]
         self._add_seconds("denoise", fragment, receipt)
@@ -61,7 +70,7 @@ class IterationRecorder:
 
         Scores that are missing are filled in here: only now are all fragments' there.
         """
-        parts = sorted(fragment for fragment in self._rewards if fragment.group == group)
+        parts = self._parts_of(group)
         found = [self._rewards[fragment] for fragment in parts]
         columns = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
         settled = settle(columns, self._session.config.reward_weights)
@@ -71,10 +80,18 @@ class IterationRecorder:
                 part[name] = piece.tolist()
         return settled
 
+    def step_kl_of(self, group: int) -> np.ndarray:
+        """Return the divergences from the reference policy at the trained steps, [G, K]."""
+        rows = [self._kl[fragment] for fragment in self._parts_of(group)]
+        return np.concatenate([[row[step] for step in sorted(row)] for row in rows], axis=1).T
+
+    def _parts_of(self, group: int) -> list[Fragment]:
+        return sorted(fragment for fragment in self._rewards if fragment.group == group)
+
     def add_advantages(self, found: Advantages) -> None:
         """Note the advantages of some groups, and who of them is trained."""
-        values = {group: values.tolist() for group, values in found.values.items()}
-        self._advantages.update(values)
+        for group, values in found.values.items():
+            self._advantages[group] = values.reshape(len(values), -1).mean(axis=1).tolist()
         self._skipped.update(found.skipped)
         self._chosen.update(found.chosen)
 
@@ -119,6 +136,7 @@ class IterationRecorder:
             **self._time_metrics(seconds),
             **schedule_metrics(gaps, devices, window, self._num_samples, self._predicted_seconds),
             **self._staleness_metrics(),
+            **self._usage_metrics(),
             "orchestration/steps_per_task": float(steps_per_task),
         }
         return IterationRecord(
@@ -166,7 +184,9 @@ class IterationRecorder:
             groups.setdefault(fragment.group, []).extend(self._rewards[fragment]["reward"])
         total = components.pop("reward")
         arrays = {name: np.array(values) for name, values in components.items()}
+        kl = [value for steps in self._kl.values() for values in steps.values() for value in values]
         return {
+            **({"reward/kl": fmean(kl)} if kl else {}),
             "reward/mean": mean(total),
             "reward/std": mean(pstdev(values) for values in groups.values()),
             **{f"reward/{name}": value for name, value in component_means(arrays).items()},
@@ -183,6 +203,10 @@ class IterationRecorder:
             for _ in fragment.samples
         ]
         return {"staleness/mean": fmean(stale), "staleness/max": float(max(stale))}
+
+    def _usage_metrics(self) -> dict[str, float]:
+        parts = [usage_metrics(device, used) for device, used in self._usage.items()]
+        return {name: value for part in parts for name, value in part.items()}
 
     def _time_metrics(self, seconds: float) -> dict[str, float]:
         return {

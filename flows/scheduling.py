@@ -6,7 +6,6 @@ only in layouts with stale groups.
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from distributed import Client
 
@@ -20,6 +19,7 @@ from digen_core.planning.predict import predicted_seconds
 from digen_core.planning.profile import Measured, Profile, costs_of, load_profile, with_kinds
 from digen_core.records import Span
 from digen_core.trace.prediction import SCHEDULE_OF_RUN
+from digen_core.transport.files import replace_text
 from flows.session import Session, say
 from flows.workload import schedule_of, workload_of
 from tasks.emulation import EmulatedConfig
@@ -118,11 +118,4 @@ def keep_prediction(session: Session) -> None:
         "max_stale_share": schedule.max_stale_share,
         "predicted_seconds": seconds,  # of the next iteration
     }
-    _replace(session.run_dir / SCHEDULE_OF_RUN, json.dumps(tree, indent=2))
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file that others may read at any time."""
-    new = path.with_suffix(".new")
-    new.write_text(text)
-    new.replace(path)
+    replace_text(session.run_dir / SCHEDULE_OF_RUN, json.dumps(tree, indent=2))

@@ -12,9 +12,11 @@ from typing import Any, Protocol
 from distributed import Client
 from prefect.futures import PrefectFuture
 
+from digen_core.algorithms.ddpo import RewardHistory
 from digen_core.config import RunConfig
 from digen_core.control.costs import Costs
 from digen_core.control.protocol import Device
+from digen_core.manifest import Lineage
 from digen_core.planning.profile import Profile
 from digen_core.records import EvaluationReport, IterationRecord, RunReport
 from digen_core.rollout.steps import Steps
@@ -70,6 +72,11 @@ class Session:
     devices: list[Device]
     addresses: dict[str, str]  # device -> address of its worker when the run began
     tracker: Tracker
+    lineage: Lineage
+    earlier_devices: list[Device] = field(default_factory=list)  # of a run that was resumed
+    checkpoint: Path | None = None  # to begin with, in place of version 0
+    reward_history: RewardHistory = field(default_factory=dict)  # DDPO's, to begin with
+    evaluations: dict[str, EvaluationReport] = field(default_factory=dict)  # by tag
     inbox: SimpleQueue[Any] = field(default_factory=SimpleQueue)  # what the conductor hears of
     trace: LiveTrace = field(default_factory=LiveTrace)  # what the devices do
     publishing: Lock = field(default_factory=Lock)  # records are shown one after the other
@@ -99,12 +106,20 @@ class Session:
         every = self.config.evaluation.every or total
         return min((index // every + 1) * every, total) - 1
 
-    def evaluation_due(self, index: int) -> bool:
-        """Whether the config asks for an evaluation after this iteration, not being the last."""
-        is_last = index + 1 == self.config.num_iterations
-        return not is_last and index == self.last_before_evaluation(index)
+    @property
+    def all_devices(self) -> list[Device]:
+        """Those of the run, and others whose spans its folder holds."""
+        names = {device.name for device in self.devices}
+        return self.devices + [d for d in self.earlier_devices if d.name not in names]
 
-    def report(self, before: EvaluationReport, after: EvaluationReport) -> RunReport:
+    def evaluation_before(self, index: int) -> str | None:
+        """Return the tag of the evaluation that comes before an iteration, if one does."""
+        if index == 0:
+            return "before"
+        every = self.config.evaluation.every
+        return f"iteration-{index - 1:04d}" if every and index % every == 0 else None
+
+    def report(self) -> RunReport:
         """Return what the run achieved."""
         return RunReport(
             run_id=self.run_id,
@@ -112,8 +127,8 @@ class Session:
             version=self.version,
             num_iterations=self.num_iterations,
             seconds=time() - self.started,
-            before=before,
-            after=after,
+            before=self.evaluations["before"],
+            after=self.evaluations["after"],
             view=self.tracker.describe(),
         )
 

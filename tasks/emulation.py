@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
-from pathlib import Path
 from queue import PriorityQueue
 from threading import Semaphore, Thread
 from time import sleep, time
@@ -225,7 +224,7 @@ def reduce(run_id: str, label: str, sums: list[None]) -> None:
 
 
 @task(name="optimizer step", task_run_name="{label}")
-def step(run_id: str, label: str, state: int, total: None, weights_dir: Path) -> int:
+def step(run_id: str, label: str, state: int, total: None) -> int:
     """Wait for as long as the optimizer takes, and make the next version."""
     version = state + 1
     with _working(run_id) as (config, _, started):

@@ -7,7 +7,7 @@ from prefect import task
 
 from digen_core.control.protocol import Fragment
 from digen_core.rewards.scoring import score_images
-from digen_core.rollout.sampler import denoise, initial_latent
+from digen_core.rollout.sampler import DenoisedStep, ReferenceKl, denoise, initial_latent
 from digen_core.transport.arrays import (
     Arrays,
     to_array,
@@ -45,11 +45,21 @@ def denoise_steps(
     with working(run_id, version=version) as engine:
         started = time()
         with engine.old_policy():
-            found = _denoise(engine, fragment, steps, noisy_steps, conditions[prompt], previous)
-        segment = Segment(fragment, steps.start, *found, version)
+            done = _denoise(engine, fragment, steps, noisy_steps, conditions[prompt], previous)
+        precision = engine.config.rollout.storage
+        latents = [done[0].x, *(step.x_next for step in done)]
+        segment = Segment(
+            fragment,
+            steps.start,
+            np.stack([to_stored(x, precision) for x in latents]),
+            {step.step: to_array(step.logprob) for step in done if step.logprob is not None},
+            version,
+        )
         seconds = (time() - started) / len(steps)
     logprobs = {str(step): values.tolist() for step, values in segment.logprobs.items()}
-    receipts.attach({"version": version, "logprobs": logprobs, "seconds_per_step": seconds})
+    kl = {str(step.step): step.kl.tolist() for step in done if step.kl is not None}
+    facts = {"version": version, "logprobs": logprobs, "kl": kl, "seconds_per_step": seconds}
+    receipts.attach(facts)
     return segment
 
 
@@ -60,8 +70,8 @@ def _denoise(
     noisy_steps: tuple[int, ...],
     condition: Arrays,
     previous: Segment | None,
-) -> tuple[np.ndarray, dict[int, np.ndarray]]:
-    """Return the latents [s + 1, n, ...] as stored, and the log-probs of the noisy steps."""
+) -> list[DenoisedStep]:
+    """Return the steps as they were sampled."""
     policy, config = engine.policy, engine.config
     group = (fragment.iteration, fragment.group)
     if previous is None:
@@ -74,24 +84,21 @@ def _denoise(
         )
     else:
         x = to_tensor(previous.x, policy.device)
-    precision = config.rollout.storage
-    latents, logprobs = [to_stored(x, precision)], {}
-    for done in denoise(
-        policy,
-        x,
-        to_tensors(condition, policy.device),
-        engine.sigmas(config.rollout.num_steps),
-        steps=steps,
-        noisy_steps=noisy_steps,
-        config=config.rollout,
-        seed=config.seed,
-        group=group,
-        samples=fragment.samples,
-    ):
-        latents.append(to_stored(done.x_next, precision))
-        if done.logprob is not None:
-            logprobs[done.step] = to_array(done.logprob)
-    return np.stack(latents), logprobs
+    return list(
+        denoise(
+            policy,
+            x,
+            to_tensors(condition, policy.device),
+            engine.sigmas(config.rollout.num_steps),
+            steps=steps,
+            noisy_steps=noisy_steps,
+            config=config.rollout,
+            seed=config.seed,
+            group=group,
+            samples=fragment.samples,
+            reference=ReferenceKl.of(config, fragment.iteration),
+        )
+    )
 
 
 @task(name="decode and score", task_run_name="{label}")

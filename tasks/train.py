@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 from functools import reduce as fold
-from pathlib import Path
 
 import numpy as np
 import torch
 from prefect import task
 
 from digen_core.control.protocol import Pack
+from digen_core.rollout.steps import steps_of_iteration
 from digen_core.training.gradient import PackMetrics
 from digen_core.training.gradient_sum import GradientSum, add, pack_gradient
 from digen_core.training.optimizer import (
@@ -24,7 +24,6 @@ from digen_core.training.optimizer import (
 from digen_core.training.pairs import CleanPairs, gather_pairs
 from digen_core.transport.arrays import Arrays
 from digen_core.transport.segment import Segment
-from digen_core.transport.weights import write_weights
 from tasks import receipts
 from tasks.engine import version_zero, working
 
@@ -54,7 +53,15 @@ def train_pack(
         by_prompt = {prompt: row for part in conditions for prompt, row in part.items()}
         own = {group: by_prompt[prompt] for group, prompt in prompts.items()}
         pairs = gather_pairs(
-            pack, segments, own, advantages, sigmas, engine.policy.device, config, version=version
+            pack,
+            segments,
+            own,
+            advantages,
+            sigmas,
+            engine.policy.device,
+            config,
+            version=version,
+            trained_steps=steps_of_iteration(config, pack.iteration).trained,
         )
         try:
             if isinstance(pairs, CleanPairs) and config.keeps_old:
@@ -87,10 +94,8 @@ def start_state(run_id: str, label: str) -> TrainState:
 
 
 @task(name="optimizer step", task_run_name="{label}")
-def step(
-    run_id: str, label: str, state: TrainState, total: GradientSum, weights_dir: Path
-) -> TrainState:
-    """Make the next version and keep its weights on disk before anybody uses them."""
+def step(run_id: str, label: str, state: TrainState, total: GradientSum) -> TrainState:
+    """Make the next version; its checkpoint is written beside the tasks that follow."""
     with working(run_id) as engine:
         config = engine.config
         learning_rate = learning_rate_of(config.train, state.version, config.num_iterations)
@@ -101,7 +106,7 @@ def step(
             learning_rate=learning_rate,
             old_decay=old_decay_of(config, state.version + 1),
         )
-        write_weights(weights_dir, next_state.version, next_state.weights, next_state.ema)
+        engine.unsaved[next_state.version] = next_state
     sums, count = total.metrics, total.metrics.num_pairs
     receipts.attach(
         {

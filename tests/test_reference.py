@@ -5,7 +5,7 @@ import pytest
 import torch
 from tiny_policies import load_trainable
 
-from digen_core import reference as reference_module
+from digen_core import reference, reference_group
 from digen_core.config import RunConfig
 from digen_core.data import prompts_of_iteration
 from digen_core.models.trainable import initial_weights, set_weights
@@ -30,7 +30,7 @@ def policy_of(tiny_flux):
     """Return a function that loads what a config trains."""
 
     def load(config: RunConfig):
-        keep = bool(config.algorithm.kl_coefficient)
+        keep = config.keeps_reference
         return load_trainable(tiny_flux, "float64", config.train.lora, keep_reference=keep)
 
     return load
@@ -184,6 +184,18 @@ def test_the_kl_term_acts_once_the_policy_has_moved(train):
         assert distance(moved.weights, train().weights) > 1e-5
 
 
+@pytest.mark.parametrize("lora", [{"rank": 4, "alpha": 8}, None], ids=["adapters", "all weights"])
+def test_a_kl_in_the_reward_acts_once_the_policy_has_moved(train, lora):
+    train_settings = {"lora": lora, "learning_rate": 1e-2 if lora else 1e-3}
+    runs = [train(algorithm={"kl_reward": c}, train=train_settings) for c in (0.0, 1e3)]
+    plain, pulled = (run.metrics for run in runs)
+    assert pulled[0]["train/grad_norm"] == pytest.approx(plain[0]["train/grad_norm"], rel=1e-12)
+    assert pulled[0]["reward/kl"] == 0 < pulled[1]["reward/kl"]
+    assert "reward/kl" not in plain[1]
+    assert pulled[1]["reward/mean"] == plain[1]["reward/mean"]  # told without it
+    assert pulled[1]["train/grad_norm"] != pytest.approx(plain[1]["train/grad_norm"], rel=1e-3)
+
+
 def test_a_window_trains_its_steps_only(policy_of, monkeypatch):
     noises, trained = [], []
 
@@ -195,9 +207,9 @@ def test_a_window_trains_its_steps_only(policy_of, monkeypatch):
         trained.append(step)
         return original_loss(config, policy, group, step)
 
-    original_noise, original_loss = reference_module.noise_of, reference_module._replay_losses
-    monkeypatch.setattr(reference_module, "noise_of", noise_of)
-    monkeypatch.setattr(reference_module, "_replay_losses", loss)
+    original_noise, original_loss = reference_group.noise_of, reference.replay_losses
+    monkeypatch.setattr(reference_group, "noise_of", noise_of)
+    monkeypatch.setattr(reference, "replay_losses", loss)
     config = config_of(num_iterations=1, algorithm={"window": (1, 1, 2)})
     post_train_serially(config, policy_of(config), PROMPTS, {"tests:judge": brightness})
     assert noises == [2] * 2  # the noise after step 1, of 2 groups

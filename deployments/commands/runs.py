@@ -9,22 +9,32 @@ from deployments.overrides import ConfigTokens, config_of
 from digen_core.config import ConfigError
 
 
-def train(*tokens: ConfigTokens) -> int:
+def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:
     """Post-train a model as a config file says; any of its keys can be set here too.
 
     Example: digen train deployments/configs/shapes.toml --rollout.group-size 8 --name first-try
+    Example: digen train --resume runs/NAME --schedule.layout elastic
 
     Values are written as in TOML; "null" is null. 'digen config show' lists all keys.
+
+    Args:
+        tokens: The config file, and keys with their values.
+        resume: Folder of a run to go on with from its last checkpoint. Its own config is taken if
+            none is given; cluster, layout and a larger number of iterations may be set.
     """
-    config = config_of(tokens, "digen train")
+    config = config_of(tokens, "digen train", resume)
 
     from digen_core.checks import check_inputs
 
     check_inputs(config)
+    if resume is not None:
+        from digen_core.resume import resumption_of
+
+        resumption_of(config, resume)
 
     from deployments import local, summary
 
-    summary.print_run(local.run_training(config))
+    summary.print_run(local.run_training(config, resume))
     return 0
 
 

@@ -100,12 +100,16 @@ def kl_reward_advantages(
         raise ValueError(
             f"rewards {list(rewards.shape)} and step_kl {list(step_kl.shape)} must be [B], [B, K]"
         )
-    penalised = rewards.double()[:, None] - coefficient * step_kl.double()
     columns = [
         group_advantages(column, group_index, scale=scale, eps=eps, ddof=ddof)
-        for column in penalised.T
+        for column in penalised_rewards(rewards, step_kl, coefficient).T
     ]
     return torch.stack(columns, dim=1)
+
+
+def penalised_rewards(rewards: Tensor, step_kl: Tensor, coefficient: float) -> Tensor:
+    """Return [B, K] float64: rewards [B] less the weighted divergences [B, K] of the steps."""
+    return rewards.double()[:, None] - coefficient * step_kl.double()
 
 
 def best_of_n(advantages: Tensor, group_index: Tensor, n: int) -> Tensor:

@@ -26,7 +26,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from digen_core.algorithms.flow_sde import float32_at_least
+from digen_core.algorithms.tensors import float32_at_least
 
 
 def correction_weights(

@@ -23,7 +23,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from digen_core.algorithms.flow_sde import Transition, float32_at_least, per_trajectory
+from digen_core.algorithms.flow_sde import Transition
+from digen_core.algorithms.tensors import float32_at_least, per_trajectory
 
 RewardHistory = Mapping[str, tuple[float, ...]]  # rewards of each prompt, the oldest first
 

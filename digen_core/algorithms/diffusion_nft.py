@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from digen_core.algorithms.flow_sde import float32_at_least, per_trajectory
+from digen_core.algorithms.tensors import float32_at_least, per_trajectory
 
 _MIN_WEIGHT = 1e-5
 

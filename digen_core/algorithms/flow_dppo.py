@@ -19,8 +19,8 @@ do. With one update per iteration the divergence is 0 and nothing is blocked.
 import torch
 from torch import Tensor
 
-from digen_core.algorithms.flow_sde import float32_at_least
 from digen_core.algorithms.grpo import SurrogateLoss, approximate_kl
+from digen_core.algorithms.tensors import float32_at_least
 
 
 def divergence_masked_surrogate(

@@ -36,6 +36,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from digen_core.algorithms.tensors import float32_at_least, per_trajectory, require_noise
+
 LONGCAT_MAX_STD = 0.45
 _PURE_NOISE_ABOVE = 1 - 1e-6
 
@@ -228,37 +230,6 @@ def odds_root(sigma: Tensor, sigma_max: float) -> Tensor:
             "schedule's second sigma"
         )
     return torch.sqrt(sigma / (1 - torch.where(is_pure_noise, sigma_max, sigma)))
-
-
-def float32_at_least(*tensors: Tensor) -> torch.dtype:
-    """Return the dtype in which to combine ``tensors``: float32, or float64 if any of them is."""
-    dtype = torch.float32
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype
-
-
-def per_trajectory(value: float | Tensor, like: Tensor) -> Tensor:
-    """Return one number or [B] numbers as [B, 1, ...], with ``like``'s rank, dtype and device."""
-    numbers = torch.as_tensor(value, dtype=like.dtype, device=like.device)
-    if numbers.shape not in ((), like.shape[:1]):
-        raise ValueError(
-            f"expected one number or one per trajectory ({len(like)}), got {list(numbers.shape)}"
-        )
-    return numbers.expand(len(like)).reshape(-1, *[1] * (like.ndim - 1))
-
-
-def require_noise(std: Tensor, mean: Tensor) -> None:
-    """Raise ValueError unless ``std`` is positive and of ``mean``'s rank, or one number."""
-    if std.ndim not in (0, mean.ndim):
-        raise ValueError(
-            f"std {list(std.shape)} must have the rank of mean {list(mean.shape)}, as [B, 1, ...]"
-        )
-    if not bool((std > 0).all()):  # a NaN fails as well
-        raise ValueError(
-            f"std {std.min().item()} is not positive: a deterministic step has no log-density; "
-            "train only steps with noise"
-        )
 
 
 def _flow_sde_g(sigma: Tensor, noise_level: float, sigma_max: float) -> Tensor:

@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from digen_core.algorithms.flow_sde import float32_at_least
+from digen_core.algorithms.tensors import float32_at_least
 
 _ZERO_SPREAD = 1e-9
 

@@ -18,8 +18,8 @@ an empty tuple of axes); the paper's are per trajectory, and so are these.
 
 from torch import Tensor
 
-from digen_core.algorithms.flow_sde import float32_at_least
 from digen_core.algorithms.grpo import SurrogateLoss, approximate_kl, clipped_surrogate
+from digen_core.algorithms.tensors import float32_at_least
 
 
 def guarded_surrogate(

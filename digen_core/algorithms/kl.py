@@ -15,7 +15,8 @@ Axes: B trajectories, then one or more latent axes, over which both functions *a
 
 from torch import Tensor
 
-from digen_core.algorithms.flow_sde import float32_at_least, per_trajectory, require_noise
+from digen_core.algorithm_base import KlScaling
+from digen_core.algorithms.tensors import float32_at_least, per_trajectory, require_noise
 
 
 def transition_kl(mean: Tensor, mean_reference: Tensor, std: Tensor) -> Tensor:
@@ -53,3 +54,17 @@ def flowgrpo_kl(
     """
     divergence = transition_kl(mean, mean_reference, std)
     return per_trajectory(step_size, divergence) * divergence
+
+
+def scaled_kl(
+    mean: Tensor,
+    mean_reference: Tensor,
+    std: Tensor,
+    step_size: float | Tensor,
+    *,
+    scaling: KlScaling,
+) -> Tensor:
+    """Return [B] of the divergence that ``scaling`` names; the others as in ``flowgrpo_kl``."""
+    if scaling == "gaussian":
+        return transition_kl(mean, mean_reference, std)
+    return flowgrpo_kl(mean, mean_reference, std, step_size)

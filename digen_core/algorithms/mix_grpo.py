@@ -25,7 +25,7 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from digen_core.algorithms.flow_sde import float32_at_least
+from digen_core.algorithms.tensors import float32_at_least
 
 _EXP_DECAY_FROM, _EXP_DECAY_RATE = 13, 0.1
 

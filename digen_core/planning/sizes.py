@@ -30,7 +30,8 @@ class Sizes:
     trained_parameters: int
     weight_bytes: int  # of the transformer in the model's dtype
     push_bytes: int  # trained weights of a version, with those of an old policy that generates
-    step_flops: int  # one sample at one denoising step, guidance included
+    step_flops: int  # one sample at one denoising step, guidance included; a mean if some steps
+    # ask the reference policy too
     pair_flops: int  # one pair: forward and backward, of the reference policy too if it is asked
     decode_flops: int  # the VAE's, of one sample
     trajectory_bytes: int  # latents and log-probs of one sample
@@ -63,13 +64,14 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
     num_steps = config.rollout.num_steps
     latent_bytes = prod(policy.latent_shape) * TORCH_DTYPES[config.rollout.storage].itemsize
     num_logprobs = len(steps_of_iteration(config, 0).noisy)
+    asked = config.num_trained_steps if config.kl_reward else 0  # of the reference policy
     return Sizes(
         parameters=parameters,
         trained_parameters=trained,
         weight_bytes=parameters * TORCH_DTYPES[config.model.dtype].itemsize,
         push_bytes=trained * _FLOAT32_BYTES * (1 + config.keeps_old),
-        step_flops=_step_flops(policy),
-        pair_flops=_pair_flops(policy, asks_reference=config.keeps_reference),
+        step_flops=round(_step_flops(policy) * (1 + asked / num_steps)),
+        pair_flops=_pair_flops(policy, asks_reference=bool(config.algorithm.kl_coefficient)),
         decode_flops=_decode_flops(policy),
         trajectory_bytes=latent_bytes * (num_steps + 1) + _FLOAT32_BYTES * num_logprobs,
         embedding_bytes=sum(value.nbytes for value in policy.blank_condition(1).values()),

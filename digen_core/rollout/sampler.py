@@ -5,12 +5,18 @@ Axes: n samples of the fragment; a latent is [n, ...] of any rank.
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from digen_core.algorithms.flow_sde import LOGPROBS, TRANSITIONS
+from digen_core.algorithm_base import KlScaling
+from digen_core.algorithms.flow_sde import LOGPROBS, TRANSITIONS, Transition
+from digen_core.algorithms.kl import scaled_kl
+from digen_core.config import RunConfig
 from digen_core.models.policy import Condition, Policy
+from digen_core.models.trainable import reference_weights
+from digen_core.rollout.steps import steps_of_iteration
 from digen_core.rollout_config import RolloutConfig
 from digen_core.seeding import NOISE, noise_of
 from digen_core.transport.arrays import Precision
@@ -26,6 +32,23 @@ class DenoisedStep:
     x: Tensor  # [n, ...] before the step
     x_next: Tensor  # [n, ...] after it
     logprob: Tensor | None  # [n] mean log-prob under the sampling policy; None if noiseless
+    kl: Tensor | None = None  # [n] divergence from the reference policy, where it was asked for
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceKl:
+    """At which steps the divergence from the reference policy is taken, and on which scale."""
+
+    steps: Collection[int]
+    scaling: KlScaling
+
+    @classmethod
+    def of(cls, config: RunConfig, iteration: int) -> "ReferenceKl | None":
+        """Return what the rewards of an iteration need; None if they need no divergence."""
+        algorithm = config.algorithm
+        if algorithm.type == "diffusion_nft" or not algorithm.kl_reward:
+            return None
+        return cls(steps_of_iteration(config, iteration).trained, algorithm.kl)
 
 
 def initial_latent(
@@ -82,6 +105,7 @@ def denoise(
     seed: int,
     group: tuple[int, int],
     samples: range,
+    reference: ReferenceKl | None = None,
 ) -> Iterator[DenoisedStep]:
     """Run some denoising steps of some samples of one group, yielding each as it is done.
 
@@ -96,6 +120,7 @@ def denoise(
         seed: of the run.
         group: (iteration, index).
         samples: indices of the n samples in the group.
+        reference: what is asked of the reference policy, the base model of ``policy``.
 
     Raises:
         FloatingPointError: a latent became NaN or infinite.
@@ -105,18 +130,18 @@ def denoise(
         name: value.expand(len(x), *value.shape[1:]).contiguous()
         for name, value in condition.items()
     }
-    transition_of, logprob_of = TRANSITIONS[config.transition], LOGPROBS[config.transition]
     for step in steps:
-        sigma = sigmas[step].to(x.device).expand(len(x))
         noise_level = config.noise_level if step in noisy_steps else 0.0
-        transition = transition_of(
-            x,
-            policy.velocity(x, sigma, rows),
-            sigma,
-            sigmas[step + 1].to(x.device).expand(len(x)),
-            noise_level=noise_level,
-            sigma_max=float(sigmas[1]),
+        take = partial(
+            _transition, policy, x, rows, sigmas[step : step + 2], float(sigmas[1]), noise_level
         )
+        transition = take(config)
+        kl = None
+        if reference is not None and step in reference.steps:
+            with reference_weights(policy):
+                mean = take(config).mean
+            size = sigmas[step] - sigmas[step + 1]
+            kl = scaled_kl(transition.mean, mean, transition.std, size, scaling=reference.scaling)
         x_next, logprob = transition.mean, None
         if noise_level:
             noise = noise_of(
@@ -130,11 +155,28 @@ def denoise(
             x_next = x_next + transition.std * noise.to(x.device, x.dtype)
         x_next = rounded(x_next, config.storage)
         if noise_level:
-            logprob = logprob_of(x_next, transition)
+            logprob = LOGPROBS[config.transition](x_next, transition)
         if not torch.isfinite(x_next).all():
             raise FloatingPointError(
                 f"iteration {group[0]}, group {group[1]}: the latent became NaN or infinite at "
                 f"step {step} (sigma {float(sigmas[step]):.4f}); check dtype and weights."
             )
-        yield DenoisedStep(step, x, x_next, logprob)
+        yield DenoisedStep(step, x, x_next, logprob, kl)
         x = x_next
+
+
+def _transition(
+    policy: Policy,
+    x: Tensor,
+    rows: Condition,
+    sigmas: Tensor,
+    sigma_max: float,
+    noise_level: float,
+    config: RolloutConfig,
+) -> Transition:
+    """Return where a step from ``sigmas[0]`` to ``sigmas[1]`` leads with the policy's weights."""
+    sigma, sigma_next = (value.to(x.device).expand(len(x)) for value in sigmas)
+    velocity = policy.velocity(x, sigma, rows)
+    return TRANSITIONS[config.transition](
+        x, velocity, sigma, sigma_next, noise_level=noise_level, sigma_max=sigma_max
+    )

@@ -2,12 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from digen_core.algorithms.advantages import best_of_n, mixed_advantages
+from digen_core.algorithms.advantages import (
+    best_of_n,
+    kl_reward_advantages,
+    mixed_advantages,
+    penalised_rewards,
+)
 from digen_core.algorithms.ddpo import RewardHistory, running_advantages
 from digen_core.algorithms.grpo import zero_variance_groups
 from digen_core.config import RunConfig
@@ -20,7 +26,7 @@ Columns = Mapping[int, Mapping[str, Sequence[float] | np.ndarray]]
 class Advantages:
     """Of some groups, by group."""
 
-    values: dict[int, np.ndarray]  # [G] float64
+    values: dict[int, np.ndarray]  # float64 [G], or [G, K] where trained steps differ
     skipped: tuple[int, ...] = ()  # groups without signal
     chosen: dict[int, tuple[int, ...]] = field(default_factory=dict)  # trained samples; else all
     history: RewardHistory = field(default_factory=dict)  # of DDPO, these rewards included
@@ -31,6 +37,7 @@ def advantages_of(
     columns: Columns,
     prompts: Mapping[int, str],
     history: RewardHistory,
+    step_kl: Mapping[int, np.ndarray] | None = None,
 ) -> Advantages:
     """Centre and scale the rewards of groups.
 
@@ -39,6 +46,8 @@ def advantages_of(
         columns: the rewards, of all groups at once if the advantages need that.
         prompts: of each group.
         history: DDPO's, of earlier iterations.
+        step_kl: of each group [G, K], the divergence from the reference policy at each trained
+            step; where ``algorithm.kl_reward`` takes it off the rewards.
     """
     algorithm, groups = config.algorithm, list(columns)
     reward = _column(columns, "reward")
@@ -55,19 +64,24 @@ def advantages_of(
         )
         flat: set[int] = set()  # equal rewards still differ from the prompt's earlier ones
     else:
-        rows, weights = [reward], [1.0]
-        if algorithm.mix == "advantages":
-            rows = [_column(columns, f"{name}/score") for name in config.rewards]
-            weights = list(config.reward_weights.values())
-        values = mixed_advantages(
-            torch.stack(rows),
-            owner,
-            torch.tensor(weights, dtype=torch.float64),
-            mix=algorithm.mix,
-            scale=algorithm.advantage_scale,
-            eps=algorithm.advantage_eps,
-            ddof=algorithm.advantage_ddof,
-        )
+        rows = [reward]
+        scaling: dict[str, Any] = {
+            "scale": algorithm.advantage_scale,
+            "eps": algorithm.advantage_eps,
+            "ddof": algorithm.advantage_ddof,
+        }
+        if step_kl is not None:
+            kl = torch.from_numpy(np.concatenate([step_kl[group] for group in groups]))
+            coefficient = config.kl_reward
+            values = kl_reward_advantages(reward, kl, owner, coefficient=coefficient, **scaling)
+            rows = list(penalised_rewards(reward, kl, coefficient).T)
+        else:
+            weights = [1.0]
+            if algorithm.mix == "advantages":
+                rows = [_column(columns, f"{name}/score") for name in config.rewards]
+                weights = list(config.reward_weights.values())
+            exact = torch.tensor(weights, dtype=torch.float64)
+            values = mixed_advantages(torch.stack(rows), owner, exact, mix=algorithm.mix, **scaling)
         flat = set.intersection(*(set(zero_variance_groups(row, owner)) for row in rows))
     return Advantages(
         values={group: values[owner == group].numpy() for group in groups},
@@ -90,6 +104,6 @@ def _chosen(
     if best_of is None:
         return {}
     chosen: dict[int, list[int]] = {group: [] for group in owner.tolist()}
-    for position in best_of_n(values, owner, best_of).tolist():
+    for position in best_of_n(values.reshape(len(values), -1).mean(1), owner, best_of).tolist():
         chosen[int(owner[position])].append(position % group_size)
     return {group: tuple(samples) for group, samples in chosen.items()}

@@ -13,7 +13,7 @@ from digen_core.algorithms.flow_dppo import divergence_masked_surrogate
 from digen_core.algorithms.flow_sde import Transition
 from digen_core.algorithms.grpo import SurrogateLoss, clipped_surrogate
 from digen_core.algorithms.grpo_guard import guarded_surrogate
-from digen_core.algorithms.kl import flowgrpo_kl, transition_kl
+from digen_core.algorithms.kl import scaled_kl, transition_kl
 from digen_core.algorithms.longcat import step_weights
 from digen_core.algorithms.mix_grpo import squared_log_ratio
 
@@ -124,10 +124,8 @@ def corrected(replay: Replay, algorithm: Any) -> SurrogateLoss:
 def kl_penalty(replay: Replay, reference: Transition, algorithm: Any) -> Tensor:
     """Return [B] divergences from the reference policy's transition, as the algorithm scales it."""
     mean, std = replay.transition
-    if algorithm.kl == "gaussian":
-        divergence = transition_kl(mean, reference.mean, std)
-    else:
-        divergence = flowgrpo_kl(mean, reference.mean, std, replay.sigma - replay.sigma_next)
+    step_size = replay.sigma - replay.sigma_next
+    divergence = scaled_kl(mean, reference.mean, std, step_size, scaling=algorithm.kl)
     if algorithm.type == "longcat":
         weights = step_weights(replay.sigma, replay.sigma_next, sigma_max=replay.sigma_max)
         divergence = divergence * weights.kl

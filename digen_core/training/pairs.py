@@ -58,6 +58,7 @@ def gather_pairs(
     config: RunConfig,
     *,
     version: int,
+    trained_steps: Sequence[int],
 ) -> Pairs | CleanPairs:
     """Put the pairs of a pack into one batch.
 
@@ -65,11 +66,12 @@ def gather_pairs(
         pack: which pairs.
         segments: that cover its steps, or the last ones if clean latents are trained; in any order.
         conditions: of each group, one row.
-        advantages: [G] of each group.
+        advantages: [G] of each group, or [G, K] where trained steps differ.
         sigmas: [T+1] schedule.
         device: where the batch goes.
         config: of the run.
         version: that is trained.
+        trained_steps: of the iteration, ascending: the columns of [G, K].
     """
     algorithm = config.algorithm
     found = list(_found(pack.blocks, segments, config))
@@ -78,7 +80,7 @@ def gather_pairs(
     def batch(parts: Iterator[np.ndarray]) -> Tensor:
         return to_tensor(np.concatenate(list(parts)), device)
 
-    advantage = batch(_advantages(block, advantages) for block, _, _ in found)
+    advantage = batch(_advantages(block, advantages, trained_steps) for block, _, _ in found)
     condition = {
         # Not broadcast_to: concatenate would put the rows last in memory, and then matrix
         # products round differently than in the rollout.
@@ -118,8 +120,11 @@ def _found(
         yield block, segment, slice(block.first_row, block.first_row + block.num_rows)
 
 
-def _advantages(block: PairBlock, advantages: Mapping[int, np.ndarray]) -> np.ndarray:
-    return advantages[block.fragment.group][block.samples.start : block.samples.stop]
+def _advantages(
+    block: PairBlock, advantages: Mapping[int, np.ndarray], trained: Sequence[int]
+) -> np.ndarray:
+    rows = advantages[block.fragment.group][block.samples.start : block.samples.stop]
+    return rows if rows.ndim == 1 else rows[:, trained.index(block.step)]
 
 
 def _noise(blocks: Sequence[PairBlock], like: Tensor, config: RunConfig, purpose: int) -> Tensor:

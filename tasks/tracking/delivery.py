@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from mlflow import MlflowClient
-from mlflow.entities import LoggedModelOutput, LoggedModelStatus, Metric, Param, Run
+from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric, Param, Run
 from mlflow.exceptions import MlflowException
 
 from tasks.tracking.spool import Entry, RunOfSpool
@@ -52,6 +52,14 @@ class Delivery:
             return
         (entry,) = entries
         getattr(self, f"_tell_{entry['kind']}")(entry)
+
+    def answers(self) -> bool:
+        """Return whether MLflow can be reached and has the run."""
+        try:
+            self._client.get_run(self._run.mlflow_run_id)
+        except Exception:
+            return False
+        return True
 
     def _tell_tags(self, entry: Entry) -> None:
         for name, value in entry["tags"].items():
@@ -130,9 +138,9 @@ class Delivery:
             client.log_outputs(
                 run.mlflow_run_id, [LoggedModelOutput(model.model_id, entry["step"])]
             )
-        self._register(entry, model.model_id)
+        self._register(entry, model)
 
-    def _register(self, entry: Entry, model_id: str) -> None:
+    def _register(self, entry: Entry, model: LoggedModel) -> None:
         client, name, run_id = self._client, entry["name"], self._run.mlflow_run_id
         try:
             client.create_registered_model(name)
@@ -143,7 +151,7 @@ class Delivery:
         if any(_is_of(version.tags, entry) for version in versions):
             return
         client.create_model_version(
-            name, f"models:/{model_id}", run_id, tags=entry["tags"], model_id=model_id
+            name, model.artifact_location, run_id, tags=entry["tags"], model_id=model.model_id
         )
 
 

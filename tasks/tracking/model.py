@@ -11,6 +11,7 @@ rest of the base model.
 
 import os
 import shutil
+import warnings
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,9 @@ from mlflow.types import DataType, ParamSchema, ParamSpec, Schema
 from mlflow.types.schema import ColSpec
 
 from digen_core.config import RunConfig
+
+# An example of an input would be an image's worth of compute.
+warnings.filterwarnings("ignore", "(?s).*An input example was not provided")
 
 LOADER: Final = Path(__file__).with_name("full_pipeline.py")  # goes with the model
 

@@ -64,6 +64,7 @@ class Sender:
             if batch:
                 self._send(batch)
             elif closing:
+                self._try_again()
                 return
             if self._failing_since is not None:
                 self._pause()
@@ -98,25 +99,39 @@ class Sender:
         try:
             self._delivery.deliver([entry for entry, _ in part])
         except Exception as error:
-            if not is_refusal(error):
+            if not (is_refusal(error) or self._only_its_store_fails(part[0][0])):
                 raise
             if len(part) > 1:  # the others may be fine
                 for pair in part:
                     self._send_part([pair])
                 return
-            self._refuse(part[0][0], error)
+            self._set_aside(part[0][0], error)
         self._spool.acknowledge(len(part), sum(length for _, length in part))
 
-    def _refuse(self, entry: Entry, error: Exception) -> None:
+    def _only_its_store_fails(self, entry: Entry) -> bool:
+        """Return whether MLflow answers, but not where files and models are kept."""
+        return entry["kind"] in ("file", "model") and self._delivery.answers()
+
+    def _set_aside(self, entry: Entry, error: Exception) -> None:
         logger.warning(
-            "MLflow at %s refused %s of %s; it is kept in %s: %s",
+            "MLflow at %s did not take %s of %s; it is kept in %s: %s",
             self._spool.run.uri,
             entry["key"],
             self._spool.run.name,
-            self._spool.folder / "refused.jsonl",
+            self._spool.folder,
             first_line(error),
         )
         self._spool.set_aside(entry, first_line(error))
+
+    def _try_again(self) -> None:
+        """Send what was set aside, as far as MLflow takes it by now."""
+        left = []
+        for entry in self._spool.aside():
+            try:
+                self._delivery.deliver([entry])
+            except Exception as error:
+                left.append({**entry, "reason": first_line(error)})
+        self._spool.keep_aside(left)
 
     def _note_failure(self, error: Exception) -> None:
         if self._failing_since is not None:

@@ -1,6 +1,7 @@
 """Reach MLflow: a server, or the SQLite file of the runs' folder."""
 
 import logging
+import os
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -9,7 +10,8 @@ from requests import RequestException
 
 from digen_core.config import RunConfig
 
-logging.getLogger("mlflow").setLevel(logging.WARNING)  # its INFO lines tell of table creation
+# Its lines tell of tables that it makes, and of versions of torch that it writes down otherwise.
+logging.getLogger("mlflow").setLevel(logging.ERROR)
 
 MlflowError = (MlflowException, RequestException)
 """What a call of MLflow raises if it is not taken."""
@@ -17,8 +19,9 @@ MlflowError = (MlflowException, RequestException)
 
 def tracking_uri(config: RunConfig) -> str:
     """Return the address of MLflow: the configured one, or the SQLite file in ``runs_dir``."""
-    if config.tracking.mlflow_uri is not None:
-        return config.tracking.mlflow_uri
+    configured = config.tracking.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI")
+    if configured:
+        return configured
     runs_dir = Path(config.tracking.runs_dir).resolve()
     runs_dir.mkdir(parents=True, exist_ok=True)
     return f"sqlite:///{runs_dir / 'mlflow.db'}"

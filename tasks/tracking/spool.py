@@ -4,7 +4,7 @@ In ``tracking/`` of the run's folder:
     run.json       which run of MLflow it is for
     entries.jsonl  an entry a line, in the order in which they happened
     sent.json      how many of them MLflow has taken
-    refused.jsonl  entries that MLflow refused for good, and why
+    aside.jsonl    entries that MLflow did not take although it answers, and why
 
 An entry has a key, unique in the run: what is redone after an interruption is not told twice.
 Several processes may append; one at a time, who holds ``lock``, sends.
@@ -13,13 +13,14 @@ Several processes may append; one at a time, who holds ``lock``, sends.
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO, Final, Self
 
 from digen_core.strict import Strict
+from digen_core.transport.files import replace_text
 
 FOLDER: Final = "tracking"
 
@@ -51,6 +52,7 @@ class Spool:
         self.folder = run_dir / FOLDER
         self.run = run
         self._entries = self.folder / "entries.jsonl"
+        self._aside = self.folder / "aside.jsonl"
         self._adding = Lock()
         self._keys = {str(entry["key"]) for entry in self.read()}
 
@@ -58,7 +60,7 @@ class Spool:
     def create(cls, run_dir: Path, run: RunOfSpool) -> Self:
         """Begin the spool of a run of MLflow in the run's folder."""
         (run_dir / FOLDER).mkdir(parents=True, exist_ok=True)
-        _replace(run_dir / FOLDER / "run.json", run.model_dump_json(indent=2))
+        replace_text(run_dir / FOLDER / "run.json", run.model_dump_json(indent=2))
         return cls(run_dir, run)
 
     @classmethod
@@ -112,12 +114,22 @@ class Spool:
         sent = _Sent(
             num_entries=sent.num_entries + num_entries, num_bytes=sent.num_bytes + num_bytes
         )
-        _replace(self.folder / "sent.json", sent.model_dump_json())
+        replace_text(self.folder / "sent.json", sent.model_dump_json())
 
     def set_aside(self, entry: Entry, reason: str) -> None:
-        """Keep an entry that MLflow will never take."""
-        with (self.folder / "refused.jsonl").open("a") as file:
+        """Keep an entry that MLflow does not take, so that the next ones can be sent."""
+        with self._aside.open("a") as file:
             file.write(json.dumps({**entry, "reason": reason}) + "\n")
+
+    def aside(self) -> list[Entry]:
+        """Return the entries that were set aside."""
+        if not self._aside.exists():
+            return []
+        return [json.loads(line) for line in self._aside.read_text().splitlines()]
+
+    def keep_aside(self, entries: Sequence[Entry]) -> None:
+        """Keep only some of the entries that were set aside."""
+        replace_text(self._aside, "".join(json.dumps(entry) + "\n" for entry in entries))
 
     @contextmanager
     def sending(self) -> Iterator[bool]:
@@ -155,9 +167,3 @@ def _end_of_last_line(file: BinaryIO) -> int:
             return position
         position -= 1
     return 0
-
-
-def _replace(path: Path, text: str) -> None:
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(text)
-    os.replace(unfinished, path)

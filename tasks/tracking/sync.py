@@ -32,7 +32,7 @@ def send_rest(run_dir: Path) -> Sent:
     spool = Spool.open(run_dir)
     if spool is None:
         raise ConfigError(f"{run_dir} holds nothing for MLflow; give the folder of a run")
-    before = spool.num_unsent
+    before = spool.num_unsent + len(spool.aside())
     with spool.sending() as may_send:
         if not may_send:
             return Sent(spool.run.name, spool.run.uri, 0, before, is_busy=True)
@@ -41,7 +41,7 @@ def send_rest(run_dir: Path) -> Sent:
         spool.append(f"status {time_ns()}", "status", time=int(time() * 1000), **end)
         before += 1
     Sender(spool, Delivery(MlflowClient(spool.run.uri), spool.run, run_dir)).close()
-    left = spool.num_unsent
+    left = spool.num_unsent + len(spool.aside())
     return Sent(spool.run.name, spool.run.uri, before - left, left, is_busy=False)
 
 

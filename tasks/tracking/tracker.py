@@ -21,6 +21,7 @@ from mlflow.entities import Param
 from digen_core.config import ConfigError, RunConfig
 from digen_core.config_file import CONFIG_OF_RUN
 from digen_core.records import EvaluationReport, IterationRecord
+from digen_core.transport.files import replace_text
 from tasks.display import draw_grid
 from tasks.tracking.delivery import MAX_PARAMS_PER_CALL, Delivery
 from tasks.tracking.environment import (
@@ -42,7 +43,7 @@ from tasks.tracking.spool import RunOfSpool, Spool
 
 logger = logging.getLogger(__name__)
 
-LINEAGE_OF_RUN: Final = "lineage.jsonl"  # in the folder of a run
+VERSIONS_OF_RUN: Final = "versions.jsonl"  # in the folder of a run
 PICTURE_SECONDS: Final = 60.0
 """How long the end of a run waits for pictures that are being drawn."""
 
@@ -109,7 +110,7 @@ class Tracker:
         """Go on with a run that was interrupted: iterations that it logged are not logged again.
 
         Args:
-            config: of the run.
+            config: of the run as it goes on; parameters stay as they are.
             run_dir: the run's folder.
             mlflow_run_id: of the run, if the folder does not know it.
             flow_run_id: of Prefect, kept as a tag.
@@ -119,6 +120,8 @@ class Tracker:
         """
         tracker = cls._continue(config, run_dir, mlflow_run_id)
         tracker._append_status("RUNNING")
+        replace_text(run_dir / CONFIG_OF_RUN, config.model_dump_json(indent=2))
+        tracker._append(f"{CONFIG_OF_RUN} {time.time_ns()}", "file", path=CONFIG_OF_RUN, folder="")
         if flow_run_id is not None:
             tags = {"prefect.flow_run_id": flow_run_id}
             tracker._append(f"tags {time.time_ns()}", "tags", tags=tags)
@@ -180,12 +183,12 @@ class Tracker:
             record.timeline.add_done_callback(partial(self._log_picture, path))
 
     def log_versions(self, hashes: Mapping[int, str]) -> None:
-        """Note new policy versions in ``lineage.jsonl``, an artifact when the run has ended.
+        """Note new policy versions in ``versions.jsonl``, an artifact when the run has ended.
 
         Args:
             hashes: version -> hash of its content; each is made from the version before it.
         """
-        path = self._spool.run_dir / LINEAGE_OF_RUN
+        path = self._spool.run_dir / VERSIONS_OF_RUN
         lines = path.read_text().splitlines() if path.exists() else []
         known = {line["version"]: line["hash"] for line in map(json.loads, lines)}
         with path.open("a") as file:
@@ -271,12 +274,12 @@ class Tracker:
         """
         wait(self._pictures, timeout=PICTURE_SECONDS)
         if self._in_training:
-            if (self._spool.run_dir / LINEAGE_OF_RUN).exists():
-                name = f"{LINEAGE_OF_RUN} {time.time_ns()}"
-                self._append(name, "file", path=LINEAGE_OF_RUN, folder="")
+            if (self._spool.run_dir / VERSIONS_OF_RUN).exists():
+                name = f"{VERSIONS_OF_RUN} {time.time_ns()}"
+                self._append(name, "file", path=VERSIONS_OF_RUN, folder="")
             self._append_status(status, message)
         self._sender.close()
-        if num_left := self._spool.num_unsent:
+        if num_left := self._spool.num_unsent + len(self._spool.aside()):
             logger.warning(
                 "MLflow at %s has not taken %d entries of %s yet; 'digen sync %s' sends them.",
                 self.uri,

@@ -39,6 +39,10 @@ SETTINGS = {
         "--algorithm.type ddpo --schedule.layout tsp",
         "ddpo needs all rewards of the iteration, but schedule.layout tsp trains groups before",
     ),
+    "KL in a sum of rewards that is not made": (
+        "--algorithm.kl_reward 0.1 --algorithm.mix advantages",
+        "algorithm.kl_reward is taken off the sum of the rewards, but algorithm.mix 'advantages'",
+    ),
     "best of more than there are": (
         "--algorithm.best_of 99",
         "algorithm.best_of (99) is above rollout.group_size",
@@ -88,6 +92,14 @@ SETTINGS = {
     "frames that do not fit": (
         "--model.family wan --model.num-frames 8",
         "model.num_frames is 8; video models take 1 + a multiple of 4: use 5",
+    ),
+    "reward of videos for images": (
+        "--rewards.motion 1",
+        "the reward 'motion' takes videos, but model.num_frames is 1; use several frames",
+    ),
+    "own reward of videos for images": (
+        "--rewards.json:dumps.takes videos",
+        "the reward 'json:dumps' takes videos, but model.num_frames is 1",
     ),
     "shift of 0": ("--model.shift 0", "model.shift: must be greater than 0"),
     "reward that lacks an option": ("--rewards.hps 1", "rewards.hps.path: a value is missing"),

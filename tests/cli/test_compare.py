@@ -46,7 +46,7 @@ def test_it_shows_what_differs_and_nothing_else(runs, tmp_path, capsys):
     assert "seed" not in keys
     assert "idle/tail" not in keys
     with Image.open(tmp_path / "o" / "compare.png") as picture:
-        assert picture.width > 1000
+        assert picture.width > 900
 
 
 def test_folders_and_mlflow_tell_the_same(runs):

@@ -53,6 +53,25 @@ def test_mixed_advantages_do_not_see_the_scale_of_a_reward():
     assert found.values[0] == pytest.approx([-2, 0, 0, 2], abs=1e-3)
 
 
+def test_a_kl_in_the_reward_makes_an_advantage_for_each_step():
+    kl = np.array([[0.0, 0.2], [0.0, 0.0], [0.0, 0.2], [0.0, 0.0]])
+    columns = {0: {"reward": [0.0, 0.0, 1.0, 1.0]}, 1: {"reward": [0.5] * 4}}
+    found = advantages_of(
+        config(kl_reward=5.0), columns, {0: "x", 1: "y"}, {}, {0: kl, 1: 0.1 + 0 * kl}
+    )
+    # Step 0: the rewards; step 1: -1, 0, 0, 1, whose mean is 0 and deviation sqrt(1/2).
+    expected = np.array([[-1, -(2**0.5)], [-1, 0], [1, 0], [1, 2**0.5]])
+    assert found.values[0] == pytest.approx(expected, rel=1e-3)
+    assert found.skipped == (1,)
+    # Equal rewards still carry a signal where one sample is further from the base model.
+    flat = {0: {"reward": [0.5] * 4}}
+    found = advantages_of(config(kl_reward=5.0, best_of=2), flat, {0: "x"}, {}, {0: kl})
+    assert found.skipped == ()
+    assert found.values[0][:, 0] == pytest.approx([0.0] * 4)
+    assert found.values[0][:, 1] == pytest.approx([-1, 1, -1, 1], rel=1e-3)
+    assert found.chosen == {0: (0, 3)}
+
+
 def test_ddpo_remembers_a_prompts_rewards():
     settings = {"type": "ddpo", "buffer_size": 8, "min_count": 4}
     first = found_of({0: [0.0, 0.0, 1.0, 1.0]}, {0: "cat"}, **settings)

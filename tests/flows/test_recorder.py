@@ -78,6 +78,23 @@ def recorder(session):
     return it
 
 
+def test_divergences_of_a_group_sample_by_sample(session):
+    it = IterationRecorder(session, ROUND)
+    add(session, it, Span(4, "train p000", "train", "trainer-0", 9.0, 14.0, 15.5))
+    facts = {"version": 4, "logprobs": {}, "seconds_per_step": 0.1}
+    it.add_logprobs(SECOND, receipt(kl={"2": [0.3, 0.4]}, **facts))
+    it.add_logprobs(SECOND, receipt(kl={"0": [0.1, 0.2]}, **facts))
+    it.add_logprobs(FIRST, receipt(kl={"0": [0.5, 0.6], "2": [0.7, 0.8]}, **facts))
+    for fragment in (SECOND, FIRST):
+        it.add_rewards(fragment, receipt(rewards={"reward": [0.0, 1.0]}))
+    expected = np.array([[0.5, 0.7], [0.6, 0.8], [0.1, 0.3], [0.2, 0.4]])
+    np.testing.assert_array_equal(it.step_kl_of(0), expected)
+    it.add_advantages(Advantages({0: expected}))
+    record = it.record(4, 1.0, 1)
+    assert record.metrics["reward/kl"] == pytest.approx(expected.mean())
+    assert [row.advantage for row in record.samples] == pytest.approx(expected.mean(axis=1))
+
+
 def test_a_row_for_each_sample_in_order(recorder):
     rows = recorder.record(6, 8.0, 1).samples
     assert [(row.group, row.sample) for row in rows] == [(g, s) for g in (0, 1) for s in range(4)]

@@ -210,34 +210,31 @@ def test_mlflow_has_each_evaluation_as_a_nested_run(run, mlflow_run):
     }
 
 
-def test_the_lineage_is_that_of_the_weights(run, mlflow_run, tmp_path):
-    from digen_core.transport.arrays import content_hash
-    from digen_core.transport.weights import read_weights
+def test_each_version_names_its_parent(run, mlflow_run, tmp_path):
+    from digen_core.training.checkpoints import last_state
 
     client, found = mlflow_run
-    path = client.download_artifacts(found.info.run_id, "lineage.jsonl", tmp_path)
+    path = client.download_artifacts(found.info.run_id, "versions.jsonl", tmp_path)
     lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
     assert [line["version"] for line in lines] == [0, 1, 2]
     assert [line["parent"] for line in lines] == [None, lines[0]["hash"], lines[1]["hash"]]
-    assert lines[-1]["hash"] == content_hash(read_weights(run.dir / "weights")[1])
+    assert lines[-1]["hash"] == last_state(run.dir).weights_hash
 
 
 def test_every_metric_is_in_the_docs(mlflow_run):
     _, found = mlflow_run
     documented = documented_metrics()
+    assert "system/rollout-0/cpu_percent" in found.data.metrics
     for name in found.data.metrics:
         assert any(pattern.fullmatch(name) for pattern in documented), f"{name} is not in the docs"
 
 
 def documented_metrics() -> list[re.Pattern]:
-    """The names of the table in docs/tracking.md; words in capitals stand for any."""
-    text = (Path(__file__).parents[2] / "docs" / "tracking.md").read_text()
-    names = [
-        name
-        for row in re.findall(r"^\| (`[a-z]+/.*?) \|", text, re.MULTILINE)
-        for name in re.findall(r"`([^`]+)`", row)
-    ]
-    assert len(names) > 20
+    """The names of the table in docs/algorithms.md; words in capitals stand for any."""
+    text = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    rows = re.findall(r"^\| (`[a-z]+/.*?) \|", text[text.index("## Metrics") :], re.MULTILINE)
+    names = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    assert len(names) > 30
     return [re.compile(re.sub(r"\b[A-Z]+\b", "[^/]+", name)) for name in names]
 
 
@@ -263,14 +260,14 @@ def test_the_saved_adapters_are_the_average_in_the_stock_pipeline(
     from tiny_policies import load, load_trainable
 
     from digen_core.models.trainable import set_weights
-    from digen_core.transport.weights import read_weights
+    from digen_core.training.checkpoints import last_state
 
     client, found = mlflow_run
-    version, weights, ema = read_weights(run.dir / "weights")
-    assert version == 2
-    assert any((weights[name] != ema[name]).any() for name in weights)
+    state = last_state(run.dir)
+    assert state.version == 2
+    assert any((state.weights[name] != ema).any() for name, ema in state.ema.items())
     policy = load_trainable(tiny_flux, "float32", run.config.train.lora)
-    set_weights(policy, ema)
+    set_weights(policy, state.ema)
     (registered,) = client.search_model_versions(f"run_id = '{found.info.run_id}'")
     assert registered.name == run.config.name
     kept = Path(urlparse(registered.source).path) / "adapter_weights"

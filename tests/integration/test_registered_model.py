@@ -26,11 +26,13 @@ SIZE = {"height": 32, "width": 32}
 
 @pytest.fixture(scope="module")
 def runs_dir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
-    yield folder
-    mlflow.set_tracking_uri(before)
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture
+def as_user(runs_dir, monkeypatch):
+    """MLflow as somebody uses it who loads a model; a run must not need it."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{runs_dir}/mlflow.db")
 
 
 @pytest.fixture(scope="module", params=["lora", "transformer"])
@@ -60,7 +62,7 @@ def trained(request, runs_dir, tiny_flux):
     return config, policy, tracker
 
 
-def test_three_lines_give_the_pipeline_of_the_version(trained):
+def test_three_lines_give_the_pipeline_of_the_version(trained, as_user):
     config, policy, _ = trained
     made = sample_images(policy, PROMPTS, [3, 7], num_samples=1, num_steps=3, seed=11)
     noise = [
@@ -76,7 +78,7 @@ def test_three_lines_give_the_pipeline_of_the_version(trained):
     assert (before - made).abs().max() > 0.01
 
 
-def test_the_signature_is_a_prompt_in_and_an_image_out(trained):
+def test_the_signature_is_a_prompt_in_and_an_image_out(trained, as_user):
     config, _, _ = trained
     model = mlflow.pyfunc.load_model(f"models:/{config.name}/1", model_config={"device": "cpu"})
     assert model.metadata.get_input_schema().input_names() == ["prompt"]

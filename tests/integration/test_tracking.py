@@ -4,6 +4,8 @@ import platform
 import sqlite3
 import time
 from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlparse
 
 import numpy as np
 import pytest
@@ -168,7 +170,7 @@ def test_what_a_run_was_made_with_is_kept(tracker, tmp_path):
     tracker.log_versions({0: "a", 1: "b"})
     tracker.log_versions({1: "b", 2: "c"})  # as a resumed run knows them
     tracker.finish("FINISHED")
-    with open(artifact_of(tracker, "lineage.jsonl", tmp_path)) as file:
+    with open(artifact_of(tracker, "versions.jsonl", tmp_path)) as file:
         lines = [json.loads(line) for line in file]
     assert [(line["version"], line["hash"], line["parent"]) for line in lines] == [
         (0, "a", None), (1, "b", "a"), (2, "c", "b"),
@@ -274,11 +276,29 @@ def test_an_entry_that_is_refused_is_set_aside(tracker, runs_dir, request, caplo
     tracker.log_iteration(record_of(2, **{"no: name!": 0.5}))
     tracker.log_iteration(record_of(3, **{"reward/mean": 0.5}))
     tracker.finish("FINISHED")
-    assert words_of(caplog) == ["WARNING"]
-    assert f"refused iteration 0001 of {request.node.name}" in caplog.text
-    (line,) = (folder / "tracking" / "refused.jsonl").read_text().splitlines()
-    assert json.loads(line)["metrics"] == {"no: name!": 0.5}
+    assert f"did not take iteration 0001 of {request.node.name}" in caplog.text
+    (entry,) = tracker._spool.aside()
+    assert entry["metrics"] == {"no: name!": 0.5}
+    assert send_rest(folder).num_left == 1
     assert history_of(tracker, "reward/mean") == [(1, 0.5), (3, 0.5)]
+
+
+def test_a_store_of_files_that_fails_holds_up_no_metrics(tracker, runs_dir, request):
+    artifacts = MlflowClient(tracker.uri).get_run(tracker.mlflow_run_id).info.artifact_uri
+    wait_until(lambda: not tracker._spool.num_unsent)
+    blocked = Path(urlparse(artifacts).path) / "evaluation"
+    blocked.write_text("in the way")
+    tracker.log_evaluation("after", REPORT)
+    tracker.log_iteration(record_of(1, **{"reward/mean": 0.5}))
+    tracker.finish("FINISHED")
+    assert history_of(tracker, "reward/mean") == [(1, 0.5)]
+    assert run_of(tracker).info.status == "FINISHED"
+    assert [entry["key"] for entry in tracker._spool.aside()] == ["evaluation/after.json"]
+    blocked.unlink()
+    assert send_rest(runs_dir / request.node.name).num_left == 0
+    client = MlflowClient(tracker.uri)
+    (found,) = client.list_artifacts(tracker.mlflow_run_id, "evaluation")
+    assert found.path == "evaluation/after.json"
 
 
 def test_what_is_sent_twice_is_there_once(tracker, runs_dir, request):

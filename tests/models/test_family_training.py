@@ -105,6 +105,7 @@ def replayed(policy, config: RunConfig, pack_size: int) -> list[GradientSum]:
                 policy.device,
                 config,
                 version=0,
+                trained_steps=trained,
             ),
             config,
             sigma_max=float(sigmas[1]),

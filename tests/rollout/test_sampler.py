@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from tiny_policies import load_trainable, moved_weights
 
 from digen_core.algorithms.flow_sde import LOGPROBS, TRANSITIONS
-from digen_core.models.trainable import set_weights
+from digen_core.models.trainable import reference_weights, set_weights
 from digen_core.rollout.evaluation import sample_images
-from digen_core.rollout.sampler import denoise, initial_latent
+from digen_core.rollout.sampler import ReferenceKl, denoise, initial_latent
 from digen_core.rollout_config import RolloutConfig
 from digen_core.seeding import EVALUATION_NOISE, NOISE, noise_of
 
@@ -26,7 +26,15 @@ def policy(tiny_flux):
     return policy
 
 
-def run(policy, samples=range(4), steps=range(4), noisy_steps=range(3), x=None, **changes):
+def run(
+    policy,
+    samples=range(4),
+    steps=range(4),
+    noisy_steps=range(3),
+    x=None,
+    reference=None,
+    **changes,
+):
     """Denoise some steps of some samples, from the initial noise unless ``x`` is given."""
     if x is None:
         x = initial_latent(policy, seed=7, group=GROUP, samples=samples)
@@ -42,6 +50,7 @@ def run(policy, samples=range(4), steps=range(4), noisy_steps=range(3), x=None, 
             seed=7,
             group=GROUP,
             samples=samples,
+            reference=reference,
         )
     )
 
@@ -55,6 +64,36 @@ def assert_close(got, expected, tolerance):
         torch.testing.assert_close(a.x_next, b.x_next, rtol=0, atol=tolerance)
         if a.logprob is not None:
             torch.testing.assert_close(a.logprob, b.logprob, rtol=0, atol=tolerance)
+
+
+# --- the reference policy ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scaling", ["gaussian", "flowgrpo"])
+def test_the_divergence_from_the_base_model_by_hand(policy, scaling):
+    # dance's mean moves by the velocities' difference times dt (1 + g^2 (1 - sigma) / (2 sigma)).
+    g, reference = 0.3, ReferenceKl((0, 2), scaling)
+    changes = {"transition": "dance", "noise_level": g}
+    steps = run(policy, reference=reference, **changes)
+    plain = run(policy, **changes)
+    assert_close(steps, plain, 0)  # asking changes nothing that is sampled
+    assert [step.kl is not None for step in steps] == [True, False, True, False]
+    sigmas, condition = policy.sigmas(CONFIG.num_steps), policy.encode(["a red circle"])
+    rows = {
+        name: value.expand(4, *value.shape[1:]).contiguous() for name, value in condition.items()
+    }
+    for step in (steps[0], steps[2]):
+        sigma, after = sigmas[step.step].expand(4), float(sigmas[step.step + 1])
+        with torch.no_grad():
+            velocity = policy.velocity(step.x, sigma, rows)
+            with reference_weights(policy):
+                difference = velocity - policy.velocity(step.x, sigma, rows)
+        s, dt = float(sigma[0]), float(sigma[0]) - after
+        difference = difference * dt * (1 + g**2 * (1 - s) / (2 * s))
+        expected = (difference**2 / (2 * g**2 * dt)).flatten(1).mean(1)
+        factor = dt if scaling == "flowgrpo" else 1.0
+        torch.testing.assert_close(step.kl, factor * expected, rtol=1e-9, atol=0)
+        assert (step.kl > 0).all()
 
 
 # --- how the work is cut ----------------------------------------------------------------------

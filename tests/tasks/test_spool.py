@@ -1,6 +1,5 @@
 """The list on disk of what MLflow has to be told."""
 
-import json
 import multiprocessing
 from pathlib import Path
 
@@ -100,7 +99,10 @@ def test_batches_keep_the_order_and_join_only_metrics(kinds):
     assert "metrics metrics" not in " ".join(joined)
 
 
-def test_what_was_refused_is_kept_with_the_reason(spool, tmp_path):
-    spool.set_aside({"key": "a", "kind": "tags"}, "no")
-    line = (tmp_path / "tracking" / "refused.jsonl").read_text()
-    assert json.loads(line) == {"key": "a", "kind": "tags", "reason": "no"}
+def test_what_was_set_aside_is_kept_with_the_reason(spool, tmp_path):
+    for key in "ab":
+        spool.set_aside({"key": key, "kind": "tags"}, "no")
+    first, second = Spool.open(tmp_path).aside()
+    assert first == {"key": "a", "kind": "tags", "reason": "no"}
+    spool.keep_aside([second])
+    assert keys(spool.aside()) == ["b"]

@@ -87,6 +87,7 @@ def pairs_of(policy, segment: Segment, pack: Pack, advantages=ADVANTAGES, **algo
         CPU,
         config_of(**algorithm),
         version=0,
+        trained_steps=TRAINED,
     )
 
 
@@ -346,6 +347,15 @@ def test_kl_by_hand(policy, segment):
         assert result.metrics.kl == pytest.approx(factor * expected, rel=1e-9)
 
 
+def test_advantages_may_differ_between_the_steps_of_a_sample(policy, segment):
+    """KL as a reward: a pair takes the column of its step."""
+    (pack,) = make_packs([FRAGMENT], TRAINED, iteration=0, pack_size=NUM_PAIRS)
+    table = np.array([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0], [4.0, 40.0]])
+    found = pairs_of(policy, segment, pack, advantages=table).advantage
+    expected = [table[row, b.step] for b in pack.blocks for row in b.samples]
+    assert found.tolist() == expected
+
+
 def test_adapters_are_on_again_after_the_reference(policy, segment):
     pairs = all_pairs(policy, segment)
 
@@ -504,6 +514,7 @@ def test_rows_of_a_pack_by_hand():
         CPU,
         config_of(),
         version=0,
+        trained_steps=TRAINED,
     )
     # group 0: sample 1 at step 1, samples 2 and 3 at step 0, sample 2 at step 1; then group 1
     assert pairs.x.flatten().tolist() == [11, 20, 30, 21, 111]
@@ -544,6 +555,7 @@ def test_every_pair_is_its_own_transition(num_steps, steps_per_task, sizes, pack
             CPU,
             config_of(),
             version=0,
+            trained_steps=range(num_steps),
         )
         expected = 10 * pairs.advantage + pairs.sigma
         assert torch.equal(pairs.x.flatten(), expected)

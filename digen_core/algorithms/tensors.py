@@ -1,0 +1,35 @@
+"""Dtypes and shapes of what the formulas take: B trajectories, then latent axes."""
+
+import torch
+from torch import Tensor
+
+
+def float32_at_least(*tensors: Tensor) -> torch.dtype:
+    """Return the dtype in which to combine ``tensors``: float32, or float64 if any of them is."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def per_trajectory(value: float | Tensor, like: Tensor) -> Tensor:
+    """Return one number or [B] numbers as [B, 1, ...], with ``like``'s rank, dtype and device."""
+    numbers = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    if numbers.shape not in ((), like.shape[:1]):
+        raise ValueError(
+            f"expected one number or one per trajectory ({len(like)}), got {list(numbers.shape)}"
+        )
+    return numbers.expand(len(like)).reshape(-1, *[1] * (like.ndim - 1))
+
+
+def require_noise(std: Tensor, mean: Tensor) -> None:
+    """Raise ValueError unless ``std`` is positive and of ``mean``'s rank, or one number."""
+    if std.ndim not in (0, mean.ndim):
+        raise ValueError(
+            f"std {list(std.shape)} must have the rank of mean {list(mean.shape)}, as [B, 1, ...]"
+        )
+    if not bool((std > 0).all()):  # a NaN fails as well
+        raise ValueError(
+            f"std {std.min().item()} is not positive: a deterministic step has no log-density; "
+            "train only steps with noise"
+        )

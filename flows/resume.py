@@ -1,0 +1,99 @@
+"""Go on with a run that was interrupted: in its folder, from its last checkpoint.
+
+What the run did after that checkpoint is done again, so it is removed first: no sample is kept
+twice. MLflow is told what it lacks of the iterations that stay.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from digen_core.config import ConfigError, RunConfig
+from digen_core.config_file import CONFIG_OF_RUN
+from digen_core.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
+from digen_core.resume import Resumption, resumption_of
+from digen_core.trace.spans import DEVICES_OF_RUN, SPANS_OF_RUN, read_devices
+from digen_core.training.checkpoints import remove_checkpoint
+from digen_core.training.retention import evaluations_of
+from digen_core.transport.files import replace_text
+from digen_core.transport.metrics import METRICS_OF_RUN, read_metrics
+from flows.session import Session, observers, say
+
+LOCK_OF_RUN = ".lock"
+
+
+@contextmanager
+def resuming(config: RunConfig, run_dir: Path) -> Iterator[Resumption]:
+    """Yield from where a run can go on, while no other process does.
+
+    Raises:
+        ConfigError: another process does, or the run cannot go on with this config.
+    """
+    if not run_dir.is_dir():
+        raise ConfigError(f"there is no run folder {run_dir}; give one such as runs/NAME")
+    with locked(run_dir):
+        resumption = resumption_of(config, run_dir)
+        for error in resumption.damaged:
+            say(f"{error}; going on from the one before")
+        yield resumption
+
+
+@contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Keep other processes from writing in a run's folder; the lock goes with this process.
+
+    Raises:
+        ConfigError: another process has the lock.
+    """
+    with (run_dir / LOCK_OF_RUN).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise ConfigError(
+                f"{run_dir} is being trained by process {file.read()}; wait until it has ended, "
+                "or stop it first"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()} on {os.uname().nodename}")
+        file.flush()
+        yield
+
+
+def go_on(session: Session, resumption: Resumption) -> None:
+    """Put a session where its run stood at a checkpoint, or at its start if there is none."""
+    run_dir, manifest = resumption.run_dir, resumption.manifest
+    say(f"going on with {run_dir.name} after {resumption.num_iterations} iterations")
+    discard(run_dir, resumption)
+    replace_text(run_dir / CONFIG_OF_RUN, session.config.model_dump_json(indent=2))
+    session.checkpoint = resumption.checkpoint
+    session.num_iterations = resumption.num_iterations
+    if manifest:
+        session.reward_history = manifest.reward_history
+    if (run_dir / DEVICES_OF_RUN).exists():
+        session.earlier_devices = read_devices(run_dir / DEVICES_OF_RUN)
+    reports = evaluations_of(run_dir).items()
+    session.evaluations = dict(sorted(reports, key=lambda item: item[1].version))
+    for record in read_metrics(run_dir / METRICS_OF_RUN):
+        session.tracker.log_iteration(record)
+    for tag, report in session.evaluations.items():
+        session.tracker.log_evaluation(tag, report)
+        for observer in observers():
+            observer.on_evaluation(tag, report)
+
+
+def discard(run_dir: Path, resumption: Resumption) -> None:
+    """Remove what a run did after the checkpoint that it goes on from."""
+    version = resumption.manifest.version if resumption.manifest else 0
+    for folder in ("samples", SPANS_OF_RUN, METRICS_OF_RUN):
+        for path in (run_dir / folder).glob("iteration-*"):
+            if int(path.stem.rpartition("-")[2]) >= resumption.num_iterations:
+                path.unlink()
+    for tag, report in evaluations_of(run_dir).items():
+        if report.version > version:
+            (run_dir / f"evaluation-{tag}.json").unlink()
+    for checkpoint in checkpoints_in(run_dir / CHECKPOINTS_OF_RUN):
+        if int(checkpoint.name[1:]) > version:
+            remove_checkpoint(checkpoint)
