@@ -17,8 +17,8 @@ from deployments.records import Records
 from deployments.serial import train_serially
 from digen_core.config import ConfigError, RunConfig
 from digen_core.config_file import CONFIG_OF_RUN
-from digen_core.data import read_prompts
-from digen_core.manifest import CHECKPOINTS_OF_RUN, Lineage, Position, prompts_hash
+from digen_core.data import evaluation_prompts, prompts_hash, train_prompts
+from digen_core.manifest import CHECKPOINTS_OF_RUN, Lineage, Position
 from digen_core.records import EvaluationReport
 from digen_core.trace.charts import LINE_COLOURS
 from digen_core.training.checkpoints import write_checkpoint
@@ -103,13 +103,12 @@ def _trained_serially(config: RunConfig) -> tuple[EvaluationReport, list[float]]
 
 def _position(config: RunConfig) -> Position:
     """Return the end of a serial run, which nobody tracks."""
-    train, evaluation = read_prompts(config.prompts.train), read_prompts(config.prompts.evaluation)
     lineage = Lineage(
         run_id=SERIAL,
         mlflow_run_id="",
         flow_run_ids=(),
-        prompts_hash=prompts_hash(train),
-        evaluation_prompts_hash=prompts_hash(evaluation),
+        prompts_hash=prompts_hash(train_prompts(config)),
+        evaluation_prompts_hash=prompts_hash(evaluation_prompts(config)),
     )
     return Position(
         num_iterations=config.num_iterations,

@@ -15,7 +15,7 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError
 
 from deployments.bench import bench
-from deployments.commands import configs, models, planning, runs, tracking
+from deployments.commands import clusters, configs, models, operation, planning, runs, tracking
 from deployments.errors import RunFailedError
 from deployments.local import apply_settings
 from digen_core.config import ConfigError
@@ -30,6 +30,7 @@ digen: reinforcement-learning post-training of diffusion and flow-matching model
   digen evaluate runs/NAME                        judge a finished run again
   digen report runs/NAME                          see what its devices waited for
   digen compare runs/NAME runs/OTHER              what differs, and the curves together
+  digen up                                        servers, workers and deployments to run it by
   digen --help                                    all commands; COMMAND --help shows an example
 """
 
@@ -50,6 +51,7 @@ app = App(
 )
 _pretrain = App(name="pretrain", help="Make an embedded base model from nothing.")
 _config = App(name="config", help="Look at configs.")
+_cluster = App(name="cluster", help="Look at clusters, and start their workers elsewhere.")
 app.command(
     runs.train,
     usage="Usage: digen train [CONFIG] [--resume RUN] [--KEY VALUE ...]",
@@ -58,6 +60,10 @@ app.command(runs.evaluate)
 app.command(runs.report)
 app.command(tracking.compare)
 app.command(tracking.sync)
+app.command(operation.up)
+app.command(operation.down)
+app.command(operation.status)
+app.command(operation.worker)
 app.command(planning.simulate)
 app.command(
     planning.plan, usage="Usage: digen plan CONFIG --cluster CLUSTER [--json] [--KEY VALUE ...]"
@@ -68,7 +74,8 @@ app.command(
 app.command(models.make_tiny)
 _pretrain.command(models.shapes)
 _config.command(configs.show, usage="Usage: digen config show [CONFIG] [--KEY VALUE ...]")
-for _group in (_pretrain, _config, bench):
+_cluster.command(clusters.show)
+for _group in (_pretrain, _config, _cluster, bench):
     app.command(_group)
 
 

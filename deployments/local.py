@@ -61,7 +61,12 @@ def run_evaluation(
         RunFailedError: the evaluation failed.
     """
     asked = (str(prompts) if prompts else None, samples_per_prompt)
-    with orchestrated(evaluation_config(run_dir, *asked)):
+    config = evaluation_config(run_dir, *asked)
+
+    from digen_core.data import evaluation_prompts
+
+    evaluation_prompts(config)  # refused before anything starts
+    with orchestrated(config):
         from flows.evaluate_run import evaluate_run
 
         report: EvaluationReport = evaluate_run(str(run_dir), *asked)

@@ -137,6 +137,11 @@ class RunConfig(Strict):
                 f"algorithm.best_of ({self.algorithm.best_of}) is above rollout.group_size "
                 f"({self.rollout.group_size}); sample larger groups or train fewer."
             )
+        if self.rollout.refill and self.algorithm.type == "ddpo":
+            raise ValueError(
+                f"rollout.refill is {self.rollout.refill}, but ddpo skips no group, as equal "
+                "rewards still differ from the prompt's earlier ones; use 0."
+            )
         self._check_transition()
         return self
 

@@ -7,9 +7,7 @@ Importing this module must not import torch: a mistake in ``--resume`` shows at 
 read and written in :mod:`digen_core.training.checkpoints`.
 """
 
-import hashlib
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -148,8 +146,3 @@ def read_lineage(run_dir: Path) -> Lineage | None:
         return None
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {' '.join(str(error).split())}") from error
-
-
-def prompts_hash(prompts: Sequence[str]) -> str:
-    """Return 16 hex digits that name prompts and their order."""
-    return hashlib.blake2b("\n".join(prompts).encode(), digest_size=8).hexdigest()

@@ -3,6 +3,7 @@
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from digen_core.data import Metadata
 from digen_core.strict import Strict
 
 
@@ -49,6 +50,7 @@ class SampleRow:
     behaviour_logprobs: list[float]  # one per trained step, mean over the latent's elements
     denoise_seconds: float  # of the sample's fragment
     score_seconds: float  # of the sample's fragment
+    metadata: Metadata = field(default_factory=dict)  # what else the prompt's row says
 
 
 @dataclass(frozen=True, slots=True)

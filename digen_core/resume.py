@@ -3,15 +3,16 @@
 Importing this module must not import torch.
 """
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from digen_core.config import ConfigError, RunConfig
 from digen_core.config_file import config_of_run
-from digen_core.data import read_prompts
+from digen_core.data import evaluation_prompts, prompts_hash, train_prompts
 from digen_core.manifest import (
     CHECKPOINTS_OF_RUN,
     DamagedError,
@@ -19,22 +20,23 @@ from digen_core.manifest import (
     Manifest,
     checkpoints_in,
     last_checkpoint,
-    prompts_hash,
     read_lineage,
     read_manifest,
 )
 
 MAY_CHANGE: Final = re.compile(
-    r"name|num_iterations|max_minutes|model\.device|prompts\.(train|evaluation)"
+    r"name|num_iterations|max_minutes|model\.device|prompts\..*"
     r"|rollout\.(fragment_size|steps_per_task)|train\.(pack_size|gradient_checkpointing)"
     r"|evaluation\.(every|grid_prompts)|(cluster|schedule|checkpoints|tracking)\..*"
     r"|rewards\..*\.(url|timeout|max_attempts|backoff_seconds)"
 )
-"""Keys of a config that say how, where and how long a run works, not what it learns. Of prompt
-files the content counts, not the place."""
+"""Keys of a config that say how, where and how long a run works, not what it learns. Of prompts
+the content counts, not the place."""
 
 MAX_NAMED: Final = 3
 """Changed keys that a message names."""
+
+_MISSING: Final = object()
 
 
 @dataclass(frozen=True)
@@ -77,20 +79,34 @@ def resumption_of(config: RunConfig, run_dir: Path) -> Resumption:
     return found
 
 
+def evaluation_config(
+    run_dir: Path, prompts: str | None, samples_per_prompt: int | None
+) -> RunConfig:
+    """Return a run's config to judge its last version with; None keeps the run's own setting.
+
+    Raises:
+        ConfigError: the folder is not a run's, holds no version yet, or a setting is wrong.
+    """
+    asked = {"prompts.evaluation": prompts, "evaluation.samples_per_prompt": samples_per_prompt}
+    given = {key: value for key, value in asked.items() if value is not None}
+    config = config_of_run(run_dir, given)
+    if not checkpoints_in(run_dir / CHECKPOINTS_OF_RUN):
+        raise ConfigError(f"{run_dir} holds no trained version yet; it has no checkpoint")
+    return config
+
+
 def _check_same(before: RunConfig, now: RunConfig, run_dir: Path) -> None:
-    old, new = _leaves(before.model_dump(mode="json")), _leaves(now.model_dump(mode="json"))
-    changed = [
-        f"{key} was {_shown(old, key)} and is now {_shown(new, key)}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not MAY_CHANGE.fullmatch(key)
-    ]
-    if changed:
-        more = len(changed) - MAX_NAMED
-        rest = f", and {more} more" if more > 0 else ""
-        raise ConfigError(
-            f"{run_dir} cannot go on with what would be another run: "
-            f"{'; '.join(changed[:MAX_NAMED])}{rest}; leave that as it was, or start a new run"
-        )
+    old, new = before.model_dump(mode="json"), now.model_dump(mode="json")
+    changed = [change for change in _changes(old, new) if not MAY_CHANGE.fullmatch(change[0])]
+    if not changed:
+        return
+    changed.sort(key=lambda change: not change[0].endswith("type"))  # it explains the others
+    named = [f"{key} was {then} and is now {now}" for key, then, now in changed[:MAX_NAMED]]
+    more = f", and {len(changed) - MAX_NAMED} more" if len(changed) > MAX_NAMED else ""
+    raise ConfigError(
+        f"{run_dir} cannot go on as what would be another run: {'; '.join(named)}{more}; leave "
+        "that as it was, or start a new run"
+    )
 
 
 def _check_num_iterations(before: RunConfig, now: RunConfig, found: Resumption) -> None:
@@ -109,11 +125,17 @@ def _check_num_iterations(before: RunConfig, now: RunConfig, found: Resumption) 
 
 
 def _check_prompts(config: RunConfig, lineage: Lineage, run_dir: Path) -> None:
-    for key, path, expected in (
-        ("train", config.prompts.train, lineage.prompts_hash),
-        ("evaluation", config.prompts.evaluation, lineage.evaluation_prompts_hash),
+    prompts = config.prompts
+    for key, path, read, expected in (
+        ("train", prompts.train, train_prompts, lineage.prompts_hash),
+        (
+            "evaluation",
+            prompts.evaluation or prompts.train,
+            evaluation_prompts,
+            lineage.evaluation_prompts_hash,
+        ),
     ):
-        found = prompts_hash(read_prompts(path))
+        found = prompts_hash(read(config))
         if found != expected:
             raise ConfigError(
                 f"prompts.{key}: the content of {path} has changed since {run_dir} began (hash "
@@ -121,32 +143,18 @@ def _check_prompts(config: RunConfig, lineage: Lineage, run_dir: Path) -> None:
             )
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a tree by dotted key."""
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, dict) and value:
-            found.update(_leaves(value, f"{prefix}{name}."))
-        else:
-            found[prefix + name] = value
-    return found
+def _changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yield each dotted key that differs in two trees, with its old and new value as text."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        if old != new:
+            yield key, _shown(old), _shown(new)
+        return
+    for name in dict.fromkeys((*old, *new)):
+        inner = f"{key}.{name}" if key else name
+        yield from _changes(old.get(name, _MISSING), new.get(name, _MISSING), inner)
 
 
-def _shown(leaves: Mapping[str, Any], key: str) -> str:
-    return repr(leaves[key]) if key in leaves else "not there"
-
-
-def evaluation_config(
-    run_dir: Path, prompts: str | None, samples_per_prompt: int | None
-) -> RunConfig:
-    """Return a run's config to judge its last version with; None keeps the run's own setting.
-
-    Raises:
-        ConfigError: the folder is not a run's, holds no version yet, or a setting is wrong.
-    """
-    asked = {"prompts.evaluation": prompts, "evaluation.samples_per_prompt": samples_per_prompt}
-    given = {key: value for key, value in asked.items() if value is not None}
-    config = config_of_run(run_dir, given)
-    if not checkpoints_in(run_dir / CHECKPOINTS_OF_RUN):
-        raise ConfigError(f"{run_dir} holds no trained version yet; it has no checkpoint")
-    return config
+def _shown(value: Any) -> str:
+    if value is _MISSING:
+        return "not there"
+    return "a table" if isinstance(value, dict) else json.dumps(value)

@@ -61,7 +61,11 @@ def evaluate(run_id: str, tag: str) -> EvaluationReport:
         if batch.start < settings.grid_prompts
     ]
     publish_evaluation(
-        session, tag, report, prompts[: settings.grid_prompts], np.concatenate(shown)
+        session,
+        tag,
+        report,
+        [prompt.text for prompt in prompts[: settings.grid_prompts]],
+        np.concatenate(shown),
     )
     return report
 

@@ -8,7 +8,7 @@ from prefect import State, flow
 from prefect.states import Cancelled
 
 from digen_core.config import RunConfig
-from digen_core.data import prompts_of_iteration
+from digen_core.data import Prompt, prompts_of_iteration, prompts_of_refills
 from digen_core.rollout.steps import steps_of_iteration
 from flows.open_iteration import OpenIteration
 from flows.publishing import publish_iteration
@@ -38,12 +38,16 @@ def iteration(run_id: str, index: int) -> State | None:
     return None
 
 
-def round_of(config: RunConfig, prompts: list[str], index: int) -> Round:
+def round_of(config: RunConfig, prompts: list[Prompt], index: int) -> Round:
     """Draw the prompts and the noisy and trained steps of an iteration."""
+    count, refill = config.rollout.prompts_per_iteration, config.rollout.refill
+    own = prompts_of_iteration(prompts, index, count, seed=config.seed)
+    others = prompts_of_refills(prompts, own, index, refill, seed=config.seed)
+    drawn = [*own, *others]
     return Round(
         index=index,
-        prompts=prompts_of_iteration(
-            prompts, index, config.rollout.prompts_per_iteration, seed=config.seed
-        ),
+        prompts=[prompt.text for prompt in drawn],
         steps=steps_of_iteration(config, index),
+        metadata=[prompt.metadata for prompt in drawn],
+        refill=refill,
     )

@@ -35,7 +35,7 @@ def prepare(run_id: str) -> Conductor:
         make_first_version(session, completions)
     conductor = Conductor(session)
     with Completions(session.inbox):
-        setup = Round(index=-1, prompts=[], steps=Steps((), ()))
+        setup = Round(index=-1, prompts=[], steps=Steps((), ()), metadata=[])
         conductor.start(OpenIteration(setup, IterationRecorder(session, setup), 0))
     return conductor
 
@@ -67,7 +67,7 @@ def measure_costs(session: Session, completions: Completions) -> dict[Device, Me
     """Measure each device's work; an emulated one's is known."""
     if isinstance(session.config, EmulatedConfig):
         return {}
-    prompt, labels = session.prompts[0], dict[UUID, tuple[str, str]]()
+    prompt, labels = session.prompts[0].text, dict[UUID, tuple[str, str]]()
     with dask.annotate(workers=[session.rollout_devices()[0]]):
         condition = encode.submit(session.run_id, "encode for measuring", [prompt])
     labels[condition.task_run_id] = ("encode for measuring", session.rollout_devices()[0])

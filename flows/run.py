@@ -13,8 +13,8 @@ from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settin
 from digen_core.config import RunConfig
 from digen_core.config_file import CONFIG_OF_RUN
 from digen_core.control.protocol import Device
-from digen_core.data import read_prompts
-from digen_core.manifest import LINEAGE_OF_RUN, Lineage, prompts_hash
+from digen_core.data import evaluation_prompts, prompts_hash, train_prompts
+from digen_core.manifest import LINEAGE_OF_RUN, Lineage
 from digen_core.planning.profile import load_profile
 from digen_core.transport.files import replace_text
 from flows.resume import go_on, locked, resuming
@@ -138,21 +138,20 @@ def session_on(
         tracker = Tracker.resume(config, run_dir, lineage.mlflow_run_id, flow_run_id)
     elif tracker is None:
         tracker = Tracker.start(config, name, run_dir, flow_run_id)
-    prompts = read_prompts(config.prompts.train)
-    evaluation_prompts = read_prompts(config.prompts.evaluation)
+    train, evaluation = train_prompts(config), evaluation_prompts(config)
     earlier = lineage.flow_run_ids if lineage else ()
     session = Session(
         run_id=name,
         config=config,
         run_dir=run_dir,
-        prompts=prompts,
-        evaluation_prompts=evaluation_prompts,
+        prompts=train,
+        evaluation_prompts=evaluation,
         lineage=Lineage(
             run_id=name,
             mlflow_run_id=tracker.mlflow_run_id,
             flow_run_ids=(*earlier, *([flow_run_id] if flow_run_id else [])),
-            prompts_hash=prompts_hash(prompts),
-            evaluation_prompts_hash=prompts_hash(evaluation_prompts),
+            prompts_hash=prompts_hash(train),
+            evaluation_prompts_hash=prompts_hash(evaluation),
         ),
         address=address,
         client=client,

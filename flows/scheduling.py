@@ -12,7 +12,7 @@ from distributed import Client
 from digen_core.config import RunConfig
 from digen_core.control.costs import Costs
 from digen_core.control.protocol import CostsUpdated, Device
-from digen_core.data import read_prompts
+from digen_core.data import train_prompts
 from digen_core.planning.job import Job
 from digen_core.planning.planner import plan_config
 from digen_core.planning.predict import predicted_seconds
@@ -34,7 +34,7 @@ def measured_costs(config: RunConfig, client: Client, devices: Sequence[Device])
     """
     firsts = {device.kind: device for device in reversed(devices)}.values()
     say(f"measuring the model on {', '.join(d.name for d in firsts)} to choose the layout")
-    prompt = read_prompts(config.prompts.train)[0]
+    prompt = train_prompts(config)[0].text
     futures = [
         client.submit(measure_alone, config, prompt, workers=[device.name], pure=False)
         for device in firsts

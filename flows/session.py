@@ -16,6 +16,7 @@ from digen_core.algorithms.ddpo import RewardHistory
 from digen_core.config import RunConfig
 from digen_core.control.costs import Costs
 from digen_core.control.protocol import Device
+from digen_core.data import Metadata, Prompt
 from digen_core.manifest import Lineage
 from digen_core.planning.profile import Profile
 from digen_core.records import EvaluationReport, IterationRecord, RunReport
@@ -47,8 +48,20 @@ class Round:
     """The prompts of one iteration, and which steps of their trajectories are noisy and trained."""
 
     index: int
-    prompts: list[str]
+    prompts: list[str]  # of its N groups, then of those that may take their place
     steps: Steps
+    metadata: list[Metadata]  # of each prompt
+    refill: int = 0  # times that a group may be replaced
+
+    @property
+    def num_groups(self) -> int:
+        """Groups that the iteration begins and ends with (N)."""
+        return len(self.prompts) // (1 + self.refill)
+
+    def successor_of(self, group: int) -> int | None:
+        """Return the group that takes the place of one without signal; None if there is none."""
+        successor = group + self.num_groups
+        return successor if successor < len(self.prompts) else None
 
     def priority_of(self, group: int, fragment: int = 0) -> int:
         """Return the priority of a fragment: earlier ones first, all after training.
@@ -65,8 +78,8 @@ class Session:
     run_id: str
     config: RunConfig
     run_dir: Path
-    prompts: list[str]
-    evaluation_prompts: list[str]
+    prompts: list[Prompt]
+    evaluation_prompts: list[Prompt]
     address: str  # of the Dask scheduler
     client: Client
     devices: list[Device]

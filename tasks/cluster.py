@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -23,6 +23,7 @@ QUIET = {
     "distributed.worker.profile.enabled": False,
     "distributed.admin.system-monitor.interval": "10s",
 }
+PRELOAD = "tasks.engine"  # imports what tasks need, before the first of them
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -54,19 +55,8 @@ def run_cluster(config: ClusterConfig, devices: list[Device]) -> Iterator[str]:
         "cls": Scheduler,
         "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"},
     }
-    before_start = {
-        **dict.fromkeys(THREAD_VARIABLES, str(config.threads_per_worker)),
-        # Threads that spin while they wait take the cores that other workers need.
-        "OMP_WAIT_POLICY": "PASSIVE",
-    }
-    settings = {
-        **QUIET,
-        # This also drops Dask's MALLOC_TRIM_THRESHOLD_, which gives each freed tensor back to the
-        # system at once: its page faults made a denoising step 1.7 times slower on the CPU.
-        "distributed.nanny.pre-spawn-environ": before_start,
-    }
     with (
-        dask.config.set(settings),
+        dask.config.set(settings_of_workers(config.threads_per_worker)),
         SpecCluster(scheduler=scheduler, workers=workers, silence_logs=logging.ERROR) as cluster,
     ):
         yield cluster.scheduler_address
@@ -90,6 +80,33 @@ def exclusive(client: Client, on_wait: Callable[[], None]) -> Iterator[None]:
         lock.release()
 
 
+def settings_of_workers(num_threads: int) -> dict[str, Any]:
+    """Return the Dask settings of a process that starts workers.
+
+    Args:
+        num_threads: CPU threads of each worker's engine.
+    """
+    before_start = {
+        **dict.fromkeys(THREAD_VARIABLES, str(num_threads)),
+        # Threads that spin while they wait take the cores that other workers need.
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+    return {
+        **QUIET,
+        # This also drops Dask's MALLOC_TRIM_THRESHOLD_, which gives each freed tensor back to the
+        # system at once: its page faults made a denoising step 1.7 times slower on the CPU.
+        "distributed.nanny.pre-spawn-environ": before_start,
+    }
+
+
+def as_environment(settings: Mapping[str, object]) -> dict[str, str]:
+    """Return Dask settings as environment variables."""
+    return {
+        "DASK_" + key.replace(".", "__").replace("-", "_").upper(): str(value)
+        for key, value in settings.items()
+    }
+
+
 def _worker(device: Device) -> dict[str, Any]:
     """Describe a worker process, which runs one task at a time."""
     return {
@@ -102,7 +119,7 @@ def _worker(device: Device) -> dict[str, Any]:
             "dashboard_address": None,
             "silence_logs": logging.ERROR,
             "env": {**_prefect_api(), "TRANSFORMERS_VERBOSITY": "error"},
-            "preload": ["tasks.engine"],
+            "preload": [PRELOAD],
         },
     }
 

@@ -31,6 +31,7 @@ from prefect import Task, task
 from digen_core.config import RunConfig
 from digen_core.control.costs import Costs, DeviceCosts
 from digen_core.control.protocol import Device, Fragment, Pack, Role
+from digen_core.data import Metadata
 from digen_core.sim.scenario import Scenario
 from tasks import receipts
 
@@ -185,7 +186,9 @@ def denoise_steps(
 
 
 @task(name="decode and score", task_run_name="{label}")
-def decode_and_score(run_id: str, label: str, prompt: str, segment: Fragment) -> None:
+def decode_and_score(
+    run_id: str, label: str, *, prompt: str, metadata: Metadata, segment: Fragment
+) -> None:
     """Wait for the reward servers."""
     place = (segment.iteration, segment.group)
     with _working(run_id) as (config, _, _):

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from prefect import task
 
+from digen_core.data import Prompt
 from digen_core.rewards.scoring import score_images
 from digen_core.rollout.evaluation import sample_images
 from digen_core.training.optimizer import PolicyVersion
@@ -19,7 +20,7 @@ def sample_and_score(
     run_id: str,
     label: str,
     *,
-    prompts: list[str],
+    prompts: list[Prompt],
     indices: list[int],
     shown: int,
     samples_per_prompt: int,
@@ -30,7 +31,7 @@ def sample_and_score(
     Args:
         run_id: of the run.
         label: of the task run.
-        prompts: texts.
+        prompts: to sample.
         indices: of the prompts in the evaluation set.
         shown: prompts whose thumbnails are returned, uint8 [shown, k, h, w, 3].
         samples_per_prompt: images per prompt.
@@ -41,14 +42,15 @@ def sample_and_score(
         with engine.temporary_weights(policy_version.weights):
             images = sample_images(
                 engine.policy,
-                prompts,
+                [prompt.text for prompt in prompts],
                 indices,
                 num_samples=samples_per_prompt,
                 num_steps=config.evaluation.num_steps,
                 seed=config.seed,
             )
-        texts = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
-        columns = score_images(engine.rewards, config.rewards, images, texts)
+        each = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
+        asked = [prompt.text for prompt in each], [prompt.metadata for prompt in each]
+        columns = score_images(engine.rewards, config.rewards, images, *asked)
         thumbnails = _thumbnails(images.unflatten(0, (len(prompts), samples_per_prompt)), shown)
     receipts.attach({"rewards": {name: values.tolist() for name, values in columns.items()}})
     return thumbnails

@@ -6,6 +6,7 @@ import numpy as np
 from prefect import task
 
 from digen_core.control.protocol import Fragment
+from digen_core.data import Metadata
 from digen_core.rewards.scoring import score_images
 from digen_core.rollout.sampler import DenoisedStep, ReferenceKl, denoise, initial_latent
 from digen_core.transport.arrays import (
@@ -102,10 +103,13 @@ def _denoise(
 
 
 @task(name="decode and score", task_run_name="{label}")
-def decode_and_score(run_id: str, label: str, prompt: str, segment: Segment) -> None:
+def decode_and_score(
+    run_id: str, label: str, *, prompt: str, metadata: Metadata, segment: Segment
+) -> None:
     """Decode the clean latents of a fragment and reward the images."""
     with working(run_id) as engine:
         images = engine.policy.decode(to_tensor(segment.x, engine.policy.device))
-        prompts = [prompt] * len(images)
-        columns = score_images(engine.rewards, engine.config.rewards, images, prompts)
+        count = len(images)
+        asked = [prompt] * count, [metadata] * count
+        columns = score_images(engine.rewards, engine.config.rewards, images, *asked)
     receipts.attach({"rewards": {name: values.tolist() for name, values in columns.items()}})

@@ -47,17 +47,16 @@ def evaluate(
 
     Args:
         run: Folder of the run.
-        prompts: Text file, one prompt a line; default: the run's evaluation prompts.
+        prompts: File or folder of other prompts (docs/prompts.md); default: the run's evaluation
+            prompts.
         samples_per_prompt: Images per prompt; default: as the run's config says.
     """
     if not run.is_dir():
         raise ConfigError(f"there is no run folder {run}; give one such as runs/NAME")
     if samples_per_prompt is not None and samples_per_prompt < 1:
         raise ConfigError(f"--samples-per-prompt is {samples_per_prompt}; use 1 or more")
-    if prompts is not None:
-        from digen_core.data import read_prompts
-
-        read_prompts(str(prompts))
+    if prompts is not None and not prompts.exists():
+        raise ConfigError(f"cannot read the prompt file {prompts}: there is none")
 
     from deployments import local, summary
 

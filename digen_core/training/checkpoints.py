@@ -107,12 +107,11 @@ def last_state(run_dir: Path) -> TrainState:
 
 def remove_checkpoint(checkpoint: Path) -> None:
     """Remove a checkpoint if it is there; what is half-removed counts as none."""
-    if not checkpoint.exists():
-        return
     going = checkpoint.with_name(f".{checkpoint.name}.removed")
-    shutil.rmtree(going, ignore_errors=True)
-    checkpoint.rename(going)
-    shutil.rmtree(going)
+    shutil.rmtree(going, ignore_errors=True)  # of a process that was killed
+    if checkpoint.exists():
+        checkpoint.rename(going)
+        shutil.rmtree(going)
 
 
 def _parts_of(state: TrainState) -> Mapping[str, Weights]:

@@ -9,6 +9,7 @@ Columns are those of ``SCHEMA``, then one float64 column per reward component, n
 is without its first part ("shapes/exact"), in alphabetical order.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -35,6 +36,7 @@ SCHEMA: Final = pa.schema(
         pa.field("behaviour_logprobs", pa.list_(pa.float64()), nullable=False),
         pa.field("denoise_seconds", pa.float64(), nullable=False),
         pa.field("score_seconds", pa.float64(), nullable=False),
+        pa.field("metadata", pa.string(), nullable=False),  # a JSON object
     ]
 )
 """The columns every data set has, whatever is rewarded."""
@@ -95,6 +97,7 @@ def _table(iteration: int, rows: Sequence[SampleRow]) -> pa.Table:
                 f"but the first sample has {components}."
             )
     columns = {name: [getattr(row, name) for row in rows] for name in SCHEMA.names}
+    columns["metadata"] = [json.dumps(row.metadata) for row in rows]
     schema = SCHEMA
     for component in components:
         columns[component] = [row.rewards[component] for row in rows]

@@ -119,7 +119,7 @@ def test_evaluations_are_kept(run):
 
 
 def test_every_sample_is_kept(run):
-    from digen_core.data import prompts_of_iteration
+    from digen_core.data import Prompt, prompts_of_iteration
     from digen_core.transport.samples import read_samples
 
     rows = read_samples(run.dir / "samples").to_pylist()
@@ -140,9 +140,9 @@ def test_every_sample_is_kept(run):
         by_reward = sorted(group, key=lambda row: row["reward"])
         assert by_reward == sorted(group, key=lambda row: row["advantage"])
     for iteration in range(2):
-        expected = prompts_of_iteration(PROMPTS, iteration, 2, seed=0)
+        expected = prompts_of_iteration([Prompt(p) for p in PROMPTS], iteration, 2, seed=0)
         got = [row["prompt"] for row in rows if row["iteration"] == iteration]
-        assert got == [prompt for prompt in expected for _ in range(4)]
+        assert got == [prompt.text for prompt in expected for _ in range(4)]
 
 
 def test_records_tell_what_ran_where(run):
