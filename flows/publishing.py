@@ -72,7 +72,10 @@ def _keep_checkpoint(session: Session, record: IterationRecord, history: RewardH
 def publish_evaluation(
     session: Session, tag: str, report: EvaluationReport, prompts: list[str], images: np.ndarray
 ) -> None:
-    """Keep and show an evaluation and its grid of images, uint8 [prompts, k, H, W, 3]."""
+    """Keep and show an evaluation and its images, uint8 [prompts, k, H, W, 3].
+
+    Of videos they are [prompts, k, F, H, W, 3].
+    """
     replace_text(session.run_dir / f"evaluation-{tag}.json", report.model_dump_json(indent=2))
     name = session.tracker.log_evaluation(tag, report)
     session.tracker.log_images(name, prompts, images, report.version)

@@ -160,12 +160,19 @@ def session_on(
         tracker=tracker,
     )
     links = {"MLflow": tracker.describe(), "Dask": client.dashboard_link}
-    with ExitStack() as stack:
-        stack.enter_context(_ended_in(tracker))
-        if pages:
-            artifacts = stack.enter_context(RunArtifacts(config, name, links))
-            stack.enter_context(watching(artifacts))
-        yield stack.enter_context(registered(session))
+    with (
+        _ended_in(tracker),
+        _on_pages(config, name, links) if pages else nullcontext(),
+        registered(session),
+    ):
+        yield session
+
+
+@contextmanager
+def _on_pages(config: RunConfig, name: str, links: dict[str, str]) -> Iterator[None]:
+    """Show the run on Prefect's pages."""
+    with RunArtifacts(config, name, links) as artifacts, watching(artifacts):
+        yield
 
 
 @contextmanager

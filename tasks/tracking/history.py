@@ -13,9 +13,9 @@ from mlflow.exceptions import MlflowException
 from digen_core.config import ConfigError
 from digen_core.config_file import CONFIG_OF_RUN
 from tasks.tracking.environment import ENVIRONMENT_OF_RUN, read_environment
+from tasks.tracking.opening import flatten
 from tasks.tracking.server import MlflowError, first_line
 from tasks.tracking.spool import Spool
-from tasks.tracking.tracker import flatten
 
 Points = list[tuple[int, float]]
 """Steps and values of a metric, in order."""

@@ -11,39 +11,36 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 import numpy as np
 from mlflow import MlflowClient
-from mlflow.entities import Param
+from PIL import Image
 
-from digen_core.config import ConfigError, RunConfig
+from digen_core.config import RunConfig
 from digen_core.config_file import CONFIG_OF_RUN
 from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.transport.files import replace_text
 from tasks.display import draw_grid
-from tasks.tracking.delivery import MAX_PARAMS_PER_CALL, Delivery
+from tasks.tracking.delivery import Delivery
 from tasks.tracking.environment import (
     ENVIRONMENT_OF_RUN,
-    digen_version,
     environment,
-    git_revision,
 )
 from tasks.tracking.model import package
+from tasks.tracking.opening import begin, flatten, go_on
 from tasks.tracking.sender import Sender
 from tasks.tracking.server import (
-    MlflowError,
-    experiment_of,
-    first_line,
     page_of,
-    tracking_uri,
 )
-from tasks.tracking.spool import RunOfSpool, Spool
+from tasks.tracking.spool import Spool
 
 logger = logging.getLogger(__name__)
 
 VERSIONS_OF_RUN: Final = "versions.jsonl"  # in the folder of a run
+FRAME_MS: Final = 120  # of an animation
 PICTURE_SECONDS: Final = 60.0
 """How long the end of a run waits for pictures that are being drawn."""
 
@@ -77,23 +74,7 @@ class Tracker:
         Raises:
             ConfigError: MLflow cannot be reached or does not take the run.
         """
-        uri = tracking_uri(config)
-        params = [Param(key, value) for key, value in flatten(config.model_dump()).items()]
-        try:
-            client = MlflowClient(uri)
-            experiment_id = experiment_of(client, uri, config)
-            tags = _tags(run_dir, flow_run_id)
-            info = client.create_run(experiment_id, run_name=run_id, tags=tags).info
-            for start in range(0, len(params), MAX_PARAMS_PER_CALL):
-                client.log_batch(info.run_id, params=params[start : start + MAX_PARAMS_PER_CALL])
-        except MlflowError as error:
-            raise ConfigError(
-                f"tracking: cannot start a run in MLflow at {uri}: {first_line(error)}"
-            ) from error
-        run = RunOfSpool(
-            uri=uri, experiment_id=experiment_id, mlflow_run_id=info.run_id, name=run_id
-        )
-        tracker = cls(config, client, Spool.create(run_dir, run))
+        tracker = cls(config, *begin(config, run_id, run_dir, flow_run_id))
         (run_dir / ENVIRONMENT_OF_RUN).write_text(environment())
         for name in (CONFIG_OF_RUN, ENVIRONMENT_OF_RUN):
             tracker._append(name, "file", path=name, folder="")
@@ -118,7 +99,7 @@ class Tracker:
         Raises:
             ConfigError: MLflow cannot be reached or has no such run.
         """
-        tracker = cls._continue(config, run_dir, mlflow_run_id)
+        tracker = cls(config, *go_on(config, run_dir, mlflow_run_id))
         tracker._append_status("RUNNING")
         replace_text(run_dir / CONFIG_OF_RUN, config.model_dump_json(indent=2))
         tracker._append(f"{CONFIG_OF_RUN} {time.time_ns()}", "file", path=CONFIG_OF_RUN, folder="")
@@ -143,27 +124,9 @@ class Tracker:
             tracker = cls.start(config, run_dir.name, run_dir, flow_run_id)
             tracker._append_status("FINISHED")
         else:
-            tracker = cls._continue(config, run_dir, None)
+            tracker = cls(config, *go_on(config, run_dir))
         tracker._in_training = False
         return tracker
-
-    @classmethod
-    def _continue(cls, config: RunConfig, run_dir: Path, mlflow_run_id: str | None) -> Self:
-        uri, spool = tracking_uri(config), Spool.open(run_dir)
-        run_id = mlflow_run_id or (spool.run.mlflow_run_id if spool else None)
-        if run_id is None:
-            raise ConfigError(f"{run_dir} does not say which run of MLflow it is")
-        try:
-            client = MlflowClient(uri)
-            info = client.get_run(run_id).info
-        except MlflowError as error:
-            raise ConfigError(
-                f"tracking: cannot continue run {run_id} in MLflow at {uri}: {first_line(error)}"
-            ) from error
-        run = RunOfSpool(
-            uri=uri, experiment_id=info.experiment_id, mlflow_run_id=run_id, name=info.run_name
-        )
-        return cls(config, client, Spool.create(run_dir, run))
 
     def log_iteration(self, record: IterationRecord) -> None:
         """Log the metrics of an iteration, and its timeline; MLflow's step counts from 1.
@@ -230,17 +193,21 @@ class Tracker:
     def log_images(self, name: str, prompts: Sequence[str], images: np.ndarray, step: int) -> None:
         """Log a labelled grid of an evaluation's images as ``grids/<name>.png``.
 
+        Of videos the grid shows the frames in the middle, and ``videos/<name>.gif`` all of them.
+
         Args:
             name: of the evaluation.
             prompts: label of each row.
-            images: [n, k, H, W, 3] uint8, k images of each of the n prompts.
+            images: uint8 [n, k, H, W, 3], k images of each of the n prompts, or videos
+                [n, k, F, H, W, 3].
             step: policy version that made them.
         """
-        grid = draw_grid(f"policy version {step}", prompts, images)
-        path = self._spool.run_dir / "grids" / f"{name}.png"
-        path.parent.mkdir(exist_ok=True)
-        grid.save(path)
-        self._log_file(f"grids/{name}.png", None, evaluation=name)
+        title = f"policy version {step}"
+        if images.ndim == 6:
+            frames = [draw_grid(title, prompts, images[:, :, i]) for i in range(images.shape[2])]
+            self._log_grid(f"videos/{name}.gif", frames, name)
+            images = images[:, :, images.shape[2] // 2]
+        self._log_grid(f"grids/{name}.png", [draw_grid(title, prompts, images)], name)
 
     def log_model(self, weights: Path, version: int, weights_hash: str) -> None:
         """Log a version in the form that MLflow loads, and add it to the model registry.
@@ -301,14 +268,21 @@ class Tracker:
         now = _milliseconds()
         self._append(f"status {time.time_ns()}", "status", status=status, message=message, time=now)
 
-    def _log_file(self, path: str, content: bytes | None, **of: Any) -> None:
-        """Log a file of the run's folder, which is written if there is content."""
+    def _log_file(self, path: str, content: bytes, **of: Any) -> None:
+        """Write a file into the run's folder, and log it."""
         target = self._spool.run_dir / path
-        if content is not None:
-            target.parent.mkdir(exist_ok=True)
-            target.write_bytes(content)
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes(content)
         folder = path.rpartition("/")[0]
         self._append(path, "file", path=path, folder=folder, in_training=self._in_training, **of)
+
+    def _log_grid(self, path: str, frames: Sequence[Image.Image], evaluation: str) -> None:
+        """Log a picture of an evaluation, or an animation."""
+        first, *others = frames
+        moving = {"save_all": True, "append_images": others, "duration": FRAME_MS, "loop": 0}
+        content = BytesIO()
+        first.save(content, path.rpartition(".")[2], **(moving if others else {}))
+        self._log_file(path, content.getvalue(), evaluation=evaluation)
 
     def _log_picture(self, path: str, picture: Future[bytes]) -> None:
         if not picture.cancelled() and (png := picture.result()):
@@ -332,17 +306,6 @@ class Tracker:
         return flatten(settings)
 
 
-def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return the leaves of a nested dict as dotted keys and texts (JSON, but strings as is)."""
-    leaves: dict[str, str] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            leaves.update(flatten(value, f"{prefix}{key}."))
-        else:
-            leaves[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value)
-    return leaves
-
-
 def _check(metrics: dict[str, float], step: int) -> None:
     for name, value in metrics.items():
         if not math.isfinite(value):
@@ -351,14 +314,3 @@ def _check(metrics: dict[str, float], step: int) -> None:
 
 def _milliseconds() -> int:
     return int(time.time() * 1000)
-
-
-def _tags(run_dir: Path, flow_run_id: str | None) -> dict[str, str]:
-    tags = {"digen.version": digen_version(), "digen.run_dir": str(Path(run_dir).resolve())}
-    revision = git_revision()
-    if revision is not None:
-        tags["mlflow.source.git.commit"] = revision.removesuffix("-dirty")
-        tags["digen.source_changed"] = json.dumps(revision.endswith("-dirty"))
-    if flow_run_id is not None:
-        tags["prefect.flow_run_id"] = flow_run_id
-    return tags

@@ -17,8 +17,8 @@ from digen_core.config import ConfigError, RunConfig
 from digen_core.records import EvaluationReport, IterationRecord
 from tasks.tracking import Tracker, sender
 from tasks.tracking.environment import read_environment
+from tasks.tracking.opening import flatten
 from tasks.tracking.sync import send_rest
-from tasks.tracking.tracker import flatten
 
 
 def config_in(folder, **tracking_keys) -> RunConfig:
@@ -164,6 +164,23 @@ def test_images_are_a_labelled_grid(tracker, tmp_path):
     red = (pixels == (255, 0, 0)).all(axis=-1)
     assert red.sum() == 96 * 96
     assert red[-50, -50]  # last row, last column
+
+
+def test_videos_move(tracker, tmp_path):
+    videos = np.zeros((1, 2, 5, 8, 8, 3), np.uint8)
+    videos[:, :, 3] = 255
+    tracker.log_evaluation("before", REPORT)
+    tracker.log_images("before", ["a wave"], videos, step=0)
+    tracker.finish("FINISHED")
+    with Image.open(artifact_of(tracker, "videos/before.gif", tmp_path)) as animation:
+        shades = []
+        for frame in range(animation.n_frames):
+            animation.seek(frame)
+            shades.append(np.asarray(animation.convert("L"))[-50, -50])
+            assert animation.info["duration"] >= 120
+    assert max(shades) > 250 > 5 > min(shades)
+    with Image.open(artifact_of(tracker, "grids/before.png", tmp_path)) as grid:
+        assert np.asarray(grid.convert("L"))[-50, -50] < 5  # the frame in the middle
 
 
 def test_what_a_run_was_made_with_is_kept(tracker, tmp_path):
