@@ -16,6 +16,7 @@ from flows.denoising import Denoising, about
 from flows.open_iteration import OpenIteration
 from flows.session import Session
 from flows.submitter import Submitter
+from flows.telling import tell
 from tasks.completions import Completion
 from tasks.emulation import switch
 from tasks.rollout import decode_and_score
@@ -33,7 +34,7 @@ class Executor:
         self._conditions = Conditions(self._submitter)
         self._num_switches = 0
         self._reward_history = session.reward_history
-        self._denoising = Denoising(self._submitter, self._conditions)
+        self._denoising = Denoising(self._submitter, self._conditions, session.run_dir)
 
     @property
     def num_running(self) -> int:
@@ -96,6 +97,14 @@ class Executor:
 
         def event_of(receipt: dict[str, Any]) -> Event:
             it.recorder.add_rewards(fragment, receipt)
+            for note in receipt.get("notes", [])[: 0 if it.told else 1]:
+                it.told = True
+                tell(
+                    self._session,
+                    "reward-failed",
+                    f"iteration {it.index}: {note} (on {do.device}; said once an iteration). Where "
+                    "a score is missing, the mean of its group counts; the worker's log has more",
+                )
             return protocol.FragmentScored(fragment)
 
         self._submitter.submit(
@@ -108,6 +117,7 @@ class Executor:
             about=about(fragment),
             prompt=it.round.prompts[fragment.group],
             metadata=it.round.metadata[fragment.group],
+            run_dir=self._session.run_dir,
             segment=it.segments[fragment][-1][1],
         )
 

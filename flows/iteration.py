@@ -10,7 +10,8 @@ from prefect.states import Cancelled
 from digen_core.config import RunConfig
 from digen_core.data import Prompt, prompts_of_iteration, prompts_of_refills
 from digen_core.rollout.steps import steps_of_iteration
-from flows.open_iteration import OpenIteration
+from digen_core.transport.trajectories import forget_trajectories
+from flows.open_iteration import OpenIteration, Published
 from flows.publishing import publish_iteration
 from flows.recorder import IterationRecorder
 from flows.scheduling import learn_costs
@@ -26,15 +27,17 @@ def iteration(run_id: str, index: int) -> State | None:
     round_ = round_of(session.config, session.prompts, index)
     num_steps_per_task = steps_per_task(session.config, session.step_seconds, len(session.devices))
     recorder = IterationRecorder(session, round_)
+    forget_trajectories(session.run_dir, index)  # of a process that was killed
     with Completions(session.inbox):
         opened = OpenIteration(round_, recorder, num_steps_per_task)
         session.inbox.put(opened)
         ended = opened.outcome.result()
     if ended is None:
-        return Cancelled(message="the run ended before this iteration did")
+        return Cancelled(message="the run has ended, or did this iteration on its own page")
     record = recorder.record(ended.version, ended.seconds, num_steps_per_task)
     publish_iteration(session, record, opened.reward_history)
     learn_costs(session, record.spans)
+    session.inbox.put(Published(index))
     return None
 
 
@@ -50,4 +53,13 @@ def round_of(config: RunConfig, prompts: list[Prompt], index: int) -> Round:
         steps=steps_of_iteration(config, index),
         metadata=[prompt.metadata for prompt in drawn],
         refill=refill,
+        costs=_costs(config, index),
     )
+
+
+def _costs(config: RunConfig, index: int) -> tuple[float, ...]:
+    """Return what groups of several sizes cost: about as many latent pixels as they have."""
+    if not config.model.sizes:
+        return ()
+    sizes = [config.size_of(index, group) for group in range(config.rollout.prompts_per_iteration)]
+    return tuple(height * width * (1 + (frames - 1) / 4) for height, width, frames in sizes)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from digen_core.control.protocol import Fragment
-from digen_core.records import IterationRecord, SampleRow, Span
+from digen_core.records import IterationRecord, Picture, SampleRow, Span
 from digen_core.rewards.failures import component_means, settle
 from digen_core.trace.gaps import idle_gaps
 from digen_core.trace.metrics import idle_shares, schedule_metrics
@@ -16,6 +16,7 @@ from digen_core.trace.prediction import read_prediction
 from digen_core.trace.usage import Usage, usage_metrics
 from digen_core.trace.windows import iteration_windows
 from digen_core.training.advantages import Advantages
+from digen_core.transport.images import name_of
 from flows.session import Round, Session
 
 TRAINING_KINDS = ("train", "reduce", "step")
@@ -35,6 +36,7 @@ class IterationRecorder:
         self._workers: dict[Fragment, str] = {}
         self._versions: dict[Fragment, int] = {}  # that generated
         self._rewards: dict[Fragment, dict[str, list[float]]] = {}
+        self._pictures: dict[Fragment, list[bytes]] = {}
         self._seconds: dict[tuple[str, Fragment], float] = {}
         self._advantages: dict[int, list[float]] = {}
         self._skipped: set[int] = set()
@@ -65,6 +67,7 @@ class IterationRecorder:
     def add_rewards(self, fragment: Fragment, receipt: dict[str, Any]) -> None:
         """Note the rewards of a fragment."""
         self._rewards[fragment] = receipt["rewards"]
+        self._pictures[fragment] = receipt.get("pictures", [])
         self._add_seconds("score", fragment, receipt)
 
     def rewards_of(self, group: int) -> dict[str, np.ndarray]:
@@ -153,10 +156,18 @@ class IterationRecorder:
             samples=[row for fragment in sorted(self._rewards) for row in self._rows(fragment)],
             spans=sorted(self._spans, key=lambda span: span.started),
             idle=idle_shares(gaps, devices, window),
+            pictures=[
+                Picture(self._round.prompts[fragment.group], reward, jpeg)
+                for fragment in sorted(self._pictures)
+                for reward, jpeg in zip(
+                    self._rewards[fragment]["reward"], self._pictures[fragment], strict=False
+                )
+            ],
         )
 
     def _rows(self, fragment: Fragment) -> list[SampleRow]:
         rewards, logprobs = self._rewards[fragment], self._logprobs[fragment]
+        images = self._images_of(fragment.group)
         return [
             SampleRow(
                 iteration=self._round.index,
@@ -175,9 +186,22 @@ class IterationRecorder:
                 denoise_seconds=self._seconds["denoise", fragment],
                 score_seconds=self._seconds["score", fragment],
                 metadata=self._round.metadata[fragment.group],
+                image=images.get(sample),
             )
             for row, sample in enumerate(fragment.samples)
         ]
+
+    def _images_of(self, group: int) -> dict[int, str]:
+        """Return the files of a group's images that the config has kept, by sample."""
+        tracking = self._session.config.tracking
+        parts = [self._rewards[fragment]["reward"] for fragment in self._parts_of(group)]
+        rewards = np.concatenate(parts)
+        kept = {
+            "none": (),
+            "extremes": {int(rewards.argmax()), int(rewards.argmin())},
+            "all": range(len(rewards)),
+        }[tracking.keep_images]
+        return {s: name_of(self._round.index, group, s, tracking.image_format) for s in kept}
 
     def _is_trained(self, group: int, sample: int) -> bool:
         if group in self._skipped or group in self._replaced:
