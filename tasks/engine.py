@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import time
 
 import diffusers
@@ -22,6 +22,7 @@ from digen_core.training.optimizer import PolicyVersion, TrainState
 from digen_core.transport.arrays import Weights
 from tasks import receipts
 from tasks.transfers import received_bytes
+from tasks.usage import usage_meter
 
 
 class VersionError(RuntimeError):
@@ -145,3 +146,5 @@ def working(run_id: str, *, version: int | None = None) -> Iterator[Engine]:
     yield engine
     span = {"device": engine.device_name, "started": started, "ended": time()}
     receipts.attach({**span, "num_bytes": received_bytes()})
+    if used := usage_meter().read():
+        receipts.attach({"usage": asdict(used)})
