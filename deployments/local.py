@@ -108,7 +108,7 @@ def apply_settings() -> None:
 
 
 @contextmanager
-def failures_in_one_line() -> Iterator[None]:
+def failures_in_one_line(what: str = "the run") -> Iterator[None]:
     """Turn every error into RunFailedError that does not speak to the user already."""
     try:
         yield
@@ -116,4 +116,4 @@ def failures_in_one_line() -> Iterator[None]:
         raise
     except Exception as error:
         text = " ".join(str(error).split())
-        raise RunFailedError(f"the run failed: {type(error).__name__}: {text}") from error
+        raise RunFailedError(f"{what} failed: {type(error).__name__}: {text}") from error

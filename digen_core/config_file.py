@@ -33,6 +33,14 @@ _WIDTH = 100
 _MESSAGES = {"model_type": "is a table of keys", "missing": "a value is missing"}
 
 
+class UnknownKeyError(ConfigError):
+    """A command line sets a key that configs do not have."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"unknown key {key}; {suggestion(key)}")
+        self.key = key
+
+
 def load_config(path: Path | str | None, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     """Read a TOML file, lay ``overrides`` (dotted keys to values) over it, and check the result.
 
@@ -75,6 +83,20 @@ def is_config(path: Path) -> bool:
     return not tables.isdisjoint(RunConfig.model_fields)
 
 
+def require_run(run_dir: Path) -> None:
+    """Check that there is a folder of this name.
+
+    Raises:
+        ConfigError: there is none; the message names one like it.
+    """
+    if run_dir.is_dir():
+        return
+    others = {str(path.parent) for path in run_dir.parent.glob(f"*/{CONFIG_OF_RUN}")}
+    near = get_close_matches(str(run_dir), others, 1)
+    hint = f"did you mean {near[0]}?" if near else "give one such as runs/NAME"
+    raise ConfigError(f"there is no run folder {run_dir}; {hint}")
+
+
 def config_of_run(run_dir: Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     """Return the config that a run kept, with ``overrides`` (dotted keys to values) laid over it.
 
@@ -104,7 +126,7 @@ def parse_value(key: str, text: str) -> Any:
     """
     field = known_keys().get(key)
     if field is None and not key.startswith("rewards."):
-        raise ConfigError(f"unknown key {key}; {suggestion(key)}")
+        raise UnknownKeyError(key)
     kind = field.annotation if field else kind_of_option(key)
     if field is not None and _tables(field) and NoneType not in get_args(kind):
         inner = next(name for name in known_keys() if name.startswith(f"{key}."))
@@ -135,7 +157,7 @@ def describe(error: ValidationError) -> str:
         if item["type"] == "union_tag_invalid":
             tags = item["ctx"]
             problems[f"{location}.type"] = [f"must be one of {tags['expected_tags']}"]
-            values[f"{location}.type"] = f" (got {tags['tag']!r})"
+            values[f"{location}.type"] = _got(tags["tag"], tags["expected_tags"])
             continue
         key = _longest_known(location)
         message = _MESSAGES.get(item["type"], item["msg"].removeprefix("Value error, "))
@@ -143,11 +165,17 @@ def describe(error: ValidationError) -> str:
             problems[message.removesuffix(".")] = []
         else:
             problems.setdefault(key, []).append(message.replace("Input should be", "must be"))
-            values[key] = f" (got {item['input']!r})"
+            values[key] = _got(item["input"], item.get("ctx", {}).get("expected", ""))
     return "; ".join(
         key + (f": {' or '.join(messages)}" if messages else "") + values.get(key, "")
         for key, messages in problems.items()
     )
+
+
+def _got(value: object, choices: str) -> str:
+    """Return the value that was given, and which of the choices, if any, it may be a typo of."""
+    near = get_close_matches(str(value), re.findall("'([^']*)'", str(choices)), 1)
+    return f" (got {value!r}" + (f"; did you mean {near[0]!r}?)" if near else ")")
 
 
 def describe_fields(error: ValidationError, model: type[BaseModel]) -> str:

@@ -119,6 +119,25 @@ def _systematic_counts(weights: NDArray[np.float64], offset: float) -> NDArray[n
     return np.bincount(drawn, minlength=len(weights))
 
 
+def prompts_of_refills(
+    prompts: Sequence[Prompt], own: Sequence[Prompt], iteration: int, rounds: int, *, seed: int
+) -> list[Prompt]:
+    """Return the prompts that may take the place of an iteration's own, round after round.
+
+    Group g of N is replaced by group g + N, that one by g + 2 N, so that it does not matter in
+    which order groups are found to need it. They are the other prompts, in an order drawn for the
+    iteration, again and again if there are few; the own ones only if there are no others.
+    """
+    if not rounds:
+        return []
+    from digen_core.seeding import REFILL, numpy_generator_for
+
+    drawable = [prompt for prompt in prompts if prompt.weight]
+    others = [prompt for prompt in drawable if prompt not in own] or drawable
+    order = numpy_generator_for(seed, REFILL, iteration).permutation(len(others))
+    return [others[order[place % len(others)]] for place in range(rounds * len(own))]
+
+
 def _rows_of_split(config: RunConfig, split: str) -> list[Row]:
     """Return the rows of ``prompts.train`` that belong to a split, or all if it has none."""
     prompts = config.prompts

@@ -8,13 +8,14 @@ stale schedule generated with, it generates with those.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 
 from digen_core.algorithms.ddpo import RewardHistory
 from digen_core.config import RunConfig
-from digen_core.data import Prompt, prompts_of_iteration
+from digen_core.data import Prompt, prompts_of_iteration, prompts_of_refills
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import (
     initial_weights,
@@ -31,7 +32,6 @@ from digen_core.reference_group import (
 )
 from digen_core.rewards.failures import component_means, settle
 from digen_core.rewards.scoring import RewardFn, score_images
-from digen_core.rollout.steps import steps_of_iteration
 from digen_core.training.advantages import advantages_of
 from digen_core.training.optimizer import (
     adamw,
@@ -41,6 +41,9 @@ from digen_core.training.optimizer import (
     old_decay_of,
 )
 from digen_core.transport.arrays import Weights
+
+Columns = dict[str, np.ndarray]
+"""Rewards and their components of the samples of a group, each [G]."""
 
 
 @dataclass
@@ -82,19 +85,16 @@ def post_train_serially(
     versions = [_weights_of(parameters)]
     generators = versions[:]  # what samples: the versions, or an old policy that lags behind them
     for iteration in range(config.num_iterations):
-        generated_by = [
-            generators[updates if version_of is None else version_of(iteration, group)]
-            for group in range(config.rollout.prompts_per_iteration)
-        ]
+        generated_by = partial(_generator, generators, version_of, iteration, updates)
         groups, row, history = _rollout(
             config, policy, prompts, rewards, iteration, generated_by, history
         )
         if config.keeps_old:
             set_weights(policy, generators[updates])
-            add_old_velocities(config, policy, groups, iteration)
+            add_old_velocities(groups)
         set_weights(policy, versions[updates])
         rate = learning_rate_of(config.train, updates, config.num_iterations)
-        norm = _train(config, policy, optimizer, groups, iteration, rate)
+        norm = _train(config, optimizer, groups, rate)
         if norm is not None:
             updates += 1
             versions.append(_weights_of(parameters))
@@ -111,6 +111,17 @@ def post_train_serially(
     return SerialRun(weights, ema if config.train.ema_decay else weights, metrics)
 
 
+def _generator(
+    generators: list[Weights],
+    version_of: Callable[[int, int], int] | None,
+    iteration: int,
+    newest: int,
+    group: int,
+) -> Weights:
+    """Return the weights that generate a group."""
+    return generators[newest if version_of is None else version_of(iteration, group)]
+
+
 def _weights_of(parameters: Mapping[str, torch.nn.Parameter]) -> Weights:
     """Return a copy of the weights as they are now."""
     return {name: p.detach().cpu().numpy().copy() for name, p in parameters.items()}
@@ -123,55 +134,68 @@ def _rollout(
     prompts: Sequence[Prompt],
     rewards: Mapping[str, RewardFn],
     iteration: int,
-    generated_by: list[Weights],
+    generated_by: Callable[[int], Weights],
     history: RewardHistory,
 ) -> tuple[list[Group], dict[str, float], RewardHistory]:
     """Sample each group of one iteration with its weights, score it, and give it advantages."""
-    groups, columns, kl = [], {}, {}
+    groups, columns, kl = dict[int, Group](), dict[int, Columns](), dict[int, np.ndarray]()
+    prompts = _prompts_of(config, prompts, iteration)
+    texts = [prompt.text for prompt in prompts]
     count, size = config.rollout.prompts_per_iteration, config.rollout.group_size
-    drawn = prompts_of_iteration(prompts, iteration, count, seed=config.seed)
-    texts = [prompt.text for prompt in drawn]
-    for index, text in enumerate(texts):
-        set_weights(policy, generated_by[index])
-        group = sample_group(config, policy, text, (iteration, index))
-        images = policy.decode(group.latents[-1])
-        metadata = [drawn[index].metadata] * size
-        scored = score_images(rewards, config.rewards, images, [text] * size, metadata)
-        columns[index] = settle(scored, config.reward_weights)
-        if config.kl_reward:
-            kl[index] = step_kl(config, policy, group)
-        groups.append(group)
-    found = advantages_of(config, columns, dict(enumerate(texts)), history, kl or None)
-    for index, group in enumerate(groups):
-        if index not in found.skipped:
-            values = torch.from_numpy(found.values[index])
-            group.advantages = values.to(policy.device, policy.latent_dtype)
-            group.chosen = list(found.chosen[index]) if found.chosen else None
-    scored = {
-        name: np.concatenate([column[name] for column in columns.values()]) for name in columns[0]
-    }
+    drawn = current = list(range(count))
+    while drawn:
+        for index in drawn:
+            set_weights(policy, generated_by(index))
+            groups[index] = sample_group(config, policy, texts[index], (iteration, index))
+            images = groups[index].policy.decode(groups[index].latents[-1])
+            metadata = [prompts[index].metadata] * size
+            scored = score_images(rewards, config.rewards, images, [texts[index]] * size, metadata)
+            columns[index] = settle(scored, config.reward_weights)
+            if config.kl_reward:
+                kl[index] = step_kl(config, groups[index])
+        asked = {index: columns[index] for index in current}
+        found = advantages_of(config, asked, dict(enumerate(texts)), history, kl or None)
+        drawn = [index + count for index in found.skipped if index + count < len(texts)]
+        current = sorted({*current, *drawn} - {index - count for index in drawn})
+    for index in set(current) - set(found.skipped):
+        values = torch.from_numpy(found.values[index])
+        groups[index].advantages = values.to(policy.device, policy.latent_dtype)
+        groups[index].chosen = list(found.chosen[index]) if found.chosen else None
+    row = _means(list(columns.values()), list(kl.values()))
+    row["groups/zero_variance"] = float(len(found.skipped))
+    if config.rollout.refill:
+        row["groups/refilled"] = float(len(groups) - count)
+    return [groups[index] for index in current], row, found.history
+
+
+def _means(columns: list[Columns], kl: list[np.ndarray]) -> dict[str, float]:
+    """Return the means over all samples that were drawn."""
+    scored = {name: np.concatenate([column[name] for column in columns]) for name in columns[0]}
     means = {f"reward/{name}": mean for name, mean in component_means(scored).items()}
     row = {"reward/mean": means.pop("reward/reward"), **means}
-    if kl:
-        row["reward/kl"] = float(np.mean(list(kl.values())))
-    return groups, {**row, "groups/zero_variance": float(len(found.skipped))}, found.history
+    return {**row, "reward/kl": float(np.mean(kl))} if kl else row
+
+
+def _prompts_of(config: RunConfig, prompts: Sequence[Prompt], iteration: int) -> list[Prompt]:
+    """Return the prompts of an iteration's groups, and of those that may take their place."""
+    rollout, seed = config.rollout, config.seed
+    own = prompts_of_iteration(prompts, iteration, rollout.prompts_per_iteration, seed=seed)
+    return [*own, *prompts_of_refills(prompts, own, iteration, rollout.refill, seed=seed)]
 
 
 def _train(
     config: RunConfig,
-    policy: Policy,
     optimizer: torch.optim.Optimizer,
     groups: list[Group],
-    iteration: int,
     learning_rate: float,
 ) -> float | None:
     """Add up the gradient of every pair of the iteration, and step once. Returns its norm."""
     optimizer.zero_grad()
     informative = [group for group in groups if group.advantages is not None]
     for group in informative:
-        for step in steps_of_iteration(config, iteration).trained:
+        for step in group.trained:
             lose = forward_losses if config.trains_clean else replay_losses
-            losses = lose(config, policy, group, step)
+            losses = lose(config, group, step)
             chosen = losses if group.chosen is None else losses[group.chosen]
             (chosen.sum() / config.num_pairs).backward()  # type: ignore[no-untyped-call]
     if not informative:

@@ -40,6 +40,10 @@ class RolloutConfig(Strict):
     fragment_size: int = Field(16, ge=1)
     """Samples of one group denoised together in one batch."""
 
+    refill: int = Field(0, ge=0)
+    """Times that a group whose rewards are all equal is replaced by one of another prompt, drawn
+    for the iteration; one that is equal again after that is skipped."""
+
     steps_per_task: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
     """Denoising steps in one task; auto groups them so that orchestration stays below 5%."""
 

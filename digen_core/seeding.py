@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 # First element of a stream's path: what the stream is for.
-NOISE, PROMPT_ORDER, STEPS, EVALUATION_NOISE, INITIAL_WEIGHTS, FORWARD_NOISE = range(6)
+NOISE, PROMPT_ORDER, STEPS, EVALUATION_NOISE, INITIAL_WEIGHTS, FORWARD_NOISE, REFILL = range(7)
 
 
 def seed_sequence(seed: int, *path: int) -> np.random.SeedSequence:

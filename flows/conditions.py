@@ -30,7 +30,7 @@ class Conditions:
         That needs no weights, so it is done before the iteration begins; the work of earlier
         iterations goes first.
         """
-        prompts = iteration.round.prompts
+        prompts = iteration.round.prompts[: iteration.round.num_groups]
         missing = [prompts.index(p) for p in dict.fromkeys(prompts) if p not in self._held]
         size = min(MAX_TOGETHER, ceil(len(missing) / len(devices)))
         starts = range(0, len(missing), max(size, 1))

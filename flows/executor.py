@@ -34,7 +34,7 @@ class Executor:
         self._conditions = Conditions(self._submitter)
         self._num_switches = 0
         self._reward_history = session.reward_history
-        self._denoising = Denoising(self._submitter, self._conditions)
+        self._denoising = Denoising(self._submitter, self._conditions, session.run_dir)
 
     @property
     def num_running(self) -> int:
@@ -117,6 +117,7 @@ class Executor:
             about=about(fragment),
             prompt=it.round.prompts[fragment.group],
             metadata=it.round.metadata[fragment.group],
+            run_dir=self._session.run_dir,
             segment=it.segments[fragment][-1][1],
         )
 
@@ -132,6 +133,11 @@ class Executor:
         if config.kl_reward:
             step_kl = {group: it.recorder.step_kl_of(group) for group in do.groups}
         found = advantages_of(config, columns, prompts, history, step_kl)
+        successors = {group: it.round.successor_of(group) for group in found.skipped}
+        replaced = tuple((old, new) for old, new in successors.items() if new is not None)
+        if replaced:
+            it.recorder.add_replaced([old for old, _ in replaced])
+            return protocol.GroupsReplaced(do.iteration, replaced)
         self._reward_history = found.history
         it.advantages.update(found.values)
         it.recorder.add_advantages(found)

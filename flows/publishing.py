@@ -13,8 +13,10 @@ from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.trace.drawing import draw_apart, is_drawn
 from digen_core.trace.spans import DEVICES_OF_RUN, SPANS_OF_RUN, write_devices, write_spans
 from digen_core.transport.files import replace_text
+from digen_core.transport.images import prune_images
 from digen_core.transport.metrics import METRICS_OF_RUN, write_metrics
 from digen_core.transport.samples import write_samples
+from digen_core.transport.trajectories import prune_trajectories
 from flows.session import Session, observers
 from tasks.checkpoint import keep_checkpoint
 from tasks.cluster import require_workers
@@ -40,6 +42,7 @@ def publish_iteration(
             timeline = draw_apart(spans, session.devices, record.iteration)
             record = replace(record, timeline=timeline)
         write_samples(session.run_dir / "samples", record.iteration, record.samples)
+        _prune_samples(session, record)
         write_spans(session.run_dir / SPANS_OF_RUN, record.iteration, record.spans)
         write_devices(session.run_dir / DEVICES_OF_RUN, session.all_devices)
         write_metrics(session.run_dir / METRICS_OF_RUN, record)
@@ -48,6 +51,15 @@ def publish_iteration(
         session.tracker.log_iteration(record)
         for observer in observers():
             observer.on_iteration(record)
+
+
+def _prune_samples(session: Session, record: IterationRecord) -> None:
+    """Remove what the workers kept beside the rows and the config does not ask for."""
+    tracking = session.config.tracking
+    if tracking.keep_images == "extremes":
+        named = {row.image for row in record.samples if row.image}
+        prune_images(session.run_dir, record.iteration, named)
+    prune_trajectories(session.run_dir, record.iteration, tracking.keep_trajectories)
 
 
 def _keep_checkpoint(session: Session, record: IterationRecord, history: RewardHistory) -> None:
@@ -59,10 +71,9 @@ def _keep_checkpoint(session: Session, record: IterationRecord, history: RewardH
         config=session.config,
     )
     trainer = session.addresses[session.trainer_devices()[0]]
+    folder = session.run_dir.resolve()  # the worker may be in another one
     try:
-        keep_checkpoint(
-            session.client, trainer, session.run_id, record.version, session.run_dir, position
-        )
+        keep_checkpoint(session.client, trainer, session.run_id, record.version, folder, position)
     except CommClosedError:
         require_workers(session.client, session.addresses)
         raise

@@ -1,5 +1,6 @@
 """Collect the receipts of an iteration and make its record: sample rows, spans and metrics."""
 
+from collections.abc import Sequence
 from statistics import fmean, mean, median, pstdev
 from time import time
 from typing import Any
@@ -14,6 +15,7 @@ from digen_core.trace.metrics import idle_shares, schedule_metrics
 from digen_core.trace.prediction import read_prediction
 from digen_core.trace.windows import iteration_windows
 from digen_core.training.advantages import Advantages
+from digen_core.transport.images import name_of
 from flows.session import Round, Session
 
 TRAINING_KINDS = ("train", "reduce", "step")
@@ -37,6 +39,7 @@ class IterationRecorder:
         self._seconds: dict[tuple[str, Fragment], float] = {}
         self._advantages: dict[int, list[float]] = {}
         self._skipped: set[int] = set()
+        self._replaced: set[int] = set()  # groups without signal that others took the place of
         self._chosen: dict[int, tuple[int, ...]] = {}  # samples by group, if not all are trained
         self._step_seconds: list[float] = []
 
@@ -90,6 +93,10 @@ class IterationRecorder:
             self._advantages[group] = values.reshape(len(values), -1).mean(axis=1).tolist()
         self._skipped.update(found.skipped)
         self._chosen.update(found.chosen)
+
+    def add_replaced(self, groups: Sequence[int]) -> None:
+        """Note groups without signal that others take the place of."""
+        self._replaced.update(groups)
 
     def add_update(self, receipt: dict[str, Any]) -> None:
         """Note what the update measured, and the version that it made."""
@@ -153,6 +160,7 @@ class IterationRecorder:
 
     def _rows(self, fragment: Fragment) -> list[SampleRow]:
         rewards, logprobs = self._rewards[fragment], self._logprobs[fragment]
+        images = self._images_of(fragment.group)
         return [
             SampleRow(
                 iteration=self._round.index,
@@ -164,19 +172,37 @@ class IterationRecorder:
                 worker=self._workers[fragment],
                 reward=rewards["reward"][row],
                 rewards={n: values[row] for n, values in rewards.items() if n != "reward"},
-                advantage=self._advantages[fragment.group][sample],
+                advantage=self._advantage_of(fragment.group, sample),
                 trained=self._is_trained(fragment.group, sample),
                 steps=sorted(logprobs),
                 behaviour_logprobs=[logprobs[step][row] for step in sorted(logprobs)],
                 denoise_seconds=self._seconds["denoise", fragment],
                 score_seconds=self._seconds["score", fragment],
                 metadata=self._round.metadata[fragment.group],
+                image=images.get(sample),
             )
             for row, sample in enumerate(fragment.samples)
         ]
 
+    def _images_of(self, group: int) -> dict[int, str]:
+        """Return the files of a group's images that the config has kept, by sample."""
+        tracking = self._session.config.tracking
+        parts = [self._rewards[fragment]["reward"] for fragment in self._parts_of(group)]
+        rewards = np.concatenate(parts)
+        kept = {
+            "none": (),
+            "extremes": {int(rewards.argmax()), int(rewards.argmin())},
+            "all": range(len(rewards)),
+        }[tracking.keep_images]
+        return {s: name_of(self._round.index, group, s, tracking.image_format) for s in kept}
+
     def _is_trained(self, group: int, sample: int) -> bool:
-        return group not in self._skipped and sample in self._chosen.get(group, (sample,))
+        if group in self._skipped or group in self._replaced:
+            return False
+        return sample in self._chosen.get(group, (sample,))
+
+    def _advantage_of(self, group: int, sample: int) -> float:
+        return 0.0 if group in self._replaced else self._advantages[group][sample]
 
     def _reward_metrics(self) -> dict[str, float]:
         groups: dict[int, list[float]] = {}
@@ -194,6 +220,7 @@ class IterationRecorder:
             "reward/std": mean(pstdev(values) for values in groups.values()),
             **{f"reward/{name}": value for name, value in component_means(arrays).items()},
             "groups/zero_variance": float(len(self._skipped)),
+            **({"groups/refilled": float(len(self._replaced))} if self._round.refill else {}),
         }
 
     def _staleness_metrics(self) -> dict[str, float]:

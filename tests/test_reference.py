@@ -157,6 +157,43 @@ def test_a_group_with_equal_rewards_contributes_nothing(train):
     assert abs(norms[0] - norms[1]) < norms[2] < norms[0] + norms[1]
 
 
+def flat_for(*groups):
+    """Return a reward that is equal for all samples of some prompts."""
+
+    def reward(images, prompts):
+        values = brightness(images, prompts)
+        return torch.full_like(values, 0.5) if prompts[0] in groups else values
+
+    return reward
+
+
+def test_a_group_without_signal_is_replaced_by_one_of_another_prompt(train):
+    first, second = (prompt.text for prompt in prompts_of_iteration(PROMPTS, 0, 2, seed=0))
+    (third,) = {prompt.text for prompt in PROMPTS} - {first, second}
+    seen = []
+
+    def reward(images, prompts):
+        seen.append(prompts[0])
+        return flat_for(second)(images, prompts)
+
+    settings = {"num_iterations": 1}
+    filled = train(reward, rollout={"refill": 1}, **settings)
+    assert seen == [first, second, third]
+    assert filled.metrics[0]["groups/refilled"] == 1
+    assert filled.metrics[0]["groups/zero_variance"] == 0
+    # Gradients add up: without signal in the new one either, it is that of the first group.
+    never = train(flat_for(second, third), rollout={"refill": 3}, **settings).metrics[0]
+    assert (never["groups/refilled"], never["groups/zero_variance"]) == (3, 1)
+    alone = train(flat_for(second), **settings).metrics[0]
+    assert never["train/grad_norm"] == alone["train/grad_norm"]
+    assert filled.metrics[0]["train/grad_norm"] != alone["train/grad_norm"]
+
+
+def test_nothing_is_replaced_where_all_groups_have_a_signal(train):
+    plain, filled = train(), train(rollout={"refill": 2})
+    assert_equal(plain.weights, filled.weights)
+
+
 @pytest.mark.parametrize("factor", [2.0, 0.5, -1.0])
 def test_without_scaling_the_gradient_is_linear_in_the_rewards(train, factor):
     runs = [
@@ -204,9 +241,9 @@ def test_a_window_trains_its_steps_only(policy_of, monkeypatch):
         noises.append(step)
         return original_noise(*args, step=step, **settings)
 
-    def loss(config, policy, group, step):
+    def loss(config, group, step):
         trained.append(step)
-        return original_loss(config, policy, group, step)
+        return original_loss(config, group, step)
 
     original_noise, original_loss = reference_group.noise_of, reference.replay_losses
     monkeypatch.setattr(reference_group, "noise_of", noise_of)

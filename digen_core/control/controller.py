@@ -33,6 +33,7 @@ from digen_core.control.protocol import (
     FragmentScored,
     Generate,
     GradientReduced,
+    GroupsReplaced,
     Instruction,
     IterationOffered,
     Pack,
@@ -111,6 +112,9 @@ class Controller:
                 return self._on_scored(fragment)
             case AdvantagesComputed():
                 return self._on_advantages(event)
+            case GroupsReplaced(index, groups):
+                self._open(index).replace(dict(groups), self._workload)
+                return []
             case PackTrained(pack):
                 return self._on_trained(pack)
             case PackTooLarge(pack):

@@ -45,6 +45,10 @@ class GenerationQueue:
         heapq.heapify(self._heap)
         self.add(fragment)
 
+    def admit(self, group: int) -> None:
+        """Let a group in that comes after all others."""
+        self._place[group] = len(self._place)
+
     def add(self, fragment: Fragment, next_step: int = 0) -> None:
         """Put a fragment in whose steps before ``next_step`` are done."""
         heapq.heappush(self._heap, (self._place[fragment.group], fragment, next_step))

@@ -1,5 +1,6 @@
 """One round of prompts as the controller sees it: which groups are how far."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from digen_core.control.generation import GenerationQueue
@@ -68,6 +69,20 @@ class Iteration:
                 self.parked[fragment] = pairs
             else:
                 self.pool.add(pairs)
+
+    def replace(self, groups: Mapping[int, int], workload: Workload) -> None:
+        """Generate new groups in place of others, whose fragments nobody needs any more."""
+        for old, new in groups.items():
+            self.without_advantages.remove(old)
+            self.without_advantages.add(new)
+            parts = fragments_of(workload, self.index, new)
+            del self.unscored[old]
+            self.unscored[new] = set(parts)
+            self.queue.admit(new)
+            for fragment in parts:
+                self.queue.add(fragment)
+            self.num_to_generate += len(parts)
+        self.held_on = {f: held for f, held in self.held_on.items() if f.group not in groups}
 
     def make_pack(self, blocks: tuple[PairBlock, ...], device: str) -> Pack:
         """Give pairs to a device."""

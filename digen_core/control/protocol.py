@@ -150,6 +150,17 @@ class AdvantagesComputed:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupsReplaced:
+    """In place of advantages: (group without signal, group of another prompt that takes its place).
+
+    All groups that were asked about wait for the new ones, and are asked about again.
+    """
+
+    iteration: int
+    groups: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PackTrained:
     """A pack's gradient is added to its device's sum."""
 
@@ -194,6 +205,7 @@ Event = (
     | FragmentGenerated
     | FragmentScored
     | AdvantagesComputed
+    | GroupsReplaced
     | PackTrained
     | PackTooLarge
     | CostsUpdated

@@ -69,7 +69,7 @@ def _generate_again(iteration: Iteration, fragment: Fragment, name: str) -> None
 
 def _needs_rewards(iteration: Iteration, fragment: Fragment, name: str) -> bool:
     """Say whether the lost device was to score it; rewards that came are safe in the receipt."""
-    waiting = fragment in iteration.unscored[fragment.group]
+    waiting = fragment in iteration.unscored.get(fragment.group, ())  # no group: it was replaced
     return waiting and iteration.scored_on.get(fragment, name) == name
 
 

@@ -58,11 +58,15 @@ def make_controller(
 class RandomCluster:
     """Runs a controller to the end of ``num_iterations``; every check is an assertion."""
 
-    def __init__(self, controller, workload, schedule, devices, *, random: Random, skipped=()):
+    def __init__(
+        self, controller, workload, schedule, devices, *, random: Random, skipped=(), refill=0
+    ):
         self.it, self.workload, self.schedule, self.random = controller, workload, schedule, random
         self.devices = {device.name for device in devices}
         self.holder = next(d.name for d in devices if "trainer" in d.roles)
-        self.skipped = set(skipped)
+        self.skipped = set(skipped)  # (iteration, group)
+        self.refill = refill  # times that each of them may be replaced
+        self.replaced: set[tuple[int, int]] = set()
         self.queues = {name: [] for name in self.devices}  # in order, as a worker runs them
         self.others: list[p.Instruction] = []  # scores, pushes: in any order
         self.held = {name: set() for name in self.devices}
@@ -179,6 +183,8 @@ class RandomCluster:
                 return p.FragmentGenerated(fragment)
             case p.Score(fragment):
                 return p.FragmentScored(fragment)
+            case p.ComputeAdvantages(index, groups) if new := self._replace(index, groups):
+                return p.GroupsReplaced(index, new)
             case p.ComputeAdvantages(index, groups):
                 chosen = tuple(self._choose() for _ in groups)
                 for group, samples in zip(groups, chosen, strict=True):
@@ -206,6 +212,14 @@ class RandomCluster:
                 return p.Switched(device, role)
         raise AssertionError(do)
 
+    def _replace(self, index: int, groups: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+        """Return what takes the place of groups without signal: g by g + N, refill times."""
+        number = self.workload.num_groups
+        flat = [g for g in groups if (index, g) in self.skipped and g < number * self.refill]
+        assert not self.replaced & {(index, group) for group in groups}, "asked about a gone group"
+        self.replaced |= {(index, group) for group in flat}
+        return tuple((group, group + number) for group in flat)
+
     def _summed(self) -> list[tuple]:
         return [
             (block.fragment, block.step, row)
@@ -222,7 +236,10 @@ class RandomCluster:
     def expected_pairs(self, index: int) -> set[tuple]:
         size = self.workload.fragment_size
         pairs = set()
-        for group in range(self.workload.num_groups):
+        for slot in range(self.workload.num_groups):
+            group = slot
+            while (index, group) in self.replaced:
+                group += self.workload.num_groups
             if (index, group) in self.skipped:
                 continue
             for sample in self.with_advantages[index, group]:

@@ -45,11 +45,15 @@ def workloads(draw):
     )
 
 
-def run(schedule, workload, num_rollout, num_trainers, switch, random, skipped=(), **options):
+def run(
+    schedule, workload, num_rollout, num_trainers, switch, random, skipped=(), refill=0, **options
+):
     kinds = ("default", "slow")[: 1 + num_rollout % 2]
     devices = make_devices(schedule.layout.name, num_rollout, num_trainers, kinds)
     it = Controller(devices, workload, schedule, make_costs(switch))
-    cluster = RandomCluster(it, workload, schedule, devices, random=random, skipped=skipped)
+    cluster = RandomCluster(
+        it, workload, schedule, devices, random=random, skipped=skipped, refill=refill
+    )
     cluster.run(NUM_ITERATIONS, **options)
     for index in range(NUM_ITERATIONS):
         trained = cluster.trained.get(index, [])
@@ -67,12 +71,13 @@ def run(schedule, workload, num_rollout, num_trainers, switch, random, skipped=(
     st.integers(1, 4),
     st.sampled_from([0.0, 0.3, 3.0]),
     st.randoms(use_true_random=False),
-    st.sets(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=4),
+    st.sets(st.tuples(st.integers(0, 2), st.integers(0, 7)), max_size=6),
+    st.integers(0, 2),
     st.sampled_from([0.0, 0.3]),
     st.sampled_from([1, 2, 100]),
 )
 def test_every_layout_in_every_order(
-    schedule, workload, num_rollout, num_trainers, switch, random, skipped, pause_odds, fits
+    schedule, workload, num_rollout, num_trainers, switch, random, skipped, refill, pause_odds, fits
 ):
     run(
         schedule,
@@ -82,6 +87,7 @@ def test_every_layout_in_every_order(
         switch,
         random,
         skipped,
+        refill,
         pause_odds=pause_odds,
         fits=fits,
     )
@@ -96,13 +102,14 @@ def test_every_layout_in_every_order(
     st.sampled_from([0.0, 0.3]),
     st.randoms(use_true_random=False),
     st.integers(1, 3),
+    st.sets(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=4),
 )
 def test_lost_devices_lose_nothing(
-    schedule, workload, num_rollout, num_trainers, switch, random, losses
+    schedule, workload, num_rollout, num_trainers, switch, random, losses, skipped
 ):
-    run(
-        schedule, workload, num_rollout, num_trainers, switch, random, pause_odds=0.1, losses=losses
-    )
+    counts = (num_rollout, num_trainers)
+    options = {"pause_odds": 0.1, "losses": losses, "refill": 1}
+    run(schedule, workload, *counts, switch, random, skipped, **options)
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "tcss"])

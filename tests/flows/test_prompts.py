@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from digen_core.config import RunConfig
-from digen_core.data import Prompt, prompts_of_iteration
+from digen_core.data import Prompt, prompts_of_iteration, prompts_of_refills
 from digen_core.seeding import PROMPT_ORDER, numpy_generator_for
 from flows.iteration import round_of
 
@@ -88,6 +88,20 @@ def test_copies_of_a_prompt_are_spread_over_the_epoch():
         assert max(np.diff(places)) <= 3
         assert places[0] <= 2
         assert places[-1] >= 3
+
+
+@given(st.integers(1, 8), counts, st.integers(0, 3), st.integers(0, 2))
+def test_other_prompts_take_the_place_of_an_iterations_own(number, count, rounds, iteration):
+    prompts = named(number)
+    own = prompts_of_iteration(prompts, iteration, count, seed=3)
+    others = prompts_of_refills(prompts, own, iteration, rounds, seed=3)
+    assert len(others) == rounds * count
+    first = prompts_of_refills(prompts, own, iteration, 1, seed=3)
+    assert others[: len(own)] == first[: len(others)]
+    texts, own_texts = [prompt.text for prompt in others], {prompt.text for prompt in own}
+    assert own_texts.isdisjoint(texts) or len(own_texts) == number
+    num_new = min(len(texts), (number - len(own_texts)) or number)
+    assert len(set(texts[:num_new])) == num_new  # none twice while there are others
 
 
 def test_epochs_and_seeds_are_shuffled_differently():
