@@ -96,14 +96,12 @@ def test_a_run_is_paused_resumed_and_cancelled(tree, cluster_address, prefect_ba
 
 
 def assert_all_tasks_end(client, flow_run_ids):
-    from prefect.client.schemas.filters import FlowRunFilter
+    from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 
     ids, deadline = FlowRunFilter(id={"any_": flow_run_ids}), time.monotonic() + 30
+    open_states = TaskRunFilter(state={"type": {"any_": ["RUNNING", "PENDING", "SCHEDULED"]}})
     while True:
-        states = ["RUNNING", "PENDING", "SCHEDULED"]
-        open_ones = client.read_task_runs(
-            flow_run_filter=ids, task_run_filter={"state": {"type": {"any_": states}}}
-        )
+        open_ones = client.read_task_runs(flow_run_filter=ids, task_run_filter=open_states)
         if not open_ones:
             return
         assert time.monotonic() < deadline, open_ones
