@@ -24,8 +24,9 @@ from deployments.serial import train_serially
 from digen_core.config import RunConfig
 from digen_core.records import IterationRecord
 from flows.prepare import prepare
-from flows.run import on_cluster, open_run
+from flows.run import open_run
 from flows.session import watching
+from flows.subflows import on_cluster
 from flows.workload import layout_of
 
 SERIAL = "serial"

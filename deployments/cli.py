@@ -17,7 +17,7 @@ from cyclopts import App, CycloptsError
 
 from deployments.bench import bench
 from deployments.commands import clusters, configs, models, operation, planning, runs
-from deployments.errors import RunFailedError
+from deployments.errors import RunFailedError, RunStoppedError
 from deployments.local import apply_settings
 from digen_core.config import ConfigError
 from digen_core.config_file import UnknownKeyError
@@ -102,6 +102,8 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(error, 2)
     except RunFailedError as error:
         return _fail(error, 1)
+    except RunStoppedError as error:
+        return _fail(error, 130)
     except KeyboardInterrupt:
         return _fail("stopped", 130)
     return code if isinstance(code, int) else 0

@@ -6,7 +6,7 @@ this folder, with this Python, so hosts share both with this machine.
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,33 +55,37 @@ def _script(lines: Iterator[str]) -> str:
 def _ssh_lines(cluster: Cluster) -> Iterator[str]:
     """Yield a line for each worker."""
     for worker in workers_of(cluster):
-        yield _over_ssh(worker.host, worker.group, worker.name, _command(worker))
-
-
-def _command(worker: Worker) -> str:
-    variables = [f"{name}={value}" for name, value in worker.environment.items()]
-    python = [sys.executable, "-m", "tasks.worker", *worker.arguments]
-    return " ".join([*variables, shlex.join(python)])
+        yield _over_ssh(worker, _command(worker, worker.environment))
 
 
 def _cuda_lines(cluster: Cluster) -> Iterator[str]:
-    """Yield a line for each host: dask-cuda starts a worker for each of its GPUs."""
-    for group in cluster.devices:
-        if not group.cuda:
-            raise ConfigError(f"devices of kind {group.kind} are no GPUs; set their cuda = true")
-        hosts = group.hosts or (None,)
-        for index, host in enumerate(hosts):
-            worker = Worker(f"{group.kind}-{index}", ROLES[group.roles], group, host, None)
-            yield _over_ssh(host, group, worker.name, f"{_command(worker)} --cuda")
+    """Yield a line for each group on each host: dask-cuda starts a worker for each of its GPUs."""
+    by_host: dict[tuple[int, str | None], list[Worker]] = {}
+    for worker in workers_of(cluster):
+        if worker.gpu is None:
+            kind = worker.group.kind
+            raise ConfigError(f"devices of kind {kind} are no GPUs; set their cuda = true")
+        by_host.setdefault((id(worker.group), worker.host), []).append(worker)
+    for first, *others in by_host.values():  # the workers are called after the first: h100-0-0, ...
+        gpus = ",".join(str(worker.gpu) for worker in (first, *others))
+        variables = first.environment | {"CUDA_VISIBLE_DEVICES": gpus}
+        yield _over_ssh(first, f"{_command(first, variables)} --cuda")
 
 
-def _over_ssh(host: str | None, group: DeviceGroup, name: str, command: str) -> str:
-    """Return the line that starts a command in the background on a host."""
-    if host is None:
-        raise ConfigError(f"devices of kind {group.kind} have no hosts; set their hosts = [...]")
-    log = shlex.quote(str(FOLDER / f"{name}.log"))
+def _command(worker: Worker, variables: Mapping[str, str]) -> str:
+    python = [sys.executable, "-m", "tasks.worker", *worker.arguments]
+    return " ".join([*(f"{name}={value}" for name, value in variables.items()), shlex.join(python)])
+
+
+def _over_ssh(worker: Worker, command: str) -> str:
+    """Return the line that starts a command in the background on a worker's host."""
+    if worker.host is None:
+        kind = worker.group.kind
+        raise ConfigError(f"devices of kind {kind} have no hosts; set their hosts = [...]")
+    log = shlex.quote(str(FOLDER / f"{worker.name}.log"))
     there = f"cd {shlex.quote(str(Path.cwd()))}; {USE_ENVIRONMENT}; "
-    return f"ssh {shlex.quote(host)} {shlex.quote(f'{there}nohup env {command} >{log} 2>&1 &')}"
+    start = f"{there}nohup env {command} >{log} 2>&1 &"
+    return f"ssh {shlex.quote(worker.host)} {shlex.quote(start)}"
 
 
 def _slurm_scripts(cluster: Cluster) -> dict[str, str]:

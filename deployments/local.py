@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deployments.errors import RunFailedError
+from deployments.errors import RunFailedError, RunStoppedError
 from digen_core.config import ConfigError, RunConfig
 from digen_core.records import EvaluationReport, RunReport
 from digen_core.resume import evaluation_config
@@ -36,13 +36,19 @@ def run_training(config: RunConfig, resume: Path | None = None) -> RunReport:
     Raises:
         ConfigError: the input cannot be used, as was found before anything started or by a worker.
         RunFailedError: the run failed later; what it had done is kept.
+        RunStoppedError: somebody stopped it.
     """
     with orchestrated(config) as view:
+        from prefect.exceptions import CancelledRun
+
         from flows.post_train import post_train
         from flows.session import watching
 
         with watching(view):
-            report: RunReport = post_train(config, str(resume) if resume else None)
+            try:
+                report: RunReport = post_train(config, str(resume) if resume else None)
+            except CancelledRun as error:
+                raise RunStoppedError(str(error)) from None
             return report
 
 
@@ -102,12 +108,12 @@ def apply_settings() -> None:
 
 
 @contextmanager
-def failures_in_one_line() -> Iterator[None]:
-    """Let a ConfigError pass, and turn every other error into RunFailedError."""
+def failures_in_one_line(what: str = "the run") -> Iterator[None]:
+    """Turn every error into RunFailedError that does not speak to the user already."""
     try:
         yield
-    except ConfigError:
+    except (ConfigError, RunStoppedError):
         raise
     except Exception as error:
         text = " ".join(str(error).split())
-        raise RunFailedError(f"the run failed: {type(error).__name__}: {text}") from error
+        raise RunFailedError(f"{what} failed: {type(error).__name__}: {text}") from error

@@ -55,6 +55,15 @@ class SampleRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Picture:
+    """A sample as it is shown on a page."""
+
+    prompt: str
+    reward: float
+    jpeg: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class IterationRecord:
     """One finished iteration."""
 
@@ -65,6 +74,7 @@ class IterationRecord:
     samples: list[SampleRow] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     idle: dict[str, dict[str, float]] = field(default_factory=dict)  # device -> cause -> share
+    pictures: list[Picture] = field(default_factory=list)  # some of the samples
     timeline: "Future[bytes] | None" = None  # what the devices did, as PNG, if it is drawn
 
 

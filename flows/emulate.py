@@ -14,7 +14,8 @@ from digen_core.schedule_config import ClusterConfig, ScheduleConfig, TrackingCo
 from digen_core.sim.scenario import Scenario
 from digen_core.train_config import TrainConfig
 from flows.prepare import prepare
-from flows.run import new_run_dir, on_cluster, session_on
+from flows.run import new_run_dir, session_on
+from flows.subflows import on_cluster
 from tasks.emulated_cluster import emulated_cluster
 from tasks.emulation import EmulatedConfig
 from tasks.runner import shared_client

@@ -11,8 +11,8 @@ from digen_core.records import EvaluationReport
 from digen_core.rewards.failures import component_means, settle
 from flows.collect import receipts_of
 from flows.publishing import publish_evaluation
-from flows.run import on_cluster
 from flows.session import Session, say, session_of
+from flows.subflows import on_cluster
 from tasks.completions import Completions
 from tasks.evaluate import sample_and_score
 from tasks.train import publish

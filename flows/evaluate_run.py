@@ -13,8 +13,9 @@ from digen_core.records import EvaluationReport
 from digen_core.resume import evaluation_config
 from flows.evaluate import evaluate
 from flows.prepare import load_models, restore_version
-from flows.run import on_cluster, reopen_run
+from flows.run import reopen_run
 from flows.session import session_of
+from flows.subflows import on_cluster
 from tasks.completions import Completions
 
 LATEST = "latest"

@@ -16,6 +16,7 @@ from flows.denoising import Denoising, about
 from flows.open_iteration import OpenIteration
 from flows.session import Session
 from flows.submitter import Submitter
+from flows.telling import tell
 from tasks.completions import Completion
 from tasks.emulation import switch
 from tasks.rollout import decode_and_score
@@ -96,6 +97,14 @@ class Executor:
 
         def event_of(receipt: dict[str, Any]) -> Event:
             it.recorder.add_rewards(fragment, receipt)
+            for note in receipt.get("notes", [])[: 0 if it.told else 1]:
+                it.told = True
+                tell(
+                    self._session,
+                    "reward-failed",
+                    f"iteration {it.index}: {note} (on {do.device}; said once an iteration). Where "
+                    "a score is missing, the mean of its group counts; the worker's log has more",
+                )
             return protocol.FragmentScored(fragment)
 
         self._submitter.submit(

@@ -11,7 +11,7 @@ from digen_core.config import RunConfig
 from digen_core.data import Prompt, prompts_of_iteration, prompts_of_refills
 from digen_core.rollout.steps import steps_of_iteration
 from digen_core.transport.trajectories import forget_trajectories
-from flows.open_iteration import OpenIteration
+from flows.open_iteration import OpenIteration, Published
 from flows.publishing import publish_iteration
 from flows.recorder import IterationRecorder
 from flows.scheduling import learn_costs
@@ -33,10 +33,11 @@ def iteration(run_id: str, index: int) -> State | None:
         session.inbox.put(opened)
         ended = opened.outcome.result()
     if ended is None:
-        return Cancelled(message="the run ended before this iteration did")
+        return Cancelled(message="the run has ended, or did this iteration on its own page")
     record = recorder.record(ended.version, ended.seconds, num_steps_per_task)
     publish_iteration(session, record, opened.reward_history)
     learn_costs(session, record.spans)
+    session.inbox.put(Published(index))
     return None
 
 
@@ -52,4 +53,13 @@ def round_of(config: RunConfig, prompts: list[Prompt], index: int) -> Round:
         steps=steps_of_iteration(config, index),
         metadata=[prompt.metadata for prompt in drawn],
         refill=refill,
+        costs=_costs(config, index),
     )
+
+
+def _costs(config: RunConfig, index: int) -> tuple[float, ...]:
+    """Return what groups of several sizes cost: about as many latent pixels as they have."""
+    if not config.model.sizes:
+        return ()
+    sizes = [config.size_of(index, group) for group in range(config.rollout.prompts_per_iteration)]
+    return tuple(height * width * (1 + (frames - 1) / 4) for height, width, frames in sizes)

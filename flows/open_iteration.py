@@ -24,6 +24,13 @@ class Ended:
     seconds: float  # since the devices were free for it
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The record of an iteration is kept and shown; its flow run is about to end."""
+
+    index: int
+
+
 @dataclass
 class OpenIteration:
     """Made inside the flow run of the iteration; the results stay on the workers."""
@@ -33,6 +40,7 @@ class OpenIteration:
     steps_per_task: int
     context: Context = field(default_factory=copy_context)  # tasks submitted in it are the run's
     outcome: "Future[Ended | None]" = field(default_factory=Future)  # None: it was cancelled
+    told: bool = False  # of a reward that failed
     begun: float = 0.0  # when the devices were free for it
     segments: dict[Fragment, list[tuple[range, PrefectFuture[Any]]]] = field(default_factory=dict)
     advantages: dict[int, np.ndarray] = field(default_factory=dict)  # group -> [G] or [G, K]

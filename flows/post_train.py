@@ -10,13 +10,16 @@ from digen_core.checks import check_inputs
 from digen_core.config import RunConfig
 from digen_core.records import RunReport
 from flows.configured import configured_flow
+from flows.control import ending_as_asked
 from flows.evaluate import evaluate_once
 from flows.export import export
 from flows.prepare import prepare
-from flows.run import on_cluster, open_run
+from flows.run import open_run
+from flows.subflows import on_cluster
 
 
 @configured_flow(name="post-train", flow_run_name="{config.name}")
+@ending_as_asked
 def post_train(config: RunConfig, resume: str | None = None) -> RunReport:
     """Train for ``config.num_iterations`` rounds of prompts; compare before with after.
 

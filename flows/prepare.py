@@ -106,7 +106,7 @@ def restore_version(
     """Read a checkpoint on a device."""
     label = f"restore {checkpoint.name}"
     with dask.annotate(workers=[device]):
-        session.state = restore_state.submit(session.run_id, label, checkpoint)
+        session.state = restore_state.submit(session.run_id, label, checkpoint.resolve())
     labels = {session.state.task_run_id: (label, device)}
     (receipt,) = receipts_of(session, completions, labels).values()
     session.version = receipt["version"]

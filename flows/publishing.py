@@ -71,10 +71,9 @@ def _keep_checkpoint(session: Session, record: IterationRecord, history: RewardH
         config=session.config,
     )
     trainer = session.addresses[session.trainer_devices()[0]]
+    folder = session.run_dir.resolve()  # the worker may be in another one
     try:
-        keep_checkpoint(
-            session.client, trainer, session.run_id, record.version, session.run_dir, position
-        )
+        keep_checkpoint(session.client, trainer, session.run_id, record.version, folder, position)
     except CommClosedError:
         require_workers(session.client, session.addresses)
         raise

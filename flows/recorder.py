@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from digen_core.control.protocol import Fragment
-from digen_core.records import IterationRecord, SampleRow, Span
+from digen_core.records import IterationRecord, Picture, SampleRow, Span
 from digen_core.rewards.failures import component_means, settle
 from digen_core.trace.gaps import idle_gaps
 from digen_core.trace.metrics import idle_shares, schedule_metrics
@@ -35,6 +35,7 @@ class IterationRecorder:
         self._workers: dict[Fragment, str] = {}
         self._versions: dict[Fragment, int] = {}  # that generated
         self._rewards: dict[Fragment, dict[str, list[float]]] = {}
+        self._pictures: dict[Fragment, list[bytes]] = {}
         self._seconds: dict[tuple[str, Fragment], float] = {}
         self._advantages: dict[int, list[float]] = {}
         self._skipped: set[int] = set()
@@ -60,6 +61,7 @@ class IterationRecorder:
     def add_rewards(self, fragment: Fragment, receipt: dict[str, Any]) -> None:
         """Note the rewards of a fragment."""
         self._rewards[fragment] = receipt["rewards"]
+        self._pictures[fragment] = receipt.get("pictures", [])
         self._add_seconds("score", fragment, receipt)
 
     def rewards_of(self, group: int) -> dict[str, np.ndarray]:
@@ -147,6 +149,13 @@ class IterationRecorder:
             samples=[row for fragment in sorted(self._rewards) for row in self._rows(fragment)],
             spans=sorted(self._spans, key=lambda span: span.started),
             idle=idle_shares(gaps, devices, window),
+            pictures=[
+                Picture(self._round.prompts[fragment.group], reward, jpeg)
+                for fragment in sorted(self._pictures)
+                for reward, jpeg in zip(
+                    self._rewards[fragment]["reward"], self._pictures[fragment], strict=False
+                )
+            ],
         )
 
     def _rows(self, fragment: Fragment) -> list[SampleRow]:

@@ -6,13 +6,18 @@ twice. MLflow is told what it lacks of the iterations that stay.
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import UUID
+
+from prefect import get_client, runtime
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState
+from prefect.states import Crashed
 
 from digen_core.config import ConfigError, RunConfig
 from digen_core.config_file import CONFIG_OF_RUN, require_run
-from digen_core.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
+from digen_core.manifest import CHECKPOINTS_OF_RUN, LINEAGE_OF_RUN, Lineage, checkpoints_in
 from digen_core.resume import Resumption, resumption_of
 from digen_core.trace.spans import DEVICES_OF_RUN, SPANS_OF_RUN, read_devices
 from digen_core.training.checkpoints import remove_checkpoint
@@ -61,11 +66,40 @@ def locked(run_dir: Path) -> Iterator[None]:
         yield
 
 
+def begun_before(config: RunConfig) -> Path | None:
+    """Return the folder of the run that this flow run began; None if it is called first.
+
+    A worker calls the flow of a deployment again for a flow run that was suspended, or by Retry.
+    """
+    if runtime.deployment.id is None:
+        return None
+    for path in Path(config.tracking.runs_dir).glob(f"*/{LINEAGE_OF_RUN}"):
+        if runtime.flow_run.id in Lineage.model_validate_json(path.read_text()).flow_run_ids:
+            return path.parent
+    return None
+
+
+def mark_crashed_flows(flow_run_ids: Sequence[str]) -> None:
+    """Tell Prefect that flow runs of this run have ended: a process that is killed does not."""
+    ended = Crashed(message="its process ended; the run goes on in another flow run")
+    running = FlowRunFilterState.model_validate({"type": {"any_": ["RUNNING"]}})
+    if not flow_run_ids:
+        return
+    ids = [UUID(flow_run_id) for flow_run_id in flow_run_ids]
+    with get_client(sync_client=True) as client:
+        for key in ("id", "parent_flow_run_id"):
+            among = FlowRunFilter.model_validate({key: {"any_": ids}, "state": running})
+            for flow_run in client.read_flow_runs(flow_run_filter=among):
+                client.set_flow_run_state(flow_run.id, ended, force=True)
+
+
 def go_on(session: Session, resumption: Resumption) -> None:
     """Put a session where its run stood at a checkpoint, or at its start if there is none."""
     run_dir, manifest = resumption.run_dir, resumption.manifest
     say(f"going on with {run_dir.name} after {resumption.num_iterations} iterations")
     discard(run_dir, resumption)
+    if resumption.lineage:
+        mark_crashed_flows([i for i in resumption.lineage.flow_run_ids if i != runtime.flow_run.id])
     replace_text(run_dir / CONFIG_OF_RUN, session.config.model_dump_json(indent=2))
     session.checkpoint = resumption.checkpoint
     session.num_iterations = resumption.num_iterations

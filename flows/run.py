@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from distributed import Client
-from prefect import Flow, runtime
-from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+from prefect import runtime
+from prefect.client.orchestration import get_client
 
 from digen_core.config import RunConfig
 from digen_core.config_file import CONFIG_OF_RUN
@@ -17,7 +16,8 @@ from digen_core.data import evaluation_prompts, prompts_hash, train_prompts
 from digen_core.manifest import LINEAGE_OF_RUN, Lineage
 from digen_core.planning.profile import load_profile
 from digen_core.transport.files import replace_text
-from flows.resume import go_on, locked, resuming
+from flows.control import RunCancelledError, following, is_stop
+from flows.resume import begun_before, go_on, locked, resuming
 from flows.scheduling import measured_costs, resolve_layout
 from flows.session import Session, registered, say, watching
 from flows.workload import layout_of
@@ -30,13 +30,14 @@ from tasks.cluster import (
     local_devices,
     run_cluster,
 )
-from tasks.runner import LeanDaskTaskRunner, shared_client
+from tasks.runner import shared_client
+from tasks.stopping import stop_tasks
 from tasks.tracking import Tracker
 
 
 @contextmanager
 def open_run(config: RunConfig, resume: str | None = None) -> Iterator[Session]:
-    """Yield the session of a new run, or of one that goes on in the folder ``resume``.
+    """Yield the session of a new run, or of one that goes on, such as in the folder ``resume``.
 
     What was logged and saved stays if the body fails.
 
@@ -44,7 +45,8 @@ def open_run(config: RunConfig, resume: str | None = None) -> Iterator[Session]:
         ConfigError: the config cannot be used, or not to go on with that run.
     """
     with ExitStack() as stack:
-        resumption = stack.enter_context(resuming(config, Path(resume))) if resume else None
+        folder = Path(resume) if resume else begun_before(config)
+        resumption = stack.enter_context(resuming(config, folder)) if folder else None
         client, address, devices, config = stack.enter_context(_devices(config))
         run_dir = resumption.run_dir if resumption else new_run_dir(config)
         if resumption is None:
@@ -53,10 +55,21 @@ def open_run(config: RunConfig, resume: str | None = None) -> Iterator[Session]:
         session = stack.enter_context(
             session_on(client, address, devices, config, run_dir, run_dir.name, lineage)
         )
+        _label_flow_run(session)
         if resumption:
             go_on(session, resumption)
         replace_text(run_dir / LINEAGE_OF_RUN, session.lineage.model_dump_json(indent=2))
         yield session
+
+
+def _label_flow_run(session: Session) -> None:
+    """Give the run's flow run its name, and tags by which to find it among others."""
+    config, before = session.config, runtime.flow_run.tags
+    labels = {"digen", session.run_id, config.model.family, config.algorithm.type}
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(
+            runtime.flow_run.id, name=session.run_id, tags=sorted(labels.union(before))
+        )
 
 
 @contextmanager
@@ -151,14 +164,35 @@ def session_on(
         addresses=addresses_of(client, devices),
         tracker=tracker,
     )
-    links = {"MLflow": tracker.describe(), "Dask": client.dashboard_link}
+    links = {
+        "MLflow": tracker.describe(),
+        "Dask": client.dashboard_link,
+        "what the devices waited for": f"digen report {run_dir}",
+    }
     with (
         _ended_in(tracker),
         RunArtifacts(config, name, links) as artifacts,
         watching(artifacts),
         registered(session),
+        _stopped_on_errors(session),
+        following(session.control, runtime.flow_run.id),
     ):
         yield session
+
+
+@contextmanager
+def _stopped_on_errors(session: Session) -> Iterator[None]:
+    """Leave no task running when the body fails or is stopped."""
+    try:
+        yield
+    except BaseException as error:
+        present = addresses_of(session.client, session.devices)
+        stop_tasks(session.client, list(present.values()))
+        if isinstance(error, KeyboardInterrupt | RunCancelledError):
+            why = f"{error or 'stopped by Ctrl-C'} after iteration {session.num_iterations}"
+            command = f"digen train --resume {session.run_dir}"
+            raise RunCancelledError(f"{why}; go on with: {command}") from None
+        raise
 
 
 @contextmanager
@@ -167,20 +201,9 @@ def _ended_in(tracker: Tracker) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        tracker.finish("FAILED", f"{type(error).__name__}: {error}")
+        tracker.finish("KILLED" if is_stop(error) else "FAILED", f"{type(error).__name__}: {error}")
         raise
     tracker.finish("FINISHED")
-
-
-def on_cluster(session: Session, subflow: Flow[Any, Any], *arguments: Any) -> Any:
-    """Call a subflow whose tasks run on the session's workers.
-
-    The run's own flow sends the heartbeats: the end of a flow waits up to a second for the thread
-    that sends its own.
-    """
-    runner = LeanDaskTaskRunner(session.address)
-    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-        return subflow.with_options(task_runner=runner)(session.run_id, *arguments)
 
 
 def new_run_dir(config: RunConfig) -> Path:

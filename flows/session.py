@@ -22,6 +22,7 @@ from digen_core.planning.profile import Profile
 from digen_core.records import EvaluationReport, IterationRecord, RunReport
 from digen_core.rollout.steps import Steps
 from digen_core.trace.live import LiveTrace
+from flows.control import Control
 from tasks.tracking import Tracker
 
 MAX_FRAGMENTS = 1 << 16  # of a group
@@ -52,6 +53,7 @@ class Round:
     steps: Steps
     metadata: list[Metadata]  # of each prompt
     refill: int = 0  # times that a group may be replaced
+    costs: tuple[float, ...] = ()  # of the groups, relative to each other, if they differ
 
     @property
     def num_groups(self) -> int:
@@ -101,6 +103,10 @@ class Session:
     step_seconds: float = 0.0  # one denoising step of a fragment, as last measured
     profile: Profile | None = None  # what work costs; set when the workers are ready
     num_iterations: int = 0  # finished
+    control: Control = field(init=False)  # what a person asks for
+
+    def __post_init__(self) -> None:
+        self.control = Control(self.inbox.put)
 
     @property
     def known_costs(self) -> Costs:

@@ -119,7 +119,7 @@ def _worker(device: Device) -> dict[str, Any]:
             "dashboard_address": None,
             "silence_logs": logging.ERROR,
             "env": {**_prefect_api(), "TRANSFORMERS_VERBOSITY": "error"},
-            "preload": [PRELOAD],
+            "preload": [PRELOAD, "tasks.own_worker"],
         },
     }
 

@@ -9,9 +9,9 @@ import diffusers
 import numpy as np
 import torch
 import transformers
-from torch import Tensor
 
 from digen_core.config import RunConfig
+from digen_core.model_config import Size
 from digen_core.models import LOADERS
 from digen_core.models.policy import ALL_PARTS, TRAINER_PARTS, Policy
 from digen_core.models.trainable import initial_weights, make_trainable
@@ -39,6 +39,15 @@ class Engine:
     versions: AdapterVersions | MasterVersions
     old: dict[int, Weights] = field(default_factory=dict)  # old policies, by version
     unsaved: dict[int, TrainState] = field(default_factory=dict)  # made here, not on disk yet
+    views: dict[Size, Policy] = field(default_factory=dict)  # the policy, by the size of samples
+
+    def __post_init__(self) -> None:
+        for size in {self.config.model.size, *self.config.model.sizes}:
+            self.views[size] = self.policy.at_size(size)
+
+    def policy_of(self, iteration: int, group: int) -> Policy:
+        """Return the policy for the size of a group's samples."""
+        return self.views[self.config.size_of(iteration, group)]
 
     @property
     def version(self) -> int | None:
@@ -76,10 +85,6 @@ class Engine:
     def temporary_weights(self, weights: Mapping[str, np.ndarray]) -> AbstractContextManager[None]:
         """Run the body with other weights (the moving average), then restore the version."""
         return self.versions.temporary(weights)
-
-    def sigmas(self, num_steps: int) -> Tensor:
-        """Return the schedule, on the policy's device."""
-        return self.policy.sigmas(num_steps).to(self.policy.device)
 
 
 _engines: dict[str, Engine] = {}

@@ -1,11 +1,14 @@
 """Rollout tasks: encode a prompt, denoise some steps of a fragment, decode and score it."""
 
+import logging
 from pathlib import Path
 from time import time
+from typing import Final
 
 import numpy as np
 import torch
 from prefect import task
+from torch import Tensor
 
 from digen_core.control.protocol import Fragment
 from digen_core.data import Metadata
@@ -25,7 +28,15 @@ from digen_core.transport.images import name_of, write_image
 from digen_core.transport.segment import Segment
 from digen_core.transport.trajectories import write_segment
 from tasks import receipts
+from tasks.display import thumbnail
 from tasks.engine import Engine, working
+
+logger = logging.getLogger(__name__)
+
+SHOWN_GROUPS: Final = 4
+SHOWN_SAMPLES: Final = 4
+"""What an iteration's page shows: the first samples of the first groups."""
+MAX_NOTES: Final = 4
 
 
 @task(task_run_name="{label}")
@@ -86,8 +97,8 @@ def _denoise(
     previous: Segment | None,
 ) -> list[DenoisedStep]:
     """Return the steps as they were sampled."""
-    policy, config = engine.policy, engine.config
-    group = (fragment.iteration, fragment.group)
+    config, group = engine.config, (fragment.iteration, fragment.group)
+    policy = engine.policy_of(*group)
     if previous is None:
         x = initial_latent(
             policy,
@@ -103,7 +114,7 @@ def _denoise(
             policy,
             x,
             to_tensors(condition, policy.device),
-            engine.sigmas(config.rollout.num_steps),
+            policy.sigmas(config.rollout.num_steps).to(policy.device),
             steps=steps,
             noisy_steps=noisy_steps,
             config=config.rollout,
@@ -121,13 +132,31 @@ def decode_and_score(
 ) -> None:
     """Decode the clean latents of a fragment, reward the images, and keep them if asked to."""
     with working(run_id) as engine:
-        images = engine.policy.decode(to_tensor(segment.x, engine.policy.device))
-        count = len(images)
+        policy = engine.policy_of(segment.fragment.iteration, segment.fragment.group)
+        images = policy.decode(to_tensor(segment.x, policy.device))
+        notes, count = list[str](), len(images)
         asked = [prompt] * count, [metadata] * count
-        columns = score_images(engine.rewards, engine.config.rewards, images, *asked)
+        columns = score_images(
+            engine.rewards, engine.config.rewards, images, *asked, note=notes.append
+        )
+        shown = _pictures(images) if _is_shown(segment.fragment) else []
         if engine.config.tracking.keep_images != "none":
             _keep_images(engine, segment.fragment, images, run_dir)
-    receipts.attach({"rewards": {name: values.tolist() for name, values in columns.items()}})
+    for note in notes:
+        logger.warning(note)
+    rewards = {name: values.tolist() for name, values in columns.items()}
+    receipts.attach({"rewards": rewards, "notes": notes[:MAX_NOTES], "pictures": shown})
+
+
+def _is_shown(fragment: Fragment) -> bool:
+    return fragment.group < SHOWN_GROUPS and fragment.index == 0
+
+
+def _pictures(images: Tensor) -> list[bytes]:
+    """Return the first samples, [B, 3, H, W] or of videos [B, F, 3, H, W] the middle frame."""
+    if images.ndim == 5:
+        images = images[:, images.shape[1] // 2]
+    return [thumbnail(image) for image in as_pixels(images[:SHOWN_SAMPLES])]
 
 
 def _keep_images(engine: Engine, fragment: Fragment, images: torch.Tensor, run_dir: Path) -> None:

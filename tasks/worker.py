@@ -18,7 +18,7 @@ from digen_core.control.protocol import Role
 from tasks.cluster import PRELOAD, settings_of_workers
 
 # The model's memory is no matter for Dask, which would pause a worker that it finds too full.
-DEFAULTS = ("--nthreads", "1", "--memory-limit", "0", "--no-dashboard", "--preload", PRELOAD)
+DEFAULTS = ("--nthreads", "1", "--memory-limit", "0", "--no-dashboard")
 
 
 def resources_of(roles: Collection[Role]) -> str:
@@ -43,9 +43,14 @@ def run_worker(arguments: Sequence[str], *, cuda: bool = False) -> None:
             raise ConfigError("--cuda needs dask-cuda: pip install 'digen[cuda]'") from error
     else:
         from distributed.cli.dask_worker import main as command
+    # By --preload, the process that only watches over the worker would import it, too.
+    preload = {"distributed.worker.preload": [PRELOAD]}
+    options = ["--preload", PRELOAD] if cuda else []  # with modules of its own, it takes no other
     num_threads = int(os.environ.get("OMP_NUM_THREADS") or 1)
-    with dask.config.set(settings_of_workers(num_threads)):
-        command.main([*DEFAULTS, *arguments], prog_name="digen worker", standalone_mode=False)
+    with dask.config.set(settings_of_workers(num_threads) | preload):
+        command.main(
+            [*DEFAULTS, *options, *arguments], prog_name="digen worker", standalone_mode=False
+        )
 
 
 if __name__ == "__main__":

@@ -48,24 +48,24 @@ def up(
     if any(not 0 < port < 65536 for port in ports):
         raise ConfigError(f"--ports are {' '.join(map(str, ports))}; use 1 to 65535")
 
+    from deployments.local import failures_in_one_line
     from deployments.operation.access import is_loopback
     from deployments.operation.state import Options
     from deployments.operation.up import up as start_all
 
     is_open = not is_loopback(host)
-    state = start_all(
-        Options(
-            cluster=cluster,
-            workers=workers,
-            host=host,
-            tls=is_open if tls is None else tls,
-            prefect_auth=is_open if prefect_auth is None else prefect_auth,
-            mlflow_auth=is_open if mlflow_auth is None else mlflow_auth,
-            deployments=str(deployments),
-            ports=ports,
-        ),
-        _say,
+    options = Options(
+        cluster=cluster,
+        workers=workers,
+        host=host,
+        tls=is_open if tls is None else tls,
+        prefect_auth=is_open if prefect_auth is None else prefect_auth,
+        mlflow_auth=is_open if mlflow_auth is None else mlflow_auth,
+        deployments=str(deployments),
+        ports=ports,
     )
+    with failures_in_one_line("digen up"):
+        state = start_all(options, _say)
 
     from deployments.operation.describe import describe
 
@@ -80,9 +80,11 @@ def down() -> int:
 
     A training that runs is cancelled.
     """
+    from deployments.local import failures_in_one_line
     from deployments.operation.up import down as end_all
 
-    ended = end_all(_say)
+    with failures_in_one_line("digen down"):
+        ended = end_all(_say)
     sys.stdout.write(f"{ended} processes ended\n" if ended else "nothing was up in this folder\n")
     return 0
 

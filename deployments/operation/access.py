@@ -3,6 +3,8 @@
 import secrets
 from pathlib import Path
 
+from distributed import Security
+
 from deployments.operation.state import FOLDER, Options, write_privately
 
 USER = "digen"
@@ -50,10 +52,20 @@ def server_environment(environment: dict[str, str]) -> dict[str, str]:
     return servers
 
 
+def dask_security(options: Options) -> Security:
+    """Return how this process talks to the Dask scheduler."""
+    if not options.tls:
+        return Security()
+    return Security(
+        require_encryption=True,
+        tls_ca_file=str(CERTIFICATE),
+        tls_client_cert=str(CERTIFICATE),
+        tls_client_key=str(KEY),
+    )
+
+
 def _tls() -> dict[str, str]:
     """Make one self-signed pair, which is authority, scheduler, worker and client at once."""
-    from distributed import Security
-
     made = Security.temporary()
     CERTIFICATE.parent.mkdir(parents=True, exist_ok=True)
     write_privately(CERTIFICATE, made.tls_ca_file)

@@ -48,14 +48,20 @@ def choose_port(wanted: int, taken: set[int]) -> int:
     return port
 
 
-def reused_addresses(options: Options) -> dict[str, str]:
+def reused_addresses(options: Options, *, own_toml: bool) -> dict[str, str]:
     """Return the addresses of servers that run already and are not ours.
+
+    Args:
+        options: what is asked for.
+        own_toml: the file prefect.toml is left from an earlier ``digen up``: what it says is gone.
 
     Raises:
         ConfigError: a configured one does not answer.
     """
     found = {}
-    configured = get_current_settings().api.url
+    configured = os.environ.get("PREFECT_API_URL")
+    if configured is None and not own_toml:
+        configured = get_current_settings().api.url
     running = local_api(options.ports[0])
     if configured is not None:
         if not is_healthy(configured):

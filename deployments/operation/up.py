@@ -8,7 +8,7 @@ from pathlib import Path
 from distributed import Client
 
 from deployments.operation import registration
-from deployments.operation.access import make_access
+from deployments.operation.access import dask_security, make_access
 from deployments.operation.services import (
     DASK,
     MLFLOW,
@@ -93,7 +93,7 @@ def _current(options: Options) -> State:
     Raises:
         ConfigError: they run with other options.
     """
-    state = load_state()
+    state, own_toml = load_state(), _is_our_toml()
     if state is not None and any(service.process for service in state.services):
         if state.options != options:
             asked, own = options.model_dump(), state.options.model_dump()
@@ -104,7 +104,7 @@ def _current(options: Options) -> State:
         return state
     if state is not None:
         _remove(state, [])
-    reused = reused_addresses(options)
+    reused = reused_addresses(options, own_toml=own_toml)
     addresses = new_addresses(options, reused)
     environment = environment_of(addresses, make_access(options))
     return State(
@@ -141,7 +141,8 @@ class _Starter:
             command = [sys.executable, "-m", "tasks.worker", *worker.arguments]
             self._start(worker.name, command, {**self.state.environment, **worker.environment})
         names = {worker.name for worker in workers}
-        with _temporarily(self.state.environment), Client(self.state.addresses[DASK]) as client:
+        address, security = self.state.addresses[DASK], dask_security(self.state.options)
+        with Client(address, security=security, set_as_default=False) as client:
             for worker in workers:
                 wait_until_ready(self._running[worker.name], lambda: names <= _names(client))
 
@@ -217,13 +218,3 @@ def _write_prefect_toml(environment: Mapping[str, str]) -> None:
 
 def _is_our_toml() -> bool:
     return PREFECT_TOML.exists() and PREFECT_TOML.read_text().startswith(OURS)
-
-
-@contextmanager
-def _temporarily(environment: Mapping[str, str]) -> Iterator[None]:
-    """Let Dask see the variables of the environment that are its own."""
-    import dask
-
-    own = {name: value for name, value in environment.items() if name.startswith("DASK_")}
-    with dask.config.set(dask.config.collect_env(own)):
-        yield

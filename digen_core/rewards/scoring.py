@@ -55,6 +55,7 @@ def score_images(
     images: Tensor,
     prompts: Sequence[str],
     metadata: Sequence[Metadata] = (),
+    note: Callable[[str], None] = logger.warning,
 ) -> dict[str, Array]:
     """Score samples with every reward.
 
@@ -64,6 +65,7 @@ def score_images(
         images: [B, 3, H, W] or videos [B, F, 3, H, W], in [0, 1].
         prompts: B texts.
         metadata: what else the rows of the B prompts say; () if they are texts only.
+        note: is told of each failure that is neutral.
 
     Returns:
         float64 arrays [B]: ``reward``, the weighted sum, and ``<name>/<component>`` of each reward.
@@ -80,7 +82,8 @@ def score_images(
     columns: dict[str, Array] = {"reward": np.zeros(len(prompts))}
     asked = Asked(prompts, metadata or [{}] * len(prompts))
     for name, function in functions.items():
-        for component, values in _score(name, function, configs[name], images, asked).items():
+        found = _score(name, function, configs[name], images, asked, note)
+        for component, values in found.items():
             columns[f"{name}/{component}"] = values
         columns["reward"] = columns["reward"] + configs[name].weight * columns[f"{name}/score"]
     return columns
@@ -101,7 +104,12 @@ class Asked(NamedTuple):
 
 
 def _score(
-    name: str, function: RewardFn, config: RewardConfig, images: Tensor, asked: Asked
+    name: str,
+    function: RewardFn,
+    config: RewardConfig,
+    images: Tensor,
+    asked: Asked,
+    note: Callable[[str], None],
 ) -> dict[str, Array]:
     """Return what one reward finds, and what its config makes of a failure."""
     seen, num_frames = _what_it_takes(name, config, images)
@@ -114,7 +122,7 @@ def _score(
     except RewardError as error:
         if config.on_failure == "fail":
             raise
-        logger.warning("%s; it is neutral for these %d samples", error, len(asked.prompts))
+        note(f"{error}; it is neutral for these {len(asked.prompts)} samples")
         found = {"score": np.full(count, np.nan)}
     means = {key: values.reshape(-1, num_frames).mean(axis=1) for key, values in found.items()}
     if config.on_failure == "fail":

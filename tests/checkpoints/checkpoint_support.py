@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from digen_core.config import RunConfig
-from digen_core.manifest import Lineage, Position, prompts_hash
+from digen_core.data import Prompt, prompts_hash
+from digen_core.manifest import Lineage, Position
 from digen_core.training.optimizer import TrainState, version_hash
 
 PROMPTS = ["a red circle", "a blue square"]
@@ -45,8 +46,8 @@ def position_of(num_iterations: int, config: RunConfig | None = None, **metrics:
             run_id="test-1",
             mlflow_run_id="0123",
             flow_run_ids=("first",),
-            prompts_hash=prompts_hash(PROMPTS),
-            evaluation_prompts_hash=prompts_hash(EVALUATION_PROMPTS),
+            prompts_hash=prompts_hash([Prompt(text) for text in PROMPTS]),
+            evaluation_prompts_hash=prompts_hash([Prompt(text) for text in EVALUATION_PROMPTS]),
         ),
         config=config or RunConfig(),
     )

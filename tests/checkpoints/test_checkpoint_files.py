@@ -13,7 +13,6 @@ from digen_core.manifest import (
     STATE,
     DamagedError,
     last_checkpoint,
-    prompts_hash,
     read_manifest,
 )
 from digen_core.training import checkpoints
@@ -150,8 +149,3 @@ def test_when_all_are_damaged_there_is_no_silent_new_start(tmp_path):
 
 def test_no_folder_holds_no_checkpoint(tmp_path):
     assert last_checkpoint(tmp_path / "none") == (None, [])
-
-
-def test_prompts_have_the_hash_of_their_words_and_order():
-    assert prompts_hash(["a", "b"]) == prompts_hash(["a", "b"])
-    assert len({prompts_hash(p) for p in (["a", "b"], ["b", "a"], ["ab"], ["a"], [])}) == 5

@@ -190,7 +190,8 @@ def run_case(case: Case, tree: dict, address: str, monkeypatch, **changes) -> Ru
 def train_only(config: RunConfig) -> Path:
     """Do what post_train does, without evaluations and export; return the run's folder."""
     from flows.prepare import prepare
-    from flows.run import on_cluster, open_run
+    from flows.run import open_run
+    from flows.subflows import on_cluster
 
     with open_run(config) as session:
         with on_cluster(session, prepare) as conductor:

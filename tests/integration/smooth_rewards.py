@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import torch
 
@@ -55,4 +56,10 @@ def kills_its_worker(images, prompts):
     """End the worker process as an out-of-memory killer does, in the first iteration."""
     if len(set(prompts)) == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    return brightness(images, prompts)
+
+
+def slow(images, prompts):
+    """As brightness, after half a second."""
+    time.sleep(0.5)
     return brightness(images, prompts)
