@@ -78,6 +78,7 @@ app.command(
 app.command(models.make_tiny)
 _pretrain.command(models.shapes)
 _config.command(configs.show, usage="Usage: digen config show [CONFIG] [--KEY VALUE ...]")
+_config.command(configs.reference)
 _cluster.command(clusters.show)
 for _group in (_pretrain, _config, _cluster, bench):
     app.command(_group)
