@@ -73,7 +73,8 @@ def check_model_folder(model: ModelConfig) -> None:
     for name, component in index.items():
         if isinstance(component, list) and None not in component:
             _check_part(folder, name)
-    check_local_size(model)
+    for size in (model.size, *model.sizes):
+        check_local_size(model.at_size(size))
 
 
 def _check_part(folder: Path, name: str) -> None:

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from digen_core.algorithm_config import AlgorithmConfig, FlowGrpoConfig
 from digen_core.checkpoint_config import CheckpointConfig
-from digen_core.model_config import ModelConfig, PromptsConfig
+from digen_core.model_config import ModelConfig, PromptsConfig, Size
 from digen_core.reward_config import RewardConfig, ShapesConfig
 from digen_core.reward_keys import with_types
 from digen_core.rollout_config import EvaluationConfig, RolloutConfig
@@ -118,6 +118,16 @@ class RunConfig(Strict):
         """Pairs (sample, trained step) of an update, those of skipped groups included."""
         groups = self.rollout.prompts_per_iteration
         return groups * self.trained_per_group * self.num_trained_steps
+
+    def size_of(self, iteration: int, group: int) -> Size:
+        """Return the size of a group's samples; a group has that of the one it takes the place of.
+
+        The groups of the run, one iteration after the other, take the model's sizes in turn.
+        """
+        if not self.model.sizes:
+            return self.model.size
+        count = self.rollout.prompts_per_iteration
+        return self.model.sizes[(iteration * count + group % count) % len(self.model.sizes)]
 
     @property
     def reward_weights(self) -> dict[str, float]:

@@ -132,7 +132,8 @@ def prompts_of_refills(
         return []
     from digen_core.seeding import REFILL, numpy_generator_for
 
-    others = [prompt for prompt in prompts if prompt not in own] or prompts
+    drawable = [prompt for prompt in prompts if prompt.weight]
+    others = [prompt for prompt in drawable if prompt not in own] or drawable
     order = numpy_generator_for(seed, REFILL, iteration).permutation(len(others))
     return [others[order[place % len(others)]] for place in range(rounds * len(own))]
 

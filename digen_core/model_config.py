@@ -12,6 +12,9 @@ from digen_core.strict import Strict
 Family = Literal["flux", "sd3", "qwen_image", "wan", "hunyuan_video"]
 """A model family: an adapter in digen_core/models."""
 
+Size = tuple[int, int, int]
+"""Height and width in pixels, and frames."""
+
 VIDEO_FAMILIES: Final[tuple[Family, ...]] = ("wan", "hunyuan_video")
 
 
@@ -43,6 +46,10 @@ class ModelConfig(Strict):
     """Frames of a video: 1 makes images; more, which are 1 + a multiple of 4, take a video family
     (wan, hunyuan_video)."""
 
+    sizes: tuple[Size, ...] = ()
+    """[[height, width, frames], ...] of training samples, if they are to be of several sizes: the
+    groups take them in turn. Evaluations keep to height, width and num_frames."""
+
     max_sequence_length: int = Field(12, ge=1, le=512)
     """Tokens a prompt is padded or cut to (by T5, UMT5, Llama or Qwen2.5-VL, whichever the family
     has; CLIP always takes 77 or its own)."""
@@ -61,19 +68,40 @@ class ModelConfig(Strict):
     """Replace the family's own schedule by sigma = shift u / (1 + (shift - 1) u), u falling evenly
     from 1 to 0 (DanceGRPO: 3, HunyuanVideo 5). Null: the family's own."""
 
+    @property
+    def size(self) -> Size:
+        """What samples have where ``sizes`` does not say otherwise."""
+        return self.height, self.width, self.num_frames
+
+    def at_size(self, size: Size) -> "ModelConfig":
+        """Return the config of the same model for one other size."""
+        height, width, frames = size
+        changes = {"height": height, "width": width, "num_frames": frames, "sizes": ()}
+        return self.model_copy(update=changes)
+
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.num_frames > 1 and self.family not in VIDEO_FAMILIES:
+        self._check_frames("model.num_frames", self.num_frames)
+        for place, (height, width, frames) in enumerate(self.sizes):
+            if min(height, width) < 8 or frames < 1:
+                raise ValueError(
+                    f"model.sizes[{place}] is {[height, width, frames]}; needs height and width "
+                    "of at least 8 pixels and at least one frame."
+                )
+            self._check_frames(f"the number of frames of model.sizes[{place}]", frames)
+        return self
+
+    def _check_frames(self, name: str, frames: int) -> None:
+        if frames > 1 and self.family not in VIDEO_FAMILIES:
             raise ValueError(
-                f"model.num_frames is {self.num_frames}, but {self.family} makes images; use 1, or "
+                f"{name} is {frames}, but {self.family} makes images; use 1, or "
                 f"a video family ({', '.join(VIDEO_FAMILIES)})."
             )
-        if (self.num_frames - 1) % 4:
+        if (frames - 1) % 4:
             raise ValueError(
-                f"model.num_frames is {self.num_frames}; video models take 1 + a multiple of 4: "
-                f"use {self.num_frames - (self.num_frames - 1) % 4}."
+                f"{name} is {frames}; video models take 1 + a multiple of 4: "
+                f"use {frames - (frames - 1) % 4}."
             )
-        return self
 
 
 class PromptsConfig(Strict):

@@ -51,6 +51,7 @@ class SampleRow:
     denoise_seconds: float  # of the sample's fragment
     score_seconds: float  # of the sample's fragment
     metadata: Metadata = field(default_factory=dict)  # what else the prompt's row says
+    image: str | None = None  # file of the decoded sample, seen from the run's folder, if kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,6 @@ from digen_core.reference_group import (
 )
 from digen_core.rewards.failures import component_means, settle
 from digen_core.rewards.scoring import RewardFn, score_images
-from digen_core.rollout.steps import steps_of_iteration
 from digen_core.training.advantages import advantages_of
 from digen_core.training.optimizer import (
     adamw,
@@ -92,10 +91,10 @@ def post_train_serially(
         )
         if config.keeps_old:
             set_weights(policy, generators[updates])
-            add_old_velocities(config, policy, groups, iteration)
+            add_old_velocities(groups)
         set_weights(policy, versions[updates])
         rate = learning_rate_of(config.train, updates, config.num_iterations)
-        norm = _train(config, policy, optimizer, groups, iteration, rate)
+        norm = _train(config, optimizer, groups, rate)
         if norm is not None:
             updates += 1
             versions.append(_weights_of(parameters))
@@ -148,12 +147,12 @@ def _rollout(
         for index in drawn:
             set_weights(policy, generated_by(index))
             groups[index] = sample_group(config, policy, texts[index], (iteration, index))
-            images = policy.decode(groups[index].latents[-1])
+            images = groups[index].policy.decode(groups[index].latents[-1])
             metadata = [prompts[index].metadata] * size
             scored = score_images(rewards, config.rewards, images, [texts[index]] * size, metadata)
             columns[index] = settle(scored, config.reward_weights)
             if config.kl_reward:
-                kl[index] = step_kl(config, policy, groups[index])
+                kl[index] = step_kl(config, groups[index])
         asked = {index: columns[index] for index in current}
         found = advantages_of(config, asked, dict(enumerate(texts)), history, kl or None)
         drawn = [index + count for index in found.skipped if index + count < len(texts)]
@@ -186,19 +185,17 @@ def _prompts_of(config: RunConfig, prompts: Sequence[Prompt], iteration: int) ->
 
 def _train(
     config: RunConfig,
-    policy: Policy,
     optimizer: torch.optim.Optimizer,
     groups: list[Group],
-    iteration: int,
     learning_rate: float,
 ) -> float | None:
     """Add up the gradient of every pair of the iteration, and step once. Returns its norm."""
     optimizer.zero_grad()
     informative = [group for group in groups if group.advantages is not None]
     for group in informative:
-        for step in steps_of_iteration(config, iteration).trained:
+        for step in group.trained:
             lose = forward_losses if config.trains_clean else replay_losses
-            losses = lose(config, policy, group, step)
+            losses = lose(config, group, step)
             chosen = losses if group.chosen is None else losses[group.chosen]
             (chosen.sum() / config.num_pairs).backward()  # type: ignore[no-untyped-call]
     if not informative:

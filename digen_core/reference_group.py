@@ -22,6 +22,7 @@ from digen_core.training.objectives import Replay, corrected, kl_penalty
 class Group:
     """G trajectories of one prompt."""
 
+    policy: Policy  # for the size of its samples
     condition: dict[str, torch.Tensor]
     latents: list[torch.Tensor]  # T + 1 of [G, ...]
     means: dict[int, torch.Tensor]  # noisy step -> [G, ...] where it would go without its noise
@@ -37,6 +38,7 @@ class Group:
 def sample_group(config: RunConfig, policy: Policy, text: str, group: tuple[int, int]) -> Group:
     """Denoise the samples of one group: some steps are noisy, the others plain Euler steps."""
     rollout, samples = config.rollout, range(config.rollout.group_size)
+    policy = policy.at_size(config.size_of(*group))
     sigmas = policy.sigmas(rollout.num_steps).to(policy.device)
     condition = {
         name: value.expand(len(samples), *value.shape[1:])
@@ -74,29 +76,29 @@ def sample_group(config: RunConfig, policy: Policy, text: str, group: tuple[int,
         if step in noisy_steps:
             logprobs[step] = LOGPROBS[rollout.transition](x, Transition(mean, std))
         latents.append(x)
-    return Group(condition, latents, means, logprobs, noise, sigmas, trained_steps)
+    return Group(policy, condition, latents, means, logprobs, noise, sigmas, trained_steps)
 
 
-def step_kl(config: RunConfig, policy: Policy, group: Group) -> np.ndarray:
+def step_kl(config: RunConfig, group: Group) -> np.ndarray:
     """Return how far the transitions that were sampled are from the base model's, [G, K]."""
     assert config.algorithm.type != "diffusion_nft"
     columns = []
     for step in group.trained:
-        with reference_weights(policy):
-            base = _transition(config, policy, group, step)
+        with reference_weights(group.policy):
+            base = _transition(config, group, step)
         size, scaling = group.sigmas[step] - group.sigmas[step + 1], config.algorithm.kl
         columns.append(scaled_kl(group.means[step], base.mean, base.std, size, scaling=scaling))
     found: np.ndarray = torch.stack(columns, dim=1).cpu().numpy()
     return found
 
 
-def _transition(config: RunConfig, policy: Policy, group: Group, step: int) -> Transition:
+def _transition(config: RunConfig, group: Group, step: int) -> Transition:
     """Return where the policy's weights lead from the latents [G, ...] before a noisy step."""
     x = group.latents[step]
     here, there = (group.sigmas[i].expand(len(x)) for i in (step, step + 1))
     return TRANSITIONS[config.rollout.transition](
         x,
-        policy.velocity(x, here, group.condition),
+        group.policy.velocity(x, here, group.condition),
         here,
         there,
         noise_level=config.rollout.noise_level,
@@ -104,7 +106,7 @@ def _transition(config: RunConfig, policy: Policy, group: Group, step: int) -> T
     )
 
 
-def replay_losses(config: RunConfig, policy: Policy, group: Group, step: int) -> torch.Tensor:
+def replay_losses(config: RunConfig, group: Group, step: int) -> torch.Tensor:
     """Return the objective and the KL divergence of each sample at one step, [G]."""
     algorithm, x = config.algorithm, group.latents[step]
     assert group.advantages is not None
@@ -113,9 +115,9 @@ def replay_losses(config: RunConfig, policy: Policy, group: Group, step: int) ->
     if advantages.ndim == 2:
         advantages = advantages[:, group.trained.index(step)]
     if algorithm.kl_coefficient:
-        with reference_weights(policy):
-            reference = _transition(config, policy, group, step)
-    new = _transition(config, policy, group, step)
+        with reference_weights(group.policy):
+            reference = _transition(config, group, step)
+    new = _transition(config, group, step)
     replay = Replay(
         new,
         LOGPROBS[config.rollout.transition](group.latents[step + 1], new),
@@ -133,14 +135,12 @@ def replay_losses(config: RunConfig, policy: Policy, group: Group, step: int) ->
 
 
 @torch.no_grad()
-def add_old_velocities(
-    config: RunConfig, policy: Policy, groups: list[Group], iteration: int
-) -> None:
+def add_old_velocities(groups: list[Group]) -> None:
     """Ask the old policy, whose weights the policy has, for its velocities."""
     for group in groups:
-        for step in steps_of_iteration(config, iteration).trained:
+        for step in group.trained:
             x, sigma = _noised(group, step)
-            group.old_velocities[step] = policy.velocity(x, sigma, group.condition)
+            group.old_velocities[step] = group.policy.velocity(x, sigma, group.condition)
 
 
 def _noised(group: Group, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,7 +149,7 @@ def _noised(group: Group, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return noised(group.latents[-1], group.noise(FORWARD_NOISE, step + 1), sigma), sigma
 
 
-def forward_losses(config: RunConfig, policy: Policy, group: Group, step: int) -> torch.Tensor:
+def forward_losses(config: RunConfig, group: Group, step: int) -> torch.Tensor:
     """Return DiffusionNFT's loss of each sample at one noise level, [G]."""
     algorithm, x_0 = config.algorithm, group.latents[-1]
     assert group.advantages is not None
@@ -157,9 +157,9 @@ def forward_losses(config: RunConfig, policy: Policy, group: Group, step: int) -
     x, sigma = _noised(group, step)
     reference = None
     if algorithm.kl_coefficient:
-        with reference_weights(policy):
-            reference = policy.velocity(x, sigma, group.condition)
-    velocity = policy.velocity(x, sigma, group.condition)
+        with reference_weights(group.policy):
+            reference = group.policy.velocity(x, sigma, group.condition)
+    velocity = group.policy.velocity(x, sigma, group.condition)
     return nft_loss(
         velocity,
         group.old_velocities.get(step, velocity.detach()),

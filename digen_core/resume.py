@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from digen_core.config import ConfigError, RunConfig
-from digen_core.config_file import config_of_run
+from digen_core.config_file import config_of_run, require_run
 from digen_core.data import evaluation_prompts, prompts_hash, train_prompts
 from digen_core.manifest import (
     CHECKPOINTS_OF_RUN,
@@ -66,8 +66,7 @@ def resumption_of(config: RunConfig, run_dir: Path) -> Resumption:
         ConfigError: the folder is no run's, every checkpoint is damaged, or something has changed
             that may not.
     """
-    if not run_dir.is_dir():
-        raise ConfigError(f"there is no run folder {run_dir}; give one such as runs/NAME")
+    require_run(run_dir)
     before, lineage = config_of_run(run_dir), read_lineage(run_dir)
     checkpoint, damaged = last_checkpoint(run_dir / CHECKPOINTS_OF_RUN)
     manifest = read_manifest(checkpoint) if checkpoint else None

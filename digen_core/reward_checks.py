@@ -42,9 +42,13 @@ def check_rewards(config: RunConfig, train: list[Prompt], evaluation: list[Promp
 
 def _check_frames(name: str, reward: RewardConfig, config: RunConfig) -> None:
     """Check that a reward that takes videos gets some."""
-    if reward.takes == "videos" and config.model.num_frames == 1:
+    if reward.takes != "videos":
+        return
+    frames = {"model.num_frames": config.model.num_frames}
+    frames |= {f"model.sizes[{i}][2]": size[2] for i, size in enumerate(config.model.sizes)}
+    for key in (key for key, number in frames.items() if number == 1):
         raise ConfigError(
-            f"the reward {name!r} takes videos, but model.num_frames is 1; use several frames "
+            f"the reward {name!r} takes videos, but {key} is 1; use several frames "
             "(1 + a multiple of 4) of a video family, or another reward"
         )
 

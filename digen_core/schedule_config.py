@@ -106,7 +106,7 @@ class ScheduleConfig(Strict):
 
 
 class TrackingConfig(Strict):
-    """Where results go."""
+    """Where results go, and what is kept beside the rows of the samples."""
 
     runs_dir: str = "runs"
     """Folder of all runs: one folder per run, and MLflow's database."""
@@ -117,3 +117,16 @@ class TrackingConfig(Strict):
 
     experiment: str = Field("digen", min_length=1)
     """MLflow experiment."""
+
+    registered_model: str | None = Field(None, min_length=1)
+    """Name in MLflow's model registry that each run adds a version to; null is the run's `name`."""
+
+    keep_images: Literal["none", "extremes", "all"] = "none"
+    """Decoded samples kept in RUN/images; extremes: the best and the worst of each group."""
+
+    image_format: Literal["png", "webp"] = "png"
+    """Both are lossless; webp is smaller and takes longer. Videos are animations."""
+
+    keep_trajectories: Annotated[int, Field(ge=0)] | Literal["all"] = 0
+    """Newest iterations whose latents at trained steps are kept in RUN/trajectories, for
+    'digen replay'."""

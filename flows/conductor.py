@@ -136,7 +136,8 @@ class Conductor:
             opened.begun = time()
             self._num_offered += 1
             self._executor.open(opened)
-            self._handle(IterationOffered(opened.index, opened.round.steps.trained))
+            steps, costs = opened.round.steps.trained, opened.round.costs
+            self._handle(IterationOffered(opened.index, steps, costs))
 
     def _finish(self, index: int) -> None:
         """Let a flow run publish and end."""

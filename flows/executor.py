@@ -34,7 +34,7 @@ class Executor:
         self._conditions = Conditions(self._submitter)
         self._num_switches = 0
         self._reward_history = session.reward_history
-        self._denoising = Denoising(self._submitter, self._conditions)
+        self._denoising = Denoising(self._submitter, self._conditions, session.run_dir)
 
     @property
     def num_running(self) -> int:
@@ -117,6 +117,7 @@ class Executor:
             about=about(fragment),
             prompt=it.round.prompts[fragment.group],
             metadata=it.round.metadata[fragment.group],
+            run_dir=self._session.run_dir,
             segment=it.segments[fragment][-1][1],
         )
 

@@ -10,6 +10,7 @@ from prefect.states import Cancelled
 from digen_core.config import RunConfig
 from digen_core.data import Prompt, prompts_of_iteration, prompts_of_refills
 from digen_core.rollout.steps import steps_of_iteration
+from digen_core.transport.trajectories import forget_trajectories
 from flows.open_iteration import OpenIteration, Published
 from flows.publishing import publish_iteration
 from flows.recorder import IterationRecorder
@@ -26,6 +27,7 @@ def iteration(run_id: str, index: int) -> State | None:
     round_ = round_of(session.config, session.prompts, index)
     num_steps_per_task = steps_per_task(session.config, session.step_seconds, len(session.devices))
     recorder = IterationRecorder(session, round_)
+    forget_trajectories(session.run_dir, index)  # of a process that was killed
     with Completions(session.inbox):
         opened = OpenIteration(round_, recorder, num_steps_per_task)
         session.inbox.put(opened)
@@ -51,4 +53,13 @@ def round_of(config: RunConfig, prompts: list[Prompt], index: int) -> Round:
         steps=steps_of_iteration(config, index),
         metadata=[prompt.metadata for prompt in drawn],
         refill=refill,
+        costs=_costs(config, index),
     )
+
+
+def _costs(config: RunConfig, index: int) -> tuple[float, ...]:
+    """Return what groups of several sizes cost: about as many latent pixels as they have."""
+    if not config.model.sizes:
+        return ()
+    sizes = [config.size_of(index, group) for group in range(config.rollout.prompts_per_iteration)]
+    return tuple(height * width * (1 + (frames - 1) / 4) for height, width, frames in sizes)

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
+from pathlib import Path
 from queue import PriorityQueue
 from threading import Semaphore, Thread
 from time import sleep, time
@@ -170,6 +171,7 @@ def denoise_steps(
     conditions: None,
     prompt: str,
     previous: Fragment | None,
+    run_dir: Path,
 ) -> Fragment:
     """Wait for as long as the steps take; after the last one also for decoding."""
     with _working(run_id) as (config, device, started):
@@ -187,7 +189,7 @@ def denoise_steps(
 
 @task(name="decode and score", task_run_name="{label}")
 def decode_and_score(
-    run_id: str, label: str, *, prompt: str, metadata: Metadata, segment: Fragment
+    run_id: str, label: str, *, prompt: str, metadata: Metadata, segment: Fragment, run_dir: Path
 ) -> None:
     """Wait for the reward servers."""
     place = (segment.iteration, segment.group)

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import time
 
 import diffusers
 import numpy as np
 import torch
 import transformers
-from torch import Tensor
 
 from digen_core.config import RunConfig
+from digen_core.model_config import Size
 from digen_core.models import LOADERS
 from digen_core.models.policy import ALL_PARTS, TRAINER_PARTS, Policy
 from digen_core.models.trainable import initial_weights, make_trainable
@@ -22,6 +22,7 @@ from digen_core.training.optimizer import PolicyVersion, TrainState
 from digen_core.transport.arrays import Weights
 from tasks import receipts
 from tasks.transfers import received_bytes
+from tasks.usage import usage_meter
 
 
 class VersionError(RuntimeError):
@@ -39,6 +40,14 @@ class Engine:
     versions: AdapterVersions | MasterVersions
     old: dict[int, Weights] = field(default_factory=dict)  # old policies, by version
     unsaved: dict[int, TrainState] = field(default_factory=dict)  # made here, not on disk yet
+    views: dict[Size, Policy] = field(default_factory=dict)  # the policy, by the size of samples
+
+    def policy_of(self, iteration: int, group: int) -> Policy:
+        """Return the policy for the size of a group's samples."""
+        size = self.config.size_of(iteration, group)
+        if size not in self.views:
+            self.views[size] = self.policy.at_size(size)
+        return self.views[size]
 
     @property
     def version(self) -> int | None:
@@ -76,10 +85,6 @@ class Engine:
     def temporary_weights(self, weights: Mapping[str, np.ndarray]) -> AbstractContextManager[None]:
         """Run the body with other weights (the moving average), then restore the version."""
         return self.versions.temporary(weights)
-
-    def sigmas(self, num_steps: int) -> Tensor:
-        """Return the schedule, on the policy's device."""
-        return self.policy.sigmas(num_steps).to(self.policy.device)
 
 
 _engines: dict[str, Engine] = {}
@@ -141,3 +146,5 @@ def working(run_id: str, *, version: int | None = None) -> Iterator[Engine]:
     yield engine
     span = {"device": engine.device_name, "started": started, "ended": time()}
     receipts.attach({**span, "num_bytes": received_bytes()})
+    if used := usage_meter().read():
+        receipts.attach({"usage": asdict(used)})

@@ -123,7 +123,7 @@ class _Work:
     def pack(self, num_pairs: int) -> None:
         """Forward and backward of a pack."""
         config = self._engine.config
-        sigmas = self._engine.sigmas(config.rollout.num_steps)
+        sigmas = self._policy.sigmas(config.rollout.num_steps).to(self._policy.device)
         pairs = self._pairs(num_pairs, sigmas)
         pack_gradient(self._policy, pairs, config, sigma_max=float(sigmas[1]))
 

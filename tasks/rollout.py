@@ -1,6 +1,7 @@
 """Rollout tasks: encode a prompt, denoise some steps of a fragment, decode and score it."""
 
 import logging
+from pathlib import Path
 from time import time
 from typing import Final
 
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from digen_core.control.protocol import Fragment
 from digen_core.data import Metadata
+from digen_core.rewards.pixels import as_pixels
 from digen_core.rewards.scoring import score_images
 from digen_core.rollout.sampler import DenoisedStep, ReferenceKl, denoise, initial_latent
+from digen_core.rollout.steps import steps_to_keep
 from digen_core.transport.arrays import (
     Arrays,
     to_array,
@@ -21,7 +24,9 @@ from digen_core.transport.arrays import (
     to_tensor,
     to_tensors,
 )
+from digen_core.transport.images import name_of, write_image
 from digen_core.transport.segment import Segment
+from digen_core.transport.trajectories import write_segment
 from tasks import receipts
 from tasks.display import thumbnail
 from tasks.engine import Engine, working
@@ -53,8 +58,12 @@ def denoise_steps(
     conditions: dict[str, Arrays],
     prompt: str,
     previous: Segment | None,
+    run_dir: Path,
 ) -> Segment:
-    """Run denoising steps of a fragment with one policy version, after ``previous``'s."""
+    """Run denoising steps of a fragment with one policy version, after ``previous``'s.
+
+    What training needs of them is kept in the run's folder, if the config asks for it.
+    """
     with working(run_id, version=version) as engine:
         started = time()
         with engine.old_policy():
@@ -69,6 +78,9 @@ def denoise_steps(
             version,
         )
         seconds = (time() - started) / len(steps)
+        if engine.config.tracking.keep_trajectories:
+            kept_steps = steps_to_keep(engine.config, fragment.iteration)
+            write_segment(run_dir, segment, kept_steps)
     logprobs = {str(step): values.tolist() for step, values in segment.logprobs.items()}
     kl = {str(step.step): step.kl.tolist() for step in done if step.kl is not None}
     facts = {"version": version, "logprobs": logprobs, "kl": kl, "seconds_per_step": seconds}
@@ -85,8 +97,8 @@ def _denoise(
     previous: Segment | None,
 ) -> list[DenoisedStep]:
     """Return the steps as they were sampled."""
-    policy, config = engine.policy, engine.config
-    group = (fragment.iteration, fragment.group)
+    config, group = engine.config, (fragment.iteration, fragment.group)
+    policy = engine.policy_of(*group)
     if previous is None:
         x = initial_latent(
             policy,
@@ -102,7 +114,7 @@ def _denoise(
             policy,
             x,
             to_tensors(condition, policy.device),
-            engine.sigmas(config.rollout.num_steps),
+            policy.sigmas(config.rollout.num_steps).to(policy.device),
             steps=steps,
             noisy_steps=noisy_steps,
             config=config.rollout,
@@ -116,17 +128,20 @@ def _denoise(
 
 @task(name="decode and score", task_run_name="{label}")
 def decode_and_score(
-    run_id: str, label: str, *, prompt: str, metadata: Metadata, segment: Segment
+    run_id: str, label: str, *, prompt: str, metadata: Metadata, segment: Segment, run_dir: Path
 ) -> None:
-    """Decode the clean latents of a fragment and reward the images."""
+    """Decode the clean latents of a fragment, reward the images, and keep them if asked to."""
     with working(run_id) as engine:
-        images = engine.policy.decode(to_tensor(segment.x, engine.policy.device))
+        policy = engine.policy_of(segment.fragment.iteration, segment.fragment.group)
+        images = policy.decode(to_tensor(segment.x, policy.device))
         notes, count = list[str](), len(images)
         asked = [prompt] * count, [metadata] * count
         columns = score_images(
             engine.rewards, engine.config.rewards, images, *asked, note=notes.append
         )
         shown = _pictures(images) if _is_shown(segment.fragment) else []
+        if engine.config.tracking.keep_images != "none":
+            _keep_images(engine, segment.fragment, images, run_dir)
     for note in notes:
         logger.warning(note)
     rewards = {name: values.tolist() for name, values in columns.items()}
@@ -141,5 +156,10 @@ def _pictures(images: Tensor) -> list[bytes]:
     """Return the first samples, [B, 3, H, W] or of videos [B, F, 3, H, W] the middle frame."""
     if images.ndim == 5:
         images = images[:, images.shape[1] // 2]
-    shown = images[:SHOWN_SAMPLES].float().mul(255).round().clamp(0, 255).to(torch.uint8)
-    return [thumbnail(image) for image in shown.permute(0, 2, 3, 1).cpu().numpy()]
+    return [thumbnail(image) for image in as_pixels(images[:SHOWN_SAMPLES])]
+
+
+def _keep_images(engine: Engine, fragment: Fragment, images: torch.Tensor, run_dir: Path) -> None:
+    place, suffix = (fragment.iteration, fragment.group), engine.config.tracking.image_format
+    for sample, pixels in zip(fragment.samples, as_pixels(images), strict=True):
+        write_image(run_dir / name_of(*place, sample, suffix), pixels)

@@ -7,7 +7,9 @@ import numpy as np
 import torch
 from prefect import task
 
-from digen_core.control.protocol import Pack
+from digen_core.config import RunConfig
+from digen_core.control.protocol import Pack, PairBlock
+from digen_core.model_config import Size
 from digen_core.rollout.steps import steps_of_iteration
 from digen_core.training.gradient import PackMetrics
 from digen_core.training.gradient_sum import GradientSum, add, pack_gradient
@@ -25,7 +27,7 @@ from digen_core.training.pairs import CleanPairs, gather_pairs
 from digen_core.transport.arrays import Arrays
 from digen_core.transport.segment import Segment
 from tasks import receipts
-from tasks.engine import version_zero, working
+from tasks.engine import Engine, version_zero, working
 
 NOTHING = GradientSum({}, PackMetrics())
 
@@ -48,33 +50,58 @@ def train_pack(
     A pack that does not fit into the device's memory adds nothing; the receipt says so.
     """
     with working(run_id, version=version) as engine:
-        config = engine.config
-        sigmas = engine.sigmas(config.rollout.num_steps)
         by_prompt = {prompt: row for part in conditions for prompt, row in part.items()}
         own = {group: by_prompt[prompt] for group, prompt in prompts.items()}
-        pairs = gather_pairs(
-            pack,
-            segments,
-            own,
-            advantages,
-            sigmas,
-            engine.policy.device,
-            config,
-            version=version,
-            trained_steps=steps_of_iteration(config, pack.iteration).trained,
-        )
         try:
-            if isinstance(pairs, CleanPairs) and config.keeps_old:
-                with engine.old_policy(), torch.no_grad():
-                    velocity = engine.policy.velocity(pairs.x, pairs.sigma, pairs.condition)
-                pairs = replace(pairs, old_velocity=velocity)
-            result = pack_gradient(engine.policy, pairs, config, sigma_max=float(sigmas[1]))
-            too_large = False
+            parts = [
+                _part_gradient(engine, part, version, segments, own, advantages)
+                for part in _by_size(pack, engine.config)
+            ]
+            result, too_large = fold(add, parts), False
         except torch.OutOfMemoryError:
             result, too_large = NOTHING, True
         total = result if previous is None else add(previous, result)
     receipts.attach({"too_large": too_large})
     return total
+
+
+def _by_size(pack: Pack, config: RunConfig) -> list[Pack]:
+    """Split a pack into those of one size of samples: the gradient is a sum over pairs."""
+    blocks: dict[Size, list[PairBlock]] = {}
+    for block in pack.blocks:
+        size = config.size_of(block.fragment.iteration, block.fragment.group)
+        blocks.setdefault(size, []).append(block)
+    return [Pack(pack.iteration, pack.index, tuple(own)) for own in blocks.values()]
+
+
+def _part_gradient(
+    engine: Engine,
+    pack: Pack,
+    version: int,
+    segments: list[Segment],
+    conditions: dict[int, Arrays],
+    advantages: dict[int, np.ndarray],
+) -> GradientSum:
+    """Return the gradient of a pack whose samples have one size."""
+    config = engine.config
+    policy = engine.policy_of(pack.iteration, pack.blocks[0].fragment.group)
+    sigmas = policy.sigmas(config.rollout.num_steps).to(policy.device)
+    pairs = gather_pairs(
+        pack,
+        segments,
+        conditions,
+        advantages,
+        sigmas,
+        policy.device,
+        config,
+        version=version,
+        trained_steps=steps_of_iteration(config, pack.iteration).trained,
+    )
+    if isinstance(pairs, CleanPairs) and config.keeps_old:
+        with engine.old_policy(), torch.no_grad():
+            velocity = policy.velocity(pairs.x, pairs.sigma, pairs.condition)
+        pairs = replace(pairs, old_velocity=velocity)
+    return pack_gradient(policy, pairs, config, sigma_max=float(sigmas[1]))
 
 
 @task(task_run_name="{label}")
@@ -120,7 +147,7 @@ def step(run_id: str, label: str, state: TrainState, total: GradientSum) -> Trai
                 "train/replay_error": sums.replay_error,
                 "train/grad_norm": grad_norm,
                 "train/learning_rate": learning_rate,
-                **({"train/kl": sums.kl / count} if config.keeps_reference else {}),
+                **({"train/kl": sums.kl / count} if config.algorithm.kl_coefficient else {}),
             },
         }
     )

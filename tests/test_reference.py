@@ -241,9 +241,9 @@ def test_a_window_trains_its_steps_only(policy_of, monkeypatch):
         noises.append(step)
         return original_noise(*args, step=step, **settings)
 
-    def loss(config, policy, group, step):
+    def loss(config, group, step):
         trained.append(step)
-        return original_loss(config, policy, group, step)
+        return original_loss(config, group, step)
 
     original_noise, original_loss = reference_group.noise_of, reference.replay_losses
     monkeypatch.setattr(reference_group, "noise_of", noise_of)

@@ -5,8 +5,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from deployments.overrides import ConfigTokens, config_of
+from deployments.overrides import ConfigTokens, config_of, parse_arguments
 from digen_core.config import ConfigError
+from digen_core.config_file import parse_value, require_run
 
 
 def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:
@@ -51,8 +52,7 @@ def evaluate(
             prompts.
         samples_per_prompt: Images per prompt; default: as the run's config says.
     """
-    if not run.is_dir():
-        raise ConfigError(f"there is no run folder {run}; give one such as runs/NAME")
+    require_run(run)
     if samples_per_prompt is not None and samples_per_prompt < 1:
         raise ConfigError(f"--samples-per-prompt is {samples_per_prompt}; use 1 or more")
     if prompts is not None and not prompts.exists():
@@ -61,6 +61,38 @@ def evaluate(
     from deployments import local, summary
 
     summary.print_evaluation(local.run_evaluation(run, prompts, samples_per_prompt))
+    return 0
+
+
+def replay(run: Path, iteration: int, /, *tokens: ConfigTokens) -> int:
+    """Train an iteration of a run again from the samples it kept, perhaps with other settings.
+
+    Example: digen replay runs/NAME 3 --algorithm.clip-range 1e-3 --train.learning-rate 1e-4
+
+    Nothing is generated and nothing is written: the update's metrics are printed beside the run's
+    own. The run must have kept the trajectories (tracking.keep_trajectories) and the checkpoint of
+    the version before (checkpoints.keep_every = 1 keeps all).
+
+    Args:
+        run: Folder of the run.
+        iteration: Its number, from 0.
+        tokens: Keys of algorithm and train with their values.
+    """
+    require_run(run)
+    arguments = parse_arguments(tokens)
+    if arguments.path is not None:
+        raise ConfigError(f"unexpected argument {str(arguments.path)!r}; it takes RUN ITERATION")
+    overrides = {key: parse_value(key, text) for key, text in arguments.settings.items()}
+
+    from digen_core.replay import replay_config
+
+    replay_config(run, overrides)
+
+    from deployments.local import failures_in_one_line
+    from deployments.replay import run_replay
+
+    with failures_in_one_line():
+        run_replay(run, iteration, overrides)
     return 0
 
 

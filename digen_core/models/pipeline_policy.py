@@ -7,6 +7,7 @@ guidance, dtypes and checks are here.
 Axes: B samples, C channels, F frames, H height, W width.
 """
 
+import copy
 import inspect
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from digen_core.config import ConfigError
 from digen_core.image_size import require_multiples
-from digen_core.model_config import ModelConfig
+from digen_core.model_config import ModelConfig, Size
 from digen_core.models.policy import TORCH_DTYPES, Condition, Part, resolve_device
 from digen_core.models.schedules import shifted_sigmas
 
@@ -110,6 +111,19 @@ class PipelinePolicy(ABC):
             module.eval().requires_grad_(False)
         config = config.model_copy(update={"dtype": "float32"})
         return cls(cls.pipeline_class(**parts), config, torch.device("meta"))
+
+    def at_size(self, size: Size) -> Self:
+        """Return the same policy for samples of a size: it shares everything with this one.
+
+        Raises:
+            ConfigError: the model cannot have that size.
+        """
+        if size == self.config.size:
+            return self
+        view = copy.copy(self)
+        view.config = self.config.at_size(size)
+        view.latent_shape = view.shape_of_latent()
+        return view
 
     @torch.no_grad()
     def encode(self, prompts: list[str]) -> Condition:

@@ -3,10 +3,12 @@
 Axes: B samples, C channels, F frames, H height, W width; a latent is [B, ...] of any rank.
 """
 
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
+
+from digen_core.model_config import Size
 
 Part = Literal["transformer", "text_encoders", "vae"]
 ALL_PARTS: frozenset[Part] = frozenset({"transformer", "text_encoders", "vae"})
@@ -31,6 +33,13 @@ class Policy(Protocol):
     device: torch.device
     latent_shape: tuple[int, ...]
     latent_dtype: torch.dtype
+
+    def at_size(self, size: Size) -> Self:
+        """Return the same policy for samples of a size: it shares everything with this one.
+
+        To be asked when what is trained has been attached, and for each size once.
+        """
+        ...
 
     def encode(self, prompts: list[str]) -> Condition:
         """Embed prompts; each value has one row per prompt, of a shape that no prompt changes."""

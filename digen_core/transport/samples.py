@@ -37,6 +37,7 @@ SCHEMA: Final = pa.schema(
         pa.field("denoise_seconds", pa.float64(), nullable=False),
         pa.field("score_seconds", pa.float64(), nullable=False),
         pa.field("metadata", pa.string(), nullable=False),  # a JSON object
+        pa.field("image", pa.string()),  # file, seen from the run's folder; null: not kept
     ]
 )
 """The columns every data set has, whatever is rewarded."""
@@ -56,9 +57,14 @@ def write_samples(samples_dir: Path | str, iteration: int, rows: Sequence[Sample
         ValueError: there is no row, or rows differ in their iteration or reward components.
     """
     table = _table(iteration, rows)
-    path = Path(samples_dir) / f"iteration-{iteration:06d}.parquet"
+    path = file_of(Path(samples_dir), iteration)
     write_whole(table, path)
     return path
+
+
+def file_of(samples_dir: Path, iteration: int) -> Path:
+    """Return the file of an iteration's samples."""
+    return samples_dir / f"iteration-{iteration:06d}.parquet"
 
 
 def read_samples(samples_dir: Path | str) -> pa.Table:

@@ -105,6 +105,14 @@ SETTINGS = {
         "--rewards.json:dumps.takes videos",
         "the reward 'json:dumps' takes videos, but model.num_frames is 1",
     ),
+    "a size of no pixels": (
+        "--model.sizes [[0,32,1]]",
+        "model.sizes[0] is [0, 32, 1]; needs height and width of at least 8 pixels",
+    ),
+    "a video among the sizes of images": (
+        "--model.sizes [[32,32,1],[32,32,5]]",
+        "the number of frames of model.sizes[1] is 5, but flux makes images; use 1, or a video",
+    ),
     "shift of 0": ("--model.shift 0", "model.shift: must be greater than 0"),
     "reward that lacks an option": ("--rewards.hps 1", "rewards.hps.path: a value is missing"),
     "unknown option of a reward": (

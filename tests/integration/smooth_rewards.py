@@ -12,6 +12,13 @@ def brightness(images, prompts):
     return (images[:, 0] - images[:, 2] / 2).mean(dim=(1, 2))
 
 
+def targeted(images, prompts, metadata):
+    """Brightness towards the target that each prompt's row names."""
+    targets = [row["target"]["red"] for row in metadata]
+    values = brightness(images, prompts)
+    return -(values - torch.tensor(targets, dtype=values.dtype)).square()
+
+
 def video_brightness(videos, prompts):
     """Mean brightness of the frames, the later ones counting more."""
     frames = torch.stack([brightness(frame, prompts) for frame in videos.unbind(1)], dim=1)
@@ -56,3 +63,8 @@ def slow(images, prompts):
     """As brightness, after half a second."""
     time.sleep(0.5)
     return brightness(images, prompts)
+
+
+def broken(images, prompts):
+    """Fails always."""
+    raise OSError("the lamp is broken")

@@ -54,6 +54,11 @@ CASES = {
         "algorithm.kl_reward": 20.0,
         "algorithm.window": [1, 0, 3],
     },
+    "samples of several sizes": {
+        "model.sizes": [[32, 32, 1], [16, 48, 1], [48, 32, 1]],
+        "rollout.fragment_size": 2,
+        "train.pack_size": 3,
+    },
     "groups without signal": {"rewards": {"smooth_rewards:partly_equal": 1.0}},
 }
 
