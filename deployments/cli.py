@@ -59,6 +59,7 @@ app.command(
     usage="Usage: digen train [CONFIG] [--resume RUN] [--KEY VALUE ...]",
 )
 app.command(runs.evaluate)
+app.command(runs.pause)
 app.command(runs.report)
 app.command(runs.replay, usage="Usage: digen replay RUN ITERATION [--KEY VALUE ...]")
 app.command(operation.up)
