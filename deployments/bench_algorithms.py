@@ -63,7 +63,13 @@ def main(config: RunConfig, names: Sequence[str], seeds: Sequence[int]) -> None:
     threads = config.cluster.threads_per_worker
     workers = max(1, (os.cpu_count() or 1) // threads)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        found = list(pool.map(_rewards, jobs))
+        found = []
+        for job, (before, after) in zip(jobs, pool.map(_rewards, jobs), strict=True):
+            found.append((before, after))
+            console.print(
+                f"{job.algorithm.type}, {job.rollout.transition}, seed {job.seed}: "
+                f"{before:.3f} -> {after:.3f}"
+            )
     rows = [found[i : i + len(seeds)] for i in range(0, len(found), len(seeds))]
     samples = config.num_iterations * config.samples_per_iteration
     title = f"mean reward of held-out prompts, {samples} samples"

@@ -5,7 +5,7 @@ all of them see the same machine. Seconds are from the moment that all devices h
 that for the next.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -24,8 +24,9 @@ from deployments.serial import train_serially
 from digen_core.config import RunConfig
 from digen_core.records import IterationRecord
 from flows.prepare import prepare
-from flows.run import on_cluster, open_run
+from flows.run import open_run
 from flows.session import watching
+from flows.subflows import on_cluster
 from flows.workload import layout_of
 
 SERIAL = "serial"
@@ -69,15 +70,30 @@ def main(config: RunConfig, names: Sequence[str], *, rounds: int, iterations: in
         RunFailedError: a run failed.
     """
     console = Console(highlight=False, soft_wrap=True)
-    rows = [Row(name) for name in (SERIAL, *names)]
     with TemporaryDirectory() as folder, failures_in_one_line(), prefect_ready(Path(folder)):
-        tracking = config.tracking.model_copy(update={"runs_dir": folder})
-        config = config.model_copy(update={"tracking": tracking, "name": "bench"})
-        for number in range(rounds):
-            for row in rows:
-                console.print(f"round {number + 1} of {rounds}: {row.name} ...")
-                _measure(row, config, iterations)
+        rows = measure(config, names, rounds, iterations, folder, console.print)
     print_rows(rows, config, rounds)
+
+
+def measure(
+    config: RunConfig,
+    names: Sequence[str],
+    rounds: int,
+    iterations: int,
+    runs_dir: str,
+    say: Callable[[str], None],
+) -> list[Row]:
+    """Return what the serial loop and each layout took; ``say`` hears of each that begins."""
+    rows = [Row(name) for name in (SERIAL, *names)]
+    experiment = f"{config.tracking.experiment}-bench"  # on a server, beside the trainings
+    update = {"runs_dir": runs_dir, "experiment": experiment}
+    tracking = config.tracking.model_copy(update=update)
+    config = config.model_copy(update={"tracking": tracking, "name": "bench"})
+    for number in range(rounds):
+        for row in rows:
+            say(f"round {number + 1} of {rounds}: {row.name} ...")
+            _measure(row, config, iterations)
+    return rows
 
 
 def _measure(row: Row, config: RunConfig, iterations: int) -> None:

@@ -4,7 +4,7 @@ Every way trains on the same number of samples and is judged by the same noisele
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -17,9 +17,12 @@ from deployments.records import Records
 from deployments.serial import train_serially
 from digen_core.config import ConfigError, RunConfig
 from digen_core.config_file import CONFIG_OF_RUN
+from digen_core.data import evaluation_prompts, prompts_hash, train_prompts
+from digen_core.manifest import CHECKPOINTS_OF_RUN, Lineage, Position
 from digen_core.records import EvaluationReport
 from digen_core.trace.charts import LINE_COLOURS
-from digen_core.transport.weights import write_weights
+from digen_core.training.checkpoints import write_checkpoint
+from digen_core.training.optimizer import initial_state
 from flows.evaluate_run import evaluate_run
 from flows.post_train import post_train
 from flows.session import watching
@@ -91,9 +94,29 @@ def _trained_serially(config: RunConfig) -> tuple[EvaluationReport, list[float]]
     """Train in this process; keep the result as a run's folder and judge it as a run is judged."""
     run = train_serially(config)
     folder = Path(config.tracking.runs_dir) / f"{SERIAL}-{config.seed}"
-    write_weights(folder / "weights", config.num_iterations, run.weights, run.ema)
+    folder.mkdir(parents=True, exist_ok=True)
+    state = replace(initial_state(run.weights), version=config.num_iterations, ema=run.ema)
+    write_checkpoint(folder / CHECKPOINTS_OF_RUN, state, _position(config))
     (folder / CONFIG_OF_RUN).write_text(config.model_dump_json(indent=2))
-    return evaluate_run(folder, config), [row["reward/mean"] for row in run.metrics]
+    return evaluate_run(str(folder)), [row["reward/mean"] for row in run.metrics]
+
+
+def _position(config: RunConfig) -> Position:
+    """Return the end of a serial run, which nobody tracks."""
+    lineage = Lineage(
+        run_id=SERIAL,
+        mlflow_run_id="",
+        flow_run_ids=(),
+        prompts_hash=prompts_hash(train_prompts(config)),
+        evaluation_prompts_hash=prompts_hash(evaluation_prompts(config)),
+    )
+    return Position(
+        num_iterations=config.num_iterations,
+        metrics={},
+        reward_history={},
+        lineage=lineage,
+        config=config,
+    )
 
 
 def print_ways(ways: Sequence[Way], metric: str, config: RunConfig, console: Console) -> None:

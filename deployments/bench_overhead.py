@@ -23,8 +23,9 @@ from digen_core.config import RunConfig
 from digen_core.records import IterationRecord
 from digen_core.schedule_config import ScheduleConfig
 from flows.prepare import prepare
-from flows.run import on_cluster, open_run
+from flows.run import open_run
 from flows.session import watching
+from flows.subflows import on_cluster
 
 
 @dataclass(frozen=True, slots=True)

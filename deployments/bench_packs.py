@@ -8,7 +8,7 @@ from rich.table import Table
 
 from digen_core.config import RunConfig
 from digen_core.control.costs import Linear
-from digen_core.data import read_prompts
+from digen_core.data import train_prompts
 from digen_core.planning.profile import LineFit
 from tasks.measure import pack_seconds
 
@@ -21,7 +21,7 @@ def main(config: RunConfig, rounds: int) -> None:
     """
     largest = config.train.pack_size
     sizes = sorted({*(2**power for power in range(largest.bit_length())), largest})
-    found = pack_seconds(config, read_prompts(config.prompts.train)[0], sizes, rounds)
+    found = pack_seconds(config, train_prompts(config)[0].text, sizes, rounds)
     seconds = {size: median(each) for size, each in found.items()}
     print_packs(seconds, fitted(seconds), rounds)
 

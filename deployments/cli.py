@@ -8,6 +8,7 @@ that fails later is one line and exit code 1.
 import signal
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
 from typing import NoReturn
@@ -15,10 +16,11 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError
 
 from deployments.bench import bench
-from deployments.commands import configs, models, planning, runs
-from deployments.errors import RunFailedError
+from deployments.commands import clusters, configs, models, operation, planning, runs, tracking
+from deployments.errors import RunFailedError, RunStoppedError
 from deployments.local import apply_settings
 from digen_core.config import ConfigError
+from digen_core.config_file import UnknownKeyError
 
 WELCOME = """\
 digen: reinforcement-learning post-training of diffusion and flow-matching models
@@ -26,8 +28,12 @@ digen: reinforcement-learning post-training of diffusion and flow-matching model
   digen train deployments/configs/shapes.toml     train the embedded model; minutes on a CPU
   digen config show deployments/configs/shapes.toml
                                                   every setting with its meaning
+  digen train --resume runs/NAME                  go on with a run that was interrupted
   digen evaluate runs/NAME                        judge a finished run again
   digen report runs/NAME                          see what its devices waited for
+  digen compare runs/NAME runs/OTHER              what differs, and the curves together
+  digen replay runs/NAME 3                        train an iteration again, with other settings
+  digen up                                        servers, workers and deployments to run it by
   digen --help                                    all commands; COMMAND --help shows an example
 """
 
@@ -48,9 +54,20 @@ app = App(
 )
 _pretrain = App(name="pretrain", help="Make an embedded base model from nothing.")
 _config = App(name="config", help="Look at configs.")
-app.command(runs.train, usage="Usage: digen train CONFIG [--KEY VALUE ...]")
+_cluster = App(name="cluster", help="Look at clusters, and start their workers elsewhere.")
+app.command(
+    runs.train,
+    usage="Usage: digen train [CONFIG] [--resume RUN] [--KEY VALUE ...]",
+)
 app.command(runs.evaluate)
 app.command(runs.report)
+app.command(tracking.compare)
+app.command(tracking.sync)
+app.command(runs.replay, usage="Usage: digen replay RUN ITERATION [--KEY VALUE ...]")
+app.command(operation.up)
+app.command(operation.down)
+app.command(operation.status)
+app.command(operation.worker)
 app.command(planning.simulate)
 app.command(
     planning.plan, usage="Usage: digen plan CONFIG --cluster CLUSTER [--json] [--KEY VALUE ...]"
@@ -61,8 +78,13 @@ app.command(
 app.command(models.make_tiny)
 _pretrain.command(models.shapes)
 _config.command(configs.show, usage="Usage: digen config show [CONFIG] [--KEY VALUE ...]")
-for _group in (_pretrain, _config, bench):
+_config.command(configs.reference)
+_cluster.command(clusters.show)
+for _group in (_pretrain, _config, _cluster, bench):
     app.command(_group)
+app.register_install_completion_command(
+    help="Let the shell complete commands and options (bash, zsh, fish, PowerShell), and exit.",
+)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -77,13 +99,30 @@ def run(arguments: Sequence[str]) -> int:
             print_error=False,
             result_action="return_value",
         )
+    except UnknownKeyError as error:
+        return _fail(_option_like(arguments, error.key) or error, 2)
     except (ConfigError, CycloptsError) as error:
         return _fail(error, 2)
     except RunFailedError as error:
         return _fail(error, 1)
+    except RunStoppedError as error:
+        return _fail(error, 130)
     except KeyboardInterrupt:
         return _fail("stopped", 130)
     return code if isinstance(code, int) else 0
+
+
+def _option_like(arguments: Sequence[str], key: str) -> str | None:
+    """Say which of the command's own options an unknown key may be a typo of."""
+    path, apps, _ = app.parse_commands(list(arguments))
+    if not path:
+        return None
+    options = [
+        name for argument in apps[-1].assemble_argument_collection() for name in argument.names
+    ]
+    typed = "--" + key.replace("_", "-")
+    near = get_close_matches(typed, [o for o in options if o.startswith("--")], 1, 0.8)
+    return f"unknown option {typed}; did you mean {near[0]}?" if near else None
 
 
 def main() -> None:

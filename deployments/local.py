@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deployments.errors import RunFailedError
+from deployments.errors import RunFailedError, RunStoppedError
 from digen_core.config import ConfigError, RunConfig
-from digen_core.config_file import config_of_run
 from digen_core.records import EvaluationReport, RunReport
+from digen_core.resume import evaluation_config
 
 if TYPE_CHECKING:
     from deployments.live_view import LiveView
@@ -26,19 +26,29 @@ SETTINGS = {
 }
 
 
-def run_training(config: RunConfig) -> RunReport:
+def run_training(config: RunConfig, resume: Path | None = None) -> RunReport:
     """Train as the config says, and show it live.
+
+    Args:
+        config: of the run.
+        resume: folder of a run to go on with; None starts a new one.
 
     Raises:
         ConfigError: the input cannot be used, as was found before anything started or by a worker.
         RunFailedError: the run failed later; what it had done is kept.
+        RunStoppedError: somebody stopped it.
     """
     with orchestrated(config) as view:
+        from prefect.exceptions import CancelledRun
+
         from flows.post_train import post_train
         from flows.session import watching
 
         with watching(view):
-            report: RunReport = post_train(config)
+            try:
+                report: RunReport = post_train(config, str(resume) if resume else None)
+            except CancelledRun as error:
+                raise RunStoppedError(str(error)) from None
             return report
 
 
@@ -56,11 +66,16 @@ def run_evaluation(
         ConfigError: the folder is not a run's, or holds no version yet.
         RunFailedError: the evaluation failed.
     """
-    config = config_of_run(run_dir, prompts, samples_per_prompt)
+    asked = (str(prompts) if prompts else None, samples_per_prompt)
+    config = evaluation_config(run_dir, *asked)
+
+    from digen_core.data import evaluation_prompts
+
+    evaluation_prompts(config)  # refused before anything starts
     with orchestrated(config):
         from flows.evaluate_run import evaluate_run
 
-        report: EvaluationReport = evaluate_run(run_dir, config)
+        report: EvaluationReport = evaluate_run(str(run_dir), *asked)
         return report
 
 
@@ -93,12 +108,12 @@ def apply_settings() -> None:
 
 
 @contextmanager
-def failures_in_one_line() -> Iterator[None]:
-    """Let a ConfigError pass, and turn every other error into RunFailedError."""
+def failures_in_one_line(what: str = "the run") -> Iterator[None]:
+    """Turn every error into RunFailedError that does not speak to the user already."""
     try:
         yield
-    except ConfigError:
+    except (ConfigError, RunStoppedError):
         raise
     except Exception as error:
         text = " ".join(str(error).split())
-        raise RunFailedError(f"the run failed: {type(error).__name__}: {text}") from error
+        raise RunFailedError(f"{what} failed: {type(error).__name__}: {text}") from error

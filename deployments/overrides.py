@@ -12,7 +12,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from digen_core.config import ConfigError, RunConfig
-from digen_core.config_file import load_config, parse_value
+from digen_core.config_file import config_of_run, load_config, parse_value
 
 ConfigTokens = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 
@@ -50,22 +50,27 @@ def parse_arguments(tokens: Sequence[str]) -> ConfigArguments:
     return ConfigArguments(path, settings)
 
 
-def config_of(tokens: Sequence[str], command: str | None = None) -> RunConfig:
+def config_of(
+    tokens: Sequence[str], command: str | None = None, run_dir: Path | None = None
+) -> RunConfig:
     """Return the config that the tokens of a command line describe.
 
     Args:
         tokens: what follows the command.
         command: its name, if it cannot go without a config file.
+        run_dir: folder of a run whose config takes the place of the file, if none is given.
 
     Raises:
         ConfigError: a token, key or value is wrong, or the file is missing.
     """
     arguments = parse_arguments(tokens)
+    overrides = {key: parse_value(key, text) for key, text in arguments.settings.items()}
+    if arguments.path is None and run_dir is not None:
+        return config_of_run(run_dir, overrides)
     if command and arguments.path is None:
         raise ConfigError(
             f"which config file? For example: {command} deployments/configs/shapes.toml"
         )
-    overrides = {key: parse_value(key, text) for key, text in arguments.settings.items()}
     return load_config(arguments.path, overrides)
 
 

@@ -17,15 +17,18 @@ DEFAULT_PORT = 4200
 START_SECONDS = 120.0
 
 # On one small machine the server competes with the work: it is to need little CPU.
+RECORDER_SETTINGS = {
+    # One transaction a second instead of one for each state of each task, which also made the
+    # opening of a flow run fail on a locked database and try again two seconds later.
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "500",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+}
 _SERVER_SETTINGS = {
     # The pages of runs, tasks and artifacts do not need a copy of every event.
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false",
     # It lives as long as a command: nobody gives it automations.
     "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
-    # One transaction a second instead of one for each state of each task, which also made the
-    # opening of a flow run fail on a locked database and try again two seconds later.
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "500",
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+    **RECORDER_SETTINGS,
 }
 
 
@@ -46,26 +49,28 @@ def prefect_server(log_dir: Path) -> Iterator[str]:
     if configured is not None:
         yield configured
         return
-    running = _api_url(DEFAULT_PORT)
-    if _is_lasting(running):
+    running = local_api(DEFAULT_PORT)
+    if is_lasting(running):
         with _used(running):
             yield running
         return
-    port = DEFAULT_PORT if _is_free(DEFAULT_PORT) else _any_free_port()
+    port = DEFAULT_PORT if is_free(DEFAULT_PORT) else any_free_port()
     log_dir.mkdir(parents=True, exist_ok=True)
     log_path = log_dir / "prefect-server.log"
     with log_path.open("ab") as log:
+        server = [sys.executable, "-m", "prefect", "server", "start", "--port", str(port)]
         process = subprocess.Popen(
-            [sys.executable, "-m", "prefect", "server", "start", "--port", str(port)],
+            [sys.executable, "-m", "deployments.tied", *server],  # ends with us, even if killed
+            stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches the run first, which then ends the server
-            env={**os.environ, **_SERVER_SETTINGS, "PREFECT_SERVER_UI_API_URL": _api_url(port)},
+            env={**os.environ, **_SERVER_SETTINGS, "PREFECT_SERVER_UI_API_URL": local_api(port)},
         )
     try:
-        _wait_until_healthy(_api_url(port), process, log_path)
-        with _used(_api_url(port)):
-            yield _api_url(port)
+        _wait_until_healthy(local_api(port), process, log_path)
+        with _used(local_api(port)):
+            yield local_api(port)
     finally:
         APILogWorker.drain_all(timeout=10)  # what is still on its way to the server
         process.terminate()
@@ -91,13 +96,13 @@ def _used(api_url: str) -> Iterator[None]:
 
 def _wait_until_healthy(api_url: str, process: subprocess.Popen[bytes], log_path: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
-    while not _is_healthy(api_url):
+    while not is_healthy(api_url):
         if process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"the Prefect server at {api_url} did not start; see {log_path}")
         time.sleep(0.2)
 
 
-def _is_lasting(api_url: str) -> bool:
+def is_lasting(api_url: str) -> bool:
     """Say whether a server runs that is not another command's own: that one ends with its command.
 
     A command's own server is told by its settings: nobody else turns the triggers off.
@@ -109,24 +114,28 @@ def _is_lasting(api_url: str) -> bool:
         return False
 
 
-def _is_healthy(api_url: str) -> bool:
+def is_healthy(api_url: str) -> bool:
+    """Say whether a Prefect server answers."""
     try:
         return httpx.get(f"{api_url}/health", timeout=2.0).status_code == httpx.codes.OK
     except httpx.HTTPError:
         return False
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Say whether nobody listens on a port of this machine."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-def _any_free_port() -> int:
+def any_free_port() -> int:
+    """Return a port that nobody uses."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
 
 
-def _api_url(port: int) -> str:
+def local_api(port: int) -> str:
+    """Return the address of the API of a server on this machine."""
     return f"http://127.0.0.1:{port}/api"

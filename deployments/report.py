@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from digen_core.config import ConfigError
+from digen_core.config_file import require_run
 from digen_core.control.protocol import Device
 from digen_core.records import Span
 from digen_core.trace.charts import draw_curves, draw_idle
@@ -97,8 +98,7 @@ def read_trace(run_dir: Path) -> RunTrace:
     Raises:
         ConfigError: the folder is no run's, or its spans, devices or prediction cannot be read.
     """
-    if not run_dir.is_dir():
-        raise ConfigError(f"there is no run folder {run_dir}; give one such as runs/NAME")
+    require_run(run_dir)
     try:
         spans = read_spans(run_dir / SPANS_OF_RUN)
         devices = read_devices(run_dir / DEVICES_OF_RUN)

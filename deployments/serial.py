@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from digen_core.config import RunConfig
-from digen_core.data import read_prompts
+from digen_core.data import evaluation_prompts, train_prompts
 from digen_core.models import LOADERS
 from digen_core.models.policy import ALL_PARTS, Policy
 from digen_core.models.trainable import make_trainable, set_weights
@@ -37,7 +37,7 @@ def train_serially(
     return post_train_serially(
         config,
         policy,
-        read_prompts(config.prompts.train),
+        train_prompts(config),
         reward_functions(config.rewards, policy.device),
         on_iteration=on_iteration,
     )
@@ -61,19 +61,20 @@ def load_policy(config: RunConfig) -> Policy:
 def evaluate_serially(config: RunConfig, policy: Policy, weights: Weights) -> float:
     """Return the mean reward of noiseless samples of the held-out prompts, with given weights."""
     set_weights(policy, weights)
-    prompts = read_prompts(config.prompts.evaluation)
+    prompts = evaluation_prompts(config)
     rewards = reward_functions(config.rewards, policy.device)
     per_prompt, total = config.evaluation.samples_per_prompt, 0.0
     for first in range(0, len(prompts), PROMPTS_AT_ONCE):
         few = prompts[first : first + PROMPTS_AT_ONCE]
         images = sample_images(
             policy,
-            few,
+            [prompt.text for prompt in few],
             range(first, first + len(few)),
             num_samples=per_prompt,
             num_steps=config.evaluation.num_steps,
             seed=config.seed,
         )
-        texts = [prompt for prompt in few for _ in range(per_prompt)]
-        total += score_images(rewards, config.rewards, images, texts)["reward"].sum()
+        each = [prompt for prompt in few for _ in range(per_prompt)]
+        asked = [prompt.text for prompt in each], [prompt.metadata for prompt in each]
+        total += score_images(rewards, config.rewards, images, *asked)["reward"].sum()
     return total / (len(prompts) * per_prompt)

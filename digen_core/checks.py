@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from digen_core.config import ConfigError, RunConfig
-from digen_core.data import read_prompts
+from digen_core.data import Prompt, evaluation_prompts, normal_text, train_prompts
 from digen_core.hub import is_hub_id
 from digen_core.image_size import check_local_size
 from digen_core.model_config import Family, ModelConfig
@@ -34,8 +34,7 @@ def check_inputs(config: RunConfig) -> None:
     Raises:
         ConfigError: something is missing or does not fit; the message is one line.
     """
-    train = read_prompts(config.prompts.train)
-    evaluation = read_prompts(config.prompts.evaluation)
+    train, evaluation = train_prompts(config), evaluation_prompts(config)
     _check_held_out(config, train, evaluation)
     _check_enough_prompts(config, train)
     check_model_folder(config.model)
@@ -164,27 +163,28 @@ def _check_adapters(model: ModelConfig) -> None:
             )
 
 
-def _check_held_out(config: RunConfig, train: list[str], evaluation: list[str]) -> None:
-    trained = {_normal(prompt) for prompt in train}
-    shared = [prompt for prompt in evaluation if _normal(prompt) in trained]
-    if shared:
-        raise ConfigError(
-            f"{len(shared)} of {len(evaluation)} evaluation prompts are trained on, the first being"
-            f" {shared[0]!r}; keep them in one of {config.prompts.train} and "
-            f"{config.prompts.evaluation} only"
-        )
+def _check_held_out(config: RunConfig, train: list[Prompt], evaluation: list[Prompt]) -> None:
+    trained = {normal_text(prompt.text) for prompt in train}
+    shared = [prompt for prompt in evaluation if normal_text(prompt.text) in trained]
+    if not shared:
+        return
+    what = (
+        f"{len(shared)} of {len(evaluation)} evaluation prompts are trained on, the first being "
+        f"{shared[0].text!r}"
+    )
+    if config.prompts.evaluation is None:
+        raise ConfigError(f"{what}; put all its rows into one split ({shared[0].origin})")
+    raise ConfigError(
+        f"{what}; keep them in one of {config.prompts.train} and {config.prompts.evaluation} only"
+    )
 
 
-def _normal(prompt: str) -> str:
-    return " ".join(prompt.split()).casefold()
-
-
-def _check_enough_prompts(config: RunConfig, train: list[str]) -> None:
+def _check_enough_prompts(config: RunConfig, train: list[Prompt]) -> None:
     wanted = config.rollout.prompts_per_iteration
     if wanted > len(train):
         raise ConfigError(
             f"rollout.prompts_per_iteration is {wanted}, but {config.prompts.train} has only "
-            f"{len(train)} prompts; use at most {len(train)}"
+            f"{len(train)} prompts to train on; use at most {len(train)}"
         )
 
 
@@ -209,7 +209,7 @@ def _check_device(config: RunConfig) -> None:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"model.device {name!r} is none; use auto, cpu or cuda") from error
-    if config.cluster.scheduler_address is not None:
+    if config.cluster.address is not None:
         return
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(

@@ -4,11 +4,12 @@ A config is complete before anything starts: derived values are properties, unkn
 and combinations that cannot work are refused here with the values that clash and a way out.
 """
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from digen_core.algorithm_config import AlgorithmConfig, FlowGrpoConfig
+from digen_core.checkpoint_config import CheckpointConfig
 from digen_core.model_config import ModelConfig, PromptsConfig, Size
 from digen_core.reward_config import RewardConfig, ShapesConfig
 from digen_core.reward_keys import with_types
@@ -19,6 +20,18 @@ from digen_core.train_config import TrainConfig
 
 WITH_BARRIER = ("colocated", "colocated-strong", "disaggregated")
 """Layouts that train when all rewards of the iteration are there."""
+
+
+def _number_or_any_table(schema: dict[str, Any]) -> None:
+    """Let the JSON schema take what ``with_types`` takes: a weight, or a table without its type."""
+    tables = schema["additionalProperties"]["oneOf"]
+    schema["additionalProperties"] = {"anyOf": [{"type": "number", "title": "weight"}, *tables]}
+
+
+def _any_table(schema: dict[str, Any]) -> None:
+    """Let the JSON schema take a table without its type, which fits several."""
+    del schema["discriminator"]
+    schema["anyOf"] = schema.pop("oneOf")
 
 
 class RunConfig(Strict):
@@ -36,18 +49,21 @@ class RunConfig(Strict):
     max_minutes: float | None = Field(None, gt=0)
     """Stop at the end of the iteration in which this much time has passed; null never stops."""
 
-    rewards: dict[str, RewardConfig] = Field(default={"shapes": ShapesConfig()})
+    rewards: dict[str, RewardConfig] = Field(
+        default={"shapes": ShapesConfig()}, json_schema_extra=_number_or_any_table
+    )
     """Each reward's weight, or a table of its options: see docs/rewards.md. A name is a type of
     reward, or any name with a type, or your own `module:function`."""
 
     model: ModelConfig = ModelConfig()
     prompts: PromptsConfig = PromptsConfig()
     rollout: RolloutConfig = RolloutConfig()
-    algorithm: AlgorithmConfig = FlowGrpoConfig()
+    algorithm: AlgorithmConfig = Field(FlowGrpoConfig(), json_schema_extra=_any_table)
     """What is learnt from the rewards; its type names it."""
 
     train: TrainConfig = TrainConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoints: CheckpointConfig = CheckpointConfig()
     cluster: ClusterConfig = ClusterConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     tracking: TrackingConfig = TrackingConfig()

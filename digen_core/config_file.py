@@ -33,6 +33,14 @@ _WIDTH = 100
 _MESSAGES = {"model_type": "is a table of keys", "missing": "a value is missing"}
 
 
+class UnknownKeyError(ConfigError):
+    """A command line sets a key that configs do not have."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"unknown key {key}; {suggestion(key)}")
+        self.key = key
+
+
 def load_config(path: Path | str | None, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     """Read a TOML file, lay ``overrides`` (dotted keys to values) over it, and check the result.
 
@@ -45,6 +53,19 @@ def load_config(path: Path | str | None, overrides: Mapping[str, Any] | None = N
     for key, value in (overrides or {}).items():
         _lay(tree, key, value)
     source = " and ".join([str(path)] * (path is not None) + ["the command line"] * bool(overrides))
+    return config_of_tree(tree, source)
+
+
+def config_of_tree(tree: Mapping[str, Any], source: str) -> RunConfig:
+    """Check a tree of values, in which "null" may stand for null.
+
+    Args:
+        tree: key -> value or subtree.
+        source: where it comes from, for the error.
+
+    Raises:
+        ConfigError: a key or value is wrong.
+    """
     try:
         return RunConfig.model_validate(_with_nulls(tree, RunConfig))
     except ValidationError as error:
@@ -62,28 +83,39 @@ def is_config(path: Path) -> bool:
     return not tables.isdisjoint(RunConfig.model_fields)
 
 
-def config_of_run(
-    run_dir: Path, prompts: Path | None = None, samples_per_prompt: int | None = None
-) -> RunConfig:
-    """Return the config that a run kept, with other evaluation settings laid over it.
+def require_run(run_dir: Path) -> None:
+    """Check that there is a folder of this name.
 
     Raises:
-        ConfigError: the folder is not a run's, holds no version, or a setting is wrong.
+        ConfigError: there is none; the message names one like it.
+    """
+    if run_dir.is_dir():
+        return
+    others = {str(path.parent) for path in run_dir.parent.glob(f"*/{CONFIG_OF_RUN}")}
+    near = get_close_matches(str(run_dir), others, 1)
+    hint = f"did you mean {near[0]}?" if near else "give one such as runs/NAME"
+    raise ConfigError(f"there is no run folder {run_dir}; {hint}")
+
+
+def config_of_run(run_dir: Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """Return the config that a run kept, with ``overrides`` (dotted keys to values) laid over it.
+
+    Raises:
+        ConfigError: the folder is not a run's, or a key or value is wrong.
     """
     try:
         tree = json.loads((run_dir / CONFIG_OF_RUN).read_text())
     except (OSError, json.JSONDecodeError) as error:
         raise ConfigError(f"{run_dir} is no run: it has no readable {CONFIG_OF_RUN}") from error
-    if not list((run_dir / "weights").glob("v*.safetensors")):
-        raise ConfigError(f"{run_dir} holds no trained version yet (its weights folder is empty)")
-    if prompts is not None:
-        tree["prompts"]["evaluation"] = str(prompts)
-    if samples_per_prompt is not None:
-        tree["evaluation"]["samples_per_prompt"] = samples_per_prompt
+    for key, value in (overrides or {}).items():
+        _lay(tree, key, value)
     try:
-        return RunConfig.model_validate(tree)
+        return RunConfig.model_validate(_with_nulls(tree, RunConfig))
     except ValidationError as error:
-        raise ConfigError(f"{run_dir / CONFIG_OF_RUN}: {describe(error)}") from error
+        source = " and ".join(
+            [str(run_dir / CONFIG_OF_RUN)] + ["the command line"] * bool(overrides)
+        )
+        raise ConfigError(f"{source}: {describe(error)}") from error
 
 
 def parse_value(key: str, text: str) -> Any:
@@ -94,9 +126,9 @@ def parse_value(key: str, text: str) -> Any:
     """
     field = known_keys().get(key)
     if field is None and not key.startswith("rewards."):
-        raise ConfigError(f"unknown key {key}; {suggestion(key)}")
+        raise UnknownKeyError(key)
     kind = field.annotation if field else kind_of_option(key)
-    if field is not None and _tables(field) and NoneType not in get_args(kind):
+    if field is not None and tables_of(field) and NoneType not in get_args(kind):
         inner = next(name for name in known_keys() if name.startswith(f"{key}."))
         raise ConfigError(f"{key} is a table of keys; set one of them, for example {inner}")
     try:
@@ -125,7 +157,7 @@ def describe(error: ValidationError) -> str:
         if item["type"] == "union_tag_invalid":
             tags = item["ctx"]
             problems[f"{location}.type"] = [f"must be one of {tags['expected_tags']}"]
-            values[f"{location}.type"] = f" (got {tags['tag']!r})"
+            values[f"{location}.type"] = _got(tags["tag"], tags["expected_tags"])
             continue
         key = _longest_known(location)
         message = _MESSAGES.get(item["type"], item["msg"].removeprefix("Value error, "))
@@ -133,11 +165,17 @@ def describe(error: ValidationError) -> str:
             problems[message.removesuffix(".")] = []
         else:
             problems.setdefault(key, []).append(message.replace("Input should be", "must be"))
-            values[key] = f" (got {item['input']!r})"
+            values[key] = _got(item["input"], item.get("ctx", {}).get("expected", ""))
     return "; ".join(
         key + (f": {' or '.join(messages)}" if messages else "") + values.get(key, "")
         for key, messages in problems.items()
     )
+
+
+def _got(value: object, choices: str) -> str:
+    """Return the value that was given, and which of the choices, if any, it may be a typo of."""
+    near = get_close_matches(str(value), re.findall("'([^']*)'", str(choices)), 1)
+    return f" (got {value!r}" + (f"; did you mean {near[0]!r}?)" if near else ")")
 
 
 def describe_fields(error: ValidationError, model: type[BaseModel]) -> str:
@@ -194,7 +232,7 @@ def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str
     keys: dict[str, FieldInfo] = {}
     for name, field in model.model_fields.items():
         keys[prefix + name] = field
-        for table in _tables(field):
+        for table in tables_of(field):
             for key, inner in known_keys(table, f"{prefix}{name}.").items():
                 keys.setdefault(key, inner)
     return keys
@@ -214,19 +252,19 @@ def _lines(node: BaseModel, prefix: str) -> Iterator[str]:
             tables.append((name, field.description or type(value).__doc__, value))
             continue
         yield from _comment(field.description)
-        yield f"{name} = {_literal(value)}"
+        yield f"{name} = {literal(value)}"
     for name, text, value in tables:
         yield from ("", *_comment(text), f"[{prefix}{name}]")
         if isinstance(value, BaseModel):
             yield from _lines(value, f"{prefix}{name}.")
         else:
             for key, item in value.items():
-                label = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _literal(key)
+                label = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else literal(key)
                 if isinstance(item, BaseModel):
                     yield from ("", *_comment(type(item).__doc__), f"[{prefix}{name}.{label}]")
                     yield from _lines(item, f"{prefix}{name}.{label}.")
                 else:
-                    yield f"{label} = {_literal(item)}"
+                    yield f"{label} = {literal(item)}"
 
 
 def _comment(text: str | None) -> list[str]:
@@ -237,14 +275,14 @@ def _comment(text: str | None) -> list[str]:
     )
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
     """Return a value as TOML."""
     if value is None:
         return f'"{NULL}"'
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_literal, value))}]"
+        return f"[{', '.join(map(literal, value))}]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)
@@ -287,7 +325,7 @@ def _with_nulls(tree: Mapping[str, Any], model: type[BaseModel]) -> dict[str, An
         elif field is not None and value == NULL and NoneType in get_args(field.annotation):
             value = None
         elif field is not None and isinstance(value, dict):
-            for table in _tables(field):
+            for table in tables_of(field):
                 value = _with_nulls(value, table)
         result[name] = value
     return result
@@ -299,7 +337,7 @@ def _is_text(annotation: Any) -> bool:
     return all(kind in (str, NoneType) or isinstance(kind, str) for kind in kinds)
 
 
-def _tables(field: FieldInfo) -> list[type[BaseModel]]:
+def tables_of(field: FieldInfo) -> list[type[BaseModel]]:
     """Return the models of a field that is a table: several if one of its keys names which."""
     kinds = (field.annotation, *get_args(field.annotation))
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]

@@ -126,10 +126,60 @@ class ModelConfig(Strict):
 
 
 class PromptsConfig(Strict):
-    """Where prompts come from: text files, one prompt a line; empty lines are skipped."""
+    """Where prompts come from, as docs/prompts.md says in full.
+
+    Files: text (a prompt a line; empty lines are skipped), JSON Lines, CSV or Parquet; or folders
+    of a Hugging Face dataset.
+    """
 
     train: str = "deployments/prompts/shapes_train.txt"
-    """Prompts that are trained on."""
+    """Prompts that are trained on: a file, a folder, or a pattern such as data/train-*.parquet."""
 
-    evaluation: str = "deployments/prompts/shapes_evaluation.txt"
-    """Prompts kept for evaluation only."""
+    evaluation: str | None = "deployments/prompts/shapes_evaluation.txt"
+    """Prompts kept for evaluation only, likewise; null: rows of `train`, as split_column or
+    evaluation_fraction says. With one of these it may be left out."""
+
+    column: str = Field("prompt", min_length=1)
+    """Column of the prompts."""
+
+    metadata_columns: tuple[str, ...] = ()
+    """Columns that rewards get with each prompt, and the run's samples keep."""
+
+    weight_column: str | None = None
+    """Column of `train` that says how often a prompt is drawn, relative to the others; null: all
+    equally often."""
+
+    split_column: str | None = None
+    """Column of `train` that says what a row is for; null: all rows are trained on."""
+
+    train_split: str = "train"
+    """Value in split_column of the rows that are trained on."""
+
+    evaluation_split: str = "evaluation"
+    """Value in split_column of the rows for evaluation; rows with other values are left out."""
+
+    evaluation_fraction: float | None = Field(None, gt=0, lt=1)
+    """Share of the prompts of `train` that is kept for evaluation, drawn from the run's seed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_evaluation(cls, values: object) -> object:
+        """Take the evaluation prompts out of `train` where a split is given and no file."""
+        splits = ("split_column", "evaluation_fraction")
+        if isinstance(values, dict) and any(values.get(key) is not None for key in splits):
+            return {"evaluation": None, **values}
+        return values
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.split_column is not None and self.evaluation_fraction is not None:
+            raise ValueError(
+                f"prompts.split_column is {self.split_column!r} and prompts.evaluation_fraction "
+                f"{self.evaluation_fraction}; use one of them."
+            )
+        if self.evaluation is None and self.split_column is None is self.evaluation_fraction:
+            raise ValueError(
+                "prompts.evaluation is null, but nothing says which prompts are for evaluation; "
+                "name a file, or set prompts.split_column or prompts.evaluation_fraction."
+            )
+        return self

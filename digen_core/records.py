@@ -3,6 +3,7 @@
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from digen_core.data import Metadata
 from digen_core.strict import Strict
 
 
@@ -49,6 +50,17 @@ class SampleRow:
     behaviour_logprobs: list[float]  # one per trained step, mean over the latent's elements
     denoise_seconds: float  # of the sample's fragment
     score_seconds: float  # of the sample's fragment
+    metadata: Metadata = field(default_factory=dict)  # what else the prompt's row says
+    image: str | None = None  # file of the decoded sample, seen from the run's folder, if kept
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A sample as it is shown on a page."""
+
+    prompt: str
+    reward: float
+    jpeg: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +74,7 @@ class IterationRecord:
     samples: list[SampleRow] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     idle: dict[str, dict[str, float]] = field(default_factory=dict)  # device -> cause -> share
+    pictures: list[Picture] = field(default_factory=list)  # some of the samples
     timeline: "Future[bytes] | None" = None  # what the devices did, as PNG, if it is drawn
 
 

@@ -6,7 +6,7 @@ once. No batching tricks, no workers; state lives in torch's own optimizer. Told
 stale schedule generated with, it generates with those.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,7 +15,7 @@ import torch
 
 from digen_core.algorithms.ddpo import RewardHistory
 from digen_core.config import RunConfig
-from digen_core.data import prompts_of_iteration, prompts_of_refills
+from digen_core.data import Prompt, prompts_of_iteration, prompts_of_refills
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import (
     initial_weights,
@@ -58,7 +58,7 @@ class SerialRun:
 def post_train_serially(
     config: RunConfig,
     policy: Policy,
-    prompts: list[str],
+    prompts: Sequence[Prompt],
     rewards: Mapping[str, RewardFn],
     *,
     on_iteration: Callable[[int, dict[str, float]], None] = lambda index, row: None,
@@ -131,7 +131,7 @@ def _weights_of(parameters: Mapping[str, torch.nn.Parameter]) -> Weights:
 def _rollout(
     config: RunConfig,
     policy: Policy,
-    prompts: list[str],
+    prompts: Sequence[Prompt],
     rewards: Mapping[str, RewardFn],
     iteration: int,
     generated_by: Callable[[int], Weights],
@@ -139,7 +139,8 @@ def _rollout(
 ) -> tuple[list[Group], dict[str, float], RewardHistory]:
     """Sample each group of one iteration with its weights, score it, and give it advantages."""
     groups, columns, kl = dict[int, Group](), dict[int, Columns](), dict[int, np.ndarray]()
-    texts = _texts(config, prompts, iteration)
+    prompts = _prompts_of(config, prompts, iteration)
+    texts = [prompt.text for prompt in prompts]
     count, size = config.rollout.prompts_per_iteration, config.rollout.group_size
     drawn = current = list(range(count))
     while drawn:
@@ -147,7 +148,8 @@ def _rollout(
             set_weights(policy, generated_by(index))
             groups[index] = sample_group(config, policy, texts[index], (iteration, index))
             images = groups[index].policy.decode(groups[index].latents[-1])
-            scored = score_images(rewards, config.rewards, images, [texts[index]] * size)
+            metadata = [prompts[index].metadata] * size
+            scored = score_images(rewards, config.rewards, images, [texts[index]] * size, metadata)
             columns[index] = settle(scored, config.reward_weights)
             if config.kl_reward:
                 kl[index] = step_kl(config, groups[index])
@@ -174,7 +176,7 @@ def _means(columns: list[Columns], kl: list[np.ndarray]) -> dict[str, float]:
     return {**row, "reward/kl": float(np.mean(kl))} if kl else row
 
 
-def _texts(config: RunConfig, prompts: list[str], iteration: int) -> list[str]:
+def _prompts_of(config: RunConfig, prompts: Sequence[Prompt], iteration: int) -> list[Prompt]:
     """Return the prompts of an iteration's groups, and of those that may take their place."""
     rollout, seed = config.rollout, config.seed
     own = prompts_of_iteration(prompts, iteration, rollout.prompts_per_iteration, seed=seed)

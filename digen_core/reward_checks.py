@@ -3,33 +3,38 @@
 Each check raises ConfigError with one line: what is wrong, its value, and what to do.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from digen_core.config import ConfigError, RunConfig
+from digen_core.data import Prompt
 from digen_core.hub import is_hub_id
-from digen_core.reward_config import AestheticConfig, ClipConfig, FunctionConfig, RewardConfig
+from digen_core.reward_config import (
+    AestheticConfig,
+    ClipConfig,
+    FunctionConfig,
+    OcrConfig,
+    RewardConfig,
+)
 
 
-def check_rewards(config: RunConfig, train: list[str], evaluation: list[str]) -> None:
+def check_rewards(config: RunConfig, train: list[Prompt], evaluation: list[Prompt]) -> None:
     """Check that every reward can be made and can judge every prompt, without loading models.
 
     Args:
         config: of the run.
-        train: prompts of `prompts.train`.
-        evaluation: prompts of `prompts.evaluation`.
+        train: prompts to train on.
+        evaluation: prompts for evaluation.
 
     Raises:
         ConfigError: one cannot; the message is one line.
     """
-    files = {config.prompts.train: train, config.prompts.evaluation: evaluation}
-    types = {reward.type for reward in config.rewards.values()}
-    if "shapes" in types:
-        _check_shapes_prompts(files)
-    if "ocr" in types:
-        _check_quoted_texts(files)
+    if any(reward.type == "shapes" for reward in config.rewards.values()):
+        _check_shapes_prompts(train, evaluation)
     for name, reward in config.rewards.items():
         _check_frames(name, reward, config)
+        if isinstance(reward, OcrConfig):
+            _check_wanted_texts(reward, config.prompts.metadata_columns, [*train, *evaluation])
         _check_files(name, reward)
         if isinstance(reward, FunctionConfig):
             _check_function(reward)
@@ -48,48 +53,42 @@ def _check_frames(name: str, reward: RewardConfig, config: RunConfig) -> None:
         )
 
 
-def _check_shapes_prompts(files: dict[str, list[str]]) -> None:
-    """Check that the reward ``shapes`` can judge every prompt, and that no scene is in both files.
+def _check_shapes_prompts(train: list[Prompt], evaluation: list[Prompt]) -> None:
+    """Check that the reward ``shapes`` can judge every prompt, and that no scene is in both sets.
 
     A scene has several wordings, so comparing the prompts alone is not enough.
     """
     from digen_core.worlds.shapes import Scene, parse_prompt
 
-    found: dict[Scene, tuple[str, str]] = {}
-    for path, prompts in files.items():
-        _check_prompts("shapes", path, prompts, parse_prompt)
+    found: dict[Scene, tuple[list[Prompt], Prompt]] = {}
+    for prompts in (train, evaluation):
+        _check_prompts("shapes", prompts, lambda prompt: parse_prompt(prompt.text))
         for prompt in prompts:
-            known, other = found.setdefault(parse_prompt(prompt), (path, prompt))
-            if known != path:
+            known, other = found.setdefault(parse_prompt(prompt.text), (prompts, prompt))
+            if known is not prompts:
                 raise ConfigError(
-                    f"the evaluation prompt {prompt!r} asks for the same as the train prompt "
-                    f"{other!r}; keep one of them"
+                    f"the evaluation prompt {prompt.text!r} asks for the same as the train prompt "
+                    f"{other.text!r}; keep one of them"
                 )
 
 
-def _check_quoted_texts(files: dict[str, list[str]]) -> None:
-    from digen_core.rewards.ocr import quoted_text
+def _check_wanted_texts(ocr: OcrConfig, columns: Sequence[str], prompts: list[Prompt]) -> None:
+    from digen_core.rewards.ocr import wanted_text
 
-    for path, prompts in files.items():
-        _check_prompts("ocr", path, prompts, quoted_text)
+    if ocr.text_column is not None and ocr.text_column not in columns:
+        raise ConfigError(
+            f"the reward 'ocr' has the text_column {ocr.text_column!r}, which is not one of "
+            f"prompts.metadata_columns {list(columns)}; add it there"
+        )
+    _check_prompts("ocr", prompts, lambda p: wanted_text(p.text, p.metadata, ocr.text_column))
 
 
-def _check_prompts(
-    kind: str, path: str, prompts: list[str], parse: Callable[[str], object]
-) -> None:
+def _check_prompts(kind: str, prompts: list[Prompt], judge: Callable[[Prompt], object]) -> None:
     for prompt in prompts:
         try:
-            parse(prompt)
+            judge(prompt)
         except ValueError as error:
-            raise ConfigError(
-                f"{path} line {_line_of(path, prompt)} is not for the reward {kind!r}: {error}"
-            ) from error
-
-
-def _line_of(path: str, prompt: str) -> int:
-    """Return the 1-based number of the line that holds a prompt."""
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
-    return 1 + [line.strip() for line in lines].index(prompt)
+            raise ConfigError(f"{prompt.origin} is not for the reward {kind!r}: {error}") from error
 
 
 def _check_files(name: str, reward: RewardConfig) -> None:

@@ -79,6 +79,9 @@ class OcrConfig(ImageReward):
 
     type: Literal["ocr"] = "ocr"
 
+    text_column: str | None = None
+    """Metadata column of the text to be read; null: what the prompt quotes. See docs/prompts.md."""
+
     min_confidence: float = Field(0.5, ge=0, le=1)
     """Lines that the engine is less sure of are taken as unread."""
 

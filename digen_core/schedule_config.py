@@ -3,6 +3,7 @@
 Importing this module must not import torch.
 """
 
+import os
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -23,8 +24,14 @@ class ClusterConfig(Strict):
     """CPU threads of each worker's engine."""
 
     scheduler_address: str | None = None
-    """A running Dask cluster whose workers declare the resources `rollout` and `trainer`;
-    null starts one on this machine."""
+    """A running Dask cluster whose workers declare the resources `rollout` and `trainer`; null is
+    that of the environment variable DASK_SCHEDULER_ADDRESS, or starts one on this machine. On a
+    running cluster the counts above are the proportion in which workers of both roles are dealt."""
+
+    @property
+    def address(self) -> str | None:
+        """Address of the running Dask cluster; None: the run starts its own workers."""
+        return self.scheduler_address or os.environ.get("DASK_SCHEDULER_ADDRESS")
 
 
 class ScheduleConfig(Strict):
@@ -99,13 +106,27 @@ class ScheduleConfig(Strict):
 
 
 class TrackingConfig(Strict):
-    """Where results go."""
+    """Where results go, and what is kept beside the rows of the samples."""
 
     runs_dir: str = "runs"
     """Folder of all runs: one folder per run, and MLflow's database."""
 
     mlflow_uri: str | None = None
-    """MLflow tracking server; null is the SQLite file mlflow.db in runs_dir."""
+    """MLflow tracking server; null is that of the environment variable MLFLOW_TRACKING_URI, or the
+    SQLite file mlflow.db in runs_dir."""
 
     experiment: str = Field("digen", min_length=1)
     """MLflow experiment."""
+
+    registered_model: str | None = Field(None, min_length=1)
+    """Name in MLflow's model registry that each run adds a version to; null is the run's `name`."""
+
+    keep_images: Literal["none", "extremes", "all"] = "none"
+    """Decoded samples kept in RUN/images; extremes: the best and the worst of each group."""
+
+    image_format: Literal["png", "webp"] = "png"
+    """Both are lossless; webp is smaller and takes longer. Videos are animations."""
+
+    keep_trajectories: Annotated[int, Field(ge=0)] | Literal["all"] = 0
+    """Newest iterations whose latents at trained steps are kept in RUN/trajectories, for
+    'digen replay'."""

@@ -18,9 +18,11 @@ def next_completion(session: Session, completions: Completions) -> Completion:
     """Wait for the next task to end, while the workers of the run are there.
 
     Raises:
+        RunCancelledError: somebody stopped the run.
         WorkerLostError: one is gone.
     """
     while True:
+        session.control.check()
         try:
             return completions.next(timeout=HEARTBEAT_SECONDS)
         except TimeoutError:

@@ -7,10 +7,7 @@ decisions and submissions are made in the loop, which runs in the thread of the 
 
 from collections import deque
 from collections.abc import Sequence
-from contextvars import copy_context
-from dataclasses import dataclass
 from queue import Empty
-from threading import Thread
 from time import time
 from types import TracebackType
 from typing import Self
@@ -28,23 +25,16 @@ from digen_core.control.protocol import (
     Switched,
 )
 from flows.collect import HEARTBEAT_SECONDS
+from flows.control import is_stop
 from flows.executor import Executor
-from flows.iteration import iteration
-from flows.open_iteration import Ended, OpenIteration
-from flows.run import on_cluster
-from flows.session import Session
+from flows.iteration_runs import IterationRuns, RunEnded
+from flows.open_iteration import Ended, OpenIteration, Published
+from flows.session import Session, say
+from flows.telling import tell
 from flows.workload import schedule_of, workload_of
 from tasks.cluster import lost_devices, recompute_elsewhere, worker_lost
 from tasks.completions import Completion
 from tasks.emulation import EmulatedConfig
-
-
-@dataclass(frozen=True, slots=True)
-class _Closed:
-    """The flow run of an iteration has ended."""
-
-    index: int
-    error: BaseException | None
 
 
 class Conductor:
@@ -62,21 +52,23 @@ class Conductor:
             workload_of(session.config),
             schedule,
             session.known_costs,
+            version=session.version,
+            next_iteration=session.num_iterations,
         )
         self._executor = Executor(session)
         self._max_ahead = schedule.max_staleness if schedule.max_stale_share else 1
-        self._threads: list[Thread] = []  # by iteration
+        self._first = session.num_iterations  # not 0 in a run that is resumed
+        self._runs = IterationRuns(session, self._first)
         self._opened: dict[int, OpenIteration] = {}  # and not finished
-        self._num_opened = 0
-        self._num_offered = 0
+        self._num_offered = self._first
         self._ending: list[tuple[OpenIteration, Ended]] = []  # finished, but a task of it runs
-        self._closed: set[int] = set()
+        self._published: set[int] = set()
         self.out_of_time = False  # as the last finished iteration found
 
     def start(self, setup: OpenIteration) -> None:
-        """Give every device version 0; the tasks show in the flow run of ``setup``."""
+        """Give every device the version to begin with; that shows in the flow run of ``setup``."""
         self._executor.open(setup)
-        self._executor.publish(setup, self._session.trainer_devices()[0], 0)
+        self._executor.publish(setup, self._session.trainer_devices()[0], self._session.version)
         for event in self._carry_out(self._controller.start()):
             self._handle(event)
         while self._executor.num_running:
@@ -91,13 +83,18 @@ class Conductor:
             last: the iterations up to this one may begin as soon as the layout lets them.
 
         Raises:
+            Pause: a person suspended the run; what had begun is finished.
+            RunCancelledError: a person stopped the run.
             TaskFailedError: a task failed.
             WorkerLostError: a worker is gone without which the run cannot go on.
         """
-        while index not in self._closed:
+        while True:
+            self._hold()
+            if index in self._published:
+                return
             ahead = 0 if self._session.out_of_time else self._max_ahead
             self._offer_until(min(index + ahead, last))
-            self._open_until(index + ahead + 1)
+            self._runs.open_until(index + ahead + 1)
             self._advance()
 
     def __enter__(self) -> Self:
@@ -112,39 +109,25 @@ class Conductor:
         """End all flow runs: with the error those that have begun, as cancelled the others."""
         for opened, ended in self._ending:
             opened.outcome.set_result(ended)
+        failure = None if is_stop(error) else error
         for opened in self._opened.values():
-            opened.abandon(error)
-        while len(self._closed) < len(self._threads):
-            match self._session.inbox.get():
-                case OpenIteration() as opened:
-                    opened.abandon()
-                case _Closed(index):
-                    self._closed.add(index)
-        for thread in self._threads:
-            thread.join()
+            opened.abandon(failure)
+        self._runs.join()
+
+    def _hold(self) -> None:
+        """Finish what has begun and wait, while a person wants the run to pause."""
+        session, reached = self._session, None
+        while session.control.held:
+            if reached is None and self._num_offered == self._first + len(self._published):
+                reached, text = time(), f"paused after iteration {self._num_offered}"
+                session.control.reach_boundary(text)
+                say(f"{text}; resume it in Prefect")
+            self._advance()
+        if reached is not None:
+            session.started += time() - reached  # the devices did not use that time
+            say("resumed")
 
     # --- the flow runs --------------------------------------------------------------------
-
-    def _open_until(self, index: int) -> None:
-        """Open the next flow run, when the one before has reported to the inbox that it is open."""
-        number = len(self._threads)
-        if number > min(index, self._session.config.num_iterations - 1, self._num_opened):
-            return
-        thread = Thread(
-            target=copy_context().run,
-            args=(self._run_flow, number),
-            name=f"iteration-{number:04d}",
-        )
-        self._threads.append(thread)
-        thread.start()
-
-    def _run_flow(self, index: int) -> None:
-        error = None
-        try:
-            on_cluster(self._session, iteration, index)
-        except BaseException as raised:
-            error = raised
-        self._session.inbox.put(_Closed(index, error))
 
     def _offer_until(self, index: int) -> None:
         """Offer iterations whose flow runs are open, in order."""
@@ -179,6 +162,7 @@ class Conductor:
 
     def _advance(self) -> None:
         """Wait for something to happen, and act on it."""
+        self._session.control.check()
         try:
             message = self._session.inbox.get(timeout=HEARTBEAT_SECONDS)
         except Empty:
@@ -186,15 +170,15 @@ class Conductor:
             return
         match message:
             case OpenIteration():
-                self._opened[message.index] = message
-                self._executor.encode_ahead(message)
-                self._num_opened += 1
+                if self._runs.take(message):
+                    self._opened[message.index] = message
+                    self._executor.encode_ahead(message)
             case CostsUpdated():
                 self._handle(message)
-            case _Closed(index, error):
-                self._closed.add(index)
-                if error is not None:
-                    raise error
+            case Published(index):
+                self._published.add(index)
+            case RunEnded():
+                self._runs.end(message)
             case Completion() if not self.out_of_time:
                 self._on_completion(message)
 
@@ -246,6 +230,13 @@ class Conductor:
                 self._handle(DeviceLost(name))
             except ControllerError as error:
                 raise worker_lost(name, address) from error
+            left = ", ".join(device.name for device in session.devices)
+            tell(
+                session,
+                "worker-lost",
+                f"worker {name} ({address}) was lost; the run goes on with {left}, and does again "
+                f"what only {name} had. See its log, and the memory of its machine",
+            )
             # What tasks that are under way on other devices wait for.
             place = session.addresses[session.rollout_devices()[0]]
             recompute_elsewhere(session.client, address, place)

@@ -1,6 +1,7 @@
 """Generate fragments as chains of denoise tasks that can be paused between two of them."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from digen_core.control.protocol import (
@@ -39,8 +40,9 @@ class Denoising:
     Then both fragments are late, and with them their groups.
     """
 
-    def __init__(self, submitter: Submitter, conditions: Conditions) -> None:
+    def __init__(self, submitter: Submitter, conditions: Conditions, run_dir: Path) -> None:
         self._submitter = submitter
+        self._run_dir = run_dir
         self._conditions = conditions
         self._underway: dict[Fragment, _Underway] = {}
 
@@ -99,6 +101,7 @@ class Denoising:
             conditions=self._conditions.of(iteration, do.fragment.group, do.device),
             prompt=iteration.round.prompts[do.fragment.group],
             previous=segments[-1][1] if segments else None,
+            run_dir=self._run_dir,
         )
         segments.append((steps, future))
         underway.next_step = steps.stop

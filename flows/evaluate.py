@@ -12,6 +12,7 @@ from digen_core.rewards.failures import component_means, settle
 from flows.collect import receipts_of
 from flows.publishing import publish_evaluation
 from flows.session import Session, say, session_of
+from flows.subflows import on_cluster
 from tasks.completions import Completions
 from tasks.evaluate import sample_and_score
 from tasks.train import publish
@@ -60,9 +61,20 @@ def evaluate(run_id: str, tag: str) -> EvaluationReport:
         if batch.start < settings.grid_prompts
     ]
     publish_evaluation(
-        session, tag, report, prompts[: settings.grid_prompts], np.concatenate(shown)
+        session,
+        tag,
+        report,
+        [prompt.text for prompt in prompts[: settings.grid_prompts]],
+        np.concatenate(shown),
     )
     return report
+
+
+def evaluate_once(session: Session, tag: str) -> None:
+    """Evaluate the version of now, unless the run did so before it was interrupted."""
+    known = session.evaluations.get(tag)
+    if known is None or known.version != session.version:
+        session.evaluations[tag] = on_cluster(session, evaluate, tag)
 
 
 def _report(session: Session, parts: Sequence[dict[str, list[float]]]) -> EvaluationReport:

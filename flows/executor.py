@@ -7,7 +7,6 @@ the Dask graph, and reads only receipts: seconds, rewards, hashes.
 from functools import singledispatchmethod
 from typing import Any
 
-from digen_core.algorithms.ddpo import RewardHistory
 from digen_core.control import protocol
 from digen_core.control.protocol import Event, Instruction
 from flows.advantages import advantages_of
@@ -17,6 +16,7 @@ from flows.denoising import Denoising, about
 from flows.open_iteration import OpenIteration
 from flows.session import Session
 from flows.submitter import Submitter
+from flows.telling import tell
 from tasks.completions import Completion
 from tasks.emulation import switch
 from tasks.rollout import decode_and_score
@@ -33,8 +33,8 @@ class Executor:
         self._submitter = Submitter(session)
         self._conditions = Conditions(self._submitter)
         self._num_switches = 0
-        self._reward_history: RewardHistory = {}  # DDPO's
-        self._denoising = Denoising(self._submitter, self._conditions)
+        self._reward_history = session.reward_history
+        self._denoising = Denoising(self._submitter, self._conditions, session.run_dir)
 
     @property
     def num_running(self) -> int:
@@ -97,6 +97,14 @@ class Executor:
 
         def event_of(receipt: dict[str, Any]) -> Event:
             it.recorder.add_rewards(fragment, receipt)
+            for note in receipt.get("notes", [])[: 0 if it.told else 1]:
+                it.told = True
+                tell(
+                    self._session,
+                    "reward-failed",
+                    f"iteration {it.index}: {note} (on {do.device}; said once an iteration). Where "
+                    "a score is missing, the mean of its group counts; the worker's log has more",
+                )
             return protocol.FragmentScored(fragment)
 
         self._submitter.submit(
@@ -108,6 +116,8 @@ class Executor:
             kind="score",
             about=about(fragment),
             prompt=it.round.prompts[fragment.group],
+            metadata=it.round.metadata[fragment.group],
+            run_dir=self._session.run_dir,
             segment=it.segments[fragment][-1][1],
         )
 
@@ -181,6 +191,7 @@ class Executor:
     @submit.register
     def _(self, do: protocol.Step) -> None:
         it, version = self._iterations[do.iteration], do.version + 1
+        it.reward_history = self._reward_history  # a next iteration adds to it
 
         def event_of(receipt: dict[str, Any]) -> Event:
             it.recorder.add_update(receipt)
@@ -198,7 +209,6 @@ class Executor:
             about={"version": version},
             state=self._session.state,
             total=it.total,
-            weights_dir=self._session.run_dir / "weights",
         )
         self.publish(it, do.device, version)
 

@@ -8,9 +8,10 @@ from prefect import State, flow
 from prefect.states import Cancelled
 
 from digen_core.config import RunConfig
-from digen_core.data import prompts_of_iteration, prompts_of_refills
+from digen_core.data import Prompt, prompts_of_iteration, prompts_of_refills
 from digen_core.rollout.steps import steps_of_iteration
-from flows.open_iteration import OpenIteration
+from digen_core.transport.trajectories import forget_trajectories
+from flows.open_iteration import OpenIteration, Published
 from flows.publishing import publish_iteration
 from flows.recorder import IterationRecorder
 from flows.scheduling import learn_costs
@@ -26,25 +27,34 @@ def iteration(run_id: str, index: int) -> State | None:
     round_ = round_of(session.config, session.prompts, index)
     num_steps_per_task = steps_per_task(session.config, session.step_seconds, len(session.devices))
     recorder = IterationRecorder(session, round_)
+    forget_trajectories(session.run_dir, index)  # of a process that was killed
     with Completions(session.inbox):
         opened = OpenIteration(round_, recorder, num_steps_per_task)
         session.inbox.put(opened)
         ended = opened.outcome.result()
     if ended is None:
-        return Cancelled(message="the run ended before this iteration did")
+        return Cancelled(message="the run has ended, or did this iteration on its own page")
     record = recorder.record(ended.version, ended.seconds, num_steps_per_task)
-    publish_iteration(session, record)
+    publish_iteration(session, record, opened.reward_history)
     learn_costs(session, record.spans)
+    session.inbox.put(Published(index))
     return None
 
 
-def round_of(config: RunConfig, prompts: list[str], index: int) -> Round:
+def round_of(config: RunConfig, prompts: list[Prompt], index: int) -> Round:
     """Draw the prompts and the noisy and trained steps of an iteration."""
     count, refill = config.rollout.prompts_per_iteration, config.rollout.refill
     own = prompts_of_iteration(prompts, index, count, seed=config.seed)
     others = prompts_of_refills(prompts, own, index, refill, seed=config.seed)
-    steps, costs = steps_of_iteration(config, index), _costs(config, index)
-    return Round(index, [*own, *others], steps, refill, costs)
+    drawn = [*own, *others]
+    return Round(
+        index=index,
+        prompts=[prompt.text for prompt in drawn],
+        steps=steps_of_iteration(config, index),
+        metadata=[prompt.metadata for prompt in drawn],
+        refill=refill,
+        costs=_costs(config, index),
+    )
 
 
 def _costs(config: RunConfig, index: int) -> tuple[float, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from prefect.futures import PrefectFuture
 
+from digen_core.algorithms.ddpo import RewardHistory
 from digen_core.control.protocol import Fragment, PairBlock
 from flows.recorder import IterationRecorder
 from flows.session import Round
@@ -23,6 +24,13 @@ class Ended:
     seconds: float  # since the devices were free for it
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The record of an iteration is kept and shown; its flow run is about to end."""
+
+    index: int
+
+
 @dataclass
 class OpenIteration:
     """Made inside the flow run of the iteration; the results stay on the workers."""
@@ -32,11 +40,13 @@ class OpenIteration:
     steps_per_task: int
     context: Context = field(default_factory=copy_context)  # tasks submitted in it are the run's
     outcome: "Future[Ended | None]" = field(default_factory=Future)  # None: it was cancelled
+    told: bool = False  # of a reward that failed
     begun: float = 0.0  # when the devices were free for it
     segments: dict[Fragment, list[tuple[range, PrefectFuture[Any]]]] = field(default_factory=dict)
     advantages: dict[int, np.ndarray] = field(default_factory=dict)  # group -> [G] or [G, K]
     sums: dict[str, PrefectFuture[Any]] = field(default_factory=dict)  # device ->
     total: PrefectFuture[Any] | None = None
+    reward_history: RewardHistory | None = None  # DDPO's at the update; None: there was none
 
     @property
     def index(self) -> int:

@@ -1,35 +1,42 @@
 """Post-train a model with reinforcement learning. Read this file first.
 
-| prepare: every worker loads the model; version 0 is made and pushed
+| prepare: every worker loads the model; version 0, or that of a checkpoint, is pushed
 | evaluate -> iteration 0 -> iteration 1 -> ... -> evaluate -> export
 The conductor runs the iterations; in a stale layout one begins while the one before still trains.
+Each iteration ends with its record and a checkpoint on disk: flows/publishing.py.
 """
-
-from prefect import flow
 
 from digen_core.checks import check_inputs
 from digen_core.config import RunConfig
 from digen_core.records import RunReport
-from flows.evaluate import evaluate
+from flows.configured import configured_flow
+from flows.control import ending_as_asked
+from flows.evaluate import evaluate_once
 from flows.export import export
 from flows.prepare import prepare
-from flows.run import on_cluster, open_run
+from flows.run import open_run
+from flows.subflows import on_cluster
 
 
-@flow(name="post-train", flow_run_name="{config.name}")
-def post_train(config: RunConfig) -> RunReport:
-    """Train for ``config.num_iterations`` rounds of prompts; compare before with after."""
+@configured_flow(name="post-train", flow_run_name="{config.name}")
+@ending_as_asked
+def post_train(config: RunConfig, resume: str | None = None) -> RunReport:
+    """Train for ``config.num_iterations`` rounds of prompts; compare before with after.
+
+    Args:
+        config: the whole run; each of its keys has a default.
+        resume: Folder of a run to go on with from its last checkpoint, such as runs/NAME; empty
+            starts a new run.
+    """
     check_inputs(config)
-    with open_run(config) as session:
-        conductor = on_cluster(session, prepare)
-        before = on_cluster(session, evaluate, "before")
-        with conductor:
-            for index in range(config.num_iterations):
+    with open_run(config, resume) as session:
+        with on_cluster(session, prepare) as conductor:
+            for index in range(session.num_iterations, config.num_iterations):
+                if tag := session.evaluation_before(index):
+                    evaluate_once(session, tag)
                 conductor.complete(index, last=session.last_before_evaluation(index))
                 if conductor.out_of_time:
                     break
-                if session.evaluation_due(index):
-                    on_cluster(session, evaluate, f"iteration-{index:04d}")
-        after = on_cluster(session, evaluate, "after")
+        evaluate_once(session, "after")
         on_cluster(session, export)
-        return session.report(before, after)
+        return session.report()

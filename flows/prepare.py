@@ -1,5 +1,6 @@
-"""Make the workers ready: load the model everywhere, make version 0, and push it."""
+"""Make the workers ready: load the model everywhere, make the first version, and push it."""
 
+from pathlib import Path
 from uuid import UUID
 
 import dask
@@ -19,22 +20,22 @@ from tasks.completions import Completions
 from tasks.emulation import EmulatedConfig, body_of
 from tasks.measure import measure
 from tasks.rollout import encode
-from tasks.setup import load_model
+from tasks.setup import load_model, restore_state
 from tasks.train import start_state
 
 
 @flow(name="prepare", flow_run_name="{run_id}-prepare", validate_parameters=False)
 def prepare(run_id: str) -> Conductor:
-    """Load the model on every worker and give all of them version 0."""
+    """Load the model on every worker and give all of them the version to begin with."""
     session = session_of(run_id)
     say("loading the model on the workers")
     with Completions() as completions:
         load_models(session, completions)
         start_profile(session, measure_costs(session, completions))
-        make_version_zero(session, completions)
+        make_first_version(session, completions)
     conductor = Conductor(session)
     with Completions(session.inbox):
-        setup = Round(index=-1, prompts=[], steps=Steps((), ()))
+        setup = Round(index=-1, prompts=[], steps=Steps((), ()), metadata=[])
         conductor.start(OpenIteration(setup, IterationRecorder(session, setup), 0))
     return conductor
 
@@ -66,7 +67,7 @@ def measure_costs(session: Session, completions: Completions) -> dict[Device, Me
     """Measure each device's work; an emulated one's is known."""
     if isinstance(session.config, EmulatedConfig):
         return {}
-    prompt, labels = session.prompts[0], dict[UUID, tuple[str, str]]()
+    prompt, labels = session.prompts[0].text, dict[UUID, tuple[str, str]]()
     with dask.annotate(workers=[session.rollout_devices()[0]]):
         condition = encode.submit(session.run_id, "encode for measuring", [prompt])
     labels[condition.task_run_id] = ("encode for measuring", session.rollout_devices()[0])
@@ -86,11 +87,27 @@ def measure_costs(session: Session, completions: Completions) -> dict[Device, Me
     }
 
 
-def make_version_zero(session: Session, completions: Completions) -> None:
-    """Make the state that training starts from, on the first trainer."""
+def make_first_version(session: Session, completions: Completions) -> None:
+    """Make the state that training starts from, or go on with that of a checkpoint."""
+    if session.checkpoint is not None:
+        restore_version(session, completions, session.trainer_devices()[0], session.checkpoint)
+        return
     trainer, label = session.trainer_devices()[0], "make version 0"
     with dask.annotate(workers=[trainer]):
         session.state = body_of(session.config, start_state).submit(session.run_id, label)
     labels = {session.state.task_run_id: (label, trainer)}
     (receipt,) = receipts_of(session, completions, labels).values()
     session.hashes[0] = receipt["hash"]
+
+
+def restore_version(
+    session: Session, completions: Completions, device: str, checkpoint: Path
+) -> None:
+    """Read a checkpoint on a device."""
+    label = f"restore {checkpoint.name}"
+    with dask.annotate(workers=[device]):
+        session.state = restore_state.submit(session.run_id, label, checkpoint.resolve())
+    labels = {session.state.task_run_id: (label, device)}
+    (receipt,) = receipts_of(session, completions, labels).values()
+    session.version = receipt["version"]
+    session.hashes[session.version] = receipt["hash"]

@@ -5,40 +5,95 @@ from pathlib import Path
 from time import time
 
 import numpy as np
+from distributed.comm import CommClosedError
 
+from digen_core.algorithms.ddpo import RewardHistory
+from digen_core.manifest import Position
 from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.trace.drawing import draw_apart, is_drawn
 from digen_core.trace.spans import DEVICES_OF_RUN, SPANS_OF_RUN, write_devices, write_spans
+from digen_core.transport.files import replace_text
+from digen_core.transport.images import prune_images
+from digen_core.transport.metrics import METRICS_OF_RUN, write_metrics
 from digen_core.transport.samples import write_samples
+from digen_core.transport.trajectories import prune_trajectories
 from flows.session import Session, observers
+from tasks.checkpoint import keep_checkpoint
+from tasks.cluster import require_workers
+from tasks.emulation import EmulatedConfig
 
 
-def publish_iteration(session: Session, record: IterationRecord) -> None:
-    """Keep and show a finished iteration."""
+def publish_iteration(
+    session: Session, record: IterationRecord, history: RewardHistory | None
+) -> None:
+    """Keep and show a finished iteration.
+
+    On disk before its checkpoint, so that a run that is resumed from that lacks nothing; shown
+    after it, so that nothing is shown which is done again.
+
+    Args:
+        session: of the run.
+        record: of the iteration.
+        history: DDPO's, when the iteration made its version; None if it made none.
+    """
     with session.publishing:
         if is_drawn(record.iteration, session.config.num_iterations) or session.out_of_time:
             spans = session.trace.around(record.iteration, time())
             timeline = draw_apart(spans, session.devices, record.iteration)
             record = replace(record, timeline=timeline)
         write_samples(session.run_dir / "samples", record.iteration, record.samples)
+        _prune_samples(session, record)
         write_spans(session.run_dir / SPANS_OF_RUN, record.iteration, record.spans)
-        write_devices(session.run_dir / DEVICES_OF_RUN, session.devices)
+        write_devices(session.run_dir / DEVICES_OF_RUN, session.all_devices)
+        write_metrics(session.run_dir / METRICS_OF_RUN, record)
+        if history is not None and not isinstance(session.config, EmulatedConfig):
+            _keep_checkpoint(session, record, history)
         session.tracker.log_iteration(record)
+        session.tracker.log_versions(dict(session.hashes))
         for observer in observers():
             observer.on_iteration(record)
+
+
+def _prune_samples(session: Session, record: IterationRecord) -> None:
+    """Remove what the workers kept beside the rows and the config does not ask for."""
+    tracking = session.config.tracking
+    if tracking.keep_images == "extremes":
+        named = {row.image for row in record.samples if row.image}
+        prune_images(session.run_dir, record.iteration, named)
+    prune_trajectories(session.run_dir, record.iteration, tracking.keep_trajectories)
+
+
+def _keep_checkpoint(session: Session, record: IterationRecord, history: RewardHistory) -> None:
+    position = Position(
+        num_iterations=record.iteration + 1,
+        metrics=record.metrics,
+        reward_history=dict(history),
+        lineage=session.lineage,
+        config=session.config,
+    )
+    trainer = session.addresses[session.trainer_devices()[0]]
+    folder = session.run_dir.resolve()  # the worker may be in another one
+    try:
+        keep_checkpoint(session.client, trainer, session.run_id, record.version, folder, position)
+    except CommClosedError:
+        require_workers(session.client, session.addresses)
+        raise
 
 
 def publish_evaluation(
     session: Session, tag: str, report: EvaluationReport, prompts: list[str], images: np.ndarray
 ) -> None:
-    """Keep and show an evaluation and its grid of images, uint8 [prompts, k, H, W, 3]."""
-    (session.run_dir / f"evaluation-{tag}.json").write_text(report.model_dump_json(indent=2))
-    session.tracker.log_evaluation(tag, report)
-    session.tracker.log_images(tag, prompts, images, report.version)
+    """Keep and show an evaluation and its images, uint8 [prompts, k, H, W, 3].
+
+    Of videos they are [prompts, k, F, H, W, 3].
+    """
+    replace_text(session.run_dir / f"evaluation-{tag}.json", report.model_dump_json(indent=2))
+    name = session.tracker.log_evaluation(tag, report)
+    session.tracker.log_images(name, prompts, images, report.version)
     for observer in observers():
         observer.on_evaluation(tag, report)
 
 
-def publish_folder(session: Session, folder: Path) -> None:
-    """Keep a folder of the run with its record in MLflow."""
-    session.tracker.log_folder(folder, folder.name)
+def publish_model(session: Session, weights: Path) -> None:
+    """Register the trained weights, adapters or a transformer, in MLflow."""
+    session.tracker.log_model(weights, session.version, session.hashes[session.version])

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 
 from digen_core.control.protocol import Fragment
-from digen_core.records import IterationRecord, SampleRow, Span
+from digen_core.records import IterationRecord, Picture, SampleRow, Span
 from digen_core.rewards.failures import component_means, settle
 from digen_core.trace.gaps import idle_gaps
 from digen_core.trace.metrics import idle_shares, schedule_metrics
 from digen_core.trace.prediction import read_prediction
+from digen_core.trace.usage import Usage, usage_metrics
 from digen_core.trace.windows import iteration_windows
 from digen_core.training.advantages import Advantages
+from digen_core.transport.images import name_of
 from flows.session import Round, Session
 
 TRAINING_KINDS = ("train", "reduce", "step")
@@ -34,16 +36,22 @@ class IterationRecorder:
         self._workers: dict[Fragment, str] = {}
         self._versions: dict[Fragment, int] = {}  # that generated
         self._rewards: dict[Fragment, dict[str, list[float]]] = {}
+        self._pictures: dict[Fragment, list[bytes]] = {}
         self._seconds: dict[tuple[str, Fragment], float] = {}
         self._advantages: dict[int, list[float]] = {}
         self._skipped: set[int] = set()
         self._replaced: set[int] = set()  # groups without signal that others took the place of
         self._chosen: dict[int, tuple[int, ...]] = {}  # samples by group, if not all are trained
         self._step_seconds: list[float] = []
+        self._usage: dict[str, list[Usage]] = {}  # by device
 
     def add_span(self, span: Span) -> None:
         """Note what a task did, when and where."""
         self._spans.append(span)
+
+    def add_usage(self, device: str, used: Usage) -> None:
+        """Note what a device's process used until a task of it ended."""
+        self._usage.setdefault(device, []).append(used)
 
     def add_logprobs(self, fragment: Fragment, receipt: dict[str, Any]) -> None:
         """Note what a denoise task recorded."""
@@ -59,6 +67,7 @@ class IterationRecorder:
     def add_rewards(self, fragment: Fragment, receipt: dict[str, Any]) -> None:
         """Note the rewards of a fragment."""
         self._rewards[fragment] = receipt["rewards"]
+        self._pictures[fragment] = receipt.get("pictures", [])
         self._add_seconds("score", fragment, receipt)
 
     def rewards_of(self, group: int) -> dict[str, np.ndarray]:
@@ -136,6 +145,7 @@ class IterationRecorder:
             **self._time_metrics(seconds),
             **schedule_metrics(gaps, devices, window, self._num_samples, self._predicted_seconds),
             **self._staleness_metrics(),
+            **self._usage_metrics(),
             "orchestration/steps_per_task": float(steps_per_task),
         }
         return IterationRecord(
@@ -146,10 +156,18 @@ class IterationRecorder:
             samples=[row for fragment in sorted(self._rewards) for row in self._rows(fragment)],
             spans=sorted(self._spans, key=lambda span: span.started),
             idle=idle_shares(gaps, devices, window),
+            pictures=[
+                Picture(self._round.prompts[fragment.group], reward, jpeg)
+                for fragment in sorted(self._pictures)
+                for reward, jpeg in zip(
+                    self._rewards[fragment]["reward"], self._pictures[fragment], strict=False
+                )
+            ],
         )
 
     def _rows(self, fragment: Fragment) -> list[SampleRow]:
         rewards, logprobs = self._rewards[fragment], self._logprobs[fragment]
+        images = self._images_of(fragment.group)
         return [
             SampleRow(
                 iteration=self._round.index,
@@ -167,9 +185,23 @@ class IterationRecorder:
                 behaviour_logprobs=[logprobs[step][row] for step in sorted(logprobs)],
                 denoise_seconds=self._seconds["denoise", fragment],
                 score_seconds=self._seconds["score", fragment],
+                metadata=self._round.metadata[fragment.group],
+                image=images.get(sample),
             )
             for row, sample in enumerate(fragment.samples)
         ]
+
+    def _images_of(self, group: int) -> dict[int, str]:
+        """Return the files of a group's images that the config has kept, by sample."""
+        tracking = self._session.config.tracking
+        parts = [self._rewards[fragment]["reward"] for fragment in self._parts_of(group)]
+        rewards = np.concatenate(parts)
+        kept = {
+            "none": (),
+            "extremes": {int(rewards.argmax()), int(rewards.argmin())},
+            "all": range(len(rewards)),
+        }[tracking.keep_images]
+        return {s: name_of(self._round.index, group, s, tracking.image_format) for s in kept}
 
     def _is_trained(self, group: int, sample: int) -> bool:
         if group in self._skipped or group in self._replaced:
@@ -208,6 +240,10 @@ class IterationRecorder:
             for _ in fragment.samples
         ]
         return {"staleness/mean": fmean(stale), "staleness/max": float(max(stale))}
+
+    def _usage_metrics(self) -> dict[str, float]:
+        parts = [usage_metrics(device, used) for device, used in self._usage.items()]
+        return {name: value for part in parts for name, value in part.items()}
 
     def _time_metrics(self, seconds: float) -> dict[str, float]:
         return {

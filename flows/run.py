@@ -1,55 +1,124 @@
 """Open a run: its folder, cluster, trackers and session; and close them whatever happens."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from distributed import Client
-from prefect import Flow, runtime
-from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+from prefect import runtime
+from prefect.client.orchestration import get_client
 
 from digen_core.config import RunConfig
 from digen_core.config_file import CONFIG_OF_RUN
 from digen_core.control.protocol import Device
-from digen_core.data import read_prompts
+from digen_core.data import evaluation_prompts, prompts_hash, train_prompts
+from digen_core.manifest import LINEAGE_OF_RUN, Lineage
 from digen_core.planning.profile import load_profile
+from digen_core.transport.files import replace_text
+from flows.control import RunCancelledError, following, is_stop
+from flows.resume import begun_before, go_on, locked, resuming
 from flows.scheduling import measured_costs, resolve_layout
 from flows.session import Session, registered, say, watching
 from flows.workload import layout_of
 from tasks.artifacts import RunArtifacts
-from tasks.cluster import addresses_of, devices_of, local_devices, run_cluster
-from tasks.runner import LeanDaskTaskRunner, shared_client
+from tasks.cluster import (
+    addresses_of,
+    devices_of,
+    exclusive,
+    in_one_role,
+    local_devices,
+    run_cluster,
+)
+from tasks.runner import shared_client
+from tasks.stopping import stop_tasks
 from tasks.tracking import Tracker
 
 
 @contextmanager
-def open_run(config: RunConfig) -> Iterator[Session]:
-    """Yield the session of a new run. What was logged and saved stays if the body fails."""
+def open_run(config: RunConfig, resume: str | None = None) -> Iterator[Session]:
+    """Yield the session of a new run, or of one that goes on, such as in the folder ``resume``.
+
+    What was logged and saved stays if the body fails.
+
+    Raises:
+        ConfigError: the config cannot be used, or not to go on with that run.
+    """
+    with ExitStack() as stack:
+        folder = Path(resume) if resume else begun_before(config)
+        resumption = stack.enter_context(resuming(config, folder)) if folder else None
+        client, address, devices, config = stack.enter_context(_devices(config))
+        run_dir = resumption.run_dir if resumption else new_run_dir(config)
+        if resumption is None:
+            stack.enter_context(locked(run_dir))
+        lineage = resumption.lineage if resumption else None
+        session = stack.enter_context(
+            session_on(client, address, devices, config, run_dir, run_dir.name, lineage)
+        )
+        _label_flow_run(session)
+        if resumption:
+            go_on(session, resumption)
+        replace_text(run_dir / LINEAGE_OF_RUN, session.lineage.model_dump_json(indent=2))
+        yield session
+
+
+def _label_flow_run(session: Session) -> None:
+    """Give the run's flow run its name, and tags by which to find it among others."""
+    config, before = session.config, runtime.flow_run.tags
+    labels = {"digen", session.run_id, config.model.family, config.algorithm.type}
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(
+            runtime.flow_run.id, name=session.run_id, tags=sorted(labels.union(before))
+        )
+
+
+@contextmanager
+def _devices(config: RunConfig) -> Iterator[tuple[Client, str, list[Device], RunConfig]]:
+    """Yield a client of the cluster, its address, its devices, and the config for them."""
     is_auto, profile = config.schedule.layout == "auto", config.schedule.profile
     costs = load_profile(profile) if profile else None
     colocated = not is_auto and layout_of(config).colocated
     local = local_devices(config.cluster, colocated=is_auto or colocated)
-    say(f"starting {len(local)} workers: {', '.join(device.name for device in local)}")
-    with run_cluster(config.cluster, local) as address, shared_client(address) as client:
+    if config.cluster.address is None:
+        say(f"starting {len(local)} workers: {', '.join(device.name for device in local)}")
+    with connected(config, local) as (address, client):
         devices = devices_of(client, colocated=colocated)  # before anything is written
         if is_auto:
             costs = costs or measured_costs(config, client, devices)
             config, devices = resolve_layout(config, devices, costs)
-        run_dir = new_run_dir(config)
-        with session_on(client, address, devices, config, run_dir, run_dir.name) as session:
-            yield session
+        elif not colocated:
+            devices = in_one_role(devices, config.cluster)
+        yield client, address, devices, config
 
 
 @contextmanager
 def reopen_run(config: RunConfig, run_dir: Path) -> Iterator[Session]:
     """Yield a session on an old run's folder, for evaluation, with one worker of both roles."""
     local = [Device("worker-0", frozenset({"rollout", "trainer"}))]
-    with run_cluster(config.cluster, local) as address, shared_client(address) as client:
+    with connected(config, local) as (address, client):
         name = f"{run_dir.name}-evaluation"
-        with session_on(client, address, devices_of(client), config, run_dir, name) as session:
+        devices = devices_of(client)
+        tracker = Tracker.reopen(config, run_dir, runtime.flow_run.id)
+        with session_on(
+            client, address, devices, config, run_dir, name, tracker=tracker
+        ) as session:
             yield session
+
+
+@contextmanager
+def connected(config: RunConfig, local: list[Device]) -> Iterator[tuple[str, Client]]:
+    """Yield address and client of the running cluster, alone on it, or of new local workers."""
+    cluster = config.cluster
+
+    def on_wait() -> None:
+        say(f"waiting: another run uses the cluster at {cluster.address}")
+
+    with (
+        run_cluster(cluster, local) as address,
+        shared_client(address) as client,
+        nullcontext() if cluster.address is None else exclusive(client, on_wait),
+    ):
+        yield address, client
 
 
 @contextmanager
@@ -60,29 +129,84 @@ def session_on(
     config: RunConfig,
     run_dir: Path,
     name: str,
+    lineage: Lineage | None = None,
+    tracker: Tracker | None = None,
+    pages: bool = True,
 ) -> Iterator[Session]:
-    """Yield a registered session on some devices, tracked in MLflow under ``name``."""
-    tracker = Tracker.start(config, name, run_dir, runtime.flow_run.id)
+    """Yield a registered session on some devices, tracked in MLflow under ``name``.
+
+    Args:
+        client: of the cluster.
+        address: of its scheduler.
+        devices: to use.
+        config: of the run.
+        run_dir: folder of the run.
+        name: of the session.
+        lineage: of a run that is resumed: MLflow goes on with it.
+        tracker: of a run that is over.
+        pages: whether Prefect's pages show the run.
+    """
+    flow_run_id = runtime.flow_run.id
+    if lineage is not None:
+        tracker = Tracker.resume(config, run_dir, lineage.mlflow_run_id, flow_run_id)
+    elif tracker is None:
+        tracker = Tracker.start(config, name, run_dir, flow_run_id)
+    train, evaluation = train_prompts(config), evaluation_prompts(config)
+    earlier = lineage.flow_run_ids if lineage else ()
     session = Session(
         run_id=name,
         config=config,
         run_dir=run_dir,
-        prompts=read_prompts(config.prompts.train),
-        evaluation_prompts=read_prompts(config.prompts.evaluation),
+        prompts=train,
+        evaluation_prompts=evaluation,
+        lineage=Lineage(
+            run_id=name,
+            mlflow_run_id=tracker.mlflow_run_id,
+            flow_run_ids=(*earlier, *([flow_run_id] if flow_run_id else [])),
+            prompts_hash=prompts_hash(train),
+            evaluation_prompts_hash=prompts_hash(evaluation),
+        ),
         address=address,
         client=client,
         devices=devices,
         addresses=addresses_of(client, devices),
         tracker=tracker,
     )
-    links = {"MLflow": tracker.describe(), "Dask": client.dashboard_link}
+    links = {
+        "MLflow": tracker.describe(),
+        "Dask": client.dashboard_link,
+        "what the devices waited for": f"digen report {run_dir}",
+    }
     with (
         _ended_in(tracker),
-        RunArtifacts(config, name, links) as artifacts,
-        watching(artifacts),
+        _on_pages(config, name, links) if pages else nullcontext(),
         registered(session),
+        _stopped_on_errors(session),
+        following(session.control, runtime.flow_run.id),
     ):
         yield session
+
+
+@contextmanager
+def _on_pages(config: RunConfig, name: str, links: dict[str, str]) -> Iterator[None]:
+    """Show the run on Prefect's pages."""
+    with RunArtifacts(config, name, links) as artifacts, watching(artifacts):
+        yield
+
+
+@contextmanager
+def _stopped_on_errors(session: Session) -> Iterator[None]:
+    """Leave no task running when the body fails or is stopped."""
+    try:
+        yield
+    except BaseException as error:
+        present = addresses_of(session.client, session.devices)
+        stop_tasks(session.client, list(present.values()))
+        if isinstance(error, KeyboardInterrupt | RunCancelledError):
+            why = f"{error or 'stopped by Ctrl-C'} after iteration {session.num_iterations}"
+            command = f"digen train --resume {session.run_dir}"
+            raise RunCancelledError(f"{why}; go on with: {command}") from None
+        raise
 
 
 @contextmanager
@@ -91,20 +215,9 @@ def _ended_in(tracker: Tracker) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        tracker.finish("FAILED", f"{type(error).__name__}: {error}")
+        tracker.finish("KILLED" if is_stop(error) else "FAILED", f"{type(error).__name__}: {error}")
         raise
     tracker.finish("FINISHED")
-
-
-def on_cluster(session: Session, subflow: Flow[Any, Any], *arguments: Any) -> Any:
-    """Call a subflow whose tasks run on the session's workers.
-
-    The run's own flow sends the heartbeats: the end of a flow waits up to a second for the thread
-    that sends its own.
-    """
-    runner = LeanDaskTaskRunner(session.address)
-    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-        return subflow.with_options(task_runner=runner)(session.run_id, *arguments)
 
 
 def new_run_dir(config: RunConfig) -> Path:
@@ -117,6 +230,6 @@ def new_run_dir(config: RunConfig) -> Path:
             run_dir.mkdir(parents=True)
         except FileExistsError:
             continue
-        (run_dir / CONFIG_OF_RUN).write_text(config.model_dump_json(indent=2))
+        replace_text(run_dir / CONFIG_OF_RUN, config.model_dump_json(indent=2))
         return run_dir
     raise FileExistsError(f"{runs_dir / stem} and 98 more of its name exist already")

@@ -6,20 +6,20 @@ only in layouts with stale groups.
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from distributed import Client
 
 from digen_core.config import RunConfig
 from digen_core.control.costs import Costs
 from digen_core.control.protocol import CostsUpdated, Device
-from digen_core.data import read_prompts
+from digen_core.data import train_prompts
 from digen_core.planning.job import Job
 from digen_core.planning.planner import plan_config
 from digen_core.planning.predict import predicted_seconds
 from digen_core.planning.profile import Measured, Profile, costs_of, load_profile, with_kinds
 from digen_core.records import Span
 from digen_core.trace.prediction import SCHEDULE_OF_RUN
+from digen_core.transport.files import replace_text
 from flows.session import Session, say
 from flows.workload import schedule_of, workload_of
 from tasks.emulation import EmulatedConfig
@@ -34,7 +34,7 @@ def measured_costs(config: RunConfig, client: Client, devices: Sequence[Device])
     """
     firsts = {device.kind: device for device in reversed(devices)}.values()
     say(f"measuring the model on {', '.join(d.name for d in firsts)} to choose the layout")
-    prompt = read_prompts(config.prompts.train)[0]
+    prompt = train_prompts(config)[0].text
     futures = [
         client.submit(measure_alone, config, prompt, workers=[device.name], pure=False)
         for device in firsts
@@ -118,11 +118,4 @@ def keep_prediction(session: Session) -> None:
         "max_stale_share": schedule.max_stale_share,
         "predicted_seconds": seconds,  # of the next iteration
     }
-    _replace(session.run_dir / SCHEDULE_OF_RUN, json.dumps(tree, indent=2))
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file that others may read at any time."""
-    new = path.with_suffix(".new")
-    new.write_text(text)
-    new.replace(path)
+    replace_text(session.run_dir / SCHEDULE_OF_RUN, json.dumps(tree, indent=2))

@@ -12,13 +12,17 @@ from typing import Any, Protocol
 from distributed import Client
 from prefect.futures import PrefectFuture
 
+from digen_core.algorithms.ddpo import RewardHistory
 from digen_core.config import RunConfig
 from digen_core.control.costs import Costs
 from digen_core.control.protocol import Device
+from digen_core.data import Metadata, Prompt
+from digen_core.manifest import Lineage
 from digen_core.planning.profile import Profile
 from digen_core.records import EvaluationReport, IterationRecord, RunReport
 from digen_core.rollout.steps import Steps
 from digen_core.trace.live import LiveTrace
+from flows.control import Control
 from tasks.tracking import Tracker
 
 MAX_FRAGMENTS = 1 << 16  # of a group
@@ -47,6 +51,7 @@ class Round:
     index: int
     prompts: list[str]  # of its N groups, then of those that may take their place
     steps: Steps
+    metadata: list[Metadata]  # of each prompt
     refill: int = 0  # times that a group may be replaced
     costs: tuple[float, ...] = ()  # of the groups, relative to each other, if they differ
 
@@ -75,13 +80,18 @@ class Session:
     run_id: str
     config: RunConfig
     run_dir: Path
-    prompts: list[str]
-    evaluation_prompts: list[str]
+    prompts: list[Prompt]
+    evaluation_prompts: list[Prompt]
     address: str  # of the Dask scheduler
     client: Client
     devices: list[Device]
     addresses: dict[str, str]  # device -> address of its worker when the run began
     tracker: Tracker
+    lineage: Lineage
+    earlier_devices: list[Device] = field(default_factory=list)  # of a run that was resumed
+    checkpoint: Path | None = None  # to begin with, in place of version 0
+    reward_history: RewardHistory = field(default_factory=dict)  # DDPO's, to begin with
+    evaluations: dict[str, EvaluationReport] = field(default_factory=dict)  # by tag
     inbox: SimpleQueue[Any] = field(default_factory=SimpleQueue)  # what the conductor hears of
     trace: LiveTrace = field(default_factory=LiveTrace)  # what the devices do
     publishing: Lock = field(default_factory=Lock)  # records are shown one after the other
@@ -93,6 +103,10 @@ class Session:
     step_seconds: float = 0.0  # one denoising step of a fragment, as last measured
     profile: Profile | None = None  # what work costs; set when the workers are ready
     num_iterations: int = 0  # finished
+    control: Control = field(init=False)  # what a person asks for
+
+    def __post_init__(self) -> None:
+        self.control = Control(self.inbox.put)
 
     @property
     def known_costs(self) -> Costs:
@@ -111,12 +125,20 @@ class Session:
         every = self.config.evaluation.every or total
         return min((index // every + 1) * every, total) - 1
 
-    def evaluation_due(self, index: int) -> bool:
-        """Whether the config asks for an evaluation after this iteration, not being the last."""
-        is_last = index + 1 == self.config.num_iterations
-        return not is_last and index == self.last_before_evaluation(index)
+    @property
+    def all_devices(self) -> list[Device]:
+        """Those of the run, and others whose spans its folder holds."""
+        names = {device.name for device in self.devices}
+        return self.devices + [d for d in self.earlier_devices if d.name not in names]
 
-    def report(self, before: EvaluationReport, after: EvaluationReport) -> RunReport:
+    def evaluation_before(self, index: int) -> str | None:
+        """Return the tag of the evaluation that comes before an iteration, if one does."""
+        if index == 0:
+            return "before"
+        every = self.config.evaluation.every
+        return f"iteration-{index - 1:04d}" if every and index % every == 0 else None
+
+    def report(self) -> RunReport:
         """Return what the run achieved."""
         return RunReport(
             run_id=self.run_id,
@@ -124,8 +146,8 @@ class Session:
             version=self.version,
             num_iterations=self.num_iterations,
             seconds=time() - self.started,
-            before=before,
-            after=after,
+            before=self.evaluations["before"],
+            after=self.evaluations["after"],
             view=self.tracker.describe(),
         )
 

@@ -1,6 +1,7 @@
 """A run's page in Prefect: a progress bar and a report, kept up to date as artifacts of its flow.
 
-Each iteration has a page of its own, as an artifact of its flow run: what the devices waited for.
+Each iteration has a page of its own, as an artifact of its flow run: metrics, what the devices did
+and waited for, and some samples with their rewards.
 
 The report is Markdown: tables, and the reward curve as a picture inside the text. Prefect's pages
 draw embedded pictures; where they are not drawn (``prefect artifact inspect``), a sparkline is.
@@ -9,23 +10,33 @@ draw embedded pictures; where they are not drawn (``prefect artifact inspect``),
 import base64
 import logging
 import math
+import re
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
-from threading import Lock
+from itertools import groupby
+from threading import Event, Lock
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 from uuid import UUID
 
-from httpx import HTTPError
+from httpx import HTTPError, TransportError
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.exceptions import PrefectException
+from tenacity import (
+    Retrying,
+    retry_if_exception_type,
+    sleep_using_event,
+    stop_after_delay,
+    stop_when_event_set,
+    wait_fixed,
+)
 
 from digen_core.config import RunConfig
-from digen_core.records import EvaluationReport, IterationRecord
+from digen_core.records import EvaluationReport, IterationRecord, Picture
 from tasks.display import (
     Progress,
     busy_fractions,
@@ -43,8 +54,11 @@ logger = logging.getLogger(__name__)
 PROGRESS_KEY: Final = "digen-progress"
 REPORT_KEY: Final = "digen-report"
 ITERATION_KEY: Final = "digen-iteration"
-LAST_WORD_SECONDS: Final = 10.0
+LAST_WORD_SECONDS: Final = 60.0
 """How long the end of a run waits for Prefect's API."""
+RETRY_SECONDS: Final = 2.0
+OUTAGE_SECONDS: Final = 480.0
+"""How long each call waits for a server that is away, as those of the run's flows do."""
 
 
 class _State(NamedTuple):
@@ -57,7 +71,7 @@ class RunArtifacts:
     """An observer of a run that keeps its two artifacts. Make and enter it inside the run's flow.
 
     Calls return at once: a thread talks to the API, and while it is busy newer states replace
-    older ones. An API that is down is warned about once.
+    older ones. One that stays down is warned about once.
     """
 
     def __init__(
@@ -80,6 +94,7 @@ class RunArtifacts:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="artifacts")
         self._pages = ThreadPoolExecutor(1, thread_name_prefix="pages")  # waits for pictures
         self._warning = Lock()  # taken by the first one
+        self._ended = Event()
 
     def __enter__(self) -> Self:
         """Create both artifacts."""
@@ -98,6 +113,7 @@ class RunArtifacts:
         )
         self._publish()
         done, _ = wait(self._calls, timeout=LAST_WORD_SECONDS)
+        self._ended.set()
         for executor in (self._executor, self._pages):
             executor.shutdown(wait=False, cancel_futures=True)
         for call in done:
@@ -128,7 +144,10 @@ class RunArtifacts:
 
     def _attempt(self, call: Callable[..., None], *arguments: object) -> None:
         try:
-            call(*arguments)
+            # Prefect's own client repeats no call before its first success, and here each is new.
+            for attempt in self._attempts():
+                with attempt:
+                    call(*arguments)
         except (HTTPError, PrefectException) as error:
             if self._warning.acquire(blocking=False):
                 logger.warning(
@@ -138,10 +157,29 @@ class RunArtifacts:
                     str(error) or type(error).__name__,
                 )
 
+    def _attempts(self) -> Retrying:
+        """Return attempts until the server is back, or the run has ended."""
+        return Retrying(
+            retry=retry_if_exception_type(TransportError),
+            wait=wait_fixed(RETRY_SECONDS),
+            stop=stop_after_delay(OUTAGE_SECONDS) | stop_when_event_set(self._ended),
+            sleep=sleep_using_event(self._ended),
+            reraise=True,
+        )
+
     def _send(self) -> None:
         if not self._latest:
             return  # an earlier call sent what was newer than itself
-        percent, description, report = self._latest.pop()
+        state = self._latest.pop()
+        try:
+            self._tell(state)
+        except TransportError:
+            if not self._latest:
+                self._latest.append(state)
+            raise
+
+    def _tell(self, state: _State) -> None:
+        percent, description, report = state
         if PROGRESS_KEY not in self._ids:
             self._ids[PROGRESS_KEY] = create_progress_artifact(
                 percent, key=PROGRESS_KEY, description=description
@@ -180,8 +218,7 @@ def report_of(run_id: str, progress: Progress, links: Mapping[str, str]) -> str:
     rewards = [value for value in progress.trend("reward/mean") if math.isfinite(value)]
     if rewards:
         svg = line_chart("mean reward of each iteration", rewards)
-        picture = base64.b64encode(svg.encode()).decode()
-        parts.append(f"![mean reward](data:image/svg+xml;base64,{picture})")
+        parts.append(_embedded("mean reward", "svg+xml", svg.encode()))
         parts.append(_metrics_table(progress))
     if progress.evaluations:
         parts.append(_evaluation_table(progress.evaluations))
@@ -191,7 +228,7 @@ def report_of(run_id: str, progress: Progress, links: Mapping[str, str]) -> str:
 
 def _show_iteration(record: IterationRecord) -> None:
     text = iteration_report(record, record.timeline.result() if record.timeline else b"")
-    description = f"iteration {record.iteration}: what the devices waited for"
+    description = f"iteration {record.iteration}: metrics, devices and samples"
     create_markdown_artifact(text, key=ITERATION_KEY, description=description)
 
 
@@ -203,10 +240,38 @@ def iteration_report(record: IterationRecord, timeline: bytes) -> str:
         timeline: its picture as PNG, or nothing.
     """
     parts = [f"# iteration {record.iteration}: {record.seconds:.3g} s"]
+    if names := headlines(record.metrics):
+        rows = [f"| {label_of(n)} | {text_of(n, record.metrics[n])} |" for n in names]
+        parts.append("\n".join(["| metric | value |", "|---|---:|", *rows]))
     if timeline:
-        picture = base64.b64encode(timeline).decode()
-        parts.append(f"![what the devices did](data:image/png;base64,{picture})")
-    return "\n\n".join([*parts, _idle_table(record)]) + "\n"
+        parts.append(_embedded("what the devices did", "png", timeline))
+    parts.append(_idle_table(record))
+    if record.pictures:
+        parts.append(_samples_table(record.pictures))
+    return "\n\n".join(parts) + "\n"
+
+
+def _samples_table(pictures: Sequence[Picture]) -> str:
+    """Return a row for each prompt: its samples, each with its reward."""
+    groups = groupby(pictures, key=lambda picture: picture.prompt)
+    rows = [
+        [_one_cell(prompt), *(f"{_embedded(prompt, 'jpeg', p.jpeg)} {p.reward:.3f}" for p in group)]
+        for prompt, group in groups
+    ]
+    num_columns = max(map(len, rows))
+    heads = ["prompt", "samples and their rewards", *[""] * num_columns][:num_columns]
+    lines = [f"| {' | '.join(heads)} |", "|---" * num_columns + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _one_cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _embedded(alt: str, kind: str, picture: bytes) -> str:
+    """Return a picture inside the text."""
+    alt = re.sub(r"[^\w ,.]", "", _one_cell(alt))
+    return f"![{alt}](data:image/{kind};base64,{base64.b64encode(picture).decode()})"
 
 
 def _idle_table(record: IterationRecord) -> str:

@@ -2,12 +2,13 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import dask
-from distributed import Client, Nanny, Scheduler, SpecCluster
+from distributed import Client, Lock, Nanny, Scheduler, SpecCluster
 
 from digen_core.config import ConfigError
 from digen_core.control.protocol import Device, Role
@@ -22,6 +23,7 @@ QUIET = {
     "distributed.worker.profile.enabled": False,
     "distributed.admin.system-monitor.interval": "10s",
 }
+PRELOAD = "tasks.engine"  # imports what tasks need, before the first of them
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -44,8 +46,8 @@ def local_devices(config: ClusterConfig, *, colocated: bool = False) -> list[Dev
 @contextmanager
 def run_cluster(config: ClusterConfig, devices: list[Device]) -> Iterator[str]:
     """Yield the address of a scheduler: the configured one, or a new one with these workers."""
-    if config.scheduler_address is not None:
-        yield config.scheduler_address
+    if config.address is not None:
+        yield config.address
         return
     logging.getLogger("distributed").setLevel(logging.ERROR)
     workers = {device.name: _worker(device) for device in devices}
@@ -53,22 +55,56 @@ def run_cluster(config: ClusterConfig, devices: list[Device]) -> Iterator[str]:
         "cls": Scheduler,
         "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"},
     }
+    with (
+        dask.config.set(settings_of_workers(config.threads_per_worker)),
+        SpecCluster(scheduler=scheduler, workers=workers, silence_logs=logging.ERROR) as cluster,
+    ):
+        yield cluster.scheduler_address
+
+
+@contextmanager
+def exclusive(client: Client, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Run the body when no other run has the cluster: a worker holds the model of one run.
+
+    Args:
+        client: of the run. If it is lost, the cluster is free again half a minute later.
+        on_wait: is called if another run has to end first.
+    """
+    lock = Lock("digen-run", scheduler_rpc=client.scheduler, loop=client.loop)
+    if not lock.acquire(timeout=1):
+        on_wait()
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def settings_of_workers(num_threads: int) -> dict[str, Any]:
+    """Return the Dask settings of a process that starts workers.
+
+    Args:
+        num_threads: CPU threads of each worker's engine.
+    """
     before_start = {
-        **dict.fromkeys(THREAD_VARIABLES, str(config.threads_per_worker)),
+        **dict.fromkeys(THREAD_VARIABLES, str(num_threads)),
         # Threads that spin while they wait take the cores that other workers need.
         "OMP_WAIT_POLICY": "PASSIVE",
     }
-    settings = {
+    return {
         **QUIET,
         # This also drops Dask's MALLOC_TRIM_THRESHOLD_, which gives each freed tensor back to the
         # system at once: its page faults made a denoising step 1.7 times slower on the CPU.
         "distributed.nanny.pre-spawn-environ": before_start,
     }
-    with (
-        dask.config.set(settings),
-        SpecCluster(scheduler=scheduler, workers=workers, silence_logs=logging.ERROR) as cluster,
-    ):
-        yield cluster.scheduler_address
+
+
+def as_environment(settings: Mapping[str, object]) -> dict[str, str]:
+    """Return Dask settings as environment variables."""
+    return {
+        "DASK_" + key.replace(".", "__").replace("-", "_").upper(): str(value)
+        for key, value in settings.items()
+    }
 
 
 def _worker(device: Device) -> dict[str, Any]:
@@ -83,7 +119,7 @@ def _worker(device: Device) -> dict[str, Any]:
             "dashboard_address": None,
             "silence_logs": logging.ERROR,
             "env": {**_prefect_api(), "TRANSFORMERS_VERBOSITY": "error"},
-            "preload": ["tasks.engine"],
+            "preload": [PRELOAD, "tasks.own_worker"],
         },
     }
 
@@ -122,6 +158,30 @@ def devices_of(client: Client, *, colocated: bool = False) -> list[Device]:
             "every worker; start them with --resources 'rollout=1 trainer=1'"
         )
     return devices
+
+
+def in_one_role(devices: list[Device], config: ClusterConfig) -> list[Device]:
+    """Give each device that may do both one role, for layouts in which devices have one.
+
+    The shares of the roles are those of the config's counts, with at least one device in each.
+
+    Args:
+        devices: of a cluster in which both roles are there; a single one keeps both.
+        config: of the run.
+    """
+    free = [device for device in devices if device.roles.issuperset(ROLES)]
+    if len(devices) == 1 or not free:
+        return devices
+    share = config.rollout_workers / (config.rollout_workers + config.trainer_workers)
+    wanted = min(max(round(len(devices) * share), 1), len(devices) - 1)
+    fixed = sum(device.roles == {"rollout"} for device in devices)
+    generating = {device.name for device in free[: max(wanted - fixed, 0)]}
+    return [
+        replace(device, roles=frozenset({"rollout" if device.name in generating else "trainer"}))
+        if device in free
+        else device
+        for device in devices
+    ]
 
 
 def processor() -> str:

@@ -1,5 +1,6 @@
 """How a run is shown, in words and pictures: shared by MLflow, Prefect's pages and the terminal."""
 
+import io
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -216,6 +217,13 @@ def draw_grid(title: str, prompts: Sequence[str], images: np.ndarray) -> Image.I
         for column, cell in enumerate(cells[row]):
             grid.paste(cell, (LABEL_PIXELS + column * across, top + row * down))
     return grid
+
+
+def thumbnail(image: np.ndarray) -> bytes:
+    """Return an image [H, W, 3] uint8 in the size of a grid's cell, as JPEG of a few kilobytes."""
+    stream = io.BytesIO()
+    _cell(image).save(stream, "JPEG", quality=85)
+    return stream.getvalue()
 
 
 def _cell(image: np.ndarray) -> Image.Image:

@@ -5,7 +5,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ import dask
 from distributed import Client, Scheduler, SpecCluster
 
 from digen_core.control.protocol import Device
-from tasks.cluster import QUIET
+from tasks.cluster import QUIET, as_environment
 from tasks.emulation import DEVICE, REWARD_SERVERS
 
 DEVICES_PER_PROCESS = 16
@@ -77,7 +77,7 @@ def _host(address: str, spec: dict[str, Any]) -> Iterator[None]:
         [*command, "--spec", json.dumps(spec)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, **_as_environment(QUIET)},
+        env={**os.environ, **as_environment(QUIET)},
         start_new_session=True,  # Ctrl-C reaches the run first, which then ends its workers
     )
     try:
@@ -85,11 +85,3 @@ def _host(address: str, spec: dict[str, Any]) -> Iterator[None]:
     finally:
         process.terminate()
         process.wait()
-
-
-def _as_environment(settings: Mapping[str, object]) -> dict[str, str]:
-    """Return Dask settings as environment variables."""
-    return {
-        "DASK_" + key.replace(".", "__").replace("-", "_").upper(): str(value)
-        for key, value in settings.items()
-    }

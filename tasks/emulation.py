@@ -32,6 +32,7 @@ from prefect import Task, task
 from digen_core.config import RunConfig
 from digen_core.control.costs import Costs, DeviceCosts
 from digen_core.control.protocol import Device, Fragment, Pack, Role
+from digen_core.data import Metadata
 from digen_core.sim.scenario import Scenario
 from tasks import receipts
 
@@ -170,6 +171,7 @@ def denoise_steps(
     conditions: None,
     prompt: str,
     previous: Fragment | None,
+    run_dir: Path,
 ) -> Fragment:
     """Wait for as long as the steps take; after the last one also for decoding."""
     with _working(run_id) as (config, device, started):
@@ -186,7 +188,9 @@ def denoise_steps(
 
 
 @task(name="decode and score", task_run_name="{label}")
-def decode_and_score(run_id: str, label: str, prompt: str, segment: Fragment) -> None:
+def decode_and_score(
+    run_id: str, label: str, *, prompt: str, metadata: Metadata, segment: Fragment, run_dir: Path
+) -> None:
     """Wait for the reward servers."""
     place = (segment.iteration, segment.group)
     with _working(run_id) as (config, _, _):
@@ -225,7 +229,7 @@ def reduce(run_id: str, label: str, sums: list[None]) -> None:
 
 
 @task(name="optimizer step", task_run_name="{label}")
-def step(run_id: str, label: str, state: int, total: None, weights_dir: Path) -> int:
+def step(run_id: str, label: str, state: int, total: None) -> int:
     """Wait for as long as the optimizer takes, and make the next version."""
     version = state + 1
     with _working(run_id) as (config, _, started):

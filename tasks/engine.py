@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import time
 
 import diffusers
@@ -18,10 +18,11 @@ from digen_core.models.trainable import initial_weights, make_trainable
 from digen_core.models.versions import AdapterVersions, MasterVersions, versions_of
 from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardFn
-from digen_core.training.optimizer import PolicyVersion
+from digen_core.training.optimizer import PolicyVersion, TrainState
 from digen_core.transport.arrays import Weights
 from tasks import receipts
 from tasks.transfers import received_bytes
+from tasks.usage import usage_meter
 
 
 class VersionError(RuntimeError):
@@ -38,15 +39,15 @@ class Engine:
     rewards: dict[str, RewardFn]
     versions: AdapterVersions | MasterVersions
     old: dict[int, Weights] = field(default_factory=dict)  # old policies, by version
+    unsaved: dict[int, TrainState] = field(default_factory=dict)  # made here, not on disk yet
     views: dict[Size, Policy] = field(default_factory=dict)  # the policy, by the size of samples
-
-    def __post_init__(self) -> None:
-        for size in {self.config.model.size, *self.config.model.sizes}:
-            self.views[size] = self.policy.at_size(size)
 
     def policy_of(self, iteration: int, group: int) -> Policy:
         """Return the policy for the size of a group's samples."""
-        return self.views[self.config.size_of(iteration, group)]
+        size = self.config.size_of(iteration, group)
+        if size not in self.views:
+            self.views[size] = self.policy.at_size(size)
+        return self.views[size]
 
     @property
     def version(self) -> int | None:
@@ -109,6 +110,18 @@ def build_engine(run_id: str, config: RunConfig, device_name: str, roles: frozen
     return engine
 
 
+def engine_of(run_id: str) -> Engine:
+    """Return this worker's engine of a run.
+
+    Raises:
+        VersionError: it holds no model of the run.
+    """
+    engine = _engines.get(run_id)
+    if engine is None:
+        raise VersionError(f"this worker holds no model of run {run_id}; was it restarted?")
+    return engine
+
+
 def version_zero(engine: Engine) -> Weights:
     """Return the weights that the run starts from."""
     return initial_weights(engine.policy, engine.config.train.lora, seed=engine.config.seed)
@@ -121,9 +134,7 @@ def working(run_id: str, *, version: int | None = None) -> Iterator[Engine]:
     Raises:
         VersionError: this worker holds no model of the run, or not the version ``version``.
     """
-    engine = _engines.get(run_id)
-    if engine is None:
-        raise VersionError(f"this worker holds no model of run {run_id}; was it restarted?")
+    engine = engine_of(run_id)
     started = time()
     if version is not None:
         held = engine.versions.held
@@ -135,3 +146,5 @@ def working(run_id: str, *, version: int | None = None) -> Iterator[Engine]:
     yield engine
     span = {"device": engine.device_name, "started": started, "ended": time()}
     receipts.attach({**span, "num_bytes": received_bytes()})
+    if used := usage_meter().read():
+        receipts.attach({"usage": asdict(used)})

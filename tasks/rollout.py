@@ -1,13 +1,21 @@
 """Rollout tasks: encode a prompt, denoise some steps of a fragment, decode and score it."""
 
+import logging
+from pathlib import Path
 from time import time
+from typing import Final
 
 import numpy as np
+import torch
 from prefect import task
+from torch import Tensor
 
 from digen_core.control.protocol import Fragment
+from digen_core.data import Metadata
+from digen_core.rewards.pixels import as_pixels
 from digen_core.rewards.scoring import score_images
 from digen_core.rollout.sampler import DenoisedStep, ReferenceKl, denoise, initial_latent
+from digen_core.rollout.steps import steps_to_keep
 from digen_core.transport.arrays import (
     Arrays,
     to_array,
@@ -16,9 +24,19 @@ from digen_core.transport.arrays import (
     to_tensor,
     to_tensors,
 )
+from digen_core.transport.images import name_of, write_image
 from digen_core.transport.segment import Segment
+from digen_core.transport.trajectories import write_segment
 from tasks import receipts
+from tasks.display import thumbnail
 from tasks.engine import Engine, working
+
+logger = logging.getLogger(__name__)
+
+SHOWN_GROUPS: Final = 4
+SHOWN_SAMPLES: Final = 4
+"""What an iteration's page shows: the first samples of the first groups."""
+MAX_NOTES: Final = 4
 
 
 @task(task_run_name="{label}")
@@ -40,8 +58,12 @@ def denoise_steps(
     conditions: dict[str, Arrays],
     prompt: str,
     previous: Segment | None,
+    run_dir: Path,
 ) -> Segment:
-    """Run denoising steps of a fragment with one policy version, after ``previous``'s."""
+    """Run denoising steps of a fragment with one policy version, after ``previous``'s.
+
+    What training needs of them is kept in the run's folder, if the config asks for it.
+    """
     with working(run_id, version=version) as engine:
         started = time()
         with engine.old_policy():
@@ -56,6 +78,9 @@ def denoise_steps(
             version,
         )
         seconds = (time() - started) / len(steps)
+        if engine.config.tracking.keep_trajectories:
+            kept_steps = steps_to_keep(engine.config, fragment.iteration)
+            write_segment(run_dir, segment, kept_steps)
     logprobs = {str(step): values.tolist() for step, values in segment.logprobs.items()}
     kl = {str(step.step): step.kl.tolist() for step in done if step.kl is not None}
     facts = {"version": version, "logprobs": logprobs, "kl": kl, "seconds_per_step": seconds}
@@ -102,11 +127,39 @@ def _denoise(
 
 
 @task(name="decode and score", task_run_name="{label}")
-def decode_and_score(run_id: str, label: str, prompt: str, segment: Segment) -> None:
-    """Decode the clean latents of a fragment and reward the images."""
+def decode_and_score(
+    run_id: str, label: str, *, prompt: str, metadata: Metadata, segment: Segment, run_dir: Path
+) -> None:
+    """Decode the clean latents of a fragment, reward the images, and keep them if asked to."""
     with working(run_id) as engine:
         policy = engine.policy_of(segment.fragment.iteration, segment.fragment.group)
         images = policy.decode(to_tensor(segment.x, policy.device))
-        prompts = [prompt] * len(images)
-        columns = score_images(engine.rewards, engine.config.rewards, images, prompts)
-    receipts.attach({"rewards": {name: values.tolist() for name, values in columns.items()}})
+        notes, count = list[str](), len(images)
+        asked = [prompt] * count, [metadata] * count
+        columns = score_images(
+            engine.rewards, engine.config.rewards, images, *asked, note=notes.append
+        )
+        shown = _pictures(images) if _is_shown(segment.fragment) else []
+        if engine.config.tracking.keep_images != "none":
+            _keep_images(engine, segment.fragment, images, run_dir)
+    for note in notes:
+        logger.warning(note)
+    rewards = {name: values.tolist() for name, values in columns.items()}
+    receipts.attach({"rewards": rewards, "notes": notes[:MAX_NOTES], "pictures": shown})
+
+
+def _is_shown(fragment: Fragment) -> bool:
+    return fragment.group < SHOWN_GROUPS and fragment.index == 0
+
+
+def _pictures(images: Tensor) -> list[bytes]:
+    """Return the first samples, [B, 3, H, W] or of videos [B, F, 3, H, W] the middle frame."""
+    if images.ndim == 5:
+        images = images[:, images.shape[1] // 2]
+    return [thumbnail(image) for image in as_pixels(images[:SHOWN_SAMPLES])]
+
+
+def _keep_images(engine: Engine, fragment: Fragment, images: torch.Tensor, run_dir: Path) -> None:
+    place, suffix = (fragment.iteration, fragment.group), engine.config.tracking.image_format
+    for sample, pixels in zip(fragment.samples, as_pixels(images), strict=True):
+        write_image(run_dir / name_of(*place, sample, suffix), pixels)

@@ -160,7 +160,7 @@ class LeanDaskTaskRunner(TaskRunner[PrefectDaskFuture[Any]]):
                 parameters,
                 wait_for,
                 _known_inputs(parameters, dependencies),
-                tuple(TagsContext.get().current_tags),
+                _own_tags(),
                 key,
                 session.inbox.topic if completions else None,
             )
@@ -180,6 +180,13 @@ class LeanDaskTaskRunner(TaskRunner[PrefectDaskFuture[Any]]):
         if completions:
             completions.track(wrapped)
         return wrapped
+
+
+def _own_tags() -> tuple[str, ...]:
+    """Return the tags of a task run that are not its flow run's: each costs calls to the server."""
+    context = FlowRunContext.get()
+    inherited = context.flow_run.tags if context and context.flow_run else []
+    return tuple(TagsContext.get().current_tags.difference(inherited))
 
 
 def _known_inputs(

@@ -8,9 +8,8 @@ from prefect import task
 
 from digen_core.checks import explain_load_error
 from digen_core.config import ConfigError, RunConfig
+from digen_core.training.checkpoints import read_checkpoint
 from digen_core.training.optimizer import TrainState
-from digen_core.transport.arrays import content_hash
-from digen_core.transport.weights import read_weights
 from tasks import receipts
 from tasks.engine import Engine, build_engine, working
 
@@ -36,9 +35,13 @@ def load_engine(run_id: str, config: RunConfig, device: str, roles: Collection[s
 
 
 @task(name="restore version", task_run_name="{label}")
-def restore_state(run_id: str, label: str, weights_dir: Path) -> TrainState:
-    """Read the last version that a run kept, for evaluation: without the optimizer's moments."""
+def restore_state(run_id: str, label: str, checkpoint: Path) -> TrainState:
+    """Read a version that a run kept.
+
+    Raises:
+        DamagedError: the checkpoint is not what was written.
+    """
     with working(run_id):
-        version, weights, ema = read_weights(weights_dir)
-    receipts.attach({"version": version})
-    return TrainState(version, weights, content_hash(weights), {}, {}, ema)
+        state = read_checkpoint(checkpoint)
+    receipts.attach({"version": state.version, "hash": state.weights_hash})
+    return state

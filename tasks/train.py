@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import reduce as fold
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,7 +26,6 @@ from digen_core.training.optimizer import (
 from digen_core.training.pairs import CleanPairs, gather_pairs
 from digen_core.transport.arrays import Arrays
 from digen_core.transport.segment import Segment
-from digen_core.transport.weights import write_weights
 from tasks import receipts
 from tasks.engine import Engine, version_zero, working
 
@@ -123,10 +121,8 @@ def start_state(run_id: str, label: str) -> TrainState:
 
 
 @task(name="optimizer step", task_run_name="{label}")
-def step(
-    run_id: str, label: str, state: TrainState, total: GradientSum, weights_dir: Path
-) -> TrainState:
-    """Make the next version and keep its weights on disk before anybody uses them."""
+def step(run_id: str, label: str, state: TrainState, total: GradientSum) -> TrainState:
+    """Make the next version; its checkpoint is written beside the tasks that follow."""
     with working(run_id) as engine:
         config = engine.config
         learning_rate = learning_rate_of(config.train, state.version, config.num_iterations)
@@ -137,7 +133,7 @@ def step(
             learning_rate=learning_rate,
             old_decay=old_decay_of(config, state.version + 1),
         )
-        write_weights(weights_dir, next_state.version, next_state.weights, next_state.ema)
+        engine.unsaved[next_state.version] = next_state
     sums, count = total.metrics, total.metrics.num_pairs
     receipts.attach(
         {

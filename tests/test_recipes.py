@@ -10,6 +10,7 @@ from deployments.size import recipe_files, settings_folder
 from digen_core.checks import check_inputs
 from digen_core.config import RunConfig
 from digen_core.config_file import load_config
+from digen_core.data import Prompt
 from digen_core.models.trainable import initial_weights, make_trainable, trainable_parameters
 from digen_core.reference import post_train_serially
 from digen_core.rewards import reward_functions
@@ -85,7 +86,8 @@ def test_a_recipe_trains_a_tiny_model_of_its_family(recipe, tiny_families):
         else brightness
         for name, reward in config.rewards.items()
     }
-    run = post_train_serially(config, policy, ["a red circle", "a blue square"], rewards)
+    prompts = [Prompt("a red circle"), Prompt("a blue square")]
+    run = post_train_serially(config, policy, prompts, rewards)
     (row,) = run.metrics
     assert all(np.isfinite(value) for value in row.values())
     assert row["train/grad_norm"] > 0

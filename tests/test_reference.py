@@ -7,13 +7,14 @@ from tiny_policies import load_trainable
 
 from digen_core import reference, reference_group
 from digen_core.config import RunConfig
-from digen_core.data import prompts_of_iteration
+from digen_core.data import Prompt, prompts_of_iteration
 from digen_core.models.trainable import initial_weights, set_weights
 from digen_core.reference import post_train_serially
 from digen_core.reward_config import FunctionConfig
 from digen_core.rollout.evaluation import sample_images
 
-PROMPTS = ["a red circle", "a blue square", "two green triangles"]
+TEXTS = ["a red circle", "a blue square", "two green triangles"]
+PROMPTS = [Prompt(text) for text in TEXTS]
 
 
 def brightness(images, prompts):
@@ -134,7 +135,7 @@ def test_a_neutral_reward_that_always_fails_changes_no_weight(policy_of, train):
 
 
 def test_a_group_with_equal_rewards_contributes_nothing(train):
-    first, second = prompts_of_iteration(PROMPTS, 0, 2, seed=0)
+    first, second = (p.text for p in prompts_of_iteration(PROMPTS, 0, 2, seed=0))
 
     def flat_in(group, value):
         def reward(images, prompts):
@@ -156,7 +157,6 @@ def test_a_group_with_equal_rewards_contributes_nothing(train):
     assert abs(norms[0] - norms[1]) < norms[2] < norms[0] + norms[1]
 
 
-@pytest.mark.parametrize("factor", [2.0, 0.5, -1.0])
 def flat_for(*groups):
     """Return a reward that is equal for all samples of some prompts."""
 
@@ -168,8 +168,8 @@ def flat_for(*groups):
 
 
 def test_a_group_without_signal_is_replaced_by_one_of_another_prompt(train):
-    first, second = prompts_of_iteration(PROMPTS, 0, 2, seed=0)
-    (third,) = set(PROMPTS) - {first, second}
+    first, second = (prompt.text for prompt in prompts_of_iteration(PROMPTS, 0, 2, seed=0))
+    (third,) = {prompt.text for prompt in PROMPTS} - {first, second}
     seen = []
 
     def reward(images, prompts):
@@ -194,6 +194,7 @@ def test_nothing_is_replaced_where_all_groups_have_a_signal(train):
     assert_equal(plain.weights, filled.weights)
 
 
+@pytest.mark.parametrize("factor", [2.0, 0.5, -1.0])
 def test_without_scaling_the_gradient_is_linear_in_the_rewards(train, factor):
     runs = [
         train(weight=weight, num_iterations=1, algorithm={"advantage_scale": "none"})
@@ -289,7 +290,7 @@ def test_the_reward_rises(policy_of):
     def judge(weights):
         set_weights(policy, weights)
         settings = {"num_samples": 4, "num_steps": 3, "seed": 1}
-        rewards.append(brightness(sample_images(policy, PROMPTS, range(3), **settings), PROMPTS))
+        rewards.append(brightness(sample_images(policy, TEXTS, range(3), **settings), TEXTS))
 
     judge(initial_weights(policy, None, seed=0))
     judge(post_train_serially(config, policy, PROMPTS, {"tests:judge": brightness}).weights)

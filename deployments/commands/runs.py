@@ -5,26 +5,37 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from deployments.overrides import ConfigTokens, config_of
+from deployments.overrides import ConfigTokens, config_of, parse_arguments
 from digen_core.config import ConfigError
+from digen_core.config_file import parse_value, require_run
 
 
-def train(*tokens: ConfigTokens) -> int:
+def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:
     """Post-train a model as a config file says; any of its keys can be set here too.
 
     Example: digen train deployments/configs/shapes.toml --rollout.group-size 8 --name first-try
+    Example: digen train --resume runs/NAME --schedule.layout elastic
 
     Values are written as in TOML; "null" is null. 'digen config show' lists all keys.
+
+    Args:
+        tokens: The config file, and keys with their values.
+        resume: Folder of a run to go on with from its last checkpoint. Its own config is taken if
+            none is given; cluster, layout and a larger number of iterations may be set.
     """
-    config = config_of(tokens, "digen train")
+    config = config_of(tokens, "digen train", resume)
 
     from digen_core.checks import check_inputs
 
     check_inputs(config)
+    if resume is not None:
+        from digen_core.resume import resumption_of
+
+        resumption_of(config, resume)
 
     from deployments import local, summary
 
-    summary.print_run(local.run_training(config))
+    summary.print_run(local.run_training(config, resume))
     return 0
 
 
@@ -37,21 +48,51 @@ def evaluate(
 
     Args:
         run: Folder of the run.
-        prompts: Text file, one prompt a line; default: the run's evaluation prompts.
+        prompts: File or folder of other prompts (docs/prompts.md); default: the run's evaluation
+            prompts.
         samples_per_prompt: Images per prompt; default: as the run's config says.
     """
-    if not run.is_dir():
-        raise ConfigError(f"there is no run folder {run}; give one such as runs/NAME")
+    require_run(run)
     if samples_per_prompt is not None and samples_per_prompt < 1:
         raise ConfigError(f"--samples-per-prompt is {samples_per_prompt}; use 1 or more")
-    if prompts is not None:
-        from digen_core.data import read_prompts
-
-        read_prompts(str(prompts))
+    if prompts is not None and not prompts.exists():
+        raise ConfigError(f"cannot read the prompt file {prompts}: there is none")
 
     from deployments import local, summary
 
     summary.print_evaluation(local.run_evaluation(run, prompts, samples_per_prompt))
+    return 0
+
+
+def replay(run: Path, iteration: int, /, *tokens: ConfigTokens) -> int:
+    """Train an iteration of a run again from the samples it kept, perhaps with other settings.
+
+    Example: digen replay runs/NAME 3 --algorithm.clip-range 1e-3 --train.learning-rate 1e-4
+
+    Nothing is generated and nothing is written: the update's metrics are printed beside the run's
+    own. The run must have kept the trajectories (tracking.keep_trajectories) and the checkpoint of
+    the version before (checkpoints.keep_every = 1 keeps all).
+
+    Args:
+        run: Folder of the run.
+        iteration: Its number, from 0.
+        tokens: Keys of algorithm and train with their values.
+    """
+    require_run(run)
+    arguments = parse_arguments(tokens)
+    if arguments.path is not None:
+        raise ConfigError(f"unexpected argument {str(arguments.path)!r}; it takes RUN ITERATION")
+    overrides = {key: parse_value(key, text) for key, text in arguments.settings.items()}
+
+    from digen_core.replay import replay_config
+
+    replay_config(run, overrides)
+
+    from deployments.local import failures_in_one_line
+    from deployments.replay import run_replay
+
+    with failures_in_one_line():
+        run_replay(run, iteration, overrides)
     return 0
 
 

@@ -62,22 +62,30 @@ class Controller:
     """Mutated only through ``handle``."""
 
     def __init__(
-        self, devices: Sequence[Device], workload: Workload, schedule: Schedule, costs: Costs
+        self,
+        devices: Sequence[Device],
+        workload: Workload,
+        schedule: Schedule,
+        costs: Costs,
+        *,
+        version: int = 0,
+        next_iteration: int = 0,
     ) -> None:
+        """Begin where a run stands: with a version that no device holds yet."""
         self._workload = workload
         self._schedule = schedule
         self._layout = schedule.layout
         self._fleet = Fleet(devices, workload, costs)
         self._dispatcher = Dispatcher(self._fleet, workload, schedule)
-        self._version = 0
+        self._version = version
         self._offered: deque[IterationOffered] = deque()
         self._iterations: deque[Iteration] = deque()  # open, the oldest first
         self._finishing: deque[tuple[FinishIteration, int]] = deque()  # and the version to hold
-        self._next_index = 0
+        self._next_index = next_iteration
 
     def start(self) -> list[Instruction]:
-        """Give every device version 0."""
-        return [Push(0, device.name) for device in self._fleet]
+        """Give every device the version that the run begins with."""
+        return [Push(self._version, device.name) for device in self._fleet]
 
     def handle(self, event: Event) -> list[Instruction]:
         """Advance by one event and return the instructions it caused, in order.

@@ -15,6 +15,39 @@ from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device, Role
 from digen_core.strict import Strict
 
+
+class SlurmConfig(Strict):
+    """How SLURM is asked for devices."""
+
+    partition: str | None = None
+    """Partition; null is SLURM's default."""
+
+    account: str | None = None
+    """Account that pays."""
+
+    walltime: str = Field("12:00:00", pattern=r"^(\d+-)?\d{1,3}:\d\d:\d\d$")
+    """Time after which SLURM ends a worker."""
+
+    memory: str = Field("64GB", pattern=r"^\d+(\.\d+)?[KMGT]i?B$")
+    """Memory of the job of a worker."""
+
+
+class KubernetesConfig(Strict):
+    """Where the pods of a cluster run."""
+
+    image: str = Field("digen:latest", min_length=1)
+    """Container image in which digen is installed."""
+
+    name: str = Field("digen", pattern=r"^[a-z]([a-z0-9-]*[a-z0-9])?$", max_length=40)
+    """Of the DaskCluster."""
+
+    namespace: str = Field("default", pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=63)
+    """Of all that is made."""
+
+    memory: str = Field("64Gi", pattern=r"^\d+(\.\d+)?([KMGT]i?)?$")
+    """Memory of a worker's pod."""
+
+
 ROLES: dict[str, frozenset[Role]] = {
     "rollout": frozenset({"rollout"}),
     "trainer": frozenset({"trainer"}),
@@ -56,6 +89,21 @@ class DeviceGroup(Strict):
     memory: float | None = Field(None, gt=0)
     """Peak of its memory's bandwidth in GB/s, for the same."""
 
+    link: float | None = Field(None, gt=0)
+    """GB/s that each of them receives; null: the cluster's ``network``."""
+
+    site: str = ""
+    """Where they are: on Kubernetes the zone that the workers are put in."""
+
+    cuda: bool = False
+    """Whether each is a GPU: its worker sees this one only."""
+
+    threads: int = Field(1, ge=1)
+    """CPU threads of each worker."""
+
+    hosts: tuple[str, ...] = ()
+    """Machines that hold them, each an equal share: as ``ssh`` takes them, user@host."""
+
 
 class Cluster(Strict):
     """Devices, and the seconds of a recipe on them."""
@@ -96,6 +144,9 @@ class Cluster(Strict):
     network: float | None = Field(None, gt=0)
     """GB/s that each device receives, all at once: estimates take ``push`` from it."""
 
+    slurm: SlurmConfig = SlurmConfig()
+    kubernetes: KubernetesConfig = KubernetesConfig()
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         known: dict[str, DeviceGroup] = {}
@@ -104,6 +155,11 @@ class Cluster(Strict):
             if any(getattr(first, key) != getattr(group, key) for key in _OF_A_KIND):
                 raise ValueError(
                     f"devices: kind {group.kind} has two speeds or costs; use another name for one"
+                )
+            if len(group.hosts) > group.count:
+                raise ValueError(
+                    f"devices: kind {group.kind} has {len(group.hosts)} hosts, but {group.count} "
+                    "devices in all"
                 )
             if group.costs and not (group.costs.step(1) and group.costs.pack(1)):
                 raise ValueError(f"devices: a step or a pack of kind {group.kind} costs nothing")
@@ -122,6 +178,13 @@ class Cluster(Strict):
         return self.reference is None and any(
             group.costs is None and group.tflops for group in self.devices
         )
+
+    @property
+    def slowest_link(self) -> float | None:
+        """GB/s of the device that receives a version last; None: not known of all devices."""
+        links = [group.link or self.network for group in self.devices]
+        known = [link for link in links if link is not None]
+        return min(known) if len(known) == len(links) else None
 
     @property
     def fleet(self) -> tuple[Device, ...]:

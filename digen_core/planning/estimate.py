@@ -15,8 +15,8 @@ def with_estimates(cluster: Cluster, sizes: Sizes) -> Cluster:
     """Return the cluster with costs for devices, and seconds of a push, that it does not give.
 
     Args:
-        cluster: devices with ``tflops`` and without ``costs`` are estimated; a push, if the cluster
-            has a ``network``.
+        cluster: devices with ``tflops`` and without ``costs`` are estimated; a push, if the links
+            of all devices are known.
         sizes: of the recipe.
     """
     devices = tuple(
@@ -25,7 +25,8 @@ def with_estimates(cluster: Cluster, sizes: Sizes) -> Cluster:
         else group
         for group in cluster.devices
     )
-    push = sizes.push_bytes / (1e9 * cluster.network) if cluster.network else cluster.push
+    link = cluster.slowest_link
+    push = sizes.push_bytes / (1e9 * link) if link else cluster.push
     return cluster.model_copy(update={"devices": devices, "push": push})
 
 

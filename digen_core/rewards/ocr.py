@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
+from digen_core.data import Metadata
 from digen_core.reward_config import OcrConfig
 from digen_core.rewards.pixels import as_pixels
 
@@ -38,6 +39,7 @@ class Ocr:
         """
         from rapidocr import RapidOCR  # a second
 
+        self._text_column = config.text_column
         self._engine: Any = RapidOCR(
             params={
                 "Global.use_cls": False,  # text that lies on its head is not wanted text
@@ -47,13 +49,17 @@ class Ocr:
             }
         )
 
-    def __call__(self, images: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
+    def __call__(
+        self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata] = ()
+    ) -> dict[str, Tensor]:
         """Score images [B, 3, H, W]: float64 [B] "score", and "exact", 1 if all could be read.
 
         Raises:
-            ValueError: a prompt quotes no text.
+            ValueError: no text is asked for with a prompt.
         """
-        wanted = [quoted_text(prompt) for prompt in prompts]
+        column = self._text_column
+        given = metadata or [{}] * len(prompts)
+        wanted = [wanted_text(*pair, column) for pair in zip(prompts, given, strict=True)]
         read = [self.read(pixels) for pixels in as_pixels(images)]
         scores = [agreement(*pair) for pair in zip(wanted, read, strict=True)]
         score = torch.tensor(scores, dtype=torch.float64)
@@ -63,6 +69,20 @@ class Ocr:
         """Return the text in an image [H, W, 3], its lines from top to bottom in one string."""
         found = self._engine(np.ascontiguousarray(pixels[..., ::-1]))  # OpenCV's channel order
         return "".join(found.txts or ())
+
+
+def wanted_text(prompt: str, metadata: Metadata, column: str | None) -> str:
+    """Return the text that is to be read: of a column of the metadata, or what the prompt quotes.
+
+    Raises:
+        ValueError: there is none, or it is empty.
+    """
+    if column is None:
+        return quoted_text(prompt)
+    text = metadata.get(column)
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"its {column!r} is {text!r}, but must be the text to be read")
+    return text
 
 
 def quoted_text(prompt: str) -> str:

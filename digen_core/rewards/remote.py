@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from digen_core.config import ConfigError
+from digen_core.data import Metadata
 from digen_core.reward_config import RemoteConfig
 from digen_core.rewards.pixels import as_pixels
 from digen_core.rewards.remote_protocol import (
@@ -47,7 +48,9 @@ class Remote:
             headers["Authorization"] = f"Bearer {token}"
         self._client = httpx.Client(headers=headers, timeout=config.timeout)
 
-    def __call__(self, samples: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
+    def __call__(
+        self, samples: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata] = ()
+    ) -> dict[str, Tensor]:
         """Score images [B, 3, H, W] or videos [B, F, 3, H, W]: float64 [B] for each component.
 
         Raises:
@@ -58,7 +61,7 @@ class Remote:
         columns: dict[str, list[float]] = {}
         for start in range(0, len(prompts), size):
             batch = slice(start, start + size)
-            found = self._ask(pixels[batch], prompts[batch])
+            found = self._ask(pixels[batch], prompts[batch], metadata[batch])
             if start and found.keys() != columns.keys():
                 raise PermanentError(
                     f"{self._config.url} answered {sorted(found)} for one batch and "
@@ -68,9 +71,11 @@ class Remote:
                 columns.setdefault(name, []).extend(values)
         return {name: torch.tensor(v, dtype=torch.float64) for name, v in columns.items()}
 
-    def _ask(self, pixels: Pixels, prompts: Sequence[str]) -> dict[str, list[float]]:
+    def _ask(
+        self, pixels: Pixels, prompts: Sequence[str], metadata: Sequence[Metadata]
+    ) -> dict[str, list[float]]:
         url = self._config.url
-        body = encode_request(pixels, prompts, self._config.body)
+        body = encode_request(pixels, prompts, self._config.body, metadata)
         try:
             response = self._client.post(url, content=body)
         except httpx.TimeoutException as error:

@@ -1,12 +1,13 @@
 """What a remote scorer is asked and answers: bodies of HTTP requests that no code can hide in.
 
-A request holds B samples: ``prompt`` and ``sample``, an image [H, W, 3] or a video [F, H, W, 3] of
-uint8. It is either
+A request holds B samples: ``prompt``, ``metadata``, an object of what else the prompt's row says,
+and ``sample``, an image [H, W, 3] or a video [F, H, W, 3] of uint8. It is either
 
-    application/vnd.apache.arrow.stream   an Arrow IPC stream of these two columns, the second of
-                                          Arrow's fixed-shape tensors; or
-    application/json                      {"prompts": [...], "samples": [...]}, where an image is a
-                                          PNG file in base64 and a video a list of them.
+    application/vnd.apache.arrow.stream   an Arrow IPC stream of these three columns; the metadata
+                                          are JSON texts, the samples Arrow's fixed-shape tensors;
+                                          or
+    application/json                      {"prompts": [...], "metadata": [...], "samples": [...]};
+                                          an image is a PNG file in base64, a video a list of them.
 
 An answer is JSON: an object of lists of B numbers, of which "score" is the reward and the others
 are components to look at.
@@ -16,12 +17,14 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from io import BytesIO
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image
+
+from digen_core.data import Metadata
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
 JSON: Final = "application/json"
@@ -30,34 +33,54 @@ CONTENT_TYPES: Final = {"arrow": ARROW, "json": JSON}
 Pixels = NDArray[np.uint8]
 
 
-def encode_request(pixels: Pixels, prompts: Sequence[str], body: Literal["arrow", "json"]) -> bytes:
+class Request(NamedTuple):
+    """What a scorer is asked."""
+
+    samples: Pixels  # [B, H, W, 3] or [B, F, H, W, 3]
+    prompts: list[str]
+    metadata: list[Metadata]  # {} for a prompt whose row says nothing else
+
+
+def encode_request(
+    pixels: Pixels,
+    prompts: Sequence[str],
+    body: Literal["arrow", "json"],
+    metadata: Sequence[Metadata] = (),
+) -> bytes:
     """Return the body of a request for samples [B, H, W, 3] or [B, F, H, W, 3]."""
+    metadata = metadata or [{}] * len(prompts)
     if body == "arrow":
-        tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(pixels))
-        batch = pa.record_batch({"prompt": pa.array(prompts, pa.string()), "sample": tensors})
+        columns = {
+            "prompt": pa.array(prompts, pa.string()),
+            "metadata": pa.array([json.dumps(row) for row in metadata], pa.string()),
+            "sample": pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(pixels)),
+        }
+        batch = pa.record_batch(columns)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
         data: bytes = sink.getvalue().to_pybytes()
         return data
     samples = [_to_text(sample) for sample in pixels]
-    return json.dumps({"prompts": list(prompts), "samples": samples}).encode()
+    tree = {"prompts": list(prompts), "metadata": list(metadata), "samples": samples}
+    return json.dumps(tree).encode()
 
 
-def decode_request(data: bytes, content_type: str) -> tuple[Pixels, list[str]]:
-    """Return samples [B, H, W, 3] or [B, F, H, W, 3] and prompts: for servers in Python.
+def decode_request(data: bytes, content_type: str) -> Request:
+    """Return samples, prompts and metadata: for servers in Python.
 
     Raises:
         ValueError: the content type is none of the protocol's, or the body is not what it says.
     """
     if content_type == ARROW:
         table = pa.ipc.open_stream(data).read_all().combine_chunks()
-        tensors = table["sample"].chunk(0)
-        return tensors.to_numpy_ndarray(), table["prompt"].to_pylist()
+        metadata = [json.loads(text) for text in table["metadata"].to_pylist()]
+        pixels = table["sample"].chunk(0).to_numpy_ndarray()
+        return Request(pixels, table["prompt"].to_pylist(), metadata)
     if content_type == JSON:
         tree = json.loads(data)
         samples = [_from_text(sample) for sample in tree["samples"]]
-        return np.stack(samples), tree["prompts"]
+        return Request(np.stack(samples), tree["prompts"], tree["metadata"])
     raise ValueError(f"content type {content_type!r}; use {ARROW} or {JSON}")
 
 

@@ -2,13 +2,15 @@
 
 A reward function maps (images, prompts) to a tensor [B], or to a dict of tensors [B] whose key
 ``score`` is the reward and whose other keys are components to look at. Images are [B, 3, H, W] in
-[0, 1], videos [B, F, 3, H, W]; which of the two a reward takes is in its config (``takes``).
+[0, 1], videos [B, F, 3, H, W]; which of the two a reward takes is in its config (``takes``). One
+that has a parameter ``metadata`` also gets what the rows of the prompts say, [B] dicts by column.
 """
 
+import inspect
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -23,12 +25,13 @@ from tenacity import (
 from torch import Tensor
 
 from digen_core.config import ConfigError
+from digen_core.data import Metadata
 from digen_core.reward_config import RewardConfig, VideoReward
 from digen_core.rewards.failures import FAILED
 
 logger = logging.getLogger(__name__)
 
-RewardFn = Callable[[Tensor, Sequence[str]], Tensor | Mapping[str, Tensor]]
+RewardFn = Callable[..., Tensor | Mapping[str, Tensor]]
 Array = NDArray[np.float64]
 
 MAX_BACKOFF_SECONDS: Final = 60.0
@@ -51,6 +54,8 @@ def score_images(
     configs: Mapping[str, RewardConfig],
     images: Tensor,
     prompts: Sequence[str],
+    metadata: Sequence[Metadata] = (),
+    note: Callable[[str], None] = logger.warning,
 ) -> dict[str, Array]:
     """Score samples with every reward.
 
@@ -59,6 +64,8 @@ def score_images(
         configs: of the same rewards: weights, what they take, what their failure means.
         images: [B, 3, H, W] or videos [B, F, 3, H, W], in [0, 1].
         prompts: B texts.
+        metadata: what else the rows of the B prompts say; () if they are texts only.
+        note: is told of each failure that is neutral.
 
     Returns:
         float64 arrays [B]: ``reward``, the weighted sum, and ``<name>/<component>`` of each reward.
@@ -73,29 +80,50 @@ def score_images(
     if not torch.isfinite(images).all():
         raise RewardError("the decoded samples have NaN or Inf in them; no reward can judge them")
     columns: dict[str, Array] = {"reward": np.zeros(len(prompts))}
+    asked = Asked(prompts, metadata or [{}] * len(prompts))
     for name, function in functions.items():
-        for component, values in _score(name, function, configs[name], images, prompts).items():
+        found = _score(name, function, configs[name], images, asked, note)
+        for component, values in found.items():
             columns[f"{name}/{component}"] = values
         columns["reward"] = columns["reward"] + configs[name].weight * columns[f"{name}/score"]
     return columns
 
 
+class Asked(NamedTuple):
+    """What was asked of the model for each of B samples."""
+
+    prompts: Sequence[str]
+    metadata: Sequence[Metadata]
+
+    def repeated(self, times: int) -> "Asked":
+        """Return each sample's several times, for that many frames of it."""
+        return Asked(
+            [prompt for prompt in self.prompts for _ in range(times)],
+            [row for row in self.metadata for _ in range(times)],
+        )
+
+
 def _score(
-    name: str, function: RewardFn, config: RewardConfig, images: Tensor, prompts: Sequence[str]
+    name: str,
+    function: RewardFn,
+    config: RewardConfig,
+    images: Tensor,
+    asked: Asked,
+    note: Callable[[str], None],
 ) -> dict[str, Array]:
     """Return what one reward finds, and what its config makes of a failure."""
     seen, num_frames = _what_it_takes(name, config, images)
-    texts = [prompt for prompt in prompts for _ in range(num_frames)]
+    count = num_frames * len(asked.prompts)
     try:
-        found = _components(name, function, config, seen, texts)
+        found = _components(name, function, config, seen, asked.repeated(num_frames))
         if config.on_failure == "fail":
             for component, values in found.items():
                 _check_finite(_label(name, component), values)
     except RewardError as error:
         if config.on_failure == "fail":
             raise
-        logger.warning("%s; it is neutral for these %d samples", error, len(prompts))
-        found = {"score": np.full(len(texts), np.nan)}
+        note(f"{error}; it is neutral for these {len(asked.prompts)} samples")
+        found = {"score": np.full(count, np.nan)}
     means = {key: values.reshape(-1, num_frames).mean(axis=1) for key, values in found.items()}
     if config.on_failure == "fail":
         return means
@@ -120,7 +148,7 @@ def _what_it_takes(name: str, config: RewardConfig, images: Tensor) -> tuple[Ten
 
 
 def _components(
-    name: str, function: RewardFn, config: RewardConfig, images: Tensor, prompts: Sequence[str]
+    name: str, function: RewardFn, config: RewardConfig, images: Tensor, asked: Asked
 ) -> dict[str, Array]:
     """Return the components of one reward; their values may be NaN or Inf."""
     attempts = Retrying(
@@ -132,7 +160,7 @@ def _components(
     )
     try:
         with torch.no_grad():
-            result = attempts(function, images, prompts)
+            result = attempts(function, images, asked.prompts, **_extras(function, asked))
     except Exception as error:
         attempt = attempts.statistics["attempt_number"]
         after = f" (attempt {attempt} of {config.max_attempts})" if attempt > 1 else ""
@@ -143,9 +171,15 @@ def _components(
     if FAILED in components:
         raise RewardError(f"reward {name!r} returned {FAILED!r}, a name that is taken; rename it")
     return {
-        key: _as_array(_label(name, key), values, len(prompts))
+        key: _as_array(_label(name, key), values, len(asked.prompts))
         for key, values in components.items()
     }
+
+
+def _extras(function: RewardFn, asked: Asked) -> dict[str, Sequence[Metadata]]:
+    """Return what a reward is given beside images and prompts, as its parameters ask."""
+    takes = "metadata" in inspect.signature(function).parameters
+    return {"metadata": asked.metadata} if takes else {}
 
 
 def _may_pass(error: BaseException) -> bool:

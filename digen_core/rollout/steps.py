@@ -54,3 +54,10 @@ def steps_of_iteration(config: RunConfig, iteration: int) -> Steps:
             generator=generator,
         )
     return Steps(tuple(window), tuple(window))
+
+
+def steps_to_keep(config: RunConfig, iteration: int) -> tuple[int, ...]:
+    """Return the steps whose latents training needs: where clean latents are trained, the last."""
+    if config.trains_clean:
+        return (config.rollout.num_steps - 1,)
+    return steps_of_iteration(config, iteration).trained

@@ -9,6 +9,7 @@ Columns are those of ``SCHEMA``, then one float64 column per reward component, n
 is without its first part ("shapes/exact"), in alphabetical order.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -35,6 +36,8 @@ SCHEMA: Final = pa.schema(
         pa.field("behaviour_logprobs", pa.list_(pa.float64()), nullable=False),
         pa.field("denoise_seconds", pa.float64(), nullable=False),
         pa.field("score_seconds", pa.float64(), nullable=False),
+        pa.field("metadata", pa.string(), nullable=False),  # a JSON object
+        pa.field("image", pa.string()),  # file, seen from the run's folder; null: not kept
     ]
 )
 """The columns every data set has, whatever is rewarded."""
@@ -54,9 +57,14 @@ def write_samples(samples_dir: Path | str, iteration: int, rows: Sequence[Sample
         ValueError: there is no row, or rows differ in their iteration or reward components.
     """
     table = _table(iteration, rows)
-    path = Path(samples_dir) / f"iteration-{iteration:06d}.parquet"
+    path = file_of(Path(samples_dir), iteration)
     write_whole(table, path)
     return path
+
+
+def file_of(samples_dir: Path, iteration: int) -> Path:
+    """Return the file of an iteration's samples."""
+    return samples_dir / f"iteration-{iteration:06d}.parquet"
 
 
 def read_samples(samples_dir: Path | str) -> pa.Table:
@@ -95,6 +103,7 @@ def _table(iteration: int, rows: Sequence[SampleRow]) -> pa.Table:
                 f"but the first sample has {components}."
             )
     columns = {name: [getattr(row, name) for row in rows] for name in SCHEMA.names}
+    columns["metadata"] = [json.dumps(row.metadata) for row in rows]
     schema = SCHEMA
     for component in components:
         columns[component] = [row.rewards[component] for row in rows]

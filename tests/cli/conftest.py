@@ -30,7 +30,7 @@ def local(monkeypatch):
     scores = {"shapes/score": 0.25, "reward": 0.5}
     report = EvaluationReport(version=0, num_prompts=1, num_samples=8, rewards=scores)
 
-    def run_training(config):
+    def run_training(config, resume=None):
         module.calls.append(config)
         after = report.model_copy(update={"version": 2, "rewards": dict.fromkeys(scores, 0.75)})
         return RunReport(

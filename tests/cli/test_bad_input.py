@@ -160,6 +160,18 @@ SETTINGS = {
         "--rewards {ocr=1}",
         "train.txt line 1 is not for the reward 'ocr': the prompt 'a red circle' quotes no text",
     ),
+    "a text column that rewards do not get": (
+        '--rewards {ocr={text_column="text"}}',
+        "'ocr' has the text_column 'text', which is not one of prompts.metadata_columns []; add",
+    ),
+    "a column of a text file": (
+        "--prompts.metadata-columns ['text']",
+        "train.txt has no column 'text', which the config's [prompts] names; it has prompt",
+    ),
+    "no rows of a split": (
+        "--prompts.split-column prompt",
+        "train.txt has no row whose 'prompt' is 'train', but 'a blue square', 'a green circle'",
+    ),
     "unknown dtype": ("--model.dtype int8", "model.dtype: must be 'float64',"),
     "unknown device": ("--model.device gpu", "model.device 'gpu' is none; use auto, cpu or cuda"),
     "no such model folder": ("--model.path a/b/c", "model.path a/b/c is neither a folder (seen"),
@@ -175,7 +187,7 @@ SETTINGS = {
     "bad name": ("--name a/b", "name: String should match pattern"),
     "too few prompts": (
         "--rollout.prompts-per-iteration 4",
-        "is 4, but train.txt has only 3 prompts; use at most 3",
+        "is 4, but train.txt has only 3 prompts to train on; use at most 3",
     ),
     "missing prompt file": ("--prompts.train no.txt", "cannot read the prompt file no.txt"),
     "prompt file that is a folder": ("--prompts.train model", "cannot read the prompt file model"),

@@ -59,7 +59,7 @@ def test_evaluate_prints_a_table(job, local, capsys):
 
 
 def test_a_run_that_fails_is_one_line_and_exit_code_1(job, local, capsys, monkeypatch):
-    def fail(config):
+    def fail(config, resume):
         raise RunFailedError("reward 'shapes' returned nan\nfor image 3 of 16")
 
     monkeypatch.setattr(local, "run_training", fail)
@@ -68,7 +68,7 @@ def test_a_run_that_fails_is_one_line_and_exit_code_1(job, local, capsys, monkey
 
 
 def test_a_run_that_is_stopped_says_so(job, local, capsys, monkeypatch):
-    def stop(config):
+    def stop(config, resume):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(local, "run_training", stop)

@@ -60,4 +60,4 @@ class _Unconfigured:
 
 
 def test_nothing_there_is_no_lasting_server():
-    assert not prefect_server._is_lasting("http://127.0.0.1:9/api")
+    assert not prefect_server.is_lasting("http://127.0.0.1:9/api")

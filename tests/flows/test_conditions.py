@@ -27,7 +27,7 @@ def submitter():
 
 
 def opened(index: int, *prompts: str) -> OpenIteration:
-    return OpenIteration(Round(index, list(prompts), Steps((0,), (0,))), None, 1)
+    return OpenIteration(Round(index, list(prompts), Steps((0,), (0,)), []), None, 1)
 
 
 def test_a_prompt_is_encoded_once_for_the_whole_run(submitter):

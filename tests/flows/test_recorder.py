@@ -17,7 +17,7 @@ from flows.session import Round
 
 FIRST, SECOND = Fragment(4, 0, 0, 0, 2), Fragment(4, 0, 1, 2, 2)
 THIRD = Fragment(4, 1, 0, 0, 4)
-ROUND = Round(4, ["a red circle", "a blue square"], Steps((0, 1), (0, 1)))
+ROUND = Round(4, ["a red circle", "a blue square"], Steps((0, 1), (0, 1)), [{"tag": 7}, {}])
 
 
 @pytest.fixture
@@ -103,6 +103,7 @@ def test_a_row_for_each_sample_in_order(recorder):
     assert [row.advantage for row in rows] == [-1.5, 0, 0, 1.5, 0, 0, 0, 0]
     assert [row.trained for row in rows] == [True] * 4 + [False] * 4
     assert [row.prompt for row in rows[3:5]] == ["a red circle", "a blue square"]
+    assert [row.metadata for row in rows] == [{"tag": 7}] * 4 + [{}] * 4
 
 
 def test_log_probs_are_in_the_order_of_the_steps(recorder):
@@ -204,7 +205,7 @@ def test_the_measured_step_is_the_median(recorder):
 
 
 def test_without_an_update_there_are_no_training_metrics(session):
-    it = IterationRecorder(session, Round(0, ["a red circle"], Steps((0,), (0,))))
+    it = IterationRecorder(session, Round(0, ["a red circle"], Steps((0,), (0,)), [{}]))
     fragment = Fragment(0, 0, 0, 0, 2)
     it.add_logprobs(
         fragment, receipt(version=4, logprobs={"0": [-1.0, -1.0]}, seconds_per_step=0.1)

@@ -62,7 +62,7 @@ def only_run(tree: dict) -> Path:
 
 def reference(config: RunConfig, **options):
     """Run the serial loop for a config."""
-    from digen_core.data import read_prompts
+    from digen_core.data import train_prompts
     from digen_core.models import LOADERS
     from digen_core.models.policy import ALL_PARTS
     from digen_core.models.trainable import make_trainable
@@ -73,9 +73,7 @@ def reference(config: RunConfig, **options):
     policy = LOADERS[config.model.family](config.model, ALL_PARTS)
     make_trainable(policy, config.train.lora, keep_reference=config.keeps_reference)
     rewards = reward_functions(config.rewards, torch.device("cpu"))
-    return post_train_serially(
-        config, policy, read_prompts(config.prompts.train), rewards, **options
-    )
+    return post_train_serially(config, policy, train_prompts(config), rewards, **options)
 
 
 def initial(config: RunConfig):

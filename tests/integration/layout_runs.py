@@ -190,7 +190,8 @@ def run_case(case: Case, tree: dict, address: str, monkeypatch, **changes) -> Ru
 def train_only(config: RunConfig) -> Path:
     """Do what post_train does, without evaluations and export; return the run's folder."""
     from flows.prepare import prepare
-    from flows.run import on_cluster, open_run
+    from flows.run import open_run
+    from flows.subflows import on_cluster
 
     with open_run(config) as session:
         with on_cluster(session, prepare) as conductor:
@@ -222,15 +223,15 @@ def check_weights(run: Run, tolerance: float | None = None) -> None:
     The largest difference relative to the largest weight is below ``tolerance``; None: that of the
     model's dtype.
     """
-    from digen_core.transport.weights import read_weights
+    from digen_core.training.checkpoints import last_state
 
     versions, config = run.versions(), run.config
     key = (config.model_dump_json(exclude=NOT_SERIAL), tuple(sorted(versions.items())))
     if key not in serial_runs():
         serial_runs()[key] = reference(config, version_of=lambda *group: versions[group])
     serial = serial_runs()[key]
-    version, weights, ema = read_weights(run.folder / "weights")
-    assert version == 3
+    state = last_state(run.folder)
+    assert state.version == 3
     assert distance(serial.weights, initial(config)) > 1e-3, "the weights did not move"
-    found = distance(weights, serial.weights), distance(ema, serial.ema)
+    found = distance(state.weights, serial.weights), distance(state.ema, serial.ema)
     assert max(found) < (tolerance or TOLERANCE[config.model.dtype])

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import torch
 
@@ -9,6 +10,13 @@ import torch
 def brightness(images, prompts):
     """Mean of the red channel minus half the blue one: smooth, so rounding stays rounding."""
     return (images[:, 0] - images[:, 2] / 2).mean(dim=(1, 2))
+
+
+def targeted(images, prompts, metadata):
+    """Brightness towards the target that each prompt's row names."""
+    targets = [row["target"]["red"] for row in metadata]
+    values = brightness(images, prompts)
+    return -(values - torch.tensor(targets, dtype=values.dtype)).square()
 
 
 def video_brightness(videos, prompts):
@@ -49,3 +57,14 @@ def kills_its_worker(images, prompts):
     if len(set(prompts)) == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return brightness(images, prompts)
+
+
+def slow(images, prompts):
+    """As brightness, after half a second."""
+    time.sleep(0.5)
+    return brightness(images, prompts)
+
+
+def broken(images, prompts):
+    """Fails always."""
+    raise OSError("the lamp is broken")

@@ -20,8 +20,9 @@ NUM_STEPS = 5
 def in_a_run(tree, cluster_address, prefect_backend):
     """Return a function that calls a body with the session of a run that is ready."""
     from flows.prepare import prepare
-    from flows.run import on_cluster, open_run
+    from flows.run import open_run
     from flows.session import session_of
+    from flows.subflows import on_cluster
     from tasks.completions import Completions
 
     changes = {

@@ -6,7 +6,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from digen_core.reward_config import OcrConfig
-from digen_core.rewards.ocr import Ocr, agreement, quoted_text
+from digen_core.rewards.ocr import Ocr, agreement, quoted_text, wanted_text
 
 
 def picture(text: str, size: int = 30) -> torch.Tensor:
@@ -50,6 +50,14 @@ def test_agreement_by_hand(wanted, read, score):
 )
 def test_the_wanted_text_is_the_first_in_quotes(prompt, text):
     assert quoted_text(prompt) == text
+
+
+def test_the_wanted_text_may_be_in_the_metadata():
+    assert wanted_text('a sign that says "Open"', {"text": "007"}, "text") == "007"
+    assert wanted_text('a sign that says "Open"', {"text": "007"}, None) == "Open"
+    for metadata in ({}, {"text": None}, {"text": 7}, {"text": " "}):
+        with pytest.raises(ValueError, match=r"its 'text' is .*, but must be the text to be read"):
+            wanted_text("a sign", metadata, "text")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from digen_core.config import ConfigError, RunConfig
 from digen_core.reward_config import FunctionConfig
 from digen_core.rewards import REWARDS, reward_functions
 from digen_core.rewards.own import own_reward
+from digen_core.rewards.scoring import score_images
 
 CPU = torch.device("cpu")
 MODULE = """\
@@ -20,6 +21,10 @@ class Judge:
         self.device, self.scale = device, scale
     def __call__(self, images, prompts):
         return self.scale * bright(images, prompts)
+
+def matches(images, prompts, metadata):
+    found = [row["target"] == prompt for row, prompt in zip(metadata, prompts, strict=True)]
+    return torch.tensor(found).double()
 
 class Broken:
     def __init__(self, device):
@@ -41,6 +46,17 @@ def module(tmp_path, monkeypatch):
 
 def config(name, **options):
     return FunctionConfig(function=f"judges_of_mine:{name}", options=options)
+
+
+def test_a_function_with_a_parameter_metadata_gets_what_the_rows_say():
+    configs = {"a": config("matches"), "b": config("bright")}  # bright does without
+    functions = {name: own_reward(found, CPU) for name, found in configs.items()}
+    rows = [{"target": "a"}, {"target": "c"}]
+    videos = torch.full((2, 5, 3, 4, 4), 0.5)
+    for images in (videos[:, 0], videos):
+        found = score_images(functions, configs, images, ["a", "b"], rows)
+        assert found["a/score"].tolist() == [1.0, 0.0]
+        assert found["reward"].tolist() == [1.5, 0.5]
 
 
 def test_a_function_is_taken_as_it_is():

@@ -33,14 +33,16 @@ class Server:
     """A scorer of the protocol; a test puts its misbehaviour into ``answers``."""
 
     def __init__(self):
-        self.requests, self.answers = [], []
+        self.requests, self.answers, self.metadata = [], [], []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                pixels, prompts = decode_request(body, self.headers["Content-Type"])
+                request = decode_request(body, self.headers["Content-Type"])
+                pixels, prompts, _ = request
                 outer.requests.append((pixels, prompts, dict(self.headers)))
+                outer.metadata += request.metadata
                 answer = outer.answers.pop(0) if outer.answers else None
                 status, text = (answer or outer.honest)(pixels, prompts)
                 self.send_response(status)
@@ -76,11 +78,11 @@ def says(status, text):
     return lambda pixels, prompts: (status, text.encode())
 
 
-def score(server, samples=IMAGES, **options):
+def score(server, samples=IMAGES, metadata=(), **options):
     options = {"backoff_seconds": 0, "max_attempts": 1, "url": server.url, **options}
     config = RemoteConfig(**options)
     function = Remote(config, torch.device("cpu"))
-    return score_images({"quality": function}, {"quality": config}, samples, PROMPTS)
+    return score_images({"quality": function}, {"quality": config}, samples, PROMPTS, metadata)
 
 
 @pytest.mark.parametrize("body", ["arrow", "json"])
@@ -93,6 +95,21 @@ def test_images_arrive_bit_for_bit_and_scores_come_back(server, body):
     assert (pixels.dtype, prompts) == (np.uint8, PROMPTS)
     np.testing.assert_array_equal(pixels, as_pixels(IMAGES))
     assert headers["Content-Type"] == {"arrow": ARROW, "json": JSON}[body]
+
+
+@pytest.mark.parametrize("body", ["arrow", "json"])
+def test_what_rows_say_about_prompts_arrives(server, body):
+    metadata = [{"spec": {"class": "dog", "n": n}, "tag": None} for n in range(len(PROMPTS))]
+    score(server, metadata=metadata, body=body, batch_size=2)
+    assert server.metadata == metadata
+    score(server, VIDEOS, metadata=metadata, frame_stride=3)
+    frames = [row for row in metadata for _ in range(2)]
+    assert server.metadata[len(metadata) :] == frames
+
+
+def test_without_metadata_it_gets_empty_objects(server):
+    score(server)
+    assert server.metadata == [{}] * len(PROMPTS)
 
 
 @pytest.mark.parametrize("body", ["arrow", "json"])
@@ -218,7 +235,7 @@ def test_a_token_is_sent_and_must_be_there(server, monkeypatch):
 
 def test_the_arrow_body_is_read_by_any_arrow():
     table = pa.ipc.open_stream(encode_request(as_pixels(IMAGES), PROMPTS, "arrow")).read_all()
-    assert table.schema.names == ["prompt", "sample"]
+    assert table.schema.names == ["prompt", "metadata", "sample"]
     assert table.schema.field("sample").type == pa.fixed_shape_tensor(pa.uint8(), (6, 8, 3))
     assert table["prompt"].to_pylist() == PROMPTS
 

@@ -190,15 +190,15 @@ def test_a_switch_at_the_end_is_heard_though_no_other_iteration_is_open(
     scenario, tmp_path, prefect_backend, monkeypatch
 ):
     from deployments.bench_layouts import run_emulated
-    from flows.conductor import Conductor
+    from flows.iteration_runs import IterationRuns
 
-    open_until = Conductor._open_until
+    open_until = IterationRuns.open_until
 
-    def open_late(conductor, index):
-        if len(conductor._threads) == len(conductor._closed):
-            open_until(conductor, index)
+    def open_late(runs, index):
+        if len(runs._threads) == runs._num_ended:
+            open_until(runs, index)
 
-    monkeypatch.setattr(Conductor, "_open_until", open_late)
+    monkeypatch.setattr(IterationRuns, "open_until", open_late)
     choice = Choice("colocated", None)
     config = emulated_config(scenario.scaled(0.3), choice, tmp_path, num_iterations=2)
     spans, _ = run_emulated(config)

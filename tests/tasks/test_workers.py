@@ -1,8 +1,13 @@
 """What a run learns from its workers before it starts."""
 
-import pytest
+from threading import Event, Thread
 
-from tasks.cluster import devices_of
+import pytest
+from distributed import Client
+
+from digen_core.control.protocol import Device
+from digen_core.schedule_config import ClusterConfig
+from tasks.cluster import devices_of, exclusive, in_one_role
 
 
 class Workers:
@@ -68,3 +73,54 @@ def sampling_here():
     import threading
 
     return [thread.name for thread in threading.enumerate() if "rofile" in thread.name]
+
+
+@pytest.mark.parametrize(
+    ("roles", "counts", "expected"),
+    [
+        ("bb", (1, 1), "rt"),
+        ("bbbb", (3, 1), "rrrt"),
+        ("bbb", (9, 1), "rrt"),
+        ("bbb", (1, 9), "rtt"),
+        ("rbb", (1, 1), "rrt"),
+        ("rrb", (1, 1), "rrt"),
+        ("tbb", (2, 1), "trr"),
+        ("rt", (5, 1), "rt"),
+        ("b", (1, 1), "b"),
+    ],
+)
+def test_workers_that_may_do_both_are_dealt_in_the_configs_proportion(roles, counts, expected):
+    names = {"r": {"rollout"}, "t": {"trainer"}, "b": {"rollout", "trainer"}}
+    devices = [Device(str(i), frozenset(names[role])) for i, role in enumerate(roles)]
+    config = ClusterConfig(rollout_workers=counts[0], trainer_workers=counts[1])
+    dealt = in_one_role(devices, config)
+    assert [device.name for device in dealt] == [device.name for device in devices]
+    assert [device.roles for device in dealt] == [names[role] for role in expected]
+
+
+def test_two_runs_do_not_share_a_cluster(dask_cluster):
+    with Client(dask_cluster, set_as_default=False) as one:
+        with exclusive(one, lambda: pytest.fail("the cluster is free")):
+            waiting, ended = Event(), Event()
+
+            def second():
+                with (
+                    Client(dask_cluster, set_as_default=False) as two,
+                    exclusive(two, waiting.set),
+                ):
+                    ended.set()
+
+            thread = Thread(target=second)
+            thread.start()
+            assert waiting.wait(10)
+            assert not ended.is_set()
+        thread.join(10)
+        assert ended.is_set()
+
+
+def test_the_environment_names_the_cluster_where_the_config_does_not(monkeypatch):
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tcp://10.0.0.1:8786")
+    assert ClusterConfig().address == "tcp://10.0.0.1:8786"
+    assert ClusterConfig(scheduler_address="tcp://10.0.0.2:1").address == "tcp://10.0.0.2:1"
+    monkeypatch.delenv("DASK_SCHEDULER_ADDRESS")
+    assert ClusterConfig().address is None

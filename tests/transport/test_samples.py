@@ -1,3 +1,4 @@
+import json
 from dataclasses import fields, replace
 
 import pandas as pd
@@ -25,6 +26,7 @@ ROW = SampleRow(
     behaviour_logprobs=[-0.5, 0.25, 1 / 3],
     denoise_seconds=0.5,
     score_seconds=0.01,
+    metadata={"spec": {"class": "dog", "count": 2}, "tag": None},
 )
 
 
@@ -35,6 +37,7 @@ def rows_of(iteration: int, count: int = 4) -> list[SampleRow]:
 def test_a_row_comes_back_as_it_was(tmp_path):
     write_samples(tmp_path, 0, [ROW])
     (row,) = read_samples(tmp_path).to_pylist()
+    row["metadata"] = json.loads(row["metadata"])
     rewards = {name: row.pop(name) for name in ("shapes/exact", "shapes/score")}
     assert SampleRow(**row, rewards=rewards) == ROW
 

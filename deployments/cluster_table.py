@@ -1,0 +1,33 @@
+"""``digen cluster show``: the devices of a cluster file."""
+
+from rich.console import Console
+from rich.table import Table
+
+from digen_core.planning.cluster import Cluster
+
+HEADINGS = ("kind", "count", "roles", "where", "GB/s", "threads", "price/h", "watts")
+
+
+def print_cluster(cluster: Cluster, console: Console | None = None) -> None:
+    """Print a row for each group of devices, and their sums."""
+    console = console or Console(highlight=False, soft_wrap=True)
+    table = Table(title=cluster.description or None, title_justify="left", box=None)
+    for heading in HEADINGS:
+        is_text = heading in ("kind", "roles", "where")
+        table.add_column(heading, justify="left" if is_text else "right")
+    for group in cluster.devices:
+        link = group.link or cluster.network
+        table.add_row(
+            group.kind,
+            str(group.count),
+            group.roles,
+            " ".join(filter(None, (group.site, *group.hosts))) or "-",
+            f"{link:g}" if link else "-",
+            str(group.threads),
+            f"{group.price_per_hour:g}",
+            f"{group.watts:g}",
+        )
+    if len(cluster.devices) > 1:
+        sums = (f"{cluster.price_per_hour:g}", f"{cluster.watts:g}")
+        table.add_row("in all", str(len(cluster.fleet)), "", "", "", "", *sums)
+    console.print(table)

@@ -1,0 +1,52 @@
+"""Commands that look at clusters, and print how their workers are started."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+
+def show(
+    cluster: str,
+    /,
+    *,
+    way: Annotated[
+        Literal["ssh", "cuda", "slurm", "kubernetes"] | None, Parameter(name="--for")
+    ] = None,
+    tls: bool = True,
+    out: Path | None = None,
+) -> int:
+    """Print the devices of a cluster file, or what starts its workers elsewhere.
+
+    Example: digen cluster show deployments/clusters/8x-h100.toml --for slurm --out jobs
+
+    Args:
+        cluster: A name in deployments/clusters, or a TOML file like those.
+        way: ssh: a script that starts each worker on its host; cuda: one that lets dask-cuda start
+            a worker for each GPU of a host; slurm: a job array for each kind; kubernetes: what the
+            Dask operator takes. Scripts use what 'digen up --host' left in runs/up/env.
+        tls: Whether the parts of Dask use TLS; for kubernetes only, scripts follow 'digen up'.
+        out: Folder to write the files to, instead of printing them.
+    """
+    from deployments.plan import find_cluster
+
+    found = find_cluster(cluster)
+    if way is None:
+        from deployments.cluster_table import print_cluster
+
+        print_cluster(found)
+        return 0
+
+    from deployments.launching import files_for
+
+    files = files_for(found, way, tls)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        if out is not None:
+            (out / name).write_text(text)
+            sys.stdout.write(f"{out / name}\n")
+        else:
+            sys.stdout.write(f"# {name}\n{text}\n" if len(files) > 1 else text)
+    return 0

@@ -1,0 +1,219 @@
+"""How the workers of a cluster file are started elsewhere, as text: ssh, SLURM, Kubernetes, CUDA.
+
+The scripts take addresses, keys and passwords from the file that ``digen up`` writes; they run in
+this folder, with this Python, so hosts share both with this machine.
+"""
+
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from deployments.operation.access import CERTIFICATE, KEY, tls_environment
+from deployments.operation.state import ENVIRONMENT, FOLDER
+from deployments.operation.workers import Worker, workers_of
+from digen_core.config import ConfigError
+from digen_core.planning.cluster import ROLES, Cluster, DeviceGroup
+from tasks.worker import resources_of
+
+Way = Literal["ssh", "cuda", "slurm", "kubernetes"]
+USE_ENVIRONMENT = f"set -a; . {ENVIRONMENT}; set +a"
+TLS_FOLDER = Path("/tls")  # in a container
+
+
+def files_for(cluster: Cluster, way: Way, tls: bool) -> dict[str, str]:
+    """Return the files that start a cluster's workers, by name.
+
+    Args:
+        cluster: as its file describes it.
+        way: what starts them.
+        tls: whether the parts of Dask are to use TLS; a script takes it from the environment.
+
+    Raises:
+        ConfigError: the cluster file lacks what this way needs.
+    """
+    match way:
+        case "ssh":
+            return {"workers.sh": _script(_ssh_lines(cluster))}
+        case "cuda":
+            return {"workers.sh": _script(_cuda_lines(cluster))}
+        case "slurm":
+            return _slurm_scripts(cluster)
+        case "kubernetes":
+            resources = _kubernetes(cluster, tls)
+            text = yaml.safe_dump_all(resources, sort_keys=False)
+            return {"cluster.yaml": _kubernetes_notes(cluster, tls) + text}
+
+
+def _script(lines: Iterator[str]) -> str:
+    return "\n".join(["#!/usr/bin/env bash", "set -e", *lines]) + "\n"
+
+
+def _ssh_lines(cluster: Cluster) -> Iterator[str]:
+    """Yield a line for each worker."""
+    for worker in workers_of(cluster):
+        yield _over_ssh(worker, _command(worker, worker.environment))
+
+
+def _cuda_lines(cluster: Cluster) -> Iterator[str]:
+    """Yield a line for each group on each host: dask-cuda starts a worker for each of its GPUs."""
+    by_host: dict[tuple[int, str | None], list[Worker]] = {}
+    for worker in workers_of(cluster):
+        if worker.gpu is None:
+            kind = worker.group.kind
+            raise ConfigError(f"devices of kind {kind} are no GPUs; set their cuda = true")
+        by_host.setdefault((id(worker.group), worker.host), []).append(worker)
+    for first, *others in by_host.values():  # the workers are called after the first: h100-0-0, ...
+        gpus = ",".join(str(worker.gpu) for worker in (first, *others))
+        variables = first.environment | {"CUDA_VISIBLE_DEVICES": gpus}
+        yield _over_ssh(first, f"{_command(first, variables)} --cuda")
+
+
+def _command(worker: Worker, variables: Mapping[str, str]) -> str:
+    python = [sys.executable, "-m", "tasks.worker", *worker.arguments]
+    return " ".join([*(f"{name}={value}" for name, value in variables.items()), shlex.join(python)])
+
+
+def _over_ssh(worker: Worker, command: str) -> str:
+    """Return the line that starts a command in the background on a worker's host."""
+    if worker.host is None:
+        kind = worker.group.kind
+        raise ConfigError(f"devices of kind {kind} have no hosts; set their hosts = [...]")
+    log = shlex.quote(str(FOLDER / f"{worker.name}.log"))
+    there = f"cd {shlex.quote(str(Path.cwd()))}; {USE_ENVIRONMENT}; "
+    start = f"{there}nohup env {command} >{log} 2>&1 &"
+    return f"ssh {shlex.quote(worker.host)} {shlex.quote(start)}"
+
+
+def _slurm_scripts(cluster: Cluster) -> dict[str, str]:
+    """Return a job array for each group of devices.
+
+    Raises:
+        ConfigError: dask-jobqueue is not installed.
+    """
+    try:
+        from dask_jobqueue.slurm import SLURMJob
+    except ImportError as error:
+        raise ConfigError("job scripts need dask-jobqueue: pip install 'digen[slurm]'") from error
+    first: dict[str, int] = {}
+    scripts = {}
+    for group in cluster.devices:
+        start = first.get(group.kind, 0)
+        first[group.kind] = start + group.count
+        job = SLURMJob(
+            scheduler="$DASK_SCHEDULER_ADDRESS",
+            name=f"{group.kind}-$SLURM_ARRAY_TASK_ID",
+            job_name=f"digen-{group.kind}",
+            queue=cluster.slurm.partition,
+            account=cluster.slurm.account,
+            walltime=cluster.slurm.walltime,
+            memory=cluster.slurm.memory,
+            cores=group.threads,
+            processes=1,
+            python=sys.executable,
+            worker_command="tasks.worker",
+            worker_extra_args=[
+                "--nthreads 1 --memory-limit 0",  # the last of an option's values counts
+                f"--resources {shlex.quote(resources_of(ROLES[group.roles]))}",
+            ],
+            job_extra_directives=[
+                f"--array={start}-{start + group.count - 1}",
+                f"--chdir={Path.cwd()}",
+                f"--output={FOLDER}/{group.kind}-%a.log",
+                *(["--gres=gpu:1"] if group.cuda else []),
+            ],
+            job_script_prologue=[USE_ENVIRONMENT, f"export OMP_NUM_THREADS={group.threads}"],
+        )
+        scripts[f"{group.kind}-{start}.sbatch"] = job.job_script()
+    return scripts
+
+
+def _kubernetes(cluster: Cluster, tls: bool) -> list[dict[str, Any]]:
+    """Return a DaskCluster with the first group of devices, and a DaskWorkerGroup for each other.
+
+    They are what the operator of dask-kubernetes takes.
+    """
+    own = cluster.kubernetes
+    head: dict[str, Any] = {"apiVersion": "kubernetes.dask.org/v1"}
+    first, *others = [
+        {"replicas": group.count, "spec": _worker_pod(cluster, group, tls)}
+        for group in cluster.devices
+    ]
+    scheduler = {"spec": _scheduler_pod(cluster, tls), "service": _scheduler_service(cluster)}
+    resources = [
+        head
+        | {"kind": "DaskCluster", "metadata": {"name": own.name, "namespace": own.namespace}}
+        | {"spec": {"worker": first, "scheduler": scheduler}}
+    ]
+    for number, group in enumerate(others, start=1):
+        metadata = {"name": f"{own.name}-{number}", "namespace": own.namespace}
+        spec = {"cluster": own.name, "worker": group}
+        resources.append(head | {"kind": "DaskWorkerGroup", "metadata": metadata, "spec": spec})
+    return resources
+
+
+def _worker_pod(cluster: Cluster, group: DeviceGroup, tls: bool) -> dict[str, Any]:
+    own, scheme = cluster.kubernetes, "tls" if tls else "tcp"
+    address = f"{scheme}://{own.name}-scheduler.{own.namespace}.svc:8786"
+    command = ["digen", "worker", address, "--name", "$(DASK_WORKER_NAME)", "--role", group.roles]
+    limits = {"cpu": str(group.threads), "memory": own.memory}
+    gpu = {"nvidia.com/gpu": "1"} if group.cuda else {}
+    container = {
+        "name": "worker",
+        "args": [*command, "--threads", str(group.threads)],
+        "resources": {"limits": limits | gpu, "requests": limits},
+        "envFrom": [{"secretRef": {"name": f"{own.name}-environment"}}],
+    }
+    zone = {"nodeSelector": {"topology.kubernetes.io/zone": group.site}} if group.site else {}
+    return zone | _pod(cluster, container, tls)
+
+
+def _scheduler_pod(cluster: Cluster, tls: bool) -> dict[str, Any]:
+    container = {
+        "name": "scheduler",
+        "args": ["dask", "scheduler", "--host", "0.0.0.0"] + ["--protocol", "tls"] * tls,
+        "ports": [
+            {"name": "tcp-comm", "containerPort": 8786, "protocol": "TCP"},
+            {"name": "http-dashboard", "containerPort": 8787, "protocol": "TCP"},
+        ],
+        "readinessProbe": {"httpGet": {"port": "http-dashboard", "path": "/health"}},
+    }
+    return _pod(cluster, container, tls)
+
+
+def _pod(cluster: Cluster, container: dict[str, Any], tls: bool) -> dict[str, Any]:
+    container = container | {"image": cluster.kubernetes.image}
+    if not tls:
+        return {"containers": [container]}
+    paths = tls_environment(TLS_FOLDER / CERTIFICATE.name, TLS_FOLDER / KEY.name)
+    container["env"] = [{"name": name, "value": value} for name, value in paths.items()]
+    mount = {"name": "tls", "mountPath": str(TLS_FOLDER), "readOnly": True}
+    container["volumeMounts"] = [mount]
+    volume = {"name": "tls", "secret": {"secretName": f"{cluster.kubernetes.name}-tls"}}
+    return {"containers": [container], "volumes": [volume]}
+
+
+def _scheduler_service(cluster: Cluster) -> dict[str, Any]:
+    names = {"tcp-comm": 8786, "http-dashboard": 8787}
+    labels = {"dask.org/cluster-name": cluster.kubernetes.name}
+    return {
+        "type": "ClusterIP",
+        "selector": labels | {"dask.org/component": "scheduler"},
+        "ports": [
+            {"name": name, "protocol": "TCP", "port": port, "targetPort": name}
+            for name, port in names.items()
+        ],
+    }
+
+
+def _kubernetes_notes(cluster: Cluster, tls: bool) -> str:
+    own = cluster.kubernetes
+    create = f"# kubectl -n {own.namespace} create secret generic {own.name}"
+    files = f"--from-file={CERTIFICATE} --from-file={KEY}"
+    lines = ["# For the Dask operator. The secrets that the pods need:"]
+    lines += [f"{create}-environment --from-env-file={ENVIRONMENT}"]
+    lines += [f"{create}-tls {files}"] if tls else []
+    return "\n".join([*lines, f"# kubectl apply -f {'cluster.yaml'}", ""])

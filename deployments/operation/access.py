@@ -1,0 +1,98 @@
+"""Keys and passwords between the parts: TLS of Dask, basic auth of Prefect and of MLflow."""
+
+import secrets
+from pathlib import Path
+
+from distributed import Security
+
+from deployments.operation.state import FOLDER, Options, write_privately
+
+USER = "digen"
+CERTIFICATE, KEY = FOLDER / "tls" / "certificate.pem", FOLDER / "tls" / "key.pem"
+PASSWORD = FOLDER / "password"
+MLFLOW_AUTH = FOLDER / "mlflow-auth.ini"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine reaches a host."""
+    return host in LOOPBACK
+
+
+def make_access(options: Options) -> dict[str, str]:
+    """Make what the options ask for, and return the variables by which a process gets in."""
+    environment: dict[str, str] = {}
+    if options.tls:
+        environment |= _tls()
+    if options.prefect_auth:
+        environment["PREFECT_API_AUTH_STRING"] = f"{USER}:{_password()}"
+    if options.mlflow_auth:
+        environment["MLFLOW_TRACKING_USERNAME"] = USER
+        environment["MLFLOW_TRACKING_PASSWORD"] = _password()
+    return environment
+
+
+def _password() -> str:
+    """Return the password of this folder, the same each time: MLflow keeps the first one."""
+    if not PASSWORD.exists():
+        PASSWORD.parent.mkdir(parents=True, exist_ok=True)
+        write_privately(PASSWORD, secrets.token_urlsafe(18))
+    return PASSWORD.read_text()
+
+
+def server_environment(environment: dict[str, str]) -> dict[str, str]:
+    """Return the variables by which the servers know who may come in."""
+    servers: dict[str, str] = {}
+    if "PREFECT_API_AUTH_STRING" in environment:
+        servers["PREFECT_SERVER_API_AUTH_STRING"] = environment["PREFECT_API_AUTH_STRING"]
+    if "MLFLOW_TRACKING_PASSWORD" in environment:
+        write_privately(MLFLOW_AUTH, _mlflow_auth(environment["MLFLOW_TRACKING_PASSWORD"]))
+        servers["MLFLOW_AUTH_CONFIG_PATH"] = str(MLFLOW_AUTH.resolve())
+        servers["MLFLOW_FLASK_SERVER_SECRET_KEY"] = secrets.token_hex(16)
+    return servers
+
+
+def dask_security(options: Options) -> Security:
+    """Return how this process talks to the Dask scheduler."""
+    if not options.tls:
+        return Security()
+    return Security(
+        require_encryption=True,
+        tls_ca_file=str(CERTIFICATE),
+        tls_client_cert=str(CERTIFICATE),
+        tls_client_key=str(KEY),
+    )
+
+
+def _tls() -> dict[str, str]:
+    """Make one self-signed pair, which is authority, scheduler, worker and client at once."""
+    made = Security.temporary()
+    CERTIFICATE.parent.mkdir(parents=True, exist_ok=True)
+    write_privately(CERTIFICATE, made.tls_ca_file)
+    write_privately(KEY, made.tls_client_key)
+    return tls_environment(CERTIFICATE.resolve(), KEY.resolve())
+
+
+def tls_environment(certificate: Path, key: Path) -> dict[str, str]:
+    """Return the variables that make every part of Dask use a certificate and its key."""
+    prefix = "DASK_DISTRIBUTED__COMM__"
+    environment = {
+        f"{prefix}REQUIRE_ENCRYPTION": "True",
+        f"{prefix}TLS__CA_FILE": str(certificate),
+    }
+    for part in ("SCHEDULER", "WORKER", "CLIENT"):
+        environment[f"{prefix}TLS__{part}__CERT"] = str(certificate)
+        environment[f"{prefix}TLS__{part}__KEY"] = str(key)
+    return environment
+
+
+def _mlflow_auth(password: str) -> str:
+    database = (FOLDER / "mlflow-users.db").resolve()
+    return f"""\
+[mlflow]
+default_permission = READ
+database_uri = sqlite:///{database}
+admin_username = {USER}
+admin_password = {password}
+authorization_function = mlflow.server.auth:authenticate_request_basic_auth
+"""

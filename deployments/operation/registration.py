@@ -1,0 +1,107 @@
+"""What Prefect has to know: the work pool, the queue of one run at a time, and the deployments."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+import psutil
+from prefect import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
+from prefect.exceptions import ObjectAlreadyExists
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelled, Crashed, State
+from prefect.workers.process import ProcessWorker
+
+from deployments.operation.state import FOLDER
+from digen_core.config import ConfigError
+
+POOL, QUEUE = "digen", "cluster"
+UNDER_WAY = {"state": {"type": {"any_": ["RUNNING", "PENDING", "PAUSED", "CANCELLING"]}}}
+DEPLOY_SECONDS = 300.0
+
+
+def register(deployments: str, environment: Mapping[str, str]) -> None:
+    """Make the work pool and its queue, and register the deployments of a file.
+
+    Args:
+        deployments: path of a file like deployments/prefect.yaml.
+        environment: by which Prefect's server is reached.
+
+    Raises:
+        ConfigError: Prefect refuses the file; the message names the log.
+    """
+    with _at(environment):
+        asyncio.run(_make_queue())
+    log = FOLDER / "prefect-deploy.log"
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy"]
+    with log.open("wb") as file:
+        made = subprocess.run(
+            [*command, "--prefect-file", deployments, "--all"],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            # Runs happen in PWD (prefect.yaml), which only shells keep up to date.
+            env={**os.environ, **environment, "PWD": os.getcwd()},
+            timeout=DEPLOY_SECONDS,
+        )
+    if made.returncode:
+        raise ConfigError(f"Prefect did not take the deployments of {deployments}; see {log}")
+
+
+async def _make_queue() -> None:
+    template = ProcessWorker.get_default_base_job_template()
+    pool = WorkPoolCreate(name=POOL, type="process", base_job_template=template)
+    async with get_client() as client:
+        with suppress(ObjectAlreadyExists):
+            await client.create_work_pool(pool)
+        try:
+            await client.create_work_queue(QUEUE, work_pool_name=POOL, concurrency_limit=1)
+        except ObjectAlreadyExists:
+            queue = await client.read_work_queue_by_name(QUEUE, work_pool_name=POOL)
+            await client.update_work_queue(queue.id, concurrency_limit=1)
+
+
+def crash_lost_runs(environment: Mapping[str, str]) -> None:
+    """Mark runs whose process is gone: they would block the queue for ever."""
+    alive = set(psutil.pids())
+    state = Crashed(message="The process of this run is gone.")
+    with _at(environment):
+        asyncio.run(_end_runs(lambda pid: pid not in alive, state))
+
+
+def cancel_runs(processes: Collection[int], environment: Mapping[str, str]) -> None:
+    """Mark the runs of some processes as cancelled; their processes are ended by the caller."""
+    state = Cancelled(message="digen down ended the process of this run.")
+    with _at(environment):
+        asyncio.run(_end_runs(lambda pid: pid in processes, state))
+
+
+async def _end_runs(is_meant: Callable[[int], bool], state: State[None]) -> None:
+    async with get_client() as client:
+        runs = await client.read_flow_runs(
+            flow_run_filter=FlowRunFilter.model_validate(UNDER_WAY),
+            work_pool_filter=WorkPoolFilter.model_validate({"name": {"any_": [POOL]}}),
+        )
+        pids = {run.id: run.infrastructure_pid or "" for run in runs}
+        ended = [run for run, pid in pids.items() if pid.isdecimal() and is_meant(int(pid))]
+        parents = {"parent_flow_run_id": {"any_": ended}}
+        if ended:
+            inner = FlowRunFilter.model_validate(UNDER_WAY | parents)
+            ended += [run.id for run in await client.read_flow_runs(flow_run_filter=inner)]
+        for run in ended:
+            await client.set_flow_run_state(run, state, force=True)
+
+
+@contextmanager
+def _at(environment: Mapping[str, str]) -> Iterator[None]:
+    """Talk to the Prefect server that the environment names."""
+    settings = {
+        PREFECT_API_URL: environment["PREFECT_API_URL"],
+        PREFECT_API_AUTH_STRING: environment.get("PREFECT_API_AUTH_STRING"),
+    }
+    with temporary_settings(settings):
+        yield

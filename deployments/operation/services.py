@@ -1,0 +1,194 @@
+"""The parts that ``digen up`` starts: how each is called, where it is, and when it is ready."""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+from prefect.settings import get_current_settings
+
+from deployments.operation.access import is_loopback, server_environment
+from deployments.operation.state import Options, Service
+from deployments.prefect_server import (
+    RECORDER_SETTINGS,
+    any_free_port,
+    is_free,
+    is_healthy,
+    is_lasting,
+    local_api,
+)
+from digen_core.config import ConfigError
+from tasks.cluster import QUIET, as_environment
+
+READY_SECONDS = 300.0  # a busy machine imports slowly
+POLL_SECONDS = 0.2
+
+PREFECT, MLFLOW, DASK, DASHBOARD = "prefect-server", "mlflow", "dask-scheduler", "dashboard"
+
+
+def reachable_host(host: str) -> str:
+    """Return the host under which others reach what listens on ``host``."""
+    if host in ("0.0.0.0", "::"):
+        from distributed.utils import get_ip
+
+        return str(get_ip())
+    return host
+
+
+def choose_port(wanted: int, taken: set[int]) -> int:
+    """Return a port if it is free, else another one."""
+    port = wanted
+    while port in taken or not is_free(port):
+        port = any_free_port()
+    taken.add(port)
+    return port
+
+
+def reused_addresses(options: Options, *, own_toml: bool) -> dict[str, str]:
+    """Return the addresses of servers that run already and are not ours.
+
+    Args:
+        options: what is asked for.
+        own_toml: the file prefect.toml is left from an earlier ``digen up``: what it says is gone.
+
+    Raises:
+        ConfigError: a configured one does not answer.
+    """
+    found = {}
+    configured = os.environ.get("PREFECT_API_URL")
+    if configured is None and not own_toml:
+        configured = get_current_settings().api.url
+    running = local_api(options.ports[0])
+    if configured is not None:
+        if not is_healthy(configured):
+            raise ConfigError(f"no Prefect server answers at {configured} (PREFECT_API_URL)")
+        found[PREFECT] = configured
+    elif is_loopback(options.host) and not options.prefect_auth and is_lasting(running):
+        found[PREFECT] = running
+    if mlflow := os.environ.get("MLFLOW_TRACKING_URI"):
+        if not mlflow.startswith("http") or not answers(f"{mlflow.rstrip('/')}/health"):
+            raise ConfigError(f"no MLflow server answers at {mlflow} (MLFLOW_TRACKING_URI)")
+        found[MLFLOW] = mlflow
+    return found
+
+
+def new_addresses(options: Options, reused: Mapping[str, str]) -> dict[str, str]:
+    """Choose addresses for what is to be started."""
+    host, taken = reachable_host(options.host), set[int]()
+    ports = [choose_port(port, taken) for port in options.ports]
+    scheme = "tls" if options.tls else "tcp"
+    return {
+        PREFECT: f"http://{host}:{ports[0]}/api",
+        MLFLOW: f"http://{host}:{ports[1]}",
+        DASK: f"{scheme}://{host}:{ports[2]}",
+        # Whoever can open it sees everything, and it asks for no password: this machine only.
+        DASHBOARD: f"http://127.0.0.1:{ports[3]}/status",
+        **reused,
+    }
+
+
+def environment_of(addresses: Mapping[str, str], access: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that make a process use the servers and the cluster."""
+    return {
+        "PREFECT_API_URL": addresses[PREFECT],
+        "MLFLOW_TRACKING_URI": addresses[MLFLOW],
+        "DASK_SCHEDULER_ADDRESS": addresses[DASK],
+        **access,
+    }
+
+
+def commands_of(
+    options: Options, addresses: Mapping[str, str], environment: Mapping[str, str]
+) -> dict[str, tuple[list[str], dict[str, str]]]:
+    """Return command and environment of each server, by name."""
+    servers = server_environment(environment)
+    return {
+        PREFECT: (_prefect(options, addresses[PREFECT]), {
+            **servers,
+            **RECORDER_SETTINGS,
+            "PREFECT_SERVER_UI_API_URL": addresses[PREFECT],
+        }),
+        MLFLOW: (_mlflow(options, addresses[MLFLOW]), {
+            **servers,
+            # Eight processes that judge what language models say.
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        }),
+        DASK: (
+            _scheduler(options, addresses),
+            {**environment, **as_environment(QUIET)},
+        ),
+    }  # fmt: skip
+
+
+def _prefect(options: Options, address: str) -> list[str]:
+    command = [sys.executable, "-m", "prefect", "server", "start"]
+    return [*command, "--host", options.host, "--port", str(_port(address))]
+
+
+def _mlflow(options: Options, address: str) -> list[str]:
+    runs = Path("runs").resolve()
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
+    command += ["--host", options.host, "--port", str(_port(address))]
+    # The file and the folder that runs without a server use: it shows those, too.
+    command += ["--backend-store-uri", f"sqlite:///{runs / 'mlflow.db'}"]
+    command += ["--artifacts-destination", (runs / "mlartifacts").as_uri()]
+    if options.mlflow_auth:
+        command += ["--app-name", "basic-auth"]
+    if not is_loopback(options.host):
+        hosts = {"localhost", "127.0.0.1", reachable_host(options.host), socket.gethostname()}
+        command += ["--allowed-hosts", ",".join(f"{host}:*" for host in sorted(hosts))]
+    return command
+
+
+def _scheduler(options: Options, addresses: Mapping[str, str]) -> list[str]:
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", options.host]
+    command += ["--port", str(_port(addresses[DASK]))]
+    command += ["--protocol", "tls" if options.tls else "tcp"]
+    return [*command, "--dashboard-address", f"127.0.0.1:{_port(addresses[DASHBOARD])}"]
+
+
+def is_ready(name: str, address: str) -> bool:
+    """Say whether a server answers."""
+    if name == PREFECT:
+        return is_healthy(address)
+    if name == MLFLOW:
+        return answers(f"{address}/health")
+    with socket.socket() as probe:
+        probe.settimeout(2)
+        return probe.connect_ex((urlsplit(address).hostname, _port(address))) == 0
+
+
+def answers(url: str) -> bool:
+    """Say whether a page is there."""
+    try:
+        return httpx.get(url, timeout=2.0).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def wait_until_ready(service: Service, ready: Callable[[], bool]) -> None:
+    """Wait for a process to be ready.
+
+    Raises:
+        ConfigError: it ends, or is not ready in time; the message names its log.
+    """
+    deadline = time.monotonic() + READY_SECONDS
+    while not ready():
+        if service.process is None:
+            raise ConfigError(f"{service.name} ended as it started; {service.log} says why")
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"{service.name} was not ready in {READY_SECONDS:.0f} s; see {service.log}"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _port(address: str) -> int:
+    """Return the port of an address."""
+    port = urlsplit(address).port
+    assert port is not None
+    return port

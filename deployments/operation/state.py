@@ -1,0 +1,164 @@
+"""What was started, in ``runs/up/state.json``; and ending exactly that.
+
+A process is known by its id and the time at which it began, as ids are given again.
+"""
+
+import fcntl
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+from pydantic import ValidationError
+
+from digen_core.config import ConfigError
+from digen_core.strict import Strict
+
+FOLDER = Path("runs/up")
+STATE = FOLDER / "state.json"
+ENVIRONMENT = FOLDER / "env"
+SAME_START_SECONDS = 1.0  # a clock that is set meanwhile moves the times a little
+END_SECONDS = 40.0  # a training that is cancelled writes what it has
+
+
+class Options(Strict):
+    """What ``digen up`` was asked for."""
+
+    cluster: str
+    workers: bool  # whether those of the cluster that have no host are started here
+    host: str
+    tls: bool
+    prefect_auth: bool
+    mlflow_auth: bool
+    deployments: str
+    ports: tuple[int, int, int, int]  # Prefect, MLflow, Dask scheduler, its dashboard
+
+
+class Service(Strict):
+    """A process that was started."""
+
+    name: str
+    pid: int
+    began: float
+    log: str
+
+    @property
+    def process(self) -> psutil.Process | None:
+        """The process, if it still runs."""
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.began) < SAME_START_SECONDS
+            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+        except psutil.NoSuchProcess:
+            return None
+
+
+class State(Strict):
+    """All that runs, and how to reach it."""
+
+    options: Options
+    addresses: dict[str, str]
+    """Of what is reachable, by name."""
+
+    reused: tuple[str, ...] = ()
+    """What ran before: it is not ended."""
+
+    environment: dict[str, str]
+    """What a process needs to use it."""
+
+    services: tuple[Service, ...] = ()
+
+    def with_service(self, service: Service) -> "State":
+        """Return the state with one more process, in place of an ended one of its name."""
+        others = [other for other in self.services if other.name != service.name]
+        return self.model_copy(update={"services": (*others, service)})
+
+    def save(self) -> None:
+        """Write the state and the environment; only this user may read them, for the passwords."""
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        lines = [f"{name}={value}\n" for name, value in self.environment.items()]
+        write_privately(ENVIRONMENT, "".join(lines))
+        write_privately(STATE, self.model_dump_json(indent=2))
+
+
+def load_state() -> State | None:
+    """Return what an earlier ``digen up`` left, if it is not down.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    try:
+        return State.model_validate_json(STATE.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise ConfigError(f"cannot read {STATE}; end what it names, and remove it") from error
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Run the body while no other command starts or ends services of this folder.
+
+    Raises:
+        ConfigError: one does.
+    """
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError("another digen up or digen down is at work in this folder") from error
+        yield
+
+
+def start(name: str, command: Sequence[str], environment: Mapping[str, str]) -> Service:
+    """Start a process that outlives this one; what it prints goes to its log."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    log = FOLDER / f"{name}.log"
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C and the end of the terminal do not reach it
+            env={**os.environ, **environment},
+        )
+    began = psutil.Process(process.pid).create_time()
+    return Service(name=name, pid=process.pid, began=began, log=str(log))
+
+
+def end(services: Sequence[Service]) -> None:
+    """End processes and all that they started, and wait until they are gone."""
+    processes = [process for service in services if (process := service.process)]
+    family = [*processes, *(child for process in processes for child in _children(process))]
+    _each(family, "terminate")
+    _, alive = psutil.wait_procs(family, timeout=END_SECONDS)
+    _each(alive, "kill")
+    psutil.wait_procs(alive, timeout=END_SECONDS)
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _each(processes: Sequence[psutil.Process], action: str) -> None:
+    for process in processes:
+        try:
+            getattr(process, action)()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def write_privately(path: Path, text: str) -> None:
+    """Write a file that only this user may read, at once."""
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    new.replace(path)

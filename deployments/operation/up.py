@@ -1,0 +1,220 @@
+"""Start and end everything that runs on one machine need, keeping what runs already."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from distributed import Client
+
+from deployments.operation import registration
+from deployments.operation.access import dask_security, make_access
+from deployments.operation.services import (
+    DASK,
+    MLFLOW,
+    PREFECT,
+    commands_of,
+    environment_of,
+    is_ready,
+    new_addresses,
+    reused_addresses,
+    wait_until_ready,
+)
+from deployments.operation.state import (
+    ENVIRONMENT,
+    STATE,
+    Options,
+    Service,
+    State,
+    end,
+    load_state,
+    locked,
+    start,
+    write_privately,
+)
+from deployments.operation.workers import Worker, workers_of
+from deployments.plan import find_cluster
+from digen_core.config import ConfigError
+
+PREFECT_TOML = Path("prefect.toml")
+PREFECT_WORKER = "prefect-worker"
+OURS = "# Made by 'digen up'; 'digen down' removes it.\n"
+WORKER_SECONDS = 180.0
+
+
+def up(options: Options, say: Callable[[str], None]) -> State:
+    """Start what does not run yet, register the deployments, and return what there is.
+
+    If a part fails, all parts that this call started are ended again.
+
+    Raises:
+        ConfigError: a part does not start, or other options are in force.
+    """
+    if not Path(options.deployments).is_file():
+        raise ConfigError(
+            f"there is no {options.deployments} here; call digen up in the folder of the project, "
+            "or name another file by --deployments"
+        )
+    workers = workers_of(find_cluster(options.cluster))
+    here = [worker for worker in workers if worker.host is None and options.workers]
+    with locked():
+        state = _current(options)
+        with _rolled_back(state) as starter:
+            starter.servers(say)
+            starter.workers(here, say)
+            say(f"registering the deployments of {options.deployments}")
+            if PREFECT in {service.name for service in starter.state.services}:
+                registration.crash_lost_runs(starter.state.environment)
+            registration.register(options.deployments, starter.state.environment)
+            starter.prefect_worker(say)
+        return starter.state
+
+
+def down(say: Callable[[str], None]) -> int:
+    """End what ``up`` started, and nothing else; return the number of processes.
+
+    Raises:
+        ConfigError: the state is damaged, or another command is at work.
+    """
+    with locked():
+        state = load_state()
+        if state is None:
+            return 0
+        running = [service for service in state.services if service.process]
+        _cancel_runs(state, running)
+        say(f"ending {', '.join(service.name for service in running) or 'nothing: all has ended'}")
+        _remove(state, running)
+        return len(running)
+
+
+def _current(options: Options) -> State:
+    """Return the state to go on from: that of an earlier call, if its parts still run.
+
+    Raises:
+        ConfigError: they run with other options.
+    """
+    state, own_toml = load_state(), _is_our_toml()
+    if state is not None and any(service.process for service in state.services):
+        if state.options != options:
+            asked, own = options.model_dump(), state.options.model_dump()
+            key = next(key for key in own if own[key] != asked[key])
+            raise ConfigError(
+                f"digen is up with {key} {own[key]}, not {asked[key]}; run 'digen down' first"
+            )
+        return state
+    if state is not None:
+        _remove(state, [])
+    reused = reused_addresses(options, own_toml=own_toml)
+    addresses = new_addresses(options, reused)
+    environment = environment_of(addresses, make_access(options))
+    return State(
+        options=options, addresses=addresses, reused=tuple(reused), environment=environment
+    )
+
+
+class _Starter:
+    """Starts parts that do not run, and keeps count of them in the state file."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.started: list[Service] = []
+        self._running = {service.name: service for service in state.services if service.process}
+
+    def servers(self, say: Callable[[str], None]) -> None:
+        """Start the Prefect server, MLflow and the Dask scheduler, and wait for all of them."""
+        state = self.state
+        ours = [name for name in (PREFECT, MLFLOW, DASK) if name not in state.reused]
+        commands = commands_of(state.options, state.addresses, state.environment)
+        say(f"starting {', '.join(ours)}")
+        for name in ours:
+            self._start(name, *commands[name])
+        for name in ours:
+            address = state.addresses[name]
+            wait_until_ready(self._running[name], lambda n=name, a=address: is_ready(n, a))
+
+    def workers(self, workers: Sequence[Worker], say: Callable[[str], None]) -> None:
+        """Start the Dask workers, and wait until the scheduler has them."""
+        if not workers:
+            return
+        say(f"starting {len(workers)} workers: {', '.join(worker.name for worker in workers)}")
+        for worker in workers:
+            command = [sys.executable, "-m", "tasks.worker", *worker.arguments]
+            self._start(worker.name, command, {**self.state.environment, **worker.environment})
+        names = {worker.name for worker in workers}
+        address, security = self.state.addresses[DASK], dask_security(self.state.options)
+        with Client(address, security=security, set_as_default=False) as client:
+            for worker in workers:
+                wait_until_ready(self._running[worker.name], lambda: names <= _names(client))
+
+    def prefect_worker(self, say: Callable[[str], None]) -> None:
+        """Start what runs the deployments."""
+        say("starting the Prefect worker")
+        command = [sys.executable, "-m", "prefect", "worker", "start"]
+        command += ["--pool", registration.POOL, "--type", "process"]
+        logging = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO"}
+        self._start(PREFECT_WORKER, command, {**self.state.environment, **logging})
+
+    def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        if name in self._running:
+            return
+        service = start(name, command, environment)
+        self.started.append(service)
+        self._running[name] = service
+        self.state = self.state.with_service(service)
+        self.state.save()
+
+
+def _names(client: Client) -> set[str]:
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    return {str(worker["name"]) for worker in workers}
+
+
+@contextmanager
+def _rolled_back(state: State) -> Iterator[_Starter]:
+    """Yield what starts parts; whatever it started is ended again if the body fails."""
+    starter = _Starter(state)
+    try:
+        yield starter
+        _write_prefect_toml(state.environment)
+    except BaseException:
+        if state.services:
+            end(starter.started)
+            state.save()  # what ran before still does
+        else:
+            _remove(state, starter.started)
+        raise
+
+
+def _cancel_runs(state: State, running: Sequence[Service]) -> None:
+    """Tell Prefect that the runs of our worker end, where the server is ours, too."""
+    services = {service.name: service for service in running}
+    if not {PREFECT, PREFECT_WORKER} <= services.keys():
+        return
+    worker = services[PREFECT_WORKER].process
+    if worker is not None:
+        registration.cancel_runs({c.pid for c in worker.children()}, state.environment)
+
+
+def _remove(state: State, running: Sequence[Service]) -> None:
+    """End services, and forget the state."""
+    trainings = [service for service in running if service.name == PREFECT_WORKER]
+    end(trainings)  # while what they write to is still there
+    end([service for service in running if service not in trainings])
+    for path in (STATE, ENVIRONMENT):
+        path.unlink(missing_ok=True)
+    if _is_our_toml():
+        PREFECT_TOML.unlink()
+
+
+def _write_prefect_toml(environment: Mapping[str, str]) -> None:
+    """Let ``prefect`` and ``digen``, called in this folder, find the server."""
+    if PREFECT_TOML.exists() and not _is_our_toml():
+        return
+    lines = [f'url = "{environment["PREFECT_API_URL"]}"\n']
+    if auth := environment.get("PREFECT_API_AUTH_STRING"):
+        lines.append(f'auth_string = "{auth}"\n')
+    write_privately(PREFECT_TOML, OURS + "[api]\n" + "".join(lines))
+
+
+def _is_our_toml() -> bool:
+    return PREFECT_TOML.exists() and PREFECT_TOML.read_text().startswith(OURS)

@@ -1,0 +1,46 @@
+"""What ``digen replay`` does, and what it prints."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from digen_core.replay import KeptIteration, kept_iteration, replay_config
+from tasks.replay import Replayed, replay
+
+
+def run_replay(run_dir: Path, iteration: int, overrides: Mapping[str, Any]) -> None:
+    """Train an iteration of a run again, perhaps otherwise, and print what came of it.
+
+    Raises:
+        ConfigError: it cannot be replayed.
+    """
+    kept = kept_iteration(run_dir, replay_config(run_dir, overrides), iteration)
+    print_replay(run_dir, kept, replay(run_dir, kept))
+
+
+def print_replay(run_dir: Path, kept: KeptIteration, replayed: Replayed) -> None:
+    """Print the update's metrics beside the run's own, and how far the weights are apart."""
+    console = Console(highlight=False, soft_wrap=True)
+    num_pairs = sum(pack.num_pairs for pack in kept.packs)
+    title = (
+        f"iteration {kept.record.iteration}: version {kept.version} trained on {num_pairs} pairs"
+    )
+    table = Table(title=title, title_justify="left")
+    table.add_column("metric")
+    for heading in ("run", "replay"):
+        table.add_column(heading, justify="right")
+    for name, value in replayed.metrics.items():
+        own = kept.record.metrics.get(name)
+        table.add_row(name, "" if own is None else f"{own:.6g}", f"{value:.6g}")
+    console.print(table)
+    version = replayed.state.version
+    if replayed.difference is None:
+        console.print(f"version {version} of the run is not kept, so weights are not compared")
+    else:
+        console.print(
+            f"weights differ from the run's version {version} by {replayed.difference:.2g} of the "
+            "largest one"
+        )

@@ -1,0 +1,138 @@
+"""Go on with a run that was interrupted: in its folder, from its last checkpoint.
+
+What the run did after that checkpoint is done again, so it is removed first: no sample is kept
+twice. MLflow is told what it lacks of the iterations that stay.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import UUID
+
+from prefect import get_client, runtime
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState
+from prefect.states import Crashed
+
+from digen_core.config import ConfigError, RunConfig
+from digen_core.config_file import CONFIG_OF_RUN, require_run
+from digen_core.manifest import CHECKPOINTS_OF_RUN, LINEAGE_OF_RUN, Lineage, checkpoints_in
+from digen_core.resume import Resumption, resumption_of
+from digen_core.trace.spans import DEVICES_OF_RUN, read_devices
+from digen_core.training.checkpoints import remove_checkpoint
+from digen_core.training.retention import evaluations_of
+from digen_core.transport.files import replace_text
+from digen_core.transport.metrics import METRICS_OF_RUN, read_metrics
+from flows.session import Session, observers, say
+
+LOCK_OF_RUN = ".lock"
+
+
+@contextmanager
+def resuming(config: RunConfig, run_dir: Path) -> Iterator[Resumption]:
+    """Yield from where a run can go on, while no other process does.
+
+    Raises:
+        ConfigError: another process does, or the run cannot go on with this config.
+    """
+    require_run(run_dir)
+    with locked(run_dir):
+        resumption = resumption_of(config, run_dir)
+        for error in resumption.damaged:
+            say(f"{error}; going on from the one before")
+        yield resumption
+
+
+@contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Keep other processes from writing in a run's folder; the lock goes with this process.
+
+    Raises:
+        ConfigError: another process has the lock.
+    """
+    with (run_dir / LOCK_OF_RUN).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise ConfigError(
+                f"{run_dir} is being trained by process {file.read()}; wait until it has ended, "
+                "or stop it first"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()} on {os.uname().nodename}")
+        file.flush()
+        yield
+
+
+def begun_before(config: RunConfig) -> Path | None:
+    """Return the folder of the run that this flow run began; None if it is called first.
+
+    A worker calls the flow of a deployment again for a flow run that was suspended, or by Retry.
+    """
+    if runtime.deployment.id is None:
+        return None
+    for path in Path(config.tracking.runs_dir).glob(f"*/{LINEAGE_OF_RUN}"):
+        if runtime.flow_run.id in Lineage.model_validate_json(path.read_text()).flow_run_ids:
+            return path.parent
+    return None
+
+
+def mark_crashed_flows(flow_run_ids: Sequence[str]) -> None:
+    """Tell Prefect that flow runs of this run have ended: a process that is killed does not."""
+    ended = Crashed(message="its process ended; the run goes on in another flow run")
+    running = FlowRunFilterState.model_validate({"type": {"any_": ["RUNNING"]}})
+    if not flow_run_ids:
+        return
+    ids = [UUID(flow_run_id) for flow_run_id in flow_run_ids]
+    with get_client(sync_client=True) as client:
+        for key in ("id", "parent_flow_run_id"):
+            among = FlowRunFilter.model_validate({key: {"any_": ids}, "state": running})
+            for flow_run in client.read_flow_runs(flow_run_filter=among):
+                client.set_flow_run_state(flow_run.id, ended, force=True)
+
+
+def go_on(session: Session, resumption: Resumption) -> None:
+    """Put a session where its run stood at a checkpoint, or at its start if there is none."""
+    run_dir, manifest = resumption.run_dir, resumption.manifest
+    say(f"going on with {run_dir.name} after {resumption.num_iterations} iterations")
+    discard(run_dir, resumption)
+    if resumption.lineage:
+        mark_crashed_flows([i for i in resumption.lineage.flow_run_ids if i != runtime.flow_run.id])
+    replace_text(run_dir / CONFIG_OF_RUN, session.config.model_dump_json(indent=2))
+    session.checkpoint = resumption.checkpoint
+    session.num_iterations = resumption.num_iterations
+    if manifest:
+        session.reward_history = manifest.reward_history
+    if (run_dir / DEVICES_OF_RUN).exists():
+        session.earlier_devices = read_devices(run_dir / DEVICES_OF_RUN)
+    reports = evaluations_of(run_dir).items()
+    session.evaluations = dict(sorted(reports, key=lambda item: item[1].version))
+    for record in read_metrics(run_dir / METRICS_OF_RUN):
+        session.tracker.log_iteration(record)
+    for tag, report in session.evaluations.items():
+        session.tracker.log_evaluation(tag, report)
+        for observer in observers():
+            observer.on_evaluation(tag, report)
+
+
+def discard(run_dir: Path, resumption: Resumption) -> None:
+    """Remove what a run did after the checkpoint that it goes on from."""
+    version = resumption.manifest.version if resumption.manifest else 0
+    for path in run_dir.glob("*/iteration-*"):  # files, or folders of images and trajectories
+        number = re.fullmatch(r"iteration-(\d+)", path.stem)
+        if number is None or int(number[1]) < resumption.num_iterations:
+            continue
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    for tag, report in evaluations_of(run_dir).items():
+        if report.version > version:
+            (run_dir / f"evaluation-{tag}.json").unlink()
+    for checkpoint in checkpoints_in(run_dir / CHECKPOINTS_OF_RUN):
+        if int(checkpoint.name[1:]) > version:
+            remove_checkpoint(checkpoint)

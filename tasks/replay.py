@@ -1,0 +1,93 @@
+"""Train an iteration again from what was kept, in this process: the run's own tasks, no workers."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from digen_core.config import ConfigError
+from digen_core.manifest import CHECKPOINTS_OF_RUN, name_of
+from digen_core.replay import KeptIteration
+from digen_core.training.checkpoints import read_checkpoint
+from digen_core.training.optimizer import TrainState, initial_state, published
+from tasks import receipts
+from tasks.engine import Engine, version_zero
+from tasks.rollout import encode
+from tasks.setup import load_engine
+from tasks.train import step, train_pack
+
+REPLAY = "replay"  # run id of the engine
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The version that a replay made."""
+
+    state: TrainState
+    metrics: dict[str, float]
+    difference: float | None  # to the run's own next version; None: it is not kept
+
+
+def replay(run_dir: Path, kept: KeptIteration) -> Replayed:
+    """Make the update of an iteration.
+
+    Args:
+        run_dir: folder of the run.
+        kept: of the iteration, and the settings to learn with.
+
+    Raises:
+        ConfigError: the model cannot be loaded, a pack does not fit into memory, or a checkpoint
+            is damaged.
+        FloatingPointError: the loss is not finite.
+    """
+    config = kept.config.model_copy(update={"rewards": {}})  # none is asked again
+    engine = load_engine(REPLAY, config, REPLAY, ("rollout", "trainer"))
+    before = _state_before(engine, kept)
+    engine.load(published(before))
+    total, prompts = None, sorted(set(kept.prompts.values()))
+    conditions = encode.fn(REPLAY, "encode", prompts)
+    for pack in kept.packs:
+        groups = {block.fragment.group for block in pack.blocks}
+        with receipts.collecting() as receipt:
+            total = train_pack.fn(
+                REPLAY,
+                f"train p{pack.index:03d}",
+                pack=pack,
+                version=before.version,
+                segments=[s for s in kept.segments if s.fragment.group in groups],
+                conditions=[conditions],
+                prompts={group: kept.prompts[group] for group in groups},
+                advantages={group: kept.advantages[group] for group in groups},
+                previous=total,
+            )
+        if receipt["too_large"]:
+            raise ConfigError(
+                f"a pack of {pack.num_pairs} pairs does not fit into memory; use a smaller "
+                "--train.pack-size"
+            )
+    with receipts.collecting() as receipt:
+        state = step.fn(REPLAY, "optimizer step", before, total)
+    return Replayed(state, receipt["metrics"], _difference(run_dir, state))
+
+
+def _state_before(engine: Engine, kept: KeptIteration) -> TrainState:
+    keeps_old = engine.config.keeps_old
+    if kept.checkpoint is None:
+        return initial_state(version_zero(engine), keeps_old=keeps_old)
+    state = read_checkpoint(kept.checkpoint)
+    if keeps_old != (state.old is not None):
+        raise ConfigError(
+            "algorithm.old_policy_decay: the run's checkpoints "
+            f"{'have no' if keeps_old else 'have an'} old policy; leave it as it was"
+        )
+    return state
+
+
+def _difference(run_dir: Path, state: TrainState) -> float | None:
+    """Return the largest difference to the run's own version, relative to its largest weight."""
+    checkpoint = run_dir / CHECKPOINTS_OF_RUN / name_of(state.version)
+    if not checkpoint.exists():
+        return None
+    own = read_checkpoint(checkpoint).weights
+    largest = max(np.abs(value).max() for value in own.values())
+    return float(max(np.abs(state.weights[name] - own[name]).max() for name in own) / largest)

@@ -1,0 +1,56 @@
+"""End the tasks that a run left on its workers when it stopped, and what Prefect shows of them."""
+
+import logging
+from time import monotonic, sleep
+from typing import Final
+from uuid import UUID
+
+from distributed import Client, Future, Worker
+from httpx import HTTPError
+from prefect.client.orchestration import get_client
+from prefect.exceptions import PrefectException
+from prefect.states import Cancelled
+
+logger = logging.getLogger(__name__)
+
+TASK_SECONDS: Final = 10.0
+"""How long a stopped run waits for the tasks that run: a Prefect worker kills it after 30 s."""
+POLL_SECONDS: Final = 0.2
+
+
+def stop_tasks(client: Client, addresses: list[str]) -> None:
+    """Drop what waits on workers, wait for what runs there, and mark what does not end.
+
+    Without the mark a task run whose worker is closed under it would show as Running for ever.
+
+    Args:
+        client: whose tasks to stop.
+        addresses: of the workers.
+    """
+    own = set(client.futures)
+    client.cancel([Future(key, client) for key in own])
+    deadline = monotonic() + TASK_SECONDS
+    while (keys := own & _running(client, addresses)) and monotonic() < deadline:
+        sleep(POLL_SECONDS)
+    try:
+        _mark([UUID(key[-36:]) for key in keys])
+    except (HTTPError, PrefectException) as error:
+        logger.warning("Prefect was not told of %d tasks that were stopped: %s", len(keys), error)
+
+
+def _running(client: Client, addresses: list[str]) -> set[str]:
+    """Return the keys of the tasks that are executed; workers that are gone have none."""
+    found = client.run(executed, workers=addresses, on_error="ignore")
+    return {key for keys in found.values() for key in keys}
+
+
+def executed(dask_worker: Worker) -> list[str]:
+    """Return the keys of what a worker executes."""
+    return [task.key for task in dask_worker.state.executing]
+
+
+def _mark(task_run_ids: list[UUID]) -> None:
+    with get_client(sync_client=True) as client:
+        for task_run_id in task_run_ids:
+            state = Cancelled(message="the run was stopped while this ran")
+            client.set_task_run_state(task_run_id, state, force=True)

@@ -1,0 +1,57 @@
+"""A Dask worker for runs: what ``digen worker`` and all that starts workers elsewhere come down to.
+
+    python -m tasks.worker SCHEDULER --name h100-0 --resources "rollout=1 trainer=1"
+
+takes the options of ``dask worker``, or with --cuda those of ``dask cuda worker``, which starts a
+worker for each visible GPU. A worker runs one task at a time, and its engine computes on
+OMP_NUM_THREADS CPU threads, or on one.
+"""
+
+import os
+import sys
+from collections.abc import Collection, Sequence
+
+import dask
+
+from digen_core.config import ConfigError
+from digen_core.control.protocol import Role
+from tasks.cluster import PRELOAD, settings_of_workers
+
+# The model's memory is no matter for Dask, which would pause a worker that it finds too full.
+DEFAULTS = ("--nthreads", "1", "--memory-limit", "0", "--no-dashboard")
+
+
+def resources_of(roles: Collection[Role]) -> str:
+    """Return what a worker of these roles declares, as ``--resources`` takes it."""
+    return " ".join(f"{role}=1" for role in sorted(roles))
+
+
+def run_worker(arguments: Sequence[str], *, cuda: bool = False) -> None:
+    """Run a worker until it is stopped.
+
+    Args:
+        arguments: of ``dask worker``.
+        cuda: Start one for each visible GPU, by dask-cuda.
+
+    Raises:
+        ConfigError: dask-cuda is not installed.
+    """
+    if cuda:
+        try:
+            from dask_cuda.cli import worker as command
+        except ImportError as error:
+            raise ConfigError("--cuda needs dask-cuda: pip install 'digen[cuda]'") from error
+    else:
+        from distributed.cli.dask_worker import main as command
+    # By --preload, the process that only watches over the worker would import it, too.
+    preload = {"distributed.worker.preload": [PRELOAD]}
+    options = ["--preload", PRELOAD] if cuda else []  # with modules of its own, it takes no other
+    num_threads = int(os.environ.get("OMP_NUM_THREADS") or 1)
+    with dask.config.set(settings_of_workers(num_threads) | preload):
+        command.main(
+            [*DEFAULTS, *options, *arguments], prog_name="digen worker", standalone_mode=False
+        )
+
+
+if __name__ == "__main__":
+    run_worker([word for word in sys.argv[1:] if word != "--cuda"], cuda="--cuda" in sys.argv)

@@ -1,0 +1,139 @@
+"""Prompts of a table with metadata and weights; images and trajectories kept; replays of them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.dataset as ds
+import pytest
+from integration_support import HELD_OUT, PROMPTS, TOLERANCE, distance, merged, reference
+from layout_runs import train_only
+from PIL import Image
+
+from deployments.cli import run as digen
+from digen_core.config import RunConfig
+from digen_core.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
+from digen_core.replay import kept_iteration, replay_config
+from digen_core.training.checkpoints import read_checkpoint
+from digen_core.transport.samples import read_samples
+from tasks.replay import replay
+
+pytestmark = pytest.mark.slow
+
+CHANGES = {
+    "model.dtype": "float64",
+    "rewards": {"smooth_rewards:targeted": 1.0},
+    "prompts": {
+        "train": "train.jsonl",
+        "column": "caption",
+        "metadata_columns": ["target"],
+        "weight_column": "share",
+        "split_column": "part",
+        "evaluation_split": "held out",
+    },
+    "rollout.fragment_size": 2,
+    "checkpoints.keep_every": 1,
+    "tracking.keep_images": "extremes",
+    "tracking.keep_trajectories": 2,
+    "schedule.layout": "tsp",
+}
+
+
+def write_table(path: Path) -> None:
+    rows = [
+        {"caption": text, "target": {"red": number / 10}, "share": 1 + number % 2, "part": part}
+        for part, texts in (("train", PROMPTS), ("held out", HELD_OUT))
+        for number, text in enumerate(texts)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_flux, cluster_address, prefect_backend, tmp_path_factory):
+    """A run of three iterations: its config and folder."""
+    from integration_support import tree_of
+
+    folder = tmp_path_factory.mktemp("kept")
+    write_table(folder / "train.jsonl")
+    address = {"cluster.scheduler_address": cluster_address(1, 1)}
+    tree = merged(tree_of(tiny_flux, folder), {**CHANGES, **address})
+    tree["prompts"]["train"] = str(folder / "train.jsonl")
+    config = RunConfig.model_validate(tree)
+    return config, train_only(config)
+
+
+def test_it_equals_the_serial_loop_with_the_same_table(trained):
+    config, run_dir = trained
+    found = read_checkpoint(checkpoints_in(run_dir / CHECKPOINTS_OF_RUN)[-1]).weights
+    assert distance(found, reference(config).weights) < TOLERANCE["float64"]
+
+
+def test_rows_keep_what_their_prompts_came_with(trained):
+    for row in read_samples(trained[1] / "samples").to_pylist():
+        assert json.loads(row["metadata"]) == {"target": {"red": PROMPTS.index(row["prompt"]) / 10}}
+
+
+def test_the_best_and_the_worst_image_of_each_group_are_kept(trained):
+    run_dir, named = trained[1], set()
+    table = ds.dataset(run_dir / "samples").to_table().to_pandas()
+    for _, group in table.groupby(["iteration", "group"]):
+        kept = group[group["image"].notna()]
+        assert set(kept["sample"]) == {
+            group.loc[group["reward"].idxmax(), "sample"],
+            group.loc[group["reward"].idxmin(), "sample"],
+        }
+        named |= set(kept["image"])
+    files = {path.relative_to(run_dir).as_posix() for path in run_dir.glob("images/*/*")}
+    assert files == named
+    row = table[table["image"].notna()].iloc[0]
+    pixels = np.asarray(Image.open(run_dir / row["image"])) / 255
+    brightness = (pixels[..., 0] - pixels[..., 2] / 2).mean()
+    target = json.loads(row["metadata"])["target"]["red"]
+    assert -((brightness - target) ** 2) == pytest.approx(row["reward"], abs=0.01)
+
+
+def test_the_trajectories_of_the_last_iterations_are_kept(trained):
+    folders = sorted(path.name for path in (trained[1] / "trajectories").iterdir())
+    assert folders == ["iteration-000001", "iteration-000002"]
+
+
+@pytest.mark.parametrize("iteration", [1, 2])
+def test_a_replay_makes_the_version_that_the_run_made(trained, iteration):
+    run_dir = trained[1]
+    kept = kept_iteration(run_dir, replay_config(run_dir, {}), iteration)
+    found = replay(run_dir, kept)
+    assert found.state.version == iteration + 1
+    assert found.difference < TOLERANCE["float64"]
+    for name, value in found.metrics.items():
+        assert value == pytest.approx(kept.record.metrics[name], rel=1e-6, abs=1e-9), name
+
+
+def test_a_replay_with_other_settings_is_told_apart(trained, capsys):
+    run_dir = str(trained[1])
+    assert digen(["replay", run_dir, "2", "--train.learning-rate", "1e-2"]) == 0
+    out = capsys.readouterr().out
+    assert "iteration 2: version 2 trained on 16 pairs" in out
+    (line,) = (line for line in out.splitlines() if "train/learning_rate" in line)
+    assert ("0.001" in line, "0.01" in line) == (True, True)
+    kept = kept_iteration(trained[1], replay_config(trained[1], {"train.learning_rate": 1e-2}), 2)
+    assert replay(trained[1], kept).difference > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("0", "keeps no trajectories of iteration 0; set tracking.keep_trajectories"),
+        ("7", "has finished no iteration 7; it has 0 to 2"),
+        ("2 --rollout.num-steps 4", "rollout.num_steps cannot be changed in a replay"),
+        ("2 --train.lora.rank 8", "train.lora.rank cannot be changed in a replay"),
+        ("2 --algorithm.window [2,1,3]", "these settings train step 2, whose latents"),
+        ("2 --algorithm.clip 1", "unknown key algorithm.clip"),
+        ("2 x.toml", "unexpected argument 'x.toml'; it takes RUN ITERATION"),
+        ("x", "Invalid value"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused_in_one_line(trained, arguments, message, capsys):
+    assert digen(["replay", str(trained[1]), *arguments.split()]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1

@@ -1,0 +1,207 @@
+"""A run that was interrupted goes on, and ends as if it had not been."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+from integration_support import TOLERANCE, Watch, distance, initial, merged, only_run, reference
+
+from digen_core.config import RunConfig
+from digen_core.config_file import as_toml
+
+pytestmark = pytest.mark.slow
+
+ITERATIONS = 5
+JOB = {
+    "num_iterations": ITERATIONS,
+    "evaluation.every": 2,
+    "train.adam_eps": 1e-6,  # else Adam blows up the rounding of gradients that are almost 0
+    "algorithm.clip_range": 0.01,
+}
+CASES = {
+    "a decaying rate and an average": {"train.learning_rate_decay": "cosine"},
+    "the old policy": {
+        "algorithm": {"type": "diffusion_nft", "old_policy_decay": "ramp"},
+        "train.learning_rate": 1e-2,
+    },
+    "the history of rewards": {
+        "algorithm": {"type": "ddpo", "buffer_size": 16, "min_count": 5},
+    },
+}
+
+
+def check_run(folder: Path, config: RunConfig) -> None:
+    """Compare what a run left behind with the serial loop's."""
+    from mlflow import MlflowClient
+
+    from digen_core.manifest import read_lineage
+    from digen_core.training.checkpoints import last_state
+    from digen_core.transport.samples import read_samples
+
+    expected, state = reference(config), last_state(folder)
+    assert state.version == config.num_iterations
+    assert distance(expected.weights, initial(config)) > 1e-4, "the weights did not move"
+    assert distance(state.weights, expected.weights) < TOLERANCE[config.model.dtype]
+    assert distance(state.ema, expected.ema) < TOLERANCE[config.model.dtype]
+
+    rows = read_samples(folder / "samples").to_pylist()
+    names = [(row["iteration"], row["group"], row["sample"]) for row in rows]
+    every = [range(config.num_iterations), range(2), range(4)]
+    assert names == [(i, g, s) for i in every[0] for g in every[1] for s in every[2]]
+
+    client = MlflowClient(f"sqlite:///{folder.parent}/mlflow.db")
+    run = client.get_run(read_lineage(folder).mlflow_run_id)
+    assert run.info.status == "FINISHED"
+    for name in run.data.metrics:
+        steps = Counter(metric.step for metric in client.get_metric_history(run.info.run_id, name))
+        assert set(steps.values()) == {1}, f"{name} is there twice: {steps}"
+    history = client.get_metric_history(run.info.run_id, "reward/mean")
+    assert [metric.step for metric in history] == list(range(1, config.num_iterations + 1))
+    for metric in history:
+        serial = expected.metrics[metric.step - 1]["reward/mean"]
+        assert metric.value == pytest.approx(serial, rel=1e-4)
+    judged = client.get_metric_history(run.info.run_id, "evaluation/reward")
+    assert sorted(metric.step for metric in judged) == [0, 2, 4, 5]
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_goes_on_with_other_workers_in_another_layout(
+    case, tree, cluster_address, prefect_backend, monkeypatch
+):
+    from flows import publishing
+    from flows.post_train import post_train
+    from flows.session import watching
+
+    def config_of(layout: str, *workers: int) -> RunConfig:
+        changes = {**JOB, **CASES[case], "schedule.layout": layout}
+        changes["cluster.scheduler_address"] = cluster_address(*workers)
+        tree_ = merged(tree, changes)
+        if "algorithm" in CASES[case]:
+            tree_["algorithm"] = CASES[case]["algorithm"]
+        return RunConfig.model_validate(tree_)
+
+    keep = publishing.keep_checkpoint
+
+    def stop_at_the_third(client, worker, run_id, version, run_dir, position):
+        if version == 3:
+            raise StoppedError
+        keep(client, worker, run_id, version, run_dir, position)
+
+    monkeypatch.setattr(publishing, "keep_checkpoint", stop_at_the_third)
+    with pytest.raises(StoppedError):
+        post_train(config_of("disaggregated", 1, 1))
+    monkeypatch.setattr(publishing, "keep_checkpoint", keep)
+    folder = only_run(tree)
+    assert len(list((folder / "samples").iterdir())) == 3  # the third is done again
+
+    layout = "disaggregated" if case == "the history of rewards" else "tsp"  # needs all rewards
+    config = config_of(layout, 2, 2)
+    watch = Watch()
+    with watching(watch):
+        report = post_train(config, str(folder))
+    assert [record.iteration for record in watch.records] == [2, 3, 4]
+    assert (report.run_id, report.num_iterations) == (folder.name, ITERATIONS)
+    assert (report.before.version, report.after.version) == (0, ITERATIONS)
+    check_run(folder, config)
+
+
+LAYOUTS = [
+    {"schedule.layout": "disaggregated", "rollout.fragment_size": 2},
+    {"schedule.layout": "colocated", "cluster.trainer_workers": 2},
+    {"schedule.layout": "tsp", "cluster.trainer_workers": 2, "train.pack_size": 3},
+    {"schedule.layout": "elastic", "cluster.rollout_workers": 2, "rollout.steps_per_task": 2},
+    {"schedule.layout": "gap", "cluster.rollout_workers": 2, "cluster.trainer_workers": 2},
+    {"schedule.layout": "colocated-strong"},
+]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("num_kills", [1, pytest.param(5, marks=pytest.mark.layouts)])
+def test_a_killed_run_goes_on(num_kills, tree, prefect_backend, tmp_path):
+    """SIGKILL at random points, each time resumed with other workers in another layout."""
+    dice = random.Random(num_kills)
+    tree = merged(tree, {**JOB, "model.dtype": "float32"})
+    (tmp_path / "job.toml").write_text(as_toml(RunConfig.model_validate(tree)))
+    points = sorted(dice.sample(range(ITERATIONS), num_kills)) if num_kills > 1 else [2]
+    arguments = ["job.toml"]
+    for done, changes in zip([*points, None], LAYOUTS, strict=False):
+        settings = [f"--{key}={value}" for key, value in changes.items()]
+        process = digen(tmp_path, "train", *arguments, *settings)
+        if done is None:
+            output, _ = process.communicate(timeout=900)
+            assert process.returncode == 0, output
+            break
+        wait_for(lambda done=done: progress(tmp_path) >= done, process)
+        time.sleep(dice.uniform(0, 2))
+        kill(process)
+        arguments = ["--resume", str(only_run(tree))]
+    check_run(only_run(tree), RunConfig.model_validate(tree))
+
+
+def digen(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+    """Start the command as a user does, with the tests' Prefect server."""
+    from prefect.settings import get_current_settings
+
+    here = Path(__file__).parent
+    paths = [str(here), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PREFECT_API_URL": str(get_current_settings().api.url),
+    }
+    code = "from deployments.cli import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def progress(folder: Path) -> int:
+    """Return the finished iterations; -1 before the run is tracked."""
+    runs = list((folder / "runs").glob("*/lineage.json"))
+    return len(list((runs[0].parent / "metrics").glob("*.json"))) if runs else -1
+
+
+def wait_for(condition, process) -> None:
+    deadline = time.monotonic() + 600
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def kill(process) -> None:
+    """Kill the flow process; its workers and all else that it started end by themselves."""
+    started = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    _, left = psutil.wait_procs(started, timeout=60)
+    assert not left, [child.cmdline() for child in left]
+
+
+def test_what_is_tied_to_a_process_ends_with_it():
+    code = """
+import subprocess, sys, time
+child = [sys.executable, "-c", "import time; time.sleep(600)"]
+tied = [sys.executable, "-m", "deployments.tied", *child]
+subprocess.Popen(tied, stdin=subprocess.PIPE)
+time.sleep(600)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
+    wait_for(lambda: len(psutil.Process(process.pid).children(recursive=True)) == 2, process)
+    kill(process)

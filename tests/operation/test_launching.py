@@ -1,0 +1,194 @@
+"""What starts workers elsewhere, as text: checked by a shell and by the operator's own schema."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import dask_kubernetes
+import jsonschema
+import pytest
+import yaml
+
+from deployments.cli import run
+from deployments.launching import files_for
+from deployments.operation.workers import workers_of
+from deployments.plan import CLUSTERS
+from digen_core.config import ConfigError
+from digen_core.planning.cluster import load_cluster
+
+MIXED = """
+network = 25
+[slurm]
+partition = "gpu"
+account = "lab"
+memory = "32GB"
+[kubernetes]
+image = "example/digen:1"
+namespace = "rl"
+[[devices]]
+kind = "h100"
+count = 4
+cuda = true
+threads = 8
+hosts = ["node-1", "me@node-2"]
+site = "fra1"
+link = 50
+[[devices]]
+kind = "a100"
+count = 1
+roles = "rollout"
+cuda = true
+hosts = ["node-3"]
+[[devices]]
+kind = "h100"
+count = 2
+roles = "trainer"
+cuda = true
+hosts = ["node-1"]
+"""
+CRDS = Path(dask_kubernetes.__file__).parent / (
+    "operator/deployment/helm/dask-kubernetes-operator/crds"
+)
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    path = tmp_path / "mixed.toml"
+    path.write_text(MIXED)
+    return load_cluster(path)
+
+
+def commands_in(script: str) -> list[tuple[str, str]]:
+    """Run a script with an ssh that only prints; return host and command of each call."""
+    shim = 'ssh() { printf "%s\\0%s\\0" "$1" "$2"; }\n'
+    done = subprocess.run(["bash", "-c", shim + script], capture_output=True, text=True, check=True)
+    words = done.stdout.split("\0")[:-1]
+    return list(zip(words[::2], words[1::2], strict=True))
+
+
+def test_each_worker_has_its_name_host_and_gpu(cluster):
+    found = [(worker.name, worker.host, worker.gpu) for worker in workers_of(cluster)]
+    assert found == [
+        ("h100-0", "node-1", 0),
+        ("h100-1", "node-1", 1),
+        ("h100-2", "me@node-2", 0),
+        ("h100-3", "me@node-2", 1),
+        ("a100-0", "node-3", 0),
+        ("h100-4", "node-1", 2),
+        ("h100-5", "node-1", 3),
+    ]
+
+
+def test_over_ssh_each_host_gets_its_own_workers(cluster):
+    commands = commands_in(files_for(cluster, "ssh", tls=True)["workers.sh"])
+    workers = workers_of(cluster)
+    assert [host for host, _ in commands] == [worker.host for worker in workers]
+    for worker, (_, command) in zip(workers, commands, strict=True):
+        subprocess.run(["bash", "-n", "-c", command], check=True)
+        environment = "; set -a; . runs/up/env; set +a; nohup env OMP_NUM_THREADS="
+        assert f"{environment}{worker.group.threads} " in command
+        assert f"CUDA_VISIBLE_DEVICES={worker.gpu} " in command
+        resources = " ".join(f"{role}=1" for role in sorted(worker.roles))
+        assert f"-m tasks.worker --name {worker.name} --resources" in command
+        assert resources in command
+
+
+def test_dask_cuda_is_called_once_for_each_host_of_a_group(cluster):
+    commands = commands_in(files_for(cluster, "cuda", tls=True)["workers.sh"])
+    assert [host for host, _ in commands] == ["node-1", "me@node-2", "node-3", "node-1"]
+    assert all(command.count("--cuda") == 1 for _, command in commands)
+    gpus = [re.search(r"CUDA_VISIBLE_DEVICES=(\S+)", command)[1] for _, command in commands]
+    assert gpus == ["0,1", "0,1", "0", "2,3"]
+    names = [re.search(r"--name (\S+)", command)[1] for _, command in commands]
+    assert len(set(names)) == len(names)
+
+
+def test_slurm_gets_a_job_array_for_each_group(cluster):
+    scripts = files_for(cluster, "slurm", tls=True)
+    assert list(scripts) == ["h100-0.sbatch", "a100-0.sbatch", "h100-4.sbatch"]
+    for text in scripts.values():
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+        assert "#SBATCH -p gpu\n#SBATCH -A lab\n" in text
+        assert "#SBATCH --gres=gpu:1\n" in text
+        assert "#SBATCH --mem=30G\n" in text
+        assert text.count("$SLURM_ARRAY_TASK_ID") == 1
+    assert "#SBATCH --array=0-3\n" in scripts["h100-0.sbatch"]
+    assert "#SBATCH --cpus-per-task=8\n" in scripts["h100-0.sbatch"]
+    assert "#SBATCH --array=4-5\n" in scripts["h100-4.sbatch"]
+    assert scripts["h100-4.sbatch"].rstrip().endswith("--resources trainer=1")
+
+
+def test_the_last_value_of_an_option_counts_for_dask_worker():
+    from distributed.cli.dask_worker import main
+
+    words = "tcp://h:1 --nthreads 8 --memory-limit 9GiB --nthreads 1 --memory-limit 0"
+    found = main.make_context("dask worker", words.split()).params
+    assert (found["nthreads"], found["memory_limit"]) == (1, "0")
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_kubernetes_takes_what_the_operator_takes(cluster, tls):
+    text = files_for(cluster, "kubernetes", tls)["cluster.yaml"]
+    resources = list(yaml.safe_load_all(text))
+    assert [resource["kind"] for resource in resources] == [
+        "DaskCluster", "DaskWorkerGroup", "DaskWorkerGroup",
+    ]  # fmt: skip
+    for resource in resources:
+        crd = yaml.safe_load((CRDS / f"{resource['kind'].lower()}.yaml").read_text())
+        schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        jsonschema.validate(resource, closed(schema))
+        assert resource["metadata"]["namespace"] == "rl"
+    worker = resources[0]["spec"]["worker"]
+    assert worker["replicas"] == 4
+    assert worker["spec"]["nodeSelector"] == {"topology.kubernetes.io/zone": "fra1"}
+    (container,) = worker["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert container["args"][2] == ("tls" if tls else "tcp") + "://digen-scheduler.rl.svc:8786"
+    assert ("/tls/certificate.pem" in text) == tls
+    assert resources[1]["spec"]["cluster"] == resources[0]["metadata"]["name"]
+
+
+def closed(schema, *, top=True):
+    """Return a schema that refuses keys that it does not name, as Kubernetes drops them."""
+    if isinstance(schema, list):
+        return [closed(item, top=False) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = {key: closed(value, top=False) for key, value in schema.items()}
+    if schema.get("type") == "object" and isinstance(schema.get("properties"), dict):
+        every_resource = {"apiVersion": {}, "kind": {}, "metadata": {}} if top else {}
+        result["properties"] = every_resource | result["properties"]
+        result.setdefault("additionalProperties", False)
+    return result
+
+
+def test_the_schema_of_the_operator_is_no_empty_one(cluster):
+    resource = next(yaml.safe_load_all(files_for(cluster, "kubernetes", True)["cluster.yaml"]))
+    resource["spec"]["worker"]["spec"]["containers"][0]["imagine"] = "x"
+    crd = yaml.safe_load((CRDS / "daskcluster.yaml").read_text())
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    with pytest.raises(jsonschema.ValidationError, match="'imagine' was unexpected"):
+        jsonschema.validate(resource, closed(schema))
+
+
+def test_what_a_way_lacks_is_said(cluster):
+    bare = load_cluster(CLUSTERS / "2-cores.toml")
+    with pytest.raises(ConfigError, match=r"kind core have no hosts; set their hosts = \[...\]"):
+        files_for(bare, "ssh", tls=True)
+    with pytest.raises(ConfigError, match="kind core are no GPUs; set their cuda = true"):
+        files_for(bare, "cuda", tls=True)
+
+
+def test_files_are_written_where_they_are_wanted(tmp_path, capsys):
+    path = tmp_path / "mixed.toml"
+    path.write_text(MIXED)
+    assert (
+        run(["cluster", "show", str(path), "--for", "slurm", "--out", str(tmp_path / "jobs")]) == 0
+    )
+    written = capsys.readouterr().out.split()
+    assert [Path(name).name for name in written] == [
+        "h100-0.sbatch", "a100-0.sbatch", "h100-4.sbatch",
+    ]  # fmt: skip
+    assert all(Path(name).read_text().startswith("#!") for name in written)
+    assert run(["cluster", "show", str(path)]) == 0
+    assert "node-1" in capsys.readouterr().out

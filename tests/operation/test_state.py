@@ -1,0 +1,115 @@
+"""Processes that are started, kept in a file, and ended: these and no others."""
+
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deployments.operation.state import (
+    ENVIRONMENT,
+    STATE,
+    Options,
+    Service,
+    State,
+    end,
+    load_state,
+    locked,
+    start,
+)
+from digen_core.config import ConfigError
+
+SLEEP = "import time; time.sleep(600)"
+FAMILY = f"import subprocess, sys; subprocess.run([sys.executable, '-c', '{SLEEP}'])"
+OPTIONS = Options(
+    cluster="2-cores",
+    workers=True,
+    host="127.0.0.1",
+    tls=False,
+    prefect_auth=False,
+    mlflow_auth=False,
+    deployments="deployments/prefect.yaml",
+    ports=(4200, 5000, 8786, 8787),
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def children_of(pid: int) -> list[psutil.Process]:
+    deadline = time.monotonic() + 20
+    while not (children := psutil.Process(pid).children()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return children
+
+
+def test_a_process_is_ended_with_all_that_it_started():
+    service = start("family", [sys.executable, "-c", FAMILY], {})
+    (child,) = children_of(service.pid)
+    assert service.process is not None
+    end([service])
+    assert service.process is None
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_one_that_does_not_listen_is_killed(monkeypatch):
+    monkeypatch.setattr("deployments.operation.state.END_SECONDS", 1.0)
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('x', flush=True); "
+    service = start("deaf", [sys.executable, "-c", deaf + SLEEP], {})
+    deadline = time.monotonic() + 20
+    while not Path(service.log).read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    end([service])
+    assert service.process is None
+
+
+def test_a_process_that_got_an_old_id_is_left_alone():
+    other = subprocess.Popen([sys.executable, "-c", SLEEP])
+    try:
+        began = psutil.Process(other.pid).create_time()
+        recycled = Service(name="mlflow", pid=other.pid, began=began - 60, log="")
+        assert recycled.process is None
+        end([recycled])
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_an_ended_process_is_not_there():
+    service = start("short", [sys.executable, "-c", ""], {})
+    os.waitpid(service.pid, 0)
+    assert service.process is None
+    end([service])
+
+
+def test_the_state_is_kept_for_this_user_alone():
+    service = start("short", [sys.executable, "-c", "print('hello')"], {"A": "b"})
+    os.waitpid(service.pid, 0)
+    environment = {"PREFECT_API_AUTH_STRING": "digen:x"}
+    state = State(options=OPTIONS, addresses={"mlflow": "http://h:1"}, environment=environment)
+    state.with_service(service).save()
+    assert load_state() == state.with_service(service)
+    assert ENVIRONMENT.read_text() == "PREFECT_API_AUTH_STRING=digen:x\n"
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (STATE, ENVIRONMENT)} == {0o600}
+    again = service.model_copy(update={"pid": 1})
+    assert state.with_service(service).with_service(again).services == (again,)
+
+
+def test_no_state_is_nothing_and_a_damaged_one_is_said():
+    assert load_state() is None
+    STATE.parent.mkdir(parents=True)
+    STATE.write_text("{}")
+    with pytest.raises(ConfigError, match=r"cannot read runs/up/state.json; end what it names"):
+        load_state()
+
+
+def test_two_commands_do_not_start_things_at_once():
+    with locked(), pytest.raises(ConfigError, match="another digen up or digen down"), locked():
+        pass

@@ -1,0 +1,235 @@
+"""Prompts from every kind of file, their metadata, weights and splits; and what is refused."""
+
+import csv
+import json
+import math
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from digen_core.config import ConfigError, RunConfig
+from digen_core.config_file import load_config
+from digen_core.data import Prompt, evaluation_prompts, train_prompts
+
+ROWS = [
+    {"caption": "a red circle", "text": "7", "share": 1.0, "part": "train"},
+    {"caption": "a blue square", "text": "07", "share": 2.5, "part": "train"},
+    {"caption": "two green\ntriangles", "text": "“x”", "share": 0.0, "part": "validation"},
+]
+SETTINGS = {
+    "column": "caption",
+    "metadata_columns": ["text"],
+    "weight_column": "share",
+    "split_column": "part",
+    "evaluation_split": "validation",
+}
+
+
+def write_jsonl(folder):
+    path = folder / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in ROWS) + "\n\n")
+    return str(path)
+
+
+def write_csv(folder):
+    path = folder / "prompts.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(ROWS[0]))
+        writer.writeheader()
+        writer.writerows(ROWS)
+    return str(path)
+
+
+def write_parquet(folder):
+    pq.write_table(pa.Table.from_pylist(ROWS), folder / "prompts.parquet")
+    return str(folder / "prompts.parquet")
+
+
+def write_parquet_folder(folder):
+    for number, part in enumerate((ROWS[:1], ROWS[1:])):
+        name = f"train-{number:05d}-of-00002.parquet"
+        pq.write_table(pa.Table.from_pylist(part), folder / name)
+    return str(folder)
+
+
+def write_pattern(folder):
+    write_parquet_folder(folder)
+    other = pa.Table.from_pylist([{**ROWS[0], "caption": "of another split"}])
+    pq.write_table(other, folder / "test-00000-of-00001.parquet")
+    return str(folder / "train-*.parquet")
+
+
+def write_saved(folder):
+    """What ``save_to_disk`` of Hugging Face's datasets writes: streams, and a list of them."""
+    names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
+    for name, part in zip(names, (ROWS[:1], ROWS[1:]), strict=True):
+        table = pa.Table.from_pylist(part)
+        with (
+            pa.OSFile(str(folder / name), "wb") as sink,
+            pa.ipc.new_stream(sink, table.schema) as w,
+        ):
+            w.write_table(table)
+    state = {"_data_files": [{"filename": name} for name in names], "_split": "train"}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "dataset_info.json").write_text("{}")
+    return str(folder)
+
+
+WRITERS = [write_jsonl, write_csv, write_parquet, write_parquet_folder, write_pattern, write_saved]
+
+
+def config_of(seed=0, **prompts) -> RunConfig:
+    return RunConfig.model_validate({"seed": seed, "prompts": prompts})
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_every_kind_of_file_gives_the_same_prompts(write, tmp_path):
+    config = config_of(train=write(tmp_path), **SETTINGS)
+    assert train_prompts(config) == [
+        Prompt("a red circle", {"text": "7"}, 1.0),
+        Prompt("a blue square", {"text": "07"}, 2.5),
+    ]
+    assert evaluation_prompts(config) == [Prompt("two green\ntriangles", {"text": "“x”"})]
+
+
+def test_text_files_are_read_line_by_line(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text(" a red circle \n\n\ttwo blue squares\n \n", encoding="utf-8")
+    found = train_prompts(config_of(train=str(path)))
+    assert found == [Prompt("a red circle"), Prompt("two blue squares")]
+    assert [prompt.origin for prompt in found] == [f"{path} line 1", f"{path} line 3"]
+
+
+def test_metadata_may_be_nested(tmp_path):
+    spec = {"include": [{"class": "dog", "count": 2}], "tag": None}
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt": "two dogs", "spec": spec}))
+    (found,) = train_prompts(config_of(train=str(path), metadata_columns=["spec"]))
+    assert found.metadata == {"spec": spec}
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.25, 0.5])
+def test_a_fraction_is_held_out_by_seed_whatever_the_order(fraction, tmp_path):
+    texts = [f"prompt {number}" for number in range(40)]
+    path = tmp_path / "prompts.txt"
+    sides = []
+    for lines in (texts, [*texts[::-1], "PROMPT  3"]):  # a duplicate is on its original's side
+        path.write_text("\n".join(lines))
+        config = config_of(train=str(path), evaluation_fraction=fraction)
+        sides.append({p.text for p in evaluation_prompts(config)} - {"PROMPT  3"})
+        assert len(sides[-1]) == 40 * fraction
+        train = {p.text for p in train_prompts(config)}
+        assert train.isdisjoint(sides[-1])
+        assert ("PROMPT  3" in train) <= ("prompt 3" in train)
+    assert sides[0] == sides[1]
+    other = config_of(train=str(path), evaluation_fraction=fraction, seed=1)
+    assert {p.text for p in evaluation_prompts(other)} != sides[0]
+
+
+def test_a_split_can_be_set_on_a_command_line():
+    config = load_config(None, {"prompts.train": "p.csv", "prompts.split_column": "part"})
+    assert config.prompts.evaluation is None
+    assert load_config(None, {"prompts.train": "p.csv"}).prompts.evaluation is not None
+
+
+REFUSED = {
+    "a missing column": (
+        '{"text": "a"}',
+        {},
+        "has no column 'prompt', which the config's [prompts] names; it has text",
+    ),
+    "a missing metadata column": (
+        '{"prompt": "a"}',
+        {"metadata_columns": ["target"]},
+        "has no column 'target'",
+    ),
+    "an empty prompt": ('{"prompt": "a"}\n{"prompt": " "}', {}, "line 2 has no prompt: its 'pro"),
+    "no text": ('{"prompt": 3}', {}, "line 1 has no prompt: its 'prompt' is 3; write a text"),
+    "a prompt left out": ('{"prompt": "a"}\n{"x": 1}', {}, "line 2 has no prompt"),
+    "broken JSON": ('{"prompt": "a"}\n{"prompt"', {}, "line 2 is not JSON"),
+    "not an object": ("[1, 2]", {}, "line 1 is '[1, 2]', not an object"),
+    "nothing": ("\n\n", {}, "holds no prompt"),
+    "NaN in metadata": (
+        '{"prompt": "a", "n": NaN}',
+        {"metadata_columns": ["n"]},
+        "its 'n' is nan, which JSON cannot hold",
+    ),
+    "a negative weight": (
+        '{"prompt": "a", "w": -1}',
+        {"weight_column": "w"},
+        "line 1: its 'w' is -1; a weight is 0 or more",
+    ),
+    "an infinite weight": ('{"prompt": "a", "w": Infinity}', {"weight_column": "w"}, "'w' is inf"),
+    "a weight that is none": ('{"prompt": "a", "w": true}', {"weight_column": "w"}, "'w' is True"),
+    "no weight above 0": ('{"prompt": "a", "w": 0}', {"weight_column": "w"}, "is 0 in all of"),
+    "a split that is not there": (
+        '{"prompt": "a", "s": "test"}',
+        {"split_column": "s"},
+        "has no row whose 's' is 'train', but 'test'; correct prompts.split_column",
+    ),
+    "too few for a fraction": (
+        '{"prompt": "a"}',
+        {"evaluation_fraction": 0.5},
+        "that leaves none for evaluation",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "settings", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_wrong_with_a_row_is_said_with_its_place(content, settings, message, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as error:
+        train_prompts(config_of(train=str(path), **settings))
+    assert str(path) in str(error.value)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("prompts.txt", None),
+        ("prompts.txt", b""),
+        ("prompts.txt", b"\n \n"),
+        ("prompts.txt", b"\xff\xfe\x00"),
+        ("prompts.parquet", b"not parquet"),
+        ("prompts.csv", b"prompt,n\na,1,2\n"),
+        ("prompts.csv", b'prompt\n"a\n'),
+        ("prompts.json", b"[]"),
+        ("data-*.parquet", None),
+        ("state.json", b"{}"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_a_config_error(name, content, tmp_path):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    named = tmp_path if name == "state.json" else path
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        train_prompts(config_of(train=str(named)))
+
+
+def test_a_folder_with_several_splits_is_refused(tmp_path):
+    write_pattern(tmp_path)
+    with pytest.raises(ConfigError, match=r"the splits test, train; give one, as in .*/test-\*"):
+        train_prompts(config_of(train=str(tmp_path), column="caption"))
+    saved = tmp_path / "saved"
+    (saved / "train").mkdir(parents=True)
+    write_saved(saved / "train")
+    (saved / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    with pytest.raises(ConfigError, match="the splits train; give one, as in"):
+        train_prompts(config_of(train=str(saved), column="caption"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"evaluation": None}, "prompts.evaluation is null, but nothing says"),
+        ({"split_column": "s", "evaluation_fraction": 0.1}, "use one of them"),
+        ({"evaluation_fraction": math.nan}, "finite"),
+    ],
+)
+def test_splits_that_contradict_each_other_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        config_of(**settings)
