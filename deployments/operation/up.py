@@ -198,7 +198,7 @@ def _cancel_runs(state: State, running: Sequence[Service]) -> None:
 def _remove(state: State, running: Sequence[Service]) -> None:
     """End services, and forget the state."""
     trainings = [service for service in running if service.name == PREFECT_WORKER]
-    end(trainings)  # while what they write to is still there
+    end(trainings, children_first=True)  # while what they write to is still there
     end([service for service in running if service not in trainings])
     for path in (STATE, ENVIRONMENT):
         path.unlink(missing_ok=True)
