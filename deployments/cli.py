@@ -60,6 +60,7 @@ app.command(
     usage="Usage: digen train [CONFIG] [--resume RUN] [--KEY VALUE ...]",
 )
 app.command(runs.evaluate)
+app.command(runs.pause)
 app.command(runs.report)
 app.command(tracking.compare)
 app.command(tracking.sync)
@@ -78,6 +79,7 @@ app.command(
 app.command(models.make_tiny)
 _pretrain.command(models.shapes)
 _config.command(configs.show, usage="Usage: digen config show [CONFIG] [--KEY VALUE ...]")
+_config.command(configs.reference)
 _cluster.command(clusters.show)
 for _group in (_pretrain, _config, _cluster, bench):
     app.command(_group)

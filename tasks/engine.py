@@ -42,13 +42,12 @@ class Engine:
     unsaved: dict[int, TrainState] = field(default_factory=dict)  # made here, not on disk yet
     views: dict[Size, Policy] = field(default_factory=dict)  # the policy, by the size of samples
 
-    def __post_init__(self) -> None:
-        for size in {self.config.model.size, *self.config.model.sizes}:
-            self.views[size] = self.policy.at_size(size)
-
     def policy_of(self, iteration: int, group: int) -> Policy:
         """Return the policy for the size of a group's samples."""
-        return self.views[self.config.size_of(iteration, group)]
+        size = self.config.size_of(iteration, group)
+        if size not in self.views:
+            self.views[size] = self.policy.at_size(size)
+        return self.views[size]
 
     @property
     def version(self) -> int | None:

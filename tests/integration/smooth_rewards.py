@@ -63,3 +63,8 @@ def slow(images, prompts):
     """As brightness, after half a second."""
     time.sleep(0.5)
     return brightness(images, prompts)
+
+
+def broken(images, prompts):
+    """Fails always."""
+    raise OSError("the lamp is broken")

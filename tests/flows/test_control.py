@@ -1,0 +1,106 @@
+"""What is asked of a run in Prefect, as its loop sees it."""
+
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+from prefect.client.schemas.objects import FlowRun
+from prefect.states import Cancelled, Cancelling, Completed, Failed, Paused, Running, Suspended
+
+from flows import control
+from flows.control import Control, RunCancelledError, ending_as_asked
+
+
+class Server:
+    """Takes states as a client does."""
+
+    def __init__(self):
+        self.states = []
+
+    def set_flow_run_state(self, flow_run_id, state, force):
+        assert force
+        self.states.append(state)
+
+
+@pytest.fixture
+def see():
+    """Return a function that shows states to a control, one after the other."""
+    server, nudges = Server(), []
+    seen = Control(nudges.append)
+
+    def show(*states, deployment_id=None):
+        for state in states:
+            run = FlowRun(flow_id=uuid4(), deployment_id=deployment_id, state=state)
+            seen.see(run, server)
+        return seen, server.states, nudges
+
+    return show
+
+
+def test_a_run_that_runs_is_left_alone(see):
+    seen, states, nudges = see(Running(), Running())
+    seen.check()
+    assert not seen.held
+    assert states == nudges == []
+
+
+def test_a_pause_holds_the_run_until_it_is_resumed(see):
+    seen, _, nudges = see(Running(), Paused(), Paused())
+    assert seen.held
+    assert len(nudges) == 1
+    see(Running())
+    assert not seen.held
+    assert len(nudges) == 2
+    seen.check()
+
+
+def test_the_uis_pause_of_a_run_without_deployment_can_be_resumed(see):
+    seen, states, _ = see(Suspended(timeout_seconds=300))
+    (state,) = states
+    assert seen.held
+    assert (state.name, state.state_details.pause_reschedule) == ("Paused", False)
+    assert state.state_details.pause_timeout > datetime.now(UTC) + timedelta(seconds=250)
+    seen.reach_boundary("paused")  # the process stays
+
+
+def test_a_pause_for_some_time_ends_by_itself(see):
+    past = datetime.now(UTC) - timedelta(seconds=1)
+    seen, states, _ = see(Paused(pause_expiration_time=past))
+    assert [state.name for state in states] == ["Running"]
+    assert not seen.held
+
+
+@pytest.mark.parametrize("state", [Cancelling(), Cancelled(), Failed(), Completed()])
+def test_a_run_that_somebody_ended_stops(see, state):
+    seen, _, nudges = see(Running(), state)
+    assert len(nudges) == 1
+    with pytest.raises(RunCancelledError, match="in Prefect"):
+        seen.check()
+
+
+def test_a_cancel_is_left_to_the_prefect_worker_at_first(see, monkeypatch):
+    monkeypatch.setenv("PREFECT__ENABLE_CANCELLATION_AND_CRASHED_HOOKS", "false")
+    seen, _, _ = see(Cancelling(), Cancelling())
+    seen.check()
+    monkeypatch.setattr(control, "SIGNAL_SECONDS", 0.0)
+    see(Cancelling())
+    with pytest.raises(RunCancelledError):
+        seen.check()
+
+
+def test_a_suspended_run_that_another_process_took_over_stops(see):
+    seen, states, _ = see(Suspended(), Running(), deployment_id=uuid4())
+    assert states == []
+    with pytest.raises(RunCancelledError, match="another process"):
+        seen.check()
+
+
+def test_a_flow_that_is_stopped_ends_as_cancelled():
+    def stopped(error):
+        raise error
+
+    flow = ending_as_asked(stopped)
+    assert flow(RunCancelledError("because")).message == "because"
+    assert flow(KeyboardInterrupt()).is_cancelled()
+    with pytest.raises(ValueError, match="bad"):
+        flow(ValueError("bad"))

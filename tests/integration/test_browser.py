@@ -1,0 +1,192 @@
+"""A person's way through the pages: a deployment is run with its form, and two runs compared."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+REPOSITORY = Path(__file__).parents[2]
+PAGE_SECONDS = 60.0
+RUN_SECONDS = 240.0
+SMALL = {"Num Iterations": "2", "Prompts Per Iteration": "2", "Samples Per Prompt": "2"}
+
+
+@pytest.fixture(scope="module")
+def page():
+    """A page of a browser without a window."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api",
+        reason="playwright is missing: pip install -c constraints.txt playwright",
+    )
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("Chromium is missing; on Debian: apt install chromium")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        opened = browser.new_page(viewport={"width": 1300, "height": 1200})
+        opened.set_default_timeout(1000 * PAGE_SECONDS)
+        yield opened
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def services(page, tmp_path_factory):
+    """Addresses of what ``digen up`` starts in an empty folder, by name."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "deployments").symlink_to(REPOSITORY / "deployments")
+    started = digen(folder, "up", "--ports", *free_ports(4))
+    found = re.findall(r"^(\w+) +(http\S+)$", started, re.MULTILINE)
+    yield dict(found)
+    digen(folder, "down")
+    assert all(refuses(address) for _, address in found)
+
+
+def digen(folder, *arguments):
+    code = "from deployments.cli import main; main()"
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PREFECT_API")},
+        "PREFECT_HOME": str(folder / "prefect"),
+        "PYTHONPATH": str(REPOSITORY),
+        "PWD": str(folder),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def free_ports(count):
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def refuses(address):
+    try:
+        httpx.get(address, timeout=2)
+    except httpx.HTTPError:
+        return True
+    return False
+
+
+def ask(services, path, **body):
+    response = httpx.post(f"{services['Prefect']}/api/{path}", json=body, timeout=PAGE_SECONDS)
+    response.raise_for_status()
+    return response.json()
+
+
+def deployment_of(services):
+    found = ask(services, "deployments/filter", flows={"name": {"any_": ["post-train"]}})
+    return next(deployment for deployment in found if deployment["name"] == "shapes")
+
+
+def run_of(services, run_id):
+    return httpx.get(f"{services['Prefect']}/api/flow_runs/{run_id}", timeout=PAGE_SECONDS).json()
+
+
+def wait_until_completed(services, run_id):
+    deadline = time.monotonic() + RUN_SECONDS
+    while (run := run_of(services, run_id))["state_name"] != "Completed":
+        assert run["state_type"] not in {"FAILED", "CRASHED", "CANCELLED"}, run["state"]
+        assert time.monotonic() < deadline, run["state"]
+        time.sleep(1)
+    return run["name"]
+
+
+@pytest.fixture(scope="module")
+def first_run(page, services):
+    """Id of a run that was started with the form of its deployment."""
+    deployment = deployment_of(services)
+    page.goto(f"{services['Prefect']}/v2/deployments/deployment/{deployment['id']}")
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Custom run").click()
+
+    box = page.get_by_label("Num Iterations")
+    box.fill("0")
+    page.get_by_role("button", name="Submit").click()
+    wrong = box.evaluate("box => box.validationMessage")
+    assert wrong == "Value must be greater than or equal to 1."
+    assert not ask(services, "flow_runs/filter")
+
+    for label, value in SMALL.items():
+        page.get_by_label(label).fill(value)
+    page.get_by_role("button", name="Submit").click()
+    deadline = time.monotonic() + PAGE_SECONDS
+    while not (runs := ask(services, "flow_runs/filter")):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    return runs[-1]["id"]
+
+
+@pytest.fixture(scope="module")
+def second_run(services, first_run):
+    """Id of a run like the first, with another seed."""
+    parameters = run_of(services, first_run)["parameters"]
+    parameters["config"]["seed"] = 1
+    deployment_id = deployment_of(services)["id"]
+    path = f"deployments/{deployment_id}/create_flow_run"
+    return ask(services, path, parameters=parameters)["id"]
+
+
+def test_a_run_is_started_with_the_form_and_shown(page, services, first_run, second_run):
+    name = wait_until_completed(services, first_run)
+    page.goto(f"{services['Prefect']}/v2/runs/flow-run/{first_run}")
+    page.get_by_text(name, exact=True).first.wait_for()
+    page.get_by_text("Completed", exact=True).first.wait_for()
+    page.get_by_role("tab", name="Subflow Runs").click()
+    page.get_by_text(f"{name}-i0001").first.wait_for()
+    page.get_by_role("tab", name="Artifacts").click()
+    page.get_by_text("digen-report").first.wait_for()
+    (report,) = ask(
+        services,
+        "artifacts/filter",
+        artifacts={"key": {"any_": ["digen-report"]}, "flow_run_id": {"any_": [first_run]}},
+    )
+    page.goto(f"{services['Prefect']}/v2/artifacts/artifact/{report['id']}")
+    page.get_by_text("2 of 2 iterations, finished").first.wait_for()
+
+
+def test_two_runs_are_compared_in_mlflow(page, services, first_run, second_run):
+    names = [wait_until_completed(services, run) for run in (first_run, second_run)]
+    runs = tracked(services, names)
+    (experiment,) = {run["info"]["experiment_id"] for run in runs.values()}
+    ids = json.dumps([runs[name]["info"]["run_id"] for name in names], separators=(",", ":"))
+    base = f"{services['MLflow']}/#"
+    page.goto(f'{base}/compare-runs?runs={ids}&experiments=["{experiment}"]')
+    page.get_by_text("Comparing 2 Runs").first.wait_for()
+    for name in names:
+        page.get_by_text(name, exact=True).first.wait_for()
+    page.get_by_text("Show diff only").first.click()
+    page.get_by_text("seed", exact=True).first.wait_for()
+    page.goto(f"{base}/experiments/{experiment}/runs?compareRunsMode=CHART")
+    page.locator(".js-plotly-plot, canvas").first.wait_for()
+
+
+def tracked(services, names):
+    """Return MLflow's runs by name."""
+    api = f"{services['MLflow']}/api/2.0/mlflow"
+    experiments = httpx.post(f"{api}/experiments/search", json={"max_results": 10}).json()
+    ids = [experiment["experiment_id"] for experiment in experiments["experiments"]]
+    found = httpx.post(f"{api}/runs/search", json={"experiment_ids": ids, "max_results": 50}).json()
+    return {
+        run["info"]["run_name"]: run for run in found["runs"] if run["info"]["run_name"] in names
+    }
