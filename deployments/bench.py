@@ -86,6 +86,30 @@ def packs(*tokens: ConfigTokens, rounds: int = 7) -> int:
 
 
 @bench.command
+def tracking(*, rounds: int = 3, iterations: int = 6, step_seconds: float = 0.1) -> int:
+    """Measure what MLflow and Prefect's pages cost: emulated runs with and without them.
+
+    Example: digen bench tracking --rounds 5
+
+    Args:
+        rounds: In which a run with them and one without take turns.
+        iterations: To measure in each run, after one that warms up.
+        step_seconds: Of an emulated denoising step.
+    """
+    if rounds < 1 or iterations < 1 or not 0 < step_seconds <= 10:
+        raise ConfigError(
+            f"--rounds is {rounds}, --iterations {iterations} and --step-seconds {step_seconds}; "
+            "use rounds >= 1, iterations >= 1, step-seconds above 0 and up to 10"
+        )
+
+    from deployments import bench_tracking
+
+    measured = bench_tracking.bench_tracking(rounds, iterations, step_seconds)
+    bench_tracking.print_bench(measured)
+    return 0 if measured.holds else 1
+
+
+@bench.command
 def layouts(
     scenario: str,
     /,

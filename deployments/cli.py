@@ -16,7 +16,7 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError
 
 from deployments.bench import bench
-from deployments.commands import clusters, configs, models, operation, planning, runs
+from deployments.commands import clusters, configs, models, operation, planning, runs, tracking
 from deployments.errors import RunFailedError, RunStoppedError
 from deployments.local import apply_settings
 from digen_core.config import ConfigError
@@ -31,6 +31,7 @@ digen: reinforcement-learning post-training of diffusion and flow-matching model
   digen train --resume runs/NAME                  go on with a run that was interrupted
   digen evaluate runs/NAME                        judge a finished run again
   digen report runs/NAME                          see what its devices waited for
+  digen compare runs/NAME runs/OTHER              what differs, and the curves together
   digen replay runs/NAME 3                        train an iteration again, with other settings
   digen up                                        servers, workers and deployments to run it by
   digen --help                                    all commands; COMMAND --help shows an example
@@ -61,6 +62,8 @@ app.command(
 app.command(runs.evaluate)
 app.command(runs.pause)
 app.command(runs.report)
+app.command(tracking.compare)
+app.command(tracking.sync)
 app.command(runs.replay, usage="Usage: digen replay RUN ITERATION [--KEY VALUE ...]")
 app.command(operation.up)
 app.command(operation.down)
@@ -76,6 +79,7 @@ app.command(
 app.command(models.make_tiny)
 _pretrain.command(models.shapes)
 _config.command(configs.show, usage="Usage: digen config show [CONFIG] [--KEY VALUE ...]")
+_config.command(configs.reference)
 _cluster.command(clusters.show)
 for _group in (_pretrain, _config, _cluster, bench):
     app.command(_group)

@@ -128,7 +128,7 @@ def parse_value(key: str, text: str) -> Any:
     if field is None and not key.startswith("rewards."):
         raise UnknownKeyError(key)
     kind = field.annotation if field else kind_of_option(key)
-    if field is not None and _tables(field) and NoneType not in get_args(kind):
+    if field is not None and tables_of(field) and NoneType not in get_args(kind):
         inner = next(name for name in known_keys() if name.startswith(f"{key}."))
         raise ConfigError(f"{key} is a table of keys; set one of them, for example {inner}")
     try:
@@ -232,7 +232,7 @@ def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str
     keys: dict[str, FieldInfo] = {}
     for name, field in model.model_fields.items():
         keys[prefix + name] = field
-        for table in _tables(field):
+        for table in tables_of(field):
             for key, inner in known_keys(table, f"{prefix}{name}.").items():
                 keys.setdefault(key, inner)
     return keys
@@ -252,19 +252,19 @@ def _lines(node: BaseModel, prefix: str) -> Iterator[str]:
             tables.append((name, field.description or type(value).__doc__, value))
             continue
         yield from _comment(field.description)
-        yield f"{name} = {_literal(value)}"
+        yield f"{name} = {literal(value)}"
     for name, text, value in tables:
         yield from ("", *_comment(text), f"[{prefix}{name}]")
         if isinstance(value, BaseModel):
             yield from _lines(value, f"{prefix}{name}.")
         else:
             for key, item in value.items():
-                label = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _literal(key)
+                label = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else literal(key)
                 if isinstance(item, BaseModel):
                     yield from ("", *_comment(type(item).__doc__), f"[{prefix}{name}.{label}]")
                     yield from _lines(item, f"{prefix}{name}.{label}.")
                 else:
-                    yield f"{label} = {_literal(item)}"
+                    yield f"{label} = {literal(item)}"
 
 
 def _comment(text: str | None) -> list[str]:
@@ -275,14 +275,14 @@ def _comment(text: str | None) -> list[str]:
     )
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
     """Return a value as TOML."""
     if value is None:
         return f'"{NULL}"'
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_literal, value))}]"
+        return f"[{', '.join(map(literal, value))}]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)
@@ -325,7 +325,7 @@ def _with_nulls(tree: Mapping[str, Any], model: type[BaseModel]) -> dict[str, An
         elif field is not None and value == NULL and NoneType in get_args(field.annotation):
             value = None
         elif field is not None and isinstance(value, dict):
-            for table in _tables(field):
+            for table in tables_of(field):
                 value = _with_nulls(value, table)
         result[name] = value
     return result
@@ -337,7 +337,7 @@ def _is_text(annotation: Any) -> bool:
     return all(kind in (str, NoneType) or isinstance(kind, str) for kind in kinds)
 
 
-def _tables(field: FieldInfo) -> list[type[BaseModel]]:
+def tables_of(field: FieldInfo) -> list[type[BaseModel]]:
     """Return the models of a field that is a table: several if one of its keys names which."""
     kinds = (field.annotation, *get_args(field.annotation))
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]

@@ -118,6 +118,9 @@ class TrackingConfig(Strict):
     experiment: str = Field("digen", min_length=1)
     """MLflow experiment."""
 
+    registered_model: str | None = Field(None, min_length=1)
+    """Name in MLflow's model registry that each run adds a version to; null is the run's `name`."""
+
     keep_images: Literal["none", "extremes", "all"] = "none"
     """Decoded samples kept in RUN/images; extremes: the best and the worst of each group."""
 

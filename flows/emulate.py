@@ -19,16 +19,27 @@ from flows.subflows import on_cluster
 from tasks.emulated_cluster import emulated_cluster
 from tasks.emulation import EmulatedConfig
 from tasks.runner import shared_client
+from tasks.tracking.untracked import Untracked
 
 
 @flow(name="emulate", flow_run_name="{config.name}")
-def emulate(config: EmulatedConfig) -> None:
-    """Run all iterations; observers hear of them."""
+def emulate(config: EmulatedConfig, tracked: bool = True) -> None:
+    """Run all iterations; observers hear of them, and MLflow and Prefect's pages if ``tracked``."""
     devices = list(config.devices.values())
     with emulated_cluster(devices) as address, shared_client(address) as client:
         run_dir = new_run_dir(config)
+        session_of_run = session_on(
+            client,
+            address,
+            devices,
+            config,
+            run_dir,
+            run_dir.name,
+            tracker=None if tracked else Untracked(),
+            pages=tracked,
+        )
         with (
-            session_on(client, address, devices, config, run_dir, run_dir.name) as session,
+            session_of_run as session,
             on_cluster(session, prepare) as conductor,
         ):
             for index in range(config.num_iterations):

@@ -49,6 +49,7 @@ def publish_iteration(
         if history is not None and not isinstance(session.config, EmulatedConfig):
             _keep_checkpoint(session, record, history)
         session.tracker.log_iteration(record)
+        session.tracker.log_versions(dict(session.hashes))
         for observer in observers():
             observer.on_iteration(record)
 
@@ -82,14 +83,17 @@ def _keep_checkpoint(session: Session, record: IterationRecord, history: RewardH
 def publish_evaluation(
     session: Session, tag: str, report: EvaluationReport, prompts: list[str], images: np.ndarray
 ) -> None:
-    """Keep and show an evaluation and its grid of images, uint8 [prompts, k, H, W, 3]."""
+    """Keep and show an evaluation and its images, uint8 [prompts, k, H, W, 3].
+
+    Of videos they are [prompts, k, F, H, W, 3].
+    """
     replace_text(session.run_dir / f"evaluation-{tag}.json", report.model_dump_json(indent=2))
-    session.tracker.log_evaluation(tag, report)
-    session.tracker.log_images(tag, prompts, images, report.version)
+    name = session.tracker.log_evaluation(tag, report)
+    session.tracker.log_images(name, prompts, images, report.version)
     for observer in observers():
         observer.on_evaluation(tag, report)
 
 
-def publish_folder(session: Session, folder: Path) -> None:
-    """Keep a folder of the run with its record in MLflow."""
-    session.tracker.log_folder(folder, folder.name)
+def publish_model(session: Session, weights: Path) -> None:
+    """Register the trained weights, adapters or a transformer, in MLflow."""
+    session.tracker.log_model(weights, session.version, session.hashes[session.version])

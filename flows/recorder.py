@@ -13,6 +13,7 @@ from digen_core.rewards.failures import component_means, settle
 from digen_core.trace.gaps import idle_gaps
 from digen_core.trace.metrics import idle_shares, schedule_metrics
 from digen_core.trace.prediction import read_prediction
+from digen_core.trace.usage import Usage, usage_metrics
 from digen_core.trace.windows import iteration_windows
 from digen_core.training.advantages import Advantages
 from digen_core.transport.images import name_of
@@ -42,10 +43,15 @@ class IterationRecorder:
         self._replaced: set[int] = set()  # groups without signal that others took the place of
         self._chosen: dict[int, tuple[int, ...]] = {}  # samples by group, if not all are trained
         self._step_seconds: list[float] = []
+        self._usage: dict[str, list[Usage]] = {}  # by device
 
     def add_span(self, span: Span) -> None:
         """Note what a task did, when and where."""
         self._spans.append(span)
+
+    def add_usage(self, device: str, used: Usage) -> None:
+        """Note what a device's process used until a task of it ended."""
+        self._usage.setdefault(device, []).append(used)
 
     def add_logprobs(self, fragment: Fragment, receipt: dict[str, Any]) -> None:
         """Note what a denoise task recorded."""
@@ -139,6 +145,7 @@ class IterationRecorder:
             **self._time_metrics(seconds),
             **schedule_metrics(gaps, devices, window, self._num_samples, self._predicted_seconds),
             **self._staleness_metrics(),
+            **self._usage_metrics(),
             "orchestration/steps_per_task": float(steps_per_task),
         }
         return IterationRecord(
@@ -233,6 +240,10 @@ class IterationRecorder:
             for _ in fragment.samples
         ]
         return {"staleness/mean": fmean(stale), "staleness/max": float(max(stale))}
+
+    def _usage_metrics(self) -> dict[str, float]:
+        parts = [usage_metrics(device, used) for device, used in self._usage.items()]
+        return {name: value for part in parts for name, value in part.items()}
 
     def _time_metrics(self, seconds: float) -> dict[str, float]:
         return {

@@ -6,6 +6,8 @@ twice. MLflow is told what it lacks of the iterations that stay.
 
 import fcntl
 import os
+import re
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +21,7 @@ from digen_core.config import ConfigError, RunConfig
 from digen_core.config_file import CONFIG_OF_RUN, require_run
 from digen_core.manifest import CHECKPOINTS_OF_RUN, LINEAGE_OF_RUN, Lineage, checkpoints_in
 from digen_core.resume import Resumption, resumption_of
-from digen_core.trace.spans import DEVICES_OF_RUN, SPANS_OF_RUN, read_devices
+from digen_core.trace.spans import DEVICES_OF_RUN, read_devices
 from digen_core.training.checkpoints import remove_checkpoint
 from digen_core.training.retention import evaluations_of
 from digen_core.transport.files import replace_text
@@ -120,10 +122,14 @@ def go_on(session: Session, resumption: Resumption) -> None:
 def discard(run_dir: Path, resumption: Resumption) -> None:
     """Remove what a run did after the checkpoint that it goes on from."""
     version = resumption.manifest.version if resumption.manifest else 0
-    for folder in ("samples", SPANS_OF_RUN, METRICS_OF_RUN):
-        for path in (run_dir / folder).glob("iteration-*"):
-            if int(path.stem.rpartition("-")[2]) >= resumption.num_iterations:
-                path.unlink()
+    for path in run_dir.glob("*/iteration-*"):  # files, or folders of images and trajectories
+        number = re.fullmatch(r"iteration-(\d+)", path.stem)
+        if number is None or int(number[1]) < resumption.num_iterations:
+            continue
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     for tag, report in evaluations_of(run_dir).items():
         if report.version > version:
             (run_dir / f"evaluation-{tag}.json").unlink()

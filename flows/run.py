@@ -97,7 +97,11 @@ def reopen_run(config: RunConfig, run_dir: Path) -> Iterator[Session]:
     local = [Device("worker-0", frozenset({"rollout", "trainer"}))]
     with connected(config, local) as (address, client):
         name = f"{run_dir.name}-evaluation"
-        with session_on(client, address, devices_of(client), config, run_dir, name) as session:
+        devices = devices_of(client)
+        tracker = Tracker.reopen(config, run_dir, runtime.flow_run.id)
+        with session_on(
+            client, address, devices, config, run_dir, name, tracker=tracker
+        ) as session:
             yield session
 
 
@@ -126,6 +130,8 @@ def session_on(
     run_dir: Path,
     name: str,
     lineage: Lineage | None = None,
+    tracker: Tracker | None = None,
+    pages: bool = True,
 ) -> Iterator[Session]:
     """Yield a registered session on some devices, tracked in MLflow under ``name``.
 
@@ -137,12 +143,14 @@ def session_on(
         run_dir: folder of the run.
         name: of the session.
         lineage: of a run that is resumed: MLflow goes on with it.
+        tracker: of a run that is over.
+        pages: whether Prefect's pages show the run.
     """
     flow_run_id = runtime.flow_run.id
-    if lineage is None:
+    if lineage is not None:
+        tracker = Tracker.resume(config, run_dir, lineage.mlflow_run_id, flow_run_id)
+    elif tracker is None:
         tracker = Tracker.start(config, name, run_dir, flow_run_id)
-    else:
-        tracker = Tracker.resume(config, lineage.mlflow_run_id, flow_run_id)
     train, evaluation = train_prompts(config), evaluation_prompts(config)
     earlier = lineage.flow_run_ids if lineage else ()
     session = Session(
@@ -171,13 +179,19 @@ def session_on(
     }
     with (
         _ended_in(tracker),
-        RunArtifacts(config, name, links) as artifacts,
-        watching(artifacts),
+        _on_pages(config, name, links) if pages else nullcontext(),
         registered(session),
         _stopped_on_errors(session),
         following(session.control, runtime.flow_run.id),
     ):
         yield session
+
+
+@contextmanager
+def _on_pages(config: RunConfig, name: str, links: dict[str, str]) -> Iterator[None]:
+    """Show the run on Prefect's pages."""
+    with RunArtifacts(config, name, links) as artifacts, watching(artifacts):
+        yield
 
 
 @contextmanager

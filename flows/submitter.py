@@ -12,6 +12,7 @@ from prefect.futures import PrefectFuture
 
 from digen_core.control.protocol import Event
 from digen_core.records import Span
+from digen_core.trace.usage import Usage
 from flows.collect import require_success
 from flows.open_iteration import OpenIteration
 from flows.session import Session
@@ -109,6 +110,8 @@ class Submitter:
         )
         self._session.trace.end(span)
         running.iteration.recorder.add_span(span)
+        if used := receipt.get("usage"):
+            running.iteration.recorder.add_usage(span.device, Usage(**used))
         return running.event_of(receipt)
 
     def forget(self, device: str) -> None:

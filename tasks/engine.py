@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import time
 
 import diffusers
@@ -22,6 +22,7 @@ from digen_core.training.optimizer import PolicyVersion, TrainState
 from digen_core.transport.arrays import Weights
 from tasks import receipts
 from tasks.transfers import received_bytes
+from tasks.usage import usage_meter
 
 
 class VersionError(RuntimeError):
@@ -41,13 +42,12 @@ class Engine:
     unsaved: dict[int, TrainState] = field(default_factory=dict)  # made here, not on disk yet
     views: dict[Size, Policy] = field(default_factory=dict)  # the policy, by the size of samples
 
-    def __post_init__(self) -> None:
-        for size in {self.config.model.size, *self.config.model.sizes}:
-            self.views[size] = self.policy.at_size(size)
-
     def policy_of(self, iteration: int, group: int) -> Policy:
         """Return the policy for the size of a group's samples."""
-        return self.views[self.config.size_of(iteration, group)]
+        size = self.config.size_of(iteration, group)
+        if size not in self.views:
+            self.views[size] = self.policy.at_size(size)
+        return self.views[size]
 
     @property
     def version(self) -> int | None:
@@ -146,3 +146,5 @@ def working(run_id: str, *, version: int | None = None) -> Iterator[Engine]:
     yield engine
     span = {"device": engine.device_name, "started": started, "ended": time()}
     receipts.attach({**span, "num_bytes": received_bytes()})
+    if used := usage_meter().read():
+        receipts.attach({"usage": asdict(used)})

@@ -13,6 +13,7 @@ from tasks.engine import working
 
 SHOWN_PER_PROMPT = 8
 THUMBNAIL_PIXELS = 128  # what goes through the flow process stays small
+SHOWN_VIDEOS, SHOWN_FRAMES = 4, 16  # of a prompt, of a video
 
 
 @task(name="evaluate", task_run_name="{label}")
@@ -33,7 +34,8 @@ def sample_and_score(
         label: of the task run.
         prompts: to sample.
         indices: of the prompts in the evaluation set.
-        shown: prompts whose thumbnails are returned, uint8 [shown, k, h, w, 3].
+        shown: prompts whose thumbnails are returned, uint8 [shown, k, h, w, 3], of videos
+            [shown, k, F, h, w, 3].
         samples_per_prompt: images per prompt.
         policy_version: to judge.
     """
@@ -59,14 +61,17 @@ def sample_and_score(
 def _thumbnails(images: torch.Tensor, shown: int) -> np.ndarray:
     """Return uint8 [shown, k, h, w, 3] of images [P, S, 3, H, W], at most 128 pixels a side.
 
-    A video [P, S, F, 3, H, W] is shown by its middle frame.
+    Of videos [P, S, F, 3, H, W] it is [shown, k, f, h, w, 3]: fewer of them, and of their frames.
     """
-    few = images[:shown, :SHOWN_PER_PROMPT]
-    if few.ndim == 6:
-        few = few[:, :, few.shape[2] // 2]
+    is_video = images.ndim == 6
+    few = images[:shown, : SHOWN_VIDEOS if is_video else SHOWN_PER_PROMPT]
+    if is_video:
+        frames = np.linspace(0, few.shape[2] - 1, min(SHOWN_FRAMES, few.shape[2])).round()
+        few = few[:, :, torch.from_numpy(frames).long()]
     scale = min(1.0, THUMBNAIL_PIXELS / max(few.shape[-2:]))
     if scale < 1 and few.numel():
-        flat = torch.nn.functional.interpolate(few.flatten(0, 1), scale_factor=scale, mode="area")
-        few = flat.unflatten(0, few.shape[:2])
-    array: np.ndarray = (few * 255).round().byte().permute(0, 1, 3, 4, 2).cpu().numpy()
+        flat = few.flatten(end_dim=-4)
+        flat = torch.nn.functional.interpolate(flat, scale_factor=scale, mode="area")
+        few = flat.unflatten(0, few.shape[:-3])
+    array: np.ndarray = (few * 255).round().byte().movedim(-3, -1).cpu().numpy()
     return array

@@ -18,3 +18,14 @@ def show(*tokens: ConfigTokens) -> int:
 
     sys.stdout.write(as_toml(config))
     return 0
+
+
+def reference() -> int:
+    """Print every key that there is, of every algorithm and reward, as a page in Markdown.
+
+    Example: digen config reference > docs/configuration.md
+    """
+    from digen_core.config_reference import reference as page
+
+    sys.stdout.write(page())
+    return 0

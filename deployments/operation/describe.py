@@ -25,7 +25,7 @@ def describe(state: State) -> str:
         lines.append(f"{'password':<11} of the user digen, in {FOLDER / 'password'}")
     lines += [
         f"{'run':<11} {RUN}",
-        f"{'elsewhere':<11} set -a; . {ENVIRONMENT}; set +a    # in a shell of another folder",
+        f"{'digen train':<11} set -a; . {ENVIRONMENT}; set +a    # then it uses these workers, too",
         f"{'end':<11} digen down",
     ]
     return "\n".join(lines) + "\n"

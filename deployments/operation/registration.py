@@ -44,7 +44,8 @@ def register(deployments: str, environment: Mapping[str, str]) -> None:
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
+            # Runs happen in PWD (prefect.yaml), which only shells keep up to date.
+            env={**os.environ, **environment, "PWD": os.getcwd()},
             timeout=DEPLOY_SECONDS,
         )
     if made.returncode:

@@ -20,7 +20,7 @@ FOLDER = Path("runs/up")
 STATE = FOLDER / "state.json"
 ENVIRONMENT = FOLDER / "env"
 SAME_START_SECONDS = 1.0  # a clock that is set meanwhile moves the times a little
-END_SECONDS = 20.0
+END_SECONDS = 40.0  # a training that is cancelled writes what it has
 
 
 class Options(Strict):

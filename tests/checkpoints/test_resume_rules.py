@@ -142,12 +142,15 @@ def test_what_came_after_the_checkpoint_is_removed(run_dir):
         write_metrics(run_dir / "metrics", record)
         (run_dir / "samples").mkdir(exist_ok=True)
         (run_dir / "samples" / f"iteration-{iteration:06d}.parquet").touch()
+        (run_dir / "images" / f"iteration-{iteration:06d}").mkdir(parents=True)
+        (run_dir / "images" / f"iteration-{iteration:06d}" / "g00-s00.png").touch()
     for tag, version in {"before": 0, "iteration-0003": 4, "iteration-0004": 5}.items():
         report = EvaluationReport(version=version, num_prompts=1, num_samples=1, rewards={})
         (run_dir / f"evaluation-{tag}.json").write_text(report.model_dump_json())
     discard(run_dir, resumption_of(changed(run_dir), run_dir))
     assert [record.iteration for record in read_metrics(run_dir / "metrics")] == [0, 1, 2, 3]
     assert len(list((run_dir / "samples").iterdir())) == 4
+    assert len(list((run_dir / "images").rglob("*.png"))) == 4
     tags = {path.stem for path in run_dir.glob("evaluation-*")}
     assert tags == {"evaluation-before", "evaluation-iteration-0003"}
 

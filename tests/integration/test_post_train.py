@@ -1,9 +1,11 @@
 """A whole run, and all that is left of it: files, MLflow, Prefect, and nothing on the workers."""
 
 import json
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urlparse
 
 import numpy as np
 import pytest
@@ -170,7 +172,8 @@ def mlflow_run(run):
 
     client = MlflowClient(f"sqlite:///{run.dir.parent}/mlflow.db")
     experiment = client.get_experiment_by_name(run.config.tracking.experiment)
-    (found,) = client.search_runs([experiment.experiment_id])
+    name = f"attributes.run_name = '{run.report.run_id}'"
+    (found,) = client.search_runs([experiment.experiment_id], name)
     return client, found
 
 
@@ -194,12 +197,54 @@ def test_mlflow_has_the_run(run, mlflow_run):
     }
 
 
+def test_mlflow_has_each_evaluation_as_a_nested_run(run, mlflow_run):
+    client, found = mlflow_run
+    parent = f"tags.`mlflow.parentRunId` = '{found.info.run_id}'"
+    nested = client.search_runs([found.info.experiment_id], parent)
+    assert {
+        run.info.run_name.removeprefix(f"{found.info.run_name}-"): run.data.metrics
+        for run in nested
+    } == {
+        tag: {f"evaluation/{name}": value for name, value in report.rewards.items()}
+        for tag, report in run.watch.evaluations
+    }
+
+
+def test_each_version_names_its_parent(run, mlflow_run, tmp_path):
+    from digen_core.training.checkpoints import last_state
+
+    client, found = mlflow_run
+    path = client.download_artifacts(found.info.run_id, "versions.jsonl", tmp_path)
+    lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    assert [line["version"] for line in lines] == [0, 1, 2]
+    assert [line["parent"] for line in lines] == [None, lines[0]["hash"], lines[1]["hash"]]
+    assert lines[-1]["hash"] == last_state(run.dir).weights_hash
+
+
+def test_every_metric_is_in_the_docs(mlflow_run):
+    _, found = mlflow_run
+    documented = documented_metrics()
+    assert "system/rollout-0/cpu_percent" in found.data.metrics
+    for name in found.data.metrics:
+        assert any(pattern.fullmatch(name) for pattern in documented), f"{name} is not in the docs"
+
+
+def documented_metrics() -> list[re.Pattern]:
+    """The names of the table in docs/algorithms.md; words in capitals stand for any."""
+    text = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    rows = re.findall(r"^\| (`[a-z]+/.*?) \|", text[text.index("## Metrics") :], re.MULTILINE)
+    names = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    assert len(names) > 30
+    return [re.compile(re.sub(r"\b[A-Z]+\b", "[^/]+", name)) for name in names]
+
+
 def test_mlflow_has_the_artifacts(run, mlflow_run, tmp_path):
     from PIL import Image
 
     client, found = mlflow_run
     names = artifacts_of(client, found.info.run_id)
     assert {"config.json", "evaluation/before.json", "evaluation/after.json"} <= names
+    assert {"environment.txt", "timelines/iteration-0000.png"} <= names
     assert {"grids/before.png", "grids/iteration-0000.png", "grids/after.png"} <= names
     config = client.download_artifacts(found.info.run_id, "config.json", tmp_path)
     assert RunConfig.model_validate_json(Path(config).read_text()) == run.config
@@ -223,7 +268,9 @@ def test_the_saved_adapters_are_the_average_in_the_stock_pipeline(
     assert any((state.weights[name] != ema).any() for name, ema in state.ema.items())
     policy = load_trainable(tiny_flux, "float32", run.config.train.lora)
     set_weights(policy, state.ema)
-    kept = Path(client.download_artifacts(found.info.run_id, "lora", tmp_path))
+    (registered,) = client.search_model_versions(f"run_id = '{found.info.run_id}'")
+    assert registered.name == run.config.name
+    kept = Path(urlparse(registered.source).path) / "adapter_weights"
     for folder in (kept, run.dir / "lora"):
         pipeline = FluxPipeline.from_pretrained(tiny_flux)
         pipeline.load_lora_weights(folder)

@@ -1,29 +1,34 @@
 import json
 import logging
-import os
-import signal
-import socket
+import platform
 import sqlite3
-import subprocess
-import sys
 import time
-from concurrent.futures import wait
 from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlparse
 
 import numpy as np
 import pytest
-import requests
 from mlflow import MlflowClient
+from mlflow_server import free_port
 from PIL import Image
 
 from digen_core.config import ConfigError, RunConfig
 from digen_core.records import EvaluationReport, IterationRecord
-from tasks import tracking
-from tasks.tracking import Tracker, flatten
+from tasks.tracking import Tracker, sender
+from tasks.tracking.environment import read_environment
+from tasks.tracking.opening import flatten
+from tasks.tracking.sync import send_rest
 
 
 def config_in(folder, **tracking_keys) -> RunConfig:
     return RunConfig.model_validate({"tracking": {"runs_dir": str(folder), **tracking_keys}})
+
+
+def start(config: RunConfig, run_dir, flow_run_id=None) -> Tracker:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "config.json").write_text(config.model_dump_json())
+    return Tracker.start(config, run_dir.name, run_dir, flow_run_id)
 
 
 def record_of(version: int, **metrics: float) -> IterationRecord:
@@ -42,8 +47,7 @@ def runs_dir(tmp_path_factory):
 
 @pytest.fixture
 def tracker(runs_dir, request):
-    config = config_in(runs_dir)
-    return Tracker.start(config, request.node.name, runs_dir / "run", flow_run_id="f1")
+    return start(config_in(runs_dir), runs_dir / request.node.name, flow_run_id="f1")
 
 
 def run_of(tracker: Tracker):
@@ -74,7 +78,7 @@ def test_the_run_is_named_and_tagged(tracker, runs_dir, request):
     assert run.info.status == "FAILED"
     assert run.data.tags["mlflow.note.content"] == "a worker was lost"
     assert run.data.tags["prefect.flow_run_id"] == "f1"
-    assert run.data.tags["digen.run_dir"] == str(runs_dir / "run")
+    assert run.data.tags["digen.run_dir"] == str(runs_dir / request.node.name)
     assert run.data.tags["digen.version"]
 
 
@@ -94,22 +98,63 @@ def test_a_metric_that_is_not_finite_is_an_error(tracker, value):
         tracker.log_iteration(record_of(4, **{"reward/mean": 0.5, "train/loss": value}))
     tracker.finish("FAILED")
     assert run_of(tracker).data.metrics == {}
+    assert not tracker._spool.num_unsent
 
 
-def test_an_evaluation_is_metrics_and_a_report(tracker, tmp_path):
-    tracker.log_evaluation("after", REPORT)
+def nested_runs(tracker: Tracker) -> dict:
+    client = MlflowClient(tracker.uri)
+    tag = f"tags.`mlflow.parentRunId` = '{tracker.mlflow_run_id}'"
+    return {run.info.run_name: run for run in client.search_runs([tracker.experiment_id], tag)}
+
+
+def test_an_evaluation_is_a_nested_run_and_a_point_of_the_curves(tracker, tmp_path, request):
+    assert tracker.log_evaluation("after", REPORT) == "after"
+    tracker.log_images("after", ["a"], np.zeros((1, 2, 8, 8, 3), np.uint8), step=2)
     tracker.finish("FINISHED")
-    assert run_of(tracker).data.metrics == {
-        "evaluation/reward": 0.5,
-        "evaluation/shapes/exact": 0.25,
-    }
-    with open(artifact_of(tracker, "evaluation/after.json", tmp_path)) as file:
-        assert EvaluationReport.model_validate(json.load(file)) == REPORT
+    values = {"evaluation/reward": 0.5, "evaluation/shapes/exact": 0.25}
+    assert run_of(tracker).data.metrics == values
+    ((name, nested),) = nested_runs(tracker).items()
+    assert (name, nested.info.status) == (f"{request.node.name}-after", "FINISHED")
+    assert nested.data.metrics == values
+    assert nested.data.params["policy_version"] == "2"
+    assert nested.data.params["evaluation.num_steps"] == "8"
+    client = MlflowClient(tracker.uri)
+    for run_id in (tracker.mlflow_run_id, nested.info.run_id):
+        path = client.download_artifacts(run_id, "evaluation/after.json", str(tmp_path))
+        with open(path) as file:
+            assert EvaluationReport.model_validate(json.load(file)) == REPORT
+        assert client.list_artifacts(run_id, "grids")[0].path == "grids/after.png"
+
+
+def test_later_evaluations_are_nested_runs_only(tracker, runs_dir, request):
+    tracker.log_evaluation("after", REPORT)
+    tracker.finish("FAILED", "as it was")
+    for number in (1, 2):
+        again = Tracker.reopen(config_in(runs_dir), runs_dir / request.node.name)
+        assert again.log_evaluation("again", REPORT) == f"again-{number}"
+        again.finish("FINISHED")
+    names = [f"{request.node.name}-{tag}" for tag in ("after", "again-1", "again-2")]
+    assert sorted(nested_runs(tracker)) == names
+    run = run_of(tracker)
+    assert (run.info.status, run.data.tags["mlflow.note.content"]) == ("FAILED", "as it was")
+    client = MlflowClient(tracker.uri)
+    assert len(client.get_metric_history(tracker.mlflow_run_id, "evaluation/reward")) == 1
+
+
+def test_a_folder_without_a_run_of_mlflow_gets_one_when_it_is_evaluated(runs_dir, tmp_path):
+    config = config_in(runs_dir)
+    (tmp_path / "config.json").write_text(config.model_dump_json())
+    tracker = Tracker.reopen(config, tmp_path)
+    tracker.log_evaluation("again", REPORT)
+    tracker.finish("FINISHED")
+    assert run_of(tracker).info.run_name == tmp_path.name
+    assert list(nested_runs(tracker)) == [f"{tmp_path.name}-again-1"]
 
 
 def test_images_are_a_labelled_grid(tracker, tmp_path):
     images = np.zeros((2, 3, 32, 32, 3), np.uint8)
     images[1, 2] = (255, 0, 0)
+    tracker.log_evaluation("before", REPORT)
     tracker.log_images("before", ["a red circle", "two blue squares"], images, step=0)
     tracker.finish("FINISHED")
     with Image.open(artifact_of(tracker, "grids/before.png", tmp_path)) as grid:
@@ -121,19 +166,36 @@ def test_images_are_a_labelled_grid(tracker, tmp_path):
     assert red[-50, -50]  # last row, last column
 
 
-def test_a_folder_is_kept_as_artifacts(tracker, tmp_path):
-    (tmp_path / "weights").mkdir()
-    (tmp_path / "weights" / "lora.txt").write_text("w")
-    tracker.log_folder(tmp_path / "weights", "policy")
+def test_videos_move(tracker, tmp_path):
+    videos = np.zeros((1, 2, 5, 8, 8, 3), np.uint8)
+    videos[:, :, 3] = 255
+    tracker.log_evaluation("before", REPORT)
+    tracker.log_images("before", ["a wave"], videos, step=0)
     tracker.finish("FINISHED")
-    with open(artifact_of(tracker, "policy/lora.txt", tmp_path)) as file:
-        assert file.read() == "w"
+    with Image.open(artifact_of(tracker, "videos/before.gif", tmp_path)) as animation:
+        shades = []
+        for frame in range(animation.n_frames):
+            animation.seek(frame)
+            shades.append(np.asarray(animation.convert("L"))[-50, -50])
+            assert animation.info["duration"] >= 120
+    assert max(shades) > 250 > 5 > min(shades)
+    with Image.open(artifact_of(tracker, "grids/before.png", tmp_path)) as grid:
+        assert np.asarray(grid.convert("L"))[-50, -50] < 5  # the frame in the middle
 
 
-def test_a_folder_that_is_missing_is_an_error(tracker, tmp_path):
-    with pytest.raises(NotADirectoryError, match="nothing to log"):
-        tracker.log_folder(tmp_path / "nowhere", "policy")
-    tracker.finish("FAILED")
+def test_what_a_run_was_made_with_is_kept(tracker, tmp_path):
+    tracker.log_versions({0: "a", 1: "b"})
+    tracker.log_versions({1: "b", 2: "c"})  # as a resumed run knows them
+    tracker.finish("FINISHED")
+    with open(artifact_of(tracker, "versions.jsonl", tmp_path)) as file:
+        lines = [json.loads(line) for line in file]
+    assert [(line["version"], line["hash"], line["parent"]) for line in lines] == [
+        (0, "a", None), (1, "b", "a"), (2, "c", "b"),
+    ]  # fmt: skip
+    with open(artifact_of(tracker, "environment.txt", tmp_path)) as file:
+        found = read_environment(file.read())
+    assert found["numpy"] == np.__version__
+    assert found["python"] == platform.python_version()
 
 
 def test_everything_lies_in_the_runs_folder(tracker, runs_dir):
@@ -144,8 +206,8 @@ def test_everything_lies_in_the_runs_folder(tracker, runs_dir):
 
 
 def test_two_runs_of_one_process_do_not_mix(runs_dir):
-    first = Tracker.start(config_in(runs_dir), "first", runs_dir / "first")
-    second = Tracker.start(config_in(runs_dir, experiment="other"), "second", runs_dir / "second")
+    first = start(config_in(runs_dir), runs_dir / "first")
+    second = start(config_in(runs_dir, experiment="other"), runs_dir / "second")
     for version in range(1, 21):
         first.log_iteration(record_of(version, **{"reward/mean": 1.0}))
         second.log_iteration(record_of(version, **{"reward/mean": 2.0, "train/kl": 0.0}))
@@ -161,98 +223,148 @@ def test_two_runs_of_one_process_do_not_mix(runs_dir):
     assert (run_of(first).info.status, run_of(second).info.status) == ("FINISHED", "KILLED")
 
 
-def test_a_store_that_breaks_in_mid_run_is_warned_about_once(tmp_path, caplog):
-    tracker = Tracker.start(config_in(tmp_path), "run", tmp_path / "run")
-    with sqlite3.connect(tmp_path / "mlflow.db") as database:
-        database.execute("DROP TABLE metrics")
-    with caplog.at_level(logging.WARNING, logger="tasks.tracking"):
-        for version in (1, 2):
-            tracker.log_iteration(record_of(version, **{"reward/mean": 0.5}))
-        tracker.finish("FINISHED")
-    (warning,) = [entry for entry in caplog.records if entry.name == "tasks.tracking"]
-    assert "did not take metrics of iteration 1" in warning.message
+def history_of(tracker: Tracker, name: str) -> list[tuple[int, float]]:
+    client = MlflowClient(tracker.uri)
+    history = client.get_metric_history(tracker.mlflow_run_id, name)
+    return [(metric.step, metric.value) for metric in history]
 
 
-def test_a_server_that_hangs_does_not_hold_up_the_run(runs_dir, monkeypatch, caplog):
-    tracker = Tracker.start(config_in(runs_dir), "run", runs_dir / "run")
-    monkeypatch.setattr(tracking, "FLUSH_SECONDS", 0.1)
-    monkeypatch.setattr(tracker._client, "log_batch", lambda *_args: time.sleep(1))
-    started = time.monotonic()
-    tracker.log_iteration(record_of(1, **{"reward/mean": 0.5}))
-    tracker.finish("FINISHED")
-    assert time.monotonic() - started < 1
-    assert "is behind; 2 calls" in caplog.text
-
-
-def test_an_error_that_is_not_mlflows_is_raised(runs_dir, monkeypatch):
-    tracker = Tracker.start(config_in(runs_dir), "run", runs_dir / "run")
-    monkeypatch.setattr(tracker._client, "log_batch", lambda *_args: 1 / 0)
-    tracker.log_iteration(record_of(1, **{"reward/mean": 0.5}))
-    with pytest.raises(ZeroDivisionError):
-        tracker.finish("FINISHED")
-
-
-@pytest.mark.slow
-def test_a_server_that_dies_in_mid_run_does_not_end_the_run(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    uri = f"http://127.0.0.1:{free_port()}"
-    with server_at(uri, tmp_path) as server:
-        tracker = Tracker.start(config_in(tmp_path, mlflow_uri=uri), "run", tmp_path / "run")
-        assert tracker.describe().startswith(f"{uri}/#/experiments/")
-        tracker.log_iteration(record_of(1, **{"reward/mean": 0.5}))
-        tracker.log_images("before", ["a"], np.zeros((1, 2, 8, 8, 3), np.uint8), step=0)
-        wait(tracker._pending)
-        assert run_of(tracker).data.metrics == {"reward/mean": 0.5}
-        assert artifact_of(tracker, "grids/before.png", tmp_path)
-        assert not caplog.records
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
-        with caplog.at_level(logging.WARNING, logger="tasks.tracking"):
-            tracker.log_iteration(record_of(2, **{"reward/mean": 0.5}))
-            tracker.log_evaluation("after", REPORT)
-            tracker.finish("FINISHED")
-    (warning,) = [entry for entry in caplog.records if entry.name == "tasks.tracking"]
-    assert f"MLflow at {uri} did not take metrics of iteration 2" in warning.message
-
-
-def free_port() -> int:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        return unused.getsockname()[1]
+def wait_until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @contextmanager
-def server_at(uri: str, folder):
-    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
-    command += ["--port", uri.rpartition(":")[2], "--backend-store-uri"]
-    command += [f"sqlite:///{folder}/server.db", "--artifacts-destination", f"{folder}/artifacts"]
-    with open(folder / "server.log", "w") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-    try:
-        deadline = time.monotonic() + 120
-        while not answers(f"{uri}/health"):
-            assert server.poll() is None, (folder / "server.log").read_text()
-            assert time.monotonic() < deadline, "the MLflow server did not start"
-            time.sleep(0.2)
-        yield server
-    finally:
-        if server.poll() is None:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
+def broken(database):
+    """Take a table away from MLflow for a while."""
+    with sqlite3.connect(database) as connection:
+        connection.execute("ALTER TABLE metrics RENAME TO elsewhere")
+    yield
+    with sqlite3.connect(database) as connection:
+        connection.execute("ALTER TABLE elsewhere RENAME TO metrics")
 
 
-def answers(url: str) -> bool:
-    try:
-        return requests.get(url, timeout=5).ok
-    except requests.ConnectionError:
-        return False
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(sender, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(sender, "LAST_WORD_SECONDS", 0.2)
+
+
+def words_of(caplog) -> list[str]:
+    """Levels of what digen says; MLflow's own logger tells of SQL."""
+    return [record.levelname for record in caplog.records if record.name.startswith("tasks")]
+
+
+def test_what_a_broken_store_missed_is_told_when_it_is_mended(tracker, runs_dir, caplog, quick):
+    with broken(runs_dir / "mlflow.db"), caplog.at_level(logging.INFO, logger="tasks.tracking"):
+        for version in (1, 2, 3):
+            tracker.log_iteration(record_of(version, **{"reward/mean": version / 10}))
+        tracker.log_evaluation("after", REPORT)
+        wait_until(lambda: words_of(caplog))
+        time.sleep(0.3)
+        assert tracker._spool.num_unsent == 5
+    with caplog.at_level(logging.INFO, logger="tasks.tracking"):
+        tracker.finish("FINISHED")
+    assert words_of(caplog) == ["WARNING", "INFO"]
+    assert "and what it logs is kept in" in caplog.text
+    assert history_of(tracker, "reward/mean") == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    assert history_of(tracker, "evaluation/reward") == [(2, 0.5)]
+    assert len(nested_runs(tracker)) == 1
+
+
+def test_what_the_end_could_not_send_is_sent_later(tracker, runs_dir, request, caplog, quick):
+    folder = runs_dir / request.node.name
+    with broken(runs_dir / "mlflow.db"):
+        tracker.log_iteration(record_of(1, **{"reward/mean": 0.5}))
+        tracker.finish("FAILED", "out of time")
+        assert f"'digen sync {folder}' sends them" in caplog.text
+        assert send_rest(folder).num_left == 2
+    assert send_rest(folder).num_left == 0
+    assert history_of(tracker, "reward/mean") == [(1, 0.5)]
+    assert run_of(tracker).info.status == "FAILED"
+    assert send_rest(folder).num_sent == 0
+
+
+def test_an_entry_that_is_refused_is_set_aside(tracker, runs_dir, request, caplog):
+    folder = runs_dir / request.node.name
+    tracker.log_iteration(record_of(1, **{"reward/mean": 0.5}))
+    tracker.log_iteration(record_of(2, **{"no: name!": 0.5}))
+    tracker.log_iteration(record_of(3, **{"reward/mean": 0.5}))
+    tracker.finish("FINISHED")
+    assert f"did not take iteration 0001 of {request.node.name}" in caplog.text
+    (entry,) = tracker._spool.aside()
+    assert entry["metrics"] == {"no: name!": 0.5}
+    assert send_rest(folder).num_left == 1
+    assert history_of(tracker, "reward/mean") == [(1, 0.5), (3, 0.5)]
+
+
+def test_a_store_of_files_that_fails_holds_up_no_metrics(tracker, runs_dir, request):
+    artifacts = MlflowClient(tracker.uri).get_run(tracker.mlflow_run_id).info.artifact_uri
+    wait_until(lambda: not tracker._spool.num_unsent)
+    blocked = Path(urlparse(artifacts).path) / "evaluation"
+    blocked.write_text("in the way")
+    tracker.log_evaluation("after", REPORT)
+    tracker.log_iteration(record_of(1, **{"reward/mean": 0.5}))
+    tracker.finish("FINISHED")
+    assert history_of(tracker, "reward/mean") == [(1, 0.5)]
+    assert run_of(tracker).info.status == "FINISHED"
+    assert [entry["key"] for entry in tracker._spool.aside()] == ["evaluation/after.json"]
+    blocked.unlink()
+    assert send_rest(runs_dir / request.node.name).num_left == 0
+    client = MlflowClient(tracker.uri)
+    (found,) = client.list_artifacts(tracker.mlflow_run_id, "evaluation")
+    assert found.path == "evaluation/after.json"
+
+
+def test_what_is_sent_twice_is_there_once(tracker, runs_dir, request):
+    tracker.log_iteration(record_of(1, **{"reward/mean": 0.5}))
+    tracker.log_evaluation("after", REPORT)
+    tracker.finish("FINISHED")
+    (runs_dir / request.node.name / "tracking" / "sent.json").unlink()
+    assert send_rest(runs_dir / request.node.name).num_sent == len(tracker._spool.read())
+    assert history_of(tracker, "reward/mean") == [(1, 0.5)]
+    assert len(nested_runs(tracker)) == 1
+
+
+def test_an_interrupted_run_goes_on_as_one_run(tracker, runs_dir, request):
+    folder = runs_dir / request.node.name
+    for version in (1, 2):
+        tracker.log_iteration(record_of(version, **{"reward/mean": version / 10}))
+    tracker._sender.close()  # as if killed: without the last word
+    again = Tracker.resume(config_in(runs_dir), folder, tracker.mlflow_run_id, "f2")
+    for version in (2, 3):  # the second one is redone
+        again.log_iteration(record_of(version, **{"reward/mean": version / 5}))
+    again.finish("FINISHED")
+    assert again.mlflow_run_id == tracker.mlflow_run_id
+    assert history_of(tracker, "reward/mean") == [(1, 0.1), (2, 0.2), (3, 0.6)]
+    run = run_of(tracker)
+    assert (run.info.status, run.data.tags["prefect.flow_run_id"]) == ("FINISHED", "f2")
+
+
+def test_a_run_that_ended_without_a_word_is_told_of_as_killed(tracker, runs_dir, request):
+    folder = runs_dir / request.node.name
+    tracker.log_iteration(record_of(1, **{"reward/mean": 0.1}))
+    assert send_rest(folder).is_busy  # it is still there, and sends itself
+    tracker._sender.close()
+    assert not send_rest(folder).is_busy
+    assert run_of(tracker).info.status == "KILLED"
+
+
+def test_resuming_needs_the_run(tracker, tmp_path, runs_dir):
+    tracker.finish("FAILED")
+    with pytest.raises(ConfigError, match="does not say which run of MLflow it is"):
+        Tracker.resume(config_in(runs_dir), tmp_path)
+    with pytest.raises(ConfigError, match="cannot continue run 123 in MLflow at sqlite"):
+        Tracker.resume(config_in(runs_dir), tmp_path, "123")
 
 
 def test_a_server_that_cannot_be_reached_is_a_config_error(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     uri = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(ConfigError, match=f"cannot start a run in MLflow at {uri}") as caught:
-        Tracker.start(config_in(tmp_path, mlflow_uri=uri), "run", tmp_path)
+        start(config_in(tmp_path, mlflow_uri=uri), tmp_path / "run")
     assert "\n" not in str(caught.value)
 
 

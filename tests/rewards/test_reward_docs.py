@@ -1,25 +1,33 @@
-"""The code in docs/rewards.md runs as it stands there."""
+"""The code in docs/rewards.md and in the tutorial runs as it stands there."""
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from deployments.overrides import config_of
 from digen_core.config import RunConfig
 from digen_core.config_file import load_config
+from digen_core.data import evaluation_prompts, train_prompts
 from digen_core.reward_config import REWARD_TYPES
+from digen_core.rewards import reward_functions
 from digen_core.rewards.own import own_reward
 from digen_core.rewards.remote_protocol import decode_answer
+from digen_core.rewards.scoring import score_images
 
-PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
-SERVER, FUNCTION, TRIAL, CLASS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "rewards.md").read_text()
+TUTORIAL = (DOCS / "tutorials" / "own-reward.md").read_text()
+(SERVER,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+FUNCTION, TRIAL, CLASS, NEARNESS = re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL)
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    (tmp_path / "my_rewards.py").write_text(f"{FUNCTION}\n\n{CLASS}")
+    (tmp_path / "my_rewards.py").write_text(f"{FUNCTION}\n\n{CLASS}\n\n{NEARNESS}")
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
     sys.modules.pop("my_rewards", None)
@@ -31,13 +39,31 @@ def test_the_function_is_tried(folder):
 
 def test_the_class_is_made_as_its_table_says(folder):
     (folder / "a.toml").write_text(
-        PAGE[PAGE.index('    [rewards."my_rewards:Like') :].split("\n\n")[0]
+        TUTORIAL[TUTORIAL.index('    [rewards."my_rewards:Like') :].split("\n\n")[0]
     )
     config = load_config(folder / "a.toml").rewards["my_rewards:Likeness"]
     judge = own_reward(config, torch.device("cpu"))
     image = torch.tensor([0.2, 0.0, 0.9]).view(1, 3, 1, 1).expand(1, 3, 4, 4)
     assert judge(image, ["a"]).tolist() == [1.0]
     assert judge(1 - image, ["a"]).item() == pytest.approx(1 - (0.6 + 1.0 + 0.8) / 3)
+
+
+def test_the_reward_with_metadata_is_told_its_targets(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    start = TUTORIAL.index('    {"prompt"')
+    rows = TUTORIAL[start:].split("\n\n")[0]
+    (folder / "prompts.jsonl").write_text(rows)
+    command = re.search(r"(?s)--prompts.train.*?\}'", TUTORIAL)[0].replace("\\", "")
+    config = config_of(shlex.split(command))
+    train, (held_out,) = train_prompts(config), evaluation_prompts(config)
+    assert [prompt.text for prompt in train] == ["a red circle", "a blue square"]
+    assert held_out.metadata == {"target": [0.0, 1.0, 0.0]}
+    functions = reward_functions(config.rewards, torch.device("cpu"))
+    images = torch.ones(2, 3, 4, 4)
+    images[:, :, 1, 2] = torch.tensor([1.0, 0.0, 0.0])  # a red pixel in each
+    asked = [prompt.text for prompt in train], [prompt.metadata for prompt in train]
+    found = score_images(functions, config.rewards, images, *asked)
+    assert found["reward"].tolist() == pytest.approx([1.0, 1 / 3])
 
 
 def test_the_first_table_of_rewards_is_valid(tmp_path):

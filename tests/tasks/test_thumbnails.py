@@ -3,7 +3,13 @@
 import numpy as np
 import torch
 
-from tasks.evaluate import SHOWN_PER_PROMPT, THUMBNAIL_PIXELS, _thumbnails
+from tasks.evaluate import (
+    SHOWN_FRAMES,
+    SHOWN_PER_PROMPT,
+    SHOWN_VIDEOS,
+    THUMBNAIL_PIXELS,
+    _thumbnails,
+)
 
 
 def test_images_become_bytes_channels_last():
@@ -20,7 +26,12 @@ def test_large_images_are_shrunk():
     assert THUMBNAIL_PIXELS == 128
 
 
-def test_a_video_is_shown_by_its_middle_frame():
-    videos = torch.rand(2, 3, 5, 3, 16, 24)
-    np.testing.assert_array_equal(_thumbnails(videos, 2), _thumbnails(videos[:, :, 2], 2))
-    assert _thumbnails(videos, 0).shape == (0, 3, 16, 24, 3)
+def test_a_video_is_shown_by_some_of_its_frames():
+    videos = torch.rand(2, 6, 33, 3, 16, 24)
+    shown = _thumbnails(videos, 2)
+    assert shown.shape == (2, SHOWN_VIDEOS, SHOWN_FRAMES, 16, 24, 3)
+    for frame, index in ((0, 0), (-1, 32), (5, 11)):
+        expected = _thumbnails(videos[:, :, index], 2)[:, :SHOWN_VIDEOS]
+        np.testing.assert_array_equal(shown[:, :, frame], expected)
+    assert _thumbnails(videos[:, :, :5, :, :, :], 0).shape == (0, SHOWN_VIDEOS, 5, 16, 24, 3)
+    assert _thumbnails(torch.rand(1, 1, 2, 3, 256, 512), 1).shape == (1, 1, 2, 64, 128, 3)

@@ -1,0 +1,76 @@
+"""Commands about what runs logged."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from digen_core.config import ConfigError
+
+LOCAL_MLFLOW = "sqlite:///runs/mlflow.db"
+
+
+def compare(
+    run: str,
+    /,
+    *others: str,
+    metric: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
+    out: Path = Path("runs/compare"),
+    mlflow_uri: str | None = None,
+) -> int:
+    """Show what differs between runs, and draw their curves together.
+
+    Example: digen compare runs/shapes-20260101-120000 runs/shapes-20260102-120000
+
+    Args:
+        run: Folder of a run, or its name or id in MLflow.
+        others: The runs to compare it with.
+        metric: Metrics to show; default: evaluations, rewards, training and speed.
+        out: Folder for the picture of the curves, compare.png.
+        mlflow_uri: MLflow with runs that are given by name; default: MLFLOW_TRACKING_URI, else
+            runs/mlflow.db.
+    """
+    if not others:
+        raise ConfigError(f"what is {run} to be compared with? Give two runs or more")
+
+    from rich.console import Console
+
+    from deployments import compare as command
+    from tasks.tracking.history import read_run
+
+    uri = mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or LOCAL_MLFLOW
+    runs = [read_run(target, uri) for target in (run, *others)]
+    names = command.metrics_to_show(runs, metric or [])
+    console = Console(highlight=False, soft_wrap=True)
+    command.print_comparison(runs, names, console)
+    console.print(f"curves: {command.write_curves(runs, names, out)}")
+    return 0
+
+
+def sync(run: Path, /, *others: Path) -> int:
+    """Send what runs logged and MLflow has not taken: after a crash, or while it was away.
+
+    Example: digen sync runs/shapes-20260101-120000
+
+    A run that is alive sends by itself; one whose process is gone is marked as killed.
+
+    Args:
+        run: Folder of a run.
+        others: More of them.
+    """
+    from tasks.tracking.sync import send_rest
+
+    code = 0
+    for folder in (run, *others):
+        sent = send_rest(folder)
+        if sent.is_busy:
+            text = f"is alive and sends by itself; {sent.num_left} entries are waiting"
+        elif sent.num_left:
+            text = f"{sent.num_left} entries are left: MLflow at {sent.uri} does not take them"
+            code = 1
+        else:
+            text = f"{sent.num_sent} entries sent to {sent.uri}"
+        sys.stdout.write(f"{sent.name}: {text}\n")
+    return code

@@ -1,0 +1,124 @@
+"""``digen compare``: what differs between runs, and their curves together."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from rich.console import Console
+from rich.table import Table
+
+from digen_core.config import ConfigError
+from digen_core.trace.charts import LINE_COLOURS
+from tasks.display import sparkline
+from tasks.tracking.history import RunData
+
+MISSING: Final = "-"
+SHOWN: Final = ("evaluation/", "reward/", "train/", "throughput/", "time/iteration_seconds")
+"""What the names of metrics begin with that are shown where none are asked for."""
+SPARK_WIDTH: Final = 16
+COLUMNS: Final = 3
+
+
+def differing(sides: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    """Return the keys whose values are not the same on all sides, with the values."""
+    keys = sorted({key for side in sides for key in side})
+    values = {key: [side.get(key, MISSING) for side in sides] for key in keys}
+    return {key: found for key, found in values.items() if len(set(found)) > 1}
+
+
+def metrics_to_show(runs: Sequence[RunData], asked: Sequence[str]) -> list[str]:
+    """Return the names of the metrics to show.
+
+    Raises:
+        ConfigError: one that was asked for is in no run.
+    """
+    known = {name for run in runs for name in run.metrics}
+    for name in asked:
+        if name not in known:
+            raise ConfigError(f"no run has a metric {name}; there are {', '.join(sorted(known))}")
+    if asked:
+        return list(asked)
+    return [name for start in SHOWN for name in sorted(known) if name.startswith(start)]
+
+
+def print_comparison(runs: Sequence[RunData], names: Sequence[str], console: Console) -> None:
+    """Print what differs: config, environment and the last value of each metric."""
+    for title, sides in (
+        ("config", [run.config for run in runs]),
+        ("environment", [run.environment for run in runs]),
+    ):
+        rows = differing(sides)
+        if rows:
+            table = _table(f"{title}: what differs", runs)
+            for key, values in rows.items():
+                table.add_row(key, *values)
+            console.print(table)
+        else:
+            console.print(f"{title}: nothing differs")
+    table = _table("metrics: last value and curve", runs, justify="right")
+    if len(runs) == 2:
+        table.add_column("difference", justify="right")
+    for name in names:
+        table.add_row(name, *_cells(name, runs))
+    console.print(table)
+
+
+def _table(title: str, runs: Sequence[RunData], justify: str = "left") -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("", no_wrap=True)
+    for run in runs:
+        table.add_column(run.name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    return table
+
+
+def _cells(name: str, runs: Sequence[RunData]) -> list[str]:
+    cells, last = [], []
+    for run in runs:
+        values = [value for _, value in run.metrics.get(name, [])]
+        curve = f"{sparkline(values, SPARK_WIDTH)} " if len(values) > 2 else ""
+        cells.append(f"{curve}{values[-1]:.4g}" if values else MISSING)
+        last += values[-1:]
+    if len(runs) == 2:
+        cells.append(f"{last[1] - last[0]:+.4g}" if len(last) == 2 else MISSING)
+    return cells
+
+
+def draw_curves(runs: Sequence[RunData], names: Sequence[str]) -> Figure:
+    """Return a picture with a chart for each metric and a curve in it for each run."""
+    columns = min(COLUMNS, len(names))
+    rows = -(-len(names) // columns)
+    size = (4.2 * columns, 0.3 + 0.2 * len(runs) + 2.5 * rows)
+    figure = Figure(figsize=size, dpi=110, layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    places = list(grid.flat)
+    for axes, name in zip(places, names, strict=False):
+        _draw(axes, runs, name)
+    for axes in places[len(names) :]:
+        axes.set_axis_off()
+    lines = {line.get_label(): line for axes in places[: len(names)] for line in axes.lines}
+    figure.legend(handles=lines.values(), loc="outside upper left", frameon=False, fontsize=9)
+    return figure
+
+
+def _draw(axes: Axes, runs: Sequence[RunData], name: str) -> None:
+    for number, run in enumerate(runs):
+        if points := run.metrics.get(name):
+            steps, values = zip(*points, strict=True)
+            colour = LINE_COLOURS[number % len(LINE_COLOURS)]
+            style = "-" if number < len(LINE_COLOURS) else "--"
+            axes.plot(steps, values, style, color=colour, label=run.name, marker=".", linewidth=1.3)
+    axes.set_title(name, loc="left", fontsize=10)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.3)
+
+
+def write_curves(runs: Sequence[RunData], names: Sequence[str], folder: Path) -> Path:
+    """Write the picture of the curves into a folder and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "compare.png"
+    draw_curves(runs, names).savefig(path)
+    return path

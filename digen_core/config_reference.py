@@ -1,0 +1,101 @@
+"""The configuration reference: every key of a config with its values, default and meaning."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from digen_core.config import RunConfig
+from digen_core.config_file import literal, tables_of
+from digen_core.reward_config import REWARD_TYPES
+
+TITLE: Final = """\
+# Configuration
+
+Every key that a run's TOML file or its command line may set, made from the config's own help texts
+by `digen config reference > docs/configuration.md` (tested). `digen config show CONFIG` prints a
+whole config with the values that hold. On a command line a key is an option:
+`--rollout.group-size 8`. TOML has no null; the text "null" stands for it.
+"""
+
+_TYPES: Final = {"integer": "whole number", "number": "number", "string": "text"}
+_BOUNDS: Final = {
+    "minimum": ">=",
+    "exclusiveMinimum": ">",
+    "maximum": "<=",
+    "exclusiveMaximum": "<",
+}
+
+
+def reference() -> str:
+    """Return the page, in Markdown."""
+    lines = [TITLE, *_section("Top of the file", RunConfig)]
+    for name, field in RunConfig.model_fields.items():
+        tables = tables_of(field)
+        for model in tables:
+            which = ""
+            if len(tables) > 1:
+                which = f', type = "{model.model_fields["type"].default}"'
+            lines += _sections(name, model, which)
+    for kind, reward in REWARD_TYPES.items():
+        lines += _section(f'[rewards.NAME], type = "{kind}"', reward)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _sections(name: str, model: type[BaseModel], which: str = "") -> Iterator[str]:
+    """Yield the section of a table, then those of the tables in it."""
+    yield from _section(f"[{name}]{which}", model)
+    for key, field in model.model_fields.items():
+        for inner in tables_of(field):
+            yield from _sections(f"{name}.{key}", inner)
+
+
+def _section(heading: str, model: type[BaseModel]) -> Iterator[str]:
+    properties = model.model_json_schema()["properties"]
+    yield from (f"## {heading}", "")
+    if model is not RunConfig and model.__doc__:
+        yield from (" ".join(model.__doc__.split()), "")
+    yield from ("| key | value | default | meaning |", "|---|---|---|---|")
+    for key, field in model.model_fields.items():
+        if key == "type" or (tables_of(field) and key != "rewards"):
+            continue
+        meaning = " ".join((field.description or "").split()).replace("|", "\\|")
+        yield f"| `{key}` | {_values(properties[key])} | {_default(field)} | {meaning} |"
+    yield ""
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True, validated_data={})
+    if value is PydanticUndefined:
+        return "none: it must be set"
+    if isinstance(value, dict):
+        return "`shapes = 1.0`" if value else "`{}`"
+    return f"`{literal(value)}`"
+
+
+def _values(schema: Mapping[str, Any]) -> str:
+    """Say which values a key takes, as its JSON schema does."""
+    if "anyOf" in schema:
+        return " or ".join(_values(part) for part in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        choices = schema.get("enum", [schema.get("const")])
+        return ", ".join(f'`"{choice}"`' for choice in choices)
+    kind = schema.get("type")
+    if kind == "null":
+        return "null"
+    if kind == "boolean":
+        return "true or false"
+    if kind == "array":
+        return _list(schema)
+    if kind == "object":
+        return "table"
+    bounds = [f"{sign} {schema[name]:g}" for name, sign in _BOUNDS.items() if name in schema]
+    return " ".join([_TYPES[str(kind)], *[" and ".join(bounds)] * bool(bounds)])
+
+
+def _list(schema: Mapping[str, Any]) -> str:
+    if "prefixItems" in schema:
+        return f"list of {len(schema['prefixItems'])}: {_values(schema['prefixItems'][0])}"
+    return f"list: {_values(schema['items'])}"

@@ -1,0 +1,15 @@
+"""MLflow, and the only place that imports it: docs/tracking.md says what is where."""
+
+import os
+
+# Before MLflow is imported.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("DO_NOT_TRACK", "true")
+# Whoever calls decides what happens when the server is away: a run tries again later.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+
+from tasks.tracking.tracker import Tracker
+
+__all__ = ["Tracker"]

@@ -1,0 +1,66 @@
+"""What a run was made with: the packages, the machine, and the revision of the source."""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, distributions, version
+from pathlib import Path
+from typing import Final
+
+ENVIRONMENT_OF_RUN: Final = "environment.txt"  # in the folder of a run
+
+SOURCE = Path(__file__).parents[2]
+
+
+def environment() -> str:
+    """Return what ``pip freeze`` says, a package a line, under comments about the machine."""
+    facts = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": str(os.cpu_count()),
+        "git": git_revision() or "none",
+    }
+    packages = {f"{found.name}=={found.version}" for found in distributions()}
+    lines = [f"# {name}: {value}" for name, value in facts.items()]
+    return "\n".join([*lines, *sorted(packages, key=str.lower)]) + "\n"
+
+
+def read_environment(text: str) -> dict[str, str]:
+    """Return the packages and facts of such a text, by name."""
+    found = {}
+    for line in text.splitlines():
+        separator = ": " if line.startswith("# ") else "=="
+        name, _, value = line.removeprefix("# ").partition(separator)
+        found[name] = value
+    return found
+
+
+def digen_version() -> str:
+    """Return the version of this package."""
+    try:
+        return version("digen")
+    except PackageNotFoundError:  # run from a source tree
+        return "not installed"
+
+
+def git_revision() -> str | None:
+    """Return the commit of this source tree, "-dirty" if files differ from it.
+
+    None in an installation or without git.
+    """
+    # The second name fails where the surrounding repository is not digen's own.
+    revision = _git("rev-parse", "HEAD", "HEAD:./pyproject.toml")
+    if revision is None:
+        return None
+    changed = _git("status", "--porcelain", "--untracked-files=no")
+    return revision.split()[0] + ("-dirty" if changed else "")
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        run = subprocess.run(
+            ["git", *arguments], cwd=SOURCE, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return None
+    return run.stdout if run.returncode == 0 else None

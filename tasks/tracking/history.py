@@ -1,0 +1,101 @@
+"""Read back what a run logged: from its folder, or from MLflow."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+
+from digen_core.config import ConfigError
+from digen_core.config_file import CONFIG_OF_RUN
+from tasks.tracking.environment import ENVIRONMENT_OF_RUN, read_environment
+from tasks.tracking.opening import flatten
+from tasks.tracking.server import MlflowError, first_line
+from tasks.tracking.spool import Spool
+
+Points = list[tuple[int, float]]
+"""Steps and values of a metric, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """What a run logged."""
+
+    name: str
+    config: Mapping[str, str]  # every key, flattened
+    environment: Mapping[str, str]  # versions of packages and facts of the machine, by name
+    metrics: Mapping[str, Points]
+
+
+def read_run(target: str, uri: str) -> RunData:
+    """Return what a run logged.
+
+    Args:
+        target: its folder, or its name or id in MLflow.
+        uri: address of MLflow.
+
+    Raises:
+        ConfigError: there is no such run, or it logged nothing.
+    """
+    if Path(target).is_dir():
+        return _from_folder(Path(target))
+    try:
+        return _from_mlflow(MlflowClient(uri), target)
+    except MlflowError as error:
+        raise ConfigError(
+            f"there is no folder {target}, and MLflow at {uri} was no help: {first_line(error)}"
+        ) from error
+
+
+def _from_folder(run_dir: Path) -> RunData:
+    spool = Spool.open(run_dir)
+    if spool is None:
+        raise ConfigError(f"{run_dir} is no run that was tracked: it has no folder tracking")
+    metrics: dict[str, dict[int, float]] = {}
+    for entry in spool.read():
+        if entry["kind"] == "metrics" or (entry["kind"] == "evaluation" and entry["in_training"]):
+            for name, value in entry["metrics"].items():
+                metrics.setdefault(name, {})[entry["step"]] = value
+    files = {name: run_dir / name for name in (CONFIG_OF_RUN, ENVIRONMENT_OF_RUN)}
+    return RunData(
+        name=run_dir.name,
+        config=flatten(json.loads(files[CONFIG_OF_RUN].read_text())),
+        environment=read_environment(files[ENVIRONMENT_OF_RUN].read_text()),
+        metrics={name: sorted(points.items()) for name, points in metrics.items()},
+    )
+
+
+def _from_mlflow(client: MlflowClient, target: str) -> RunData:
+    run = _find(client, target)
+    run_id = run.info.run_id
+    with TemporaryDirectory() as folder:
+        try:
+            path = client.download_artifacts(run_id, ENVIRONMENT_OF_RUN, folder)
+            environment = read_environment(Path(path).read_text())
+        except (MlflowException, OSError):  # an older run, or its files are gone
+            environment = {}
+    metrics = {}
+    for name in run.data.metrics:
+        history = client.get_metric_history(run_id, name)
+        metrics[name] = sorted((metric.step, metric.value) for metric in history)
+    return RunData(run.info.run_name, run.data.params, environment, metrics)
+
+
+def _find(client: MlflowClient, target: str) -> Run:
+    """Return a run of any experiment by its name or id.
+
+    Raises:
+        ConfigError: there is none, or several have the name.
+    """
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    for key in ("run_name", "run_id"):
+        if found := client.search_runs(experiments, f"attributes.{key} = '{target}'"):
+            if len(found) > 1:
+                ids = ", ".join(run.info.run_id for run in found)
+                raise ConfigError(f"several runs are called {target}; give an id: {ids}")
+            return found[0]
+    raise ConfigError(f"there is no run {target}, neither as a folder nor in MLflow")

@@ -1,0 +1,93 @@
+"""Begin a run in MLflow, or go on with one: what has to work before anything is trained."""
+
+import json
+from getpass import getuser
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Param
+
+from digen_core.config import ConfigError, RunConfig
+from tasks.tracking.delivery import MAX_PARAMS_PER_CALL
+from tasks.tracking.environment import digen_version, git_revision
+from tasks.tracking.server import MlflowError, experiment_of, first_line, tracking_uri
+from tasks.tracking.spool import RunOfSpool, Spool
+
+
+def begin(
+    config: RunConfig, run_id: str, run_dir: Path, flow_run_id: str | None
+) -> tuple[MlflowClient, Spool]:
+    """Make a run with its parameters and tags, and its spool.
+
+    Raises:
+        ConfigError: MLflow cannot be reached or does not take the run.
+    """
+    uri = tracking_uri(config)
+    params = [Param(key, value) for key, value in flatten(config.model_dump()).items()]
+    try:
+        client = MlflowClient(uri)
+        experiment_id = experiment_of(client, uri, config)
+        tags = _tags(run_dir, flow_run_id)
+        info = client.create_run(experiment_id, run_name=run_id, tags=tags).info
+        for start in range(0, len(params), MAX_PARAMS_PER_CALL):
+            client.log_batch(info.run_id, params=params[start : start + MAX_PARAMS_PER_CALL])
+    except MlflowError as error:
+        raise ConfigError(
+            f"tracking: cannot start a run in MLflow at {uri}: {first_line(error)}"
+        ) from error
+    run = RunOfSpool(uri=uri, experiment_id=experiment_id, mlflow_run_id=info.run_id, name=run_id)
+    return client, Spool.create(run_dir, run)
+
+
+def go_on(
+    config: RunConfig, run_dir: Path, mlflow_run_id: str | None = None
+) -> tuple[MlflowClient, Spool]:
+    """Find a run by its id, or the one that its folder names, and open its spool.
+
+    Raises:
+        ConfigError: MLflow cannot be reached or has no such run.
+    """
+    uri, spool = tracking_uri(config), Spool.open(run_dir)
+    run_id = mlflow_run_id or (spool.run.mlflow_run_id if spool else None)
+    if run_id is None:
+        raise ConfigError(f"{run_dir} does not say which run of MLflow it is")
+    try:
+        client = MlflowClient(uri)
+        info = client.get_run(run_id).info
+    except MlflowError as error:
+        raise ConfigError(
+            f"tracking: cannot continue run {run_id} in MLflow at {uri}: {first_line(error)}"
+        ) from error
+    run = RunOfSpool(
+        uri=uri, experiment_id=info.experiment_id, mlflow_run_id=run_id, name=info.run_name
+    )
+    return client, Spool.create(run_dir, run)
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return the leaves of a nested dict as dotted keys and texts (JSON, but strings as is)."""
+    leaves: dict[str, str] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            leaves.update(flatten(value, f"{prefix}{key}."))
+        else:
+            leaves[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value)
+    return leaves
+
+
+def _tags(run_dir: Path, flow_run_id: str | None) -> dict[str, str]:
+    tags = {
+        "digen.version": digen_version(),
+        "digen.run_dir": str(run_dir.resolve()),
+        "mlflow.source.name": "digen",
+        "mlflow.source.type": "LOCAL",
+        "mlflow.user": getuser(),
+    }
+    revision = git_revision()
+    if revision is not None:
+        tags["mlflow.source.git.commit"] = revision.removesuffix("-dirty")
+        tags["digen.source_changed"] = json.dumps(revision.endswith("-dirty"))
+    if flow_run_id is not None:
+        tags["prefect.flow_run_id"] = flow_run_id
+    return tags

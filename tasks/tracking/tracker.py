@@ -1,0 +1,316 @@
+"""What a run logs in MLflow: docs/tracking.md says what is where.
+
+Logging writes to the run's folder (`spool`), and a thread tells MLflow (`sender`): a server that is
+down, or goes down, neither stops a run nor loses what it logged.
+"""
+
+import json
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+import numpy as np
+from mlflow import MlflowClient
+from PIL import Image
+
+from digen_core.config import RunConfig
+from digen_core.config_file import CONFIG_OF_RUN
+from digen_core.records import EvaluationReport, IterationRecord
+from digen_core.transport.files import replace_text
+from tasks.display import draw_grid
+from tasks.tracking.delivery import Delivery
+from tasks.tracking.environment import (
+    ENVIRONMENT_OF_RUN,
+    environment,
+)
+from tasks.tracking.model import package
+from tasks.tracking.opening import begin, flatten, go_on
+from tasks.tracking.sender import Sender
+from tasks.tracking.server import (
+    page_of,
+)
+from tasks.tracking.spool import Spool
+
+logger = logging.getLogger(__name__)
+
+VERSIONS_OF_RUN: Final = "versions.jsonl"  # in the folder of a run
+FRAME_MS: Final = 120  # of an animation
+PICTURE_SECONDS: Final = 60.0
+"""How long the end of a run waits for pictures that are being drawn."""
+
+
+class Tracker:
+    """One run in MLflow. Safe to use from several threads; runs in one process do not mix."""
+
+    def __init__(self, config: RunConfig, client: MlflowClient, spool: Spool) -> None:
+        """Log to a spool that is sent beside the run. Use ``start``, ``resume`` or ``reopen``."""
+        self.uri = spool.run.uri
+        self.experiment_id = spool.run.experiment_id
+        self.mlflow_run_id = spool.run.mlflow_run_id
+        self._config = config
+        self._spool = spool
+        self._in_training = True
+        self._pictures: list[Future[bytes]] = []
+        self._sender = Sender(spool, Delivery(client, spool.run, spool.run_dir))
+
+    @classmethod
+    def start(
+        cls, config: RunConfig, run_id: str, run_dir: Path, flow_run_id: str | None = None
+    ) -> Self:
+        """Begin a run: its name, config and tags are in MLflow before this returns.
+
+        Args:
+            config: every key of it becomes a parameter.
+            run_id: name of the run in MLflow.
+            run_dir: the run's folder, with its config; it gets all that is logged.
+            flow_run_id: of Prefect, kept as a tag.
+
+        Raises:
+            ConfigError: MLflow cannot be reached or does not take the run.
+        """
+        tracker = cls(config, *begin(config, run_id, run_dir, flow_run_id))
+        (run_dir / ENVIRONMENT_OF_RUN).write_text(environment())
+        for name in (CONFIG_OF_RUN, ENVIRONMENT_OF_RUN):
+            tracker._append(name, "file", path=name, folder="")
+        return tracker
+
+    @classmethod
+    def resume(
+        cls,
+        config: RunConfig,
+        run_dir: Path,
+        mlflow_run_id: str | None = None,
+        flow_run_id: str | None = None,
+    ) -> Self:
+        """Go on with a run that was interrupted: iterations that it logged are not logged again.
+
+        Args:
+            config: of the run as it goes on; parameters stay as they are.
+            run_dir: the run's folder.
+            mlflow_run_id: of the run, if the folder does not know it.
+            flow_run_id: of Prefect, kept as a tag.
+
+        Raises:
+            ConfigError: MLflow cannot be reached or has no such run.
+        """
+        tracker = cls(config, *go_on(config, run_dir, mlflow_run_id))
+        tracker._append_status("RUNNING")
+        replace_text(run_dir / CONFIG_OF_RUN, config.model_dump_json(indent=2))
+        tracker._append(f"{CONFIG_OF_RUN} {time.time_ns()}", "file", path=CONFIG_OF_RUN, folder="")
+        if flow_run_id is not None:
+            tags = {"prefect.flow_run_id": flow_run_id}
+            tracker._append(f"tags {time.time_ns()}", "tags", tags=tags)
+        return tracker
+
+    @classmethod
+    def reopen(cls, config: RunConfig, run_dir: Path, flow_run_id: str | None = None) -> Self:
+        """Log evaluations of a run that has ended: each is a nested run, the run is as it was.
+
+        Args:
+            config: of the run, with the settings of the evaluation.
+            run_dir: the run's folder.
+            flow_run_id: of Prefect, kept as a tag if the folder's run has none in MLflow yet.
+
+        Raises:
+            ConfigError: MLflow cannot be reached or has no such run.
+        """
+        if Spool.open(run_dir) is None:
+            tracker = cls.start(config, run_dir.name, run_dir, flow_run_id)
+            tracker._append_status("FINISHED")
+        else:
+            tracker = cls(config, *go_on(config, run_dir))
+        tracker._in_training = False
+        return tracker
+
+    def log_iteration(self, record: IterationRecord) -> None:
+        """Log the metrics of an iteration, and its timeline; MLflow's step counts from 1.
+
+        Raises:
+            ValueError: a metric is NaN or infinite.
+        """
+        step = record.iteration + 1
+        _check(record.metrics, step)
+        name = f"iteration {record.iteration:04d}"
+        is_new = self._append(
+            name, "metrics", metrics=record.metrics, step=step, time=_milliseconds()
+        )
+        if is_new and record.timeline is not None:
+            self._pictures.append(record.timeline)
+            path = f"timelines/iteration-{record.iteration:04d}.png"
+            record.timeline.add_done_callback(partial(self._log_picture, path))
+
+    def log_versions(self, hashes: Mapping[int, str]) -> None:
+        """Note new policy versions in ``versions.jsonl``, an artifact when the run has ended.
+
+        Args:
+            hashes: version -> hash of its content; each is made from the version before it.
+        """
+        path = self._spool.run_dir / VERSIONS_OF_RUN
+        lines = path.read_text().splitlines() if path.exists() else []
+        known = {line["version"]: line["hash"] for line in map(json.loads, lines)}
+        with path.open("a") as file:
+            for version in sorted(hashes.keys() - known.keys()):
+                parent = hashes.get(version - 1) or known.get(version - 1)
+                line = {"version": version, "hash": hashes[version], "parent": parent}
+                file.write(json.dumps(line) + "\n")
+
+    def log_evaluation(self, tag: str, report: EvaluationReport) -> str:
+        """Log an evaluation as a nested run; one in training is also a point of the run's curves.
+
+        Args:
+            tag: its name in the run: "before", "iteration-0004", "after".
+            report: what it found.
+
+        Returns:
+            Its name in MLflow: with a number, if a run that has ended is evaluated again.
+
+        Raises:
+            ValueError: a reward is NaN or infinite.
+        """
+        metrics = {f"evaluation/{name}": value for name, value in report.rewards.items()}
+        _check(metrics, report.version)
+        name = tag if self._in_training else self._unused(tag)
+        self._append(
+            f"evaluation {name}",
+            "evaluation",
+            evaluation=name,
+            in_training=self._in_training,
+            params=self._params_of(report),
+            metrics=metrics,
+            step=report.version,
+            time=_milliseconds(),
+        )
+        path = f"evaluation/{name}.json"
+        self._log_file(path, report.model_dump_json(indent=2).encode(), evaluation=name)
+        return name
+
+    def log_images(self, name: str, prompts: Sequence[str], images: np.ndarray, step: int) -> None:
+        """Log a labelled grid of an evaluation's images as ``grids/<name>.png``.
+
+        Of videos the grid shows the frames in the middle, and ``videos/<name>.gif`` all of them.
+
+        Args:
+            name: of the evaluation.
+            prompts: label of each row.
+            images: uint8 [n, k, H, W, 3], k images of each of the n prompts, or videos
+                [n, k, F, H, W, 3].
+            step: policy version that made them.
+        """
+        title = f"policy version {step}"
+        if images.ndim == 6:
+            frames = [draw_grid(title, prompts, images[:, :, i]) for i in range(images.shape[2])]
+            self._log_grid(f"videos/{name}.gif", frames, name)
+            images = images[:, :, images.shape[2] // 2]
+        self._log_grid(f"grids/{name}.png", [draw_grid(title, prompts, images)], name)
+
+    def log_model(self, weights: Path, version: int, weights_hash: str) -> None:
+        """Log a version in the form that MLflow loads, and add it to the model registry.
+
+        Args:
+            weights: adapters or a transformer, as `save_for_diffusers` wrote them.
+            version: of the policy.
+            weights_hash: hash of the version's content.
+        """
+        folder = self._spool.run_dir / "model"
+        package(self._config, weights, folder)
+        tags = {"digen.policy_version": str(version), "digen.weights_hash": weights_hash}
+        kind = "transformer" if self._config.train.lora is None else "lora"
+        name = self._config.tracking.registered_model or self._config.name
+        self._append(
+            f"model {version}",
+            "model",
+            path=folder.name,
+            name=name,
+            model_type=f"diffusers-{kind}",
+            tags=tags,
+            step=version,
+        )
+
+    def finish(self, status: Literal["FINISHED", "FAILED", "KILLED"], message: str = "") -> None:
+        """Send what is pending and end the run; afterwards nothing can be logged.
+
+        Args:
+            status: MLflow's word for how it ended.
+            message: shown as the run's description.
+        """
+        wait(self._pictures, timeout=PICTURE_SECONDS)
+        if self._in_training:
+            if (self._spool.run_dir / VERSIONS_OF_RUN).exists():
+                name = f"{VERSIONS_OF_RUN} {time.time_ns()}"
+                self._append(name, "file", path=VERSIONS_OF_RUN, folder="")
+            self._append_status(status, message)
+        self._sender.close()
+        if num_left := self._spool.num_unsent + len(self._spool.aside()):
+            logger.warning(
+                "MLflow at %s has not taken %d entries of %s yet; 'digen sync %s' sends them.",
+                self.uri,
+                num_left,
+                self._spool.run.name,
+                self._spool.run_dir,
+            )
+
+    def describe(self) -> str:
+        """Return how to look at the run: its address, or the command that serves it."""
+        return page_of(self.uri, self.experiment_id, self.mlflow_run_id)
+
+    def _append(self, key: str, kind: str, **content: Any) -> bool:
+        is_new = self._spool.append(key, kind, **content)
+        self._sender.wake()
+        return is_new
+
+    def _append_status(self, status: str, message: str = "") -> None:
+        now = _milliseconds()
+        self._append(f"status {time.time_ns()}", "status", status=status, message=message, time=now)
+
+    def _log_file(self, path: str, content: bytes, **of: Any) -> None:
+        """Write a file into the run's folder, and log it."""
+        target = self._spool.run_dir / path
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes(content)
+        folder = path.rpartition("/")[0]
+        self._append(path, "file", path=path, folder=folder, in_training=self._in_training, **of)
+
+    def _log_grid(self, path: str, frames: Sequence[Image.Image], evaluation: str) -> None:
+        """Log a picture of an evaluation, or an animation."""
+        first, *others = frames
+        moving = {"save_all": True, "append_images": others, "duration": FRAME_MS, "loop": 0}
+        content = BytesIO()
+        first.save(content, path.rpartition(".")[2], **(moving if others else {}))
+        self._log_file(path, content.getvalue(), evaluation=evaluation)
+
+    def _log_picture(self, path: str, picture: Future[bytes]) -> None:
+        if not picture.cancelled() and (png := picture.result()):
+            self._log_file(path, png)
+
+    def _unused(self, tag: str) -> str:
+        number = 1
+        while f"evaluation {tag}-{number}" in self._spool:
+            number += 1
+        return f"{tag}-{number}"
+
+    def _params_of(self, report: EvaluationReport) -> dict[str, str]:
+        settings = {
+            "evaluation": self._config.evaluation.model_dump(),
+            "prompts": {"evaluation": self._config.prompts.evaluation},
+            "policy_version": report.version,
+            "num_prompts": report.num_prompts,
+            "num_samples": report.num_samples,
+            "seed": self._config.seed,
+        }
+        return flatten(settings)
+
+
+def _check(metrics: dict[str, float], step: int) -> None:
+    for name, value in metrics.items():
+        if not math.isfinite(value):
+            raise ValueError(f"metric {name} is {value} at step {step}.")
+
+
+def _milliseconds() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,86 @@
+"""What differs between two runs, from their folders and from MLflow, and 'digen sync'."""
+
+import pytest
+from PIL import Image
+
+from deployments.cli import run
+from digen_core.config import RunConfig
+from digen_core.records import EvaluationReport, IterationRecord
+from tasks.tracking import Tracker
+from tasks.tracking.history import read_run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs, the second with a higher learning rate and an iteration more."""
+    runs_dir = tmp_path_factory.mktemp("runs")
+    for name, rate, count in (("slow", 1e-4, 3), ("fast", 3e-4, 4)):
+        tree = {"train": {"learning_rate": rate}, "tracking": {"runs_dir": str(runs_dir)}}
+        config = RunConfig.model_validate(tree)
+        (runs_dir / name).mkdir()
+        (runs_dir / name / "config.json").write_text(config.model_dump_json())
+        tracker = Tracker.start(config, name, runs_dir / name)
+        for index in range(count):
+            metrics = {"reward/mean": 0.25 + index * rate, "idle/tail": 0.5}
+            tracker.log_iteration(IterationRecord(index, index + 1, 1.0, metrics))
+        rewards = {"reward": 1000 * rate}
+        report = EvaluationReport(version=count, num_prompts=1, num_samples=1, rewards=rewards)
+        tracker.log_evaluation("after", report)
+        tracker.finish("FINISHED")
+    return runs_dir
+
+
+def words(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+def test_it_shows_what_differs_and_nothing_else(runs, tmp_path, capsys):
+    arguments = ["compare", str(runs / "slow"), str(runs / "fast"), "--out", str(tmp_path / "o")]
+    assert run(arguments) == 0
+    lines = words(capsys.readouterr().out)
+    assert ["train.learning_rate", "0.0001", "0.0003"] in lines
+    assert ["environment:", "nothing", "differs"] in lines
+    assert ["evaluation/reward", "0.1", "0.3", "+0.2"] in lines
+    assert ["reward/mean", "▁▅█", "0.2502", "▁▃▆█", "0.2509", "+0.0007"] in lines
+    keys = [line[0] for line in lines if line]
+    assert "seed" not in keys
+    assert "idle/tail" not in keys
+    with Image.open(tmp_path / "o" / "compare.png") as picture:
+        assert picture.width > 900
+
+
+def test_folders_and_mlflow_tell_the_same(runs):
+    uri = f"sqlite:///{runs}/mlflow.db"
+    for name in ("slow", "fast"):
+        by_folder = read_run(str(runs / name), uri)
+        by_name = read_run(name, uri)
+        assert by_name == by_folder
+        assert by_folder.metrics["evaluation/reward"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compare", "slow"], "what is slow to be compared with?"),
+        (["compare", "slow", "none"], "there is no run none, neither as a folder nor in MLflow"),
+        (["compare", "slow", "."], ". is no run that was tracked"),
+        (["compare", "slow", "fast", "--metric", "x"], "no run has a metric x; there are eval"),
+        (["sync", "nowhere"], "nowhere holds nothing for MLflow; give the folder of a run"),
+    ],
+)
+def test_wrong_input_is_one_line(runs, arguments, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{runs}/mlflow.db")
+    assert run(arguments) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_sync_says_what_it_sent(runs, capsys):
+    (runs / "slow" / "tracking" / "sent.json").unlink()
+    assert run(["sync", str(runs / "slow"), str(runs / "fast")]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("slow: 8 entries sent to sqlite:///")
+    assert second.startswith("fast: 0 entries sent to sqlite:///")

@@ -1,0 +1,40 @@
+"""What a process uses: against what it was made to use."""
+
+import time
+
+import numpy as np
+import pytest
+
+from digen_core.trace.usage import Usage, usage_metrics
+from tasks.usage import UsageMeter
+
+
+def test_parts_of_an_iteration_add_up():
+    parts = [Usage(1.0, 0.5, 100, (10.0, 20.0), 7), Usage(3.0, 5.5, 50, (60.0,), 5)]
+    assert usage_metrics("w", parts) == {
+        "system/w/cpu_percent": 150.0,
+        "system/w/memory_bytes": 100.0,
+        "system/w/gpu_percent": 30.0,
+        "system/w/gpu_memory_bytes": 7.0,
+    }
+
+
+def test_without_a_gpu_there_is_nothing_about_one():
+    assert set(usage_metrics("w", [Usage(1.0, 0.5, 100)])) == {
+        "system/w/cpu_percent",
+        "system/w/memory_bytes",
+    }
+
+
+def test_the_meter_sees_work_and_memory():
+    meter = UsageMeter()
+    time.sleep(0.2)
+    idle = meter.read()
+    assert idle.cpu_seconds < 0.5 * idle.seconds
+    end = time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
+    kept = np.ones(8_000_000)  # 64 MB
+    busy = meter.read()
+    assert busy.cpu_seconds >= 0.1
+    assert busy.memory_bytes - idle.memory_bytes == pytest.approx(kept.nbytes, rel=0.2)
