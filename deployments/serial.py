@@ -9,6 +9,7 @@ import transformers
 from digen_core.config import RunConfig
 from digen_core.data import evaluation_prompts, train_prompts
 from digen_core.models import LOADERS
+from digen_core.models.compiled import compile_blocks
 from digen_core.models.policy import ALL_PARTS, Policy
 from digen_core.models.trainable import make_trainable, set_weights
 from digen_core.reference import SerialRun, post_train_serially
@@ -55,6 +56,7 @@ def load_policy(config: RunConfig) -> Policy:
         keep_reference=config.keeps_reference,
         gradient_checkpointing=config.train.gradient_checkpointing,
     )
+    compile_blocks(policy, config.model)
     return policy
 
 

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
+from digen_core.compiler import require_compiler
 from digen_core.config import ConfigError, RunConfig
 from digen_core.data import Prompt, evaluation_prompts, normal_text, train_prompts
 from digen_core.hub import is_hub_id
@@ -42,6 +43,7 @@ def check_inputs(config: RunConfig) -> None:
     _check_runs_dir(Path(config.tracking.runs_dir))
     check_rewards(config, train, evaluation)
     _check_device(config)
+    _check_compiler(config)
 
 
 def check_model_folder(model: ModelConfig) -> None:
@@ -196,6 +198,18 @@ def _check_runs_dir(runs_dir: Path) -> None:
         raise ConfigError(f"tracking.runs_dir is {runs_dir}, but {existing} is a file")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise ConfigError(f"tracking.runs_dir is {runs_dir}, but {existing} is not writable")
+
+
+def _check_compiler(config: RunConfig) -> None:
+    """Check for the compiler, where the workers are to run on this machine; else they do."""
+    name = config.model.device
+    if not config.model.compile or config.cluster.scheduler_address is not None:
+        return
+    if name == "auto":
+        import torch
+
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    require_compiler(name.partition(":")[0])
 
 
 def _check_device(config: RunConfig) -> None:

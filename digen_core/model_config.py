@@ -57,6 +57,11 @@ class ModelConfig(Strict):
     device: str = "auto"
     """Torch device of the workers: auto takes cuda where a worker has one, else cpu."""
 
+    compile: bool | Literal["max-autotune-no-cudagraphs"] = False
+    """torch.compile for the transformer's blocks: true, or the mode that tries several kernels.
+    Workers need a C++ compiler (CPU) or a C compiler (CUDA), and compile before the first
+    iteration and in it."""
+
     height: int = Field(32, ge=8)
     """Image height in pixels; what it must be a multiple of depends on the model, often 16."""
 

@@ -13,6 +13,7 @@ import transformers
 from digen_core.config import RunConfig
 from digen_core.model_config import Size
 from digen_core.models import LOADERS
+from digen_core.models.compiled import compile_blocks
 from digen_core.models.policy import ALL_PARTS, TRAINER_PARTS, Policy
 from digen_core.models.trainable import initial_weights, make_trainable
 from digen_core.models.versions import AdapterVersions, MasterVersions, versions_of
@@ -103,6 +104,7 @@ def build_engine(run_id: str, config: RunConfig, device_name: str, roles: frozen
         keep_reference=config.keeps_reference,
         gradient_checkpointing=config.train.gradient_checkpointing,
     )
+    compile_blocks(policy, config.model)
     is_scoring = "rollout" in roles
     rewards = reward_functions(config.rewards, policy.device) if is_scoring else {}
     _engines.clear()  # one run at a time on a worker: the last one's memory is free again

@@ -96,8 +96,8 @@ class DisturbedController(Controller):
     after_event: Callable[[p.Event], None] = staticmethod(lambda event: None)
     num_paused = 0  # fragments that stopped before their last step, of the last controller made
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, **settings)
         self._random = Random(0)
         self._running: dict[p.Fragment, str] = {}
         self._held: list[p.Event] = []
