@@ -60,6 +60,7 @@ app.command(
     usage="Usage: digen train [CONFIG] [--resume RUN] [--KEY VALUE ...]",
 )
 app.command(runs.evaluate)
+app.command(runs.pause)
 app.command(runs.report)
 app.command(tracking.compare)
 app.command(tracking.sync)

@@ -23,8 +23,8 @@ def plan(config: RunConfig, cluster: str = "2-cores") -> list[dict[str, Any]]:
     """Predict which layout, split and sizes are the fastest; the table is an artifact.
 
     Args:
-        config: of the run that is planned.
-        cluster: name of one of deployments/clusters, or a TOML file like those.
+        config: Of the run that is planned.
+        cluster: Name of one of deployments/clusters, or a TOML file like those.
     """
     plans = [asdict(row) for row in planning.plan(config, planning.find_cluster(cluster))]
     rows = [{key: value for key, value in row.items() if key != "idle"} for row in plans]
@@ -42,10 +42,10 @@ def bench(
     """Measure what layouts make of a config on this cluster; the table is an artifact.
 
     Args:
-        config: of the run; its own layout does not matter.
-        layouts: to compare beside the serial loop, "auto" for the planner's choice.
-        rounds: in which each of them runs once.
-        iterations: to measure in each round, after one that warms up.
+        config: Of the run; its own layout does not matter.
+        layouts: To compare beside the serial loop, "auto" for the planner's choice.
+        rounds: Rounds in which each of them runs once.
+        iterations: To measure in each round, after one that warms up.
     """
     check_inputs(config)
     with TemporaryDirectory() as folder:

@@ -79,6 +79,20 @@ def run_evaluation(
         return report
 
 
+def pause_run(flow_run_id: str, off: bool) -> None:
+    """Have a run of which Prefect knows paused, or go on.
+
+    Raises:
+        ConfigError: no server of Prefect answers, or the run does not run.
+    """
+    apply_settings()
+    from prefect.states import Paused, Running
+
+    from deployments.prefect_server import set_state
+
+    set_state(flow_run_id, Running() if off else Paused(), "paused" if off else "running")
+
+
 @contextmanager
 def orchestrated(config: RunConfig) -> "Iterator[LiveView]":
     """Run the body with a Prefect server and a live view, and turn errors into one line."""

@@ -8,10 +8,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import httpx
+from prefect import State
+from prefect.client.orchestration import get_client
+from prefect.exceptions import ObjectNotFound
 from prefect.logging.handlers import APILogWorker
-from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_CLIENT_MAX_RETRIES,
+    get_current_settings,
+    temporary_settings,
+)
+
+from digen_core.config import ConfigError
 
 DEFAULT_PORT = 4200
 START_SECONDS = 120.0
@@ -78,6 +90,33 @@ def prefect_server(log_dir: Path) -> Iterator[str]:
             process.wait(timeout=20)
         except subprocess.TimeoutExpired:
             process.kill()
+
+
+def set_state(flow_run_id: str, state: State[Any], before: str) -> None:
+    """Set the state of a flow run at the server that is configured or answers on Prefect's port.
+
+    Args:
+        flow_run_id: of the run.
+        state: its new state.
+        before: what the run has to be now: running or paused.
+
+    Raises:
+        ConfigError: it is not, or no server knows it.
+    """
+    api_url = get_current_settings().api.url or local_api(DEFAULT_PORT)
+    with temporary_settings({PREFECT_API_URL: api_url, PREFECT_CLIENT_MAX_RETRIES: 0}):
+        try:
+            with get_client(sync_client=True) as client:
+                now = client.read_flow_run(UUID(flow_run_id)).state
+                if now is None or now.type.value.lower() != before:
+                    name = now.name if now else "unknown"
+                    raise ConfigError(f"the run is {name} in Prefect, not {before}")
+                client.set_flow_run_state(flow_run_id, state, force=True)
+        except (httpx.HTTPError, ObjectNotFound) as error:
+            raise ConfigError(
+                f"the Prefect server at {api_url} does not know the run; set PREFECT_API_URL to "
+                "the address that the run printed, followed by /api"
+            ) from error
 
 
 @contextmanager

@@ -38,6 +38,7 @@ def check_inputs(config: RunConfig) -> None:
     _check_held_out(config, train, evaluation)
     _check_enough_prompts(config, train)
     check_model_folder(config.model)
+    _check_adapters(config.model)
     _check_runs_dir(Path(config.tracking.runs_dir))
     check_rewards(config, train, evaluation)
     _check_device(config)
@@ -140,6 +141,26 @@ def _check_hub_id(path: str) -> None:
             f"model.path {path} is neither a folder (seen from {Path.cwd()}) nor a hub id such as "
             "org/name; correct it"
         )
+
+
+def _check_adapters(model: ModelConfig) -> None:
+    for name, adapter in model.adapters.items():
+        key, path = f"model.adapters.{name}", Path(adapter.path)
+        if not path.exists() and not is_hub_id(adapter.path):
+            raise ConfigError(
+                f"{key}.path {adapter.path} is neither a folder or file (seen from {Path.cwd()}) "
+                "nor a hub id such as org/name; correct it"
+            )
+        found = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+        if path.exists() and not found:
+            raise ConfigError(f"{key}.path {adapter.path} holds no safetensors file")
+        if adapter.file is not None and path.is_dir() and not (path / adapter.file).is_file():
+            raise ConfigError(f"{key}.file {adapter.file} is not in {adapter.path}")
+        if adapter.file is None and len(found) > 1:
+            raise ConfigError(
+                f"{key}.path {adapter.path} has several safetensors files, among them "
+                f"{found[0].name}; name one as {key}.file"
+            )
 
 
 def _check_held_out(config: RunConfig, train: list[Prompt], evaluation: list[Prompt]) -> None:

@@ -18,6 +18,22 @@ Size = tuple[int, int, int]
 VIDEO_FAMILIES: Final[tuple[Family, ...]] = ("wan", "hunyuan_video")
 
 
+class AdapterConfig(Strict):
+    """A LoRA that is there before the run, as diffusers saves and loads it."""
+
+    path: str
+    """Folder, safetensors file or hub id."""
+
+    weight: float = 1.0
+    """Factor of what it adds."""
+
+    file: str | None = None
+    """Name of the safetensors file, if the folder has several."""
+
+    revision: str | None = None
+    """Hub revision; null is the default branch."""
+
+
 class ModelConfig(Strict):
     """Which pipeline is post-trained, and in what precision."""
 
@@ -29,6 +45,11 @@ class ModelConfig(Strict):
 
     revision: str | None = None
     """Hub revision; null is the default branch."""
+
+    adapters: dict[str, AdapterConfig] = Field(default_factory=dict)
+    """LoRAs to start from, by a name of yours: tables of path, weight, file and revision. They are
+    folded into the weights when the model is loaded, in this order; what is trained, and exported,
+    comes on top of them."""
 
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
     """Precision of weights and activations. Latents and log-probs stay float32 or better."""

@@ -51,7 +51,7 @@ class UsageMeter:
             if utilization is not None:
                 try:
                     percent = utilization()
-                except ModuleNotFoundError:
+                except Exception:  # the package is missing, or the driver does not say
                     utilization = None
             with self._lock:
                 self._gpu_memory = max(self._gpu_memory, total - free)

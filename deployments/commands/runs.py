@@ -1,5 +1,6 @@
 """Commands that make a run or look at one."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -93,6 +94,29 @@ def replay(run: Path, iteration: int, /, *tokens: ConfigTokens) -> int:
 
     with failures_in_one_line():
         run_replay(run, iteration, overrides)
+    return 0
+
+
+def pause(run: Path, /, *, off: Annotated[bool, Parameter(negative="")] = False) -> int:
+    """Let a run finish the iterations that have begun, and wait; it keeps its workers.
+
+    Example: digen pause runs/shapes-20260101-120000
+    Example: digen pause runs/shapes-20260101-120000 --off
+
+    Args:
+        run: Folder of a run that is being trained.
+        off: Let it go on.
+    """
+    from digen_core.manifest import read_lineage
+
+    lineage = read_lineage(run)
+    if lineage is None or not lineage.flow_run_ids:
+        raise ConfigError(f"{run} is no run that is being trained; give one such as runs/NAME")
+
+    from deployments import local
+
+    local.pause_run(lineage.flow_run_ids[-1], off)
+    sys.stdout.write("it goes on\n" if off else "it pauses when its iteration is over\n")
     return 0
 
 

@@ -130,14 +130,20 @@ def start(name: str, command: Sequence[str], environment: Mapping[str, str]) -> 
     return Service(name=name, pid=process.pid, began=began, log=str(log))
 
 
-def end(services: Sequence[Service]) -> None:
-    """End processes and all that they started, and wait until they are gone."""
+def end(services: Sequence[Service], *, children_first: bool = False) -> None:
+    """End processes and all that they started, and wait until they are gone.
+
+    Args:
+        services: to end; each ends what it started itself, and what is left then is ended, too.
+        children_first: what they started is ended before.
+    """
     processes = [process for service in services if (process := service.process)]
-    family = [*processes, *(child for process in processes for child in _children(process))]
-    _each(family, "terminate")
-    _, alive = psutil.wait_procs(family, timeout=END_SECONDS)
-    _each(alive, "kill")
-    psutil.wait_procs(alive, timeout=END_SECONDS)
+    children = [child for process in processes for child in _children(process)]
+    for group in (children, processes) if children_first else (processes, children):
+        _each(group, "terminate")
+        _, alive = psutil.wait_procs(group, timeout=END_SECONDS)
+        _each(alive, "kill")
+        psutil.wait_procs(alive, timeout=END_SECONDS)
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:

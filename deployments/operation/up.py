@@ -59,14 +59,14 @@ def up(options: Options, say: Callable[[str], None]) -> State:
     here = [worker for worker in workers if worker.host is None and options.workers]
     with locked():
         state = _current(options)
-        with _rolled_back(state) as starter:
-            starter.servers(say)
-            starter.workers(here, say)
+        with _rolled_back(state, say) as starter:
+            starter.servers()
+            starter.workers(here)
             say(f"registering the deployments of {options.deployments}")
             if PREFECT in {service.name for service in starter.state.services}:
                 registration.crash_lost_runs(starter.state.environment)
             registration.register(options.deployments, starter.state.environment)
-            starter.prefect_worker(say)
+            starter.prefect_worker()
         return starter.state
 
 
@@ -115,28 +115,29 @@ def _current(options: Options) -> State:
 class _Starter:
     """Starts parts that do not run, and keeps count of them in the state file."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, say: Callable[[str], None]) -> None:
         self.state = state
         self.started: list[Service] = []
+        self._say = say
         self._running = {service.name: service for service in state.services if service.process}
 
-    def servers(self, say: Callable[[str], None]) -> None:
+    def servers(self) -> None:
         """Start the Prefect server, MLflow and the Dask scheduler, and wait for all of them."""
         state = self.state
         ours = [name for name in (PREFECT, MLFLOW, DASK) if name not in state.reused]
         commands = commands_of(state.options, state.addresses, state.environment)
-        say(f"starting {', '.join(ours)}")
+        self._tell(ours)
         for name in ours:
             self._start(name, *commands[name])
         for name in ours:
             address = state.addresses[name]
             wait_until_ready(self._running[name], lambda n=name, a=address: is_ready(n, a))
 
-    def workers(self, workers: Sequence[Worker], say: Callable[[str], None]) -> None:
+    def workers(self, workers: Sequence[Worker]) -> None:
         """Start the Dask workers, and wait until the scheduler has them."""
         if not workers:
             return
-        say(f"starting {len(workers)} workers: {', '.join(worker.name for worker in workers)}")
+        self._tell([worker.name for worker in workers])
         for worker in workers:
             command = [sys.executable, "-m", "tasks.worker", *worker.arguments]
             self._start(worker.name, command, {**self.state.environment, **worker.environment})
@@ -146,13 +147,17 @@ class _Starter:
             for worker in workers:
                 wait_until_ready(self._running[worker.name], lambda: names <= _names(client))
 
-    def prefect_worker(self, say: Callable[[str], None]) -> None:
+    def prefect_worker(self) -> None:
         """Start what runs the deployments."""
-        say("starting the Prefect worker")
+        self._tell([PREFECT_WORKER])
         command = [sys.executable, "-m", "prefect", "worker", "start"]
         command += ["--pool", registration.POOL, "--type", "process"]
         logging = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO"}
         self._start(PREFECT_WORKER, command, {**self.state.environment, **logging})
+
+    def _tell(self, names: Sequence[str]) -> None:
+        if missing := [name for name in names if name not in self._running]:
+            self._say(f"starting {', '.join(missing)}")
 
     def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         if name in self._running:
@@ -170,9 +175,9 @@ def _names(client: Client) -> set[str]:
 
 
 @contextmanager
-def _rolled_back(state: State) -> Iterator[_Starter]:
+def _rolled_back(state: State, say: Callable[[str], None]) -> Iterator[_Starter]:
     """Yield what starts parts; whatever it started is ended again if the body fails."""
-    starter = _Starter(state)
+    starter = _Starter(state, say)
     try:
         yield starter
         _write_prefect_toml(state.environment)
@@ -198,7 +203,7 @@ def _cancel_runs(state: State, running: Sequence[Service]) -> None:
 def _remove(state: State, running: Sequence[Service]) -> None:
     """End services, and forget the state."""
     trainings = [service for service in running if service.name == PREFECT_WORKER]
-    end(trainings)  # while what they write to is still there
+    end(trainings, children_first=True)  # while what they write to is still there
     end([service for service in running if service not in trainings])
     for path in (STATE, ENVIRONMENT):
         path.unlink(missing_ok=True)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from digen_core.config import ConfigError
 from digen_core.image_size import require_multiples
 from digen_core.model_config import ModelConfig, Size
+from digen_core.models.adapters import fold_adapters
 from digen_core.models.policy import TORCH_DTYPES, Condition, Part, resolve_device
 from digen_core.models.schedules import shifted_sigmas
 
@@ -58,7 +59,8 @@ class PipelinePolicy(ABC):
 
         Raises:
             OSError: a part is not there.
-            ConfigError: the model has other sizes than the config asks for.
+            ConfigError: the model has other sizes than the config asks for, or an adapter does not
+                fit it.
         """
         left_out: dict[str, Any] = {}
         if "text_encoders" not in parts:
@@ -80,6 +82,7 @@ class PipelinePolicy(ABC):
             **left_out,
         )
         pipeline.set_progress_bar_config(disable=True)
+        fold_adapters(pipeline, config.adapters)
         device = resolve_device(config.device)
         for name, module in pipeline.components.items():
             if isinstance(module, nn.Module) and name not in left_out:

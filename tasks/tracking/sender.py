@@ -125,13 +125,14 @@ class Sender:
 
     def _try_again(self) -> None:
         """Send what was set aside, as far as MLflow takes it by now."""
-        left = []
-        for entry in self._spool.aside():
+        entries, left = self._spool.aside(), []
+        for entry in entries:
             try:
                 self._delivery.deliver([entry])
             except Exception as error:
                 left.append({**entry, "reason": first_line(error)})
-        self._spool.keep_aside(left)
+        if entries:
+            self._spool.keep_aside(left)
 
     def _note_failure(self, error: Exception) -> None:
         if self._failing_since is not None:

@@ -3,6 +3,7 @@
 What Dask and Prefect add is tested in tests/integration; this costs a few seconds less.
 """
 
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -10,6 +11,7 @@ from packs import make_packs
 
 from digen_core.config import RunConfig
 from digen_core.control.protocol import Fragment
+from digen_core.data import train_prompts
 from digen_core.rewards.failures import settle
 from digen_core.training.advantages import advantages_of
 from digen_core.transport.arrays import Weights
@@ -26,13 +28,13 @@ def call(task, *arguments, **settings):
         return task.fn("run", "label", *arguments, **settings), receipt
 
 
-def train_in_process(config: RunConfig, prompts: list[str], folder) -> tuple[Weights, list[dict]]:
+def train_in_process(config: RunConfig, folder: Path) -> tuple[Weights, list[dict]]:
     """Return the last weights and the metrics of each update.
 
     Packs hold pairs of any groups and steps, in a random order.
     """
     build_engine("run", config, "worker-0", frozenset({"rollout", "trainer"}))
-    state, _ = call(start_state)
+    prompts, (state, _) = train_prompts(config), call(start_state)
     metrics = []
     for index in range(config.num_iterations):
         call(push_weights, policy_version=call(publish, state=state)[0])
@@ -58,8 +60,10 @@ def _iteration(config, prompts, index, state, folder):
                 conditions=conditions,
                 prompt=prompt,
                 previous=None,
+                run_dir=folder,
             )
-            _, scored = call(decode_and_score, prompt=prompt, segment=segment)
+            asked = {"prompt": prompt, "metadata": round_.metadata[group]}
+            _, scored = call(decode_and_score, segment=segment, run_dir=folder, **asked)
             fragments.append(fragment)
             segments.append(segment)
             parts.append((scored["rewards"], np.array([*sampled["kl"].values()]).T))
@@ -85,5 +89,5 @@ def _iteration(config, prompts, index, state, folder):
             previous=total,
         )
         assert not receipt["too_large"]
-    state, receipt = call(step, state=state, total=total, weights_dir=folder)
+    state, receipt = call(step, state=state, total=total)
     return state, receipt["metrics"]

@@ -38,3 +38,15 @@ def test_the_meter_sees_work_and_memory():
     busy = meter.read()
     assert busy.cpu_seconds >= 0.1
     assert busy.memory_bytes - idle.memory_bytes == pytest.approx(kept.nbytes, rel=0.2)
+
+
+@pytest.mark.gpu
+def test_the_meter_sees_the_gpu():
+    import torch
+
+    meter = UsageMeter()
+    kept = torch.ones(256, 1024, 1024, device="cuda")  # 1 GiB
+    time.sleep(2.5)
+    used = meter.read()
+    assert used.gpu_memory_bytes >= kept.nbytes
+    assert all(0 <= percent <= 100 for percent in used.gpu_percent)
