@@ -137,3 +137,19 @@ def test_what_cannot_be_replayed_is_refused_in_one_line(trained, arguments, mess
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_clean_latents_and_a_lagging_old_policy_are_replayed_too(
+    tree, cluster_address, prefect_backend
+):
+    changes = {
+        "algorithm": {"type": "diffusion_nft", "old_policy_decay": "ramp"},
+        "num_iterations": 2,
+        "cluster.scheduler_address": cluster_address(1, 1),
+        "tracking.keep_trajectories": "all",
+        "checkpoints.keep_every": 1,
+    }
+    run_dir = train_only(RunConfig.model_validate(merged(tree, changes)))
+    for iteration in (0, 1):  # version 0 has no checkpoint: it follows from the seed
+        found = replay(run_dir, kept_iteration(run_dir, replay_config(run_dir, {}), iteration))
+        assert found.difference < TOLERANCE["float64"]
