@@ -8,7 +8,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from digen_core.config import RunConfig
-from digen_core.config_file import literal, tables_of
+from digen_core.config_file import tables_of
+from digen_core.config_toml import literal
 from digen_core.reward_config import REWARD_TYPES
 
 TITLE: Final = """\

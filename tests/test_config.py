@@ -9,7 +9,8 @@ from deployments.cli import run
 from deployments.overrides import config_of
 from digen_core.algorithm_config import FlowGrpoConfig
 from digen_core.config import ConfigError, RunConfig
-from digen_core.config_file import as_toml, known_keys, load_config
+from digen_core.config_file import known_keys, load_config
+from digen_core.config_toml import as_toml
 from digen_core.reward_config import REWARD_TYPES, ShapesConfig
 from digen_core.train_config import LoraConfig, TrainConfig
 

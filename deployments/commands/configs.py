@@ -14,7 +14,7 @@ def show(*tokens: ConfigTokens) -> int:
     """
     config = config_of(tokens)
 
-    from digen_core.config_file import as_toml
+    from digen_core.config_toml import as_toml
 
     sys.stdout.write(as_toml(config))
     return 0

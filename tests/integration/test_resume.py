@@ -14,7 +14,7 @@ import pytest
 from integration_support import TOLERANCE, Watch, distance, initial, merged, only_run, reference
 
 from digen_core.config import RunConfig
-from digen_core.config_file import as_toml
+from digen_core.config_toml import as_toml
 
 pytestmark = pytest.mark.slow
 
