@@ -10,6 +10,7 @@ from prefect import flow
 
 from digen_core.config import RunConfig
 from digen_core.control import protocol as p
+from digen_core.data import Prompt
 
 pytestmark = pytest.mark.slow
 
@@ -136,7 +137,7 @@ def test_at_most_two_tasks_of_a_fragment_are_submitted(in_a_run):
 
 def test_a_prompt_that_comes_again_is_not_encoded_again(in_a_run):
     def body(session):
-        session.prompts[:] = ["a red circle"]  # of every group and iteration
+        session.prompts[:] = [Prompt("a red circle")]  # of every group and iteration
         it = Driver(session)
         it.executor.encode_ahead(it.iteration)
         it.open(1)

@@ -91,5 +91,6 @@ def mlflow_status(tree: dict) -> str:
 
     client = MlflowClient(f"sqlite:///{tree['tracking']['runs_dir']}/mlflow.db")
     (experiment,) = (e for e in client.search_experiments() if e.name == "digen")
-    (found,) = client.search_runs([experiment.experiment_id])
+    runs = client.search_runs([experiment.experiment_id])
+    (found,) = (run for run in runs if "mlflow.parentRunId" not in run.data.tags)
     return found.info.status

@@ -113,5 +113,6 @@ def mlflow_status(run_dir):
 
     client = MlflowClient(f"sqlite:///{run_dir.parent / 'mlflow.db'}")
     (experiment,) = [e for e in client.search_experiments() if e.name != "Default"]
-    (run,) = client.search_runs([experiment.experiment_id])
-    return run.info.status
+    runs = client.search_runs([experiment.experiment_id])
+    (found,) = (run for run in runs if "mlflow.parentRunId" not in run.data.tags)
+    return found.info.status
