@@ -40,7 +40,7 @@ def server(tmp_path_factory):
     server.stop()
 
 
-@pytest.mark.parametrize("seconds", [2, 60])
+@pytest.mark.parametrize("seconds", [2, pytest.param(60, marks=pytest.mark.operation)])
 def test_training_goes_on_and_nothing_is_missing(tmp_path, server, seconds):
     tracking = {"runs_dir": str(tmp_path), "mlflow_uri": server.uri}
     config = RunConfig.model_validate({"tracking": tracking})

@@ -52,7 +52,7 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-@pytest.mark.slow
+@pytest.mark.operation
 @pytest.mark.timeout(900)
 def test_a_session_from_up_to_down(call, tmp_path):
     ports = list(map(str, free_ports(4)))
