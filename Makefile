@@ -59,7 +59,7 @@ test-layouts: setup ## the weights of every layout on every split of workers; up
 test-families: setup ## the weights of every model family and every algorithm; up to 20 minutes
 	$(BIN)/pytest -q -m families $(ARGS)
 
-test-operation: setup ## servers that go away, killed runs, a session from digen up to digen down; minutes
+test-operation: setup ## servers that go away, killed runs, browsers, whole sessions; up to 20 minutes
 	$(BIN)/pytest -q -m operation $(ARGS)
 
 bench: setup ## what a task costs: bare Dask, digen's runner, Prefect's Dask runner

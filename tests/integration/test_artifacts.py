@@ -94,7 +94,7 @@ def test_a_flow_has_a_progress_bar_and_a_report(prefect_backend):
     assert "| reward | 0.250 | 0.750 | ▁▅█ |" in report.data
 
 
-@pytest.mark.slow
+@pytest.mark.operation
 def test_an_api_that_is_down_is_warned_about_once(prefect_backend, monkeypatch, caplog):
     def refuse(*_args, **_kwargs):
         raise httpx.ConnectError("connection refused")

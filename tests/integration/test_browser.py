@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.operation, pytest.mark.timeout(600)]
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE_SECONDS = 60.0

@@ -11,7 +11,7 @@ from prefect_process import prefect_process
 
 from digen_core.config import RunConfig
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.operation
 
 # A minute takes too long for every day: OUTAGE_SECONDS=60 pytest tests/.../test_prefect_outage.py
 OUTAGE_SECONDS = float(os.environ.get("OUTAGE_SECONDS", "3"))

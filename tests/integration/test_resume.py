@@ -25,6 +25,8 @@ JOB = {
     "train.adam_eps": 1e-6,  # else Adam blows up the rounding of gradients that are almost 0
     "algorithm.clip_range": 0.01,
 }
+OPERATION = pytest.mark.operation
+
 CASES = {
     "a decaying rate and an average": {"train.learning_rate_decay": "cosine"},
     "the old policy": {
@@ -75,7 +77,9 @@ class StoppedError(Exception):
     pass
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if "rate" in case else OPERATION) for case in CASES]
+)
 def test_a_run_goes_on_with_other_workers_in_another_layout(
     case, tree, cluster_address, prefect_backend, monkeypatch
 ):
@@ -127,7 +131,7 @@ LAYOUTS = [
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("num_kills", [1, pytest.param(5, marks=pytest.mark.operation)])
+@pytest.mark.parametrize("num_kills", [1, pytest.param(5, marks=OPERATION)])
 def test_a_killed_run_goes_on(num_kills, tree, prefect_backend, tmp_path):
     """SIGKILL at random points, each time resumed with other workers in another layout."""
     dice = random.Random(num_kills)

@@ -191,11 +191,11 @@ def test_iterations_have_a_page_in_prefect(run):
     from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, FlowRunFilter
 
     with get_client(sync_client=True) as client:
-        flow_runs = client.read_flow_runs(
-            flow_run_filter=FlowRunFilter(name={"like_": f"{run.folder.name}-i0"})
-        )
+        own = FlowRunFilter(name={"like_": f"{run.folder.name}-i0"})
+        flow_runs = client.read_flow_runs(flow_run_filter=own)
         key = ArtifactFilter(key=ArtifactFilterKey(any_=["digen-iteration"]))
-        pages = {a.flow_run_id: a.data for a in client.read_artifacts(artifact_filter=key)}
+        found = client.read_artifacts(artifact_filter=key, flow_run_filter=own)
+        pages = {artifact.flow_run_id: artifact.data for artifact in found}
     shown = {flow_run.name[-4:]: pages[flow_run.id] for flow_run in flow_runs}
     assert set(shown) == {"0000", "0001", "0002"}
     pictures = {number for number, page in shown.items() if "](data:image/png;base64," in page}

@@ -11,7 +11,7 @@ from digen_core.models.compiled import compile_blocks
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
 
 
-@pytest.mark.slow
+@pytest.mark.families
 def test_compiled_blocks_compute_what_the_others_do(tiny_flux):
     plain, compiled = (load_trainable(tiny_flux, "float32") for _ in range(2))
     weights = moved_weights(plain)
