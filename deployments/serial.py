@@ -2,16 +2,11 @@
 
 from collections.abc import Callable
 
-import diffusers
-import torch
-import transformers
-
 from digen_core.config import RunConfig
 from digen_core.data import evaluation_prompts, train_prompts
-from digen_core.models import LOADERS
-from digen_core.models.compiled import compile_blocks
+from digen_core.models.loading import load_trainable
 from digen_core.models.policy import ALL_PARTS, Policy
-from digen_core.models.trainable import make_trainable, set_weights
+from digen_core.models.trainable import set_weights
 from digen_core.reference import SerialRun, post_train_serially
 from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import score_images
@@ -34,7 +29,7 @@ def train_serially(
         on_iteration: is told each finished iteration and its row of metrics.
         policy: loaded for the config; None loads one.
     """
-    policy = policy or load_policy(config)
+    policy = policy or load_trainable(config, ALL_PARTS)
     return post_train_serially(
         config,
         policy,
@@ -42,22 +37,6 @@ def train_serially(
         reward_functions(config.rewards, policy.device),
         on_iteration=on_iteration,
     )
-
-
-def load_policy(config: RunConfig) -> Policy:
-    """Load a config's model, ready to train, and take the threads of a worker."""
-    diffusers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(config.cluster.threads_per_worker)
-    policy = LOADERS[config.model.family](config.model, ALL_PARTS)
-    make_trainable(
-        policy,
-        config.train.lora,
-        keep_reference=config.keeps_reference,
-        gradient_checkpointing=config.train.gradient_checkpointing,
-    )
-    compile_blocks(policy, config.model)
-    return policy
 
 
 def evaluate_serially(config: RunConfig, policy: Policy, weights: Weights) -> float:

@@ -4,7 +4,6 @@ What the run did after that checkpoint is done again, so it is removed first: no
 twice. MLflow is told what it lacks of the iterations that stay.
 """
 
-import fcntl
 import os
 import re
 import shutil
@@ -24,7 +23,7 @@ from digen_core.resume import Resumption, resumption_of
 from digen_core.trace.spans import DEVICES_OF_RUN, read_devices
 from digen_core.training.checkpoints import remove_checkpoint
 from digen_core.training.retention import evaluations_of
-from digen_core.transport.files import replace_text
+from digen_core.transport.files import replace_text, try_lock
 from digen_core.transport.metrics import METRICS_OF_RUN, read_metrics
 from flows.session import Session, observers, say
 
@@ -53,18 +52,14 @@ def locked(run_dir: Path) -> Iterator[None]:
     Raises:
         ConfigError: another process has the lock.
     """
-    with (run_dir / LOCK_OF_RUN).open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
+    path = run_dir / LOCK_OF_RUN
+    with try_lock(path) as is_ours:
+        if not is_ours:
             raise ConfigError(
-                f"{run_dir} is being trained by process {file.read()}; wait until it has ended, "
-                "or stop it first"
-            ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()} on {os.uname().nodename}")
-        file.flush()
+                f"{run_dir} is being trained by process {path.read_text()}; wait until it has "
+                "ended, or stop it first"
+            )
+        path.write_text(f"{os.getpid()} on {os.uname().nodename}")
         yield
 
 

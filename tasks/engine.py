@@ -5,17 +5,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from time import time
 
-import diffusers
 import numpy as np
-import torch
-import transformers
 
 from digen_core.config import RunConfig
 from digen_core.model_config import Size
-from digen_core.models import LOADERS
-from digen_core.models.compiled import compile_blocks
+from digen_core.models.loading import load_trainable
 from digen_core.models.policy import ALL_PARTS, TRAINER_PARTS, Policy
-from digen_core.models.trainable import initial_weights, make_trainable
+from digen_core.models.trainable import initial_weights
 from digen_core.models.versions import AdapterVersions, MasterVersions, versions_of
 from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardFn
@@ -93,18 +89,7 @@ _engines: dict[str, Engine] = {}
 
 def build_engine(run_id: str, config: RunConfig, device_name: str, roles: frozenset[str]) -> Engine:
     """Load the parts that the roles need, and keep the engine for the tasks to come."""
-    transformers.utils.logging.disable_progress_bar()
-    diffusers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(config.cluster.threads_per_worker)
-    parts = ALL_PARTS if "rollout" in roles else TRAINER_PARTS
-    policy = LOADERS[config.model.family](config.model, parts)
-    make_trainable(
-        policy,
-        config.train.lora,
-        keep_reference=config.keeps_reference,
-        gradient_checkpointing=config.train.gradient_checkpointing,
-    )
-    compile_blocks(policy, config.model)
+    policy = load_trainable(config, ALL_PARTS if "rollout" in roles else TRAINER_PARTS)
     is_scoring = "rollout" in roles
     rewards = reward_functions(config.rewards, policy.device) if is_scoring else {}
     _engines.clear()  # one run at a time on a worker: the last one's memory is free again

@@ -3,7 +3,6 @@
 A process is known by its id and the time at which it began, as ids are given again.
 """
 
-import fcntl
 import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from pydantic import ValidationError
 
 from digen_core.config import ConfigError
 from digen_core.strict import Strict
+from digen_core.transport.files import try_lock
 
 FOLDER = Path("runs/up")
 STATE = FOLDER / "state.json"
@@ -105,11 +105,9 @@ def locked() -> Iterator[None]:
         ConfigError: one does.
     """
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with (FOLDER / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError("another digen up or digen down is at work in this folder") from error
+    with try_lock(FOLDER / "lock") as is_ours:
+        if not is_ours:
+            raise ConfigError("another digen up or digen down is at work in this folder")
         yield
 
 

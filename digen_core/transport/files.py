@@ -1,6 +1,9 @@
-"""Small text files that others may read at any time: the old text or the new, never half of one."""
+"""Small files between processes: texts that are never read by half, and locks."""
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -12,3 +15,18 @@ def replace_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)
+
+
+@contextmanager
+def try_lock(path: Path) -> Iterator[bool]:
+    """Yield whether no other process has the lock; then it is held while the body runs.
+
+    A process that dies lets go. The file stays, with what its holder writes into it.
+    """
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True

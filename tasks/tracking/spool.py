@@ -14,13 +14,13 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO, Final, Self
 
 from digen_core.strict import Strict
-from digen_core.transport.files import replace_text
+from digen_core.transport.files import replace_text, try_lock
 
 FOLDER: Final = "tracking"
 
@@ -131,16 +131,9 @@ class Spool:
         """Keep only some of the entries that were set aside."""
         replace_text(self._aside, "".join(json.dumps(entry) + "\n" for entry in entries))
 
-    @contextmanager
-    def sending(self) -> Iterator[bool]:
+    def sending(self) -> AbstractContextManager[bool]:
         """Yield whether the caller may send: nobody else does. A process that dies lets go."""
-        with (self.folder / "lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-            else:
-                yield True
+        return try_lock(self.folder / "lock")
 
     def _sent(self) -> _Sent:
         path = self.folder / "sent.json"

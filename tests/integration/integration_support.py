@@ -60,6 +60,17 @@ def only_run(tree: dict) -> Path:
     return config.parent
 
 
+def training_in_mlflow(runs_dir: Path | str):
+    """Return the only training in the database of a folder, past its nested evaluations."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{runs_dir}/mlflow.db")
+    (experiment,) = (e for e in client.search_experiments() if e.name == "digen")
+    runs = client.search_runs([experiment.experiment_id])
+    (found,) = (run for run in runs if "mlflow.parentRunId" not in run.data.tags)
+    return found
+
+
 def reference(config: RunConfig, **options):
     """Run the serial loop for a config."""
     from digen_core.data import train_prompts

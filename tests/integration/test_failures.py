@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from integration_support import merged, only_run
+from integration_support import merged, only_run, training_in_mlflow
 
 from digen_core.config import RunConfig
 
@@ -44,7 +44,7 @@ def test_a_failing_reward_is_named(reward, message, tree, cluster_address, prefe
         run(tree, changes)
     run_dir = only_run(tree)
     assert json.loads((run_dir / "evaluation-before.json").read_text())["version"] == 0
-    assert mlflow_status(tree) == "FAILED"
+    assert training_in_mlflow(tree["tracking"]["runs_dir"]).info.status == "FAILED"
 
 
 def test_what_a_worker_finds_wrong_with_the_config_is_said_as_such(
@@ -60,7 +60,7 @@ def test_what_a_worker_finds_wrong_with_the_config_is_said_as_such(
     with pytest.raises(ConfigError) as error:
         run(tree, changes)
     assert str(error.value).startswith(f"the scheduler of model.path {model} gives 3 steps the")
-    assert mlflow_status(tree) == "FAILED"
+    assert training_in_mlflow(tree["tracking"]["runs_dir"]).info.status == "FAILED"
 
 
 def test_a_lost_worker_is_named(tree, prefect_backend):
@@ -68,7 +68,7 @@ def test_a_lost_worker_is_named(tree, prefect_backend):
 
     with pytest.raises(WorkerLostError, match=r"worker rollout-0 \(tcp://.*\) was lost"):
         run(tree, {"rewards": {"smooth_rewards:kills_its_worker": 1.0}})
-    assert mlflow_status(tree) == "FAILED"
+    assert training_in_mlflow(tree["tracking"]["runs_dir"]).info.status == "FAILED"
 
 
 def test_a_cluster_without_trainers_is_refused(tree, prefect_backend):
@@ -84,13 +84,3 @@ def test_a_cluster_without_trainers_is_refused(tree, prefect_backend):
     ):
         run(tree, {"cluster.scheduler_address": address})
     assert not Path(tree["tracking"]["runs_dir"]).exists()
-
-
-def mlflow_status(tree: dict) -> str:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{tree['tracking']['runs_dir']}/mlflow.db")
-    (experiment,) = (e for e in client.search_experiments() if e.name == "digen")
-    runs = client.search_runs([experiment.experiment_id])
-    (found,) = (run for run in runs if "mlflow.parentRunId" not in run.data.tags)
-    return found.info.status

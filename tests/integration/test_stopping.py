@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from integration_support import Watch, merged, only_run
+from integration_support import Watch, merged, only_run, training_in_mlflow
 
 from digen_core.config import RunConfig
 
@@ -96,7 +96,7 @@ def test_a_run_is_paused_resumed_and_cancelled(tree, cluster_address, prefect_ba
         failed = [line for line in lines if "raised OSError: the lamp is broken" in line]
         assert 1 <= len(failed) <= len(watch.records) + 1
         assert_all_tasks_end(client, [run.id for run in flow_runs])
-    assert mlflow_status(run_dir) == "KILLED"
+    assert training_in_mlflow(run_dir.parent).info.status == "KILLED"
 
 
 def assert_all_tasks_end(client, flow_run_ids):
@@ -110,13 +110,3 @@ def assert_all_tasks_end(client, flow_run_ids):
             return
         assert time.monotonic() < deadline, open_ones
         time.sleep(0.5)
-
-
-def mlflow_status(run_dir):
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{run_dir.parent / 'mlflow.db'}")
-    (experiment,) = [e for e in client.search_experiments() if e.name != "Default"]
-    runs = client.search_runs([experiment.experiment_id])
-    (found,) = (run for run in runs if "mlflow.parentRunId" not in run.data.tags)
-    return found.info.status

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from integration_support import merged, tree_of
+from integration_support import merged, training_in_mlflow, tree_of
 
 from digen_core.config import RunConfig
 
@@ -176,9 +176,7 @@ def test_timelines_are_in_mlflow(run):
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{run.folder.parent}/mlflow.db")
-    experiment = client.get_experiment_by_name(run.config.tracking.experiment)
-    runs = client.search_runs([experiment.experiment_id])
-    (found,) = (run for run in runs if "mlflow.parentRunId" not in run.data.tags)
+    found = training_in_mlflow(run.folder.parent)
     paths = [item.path for item in client.list_artifacts(found.info.run_id, "timelines")]
     assert paths == [f"timelines/iteration-{number:04d}.png" for number in (0, 2)]
     assert "idle/orchestration" in found.data.metrics

@@ -1,8 +1,8 @@
 """What a process uses: against what it was made to use."""
 
 import time
+from mmap import mmap
 
-import numpy as np
 import pytest
 
 from digen_core.trace.usage import Usage, usage_metrics
@@ -34,10 +34,12 @@ def test_the_meter_sees_work_and_memory():
     end = time.process_time() + 0.1
     while time.process_time() < end:
         pass
-    kept = np.ones(8_000_000)  # 64 MB
-    busy = meter.read()
+    with mmap(-1, 256 << 20) as fresh:  # the allocator would hand out what other tests freed
+        for _ in range(256):
+            fresh.write(bytes(1 << 20))
+        busy = meter.read()
     assert busy.cpu_seconds >= 0.1
-    assert busy.memory_bytes - idle.memory_bytes == pytest.approx(kept.nbytes, rel=0.2)
+    assert busy.memory_bytes - idle.memory_bytes == pytest.approx(256 << 20, rel=0.2)
 
 
 @pytest.mark.gpu
