@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
-from digen_core.planning.cluster import Cluster
+from digen_core.planning.cluster import Cluster, RewardGroup
 
 HEADINGS = ("kind", "count", "roles", "where", "GB/s", "threads", "price/h", "watts")
 
@@ -15,19 +15,22 @@ def print_cluster(cluster: Cluster, console: Console | None = None) -> None:
     for heading in HEADINGS:
         is_text = heading in ("kind", "roles", "where")
         table.add_column(heading, justify="left" if is_text else "right")
-    for group in cluster.devices:
-        link = group.link or cluster.network
+    for group in cluster.groups:
+        is_pool = isinstance(group, RewardGroup)
+        link = None if is_pool else group.link or cluster.network
         table.add_row(
             group.kind,
             str(group.count),
-            group.roles,
+            f"pool {group.pool}" if is_pool else group.roles,
             " ".join(filter(None, (group.site, *group.hosts))) or "-",
             f"{link:g}" if link else "-",
             str(group.threads),
             f"{group.price_per_hour:g}",
             f"{group.watts:g}",
         )
-    if len(cluster.devices) > 1:
+    if len(cluster.groups) > 1:
         sums = (f"{cluster.price_per_hour:g}", f"{cluster.watts:g}")
-        table.add_row("in all", str(len(cluster.fleet)), "", "", "", "", *sums)
+        table.add_row(
+            "in all", str(sum(group.count for group in cluster.groups)), "", "", "", "", *sums
+        )
     console.print(table)

@@ -16,7 +16,7 @@ from deployments.operation.access import CERTIFICATE, KEY, tls_environment
 from deployments.operation.state import ENVIRONMENT, FOLDER
 from deployments.operation.workers import Worker, workers_of
 from digen_core.config import ConfigError
-from digen_core.planning.cluster import ROLES, Cluster, DeviceGroup
+from digen_core.planning.cluster import Cluster, DeviceGroup, RewardGroup
 from tasks.worker import resources_of
 
 Way = Literal["ssh", "cuda", "slurm", "kubernetes"]
@@ -100,7 +100,7 @@ def _slurm_scripts(cluster: Cluster) -> dict[str, str]:
         raise ConfigError("job scripts need dask-jobqueue: pip install 'digen[slurm]'") from error
     first: dict[str, int] = {}
     scripts = {}
-    for group in cluster.devices:
+    for group in cluster.groups:
         start = first.get(group.kind, 0)
         first[group.kind] = start + group.count
         job = SLURMJob(
@@ -117,7 +117,7 @@ def _slurm_scripts(cluster: Cluster) -> dict[str, str]:
             worker_command="tasks.worker",
             worker_extra_args=[
                 "--nthreads 1 --memory-limit 0",  # the last of an option's values counts
-                f"--resources {shlex.quote(resources_of(ROLES[group.roles]))}",
+                f"--resources {shlex.quote(resources_of(group.declared))}",
             ],
             job_extra_directives=[
                 f"--array={start}-{start + group.count - 1}",
@@ -140,7 +140,7 @@ def _kubernetes(cluster: Cluster, tls: bool) -> list[dict[str, Any]]:
     head: dict[str, Any] = {"apiVersion": "kubernetes.dask.org/v1"}
     first, *others = [
         {"replicas": group.count, "spec": _worker_pod(cluster, group, tls)}
-        for group in cluster.devices
+        for group in cluster.groups
     ]
     scheduler = {"spec": _scheduler_pod(cluster, tls), "service": _scheduler_service(cluster)}
     resources = [
@@ -155,10 +155,10 @@ def _kubernetes(cluster: Cluster, tls: bool) -> list[dict[str, Any]]:
     return resources
 
 
-def _worker_pod(cluster: Cluster, group: DeviceGroup, tls: bool) -> dict[str, Any]:
+def _worker_pod(cluster: Cluster, group: DeviceGroup | RewardGroup, tls: bool) -> dict[str, Any]:
     own, scheme = cluster.kubernetes, "tls" if tls else "tcp"
     address = f"{scheme}://{own.name}-scheduler.{own.namespace}.svc:8786"
-    command = ["digen", "worker", address, "--name", "$(DASK_WORKER_NAME)", "--role", group.roles]
+    command = ["digen", "worker", address, "--name", "$(DASK_WORKER_NAME)", group.duty]
     limits = {"cpu": str(group.threads), "memory": own.memory}
     gpu = {"nvidia.com/gpu": "1"} if group.cuda else {}
     container = {

@@ -134,6 +134,15 @@ class RunConfig(Strict):
         """The weight of each reward."""
         return {name: reward.weight for name, reward in self.rewards.items()}
 
+    @property
+    def pools(self) -> list[str]:
+        """Names of the pools of workers that only score."""
+        return sorted({reward.pool for reward in self.rewards.values() if reward.pool is not None})
+
+    def rewards_of(self, pool: str | None) -> dict[str, RewardConfig]:
+        """Return the rewards that a pool scores; None: those of the devices that generate."""
+        return {name: reward for name, reward in self.rewards.items() if reward.pool == pool}
+
     @field_validator("rewards", mode="before")
     @classmethod
     def _with_reward_types(cls, rewards: object) -> object:
@@ -198,6 +207,12 @@ class RunConfig(Strict):
             raise ValueError("rewards is empty; name at least one, for example shapes = 1.0.")
         if not any(self.reward_weights.values()):
             raise ValueError(f"rewards {self.reward_weights} all weigh 0; nothing would be learnt.")
+        pools = {reward.pool for reward in self.rewards.values()}
+        for pool in sorted(self.cluster.reward_workers.keys() - pools):
+            raise ValueError(
+                f"cluster.reward_workers starts workers of the pool {pool!r}, but no reward is "
+                f"theirs; give a reward pool = {pool!r}, or leave it out."
+            )
         return self
 
 

@@ -16,6 +16,7 @@ from digen_core.reward_config import (
     OcrConfig,
     RewardConfig,
 )
+from digen_core.schedule_config import ClusterConfig
 
 
 def check_rewards(config: RunConfig, train: list[Prompt], evaluation: list[Prompt]) -> None:
@@ -32,12 +33,22 @@ def check_rewards(config: RunConfig, train: list[Prompt], evaluation: list[Promp
     if any(reward.type == "shapes" for reward in config.rewards.values()):
         _check_shapes_prompts(train, evaluation)
     for name, reward in config.rewards.items():
+        _check_pool(name, reward, config.cluster)
         _check_frames(name, reward, config)
         if isinstance(reward, OcrConfig):
             _check_wanted_texts(reward, config.prompts.metadata_columns, [*train, *evaluation])
         _check_files(name, reward)
         if isinstance(reward, FunctionConfig):
             _check_function(reward)
+
+
+def _check_pool(name: str, reward: RewardConfig, cluster: ClusterConfig) -> None:
+    """Check that the run starts workers of a reward's pool, if it starts its workers."""
+    if cluster.address is None and reward.pool not in (None, *cluster.reward_workers):
+        raise ConfigError(
+            f"rewards.{name}.pool is {reward.pool!r}, but the run starts no such workers; set "
+            f"cluster.reward_workers.{reward.pool} to their number"
+        )
 
 
 def _check_frames(name: str, reward: RewardConfig, config: RunConfig) -> None:

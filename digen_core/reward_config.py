@@ -17,6 +17,7 @@ from typing import Annotated, ClassVar, Final, Literal, get_args
 
 from pydantic import Field
 
+from digen_core.schedule_config import PoolName
 from digen_core.strict import Strict
 
 Takes = Literal["images", "videos"]
@@ -39,6 +40,10 @@ class RewardBase(Strict):
 
     backoff_seconds: float = Field(0.5, ge=0, le=60)
     """Pause before the second attempt, at most; it doubles with every further one, up to 60 s."""
+
+    pool: PoolName | None = None
+    """Pool of workers that score it beside the devices that generate; null: the device that
+    generated a sample scores it. See docs/clusters.md."""
 
 
 class ImageReward(RewardBase):

@@ -6,9 +6,19 @@ Importing this module must not import torch.
 import os
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from digen_core.strict import Strict
+
+
+def _not_a_role(name: str) -> str:
+    if name in ("rollout", "trainer", "both"):
+        raise ValueError(f"a pool cannot be called {name}, which is a role; use another name")
+    return name
+
+
+PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$"), AfterValidator(_not_a_role)]
+"""Of workers that only score; they declare it as a resource, as the others do their roles."""
 
 
 class ClusterConfig(Strict):
@@ -20,13 +30,17 @@ class ClusterConfig(Strict):
     trainer_workers: int = Field(1, ge=1)
     """Worker processes that train."""
 
+    reward_workers: dict[PoolName, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    """Worker processes that only score, by the name of their pool."""
+
     threads_per_worker: int = Field(1, ge=1)
     """CPU threads of each worker's engine."""
 
     scheduler_address: str | None = None
-    """A running Dask cluster whose workers declare the resources `rollout` and `trainer`; null is
-    that of the environment variable DASK_SCHEDULER_ADDRESS, or starts one on this machine. On a
-    running cluster the counts above are the proportion in which workers of both roles are dealt."""
+    """A running Dask cluster whose workers declare the resources `rollout` and `trainer`, or the
+    name of a pool; null is that of the environment variable DASK_SCHEDULER_ADDRESS, or starts one
+    on this machine. On a running cluster the counts of rollout and trainer workers are the
+    proportion in which workers of both roles are dealt."""
 
     @property
     def address(self) -> str | None:

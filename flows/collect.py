@@ -1,13 +1,15 @@
 """Wait for a handful of tasks of a run and read their receipts."""
 
+from time import monotonic
 from typing import Any
 
 from digen_core.config import ConfigError
 from flows.session import Session
-from tasks.cluster import require_workers
+from tasks.cluster import WorkerLostError, require_workers, workers_of_pools
 from tasks.completions import Completion, Completions, mark_crashed
 
 HEARTBEAT_SECONDS = 5.0
+RESTART_SECONDS = 30.0  # until a lost worker of a pool is back
 
 
 class TaskFailedError(RuntimeError):
@@ -27,6 +29,25 @@ def next_completion(session: Session, completions: Completions) -> Completion:
             return completions.next(timeout=HEARTBEAT_SECONDS)
         except TimeoutError:
             require_workers(session.client, session.addresses)
+            require_pool_workers(session)
+
+
+def require_pool_workers(session: Session) -> None:
+    """Check that every pool has workers; those that a nanny watches over come back when lost.
+
+    Raises:
+        WorkerLostError: one has had none for too long.
+    """
+    present = workers_of_pools(session.client, session.pools)
+    empty, before = [pool for pool, names in present.items() if not names], session.empty_since
+    session.empty_since = {pool: before.get(pool, monotonic()) for pool in empty}
+    for pool, since in session.empty_since.items():
+        if monotonic() - since > RESTART_SECONDS:
+            workers = ", ".join(session.pools[pool])
+            raise WorkerLostError(
+                f"all workers of the pool {pool!r} were lost ({workers}); see their logs, and the "
+                "memory of their machines"
+            )
 
 
 def require_success(session: Session, completion: Completion, label: str, device: str) -> None:

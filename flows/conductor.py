@@ -24,7 +24,7 @@ from digen_core.control.protocol import (
     Switch,
     Switched,
 )
-from flows.collect import HEARTBEAT_SECONDS
+from flows.collect import HEARTBEAT_SECONDS, require_pool_workers
 from flows.control import is_stop
 from flows.executor import Executor
 from flows.iteration_runs import IterationRuns, RunEnded
@@ -219,9 +219,10 @@ class Conductor:
         """Go on without the workers that are gone.
 
         Raises:
-            WorkerLostError: the controller cannot.
+            WorkerLostError: the controller cannot, or nobody can score any more.
         """
         session = self._session
+        require_pool_workers(session)
         for name in lost_devices(session.client, session.addresses):
             address = session.addresses.pop(name)
             session.devices = [device for device in session.devices if device.name != name]

@@ -1,20 +1,25 @@
 """Judge a version on prompts that were never trained on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import Any
 from uuid import UUID
 
 import dask
 import numpy as np
 from prefect import flow
+from prefect.futures import PrefectFuture
 
 from digen_core.records import EvaluationReport
 from digen_core.rewards.failures import component_means, settle
 from flows.collect import receipts_of
 from flows.publishing import publish_evaluation
+from flows.scoring import merged_rewards
 from flows.session import Session, say, session_of
 from flows.subflows import on_cluster
 from tasks.completions import Completions
-from tasks.evaluate import sample_and_score
+from tasks.evaluate import asked_for, sample_and_score, thumbnails
+from tasks.score import Pool, score
 from tasks.train import publish
 
 IMAGES_PER_TASK = 64
@@ -24,50 +29,97 @@ IMAGES_PER_TASK = 64
 def evaluate(run_id: str, tag: str) -> EvaluationReport:
     """Sample the evaluation prompts with the session's evaluated weights, score and publish."""
     session = session_of(run_id)
-    settings = session.config.evaluation
+    count = session.config.evaluation.grid_prompts
     say(f"evaluating version {session.version} on {len(session.evaluation_prompts)} prompts")
-    prompts = session.evaluation_prompts
-    per_task = max(1, IMAGES_PER_TASK // settings.samples_per_prompt)
-    batches = [range(i, min(i + per_task, len(prompts))) for i in range(0, len(prompts), per_task)]
-    labels: dict[UUID, tuple[str, str]] = {}
-    devices = session.rollout_devices()
-    trainer = session.trainer_devices()[0]
     with Completions() as completions:
-        futures = []
-        label = f"publish average v{session.version}"
-        with dask.annotate(workers=[trainer]):
-            average = publish.submit(run_id, label, session.state, average=True)
-        labels[average.task_run_id] = (label, trainer)
-        for number, batch in enumerate(batches):
-            device = devices[number % len(devices)]
-            label = f"evaluate v{session.version} b{number:02d}"
-            with dask.annotate(workers=[device]):
-                future = sample_and_score.submit(
-                    run_id,
-                    label,
-                    prompts=[prompts[index] for index in batch],
-                    indices=list(batch),
-                    shown=len([index for index in batch if index < settings.grid_prompts]),
-                    samples_per_prompt=settings.samples_per_prompt,
-                    policy_version=average,
-                )
-            labels[future.task_run_id] = (label, device)
-            futures.append(future)
-        receipts = receipts_of(session, completions, labels)
-    report = _report(session, [receipts[future.task_run_id]["rewards"] for future in futures])
-    shown = [
-        f.result()
-        for f, batch in zip(futures, batches, strict=True)
-        if batch.start < settings.grid_prompts
-    ]
-    publish_evaluation(
-        session,
-        tag,
-        report,
-        [prompt.text for prompt in prompts[: settings.grid_prompts]],
-        np.concatenate(shown),
-    )
+        evaluation = _Evaluation(session)
+        evaluation.submit()
+        receipts = receipts_of(session, completions, evaluation.labels)
+    report = _report(session, evaluation.rewards(receipts))
+    pictures = np.concatenate([future.result() for future in evaluation.thumbnails])
+    shown = [prompt.text for prompt in session.evaluation_prompts[:count]]
+    publish_evaluation(session, tag, report, shown, pictures)
     return report
+
+
+class _Evaluation:
+    """The tasks of an evaluation, by batches of prompts."""
+
+    def __init__(self, session: Session) -> None:
+        self.labels: dict[UUID, tuple[str, str]] = {}
+        self.thumbnails: list[PrefectFuture[Any]] = []
+        self._session = session
+        self._scoring: list[list[UUID]] = []  # of each batch, first who sampled it
+
+    def submit(self) -> None:
+        """Submit all of them."""
+        session = self._session
+        settings, count = session.config.evaluation, len(session.evaluation_prompts)
+        size = max(1, IMAGES_PER_TASK // settings.samples_per_prompt)
+        batches = [range(start, min(start + size, count)) for start in range(0, count, size)]
+        trainer, label = session.trainer_devices()[0], f"publish average v{session.version}"
+        average = self._submit(
+            {"workers": [trainer]}, publish, label, state=session.state, average=True
+        )
+        devices = cycle(session.rollout_devices())
+        for number, (batch, device) in enumerate(zip(batches, devices, strict=False)):
+            self._submit_batch(f"v{session.version} b{number:02d}", batch, device, average)
+
+    def _submit_batch(
+        self, name: str, batch: range, device: str, average: PrefectFuture[Any]
+    ) -> None:
+        """Have a batch sampled and scored on a device, and scored by the pools."""
+        settings, pools = self._session.config.evaluation, Pool.all_of(self._session.config)
+        prompts = [self._session.evaluation_prompts[index] for index in batch]
+        shown = max(0, min(settings.grid_prompts, batch.stop) - batch.start)
+        images = self._submit(
+            {"workers": [device]},
+            sample_and_score,
+            f"evaluate {name}",
+            prompts=prompts,
+            indices=list(batch),
+            samples_per_prompt=settings.samples_per_prompt,
+            policy_version=average,
+            keep=bool(pools or shown),
+        )
+        texts, metadata = asked_for(prompts, settings.samples_per_prompt)
+        scored = [
+            self._submit(
+                {"resources": {pool.name: 1}},
+                score,
+                f"score {name} {pool.name}",
+                pool=pool,
+                images=images,
+                prompts=texts,
+                metadata=metadata,
+            )
+            for pool in pools
+        ]
+        self._scoring.append([future.task_run_id for future in (images, *scored)])
+        if shown:
+            future = self._submit(
+                {"workers": [device]},
+                thumbnails,
+                f"thumbnails {name}",
+                images=images,
+                samples_per_prompt=settings.samples_per_prompt,
+                shown=shown,
+            )
+            self.thumbnails.append(future)
+
+    def _submit(
+        self, place: Mapping[str, Any], task: Any, label: str, **parameters: Any
+    ) -> PrefectFuture[Any]:
+        with dask.annotate(**place):
+            future: PrefectFuture[Any] = task.submit(self._session.run_id, label, **parameters)
+        where = place["workers"][0] if "workers" in place else next(iter(place["resources"]))
+        self.labels[future.task_run_id] = (label, where)
+        return future
+
+    def rewards(self, receipts: Mapping[UUID, dict[str, Any]]) -> list[dict[str, list[float]]]:
+        """Return the columns of each batch."""
+        config = self._session.config
+        return [merged_rewards(config, [receipts[id_] for id_ in ids]) for ids in self._scoring]
 
 
 def evaluate_once(session: Session, tag: str) -> None:

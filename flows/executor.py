@@ -12,14 +12,13 @@ from digen_core.control.protocol import Event, Instruction
 from flows.advantages import advantages_of
 from flows.collect import TaskFailedError
 from flows.conditions import Conditions
-from flows.denoising import Denoising, about
+from flows.denoising import Denoising
 from flows.open_iteration import OpenIteration
+from flows.scoring import Scoring
 from flows.session import Session
 from flows.submitter import Submitter
-from flows.telling import tell
 from tasks.completions import Completion
 from tasks.emulation import switch
-from tasks.rollout import decode_and_score
 from tasks.train import publish, push_weights, reduce, step, train_pack
 
 
@@ -35,6 +34,7 @@ class Executor:
         self._num_switches = 0
         self._reward_history = session.reward_history
         self._denoising = Denoising(self._submitter, self._conditions, session.run_dir)
+        self._scoring = Scoring(session, self._submitter)
 
     @property
     def num_running(self) -> int:
@@ -93,33 +93,7 @@ class Executor:
 
     @submit.register
     def _(self, do: protocol.Score) -> None:
-        fragment, it = do.fragment, self._iterations[do.fragment.iteration]
-
-        def event_of(receipt: dict[str, Any]) -> Event:
-            it.recorder.add_rewards(fragment, receipt)
-            for note in receipt.get("notes", [])[: 0 if it.told else 1]:
-                it.told = True
-                tell(
-                    self._session,
-                    "reward-failed",
-                    f"iteration {it.index}: {note} (on {do.device}; said once an iteration). Where "
-                    "a score is missing, the mean of its group counts; the worker's log has more",
-                )
-            return protocol.FragmentScored(fragment)
-
-        self._submitter.submit(
-            it,
-            decode_and_score,
-            f"score g{fragment.group:02d} f{fragment.index}",
-            do.device,
-            event_of,
-            kind="score",
-            about=about(fragment),
-            prompt=it.round.prompts[fragment.group],
-            metadata=it.round.metadata[fragment.group],
-            run_dir=self._session.run_dir,
-            segment=it.segments[fragment][-1][1],
-        )
+        self._scoring.begin(self._iterations[do.fragment.iteration], do)
 
     # --- training -------------------------------------------------------------------------
 

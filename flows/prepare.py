@@ -20,6 +20,7 @@ from tasks.completions import Completions
 from tasks.emulation import EmulatedConfig, body_of
 from tasks.measure import measure
 from tasks.rollout import encode
+from tasks.score import Pool, load_rewards
 from tasks.setup import load_model, restore_state
 from tasks.train import start_state
 
@@ -31,6 +32,7 @@ def prepare(run_id: str) -> Conductor:
     say("loading the model on the workers")
     with Completions() as completions:
         load_models(session, completions)
+        load_pools(session, completions)
         start_profile(session, measure_costs(session, completions))
         make_first_version(session, completions)
     conductor = Conductor(session)
@@ -50,6 +52,18 @@ def load_models(session: Session, completions: Completions) -> None:
                 session.run_id, label, session.config, device.name, roles_of(session, device)
             )
         labels[future.task_run_id] = (label, device.name)
+    receipts_of(session, completions, labels)
+
+
+def load_pools(session: Session, completions: Completions) -> None:
+    """Load what they score with on the workers of the pools."""
+    labels: dict[UUID, tuple[str, str]] = {}
+    for pool in Pool.all_of(session.config):
+        for worker in session.pools[pool.name]:
+            label = f"load rewards on {worker}"
+            with dask.annotate(workers=[worker]):
+                future = load_rewards.submit(session.run_id, label, pool)
+            labels[future.task_run_id] = (label, worker)
     receipts_of(session, completions, labels)
 
 

@@ -28,7 +28,9 @@ from tasks.cluster import (
     exclusive,
     in_one_role,
     local_devices,
+    require_pools,
     run_cluster,
+    workers_of_pools,
 )
 from tasks.runner import shared_client
 from tasks.stopping import stop_tasks
@@ -83,6 +85,7 @@ def _devices(config: RunConfig) -> Iterator[tuple[Client, str, list[Device], Run
         say(f"starting {len(local)} workers: {', '.join(device.name for device in local)}")
     with connected(config, local) as (address, client):
         devices = devices_of(client, colocated=colocated)  # before anything is written
+        require_pools(client, config.pools)
         if is_auto:
             costs = costs or measured_costs(config, client, devices)
             config, devices = resolve_layout(config, devices, costs)
@@ -169,7 +172,8 @@ def session_on(
         address=address,
         client=client,
         devices=devices,
-        addresses=addresses_of(client, devices),
+        addresses=addresses_of(client, [device.name for device in devices]),
+        pools=workers_of_pools(client, config.pools),
         tracker=tracker,
     )
     links = {
@@ -200,7 +204,8 @@ def _stopped_on_errors(session: Session) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        present = addresses_of(session.client, session.devices)
+        names = {device.name for device in session.devices}.union(*session.pools.values())
+        present = addresses_of(session.client, names)
         stop_tasks(session.client, list(present.values()))
         if isinstance(error, KeyboardInterrupt | RunCancelledError):
             why = f"{error or 'stopped by Ctrl-C'} after iteration {session.num_iterations}"

@@ -86,6 +86,7 @@ class Session:
     client: Client
     devices: list[Device]
     addresses: dict[str, str]  # device -> address of its worker when the run began
+    pools: dict[str, list[str]]  # name -> workers that only score
     tracker: Tracker
     lineage: Lineage
     earlier_devices: list[Device] = field(default_factory=list)  # of a run that was resumed
@@ -98,6 +99,7 @@ class Session:
     started: float = field(default_factory=time)
     state: PrefectFuture[Any] | None = None  # TrainState of the current version, on a trainer
     published: PrefectFuture[Any] | None = None  # PolicyVersion of it, for the other workers
+    empty_since: dict[str, float] = field(default_factory=dict)  # pools without a worker
     version: int = 0
     hashes: dict[int, str] = field(default_factory=dict)  # version -> content hash
     step_seconds: float = 0.0  # one denoising step of a fragment, as last measured

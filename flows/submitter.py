@@ -29,6 +29,7 @@ class _Running:
     span: Span  # without its times
     iteration: OpenIteration
     event_of: EventOf
+    device: str  # for which it was submitted
 
 
 class Submitter:
@@ -58,6 +59,7 @@ class Submitter:
         kind: str,
         about: Mapping[str, int],
         priority: int = URGENT,
+        resource: str | None = None,
         **parameters: Any,
     ) -> PrefectFuture[Any]:
         """Submit a task and return its future.
@@ -66,28 +68,31 @@ class Submitter:
             iteration: in whose flow run the task shows.
             task: a Prefect task that takes run id, label and ``parameters``.
             label: name of the task run.
-            device: where it runs.
+            device: where it runs, or for whom: its result is dropped if this one is lost.
             event_of: says what its receipt means to the controller.
             kind: of its span.
             about: other fields of its span.
             priority: among the tasks that wait on the device; the highest is first.
+            resource: The task runs on any worker that declares this one, and not on the device.
             **parameters: of the task; futures become edges of the graph.
         """
         config = self._session.config
-        body, (device, resources) = body_of(config, task), place_of(config, kind, device)
-
-        # A worker that is started again has the name of the lost one, but not its model.
-        address = self._session.addresses.get(device, device)
+        body, worker, place = body_of(config, task), resource, {"resources": {resource: 1}}
+        if resource is None:
+            worker, resources = place_of(config, kind, device)
+            # A worker that is started again has the name of the lost one, but not its model.
+            address = self._session.addresses.get(worker, worker)
+            place = {"workers": [address], "resources": resources}
 
         def submit() -> PrefectFuture[Any]:
-            with dask.annotate(workers=[address], resources=resources, priority=priority):
+            with dask.annotate(**place, priority=priority):
                 future: PrefectFuture[Any] = body.submit(self._session.run_id, label, **parameters)
                 return future
 
-        span = Span(iteration.index, label, kind, device, time(), nan, nan, **about)
+        span = Span(iteration.index, label, kind, worker, time(), nan, nan, **about)
         future = iteration.context.run(submit)
         self._session.trace.begin(span)
-        self._running[future.task_run_id] = _Running(span, iteration, event_of)
+        self._running[future.task_run_id] = _Running(span, iteration, event_of, device)
         return future
 
     def event_of(self, completion: Completion) -> Event | None:
@@ -100,15 +105,16 @@ class Submitter:
         running = self._running.pop(completion.task_run_id, None)
         if running is None:  # it was on a device that was lost
             return None
-        span, receipt = running.span, completion.receipt
-        require_success(self._session, completion, span.task, span.device)
+        asked, receipt = running.span, completion.receipt
+        require_success(self._session, completion, asked.task, asked.device)
         span = replace(
-            span,
+            asked,
+            device=receipt["device"],
             started=receipt["started"],
             ended=receipt["ended"],
             num_bytes=receipt["num_bytes"],
         )
-        self._session.trace.end(span)
+        self._session.trace.end(asked, span)
         running.iteration.recorder.add_span(span)
         if used := receipt.get("usage"):
             running.iteration.recorder.add_usage(span.device, Usage(**used))
@@ -116,7 +122,6 @@ class Submitter:
 
     def forget(self, device: str) -> None:
         """Wait no more for the tasks of a lost device."""
-        lost = [id_ for id_, running in self._running.items() if running.span.device == device]
+        lost = [id_ for id_, running in self._running.items() if running.device == device]
         for task_run_id in lost:
-            del self._running[task_run_id]
-        self._session.trace.forget(device)
+            self._session.trace.forget(self._running.pop(task_run_id).span)

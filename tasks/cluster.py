@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -50,7 +50,9 @@ def run_cluster(config: ClusterConfig, devices: list[Device]) -> Iterator[str]:
         yield config.address
         return
     logging.getLogger("distributed").setLevel(logging.ERROR)
-    workers = {device.name: _worker(device) for device in devices}
+    workers = {device.name: _worker(device.roles) for device in devices}
+    for pool, number in config.reward_workers.items():
+        workers |= {f"{pool}-{index}": _worker([pool]) for index in range(number)}
     scheduler = {
         "cls": Scheduler,
         "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"},
@@ -107,14 +109,14 @@ def as_environment(settings: Mapping[str, object]) -> dict[str, str]:
     }
 
 
-def _worker(device: Device) -> dict[str, Any]:
+def _worker(resources: Iterable[str]) -> dict[str, Any]:
     """Describe a worker process, which runs one task at a time."""
     return {
         "cls": Nanny,
         "options": {
             "host": "127.0.0.1",
             "nthreads": 1,
-            "resources": dict.fromkeys(device.roles, 1),
+            "resources": dict.fromkeys(resources, 1),
             "memory_limit": 0,
             "dashboard_address": None,
             "silence_logs": logging.ERROR,
@@ -160,6 +162,29 @@ def devices_of(client: Client, *, colocated: bool = False) -> list[Device]:
     return devices
 
 
+def workers_of_pools(client: Client, pools: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names of the workers that each pool has now."""
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    return {
+        pool: sorted(str(worker["name"]) for worker in workers if pool in worker["resources"])
+        for pool in pools
+    }
+
+
+def require_pools(client: Client, pools: Iterable[str]) -> None:
+    """Check that every pool has a worker.
+
+    Raises:
+        ConfigError: one has none.
+    """
+    for pool, names in workers_of_pools(client, pools).items():
+        if not names:
+            raise ConfigError(
+                f"no worker of the cluster is in the pool {pool!r}, which a reward names; start "
+                f"one with: digen worker SCHEDULER --name {pool}-0 --pool {pool}"
+            )
+
+
 def in_one_role(devices: list[Device], config: ClusterConfig) -> list[Device]:
     """Give each device that may do both one role, for layouts in which devices have one.
 
@@ -191,10 +216,9 @@ def processor() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
-def addresses_of(client: Client, devices: list[Device]) -> dict[str, str]:
-    """Return each device's address now; a restarted worker comes back with another one."""
+def addresses_of(client: Client, names: Collection[str]) -> dict[str, str]:
+    """Return each worker's address now; a restarted worker comes back with another one."""
     workers = client.scheduler_info(n_workers=-1)["workers"]
-    names = {device.name for device in devices}
     return {str(w["name"]): address for address, w in workers.items() if str(w["name"]) in names}
 
 

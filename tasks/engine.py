@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
-from time import time
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,9 +16,7 @@ from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardFn
 from digen_core.training.optimizer import PolicyVersion, TrainState
 from digen_core.transport.arrays import Weights
-from tasks import receipts
-from tasks.transfers import received_bytes
-from tasks.usage import usage_meter
+from tasks.span import span_on_receipt
 
 
 class VersionError(RuntimeError):
@@ -91,7 +88,7 @@ def build_engine(run_id: str, config: RunConfig, device_name: str, roles: frozen
     """Load the parts that the roles need, and keep the engine for the tasks to come."""
     policy = load_trainable(config, ALL_PARTS if "rollout" in roles else TRAINER_PARTS)
     is_scoring = "rollout" in roles
-    rewards = reward_functions(config.rewards, policy.device) if is_scoring else {}
+    rewards = reward_functions(config.rewards_of(None), policy.device) if is_scoring else {}
     _engines.clear()  # one run at a time on a worker: the last one's memory is free again
     engine = _engines[run_id] = Engine(config, device_name, policy, rewards, versions_of(policy))
     return engine
@@ -122,16 +119,12 @@ def working(run_id: str, *, version: int | None = None) -> Iterator[Engine]:
         VersionError: this worker holds no model of the run, or not the version ``version``.
     """
     engine = engine_of(run_id)
-    started = time()
-    if version is not None:
-        held = engine.versions.held
-        if version not in held:
-            raise VersionError(
-                f"{engine.device_name} holds versions {held}, but version {version} is needed"
-            )
-        engine.versions.activate(version)
-    yield engine
-    span = {"device": engine.device_name, "started": started, "ended": time()}
-    receipts.attach({**span, "num_bytes": received_bytes()})
-    if used := usage_meter().read():
-        receipts.attach({"usage": asdict(used)})
+    with span_on_receipt(engine.device_name):
+        if version is not None:
+            held = engine.versions.held
+            if version not in held:
+                raise VersionError(
+                    f"{engine.device_name} holds versions {held}, but version {version} is needed"
+                )
+            engine.versions.activate(version)
+        yield engine

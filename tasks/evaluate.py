@@ -4,12 +4,12 @@ import numpy as np
 import torch
 from prefect import task
 
-from digen_core.data import Prompt
-from digen_core.rewards.scoring import score_images
+from digen_core.data import Metadata, Prompt
 from digen_core.rollout.evaluation import sample_images
 from digen_core.training.optimizer import PolicyVersion
-from tasks import receipts
+from digen_core.transport.arrays import to_array
 from tasks.engine import working
+from tasks.score import attach_scores
 
 SHOWN_PER_PROMPT = 8
 THUMBNAIL_PIXELS = 128  # what goes through the flow process stays small
@@ -23,21 +23,20 @@ def sample_and_score(
     *,
     prompts: list[Prompt],
     indices: list[int],
-    shown: int,
     samples_per_prompt: int,
     policy_version: PolicyVersion,
-) -> np.ndarray:
-    """Score images of some prompts and return thumbnails of the first ``shown`` of them.
+    keep: bool,
+) -> np.ndarray | None:
+    """Sample some prompts, score the images, and return them if they are needed after that.
 
     Args:
         run_id: of the run.
         label: of the task run.
-        prompts: to sample.
+        prompts: P of them to sample.
         indices: of the prompts in the evaluation set.
-        shown: prompts whose thumbnails are returned, uint8 [shown, k, h, w, 3], of videos
-            [shown, k, F, h, w, 3].
-        samples_per_prompt: images per prompt.
+        samples_per_prompt: S images of each.
         policy_version: to judge.
+        keep: Return float32 [P S, 3, H, W], or videos [P S, F, 3, H, W].
     """
     with working(run_id) as engine:
         config = engine.config
@@ -50,12 +49,25 @@ def sample_and_score(
                 num_steps=config.evaluation.num_steps,
                 seed=config.seed,
             )
-        each = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
-        asked = [prompt.text for prompt in each], [prompt.metadata for prompt in each]
-        columns = score_images(engine.rewards, config.rewards, images, *asked)
-        thumbnails = _thumbnails(images.unflatten(0, (len(prompts), samples_per_prompt)), shown)
-    receipts.attach({"rewards": {name: values.tolist() for name, values in columns.items()}})
-    return thumbnails
+        attach_scores(
+            engine.rewards, config.rewards, images, *asked_for(prompts, samples_per_prompt)
+        )
+    return to_array(images) if keep else None
+
+
+def asked_for(prompts: list[Prompt], times: int) -> tuple[list[str], list[Metadata]]:
+    """Return the text and the metadata of each prompt, that many times in a row."""
+    each = [prompt for prompt in prompts for _ in range(times)]
+    return [prompt.text for prompt in each], [prompt.metadata for prompt in each]
+
+
+@task(task_run_name="{label}")
+def thumbnails(
+    run_id: str, label: str, images: np.ndarray, samples_per_prompt: int, shown: int
+) -> np.ndarray:
+    """Return small images of the first ``shown`` prompts, as `_thumbnails` says."""
+    with working(run_id):
+        return _thumbnails(torch.tensor(images).unflatten(0, (-1, samples_per_prompt)), shown)
 
 
 def _thumbnails(images: torch.Tensor, shown: int) -> np.ndarray:

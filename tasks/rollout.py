@@ -1,6 +1,5 @@
 """Rollout tasks: encode a prompt, denoise some steps of a fragment, decode and score it."""
 
-import logging
 from pathlib import Path
 from time import time
 from typing import Final
@@ -13,7 +12,6 @@ from torch import Tensor
 from digen_core.control.protocol import Fragment
 from digen_core.data import Metadata
 from digen_core.rewards.pixels import as_pixels
-from digen_core.rewards.scoring import score_images
 from digen_core.rollout.sampler import DenoisedStep, ReferenceKl, denoise, initial_latent
 from digen_core.rollout.steps import steps_to_keep
 from digen_core.transport.arrays import (
@@ -30,13 +28,11 @@ from digen_core.transport.trajectories import write_segment
 from tasks import receipts
 from tasks.display import thumbnail
 from tasks.engine import Engine, working
-
-logger = logging.getLogger(__name__)
+from tasks.score import attach_scores
 
 SHOWN_GROUPS: Final = 4
 SHOWN_SAMPLES: Final = 4
 """What an iteration's page shows: the first samples of the first groups."""
-MAX_NOTES: Final = 4
 
 
 @task(task_run_name="{label}")
@@ -129,23 +125,23 @@ def _denoise(
 @task(name="decode and score", task_run_name="{label}")
 def decode_and_score(
     run_id: str, label: str, *, prompt: str, metadata: Metadata, segment: Segment, run_dir: Path
-) -> None:
-    """Decode the clean latents of a fragment, reward the images, and keep them if asked to."""
+) -> np.ndarray | None:
+    """Decode the clean latents of a fragment, reward the images, and keep them if asked to.
+
+    Returns:
+        The images, float32 [B, 3, H, W], or videos, for the pools that score them, too.
+    """
+    fragment = segment.fragment
     with working(run_id) as engine:
-        policy = engine.policy_of(segment.fragment.iteration, segment.fragment.group)
+        policy, config = engine.policy_of(fragment.iteration, fragment.group), engine.config
         images = policy.decode(to_tensor(segment.x, policy.device))
-        notes, count = list[str](), len(images)
-        asked = [prompt] * count, [metadata] * count
-        columns = score_images(
-            engine.rewards, engine.config.rewards, images, *asked, note=notes.append
-        )
-        shown = _pictures(images) if _is_shown(segment.fragment) else []
-        if engine.config.tracking.keep_images != "none":
-            _keep_images(engine, segment.fragment, images, run_dir)
-    for note in notes:
-        logger.warning(note)
-    rewards = {name: values.tolist() for name, values in columns.items()}
-    receipts.attach({"rewards": rewards, "notes": notes[:MAX_NOTES], "pictures": shown})
+        asked = [prompt] * len(images), [metadata] * len(images)
+        attach_scores(engine.rewards, config.rewards, images, *asked)
+        shown = _pictures(images) if _is_shown(fragment) else []
+        if config.tracking.keep_images != "none":
+            _keep_images(engine, fragment, images, run_dir)
+    receipts.attach({"pictures": shown})
+    return to_array(images) if config.pools else None
 
 
 def _is_shown(fragment: Fragment) -> bool:

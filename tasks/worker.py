@@ -14,16 +14,15 @@ from collections.abc import Collection, Sequence
 import dask
 
 from digen_core.config import ConfigError
-from digen_core.control.protocol import Role
 from tasks.cluster import PRELOAD, settings_of_workers
 
 # The model's memory is no matter for Dask, which would pause a worker that it finds too full.
 DEFAULTS = ("--nthreads", "1", "--memory-limit", "0", "--no-dashboard")
 
 
-def resources_of(roles: Collection[Role]) -> str:
-    """Return what a worker of these roles declares, as ``--resources`` takes it."""
-    return " ".join(f"{role}=1" for role in sorted(roles))
+def resources_of(declared: Collection[str]) -> str:
+    """Return what a worker of these roles, or of this pool, declares, for ``--resources``."""
+    return " ".join(f"{name}=1" for name in sorted(declared))
 
 
 def run_worker(arguments: Sequence[str], *, cuda: bool = False) -> None:

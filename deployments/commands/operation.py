@@ -113,6 +113,7 @@ def worker(
     *,
     name: str,
     role: Literal["rollout", "trainer", "both"] = "both",
+    pool: str | None = None,
     threads: int = 1,
     cuda: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
@@ -124,6 +125,7 @@ def worker(
         scheduler: Address of the Dask scheduler; default: that in DASK_SCHEDULER_ADDRESS.
         name: Of the worker in reports and pictures; no two of a cluster may have the same.
         role: What it does: rollout generates and scores, trainer trains.
+        pool: It only scores, for rewards whose ``pool`` has this name.
         threads: CPU threads.
         cuda: Start one worker for each GPU that is visible, by dask-cuda.
     """
@@ -136,10 +138,13 @@ def worker(
     os.environ["OMP_NUM_THREADS"] = str(threads)
 
     from digen_core.planning.cluster import ROLES
+
+    if pool in ROLES:
+        raise ConfigError(f"--pool is {pool}, which is a role; use --role {pool}, or another name")
     from tasks.worker import resources_of, run_worker
 
     arguments = [] if scheduler is None else [scheduler]
-    resources = resources_of(ROLES[role])
+    resources = resources_of(ROLES[role] if pool is None else {pool})
     run_worker([*arguments, "--name", name, "--resources", resources], cuda=cuda)
     return 0
 

@@ -3,8 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from digen_core.control.protocol import Role
-from digen_core.planning.cluster import ROLES, Cluster, DeviceGroup
+from digen_core.planning.cluster import Cluster, DeviceGroup, RewardGroup
 from tasks.cluster import THREAD_VARIABLES
 from tasks.worker import resources_of
 
@@ -14,15 +13,14 @@ class Worker:
     """A worker process: one device, one task at a time."""
 
     name: str
-    roles: frozenset[Role]
-    group: DeviceGroup
+    group: DeviceGroup | RewardGroup
     host: str | None  # where it runs; None: on this machine, or wherever it is started
     gpu: int | None  # its number on the host
 
     @property
     def arguments(self) -> list[str]:
         """Of ``dask worker``; the scheduler is that of DASK_SCHEDULER_ADDRESS."""
-        return ["--name", self.name, "--resources", resources_of(self.roles)]
+        return ["--name", self.name, "--resources", resources_of(self.group.declared)]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -36,12 +34,12 @@ def workers_of(cluster: Cluster) -> list[Worker]:
     """Return a worker for each device, dealt to the hosts of its group in blocks."""
     numbers, used = Counter[str](), Counter[str | None]()
     workers = []
-    for group in cluster.devices:
+    for group in cluster.groups:
         for index in range(group.count):
             host = group.hosts[index * len(group.hosts) // group.count] if group.hosts else None
             name = f"{group.kind}-{numbers[group.kind]}"
             gpu = used[host] if group.cuda else None
-            workers.append(Worker(name, ROLES[group.roles], group, host, gpu))
+            workers.append(Worker(name, group, host, gpu))
             numbers[group.kind] += 1
             used[host] += group.cuda
     return workers

@@ -13,6 +13,7 @@ from digen_core.config import ConfigError
 from digen_core.config_file import describe_fields
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device, Role
+from digen_core.schedule_config import PoolName
 from digen_core.strict import Strict
 
 
@@ -58,8 +59,8 @@ ROLES: dict[str, frozenset[Role]] = {
 _OF_A_KIND = ("speed", "costs", "tflops", "memory")  # equal in all groups of a kind
 
 
-class DeviceGroup(Strict):
-    """Equal devices."""
+class WorkerGroup(Strict):
+    """Equal devices, each with a worker of its own."""
 
     kind: str = Field(min_length=1)
     """What they are, for example h100."""
@@ -67,14 +68,39 @@ class DeviceGroup(Strict):
     count: int = Field(ge=1)
     """How many there are."""
 
-    roles: Literal["rollout", "trainer", "both"] = "both"
-    """What they do; of those that may do both, the planner chooses how many generate."""
-
     price_per_hour: float = Field(0.0, ge=0)
     """Of one device, in your currency."""
 
     watts: float = Field(0.0, ge=0)
     """Of one device at work; an idle one is counted alike."""
+
+    site: str = ""
+    """Where they are: on Kubernetes the zone that the workers are put in."""
+
+    cuda: bool = False
+    """Whether each is a GPU: its worker sees this one only."""
+
+    threads: int = Field(1, ge=1)
+    """CPU threads of each worker."""
+
+    hosts: tuple[str, ...] = ()
+    """Machines that hold them, each an equal share: as ``ssh`` takes them, user@host."""
+
+    @model_validator(mode="after")
+    def _check_hosts(self) -> Self:
+        if len(self.hosts) > self.count:
+            raise ValueError(
+                f"devices: kind {self.kind} has {len(self.hosts)} hosts, but {self.count} devices "
+                "in all"
+            )
+        return self
+
+
+class DeviceGroup(WorkerGroup):
+    """Devices that generate or train."""
+
+    roles: Literal["rollout", "trainer", "both"] = "both"
+    """What they do; of those that may do both, the planner chooses how many generate."""
 
     speed: float = Field(1.0, gt=0)
     """Relative to the reference device."""
@@ -92,17 +118,32 @@ class DeviceGroup(Strict):
     link: float | None = Field(None, gt=0)
     """GB/s that each of them receives; null: the cluster's ``network``."""
 
-    site: str = ""
-    """Where they are: on Kubernetes the zone that the workers are put in."""
+    @property
+    def declared(self) -> frozenset[str]:
+        """What their workers declare to Dask."""
+        return frozenset(ROLES[self.roles])
 
-    cuda: bool = False
-    """Whether each is a GPU: its worker sees this one only."""
+    @property
+    def duty(self) -> str:
+        """How ``digen worker`` is told what they do."""
+        return f"--role={self.roles}"
 
-    threads: int = Field(1, ge=1)
-    """CPU threads of each worker."""
 
-    hosts: tuple[str, ...] = ()
-    """Machines that hold them, each an equal share: as ``ssh`` takes them, user@host."""
+class RewardGroup(WorkerGroup):
+    """Devices that only score."""
+
+    pool: PoolName
+    """Name of the pool, which rewards give as theirs."""
+
+    @property
+    def declared(self) -> frozenset[str]:
+        """What their workers declare to Dask."""
+        return frozenset({self.pool})
+
+    @property
+    def duty(self) -> str:
+        """How ``digen worker`` is told what they do."""
+        return f"--pool={self.pool}"
 
 
 class Cluster(Strict):
@@ -113,6 +154,9 @@ class Cluster(Strict):
 
     devices: tuple[DeviceGroup, ...] = Field(min_length=1)
     """Groups of equal devices."""
+
+    reward_devices: tuple[RewardGroup, ...] = ()
+    """Groups of devices that only score, for rewards that name their pool."""
 
     reference: DeviceCosts | None = None
     """Seconds on a device of speed 1; may be left out if a profile or all groups give theirs."""
@@ -156,11 +200,6 @@ class Cluster(Strict):
                 raise ValueError(
                     f"devices: kind {group.kind} has two speeds or costs; use another name for one"
                 )
-            if len(group.hosts) > group.count:
-                raise ValueError(
-                    f"devices: kind {group.kind} has {len(group.hosts)} hosts, but {group.count} "
-                    "devices in all"
-                )
             if group.costs and not (group.costs.step(1) and group.costs.pack(1)):
                 raise ValueError(f"devices: a step or a pack of kind {group.kind} costs nothing")
         if self.reference and not (self.reference.step(1) and self.reference.pack(1)):
@@ -197,14 +236,19 @@ class Cluster(Strict):
         )
 
     @property
+    def groups(self) -> tuple[DeviceGroup | RewardGroup, ...]:
+        """Groups of all devices, those that only score last."""
+        return (*self.devices, *self.reward_devices)
+
+    @property
     def price_per_hour(self) -> float:
         """Of all devices together."""
-        return sum(group.count * group.price_per_hour for group in self.devices)
+        return sum(group.count * group.price_per_hour for group in self.groups)
 
     @property
     def watts(self) -> float:
         """Of all devices together."""
-        return sum(group.count * group.watts for group in self.devices)
+        return sum(group.count * group.watts for group in self.groups)
 
     def costs(self, profile: Costs | None = None) -> Costs:
         """Return what everything costs.

@@ -6,6 +6,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from digen_core.rewards.sums import with_reward
+
 Array = NDArray[np.float64]
 
 FAILED: Final = "failed"
@@ -30,9 +32,7 @@ def settle(columns: Mapping[str, Array], weights: Mapping[str, float]) -> dict[s
         scores = columns[f"{name}/score"]
         fill = scores[~failed].mean() if not failed.all() else 0.0
         settled[f"{name}/score"] = np.where(failed, fill, scores)
-    parts = [weight * settled[f"{name}/score"] for name, weight in weights.items()]
-    settled["reward"] = np.sum(parts, axis=0)
-    return settled
+    return with_reward(settled, weights, len(settled["reward"]))
 
 
 def component_means(columns: Mapping[str, Array]) -> dict[str, float]:

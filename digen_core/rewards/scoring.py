@@ -28,6 +28,7 @@ from digen_core.config import ConfigError
 from digen_core.data import Metadata
 from digen_core.reward_config import RewardConfig, VideoReward
 from digen_core.rewards.failures import FAILED
+from digen_core.rewards.sums import with_reward
 
 logger = logging.getLogger(__name__)
 
@@ -79,14 +80,14 @@ def score_images(
     """
     if not torch.isfinite(images).all():
         raise RewardError("the decoded samples have NaN or Inf in them; no reward can judge them")
-    columns: dict[str, Array] = {"reward": np.zeros(len(prompts))}
+    columns: dict[str, Array] = {}
     asked = Asked(prompts, metadata or [{}] * len(prompts))
     for name, function in functions.items():
         found = _score(name, function, configs[name], images, asked, note)
         for component, values in found.items():
             columns[f"{name}/{component}"] = values
-        columns["reward"] = columns["reward"] + configs[name].weight * columns[f"{name}/score"]
-    return columns
+    weights = {name: configs[name].weight for name in functions}
+    return with_reward(columns, weights, len(prompts))
 
 
 class Asked(NamedTuple):

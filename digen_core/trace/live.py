@@ -24,16 +24,21 @@ class LiveTrace:
         with self._lock:
             self._running[_key(span)] = span
 
-    def end(self, span: Span) -> None:
-        """Note a task that ended."""
-        with self._lock:
-            self._running.pop(_key(span), None)
-            self._ended.append(span)
+    def end(self, asked: Span, done: Span) -> None:
+        """Note that a task ended.
 
-    def forget(self, device: str) -> None:
-        """Wait no more for the tasks of a device that is gone."""
+        Args:
+            asked: as it was begun.
+            done: with its times, and the device that it ran on.
+        """
         with self._lock:
-            self._running = {k: s for k, s in self._running.items() if s.device != device}
+            self._running.pop(_key(asked), None)
+            self._ended.append(done)
+
+    def forget(self, asked: Span) -> None:
+        """Wait no more for a task."""
+        with self._lock:
+            self._running.pop(_key(asked), None)
 
     def around(self, iteration: int, now: float) -> list[Span]:
         """Return what the window of an iteration that has ended shares with its neighbours.

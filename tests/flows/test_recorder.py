@@ -29,7 +29,7 @@ def session(tmp_path):
 
 
 def add(session, it, span):
-    session.trace.end(span)
+    session.trace.end(span, span)
     it.add_span(span)
 
 
@@ -135,7 +135,7 @@ def test_spans_are_in_order_of_time(recorder):
 def test_metrics_by_hand(recorder, session):
     # An iteration before ended at 9.5, so from 9.5 to 17 the devices were this one's.
     before = Span(3, "push v4 to rollout-0", "push", "rollout-0", 9.0, 9.0, 9.5)
-    session.trace.end(before)
+    session.trace.end(before, before)
     (session.run_dir / "schedule.json").write_text('{"layout": "gap", "predicted_seconds": 9}')
     record = recorder.record(6, 8.0, 3)
     metrics = record.metrics

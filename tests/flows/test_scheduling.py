@@ -39,7 +39,7 @@ def config(**schedule) -> RunConfig:
 
 @pytest.fixture
 def session(tmp_path):
-    it = Session("run", config(layout="tsp"), tmp_path, *[None] * 8)
+    it = Session("run", config(layout="tsp"), tmp_path, *[None] * 9)
     it.devices = SPLIT
     return it
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import torch
 
@@ -68,3 +69,17 @@ def slow(images, prompts):
 def broken(images, prompts):
     """Fails always."""
     raise OSError("the lamp is broken")
+
+
+class EndsItsWorkerOnce:
+    """Brightness; the first call of all ends its process, and leaves a file that says so."""
+
+    def __init__(self, device, marker):
+        self.marker = Path(marker)
+
+    def __call__(self, images, prompts):
+        """Score, or die."""
+        if not self.marker.exists():
+            self.marker.write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return brightness(images, prompts)

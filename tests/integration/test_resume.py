@@ -131,7 +131,8 @@ LAYOUTS = [
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("num_kills", [1, pytest.param(5, marks=OPERATION)])
+@pytest.mark.operation
+@pytest.mark.parametrize("num_kills", [1, 5])
 def test_a_killed_run_goes_on(num_kills, tree, prefect_backend, tmp_path):
     """SIGKILL at random points, each time resumed with other workers in another layout."""
     dice = random.Random(num_kills)

@@ -45,6 +45,12 @@ count = 2
 roles = "trainer"
 cuda = true
 hosts = ["node-1"]
+[[reward_devices]]
+kind = "l40s"
+count = 1
+pool = "judges"
+cuda = true
+hosts = ["node-3"]
 """
 CRDS = Path(dask_kubernetes.__file__).parent / (
     "operator/deployment/helm/dask-kubernetes-operator/crds"
@@ -76,6 +82,7 @@ def test_each_worker_has_its_name_host_and_gpu(cluster):
         ("a100-0", "node-3", 0),
         ("h100-4", "node-1", 2),
         ("h100-5", "node-1", 3),
+        ("l40s-0", "node-3", 1),
     ]
 
 
@@ -88,24 +95,25 @@ def test_over_ssh_each_host_gets_its_own_workers(cluster):
         environment = "; set -a; . runs/up/env; set +a; nohup env OMP_NUM_THREADS="
         assert f"{environment}{worker.group.threads} " in command
         assert f"CUDA_VISIBLE_DEVICES={worker.gpu} " in command
-        resources = " ".join(f"{role}=1" for role in sorted(worker.roles))
+        resources = " ".join(f"{role}=1" for role in sorted(worker.group.declared))
         assert f"-m tasks.worker --name {worker.name} --resources" in command
         assert resources in command
 
 
 def test_dask_cuda_is_called_once_for_each_host_of_a_group(cluster):
     commands = commands_in(files_for(cluster, "cuda", tls=True)["workers.sh"])
-    assert [host for host, _ in commands] == ["node-1", "me@node-2", "node-3", "node-1"]
+    assert [host for host, _ in commands] == ["node-1", "me@node-2", "node-3", "node-1", "node-3"]
     assert all(command.count("--cuda") == 1 for _, command in commands)
     gpus = [re.search(r"CUDA_VISIBLE_DEVICES=(\S+)", command)[1] for _, command in commands]
-    assert gpus == ["0,1", "0,1", "0", "2,3"]
+    assert gpus == ["0,1", "0,1", "0", "2,3", "1"]
     names = [re.search(r"--name (\S+)", command)[1] for _, command in commands]
     assert len(set(names)) == len(names)
 
 
 def test_slurm_gets_a_job_array_for_each_group(cluster):
     scripts = files_for(cluster, "slurm", tls=True)
-    assert list(scripts) == ["h100-0.sbatch", "a100-0.sbatch", "h100-4.sbatch"]
+    names = ["h100-0.sbatch", "a100-0.sbatch", "h100-4.sbatch", "l40s-0.sbatch"]
+    assert list(scripts) == names
     for text in scripts.values():
         subprocess.run(["bash", "-n"], input=text, text=True, check=True)
         assert "#SBATCH -p gpu\n#SBATCH -A lab\n" in text
@@ -116,6 +124,7 @@ def test_slurm_gets_a_job_array_for_each_group(cluster):
     assert "#SBATCH --cpus-per-task=8\n" in scripts["h100-0.sbatch"]
     assert "#SBATCH --array=4-5\n" in scripts["h100-4.sbatch"]
     assert scripts["h100-4.sbatch"].rstrip().endswith("--resources trainer=1")
+    assert scripts["l40s-0.sbatch"].rstrip().endswith("--resources judges=1")
 
 
 def test_the_last_value_of_an_option_counts_for_dask_worker():
@@ -131,7 +140,7 @@ def test_kubernetes_takes_what_the_operator_takes(cluster, tls):
     text = files_for(cluster, "kubernetes", tls)["cluster.yaml"]
     resources = list(yaml.safe_load_all(text))
     assert [resource["kind"] for resource in resources] == [
-        "DaskCluster", "DaskWorkerGroup", "DaskWorkerGroup",
+        "DaskCluster", "DaskWorkerGroup", "DaskWorkerGroup", "DaskWorkerGroup",
     ]  # fmt: skip
     for resource in resources:
         crd = yaml.safe_load((CRDS / f"{resource['kind'].lower()}.yaml").read_text())
@@ -187,7 +196,7 @@ def test_files_are_written_where_they_are_wanted(tmp_path, capsys):
     )
     written = capsys.readouterr().out.split()
     assert [Path(name).name for name in written] == [
-        "h100-0.sbatch", "a100-0.sbatch", "h100-4.sbatch",
+        "h100-0.sbatch", "a100-0.sbatch", "h100-4.sbatch", "l40s-0.sbatch",
     ]  # fmt: skip
     assert all(Path(name).read_text().startswith("#!") for name in written)
     assert run(["cluster", "show", str(path)]) == 0

@@ -86,7 +86,7 @@ def test_a_session_from_up_to_down(call, tmp_path):
     assert call(*DIGEN, "status").returncode == 1
 
 
-@pytest.mark.slow
+@pytest.mark.operation
 @pytest.mark.timeout(600)
 def test_what_fails_to_start_leaves_nothing(call, tmp_path):
     (tmp_path / "mine.yaml").write_text("deployments: [{name: x, entrypoint: no.such.flow}]")

@@ -1,0 +1,104 @@
+"""Have fragments scored: where they were generated, and by pools of workers beside it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from digen_core.config import RunConfig
+from digen_core.control.protocol import Event, Fragment, FragmentScored, Score
+from digen_core.rewards.sums import with_reward
+from flows.denoising import about
+from flows.open_iteration import OpenIteration
+from flows.session import Session
+from flows.submitter import Submitter
+from flows.telling import tell
+from tasks.rollout import decode_and_score
+from tasks.score import Pool, score
+
+Receipt = dict[str, Any]
+
+
+class Scoring:
+    """The fragments that are scored; one is when the receipts of all who score it are there."""
+
+    def __init__(self, session: Session, submitter: Submitter) -> None:
+        self._session = session
+        self._submitter = submitter
+        self._pools = Pool.all_of(session.config)
+        self._receipts: dict[Fragment, list[Receipt]] = {}  # by order of arrival
+
+    def begin(self, it: OpenIteration, do: Score) -> None:
+        """Have a fragment decoded and scored where it was generated, and scored by the pools."""
+        fragment, name = do.fragment, f"g{do.fragment.group:02d} f{do.fragment.index}"
+        prompt, metadata = it.round.prompts[fragment.group], it.round.metadata[fragment.group]
+        self._receipts[fragment] = []  # what a device that was lost had of it is not counted
+
+        def event_of(receipt: Receipt) -> Event | None:
+            return self._event_of(it, fragment, receipt)
+
+        images = self._submitter.submit(
+            it,
+            decode_and_score,
+            f"score {name}",
+            do.device,
+            event_of,
+            kind="score",
+            about=about(fragment),
+            prompt=prompt,
+            metadata=metadata,
+            run_dir=self._session.run_dir,
+            segment=it.segments[fragment][-1][1],
+        )
+        for pool in self._pools:
+            self._submitter.submit(
+                it,
+                score,
+                f"score {name} {pool.name}",
+                do.device,
+                event_of,
+                kind="score",
+                about=about(fragment),
+                priority=it.round.priority_of(fragment.group, fragment.index),
+                resource=pool.name,
+                pool=pool,
+                images=images,
+                prompts=[prompt] * fragment.num_samples,
+                metadata=[metadata] * fragment.num_samples,
+            )
+
+    def _event_of(self, it: OpenIteration, fragment: Fragment, receipt: Receipt) -> Event | None:
+        self._tell_of_failures(it, receipt)
+        receipts = self._receipts[fragment]
+        receipts.append(receipt)
+        if len(receipts) <= len(self._pools):
+            return None
+        del self._receipts[fragment]
+        rewards = merged_rewards(self._session.config, receipts)
+        facts = {key: fact for part in reversed(receipts) for key, fact in part.items()}
+        it.recorder.add_rewards(fragment, facts | {"rewards": rewards})
+        return FragmentScored(fragment)
+
+    def _tell_of_failures(self, it: OpenIteration, receipt: Receipt) -> None:
+        """Say in Prefect, once an iteration, what reward failed."""
+        for note in receipt.get("notes", [])[: 0 if it.told else 1]:
+            it.told = True
+            tell(
+                self._session,
+                "reward-failed",
+                f"iteration {it.index}: {note} (on {receipt['device']}; said once an iteration). "
+                "Where a score is missing, the mean of its group counts; the worker's log has more",
+            )
+
+
+def merged_rewards(config: RunConfig, receipts: Sequence[Receipt]) -> dict[str, list[float]]:
+    """Return the columns of samples that several workers scored, each with rewards of its own.
+
+    The reward is the same number as where a single worker scores with all of them.
+    """
+    parts = [part for receipt in receipts for part in receipt["rewards"].items()]
+    if len(receipts) == 1:
+        return dict(parts)
+    columns = {name: np.array(values) for name, values in parts}
+    summed = with_reward(columns, config.reward_weights, len(columns["reward"]))
+    return {name: values.tolist() for name, values in summed.items()}

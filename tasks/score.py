@@ -1,0 +1,105 @@
+"""Score samples on workers of a pool, which hold rewards and no model that generates."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from distributed import get_worker
+from prefect import task
+
+from digen_core.config import RunConfig
+from digen_core.data import Metadata
+from digen_core.models.policy import resolve_device
+from digen_core.reward_config import RewardConfig
+from digen_core.rewards import reward_functions
+from digen_core.rewards.scoring import RewardFn, score_images
+from digen_core.transport.arrays import to_tensor
+from tasks import receipts
+from tasks.span import span_on_receipt
+
+logger = logging.getLogger(__name__)
+
+MAX_NOTES = 4  # of failures that are neutral, on a receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What the workers of a pool score with."""
+
+    name: str
+    rewards: Mapping[str, RewardConfig]
+    device: str  # as in the config: each worker finds out its own
+
+    @classmethod
+    def all_of(cls, config: RunConfig) -> "list[Pool]":
+        """Return those that the rewards of a config name."""
+        device = config.model.device
+        return [cls(name, config.rewards_of(name), device) for name in config.pools]
+
+
+_functions: dict[tuple[str, str], dict[str, RewardFn]] = {}  # by run and pool
+
+
+@task(name="load rewards", task_run_name="{label}")
+def load_rewards(run_id: str, label: str, pool: Pool) -> None:
+    """Load what a pool scores with.
+
+    Raises:
+        ConfigError: a reward cannot be made.
+    """
+    with span_on_receipt(str(get_worker().name)):
+        _functions_of(run_id, pool)
+
+
+@task(name="score", task_run_name="{label}")
+def score(
+    run_id: str,
+    label: str,
+    *,
+    pool: Pool,
+    images: np.ndarray,
+    prompts: list[str],
+    metadata: list[Metadata],
+) -> None:
+    """Score samples with the rewards of a pool; the receipt has their columns."""
+    with span_on_receipt(str(get_worker().name)):
+        seen = to_tensor(images, resolve_device(pool.device))
+        attach_scores(_functions_of(run_id, pool), pool.rewards, seen, prompts, metadata)
+
+
+def attach_scores(
+    functions: Mapping[str, RewardFn],
+    configs: Mapping[str, RewardConfig],
+    images: torch.Tensor,
+    prompts: list[str],
+    metadata: list[Metadata],
+) -> None:
+    """Score samples, and put the columns and what failed on the receipt.
+
+    Args:
+        functions: of the rewards, by name.
+        configs: of these rewards.
+        images: [B, 3, H, W] or videos [B, F, 3, H, W].
+        prompts: B texts.
+        metadata: what else the rows of the B prompts say.
+
+    Raises:
+        RewardError: a reward failed, and that is not neutral.
+    """
+    notes = list[str]()
+    columns = score_images(functions, configs, images, prompts, metadata, notes.append)
+    for note in notes:
+        logger.warning(note)
+    rewards = {name: values.tolist() for name, values in columns.items()}
+    receipts.attach({"rewards": rewards, "notes": notes[:MAX_NOTES]})
+
+
+def _functions_of(run_id: str, pool: Pool) -> dict[str, RewardFn]:
+    """Return the rewards of a pool; a worker that was started again loads them anew."""
+    if (run_id, pool.name) not in _functions:
+        _functions.clear()  # one run at a time on a worker: the last one's memory is free again
+        made = reward_functions(pool.rewards, resolve_device(pool.device))
+        _functions[run_id, pool.name] = made
+    return _functions[run_id, pool.name]

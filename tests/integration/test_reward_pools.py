@@ -1,0 +1,97 @@
+"""Rewards that pools of workers score: the numbers are those of a single device that does."""
+
+import numpy as np
+import pyarrow.dataset as ds
+import pytest
+from integration_support import TOLERANCE, distance, merged, only_run, reference
+
+from digen_core.config import ConfigError, RunConfig
+from digen_core.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
+from digen_core.models.loading import load_trainable
+from digen_core.models.policy import ALL_PARTS
+from digen_core.reward_checks import check_rewards
+from digen_core.training.checkpoints import read_checkpoint
+from digen_core.transport.samples import read_samples
+
+pytestmark = pytest.mark.slow
+
+CHANGES = {
+    "rewards": {
+        "smooth_rewards:contrast": {"weight": 0.3, "pool": "judges"},
+        "smooth_rewards:brightness": 1.0,
+        "second": {"type": "function", "function": "smooth_rewards:contrast", "pool": "elders"},
+    },
+    "cluster.reward_workers": {"judges": 2, "elders": 1},
+    "rollout.fragment_size": 2,
+    "schedule.layout": "tsp",
+    "num_iterations": 2,
+}
+
+
+def weights_of(run_dir):
+    return read_checkpoint(checkpoints_in(run_dir / CHECKPOINTS_OF_RUN)[-1]).weights
+
+
+def test_pools_score_the_same_numbers(tree, prefect_backend):
+    from deployments.serial import evaluate_serially
+    from flows.post_train import post_train
+
+    config = RunConfig.model_validate(merged(tree, CHANGES))
+    report = post_train(config)
+    run_dir, serial = only_run(tree), reference(config)
+    assert distance(weights_of(run_dir), serial.weights) < TOLERANCE["float64"]
+
+    expected = evaluate_serially(config, load_trainable(config, ALL_PARTS), serial.ema)
+    assert report.after.rewards["reward"] == pytest.approx(expected, rel=1e-9)
+
+    rows = read_samples(run_dir / "samples").to_pandas()
+    scores = [rows[f"{name}/score"] for name in config.rewards]
+    assert np.allclose(rows.reward, np.dot([0.3, 1.0, 1.0], scores), rtol=1e-12)
+
+    spans = ds.dataset(run_dir / "spans").to_table().to_pandas()
+    scored = spans[spans.kind == "score"]
+    by_pool = scored.device.str.split("-").str[0].value_counts()
+    fragments = 2 * 4  # of two iterations
+    assert by_pool.to_dict() == {"rollout": fragments, "judges": fragments, "elders": fragments}
+
+
+@pytest.mark.operation
+def test_a_lost_worker_of_a_pool_comes_back(tree, prefect_backend, tmp_path):
+    from flows.post_train import post_train
+
+    reward = {"type": "function", "function": "smooth_rewards:EndsItsWorkerOnce", "pool": "judges"}
+    marker = tmp_path / "ended"
+    changes = {
+        "rewards": {"deadly": reward | {"options": {"marker": str(marker)}}},
+        "cluster.reward_workers": {"judges": 1},
+        "num_iterations": 1,
+    }
+    config = RunConfig.model_validate(merged(tree, changes))
+    post_train(config)
+    assert marker.read_text().isdigit()
+    assert distance(weights_of(only_run(tree)), reference(config).weights) < TOLERANCE["float64"]
+
+
+def test_a_pool_without_workers_is_refused(tree):
+    changes = CHANGES | {"cluster.reward_workers": {"judges": 1}}
+    config = RunConfig.model_validate(merged(tree, changes))
+    with pytest.raises(ConfigError) as error:
+        check_rewards(config, [], [])
+    assert str(error.value) == (
+        "rewards.second.pool is 'elders', but the run starts no such workers; set "
+        "cluster.reward_workers.elders to their number"
+    )
+
+
+def test_a_pool_that_no_reward_names_is_refused(tree):
+    changes = CHANGES | {"cluster.reward_workers": {"judges": 1, "elders": 1, "idlers": 2}}
+    with pytest.raises(ValueError, match="the pool 'idlers', but no reward is theirs"):
+        RunConfig.model_validate(merged(tree, changes))
+
+
+def test_a_running_cluster_without_the_pool_is_refused(tree, cluster_address, prefect_backend):
+    from flows.post_train import post_train
+
+    changes = CHANGES | {"cluster.scheduler_address": cluster_address(1, 1)}
+    with pytest.raises(ConfigError, match="no worker of the cluster is in the pool 'elders'"):
+        post_train(RunConfig.model_validate(merged(tree, changes)))
