@@ -45,7 +45,7 @@ class RolloutConfig(Strict):
     for the iteration; one that is equal again after that is skipped."""
 
     steps_per_task: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
-    """Denoising steps in one task; auto groups them so that orchestration stays below 5%."""
+    """Denoising steps in one task; auto groups them so that orchestration stays below 3%."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

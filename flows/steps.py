@@ -6,16 +6,16 @@ from digen_core.config import RunConfig
 
 # What a task costs its worker and the flow, as `digen bench runner` measures it.
 TASK_SECONDS = 0.010
-MAX_ORCHESTRATION_SHARE = 0.05
+MAX_ORCHESTRATION_SHARE = 0.03
 # What a task costs the flow process, which all devices share, as `digen bench layouts` shows.
 FLOW_SECONDS = 0.005
-MAX_FLOW_SHARE = 0.25
+MAX_FLOW_SHARE = 0.125  # more of it, and tasks wait for each other
 
 
 def steps_per_task(config: RunConfig, step_seconds: float, num_devices: int) -> int:
     """Return the configured number, or for "auto" the least that orchestration can keep up with.
 
-    It stays below 5% of a device's time, and a quarter of the flow process's: that one hands out
+    It stays below 3% of a device's time, and an eighth of the flow process's: that one hands out
     the tasks of all devices, so the more there are, the longer each has to be.
 
     Args:
