@@ -3,7 +3,8 @@
 from rich.console import Console
 from rich.table import Table
 
-from digen_core.planning.cluster import Cluster, RewardGroup
+from digen_core.planning.cluster import Cluster
+from digen_core.planning.groups import RewardGroup
 
 HEADINGS = ("kind", "count", "roles", "where", "GB/s", "threads", "price/h", "watts")
 

@@ -16,7 +16,8 @@ from deployments.operation.access import CERTIFICATE, KEY, tls_environment
 from deployments.operation.state import ENVIRONMENT, FOLDER
 from deployments.operation.workers import Worker, workers_of
 from digen_core.config import ConfigError
-from digen_core.planning.cluster import Cluster, DeviceGroup, RewardGroup
+from digen_core.planning.cluster import Cluster
+from digen_core.planning.groups import DeviceGroup, RewardGroup
 from tasks.worker import resources_of
 
 Way = Literal["ssh", "cuda", "slurm", "kubernetes"]

@@ -15,14 +15,23 @@ A name with a colon is a function of the user's own, ``module:function``.
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Final, Literal, get_args
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from digen_core.schedule_config import PoolName
 from digen_core.strict import Strict
 
 Takes = Literal["images", "videos"]
 
 PICKSCORE: Final = "yuvalkirstain/PickScore_v1"
+
+
+def _not_a_role(name: str) -> str:
+    if name in ("rollout", "trainer", "both"):
+        raise ValueError(f"a pool cannot be called {name}, which is a role; use another name")
+    return name
+
+
+PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$"), AfterValidator(_not_a_role)]
+"""Of workers that only score; they declare it as a resource, as the others do their roles."""
 
 
 class RewardBase(Strict):

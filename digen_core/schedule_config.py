@@ -6,19 +6,10 @@ Importing this module must not import torch.
 import os
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
+from digen_core.reward_config import PoolName
 from digen_core.strict import Strict
-
-
-def _not_a_role(name: str) -> str:
-    if name in ("rollout", "trainer", "both"):
-        raise ValueError(f"a pool cannot be called {name}, which is a role; use another name")
-    return name
-
-
-PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$"), AfterValidator(_not_a_role)]
-"""Of workers that only score; they declare it as a resource, as the others do their roles."""
 
 
 class ClusterConfig(Strict):

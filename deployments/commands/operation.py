@@ -137,7 +137,7 @@ def worker(
         raise ConfigError(f"--threads is {threads}; use 1 or more")
     os.environ["OMP_NUM_THREADS"] = str(threads)
 
-    from digen_core.planning.cluster import ROLES
+    from digen_core.planning.groups import ROLES
 
     if pool in ROLES:
         raise ConfigError(f"--pool is {pool}, which is a role; use --role {pool}, or another name")

@@ -3,7 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from digen_core.planning.cluster import Cluster, DeviceGroup, RewardGroup
+from digen_core.planning.cluster import Cluster
+from digen_core.planning.groups import DeviceGroup, RewardGroup
 from tasks.cluster import THREAD_VARIABLES
 from tasks.worker import resources_of
 

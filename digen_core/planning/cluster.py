@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -13,7 +13,7 @@ from digen_core.config import ConfigError
 from digen_core.config_file import describe_fields
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device, Role
-from digen_core.schedule_config import PoolName
+from digen_core.planning.groups import ROLES, DeviceGroup, RewardGroup
 from digen_core.strict import Strict
 
 
@@ -49,101 +49,7 @@ class KubernetesConfig(Strict):
     """Memory of a worker's pod."""
 
 
-ROLES: dict[str, frozenset[Role]] = {
-    "rollout": frozenset({"rollout"}),
-    "trainer": frozenset({"trainer"}),
-    "both": frozenset({"rollout", "trainer"}),
-}
-
-
 _OF_A_KIND = ("speed", "costs", "tflops", "memory")  # equal in all groups of a kind
-
-
-class WorkerGroup(Strict):
-    """Equal devices, each with a worker of its own."""
-
-    kind: str = Field(min_length=1)
-    """What they are, for example h100."""
-
-    count: int = Field(ge=1)
-    """How many there are."""
-
-    price_per_hour: float = Field(0.0, ge=0)
-    """Of one device, in your currency."""
-
-    watts: float = Field(0.0, ge=0)
-    """Of one device at work; an idle one is counted alike."""
-
-    site: str = ""
-    """Where they are: on Kubernetes the zone that the workers are put in."""
-
-    cuda: bool = False
-    """Whether each is a GPU: its worker sees this one only."""
-
-    threads: int = Field(1, ge=1)
-    """CPU threads of each worker."""
-
-    hosts: tuple[str, ...] = ()
-    """Machines that hold them, each an equal share: as ``ssh`` takes them, user@host."""
-
-    @model_validator(mode="after")
-    def _check_hosts(self) -> Self:
-        if len(self.hosts) > self.count:
-            raise ValueError(
-                f"devices: kind {self.kind} has {len(self.hosts)} hosts, but {self.count} devices "
-                "in all"
-            )
-        return self
-
-
-class DeviceGroup(WorkerGroup):
-    """Devices that generate or train."""
-
-    roles: Literal["rollout", "trainer", "both"] = "both"
-    """What they do; of those that may do both, the planner chooses how many generate."""
-
-    speed: float = Field(1.0, gt=0)
-    """Relative to the reference device."""
-
-    costs: DeviceCosts | None = None
-    """Measured seconds of this kind, instead of the reference's over ``speed``."""
-
-    tflops: float | None = Field(None, gt=0)
-    """Peak of dense bfloat16 arithmetic in TFLOP/s, as data sheets say: estimates the costs of a
-    recipe where neither a profile nor this file gives any."""
-
-    memory: float | None = Field(None, gt=0)
-    """Peak of its memory's bandwidth in GB/s, for the same."""
-
-    link: float | None = Field(None, gt=0)
-    """GB/s that each of them receives; null: the cluster's ``network``."""
-
-    @property
-    def declared(self) -> frozenset[str]:
-        """What their workers declare to Dask."""
-        return frozenset(ROLES[self.roles])
-
-    @property
-    def duty(self) -> str:
-        """How ``digen worker`` is told what they do."""
-        return f"--role={self.roles}"
-
-
-class RewardGroup(WorkerGroup):
-    """Devices that only score."""
-
-    pool: PoolName
-    """Name of the pool, which rewards give as theirs."""
-
-    @property
-    def declared(self) -> frozenset[str]:
-        """What their workers declare to Dask."""
-        return frozenset({self.pool})
-
-    @property
-    def duty(self) -> str:
-        """How ``digen worker`` is told what they do."""
-        return f"--pool={self.pool}"
 
 
 class Cluster(Strict):

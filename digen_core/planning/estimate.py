@@ -5,7 +5,8 @@ the device's peak. Text encoding, kernel launches and small batches' lower share
 """
 
 from digen_core.control.costs import DeviceCosts, Linear
-from digen_core.planning.cluster import Cluster, DeviceGroup
+from digen_core.planning.cluster import Cluster
+from digen_core.planning.groups import DeviceGroup
 from digen_core.planning.sizes import Sizes
 
 _READS_OF_A_PAIR = 2  # the weights, forward and backward
