@@ -122,10 +122,15 @@ def parse_value(key: str, text: str) -> Any:
     Raises:
         ConfigError: there is no such key, or it is a table of keys.
     """
-    field = known_keys().get(key)
-    if field is None and not key.startswith("rewards."):
+    field, parent = known_keys().get(key), known_keys().get(key.rpartition(".")[0])
+    if field is not None:
+        kind = field.annotation
+    elif key.startswith("rewards."):
+        kind = kind_of_option(key)
+    elif parent is not None and get_origin(parent.annotation) is dict:
+        kind = get_args(parent.annotation)[1]
+    else:
         raise UnknownKeyError(key)
-    kind = field.annotation if field else kind_of_option(key)
     if field is not None and tables_of(field) and NoneType not in get_args(kind):
         inner = next(name for name in known_keys() if name.startswith(f"{key}."))
         raise ConfigError(f"{key} is a table of keys; set one of them, for example {inner}")

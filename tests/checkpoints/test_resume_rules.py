@@ -61,6 +61,7 @@ def changed(run_dir, *tokens: str) -> RunConfig:
         "--rollout.fragment-size 8 --rollout.steps-per-task 2 --train.pack-size 3",
         "--checkpoints.keep-every 5 --tracking.experiment other --evaluation.every 3",
         "--model.device cpu --train.gradient-checkpointing true",
+        "--rewards.shapes.pool judges --cluster.reward-workers.judges 1",
     ],
 )
 def test_how_and_where_a_run_works_may_change(run_dir, tokens):
