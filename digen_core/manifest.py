@@ -18,7 +18,8 @@ from digen_core.config import ConfigError, RunConfig
 from digen_core.strict import Strict
 
 CHECKPOINTS_OF_RUN: Final = "checkpoints"
-"""Folder of a run's folder."""
+EVALUATIONS_OF_RUN: Final = "evaluation"
+"""Folders of a run's folder."""
 LINEAGE_OF_RUN: Final = "lineage.json"
 MANIFEST: Final = "manifest.json"
 STATE: Final = "state.safetensors"

@@ -12,7 +12,6 @@ from digen_core.manifest import Position
 from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.trace.drawing import draw_apart, is_drawn
 from digen_core.trace.spans import DEVICES_OF_RUN, SPANS_OF_RUN, write_devices, write_spans
-from digen_core.transport.files import replace_text
 from digen_core.transport.images import prune_images
 from digen_core.transport.metrics import METRICS_OF_RUN, write_metrics
 from digen_core.transport.samples import write_samples
@@ -87,7 +86,6 @@ def publish_evaluation(
 
     Of videos they are [prompts, k, F, H, W, 3].
     """
-    replace_text(session.run_dir / f"evaluation-{tag}.json", report.model_dump_json(indent=2))
     name = session.tracker.log_evaluation(tag, report)
     session.tracker.log_images(name, prompts, images, report.version)
     for observer in observers():

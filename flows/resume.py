@@ -18,7 +18,13 @@ from prefect.states import Crashed
 
 from digen_core.config import ConfigError, RunConfig
 from digen_core.config_file import CONFIG_OF_RUN, require_run
-from digen_core.manifest import CHECKPOINTS_OF_RUN, LINEAGE_OF_RUN, Lineage, checkpoints_in
+from digen_core.manifest import (
+    CHECKPOINTS_OF_RUN,
+    EVALUATIONS_OF_RUN,
+    LINEAGE_OF_RUN,
+    Lineage,
+    checkpoints_in,
+)
 from digen_core.resume import Resumption, resumption_of
 from digen_core.trace.spans import DEVICES_OF_RUN, read_devices
 from digen_core.training.checkpoints import remove_checkpoint
@@ -127,7 +133,7 @@ def discard(run_dir: Path, resumption: Resumption) -> None:
             path.unlink()
     for tag, report in evaluations_of(run_dir).items():
         if report.version > version:
-            (run_dir / f"evaluation-{tag}.json").unlink()
+            (run_dir / EVALUATIONS_OF_RUN / f"{tag}.json").unlink()
     for checkpoint in checkpoints_in(run_dir / CHECKPOINTS_OF_RUN):
         if int(checkpoint.name[1:]) > version:
             remove_checkpoint(checkpoint)

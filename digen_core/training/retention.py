@@ -1,13 +1,16 @@
 """Which checkpoints of a run go when a new one has come."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from digen_core.checkpoint_config import EVALUATION, CheckpointConfig
 from digen_core.config import ConfigError
 from digen_core.manifest import (
     CHECKPOINTS_OF_RUN,
+    EVALUATIONS_OF_RUN,
     DamagedError,
     Manifest,
     checkpoints_in,
@@ -16,6 +19,8 @@ from digen_core.manifest import (
 )
 from digen_core.records import EvaluationReport
 from digen_core.training.checkpoints import remove_checkpoint
+
+_IN_TRAINING: Final = re.compile(r"before|iteration-\d+|after")  # tags of evaluations
 
 
 def prune(run_dir: Path, config: CheckpointConfig) -> None:
@@ -48,12 +53,11 @@ def kept(versions: list[int], scores: Mapping[int, float], config: CheckpointCon
 
 
 def evaluations_of(run_dir: Path) -> dict[str, EvaluationReport]:
-    """Return the evaluations that a run has kept, by tag."""
+    """Return the evaluations that a run has kept, by tag; not those made when it was over."""
     return {
-        path.stem.removeprefix("evaluation-"): EvaluationReport.model_validate_json(
-            path.read_text(encoding="utf-8")
-        )
-        for path in run_dir.glob("evaluation-*.json")
+        path.stem: EvaluationReport.model_validate_json(path.read_text(encoding="utf-8"))
+        for path in run_dir.glob(f"{EVALUATIONS_OF_RUN}/*.json")
+        if _IN_TRAINING.fullmatch(path.stem)
     }
 
 

@@ -1,4 +1,4 @@
-"""Small files between processes: texts that are never read by half, and locks."""
+"""Small files between processes: they are never read by half, and locks."""
 
 import fcntl
 import os
@@ -9,9 +9,14 @@ from pathlib import Path
 
 def replace_text(path: Path, text: str) -> None:
     """Write a file whole, and have it on disk before this returns; the folder must be there."""
+    replace_bytes(path, text.encode())
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """Write a file whole, and have it on disk before this returns; the folder must be there."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    with unfinished.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with unfinished.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)

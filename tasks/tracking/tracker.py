@@ -21,8 +21,9 @@ from PIL import Image
 
 from digen_core.config import RunConfig
 from digen_core.config_file import CONFIG_OF_RUN
+from digen_core.manifest import EVALUATIONS_OF_RUN
 from digen_core.records import EvaluationReport, IterationRecord
-from digen_core.transport.files import replace_text
+from digen_core.transport.files import replace_bytes, replace_text
 from tasks.display import draw_grid
 from tasks.tracking.delivery import Delivery
 from tasks.tracking.environment import (
@@ -186,7 +187,7 @@ class Tracker:
             step=report.version,
             time=_milliseconds(),
         )
-        path = f"evaluation/{name}.json"
+        path = f"{EVALUATIONS_OF_RUN}/{name}.json"
         self._log_file(path, report.model_dump_json(indent=2).encode(), evaluation=name)
         return name
 
@@ -272,7 +273,7 @@ class Tracker:
         """Write a file into the run's folder, and log it."""
         target = self._spool.run_dir / path
         target.parent.mkdir(exist_ok=True)
-        target.write_bytes(content)
+        replace_bytes(target, content)
         folder = path.rpartition("/")[0]
         self._append(path, "file", path=path, folder=folder, in_training=self._in_training, **of)
 

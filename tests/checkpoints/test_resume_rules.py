@@ -13,6 +13,7 @@ from digen_core.manifest import LINEAGE_OF_RUN, STATE
 from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.resume import resumption_of
 from digen_core.training.checkpoints import write_checkpoint
+from digen_core.training.retention import evaluations_of
 from digen_core.transport.metrics import read_metrics, write_metrics
 from flows.resume import discard, locked, resuming
 
@@ -145,13 +146,13 @@ def test_what_came_after_the_checkpoint_is_removed(run_dir):
         (run_dir / "images" / f"iteration-{iteration:06d}" / "g00-s00.png").touch()
     for tag, version in {"before": 0, "iteration-0003": 4, "iteration-0004": 5}.items():
         report = EvaluationReport(version=version, num_prompts=1, num_samples=1, rewards={})
-        (run_dir / f"evaluation-{tag}.json").write_text(report.model_dump_json())
+        (run_dir / "evaluation").mkdir(exist_ok=True)
+        (run_dir / "evaluation" / f"{tag}.json").write_text(report.model_dump_json())
     discard(run_dir, resumption_of(changed(run_dir), run_dir))
     assert [record.iteration for record in read_metrics(run_dir / "metrics")] == [0, 1, 2, 3]
     assert len(list((run_dir / "samples").iterdir())) == 4
     assert len(list((run_dir / "images").rglob("*.png"))) == 4
-    tags = {path.stem for path in run_dir.glob("evaluation-*")}
-    assert tags == {"evaluation-before", "evaluation-iteration-0003"}
+    assert evaluations_of(run_dir).keys() == {"before", "iteration-0003"}
 
 
 def test_two_do_not_write_to_one_run(run_dir):

@@ -57,9 +57,11 @@ def test_the_best_by_evaluation(tmp_path):
     for version, value in {0: 0.9, 2: 0.4, 3: 0.6}.items():
         rewards = {"reward": value, "shapes/exact": -value}
         report = EvaluationReport(version=version, num_prompts=1, num_samples=1, rewards=rewards)
-        (tmp_path / f"evaluation-v{version}.json").write_text(report.model_dump_json())
+        (tmp_path / "evaluation").mkdir(exist_ok=True)
+        for tag in (f"iteration-{version}", f"again-{version}"):
+            (tmp_path / "evaluation" / f"{tag}.json").write_text(report.model_dump_json())
     assert {tag: r.version for tag, r in evaluations_of(tmp_path).items()} == {
-        "v0": 0, "v2": 2, "v3": 3,
+        "iteration-0": 0, "iteration-2": 2, "iteration-3": 3,
     }  # fmt: skip
     prune(tmp_path, CheckpointConfig(keep_last=3, keep_best=1, best_by="evaluation/shapes/exact"))
     assert names_in(tmp_path / "checkpoints") == ["v0002", "v0003", "v0004", "v0005"]

@@ -43,7 +43,7 @@ def test_a_failing_reward_is_named(reward, message, tree, cluster_address, prefe
     with pytest.raises(TaskFailedError, match=message):
         run(tree, changes)
     run_dir = only_run(tree)
-    assert json.loads((run_dir / "evaluation-before.json").read_text())["version"] == 0
+    assert json.loads((run_dir / "evaluation" / "before.json").read_text())["version"] == 0
     assert training_in_mlflow(tree["tracking"]["runs_dir"]).info.status == "FAILED"
 
 

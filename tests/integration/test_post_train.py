@@ -109,9 +109,9 @@ def test_the_config_is_kept_whole(run):
 
 def test_evaluations_are_kept(run):
     tags = {"before": 0, "iteration-0000": 1, "after": 2}
-    assert {path.stem for path in run.dir.glob("evaluation-*")} == {f"evaluation-{t}" for t in tags}
+    assert {path.stem for path in run.dir.glob("evaluation/*.json")} == tags.keys()
     for tag, version in tags.items():
-        content = json.loads((run.dir / f"evaluation-{tag}.json").read_text())
+        content = json.loads((run.dir / "evaluation" / f"{tag}.json").read_text())
         assert content["version"] == version
     assert [(tag, report.version) for tag, report in run.watch.evaluations] == list(tags.items())
     assert run.watch.evaluations[0][1] == run.report.before
