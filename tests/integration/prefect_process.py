@@ -1,6 +1,7 @@
 """A Prefect server in a process of its own, which a test can stop and start again."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -44,7 +45,11 @@ class PrefectProcess:
 
     def stop(self):
         self._process.terminate()
-        self._process.wait(timeout=60)
+        try:
+            self._process.wait(timeout=5)  # it waits for those who listen, who do not go
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
     def _answers(self):
         try:
