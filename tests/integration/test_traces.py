@@ -34,7 +34,9 @@ class Watch:
     def on_evaluation(self, tag, report): ...
 
 
-@pytest.fixture(scope="module", params=["disaggregated", "tcss"])
+@pytest.fixture(
+    scope="module", params=[pytest.param("disaggregated", marks=pytest.mark.layouts), "tcss"]
+)
 def run(request, tiny_flux, cluster_address, prefect_backend, tmp_path_factory):
     """A small run of two rollout devices and two trainers, and what it left."""
     from digen_core.trace.spans import read_devices, read_spans

@@ -188,6 +188,7 @@ def check_order(spans):
 
 
 @pytest.mark.slow
+@pytest.mark.layouts
 def test_a_switch_at_the_end_is_heard_though_no_other_iteration_is_open(
     scenario, tmp_path, prefect_backend, monkeypatch
 ):
