@@ -9,7 +9,7 @@ from digen_core.models.policy import ALL_PARTS, Policy
 from digen_core.models.trainable import set_weights
 from digen_core.reference import SerialRun, post_train_serially
 from digen_core.rewards import reward_functions
-from digen_core.rewards.scoring import score_images
+from digen_core.rewards.scoring import Asked, score_images
 from digen_core.rollout.evaluation import sample_images
 from digen_core.transport.arrays import Weights
 
@@ -55,7 +55,6 @@ def evaluate_serially(config: RunConfig, policy: Policy, weights: Weights) -> fl
             num_steps=config.evaluation.num_steps,
             seed=config.seed,
         )
-        each = [prompt for prompt in few for _ in range(per_prompt)]
-        asked = [prompt.text for prompt in each], [prompt.metadata for prompt in each]
+        asked = Asked.of(few, per_prompt)
         total += score_images(rewards, config.rewards, images, *asked)["reward"].sum()
     return total / (len(prompts) * per_prompt)

@@ -207,8 +207,7 @@ class RunConfig(Strict):
             raise ValueError("rewards is empty; name at least one, for example shapes = 1.0.")
         if not any(self.reward_weights.values()):
             raise ValueError(f"rewards {self.reward_weights} all weigh 0; nothing would be learnt.")
-        pools = {reward.pool for reward in self.rewards.values()}
-        for pool in sorted(self.cluster.reward_workers.keys() - pools):
+        for pool in sorted(self.cluster.reward_workers.keys() - self.pools):
             raise ValueError(
                 f"cluster.reward_workers starts workers of the pool {pool!r}, but no reward is "
                 f"theirs; give a reward pool = {pool!r}, or leave it out."

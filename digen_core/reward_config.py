@@ -52,7 +52,7 @@ class RewardBase(Strict):
 
     pool: PoolName | None = None
     """Pool of workers that score it beside the devices that generate; null: the device that
-    generated a sample scores it. See docs/clusters.md."""
+    generated a sample scores it. See docs/rewards.md."""
 
 
 class ImageReward(RewardBase):

@@ -12,13 +12,14 @@ from prefect.futures import PrefectFuture
 
 from digen_core.records import EvaluationReport
 from digen_core.rewards.failures import component_means, settle
+from digen_core.rewards.scoring import Asked
 from flows.collect import receipts_of
 from flows.publishing import publish_evaluation
 from flows.scoring import merged_rewards
 from flows.session import Session, say, session_of
 from flows.subflows import on_cluster
 from tasks.completions import Completions
-from tasks.evaluate import asked_for, sample_and_score, thumbnails
+from tasks.evaluate import sample_and_score, thumbnails
 from tasks.score import Pool, score
 from tasks.train import publish
 
@@ -49,6 +50,7 @@ class _Evaluation:
         self.labels: dict[UUID, tuple[str, str]] = {}
         self.thumbnails: list[PrefectFuture[Any]] = []
         self._session = session
+        self._pools = Pool.all_of(session.config)
         self._scoring: list[list[UUID]] = []  # of each batch, first who sampled it
 
     def submit(self) -> None:
@@ -58,9 +60,7 @@ class _Evaluation:
         size = max(1, IMAGES_PER_TASK // settings.samples_per_prompt)
         batches = [range(start, min(start + size, count)) for start in range(0, count, size)]
         trainer, label = session.trainer_devices()[0], f"publish average v{session.version}"
-        average = self._submit(
-            {"workers": [trainer]}, publish, label, state=session.state, average=True
-        )
+        average = self._submit(publish, label, worker=trainer, state=session.state, average=True)
         devices = cycle(session.rollout_devices())
         for number, (batch, device) in enumerate(zip(batches, devices, strict=False)):
             self._submit_batch(f"v{session.version} b{number:02d}", batch, device, average)
@@ -69,38 +69,37 @@ class _Evaluation:
         self, name: str, batch: range, device: str, average: PrefectFuture[Any]
     ) -> None:
         """Have a batch sampled and scored on a device, and scored by the pools."""
-        settings, pools = self._session.config.evaluation, Pool.all_of(self._session.config)
+        settings = self._session.config.evaluation
         prompts = [self._session.evaluation_prompts[index] for index in batch]
         shown = max(0, min(settings.grid_prompts, batch.stop) - batch.start)
         images = self._submit(
-            {"workers": [device]},
             sample_and_score,
             f"evaluate {name}",
+            worker=device,
             prompts=prompts,
             indices=list(batch),
             samples_per_prompt=settings.samples_per_prompt,
             policy_version=average,
-            keep=bool(pools or shown),
+            keep=bool(self._pools or shown),
         )
-        texts, metadata = asked_for(prompts, settings.samples_per_prompt)
+        asked = Asked.of(prompts, settings.samples_per_prompt)
         scored = [
             self._submit(
-                {"resources": {pool.name: 1}},
                 score,
                 f"score {name} {pool.name}",
                 pool=pool,
                 images=images,
-                prompts=texts,
-                metadata=metadata,
+                prompts=asked.prompts,
+                metadata=asked.metadata,
             )
-            for pool in pools
+            for pool in self._pools
         ]
         self._scoring.append([future.task_run_id for future in (images, *scored)])
         if shown:
             future = self._submit(
-                {"workers": [device]},
                 thumbnails,
                 f"thumbnails {name}",
+                worker=device,
                 images=images,
                 samples_per_prompt=settings.samples_per_prompt,
                 shown=shown,
@@ -108,11 +107,12 @@ class _Evaluation:
             self.thumbnails.append(future)
 
     def _submit(
-        self, place: Mapping[str, Any], task: Any, label: str, **parameters: Any
+        self, task: Any, label: str, *, worker: str | None = None, **parameters: Any
     ) -> PrefectFuture[Any]:
-        with dask.annotate(**place):
+        """Submit a task to a worker, or to those of the pool that it takes."""
+        where = worker or parameters["pool"].name
+        with dask.annotate(**({"workers": [where]} if worker else {"resources": {where: 1}})):
             future: PrefectFuture[Any] = task.submit(self._session.run_id, label, **parameters)
-        where = place["workers"][0] if "workers" in place else next(iter(place["resources"]))
         self.labels[future.task_run_id] = (label, where)
         return future
 

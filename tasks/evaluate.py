@@ -4,7 +4,8 @@ import numpy as np
 import torch
 from prefect import task
 
-from digen_core.data import Metadata, Prompt
+from digen_core.data import Prompt
+from digen_core.rewards.scoring import Asked
 from digen_core.rollout.evaluation import sample_images
 from digen_core.training.optimizer import PolicyVersion
 from digen_core.transport.arrays import to_array
@@ -49,16 +50,9 @@ def sample_and_score(
                 num_steps=config.evaluation.num_steps,
                 seed=config.seed,
             )
-        attach_scores(
-            engine.rewards, config.rewards, images, *asked_for(prompts, samples_per_prompt)
-        )
+        asked = Asked.of(prompts, samples_per_prompt)
+        attach_scores(engine.rewards, config.rewards, images, *asked)
     return to_array(images) if keep else None
-
-
-def asked_for(prompts: list[Prompt], times: int) -> tuple[list[str], list[Metadata]]:
-    """Return the text and the metadata of each prompt, that many times in a row."""
-    each = [prompt for prompt in prompts for _ in range(times)]
-    return [prompt.text for prompt in each], [prompt.metadata for prompt in each]
 
 
 @task(task_run_name="{label}")

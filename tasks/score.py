@@ -1,7 +1,7 @@
 """Score samples on workers of a pool, which hold rewards and no model that generates."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,8 +60,8 @@ def score(
     *,
     pool: Pool,
     images: np.ndarray,
-    prompts: list[str],
-    metadata: list[Metadata],
+    prompts: Sequence[str],
+    metadata: Sequence[Metadata],
 ) -> None:
     """Score samples with the rewards of a pool; the receipt has their columns."""
     with span_on_receipt(str(get_worker().name)):
@@ -73,8 +73,8 @@ def attach_scores(
     functions: Mapping[str, RewardFn],
     configs: Mapping[str, RewardConfig],
     images: torch.Tensor,
-    prompts: list[str],
-    metadata: list[Metadata],
+    prompts: Sequence[str],
+    metadata: Sequence[Metadata],
 ) -> None:
     """Score samples, and put the columns and what failed on the receipt.
 

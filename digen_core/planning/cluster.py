@@ -98,6 +98,16 @@ class Cluster(Strict):
     kubernetes: KubernetesConfig = KubernetesConfig()
 
     @model_validator(mode="after")
+    def _check_hosts(self) -> Self:
+        for group in self.groups:
+            if len(group.hosts) > group.count:
+                raise ValueError(
+                    f"devices: kind {group.kind} has {len(group.hosts)} hosts, but {group.count} "
+                    "devices in all"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _check(self) -> Self:
         known: dict[str, DeviceGroup] = {}
         for group in self.devices:

@@ -1,8 +1,8 @@
 """Groups of equal devices in a cluster file: those that generate or train, and those that score."""
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from digen_core.control.costs import DeviceCosts
 from digen_core.control.protocol import Role
@@ -43,15 +43,6 @@ class WorkerGroup(Strict):
     hosts: tuple[str, ...] = ()
     """Machines that hold them, each an equal share: as ``ssh`` takes them, user@host."""
 
-    @model_validator(mode="after")
-    def _check_hosts(self) -> Self:
-        if len(self.hosts) > self.count:
-            raise ValueError(
-                f"devices: kind {self.kind} has {len(self.hosts)} hosts, but {self.count} devices "
-                "in all"
-            )
-        return self
-
 
 class DeviceGroup(WorkerGroup):
     """Devices that generate or train."""
@@ -78,7 +69,7 @@ class DeviceGroup(WorkerGroup):
     @property
     def declared(self) -> frozenset[str]:
         """What their workers declare to Dask."""
-        return frozenset(ROLES[self.roles])
+        return ROLES[self.roles]
 
     @property
     def duty(self) -> str:

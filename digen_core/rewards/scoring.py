@@ -25,7 +25,7 @@ from tenacity import (
 from torch import Tensor
 
 from digen_core.config import ConfigError
-from digen_core.data import Metadata
+from digen_core.data import Metadata, Prompt
 from digen_core.reward_config import RewardConfig, VideoReward
 from digen_core.rewards.failures import FAILED
 from digen_core.rewards.sums import with_reward
@@ -91,13 +91,19 @@ def score_images(
 
 
 class Asked(NamedTuple):
-    """What was asked of the model for each of B samples."""
+    """What was asked of the model, for each of B samples."""
 
     prompts: Sequence[str]
     metadata: Sequence[Metadata]
 
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt], times: int) -> "Asked":
+        """Return what is asked for that many samples of each prompt."""
+        texts, rows = [prompt.text for prompt in prompts], [prompt.metadata for prompt in prompts]
+        return cls(texts, rows).repeated(times)
+
     def repeated(self, times: int) -> "Asked":
-        """Return each sample's several times, for that many frames of it."""
+        """Return each one's several times in a row: for its samples, or for the frames of one."""
         return Asked(
             [prompt for prompt in self.prompts for _ in range(times)],
             [row for row in self.metadata for _ in range(times)],

@@ -1,4 +1,4 @@
-"""Small files between processes: they are never read by half, and locks."""
+"""Small files that others may read at any time, never by half, and locks between processes."""
 
 import fcntl
 import os

@@ -6,11 +6,10 @@ import pytest
 from integration_support import TOLERANCE, distance, merged, only_run, reference
 
 from digen_core.config import ConfigError, RunConfig
-from digen_core.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import ALL_PARTS
 from digen_core.reward_checks import check_rewards
-from digen_core.training.checkpoints import read_checkpoint
+from digen_core.training.checkpoints import last_state
 from digen_core.transport.samples import read_samples
 
 pytestmark = pytest.mark.slow
@@ -28,10 +27,6 @@ CHANGES = {
 }
 
 
-def weights_of(run_dir):
-    return read_checkpoint(checkpoints_in(run_dir / CHECKPOINTS_OF_RUN)[-1]).weights
-
-
 def test_pools_score_the_same_numbers(tree, prefect_backend):
     from deployments.serial import evaluate_serially
     from flows.post_train import post_train
@@ -39,7 +34,7 @@ def test_pools_score_the_same_numbers(tree, prefect_backend):
     config = RunConfig.model_validate(merged(tree, CHANGES))
     report = post_train(config)
     run_dir, serial = only_run(tree), reference(config)
-    assert distance(weights_of(run_dir), serial.weights) < TOLERANCE["float64"]
+    assert distance(last_state(run_dir).weights, serial.weights) < TOLERANCE["float64"]
 
     expected = evaluate_serially(config, load_trainable(config, ALL_PARTS), serial.ema)
     assert report.after.rewards["reward"] == pytest.approx(expected, rel=1e-9)
@@ -69,7 +64,10 @@ def test_a_lost_worker_of_a_pool_comes_back(tree, prefect_backend, tmp_path):
     config = RunConfig.model_validate(merged(tree, changes))
     post_train(config)
     assert marker.read_text().isdigit()
-    assert distance(weights_of(only_run(tree)), reference(config).weights) < TOLERANCE["float64"]
+    assert (
+        distance(last_state(only_run(tree)).weights, reference(config).weights)
+        < TOLERANCE["float64"]
+    )
 
 
 def test_a_pool_without_workers_is_refused(tree):

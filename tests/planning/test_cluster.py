@@ -124,6 +124,11 @@ def test_a_profile_wins_kind_in_two_groups_differ(tmp_path):
         ("fixed = 0.5", "fixed = -0.5", "reference.pack.fixed: must be greater than or equal to 0"),
         ("speed = 0.5", 'roles = "trainer"', "none has the role rollout; give one roles rollout"),
         ("count = 2", "count = ", "is not valid TOML"),
+        (
+            "watts = 700",
+            'watts = 700\nhosts = ["a", "b", "c"]',
+            "mine.toml: devices: kind h100 has 3 hosts, but 2 devices in all",
+        ),
         ("watts = 700", "watts = nan", "devices.0.watts: must be a finite number (got nan)"),
     ],
 )
