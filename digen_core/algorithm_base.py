@@ -41,6 +41,10 @@ class AdvantagesConfig(Strict):
     advantage_ddof: Literal[0, 1] = 0
     """0: population standard deviation (FlowGRPO); 1: unbiased (DanceGRPO)."""
 
+    trimmed_ratio: float = Field(0.0, ge=0, lt=1)
+    """Share of each group's rewards, the lowest ones, that is left out of its mean and standard
+    deviation; they get an advantage by those of the others (MixGRPO)."""
+
     max_advantage: float = Field(5.0, gt=0)
     """Advantages are clamped to plus or minus this."""
 
@@ -75,11 +79,11 @@ class PolicyGradientConfig(AdvantagesConfig):
     """Factor of the KL divergence that is taken off the reward, step by step, before advantages are
     made of it: they differ between the steps of a sample. Like kl, it is to the base model."""
 
-    correction: Literal["none", "truncate", "icepop", "reject"] = "none"
+    correction: Literal["none", "recompute", "truncate", "icepop", "reject"] = "none"
     """For samples of another version, or of other arithmetic, than the trained one. none: ratios
     are to the log-probs stored with the samples. Else they are to log-probs that the trainer takes
-    itself, and w = exp(recomputed - stored) weighs each pair: truncate: min(w, high); icepop: w
-    within the bounds, 0 outside; reject: 1 within, 0 outside."""
+    itself, and w = exp(recomputed - stored) may weigh each pair: recompute: it does not; truncate:
+    min(w, high); icepop: w within the bounds, 0 outside; reject: 1 within, 0 outside."""
 
     correction_bounds: tuple[float, float] = (0.999, 1.001)
     """(low, high) of w, which is close to 1: log-probs are means over the latent's elements."""

@@ -75,7 +75,7 @@ class DdpoConfig(FirstStepsConfig):
                 f"algorithm.min_count ({self.min_count}) is above algorithm.buffer_size "
                 f"({self.buffer_size}); no prompt would ever have statistics of its own."
             )
-        for name in ("mix", "advantage_scale", "advantage_ddof", "kl_reward"):
+        for name in ("mix", "advantage_scale", "advantage_ddof", "trimmed_ratio", "kl_reward"):
             default, found = type(self).model_fields[name].default, getattr(self, name)
             if found != default:
                 raise ValueError(

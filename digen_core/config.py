@@ -156,6 +156,7 @@ class RunConfig(Strict):
                 f"algorithm.best_of ({self.algorithm.best_of}) is above rollout.group_size "
                 f"({self.rollout.group_size}); sample larger groups or train fewer."
             )
+        self._check_trimmed()
         if self.rollout.refill and self.algorithm.type == "ddpo":
             raise ValueError(
                 f"rollout.refill is {self.rollout.refill}, but ddpo skips no group, as equal "
@@ -163,6 +164,15 @@ class RunConfig(Strict):
             )
         self._check_transition()
         return self
+
+    def _check_trimmed(self) -> None:
+        """Refuse groups of which too few rewards stay to have a spread."""
+        size, ratio = self.rollout.group_size, self.algorithm.trimmed_ratio
+        if size - int(size * ratio) < 2:
+            raise ValueError(
+                f"algorithm.trimmed_ratio ({ratio}) leaves one reward of rollout.group_size "
+                f"({size}), which has no spread; lower it or sample larger groups."
+            )
 
     def _check_transition(self) -> None:
         """Refuse transitions that the algorithm's maths is not for."""

@@ -21,7 +21,7 @@ GROUPS = {
     "ratios": set(CONFIGS) - {"diffusion_nft"},
     "first steps": {"flow_grpo", "grpo_guard", "flow_dppo", "ddpo", "longcat"},
 }
-UNUSED = {"ddpo": {"advantage_scale", "advantage_ddof", "mix"}}  # and refused
+UNUSED = {"ddpo": {"advantage_scale", "advantage_ddof", "trimmed_ratio", "mix"}}  # and refused
 
 
 def owners(cell: str) -> set[str]:

@@ -91,7 +91,13 @@ def test_the_command_line_says_it_in_one_line():
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("mix", "advantages"), ("advantage_scale", "none"), ("advantage_ddof", 1)]
+    ("name", "value"),
+    [
+        ("mix", "advantages"),
+        ("advantage_scale", "none"),
+        ("advantage_ddof", 1),
+        ("trimmed_ratio", 0.5),
+    ],
 )
 def test_ddpo_refuses_what_it_would_not_use(name, value):
     message = f"algorithm.{name} {value!r} is not for ddpo, which has statistics of its own"

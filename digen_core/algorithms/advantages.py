@@ -81,6 +81,7 @@ def kl_reward_advantages(
     scale: AdvantageScale = "group",
     eps: float = 1e-4,
     ddof: int = 0,
+    trimmed_ratio: float = 0.0,
 ) -> Tensor:
     """Return [B, K] float64 advantages, one per trained step, of rewards less each step's KL.
 
@@ -92,6 +93,7 @@ def kl_reward_advantages(
         scale: as in ``group_advantages``; statistics are over trajectories, step by step.
         eps: added to each standard deviation.
         ddof: of each standard deviation.
+        trimmed_ratio: share of each group's lowest rewards to leave out of the statistics.
 
     Raises:
         ValueError: if shapes do not match, or as ``group_advantages`` does.
@@ -101,7 +103,9 @@ def kl_reward_advantages(
             f"rewards {list(rewards.shape)} and step_kl {list(step_kl.shape)} must be [B], [B, K]"
         )
     columns = [
-        group_advantages(column, group_index, scale=scale, eps=eps, ddof=ddof)
+        group_advantages(
+            column, group_index, scale=scale, eps=eps, ddof=ddof, trimmed_ratio=trimmed_ratio
+        )
         for column in penalised_rewards(rewards, step_kl, coefficient).T
     ]
     return torch.stack(columns, dim=1)

@@ -6,14 +6,12 @@ arithmetic), *proximal* is the version at the start of the update, recomputed by
 for proximal / behaviour (decoupled PPO, Hilton et al., arXiv:2110.00641):
 
     w = exp(proximal_logprob - behaviour_logprob)
+    recompute  1                             no correction: behaviour is taken for proximal
     truncate   min(w, high)                  truncated importance sampling (TIS; IMPALA's
                                              rho, arXiv:1802.01561)
     icepop     w if low <= w <= high else 0  masked importance sampling (Ring-1T,
                                              arXiv:2510.18855)
     reject     1 if low <= w <= high else 0  rejection
-
-Without recomputing, proximal is behaviour, w is 1, and the surrogate's own ratio is the correction.
-Then "reject" of the *current* log-probs still keeps outliers out.
 
 Log-probs are means over a latent's elements, so w is the D-th root of the joint ratio, and bounds
 such as [0.5, 2], published for tokens, hardly ever bind: watch the largest |log w|, and set the
@@ -33,30 +31,29 @@ def correction_weights(
     proximal_logprob: Tensor,
     behaviour_logprob: Tensor,
     *,
-    mode: Literal["truncate", "icepop", "reject"],
+    mode: Literal["recompute", "truncate", "icepop", "reject"],
     low: float = 0.0,
     high: float,
-    level: Literal["step", "trajectory"] = "step",
 ) -> Tensor:
-    """Return factors of each pair's loss, [B, K] as the log-probs, without gradient.
+    """Return [B] factors of each pair's loss, without gradient.
 
     Args:
-        proximal_logprob: [B, K] log-probs of B trajectories' K trained steps, recomputed.
-        behaviour_logprob: [B, K] as stored with the trajectories.
-        mode: what to do with ratios out of bounds.
+        proximal_logprob: [B] log-probs of steps, recomputed.
+        behaviour_logprob: [B] as stored with the trajectories.
+        mode: what to do with the ratios.
         low: smallest accepted ratio; "truncate" has none.
         high: largest accepted ratio.
-        level: "step" looks at each step's ratio; "trajectory" at the product of the ratios of a
-            trajectory's trained steps, which is unbiased but varies more.
 
     Raises:
         ValueError: if a log-ratio is not finite, shapes do not match, or bounds are not positive.
     """
     if not 0 <= low < high:
         raise ValueError(f"bounds must be 0 <= low < high, got low {low} and high {high}")
-    ratio = _ratio(proximal_logprob.detach(), behaviour_logprob.detach(), level)
+    ratio = _ratio(proximal_logprob.detach(), behaviour_logprob.detach())
     accepted = (ratio >= low) & (ratio <= high)
     match mode:
+        case "recompute":
+            return torch.ones_like(ratio)
         case "truncate":
             return ratio.clamp(max=high)
         case "icepop":
@@ -64,21 +61,19 @@ def correction_weights(
         case "reject":
             return accepted.to(ratio.dtype)
         case _:
-            raise ValueError(f"mode ({mode!r}) must be 'truncate', 'icepop' or 'reject'")
+            raise ValueError(
+                f"mode ({mode!r}) must be 'recompute', 'truncate', 'icepop' or 'reject'"
+            )
 
 
-def _ratio(proximal_logprob: Tensor, behaviour_logprob: Tensor, level: str) -> Tensor:
-    if proximal_logprob.ndim != 2 or proximal_logprob.shape != behaviour_logprob.shape:
+def _ratio(proximal_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
+    if proximal_logprob.ndim != 1 or proximal_logprob.shape != behaviour_logprob.shape:
         raise ValueError(
             f"proximal_logprob {list(proximal_logprob.shape)} and behaviour_logprob "
-            f"{list(behaviour_logprob.shape)} must have one shape [B, K]"
+            f"{list(behaviour_logprob.shape)} must have one shape [B]"
         )
     dtype = float32_at_least(proximal_logprob, behaviour_logprob)
     log_ratio = proximal_logprob.to(dtype) - behaviour_logprob.to(dtype)
     if not bool(log_ratio.isfinite().all()):
         raise ValueError("a log-ratio of proximal and behaviour policy is not finite")
-    if level == "trajectory":
-        log_ratio = log_ratio.sum(1, keepdim=True).expand_as(log_ratio)
-    elif level != "step":
-        raise ValueError(f"level ({level!r}) must be 'step' or 'trajectory'")
     return log_ratio.exp()

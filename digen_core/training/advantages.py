@@ -49,45 +49,65 @@ def advantages_of(
         step_kl: of each group [G, K], the divergence from the reference policy at each trained
             step; where ``algorithm.kl_reward`` takes it off the rewards.
     """
-    algorithm, groups = config.algorithm, list(columns)
     reward = _column(columns, "reward")
-    owner = torch.tensor(groups).repeat_interleave(config.rollout.group_size)
-    if algorithm.type == "ddpo":
+    owner = torch.tensor(list(columns)).repeat_interleave(config.rollout.group_size)
+    flat: set[int] = set()  # DDPO: equal rewards still differ from the prompt's earlier ones
+    if config.algorithm.type == "ddpo":
         texts = [prompts[int(group)] for group in owner]
         values, history = running_advantages(
             reward,
             texts,
             history,
-            buffer_size=algorithm.buffer_size,
-            min_count=algorithm.min_count,
-            eps=algorithm.advantage_eps,
+            buffer_size=config.algorithm.buffer_size,
+            min_count=config.algorithm.min_count,
+            eps=config.algorithm.advantage_eps,
         )
-        flat: set[int] = set()  # equal rewards still differ from the prompt's earlier ones
+    elif step_kl is not None:
+        kl = torch.from_numpy(np.concatenate([step_kl[group] for group in columns]))
+        coefficient = config.kl_reward
+        values = kl_reward_advantages(
+            reward, kl, owner, coefficient=coefficient, **_scaling(config)
+        )
+        flat = _without_signal(config, penalised_rewards(reward, kl, coefficient).T, owner)
     else:
-        rows = [reward]
-        scaling: dict[str, Any] = {
-            "scale": algorithm.advantage_scale,
-            "eps": algorithm.advantage_eps,
-            "ddof": algorithm.advantage_ddof,
-        }
-        if step_kl is not None:
-            kl = torch.from_numpy(np.concatenate([step_kl[group] for group in groups]))
-            coefficient = config.kl_reward
-            values = kl_reward_advantages(reward, kl, owner, coefficient=coefficient, **scaling)
-            rows = list(penalised_rewards(reward, kl, coefficient).T)
-        else:
-            weights = [1.0]
-            if algorithm.mix == "advantages":
-                rows = [_column(columns, f"{name}/score") for name in config.rewards]
-                weights = list(config.reward_weights.values())
-            exact = torch.tensor(weights, dtype=torch.float64)
-            values = mixed_advantages(torch.stack(rows), owner, exact, mix=algorithm.mix, **scaling)
-        flat = set.intersection(*(set(zero_variance_groups(row, owner)) for row in rows))
+        rows, weights = _mixed(config, columns)
+        values = mixed_advantages(
+            rows, owner, weights, mix=config.algorithm.mix, **_scaling(config)
+        )
+        flat = _without_signal(config, rows, owner)
     return Advantages(
-        values={group: values[owner == group].numpy() for group in groups},
+        values={group: values[owner == group].numpy() for group in columns},
         skipped=tuple(sorted(flat)),
-        chosen=_chosen(values, owner, algorithm.best_of, config.rollout.group_size),
+        chosen=_chosen(values, owner, config.algorithm.best_of, config.rollout.group_size),
         history=history,
+    )
+
+
+def _scaling(config: RunConfig) -> dict[str, Any]:
+    """Return how advantages are scaled, as ``group_advantages`` takes it."""
+    algorithm = config.algorithm
+    return {
+        "scale": algorithm.advantage_scale,
+        "eps": algorithm.advantage_eps,
+        "ddof": algorithm.advantage_ddof,
+        "trimmed_ratio": algorithm.trimmed_ratio,
+    }
+
+
+def _mixed(config: RunConfig, columns: Columns) -> tuple[Tensor, Tensor]:
+    """Return the rewards that advantages are made of, float64 [K, B], and their weights [K]."""
+    if config.algorithm.mix == "rewards":
+        return _column(columns, "reward")[None], torch.ones(1, dtype=torch.float64)
+    rows = [_column(columns, f"{name}/score") for name in config.rewards]
+    weights = list(config.reward_weights.values())
+    return torch.stack(rows), torch.tensor(weights, dtype=torch.float64)
+
+
+def _without_signal(config: RunConfig, rows: Tensor, owner: Tensor) -> set[int]:
+    """Return the groups whose rewards are all equal, in each row of rewards [K, B]."""
+    trimmed_ratio = config.algorithm.trimmed_ratio
+    return set.intersection(
+        *(set(zero_variance_groups(row, owner, trimmed_ratio=trimmed_ratio)) for row in rows)
     )
 
 

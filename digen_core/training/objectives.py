@@ -108,12 +108,12 @@ def corrected(replay: Replay, algorithm: Any) -> SurrogateLoss:
         return OBJECTIVES[algorithm.type](replay, algorithm)
     low, high = algorithm.correction_bounds
     weights = correction_weights(
-        replay.logprob[:, None],
-        replay.behaviour_logprob[:, None],
+        replay.logprob,
+        replay.behaviour_logprob,
         mode=algorithm.correction,
         low=low,
         high=high,
-    )[:, 0]
+    )
     own = replay._replace(
         behaviour_logprob=replay.logprob.detach(), behaviour_mean=replay.transition.mean.detach()
     )

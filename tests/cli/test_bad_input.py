@@ -51,6 +51,10 @@ SETTINGS = {
         "--algorithm.best_of 99",
         "algorithm.best_of (99) is above rollout.group_size",
     ),
+    "all but one trimmed": (
+        "--algorithm.trimmed_ratio 0.99",
+        "algorithm.trimmed_ratio (0.99) leaves one reward of rollout.group_size",
+    ),
     "a transition that the maths is not for": (
         "--algorithm.type grpo_guard --rollout.transition cps",
         "algorithm.type grpo_guard is not for rollout.transition cps; use flow_sde or dance",

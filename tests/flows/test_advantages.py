@@ -38,6 +38,21 @@ def test_the_scale_may_be_that_of_the_batch(scale):
     assert found[1][3] == pytest.approx(4 * found[0][3])
 
 
+def test_trimmed_rewards_are_measured_by_the_others():
+    rewards = {0: [0.0, 1.0, 1.0, 3.0], 1: [-9.0, 2.0, 2.0, 2.0]}
+    found = found_of(rewards, trimmed_ratio=0.25)
+    # Of 1, 1, 3 the mean is 5/3 and the standard deviation sqrt(8) / 3; of 2, 2, 2 it is 0.
+    expected = (np.array(rewards[0]) - 5 / 3) * 3 / 8**0.5
+    assert found.values[0] == pytest.approx(expected, rel=1e-3)
+    assert found.skipped == (1,)
+    kl = {group: np.zeros((4, 2)) for group in rewards}
+    columns = {group: {"reward": values} for group, values in rewards.items()}
+    settings = config(trimmed_ratio=0.25, kl_reward=5.0)
+    by_step = advantages_of(settings, columns, {0: "x", 1: "y"}, {}, kl)
+    assert by_step.values[0] == pytest.approx(np.stack([expected] * 2, axis=1), rel=1e-3)
+    assert by_step.skipped == (1,)
+
+
 def test_best_of_two_are_the_best_and_the_worst_of_each_group():
     found = found_of({0: [0.2, 0.9, 0.0, 0.5], 2: [1.0, 3.0, 2.0, 2.0]}, best_of=2)
     assert found.chosen == {0: (1, 2), 2: (0, 1)}

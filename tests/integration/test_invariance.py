@@ -44,6 +44,7 @@ CASES = {
     "KL as a reward": {
         "algorithm.kl_reward": 20.0,
         "algorithm.advantage_scale": "none",
+        "algorithm.trimmed_ratio": 0.25,
         "rollout.fragment_size": 2,
         "train.pack_size": 3,
     },

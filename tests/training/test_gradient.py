@@ -429,7 +429,12 @@ def test_the_mean_that_sampled_is_found_from_the_noise(policy, segment, kind):
 
 @pytest.mark.parametrize(
     ("correction", "weights"),
-    [("truncate", [0.5, 1.0, 1.1]), ("icepop", [0.0, 1.0, 0.0]), ("reject", [0.0, 1.0, 0.0])],
+    [
+        ("recompute", [1.0, 1.0, 1.0]),
+        ("truncate", [0.5, 1.0, 1.1]),
+        ("icepop", [0.0, 1.0, 0.0]),
+        ("reject", [0.0, 1.0, 0.0]),
+    ],
 )
 def test_corrections_weigh_what_another_version_sampled(policy, segment, correction, weights):
     pairs = take(all_pairs(policy, segment), [0, 1, 2])
