@@ -91,9 +91,10 @@ class PolicyGradientConfig(AdvantagesConfig):
     @model_validator(mode="after")
     def _check_terms(self) -> Self:
         low, high = self.correction_bounds
-        if not 0 <= low < high:
+        if not 0 <= low <= 1 <= high or low == high:
             raise ValueError(
-                f"algorithm.correction_bounds are {[low, high]}; needs 0 <= low < high."
+                f"algorithm.correction_bounds are {[low, high]}; needs 0 <= low <= 1 <= high and "
+                "low < high: w is 1 for what the trained version sampled."
             )
         if self.kl_reward and self.mix == "advantages":
             raise ValueError(

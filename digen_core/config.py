@@ -114,6 +114,15 @@ class RunConfig(Strict):
         return 0.0 if self.algorithm.type == "diffusion_nft" else self.algorithm.kl_reward
 
     @property
+    def velocities_per_step(self) -> float:
+        """Forward passes of a denoising step, on average.
+
+        A KL that is taken off the reward asks the reference policy, too, in trained steps.
+        """
+        asked = self.num_trained_steps if self.kl_reward else 0
+        return 1 + asked / self.rollout.num_steps
+
+    @property
     def num_pairs(self) -> int:
         """Pairs (sample, trained step) of an update, those of skipped groups included."""
         groups = self.rollout.prompts_per_iteration
@@ -196,18 +205,22 @@ class RunConfig(Strict):
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
-        if self.algorithm.needs_all_rewards and self.schedule.layout not in (
-            *WITH_BARRIER,
-            "auto",
-        ):
-            scale, remedy = self.algorithm.advantage_scale, "advantage_scale 'group' or "
-            what = f"advantage_scale {scale!r}"
-            if self.algorithm.type == "ddpo":
-                what, remedy = "ddpo", ""
+        if not self.algorithm.needs_all_rewards:
+            return self
+        schedule, what = self.schedule, f"advantage_scale {self.algorithm.advantage_scale!r}"
+        remedy = "advantage_scale 'group' or "
+        if self.algorithm.type == "ddpo":
+            what, remedy = "ddpo", ""
+        if schedule.layout not in (*WITH_BARRIER, "auto"):
             raise ValueError(
                 f"algorithm: {what} needs all rewards of the iteration, but schedule.layout "
-                f"{self.schedule.layout} trains groups before that; use {remedy}"
+                f"{schedule.layout} trains groups before that; use {remedy}"
                 f"layout {', '.join(WITH_BARRIER[:-1])} or {WITH_BARRIER[-1]}."
+            )
+        if schedule.stale_share:
+            raise ValueError(
+                f"schedule.max_stale_share is {schedule.max_stale_share}, but {what} needs all "
+                "rewards of the iteration, which no layout with stale groups waits for; use 0."
             )
         return self
 
@@ -217,6 +230,12 @@ class RunConfig(Strict):
             raise ValueError("rewards is empty; name at least one, for example shapes = 1.0.")
         if not any(self.reward_weights.values()):
             raise ValueError(f"rewards {self.reward_weights} all weigh 0; nothing would be learnt.")
+        neutral = [name for name, reward in self.rewards.items() if reward.on_failure == "neutral"]
+        if neutral and self.algorithm.type == "ddpo":
+            raise ValueError(
+                f"rewards.{neutral[0]}.on_failure is 'neutral', but ddpo would remember the "
+                "rewards that are filled in; use 'fail', or another algorithm."
+            )
         for pool in sorted(self.cluster.reward_workers.keys() - self.pools):
             raise ValueError(
                 f"cluster.reward_workers starts workers of the pool {pool!r}, but no reward is "

@@ -39,6 +39,7 @@ from digen_core.training.optimizer import (
     mixed,
     moving_average,
     old_decay_of,
+    step_average,
 )
 from digen_core.transport.arrays import Weights
 
@@ -100,8 +101,7 @@ def post_train_serially(
             versions.append(_weights_of(parameters))
             old, decay = generators[-1], old_decay_of(config, updates)
             generators.append(mixed(old, versions[-1], decay) if decay else versions[-1])
-            if updates % config.train.ema_every == 0:
-                average.step(parameters.values())
+            step_average(average, parameters.values(), updates, config.train)
         row["train/grad_norm"] = norm or 0.0
         metrics.append(row)
         on_iteration(iteration, row)

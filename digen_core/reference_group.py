@@ -15,7 +15,7 @@ from digen_core.models.trainable import reference_weights
 from digen_core.rollout.sampler import initial_latent, rounded
 from digen_core.rollout.steps import steps_of_iteration
 from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
-from digen_core.training.objectives import Replay, corrected, kl_penalty
+from digen_core.training.objectives import Replay, kl_penalty, objective
 
 
 @dataclass
@@ -123,12 +123,12 @@ def replay_losses(config: RunConfig, group: Group, step: int) -> torch.Tensor:
         LOGPROBS[config.rollout.transition](group.latents[step + 1], new),
         group.means[step],
         group.logprobs[step],
-        advantages.clamp(-algorithm.max_advantage, algorithm.max_advantage),
+        advantages,
         group.sigmas[step].expand(len(x)),
         group.sigmas[step + 1].expand(len(x)),
         float(group.sigmas[1]),
     )
-    losses = corrected(replay, algorithm).per_pair
+    losses = objective(replay, algorithm).per_pair
     if reference is not None:
         losses = losses + algorithm.kl_coefficient * kl_penalty(replay, reference, algorithm)
     return losses

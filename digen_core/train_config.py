@@ -62,11 +62,11 @@ class TrainConfig(Strict):
     """Moving average of the weights for evaluation and saving; 0 turns it off."""
 
     ema_warmup: bool = True
-    """Let the decay of the average's n-th step be (1+n)/(10+n) at most and begin with the weights
-    after the first one (diffusers' EMAModel); else it is ema_decay from the start (DanceGRPO)."""
+    """Let the decay at version v be (1 + v) / (10 + v) at most (FlowGRPO); else it is ema_decay
+    from the start (DanceGRPO)."""
 
     ema_every: int = Field(1, ge=1)
-    """Updates between two steps of the average."""
+    """Updates between two steps of the average: at version v if this divides v + 1 (FlowGRPO)."""
 
     max_replay_error: float | None = Field(None, gt=0)
     """Largest |log-ratio| of a pair that the trained version itself sampled: there it is numerical

@@ -1,6 +1,7 @@
 """What work costs on this device, measured before the first iteration."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import time
 
 import torch
@@ -80,7 +81,9 @@ def _measured(engine: Engine, condition: Condition, roles: list[str] | tuple[str
     generates, trains = "rollout" in roles, "trainer" in roles
     fragment_size = config.rollout.fragment_size
     return Measured(
-        step=_line(work.step, fragment_size) if generates else None,
+        step=_line(work.step, fragment_size).times(config.velocities_per_step)
+        if generates
+        else None,
         decode=_line(work.decode, fragment_size) if generates else None,
         pack=_line(work.pack, config.train.pack_size) if trains else None,
     )
@@ -123,25 +126,30 @@ class _Work:
     def pack(self, num_pairs: int) -> None:
         """Forward and backward of a pack."""
         config = self._engine.config
-        sigmas = self._policy.sigmas(config.rollout.num_steps).to(self._policy.device)
-        pairs = self._pairs(num_pairs, sigmas)
-        pack_gradient(self._policy, pairs, config, sigma_max=float(sigmas[1]))
+        pack_gradient(self._policy, self._pairs(num_pairs), config)
 
-    def _pairs(self, num_pairs: int, sigmas: Tensor) -> Pairs | CleanPairs:
+    def _pairs(self, num_pairs: int) -> Pairs | CleanPairs:
         """Return pairs of the middle step, as the algorithm trains them."""
         device, config = self._policy.device, self._engine.config
         x, condition = self._latents(num_pairs), self._rows(num_pairs)
         ones, middle = torch.ones(num_pairs, device=device), config.rollout.num_steps // 2
-        sigma = sigmas[middle - 1].expand(num_pairs).to(device)
+        sigmas = self._policy.sigmas(config.rollout.num_steps).to(device)
+        sigma = sigmas[middle - 1].expand(num_pairs)
         if config.trains_clean:
-            return CleanPairs(x, x, ones, sigma, condition)
+            pairs = CleanPairs(x, x, ones, sigma, condition)
+            if config.keeps_old:
+                with torch.no_grad():
+                    old = self._policy.velocity(pairs.x, sigma, condition)
+                pairs = replace(pairs, old_velocity=old)
+            return pairs
         return Pairs(
             x=x,
             x_next=x,
             behaviour_logprob=ones,
             advantage=ones,
             sigma=sigma,
-            sigma_next=sigmas[middle].expand(num_pairs).to(device),
+            sigma_next=sigmas[middle].expand(num_pairs),
+            sigma_max=float(sigmas[1]),
             condition=condition,
             is_own=torch.zeros(num_pairs, dtype=torch.bool, device=device),
             noise=x if config.algorithm.needs_noise else None,

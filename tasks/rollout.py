@@ -63,7 +63,10 @@ def denoise_steps(
     with working(run_id, version=version) as engine:
         started = time()
         with engine.old_policy():
-            done = _denoise(engine, fragment, steps, noisy_steps, conditions[prompt], previous)
+            sigmas = _schedule(engine, fragment, previous)
+            done = _denoise(
+                engine, fragment, steps, noisy_steps, conditions[prompt], previous, sigmas
+            )
         precision = engine.config.rollout.storage
         latents = [done[0].x, *(step.x_next for step in done)]
         segment = Segment(
@@ -72,6 +75,7 @@ def denoise_steps(
             np.stack([to_stored(x, precision) for x in latents]),
             {step.step: to_array(step.logprob) for step in done if step.logprob is not None},
             version,
+            to_array(sigmas),
         )
         seconds = (time() - started) / len(steps)
         if engine.config.tracking.keep_trajectories:
@@ -84,6 +88,14 @@ def denoise_steps(
     return segment
 
 
+def _schedule(engine: Engine, fragment: Fragment, previous: Segment | None) -> Tensor:
+    """Return the noise levels [T + 1] of a trajectory: who begins it takes them, once."""
+    if previous is not None:
+        return to_tensor(previous.sigmas, engine.policy.device)
+    policy = engine.policy_of(fragment.iteration, fragment.group)
+    return policy.sigmas(engine.config.rollout.num_steps).to(policy.device)
+
+
 def _denoise(
     engine: Engine,
     fragment: Fragment,
@@ -91,6 +103,7 @@ def _denoise(
     noisy_steps: tuple[int, ...],
     condition: Arrays,
     previous: Segment | None,
+    sigmas: Tensor,
 ) -> list[DenoisedStep]:
     """Return the steps as they were sampled."""
     config, group = engine.config, (fragment.iteration, fragment.group)
@@ -110,7 +123,7 @@ def _denoise(
             policy,
             x,
             to_tensors(condition, policy.device),
-            policy.sigmas(config.rollout.num_steps).to(policy.device),
+            sigmas,
             steps=steps,
             noisy_steps=noisy_steps,
             config=config.rollout,

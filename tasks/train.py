@@ -85,13 +85,11 @@ def _part_gradient(
     """Return the gradient of a pack whose samples have one size."""
     config = engine.config
     policy = engine.policy_of(pack.iteration, pack.blocks[0].fragment.group)
-    sigmas = policy.sigmas(config.rollout.num_steps).to(policy.device)
     pairs = gather_pairs(
         pack,
         segments,
         conditions,
         advantages,
-        sigmas,
         policy.device,
         config,
         version=version,
@@ -101,7 +99,7 @@ def _part_gradient(
         with engine.old_policy(), torch.no_grad():
             velocity = policy.velocity(pairs.x, pairs.sigma, pairs.condition)
         pairs = replace(pairs, old_velocity=velocity)
-    return pack_gradient(policy, pairs, config, sigma_max=float(sigmas[1]))
+    return pack_gradient(policy, pairs, config)
 
 
 @task(task_run_name="{label}")
@@ -134,7 +132,7 @@ def step(run_id: str, label: str, state: TrainState, total: GradientSum) -> Trai
             old_decay=old_decay_of(config, state.version + 1),
         )
         engine.unsaved[next_state.version] = next_state
-    sums, count = total.metrics, total.metrics.num_pairs
+    sums, count, error = total.metrics, total.metrics.num_pairs, total.metrics.replay_error
     receipts.attach(
         {
             "version": next_state.version,
@@ -144,10 +142,10 @@ def step(run_id: str, label: str, state: TrainState, total: GradientSum) -> Trai
                 "train/clip_fraction": sums.clipped / count,
                 "train/approx_kl": sums.approx_kl / count,
                 "train/max_log_ratio": sums.max_log_ratio,
-                "train/replay_error": sums.replay_error,
                 "train/grad_norm": grad_norm,
                 "train/learning_rate": learning_rate,
                 **({"train/kl": sums.kl / count} if config.algorithm.kl_coefficient else {}),
+                **({} if error is None else {"train/replay_error": error}),
             },
         }
     )

@@ -90,6 +90,13 @@ def test_the_command_line_says_it_in_one_line():
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("settings", [{"type": "ddpo"}, {"advantage_scale": "batch"}])
+def test_auto_does_not_take_a_share_of_stale_groups_that_no_layout_can_have(settings):
+    schedule = {"layout": "auto", "max_stale_share": 0.5}
+    with pytest.raises(ValidationError, match=r"max_stale_share is 0\.5, but .* needs all rewards"):
+        RunConfig.model_validate({"algorithm": settings, "schedule": schedule})
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -3,20 +3,23 @@
 Each group's normalisation is that of ``grpo.group_advantages``; this file puts it together:
 
     mix "rewards":     A = normalise(sum of w_k * reward_k)             Flow-GRPO, MixGRPO
-    mix "advantages":  A = sum of w_k * normalise(reward_k)             MixGRPO, LongCat-Video
+    mix "advantages":  A = sum of w_k * clamp(normalise(reward_k))      MixGRPO, LongCat-Video,
+                                                                        DanceGRPO
     KL as a reward:    A_t = normalise(reward - coefficient * KL_t)     Flow-GRPO (arXiv:2505.05470)
     best of n:         the ceil(n/2) best and floor(n/2) worst of each group
                                                                         DanceGRPO (arXiv:2505.07818)
 
 DanceGRPO's loss of two rewards is the weighted sum of two clipped surrogates, one per reward. Where
 no ratio is clipped that is the surrogate of the mixed advantages, which is what to use here; it is
-also what DanceGRPO ranks by.
+also what DanceGRPO ranks by. Advantages are clamped to +-``max_advantage`` one reward at a time.
 
-Deviations: weights are used as given; MixGRPO's code divides them by their sum. DanceGRPO's code
+Deviations: weights are used as given; MixGRPO's code divides them by their sum, and clamps the sum,
+which with such weights is within the bounds of its terms. DanceGRPO's code
 takes the best and the worst of all samples on a device, whatever their prompts, which drops whole
 groups when prompts differ in difficulty; here n are taken from each group.
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -31,10 +34,12 @@ def mixed_advantages(
     weights: Tensor,
     *,
     mix: Literal["rewards", "advantages"],
+    max_advantage: float = math.inf,
     scale: AdvantageScale = "group",
     eps: float = 1e-4,
     ddof: int = 0,
     trimmed_ratio: float = 0.0,
+    counted: Tensor | None = None,
 ) -> Tensor:
     """Return [B] float64 advantages of K rewards.
 
@@ -44,10 +49,12 @@ def mixed_advantages(
         weights: [K].
         mix: what to take the weighted sum of. Of rewards, one with a large spread outweighs the
             others; of advantages, each counts by its weight whatever its scale.
+        max_advantage: bound of the absolute advantages of what is normalised.
         scale: as in ``group_advantages``, as are the others.
         eps: added to each standard deviation.
         ddof: of each standard deviation.
         trimmed_ratio: share of each group's lowest rewards to leave out of the statistics.
+        counted: [K, B] as in ``group_advantages``; of mix "rewards" those that each row counts.
 
     Raises:
         ValueError: if shapes do not match, or as ``group_advantages`` does.
@@ -58,16 +65,27 @@ def mixed_advantages(
         )
     exact = weights.double()
 
-    def normalised(values: Tensor) -> Tensor:
-        return group_advantages(
-            values, group_index, scale=scale, eps=eps, ddof=ddof, trimmed_ratio=trimmed_ratio
+    def normalised(values: Tensor, counted: Tensor) -> Tensor:
+        found = group_advantages(
+            values,
+            group_index,
+            scale=scale,
+            eps=eps,
+            ddof=ddof,
+            trimmed_ratio=trimmed_ratio,
+            counted=counted,
         )
+        return found.clamp(-max_advantage, max_advantage)
 
+    if counted is None:
+        counted = torch.ones_like(rewards, dtype=torch.bool)
     match mix:
         case "rewards":
-            return normalised(exact @ rewards.double())
+            return normalised(exact @ rewards.double(), counted.all(0))
         case "advantages":
-            return exact @ torch.stack([normalised(values) for values in rewards])
+            return exact @ torch.stack(
+                [normalised(*row) for row in zip(rewards, counted, strict=True)]
+            )
         case _:
             raise ValueError(f"mix ({mix!r}) must be 'rewards' or 'advantages'")
 
@@ -78,10 +96,12 @@ def kl_reward_advantages(
     group_index: Tensor,
     *,
     coefficient: float,
+    max_advantage: float = math.inf,
     scale: AdvantageScale = "group",
     eps: float = 1e-4,
     ddof: int = 0,
     trimmed_ratio: float = 0.0,
+    counted: Tensor | None = None,
 ) -> Tensor:
     """Return [B, K] float64 advantages, one per trained step, of rewards less each step's KL.
 
@@ -90,10 +110,12 @@ def kl_reward_advantages(
         step_kl: [B, K] divergence from the reference policy at each trained step, as sampled.
         group_index: [B] integer group ids, in any order.
         coefficient: of the KL.
+        max_advantage: bound of the absolute advantages.
         scale: as in ``group_advantages``; statistics are over trajectories, step by step.
         eps: added to each standard deviation.
         ddof: of each standard deviation.
         trimmed_ratio: share of each group's lowest rewards to leave out of the statistics.
+        counted: [B] as in ``group_advantages``.
 
     Raises:
         ValueError: if shapes do not match, or as ``group_advantages`` does.
@@ -104,11 +126,17 @@ def kl_reward_advantages(
         )
     columns = [
         group_advantages(
-            column, group_index, scale=scale, eps=eps, ddof=ddof, trimmed_ratio=trimmed_ratio
+            column,
+            group_index,
+            scale=scale,
+            eps=eps,
+            ddof=ddof,
+            trimmed_ratio=trimmed_ratio,
+            counted=counted,
         )
         for column in penalised_rewards(rewards, step_kl, coefficient).T
     ]
-    return torch.stack(columns, dim=1)
+    return torch.stack(columns, dim=1).clamp(-max_advantage, max_advantage)
 
 
 def penalised_rewards(rewards: Tensor, step_kl: Tensor, coefficient: float) -> Tensor:

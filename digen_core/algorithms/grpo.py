@@ -57,6 +57,7 @@ def group_advantages(
     eps: float = 1e-4,
     ddof: int = 0,
     trimmed_ratio: float = 0.0,
+    counted: Tensor | None = None,
 ) -> Tensor:
     """Centre each group's rewards, optionally dividing by a standard deviation.
 
@@ -69,6 +70,7 @@ def group_advantages(
         ddof: the standard deviation divides by n - ddof: 0 is the population's, 1 the unbiased one.
         trimmed_ratio: share in [0, 1) of each group's rewards, the lowest ones, to leave out of
             means and standard deviations; at least one reward stays.
+        counted: [B] bool, whose rewards the standard deviation of scale "batch" is of; None: all.
 
     Returns:
         [B] float64 advantages; every group sums to zero if nothing is trimmed.
@@ -83,7 +85,7 @@ def group_advantages(
         case "none":
             std_plus_eps = torch.ones_like(centred)
         case "batch":
-            kept = exact[groups.kept]
+            kept = exact[groups.kept if counted is None else groups.kept & counted]
             if ddof >= len(kept):
                 raise ValueError(f"ddof ({ddof}) must be below the number of rewards, {len(kept)}")
             std_plus_eps = kept.std(correction=ddof) + eps

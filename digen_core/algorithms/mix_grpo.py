@@ -11,7 +11,7 @@ position for some iterations:
     random        1, at a position drawn uniformly from [0, num_steps - size]
 
 Published settings: 25 denoising steps of which the last two are never trained (num_steps 23),
-size 4, stride 1, 25 iterations, roll back. A stride of 0 freezes the window at 0 (Flash*).
+size 4, stride 1, 25 iterations, roll back. A stride of 0 freezes the window at 0, as Flash*.
 
 Deviations: the published window runs over the end of the steps and shrinks to nothing, for
 ``iterations`` iterations before it rolls back and for ever without; and it starts at 0 with

@@ -19,6 +19,10 @@ class Linear(Strict):
         """Return the seconds."""
         return self.fixed + num_items * self.per_item
 
+    def times(self, factor: float) -> "Linear":
+        """Return the seconds of the operation done that many times."""
+        return Linear(fixed=factor * self.fixed, per_item=factor * self.per_item)
+
 
 class DeviceCosts(Strict):
     """What a device of one kind needs, in seconds."""

@@ -61,19 +61,18 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
             gradient_checkpointing=train.gradient_checkpointing,
         )
     trained = sum(parameter.numel() for parameter in trainable_parameters(policy).values())
-    num_steps = config.rollout.num_steps
     latent_bytes = prod(policy.latent_shape) * TORCH_DTYPES[config.rollout.storage].itemsize
     num_logprobs = len(steps_of_iteration(config, 0).noisy)
-    asked = config.num_trained_steps if config.kl_reward else 0  # of the reference policy
     return Sizes(
         parameters=parameters,
         trained_parameters=trained,
         weight_bytes=parameters * TORCH_DTYPES[config.model.dtype].itemsize,
         push_bytes=trained * _FLOAT32_BYTES * (1 + config.keeps_old),
-        step_flops=round(_step_flops(policy) * (1 + asked / num_steps)),
-        pair_flops=_pair_flops(policy, asks_reference=bool(config.algorithm.kl_coefficient)),
+        step_flops=round(_step_flops(policy) * config.velocities_per_step),
+        pair_flops=_pair_flops(policy, config),
         decode_flops=_decode_flops(policy),
-        trajectory_bytes=latent_bytes * (num_steps + 1) + _FLOAT32_BYTES * num_logprobs,
+        trajectory_bytes=latent_bytes * (config.rollout.num_steps + 1)
+        + _FLOAT32_BYTES * num_logprobs,
         embedding_bytes=sum(value.nbytes for value in policy.blank_condition(1).values()),
     )
 
@@ -83,9 +82,12 @@ def _step_flops(policy: PipelinePolicy) -> int:
         return _counted(lambda: _velocity(policy))
 
 
-def _pair_flops(policy: PipelinePolicy, *, asks_reference: bool) -> int:
+def _pair_flops(policy: PipelinePolicy, config: RunConfig) -> int:
     def pair() -> None:
-        if asks_reference:
+        with torch.no_grad():
+            if config.keeps_old:
+                _velocity(policy)
+        if config.algorithm.kl_coefficient:
             with reference_weights(policy):
                 _velocity(policy)
         _velocity(policy).sum().backward()  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
 """What the rewards of some groups make of their samples: advantages, and who is trained."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from digen_core.algorithms.advantages import (
 from digen_core.algorithms.ddpo import RewardHistory, running_advantages
 from digen_core.algorithms.grpo import zero_variance_groups
 from digen_core.config import RunConfig
+from digen_core.rewards.failures import FAILED
 
 Columns = Mapping[int, Mapping[str, Sequence[float] | np.ndarray]]
 """Of each group what scoring returned: [G] of ``reward`` and of each component."""
@@ -62,17 +63,21 @@ def advantages_of(
             min_count=config.algorithm.min_count,
             eps=config.algorithm.advantage_eps,
         )
+        bound = config.algorithm.max_advantage
+        values = values.clamp(-bound, bound)
     elif step_kl is not None:
         kl = torch.from_numpy(np.concatenate([step_kl[group] for group in columns]))
         coefficient = config.kl_reward
+        counted = _counted(columns, config.rewards)
         values = kl_reward_advantages(
-            reward, kl, owner, coefficient=coefficient, **_scaling(config)
+            reward, kl, owner, coefficient=coefficient, counted=counted, **_scaling(config)
         )
         flat = _without_signal(config, penalised_rewards(reward, kl, coefficient).T, owner)
     else:
-        rows, weights = _mixed(config, columns)
+        mix = config.algorithm.mix
+        rows, weights, counted = _mixed(config, columns)
         values = mixed_advantages(
-            rows, owner, weights, mix=config.algorithm.mix, **_scaling(config)
+            rows, owner, weights, mix=mix, counted=counted, **_scaling(config)
         )
         flat = _without_signal(config, rows, owner)
     return Advantages(
@@ -91,16 +96,39 @@ def _scaling(config: RunConfig) -> dict[str, Any]:
         "eps": algorithm.advantage_eps,
         "ddof": algorithm.advantage_ddof,
         "trimmed_ratio": algorithm.trimmed_ratio,
+        "max_advantage": algorithm.max_advantage,
     }
 
 
-def _mixed(config: RunConfig, columns: Columns) -> tuple[Tensor, Tensor]:
-    """Return the rewards that advantages are made of, float64 [K, B], and their weights [K]."""
+def _mixed(config: RunConfig, columns: Columns) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the rewards that advantages are made of, float64 [K, B], and their weights [K].
+
+    The third is bool [K, B]: whether they are known.
+    """
     if config.algorithm.mix == "rewards":
-        return _column(columns, "reward")[None], torch.ones(1, dtype=torch.float64)
+        known = _counted(columns, config.rewards)[None]
+        return _column(columns, "reward")[None], torch.ones(1, dtype=torch.float64), known
     rows = [_column(columns, f"{name}/score") for name in config.rewards]
     weights = list(config.reward_weights.values())
-    return torch.stack(rows), torch.tensor(weights, dtype=torch.float64)
+    known = torch.stack([_counted(columns, [name]) for name in config.rewards])
+    return torch.stack(rows), torch.tensor(weights, dtype=torch.float64), known
+
+
+def _counted(columns: Columns, names: Iterable[str]) -> Tensor:
+    """Return [B] whether the sample's group has a score in each of these rewards.
+
+    Where it has none, what is filled in must not move the standard deviation of all groups. If that
+    is so in every group, all count.
+    """
+    marks = [f"{name}/{FAILED}" for name in names]
+    known = [
+        not any(mark in column and np.all(column[mark]) for mark in marks)
+        for column in columns.values()
+    ]
+    if not any(known):
+        known = [True] * len(known)
+    sizes = torch.tensor([len(column["reward"]) for column in columns.values()])
+    return torch.tensor(known).repeat_interleave(sizes)
 
 
 def _without_signal(config: RunConfig, rows: Tensor, owner: Tensor) -> set[int]:

@@ -15,7 +15,7 @@ from digen_core.algorithms.flow_sde import LOGPROBS, TRANSITIONS, Transition
 from digen_core.config import RunConfig
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import reference_weights
-from digen_core.training.objectives import Replay, corrected, kl_penalty
+from digen_core.training.objectives import Replay, kl_penalty, objective
 from digen_core.training.pairs import CleanPairs, Pairs
 
 _REPLAY_ERRORS = {"float64": 1e-5, "float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-2}
@@ -31,11 +31,11 @@ class PackMetrics:
     clipped: float = 0.0
     approx_kl: float = 0.0
     max_log_ratio: float = 0.0  # largest |log ratio|
-    replay_error: float = 0.0  # the same, of the pairs that the trained version sampled itself
+    replay_error: float | None = None  # the same, of pairs that the trained version sampled itself
 
 
 def pack_loss(
-    policy: Policy, pairs: Pairs | CleanPairs, config: RunConfig, *, sigma_max: float
+    policy: Policy, pairs: Pairs | CleanPairs, config: RunConfig
 ) -> tuple[Tensor, PackMetrics]:
     """Return the scalar to differentiate and what to plot.
 
@@ -43,7 +43,6 @@ def pack_loss(
         policy: with the weights to train.
         pairs: of the pack.
         config: of the run.
-        sigma_max: the schedule's second noise level.
 
     Raises:
         FloatingPointError: a log-ratio or the loss is NaN or infinite, or the replay of pairs that
@@ -52,29 +51,27 @@ def pack_loss(
     if isinstance(pairs, CleanPairs):
         loss, metrics = _forward_loss(policy, pairs, config)
     else:
-        loss, metrics = _replay_loss(policy, pairs, config, sigma_max)
+        loss, metrics = _replay_loss(policy, pairs, config)
     if not torch.isfinite(loss):
         raise FloatingPointError(
             f"the loss of a pack of {metrics.num_pairs} pairs is not finite "
             f"(largest |log ratio| {metrics.max_log_ratio}); check rewards, learning rate and "
             "dtype."
         )
-    _check_replay(metrics.replay_error, config)
+    if metrics.replay_error is not None:
+        _check_replay(metrics.replay_error, config)
     return loss / config.num_pairs, metrics
 
 
-def _replay_loss(
-    policy: Policy, pairs: Pairs, config: RunConfig, sigma_max: float
-) -> tuple[Tensor, PackMetrics]:
+def _replay_loss(policy: Policy, pairs: Pairs, config: RunConfig) -> tuple[Tensor, PackMetrics]:
     """Sum the algorithm's objective over sampled transitions."""
     algorithm, reference = config.algorithm, None
     assert algorithm.type != "diffusion_nft"
     if algorithm.kl_coefficient:
         with reference_weights(policy):
-            reference = _transition(policy, pairs, config, sigma_max)
-    transition = _transition(policy, pairs, config, sigma_max)
+            reference = _transition(policy, pairs, config)
+    transition = _transition(policy, pairs, config)
     logprob = LOGPROBS[config.rollout.transition](pairs.x_next, transition)
-    advantage = pairs.advantage.clamp(-algorithm.max_advantage, algorithm.max_advantage)
     behaviour_mean = None
     if pairs.noise is not None:
         behaviour_mean = pairs.x_next - transition.std * pairs.noise
@@ -83,12 +80,12 @@ def _replay_loss(
         logprob,
         behaviour_mean,
         pairs.behaviour_logprob,
-        advantage.to(logprob.dtype),
+        pairs.advantage.to(logprob.dtype),
         pairs.sigma,
         pairs.sigma_next,
-        sigma_max,
+        pairs.sigma_max,
     )
-    found = corrected(replay, algorithm)
+    found = objective(replay, algorithm)
     loss = found.per_pair.sum()
     kl = torch.zeros_like(loss)
     if reference is not None:
@@ -103,11 +100,11 @@ def _replay_loss(
         clipped=float(found.clip_fraction) * len(log_ratio),
         approx_kl=float(found.approx_kl) * len(log_ratio),
         max_log_ratio=float(log_ratio.max()),
-        replay_error=float(own.max()) if len(own) else 0.0,
+        replay_error=float(own.max()) if len(own) else None,
     )
 
 
-def _transition(policy: Policy, pairs: Pairs, config: RunConfig, sigma_max: float) -> Transition:
+def _transition(policy: Policy, pairs: Pairs, config: RunConfig) -> Transition:
     """Return the distribution that the policy's weights give the next latent."""
     return TRANSITIONS[config.rollout.transition](
         pairs.x,
@@ -115,7 +112,7 @@ def _transition(policy: Policy, pairs: Pairs, config: RunConfig, sigma_max: floa
         pairs.sigma,
         pairs.sigma_next,
         noise_level=config.rollout.noise_level,
-        sigma_max=sigma_max,
+        sigma_max=pairs.sigma_max,
     )
 
 
@@ -166,6 +163,7 @@ def _check_replay(error: float, config: RunConfig) -> None:
 
 def add_metrics(left: PackMetrics, right: PackMetrics) -> PackMetrics:
     """Return the sums and maxima over two packs."""
+    errors = [part.replay_error for part in (left, right) if part.replay_error is not None]
     return replace(
         left,
         num_pairs=left.num_pairs + right.num_pairs,
@@ -174,5 +172,5 @@ def add_metrics(left: PackMetrics, right: PackMetrics) -> PackMetrics:
         clipped=left.clipped + right.clipped,
         approx_kl=left.approx_kl + right.approx_kl,
         max_log_ratio=max(left.max_log_ratio, right.max_log_ratio),
-        replay_error=max(left.replay_error, right.replay_error),
+        replay_error=max(errors) if errors else None,
     )

@@ -33,11 +33,9 @@ def add(left: GradientSum, right: GradientSum) -> GradientSum:
     return GradientSum(gradient, add_metrics(left.metrics, right.metrics))
 
 
-def pack_gradient(
-    policy: Policy, pairs: Pairs | CleanPairs, config: RunConfig, *, sigma_max: float
-) -> GradientSum:
+def pack_gradient(policy: Policy, pairs: Pairs | CleanPairs, config: RunConfig) -> GradientSum:
     """Return the gradient of one pack; arguments as in ``pack_loss``."""
-    loss, metrics = pack_loss(policy, pairs, config, sigma_max=sigma_max)
+    loss, metrics = pack_loss(policy, pairs, config)
     parameters = trainable_parameters(policy)
     gradients = _gradients(loss, list(parameters.values()), config.model.dtype)
     found = {
@@ -52,14 +50,15 @@ def _gradients(loss: Tensor, parameters: list[nn.Parameter], dtype: str) -> Sequ
     """Return the gradient of each parameter; None if it reaches no output, as in a last block.
 
     A pair's share of the loss is so small that float16 would round it to 0 on the way back: there
-    the loss is scaled up by as much as keeps all gradients finite, and they are scaled back.
+    the loss is scaled up by as much as keeps all gradients finite, and they are scaled back, in
+    float32.
     """
     if dtype != "float16":
         return torch.autograd.grad(loss, parameters, allow_unused=True)
     gradients: Sequence[Tensor | None] = []
     for scale in _LOSS_SCALES:
         scaled = torch.autograd.grad(loss * scale, parameters, allow_unused=True, retain_graph=True)
-        gradients = [None if value is None else value / scale for value in scaled]
+        gradients = [None if value is None else value.float() / scale for value in scaled]
         if all(value is None or bool(value.isfinite().all()) for value in gradients):
             break
     return gradients  # what is not finite even so is refused by the optimizer step

@@ -25,7 +25,7 @@ class Replay(NamedTuple):
     logprob: Tensor  # [B], carries gradient
     behaviour_mean: Tensor | None  # [B, ...], for algorithms that ask for it (needs_noise)
     behaviour_logprob: Tensor  # [B]
-    advantage: Tensor  # [B], clamped
+    advantage: Tensor  # [B]
     sigma: Tensor  # [B]
     sigma_next: Tensor  # [B]
     sigma_max: float
@@ -41,7 +41,7 @@ Objective = Callable[[Replay, Any], SurrogateLoss]
 
 
 def clipped(replay: Replay, algorithm: Any) -> SurrogateLoss:
-    """Return the clipped surrogate of FlowGRPO, DanceGRPO and DDPO."""
+    """Return the clipped surrogate of FlowGRPO, DanceGRPO, MixGRPO and DDPO."""
     return clipped_surrogate(
         replay.logprob, replay.behaviour_logprob, replay.advantage, clip_range=algorithm.clip_range
     )
@@ -71,15 +71,6 @@ def masked(replay: Replay, algorithm: Any) -> SurrogateLoss:
     )
 
 
-def penalised(replay: Replay, algorithm: Any) -> SurrogateLoss:
-    """Return MixGRPO's clipped surrogate and penalty."""
-    found = clipped(replay, algorithm)
-    if not algorithm.log_ratio_coefficient:
-        return found
-    penalty = squared_log_ratio(replay.logprob, replay.behaviour_logprob)
-    return found._replace(per_pair=found.per_pair + algorithm.log_ratio_coefficient * penalty)
-
-
 def reweighted(replay: Replay, algorithm: Any) -> SurrogateLoss:
     """Return LongCat-Video's clipped surrogate, weighted by the step."""
     found = clipped(replay, algorithm)
@@ -92,13 +83,22 @@ OBJECTIVES: dict[str, Objective] = {
     "grpo_guard": guarded,
     "flow_dppo": masked,
     "dance_grpo": clipped,
-    "mix_grpo": penalised,
+    "mix_grpo": clipped,
     "ddpo": clipped,
     "longcat": reweighted,
 }
 
 
-def corrected(replay: Replay, algorithm: Any) -> SurrogateLoss:
+def objective(replay: Replay, algorithm: Any) -> SurrogateLoss:
+    """Return the algorithm's losses, corrected if it asks for that, with MixGRPO's penalty."""
+    found = _corrected(replay, algorithm)
+    if algorithm.type != "mix_grpo" or not algorithm.log_ratio_coefficient:
+        return found
+    penalty = squared_log_ratio(replay.logprob, replay.behaviour_logprob)
+    return found._replace(per_pair=found.per_pair + algorithm.log_ratio_coefficient * penalty)
+
+
+def _corrected(replay: Replay, algorithm: Any) -> SurrogateLoss:
     """Return the algorithm's losses, of the stored or of recomputed behaviour log-probs.
 
     With one update per iteration the trainer's own log-probs before the update are those of the

@@ -156,10 +156,7 @@ def adamw(
 
 
 def moving_average(parameters: Iterable[nn.Parameter], config: TrainConfig) -> EMAModel:
-    """Return diffusers' moving average with the config's settings, begun at ``parameters``.
-
-    Its first step copies the weights if it is warmed up.
-    """
+    """Return diffusers' moving average with the config's settings, begun at ``parameters``."""
     if config.ema_warmup:
         return EMAModel(parameters, decay=config.ema_decay)
     # a least decay, and a first step that counts, leave nothing of the warm-up
@@ -167,17 +164,26 @@ def moving_average(parameters: Iterable[nn.Parameter], config: TrainConfig) -> E
     return EMAModel(parameters, decay=decay, min_decay=decay, update_after_step=-1)
 
 
+def step_average(
+    average: EMAModel, parameters: Iterable[nn.Parameter], version: int, config: TrainConfig
+) -> None:
+    """Move an average towards a version: after every ``ema_every`` of them, as FlowGRPO counts.
+
+    Warmed up, the decay is min((1 + version) / (10 + version), ``ema_decay``).
+    """
+    if (version + 1) % config.ema_every == 0:
+        average.optimization_step = version  # the next step, version + 1, has that decay
+        average.step(parameters)
+
+
 def _averaged(state: TrainState, weights: Weights, config: TrainConfig) -> Weights:
     """Return the moving average after this update."""
     if not config.ema_decay:
         return weights
-    version = state.version + 1
-    if version % config.ema_every:
-        return state.ema
     average = moving_average(
         [nn.Parameter(torch.from_numpy(value.copy())) for value in state.ema.values()], config
     )
-    average.optimization_step = version // config.ema_every - 1
-    average.step([nn.Parameter(torch.from_numpy(value)) for value in weights.values()])
+    parameters = [nn.Parameter(torch.from_numpy(value)) for value in weights.values()]
+    step_average(average, parameters, state.version + 1, config)
     shadows = zip(state.ema, average.shadow_params, strict=True)
     return {name: value.numpy() for name, value in shadows}

@@ -26,6 +26,7 @@ class Pairs:
     advantage: Tensor  # [b]
     sigma: Tensor  # [b]
     sigma_next: Tensor  # [b]
+    sigma_max: float  # the schedule's second noise level
     condition: Condition  # [b, ...] each
     is_own: Tensor  # [b] bool, whether the version that is trained sampled it
     noise: Tensor | None = None  # [b, ...] that the step added, for algorithms that ask for it
@@ -53,7 +54,6 @@ def gather_pairs(
     segments: Sequence[Segment],
     conditions: Mapping[int, Arrays],
     advantages: Mapping[int, np.ndarray],
-    sigmas: Tensor,
     device: torch.device,
     config: RunConfig,
     *,
@@ -67,7 +67,6 @@ def gather_pairs(
         segments: that cover its steps, or the last ones if clean latents are trained; in any order.
         conditions: of each group, one row.
         advantages: [G] of each group, or [G, K] where trained steps differ.
-        sigmas: [T+1] schedule.
         device: where the batch goes.
         config: of the run.
         version: that is trained.
@@ -75,12 +74,16 @@ def gather_pairs(
     """
     algorithm = config.algorithm
     found = list(_found(pack.blocks, segments, config))
-    steps = torch.tensor([block.step for block, _, _ in found for _ in range(block.num_rows)])
 
     def batch(parts: Iterator[np.ndarray]) -> Tensor:
         return to_tensor(np.concatenate(list(parts)), device)
 
     advantage = batch(_advantages(block, advantages, trained_steps) for block, _, _ in found)
+
+    def noise_level(after: int) -> Tensor:
+        """Return [b] the schedule before each pair's step, or after it."""
+        return batch(np.repeat(s.sigmas[b.step + after], b.num_rows) for b, s, _ in found)
+
     condition = {
         # Not broadcast_to: concatenate would put the rows last in memory, and then matrix
         # products round differently than in the rollout.
@@ -93,7 +96,7 @@ def gather_pairs(
     if config.trains_clean:
         x_0 = batch(segment.x[rows] for _, segment, rows in found)
         noise = _noise(pack.blocks, x_0, config, FORWARD_NOISE)
-        return CleanPairs(x_0, noise, advantage, sigmas[steps].to(device), condition)
+        return CleanPairs(x_0, noise, advantage, noise_level(0), condition)
     x_next = batch(segment.after(block.step)[rows] for block, segment, rows in found)
     own = [segment.version == version for block, segment, _ in found for _ in range(block.num_rows)]
     return Pairs(
@@ -101,8 +104,9 @@ def gather_pairs(
         x_next=x_next,
         behaviour_logprob=batch(s.logprobs[b.step][rows] for b, s, rows in found),
         advantage=advantage,
-        sigma=sigmas[steps].to(device),
-        sigma_next=sigmas[steps + 1].to(device),
+        sigma=noise_level(0),
+        sigma_next=noise_level(1),
+        sigma_max=float(found[0][1].sigmas[1]),
         condition=condition,
         is_own=torch.tensor(own, device=device),
         noise=_noise(pack.blocks, x_next, config, NOISE) if algorithm.needs_noise else None,

@@ -17,6 +17,7 @@ class Segment:
     latents: np.ndarray  # [s + 1, n, ...] as stored; latents[0] is x before first_step
     logprobs: dict[int, np.ndarray]  # step -> [n] under the version that sampled
     version: int
+    sigmas: np.ndarray  # [T + 1] noise levels before and after the steps of the whole trajectory
 
     @property
     def x(self) -> np.ndarray:

@@ -44,7 +44,10 @@ def write_segment(run_dir: Path, segment: Segment, steps: Sequence[int]) -> Path
         return None
     first, end = min(covered), max(covered) + 1
     start = first - segment.first_step
-    tensors = {"latents": segment.latents[start : start + end - first + 1]}
+    tensors = {
+        "latents": segment.latents[start : start + end - first + 1],
+        "sigmas": segment.sigmas,
+    }
     for step in covered:
         if step in segment.logprobs:
             tensors[f"logprobs/{step}"] = segment.logprobs[step]
@@ -77,9 +80,9 @@ def _read(path: Path) -> Segment:
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
     first, version = header.pop("first_step"), header.pop("version")
-    latents = tensors.pop("latents")
+    latents, sigmas = tensors.pop("latents"), tensors.pop("sigmas")
     logprobs = {int(name.removeprefix("logprobs/")): value for name, value in tensors.items()}
-    return Segment(Fragment(**header), first, latents, logprobs, version)
+    return Segment(Fragment(**header), first, latents, logprobs, version, sigmas)
 
 
 def forget_trajectories(run_dir: Path, iteration: int) -> None:

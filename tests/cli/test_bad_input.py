@@ -51,6 +51,10 @@ SETTINGS = {
         "--algorithm.best_of 99",
         "algorithm.best_of (99) is above rollout.group_size",
     ),
+    "ddpo with failures that are filled in": (
+        "--algorithm.type ddpo --rewards.shapes.on_failure neutral --rewards.shapes.weight 1",
+        "rewards.shapes.on_failure is 'neutral', but ddpo would remember the rewards",
+    ),
     "all but one trimmed": (
         "--algorithm.trimmed_ratio 0.99",
         "algorithm.trimmed_ratio (0.99) leaves one reward of rollout.group_size",
@@ -67,9 +71,13 @@ SETTINGS = {
         "--algorithm.type flow_dppo --rollout.storage float16",
         "rollout.storage is float16, but algorithm.type flow_dppo takes the noise back out",
     ),
+    "correction bounds that take the run's own samples out": (
+        "--algorithm.correction reject --algorithm.correction_bounds [1.5,2]",
+        "w is 1 for what the trained version sampled",
+    ),
     "correction bounds": (
         "--algorithm.correction reject --algorithm.correction_bounds [2,1]",
-        "algorithm.correction_bounds are [2.0, 1.0]; needs 0 <= low < high",
+        "algorithm.correction_bounds are [2.0, 1.0]; needs 0 <= low <= 1 <= high",
     ),
     "unknown transition": (
         "--rollout.transition sde",

@@ -68,6 +68,50 @@ def test_mixed_advantages_do_not_see_the_scale_of_a_reward():
     assert found.values[0] == pytest.approx([-2, 0, 0, 2], abs=1e-3)
 
 
+def test_advantages_are_clamped_one_reward_at_a_time():
+    parts = {"t:a/score": [0.0, 0.0, 0.0, 1.0], "t:b/score": [0.0, 0.0, 0.0, 9.0]}
+    total = [a + b for a, b in zip(*parts.values(), strict=True)]
+    tree = {"rewards": {"t:a": 1.0, "t:b": 1.0}, "rollout": {"group_size": 4, "fragment_size": 2}}
+    columns, found = {0: {"reward": total, **parts}}, {}
+    for mix in ("rewards", "advantages"):
+        algorithm = {"mix": mix, "max_advantage": 1.5}
+        run = RunConfig.model_validate({**tree, "algorithm": algorithm})
+        found[mix] = advantages_of(run, columns, {0: "x"}, {}).values[0]
+    # One that stands out among four has 3 / sqrt(3), the others -1 / sqrt(3).
+    assert found["rewards"] == pytest.approx([-(3**-0.5)] * 3 + [1.5], rel=1e-3)
+    assert found["advantages"] == pytest.approx([-2 * 3**-0.5] * 3 + [3.0], rel=1e-3)
+    kl = {0: np.zeros((4, 1))}
+    run = RunConfig.model_validate({**tree, "algorithm": {"kl_reward": 1.0, "max_advantage": 1.5}})
+    assert advantages_of(run, columns, {0: "x"}, {}, kl).values[0].max() == 1.5
+    found = found_of({0: [0.0, 0.0, 0.0, 1.0]}, type="ddpo", max_advantage=1.5)
+    assert found.values[0].max() == 1.5
+
+
+@pytest.mark.parametrize("mix", ["rewards", "advantages"])
+def test_groups_that_could_not_be_scored_do_not_change_the_others(mix):
+    scored = {0: [25.6, 25.7, 25.8, 25.9], 1: [25.0, 25.0, 26.0, 26.0]}
+    tree = {"rewards": {"t:a": {"weight": 1.0, "on_failure": "neutral"}}}
+    algorithm = {"mix": mix, "advantage_scale": "batch"}
+    run = RunConfig.model_validate(
+        {**tree, "algorithm": algorithm, "rollout": {"group_size": 4, "fragment_size": 2}}
+    )
+
+    def column(values, failed):
+        return {"reward": values, "t:a/score": values, "t:a/failed": [float(failed)] * 4}
+
+    columns = {group: column(values, failed=False) for group, values in scored.items()}
+    prompts = {group: "x" for group in range(3)}
+    alone = advantages_of(run, columns, prompts, {})
+    columns[2] = column([0.0] * 4, failed=True)
+    found = advantages_of(run, columns, prompts, {})
+    assert found.skipped == (2,)
+    for group in scored:
+        np.testing.assert_array_equal(found.values[group], alone.values[group])
+    nothing = advantages_of(run, {2: columns[2]}, prompts, {})
+    assert nothing.skipped == (2,)
+    assert not nothing.values[2].any()
+
+
 def test_a_kl_in_the_reward_makes_an_advantage_for_each_step():
     kl = np.array([[0.0, 0.2], [0.0, 0.0], [0.0, 0.2], [0.0, 0.0]])
     columns = {0: {"reward": [0.0, 0.0, 1.0, 1.0]}, 1: {"reward": [0.5] * 4}}

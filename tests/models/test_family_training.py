@@ -87,11 +87,12 @@ def sampled(policy, config: RunConfig) -> Segment:
     )
     latents = np.stack([to_array(x), *(to_array(step.x_next) for step in done)])
     logprobs = {step.step: to_array(step.logprob) for step in done if step.logprob is not None}
-    return Segment(FRAGMENT, 0, latents, logprobs, version=0)
+    sigmas = to_array(policy.sigmas(config.rollout.num_steps))
+    return Segment(FRAGMENT, 0, latents, logprobs, version=0, sigmas=sigmas)
 
 
 def replayed(policy, config: RunConfig, pack_size: int) -> list[GradientSum]:
-    segment, sigmas = sampled(policy, config), policy.sigmas(config.rollout.num_steps)
+    segment = sampled(policy, config)
     trained = steps_of_iteration(config, 0).trained
     return [
         pack_gradient(
@@ -101,14 +102,12 @@ def replayed(policy, config: RunConfig, pack_size: int) -> list[GradientSum]:
                 [segment],
                 {0: to_arrays(policy.encode([PROMPT]))},
                 {0: np.array([1.5, -0.5, -2.0, 1.0])},
-                sigmas,
                 policy.device,
                 config,
                 version=0,
                 trained_steps=trained,
             ),
             config,
-            sigma_max=float(sigmas[1]),
         )
         for pack in make_packs([FRAGMENT], trained, iteration=0, pack_size=pack_size)
     ]

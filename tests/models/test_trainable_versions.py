@@ -58,11 +58,12 @@ def gradient_at(policy):
         advantage=torch.tensor([1.0, -0.5, -2.0], dtype=dtype),
         sigma=torch.tensor([0.9, 0.6, 0.3]),
         sigma_next=torch.tensor([0.7, 0.4, 0.1]),
+        sigma_max=0.9,
         condition=policy.encode(["a red circle"] * COUNT),
         is_own=torch.zeros(COUNT, dtype=torch.bool),
     )
     config = RunConfig(algorithm=FlowGrpoConfig(kl_coefficient=0.1, clip_range=0.9))
-    return pack_gradient(policy, pairs, config, sigma_max=0.9).gradient
+    return pack_gradient(policy, pairs, config).gradient
 
 
 def weights_in(policy):

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from diffusers.training_utils import EMAModel
 from oracle_cases import assert_within, extra, oracle
 
 from digen_core.algorithms.advantages import best_of_n
@@ -15,6 +14,8 @@ from digen_core.algorithms.grpo import clipped_surrogate, group_advantages
 from digen_core.algorithms.grpo_guard import guarded_surrogate
 from digen_core.algorithms.kl import flowgrpo_kl, transition_kl
 from digen_core.algorithms.mix_grpo import mix_grpo_window
+from digen_core.train_config import TrainConfig
+from digen_core.training.optimizer import moving_average, step_average
 
 TESTED = (
     "ppo/",
@@ -191,18 +192,20 @@ def test_decay_of_the_old_policy(published: int, schedule: str):
 def test_moving_average():
     # Recorded: weights t at optimizer steps t = 1, 2, ..., averaged where 8 divides t + 1.
     recorded, decays = oracle("extras")["ema/flowgrpo_decay0.9_int8"], extra("ema/decay_at_step")
-    average = EMAModel([torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))], decay=0.9)
-    got = []
+    config = TrainConfig(ema_decay=0.9, ema_every=8)
+    every = config.model_copy(update={"ema_every": 1})
+
+    def weights(value: float) -> list[torch.nn.Parameter]:
+        return [torch.nn.Parameter(torch.full((1,), value, dtype=torch.float64))]
+
+    average, got = moving_average(weights(0.0), config), []
     for t in range(1, len(recorded) + 1):
-        # EMAModel's n-th step has the decay of FlowGRPO's step n - 1
-        assert average.get_decay(t + 1) == pytest.approx(decays[t - 1].item(), rel=1e-15)
-        if (t + 1) % 8 == 0:
-            average.optimization_step = t
-            average.step([torch.nn.Parameter(torch.full((1,), float(t), dtype=torch.float64))])
+        step_average(average, weights(float(t)), t, config)
         got.append(average.shadow_params[0].item())
+        single = moving_average(weights(1.0), every)  # goes to the decay at this step
+        step_average(single, weights(0.0), t, every)
+        assert single.shadow_params[0].item() == pytest.approx(decays[t - 1].item(), rel=1e-15)
     np.testing.assert_allclose(got, recorded, rtol=1.2e-7)  # recorded in float32
-    # Ours counts its own steps, not the optimizer's: the first average is a copy of the weights.
-    assert EMAModel([], decay=0.9).get_decay(1) == 0
 
 
 # --- MixGRPO's windows

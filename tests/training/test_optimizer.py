@@ -65,13 +65,14 @@ def stateful(weights: dict, gradients: list[dict], config: TrainConfig) -> tuple
     )
     average = EMAModel(list(parameters.values()), decay=config.ema_decay)
     norms = []
-    for update, gradient in enumerate(gradients, start=1):
+    for version, gradient in enumerate(gradients, start=1):
         for name, value in gradient.items():
             parameters[name].grad = torch.tensor(value)
         norm = nn.utils.clip_grad_norm_(parameters.values(), config.max_grad_norm)
         norms.append(float(norm))
         optimizer.step()
-        if update % config.ema_every == 0:
+        if (version + 1) % config.ema_every == 0:
+            average.optimization_step = version
             average.step(parameters.values())
     shadows = dict(zip(parameters, average.shadow_params, strict=True))
     return parameters, shadows, norms
@@ -144,17 +145,17 @@ def test_the_average_moves_every_third_update_only():
     changed = [
         bool((after.ema["a"] != before.ema["a"]).any()) for before, after in pairwise(states)
     ]
-    assert changed == [False, False, True, False, False, True]
+    assert changed == [False, True, False, False, True, False]  # at versions 2 and 5
 
 
 def test_the_average_by_hand():
-    # Decay is 0 at the first update, then (1 + n) / (10 + n) = 2/11 after one step of it.
+    # The decay is 2/11 at version 1 and 3/12 at version 2.
     first, _ = stepped(state_of(a=[1.0]), {"a": np.array([1.0])}, CONFIG)
     second, _ = stepped(first, {"a": np.array([1.0])}, CONFIG)
-    np.testing.assert_allclose(first.ema["a"], first.weights["a"], rtol=1e-12)
-    np.testing.assert_allclose(
-        second.ema["a"], 2 / 11 * first.ema["a"] + 9 / 11 * second.weights["a"], rtol=1e-12
-    )
+    average = 2 / 11 + 9 / 11 * first.weights["a"]
+    np.testing.assert_allclose(first.ema["a"], average, rtol=1e-12)
+    average = average / 4 + 3 / 4 * second.weights["a"]
+    np.testing.assert_allclose(second.ema["a"], average, rtol=1e-12)
 
 
 def test_an_average_without_warm_up_by_hand():

@@ -139,7 +139,8 @@ def payloads(tiny_flux) -> dict:
     )
     first, *rest = list(done)
     latents = np.stack([to_array(x), to_array(first.x_next), *(to_array(d.x_next) for d in rest)])
-    segment = Segment(Fragment(0, 0, 0, 0, 16), 0, latents, {0: to_array(first.logprob)}, version=0)
+    logprobs = {0: to_array(first.logprob)}
+    segment = Segment(Fragment(0, 0, 0, 0, 16), 0, latents, logprobs, 0, to_array(sigmas))
     pairs = Pairs(
         x=first.x,
         x_next=first.x_next,
@@ -147,10 +148,11 @@ def payloads(tiny_flux) -> dict:
         advantage=torch.linspace(-1, 1, 16),
         sigma=sigmas[0].expand(16),
         sigma_next=sigmas[1].expand(16),
+        sigma_max=float(sigmas[1]),
         condition={name: value.repeat_interleave(16, 0) for name, value in condition.items()},
         is_own=torch.ones(16, dtype=torch.bool),
     )
-    gradient = pack_gradient(policy, pairs, RunConfig(rollout=rollout), sigma_max=float(sigmas[1]))
+    gradient = pack_gradient(policy, pairs, RunConfig(rollout=rollout))
     state = initial_state(initial_weights(policy, None, seed=0))
     state, _ = optimizer_step(state, gradient.gradient, TrainConfig(), learning_rate=1e-3)
     return {
@@ -178,7 +180,7 @@ def test_no_array_goes_through_an_ordinary_pickle(payloads, name):
 
 def test_in_band_bytes_do_not_grow_with_the_arrays():
     sizes = [
-        in_band(Segment(Fragment(0, 0, 0, 0, n), 0, np.zeros((4, n, 16, 16)), {}, version=0))
+        in_band(Segment(Fragment(0, 0, 0, 0, n), 0, np.zeros((4, n, 16, 16)), {}, 0, np.ones(4)))
         for n in (1, 200)
     ]
     assert sizes[1] < sizes[0] + 50

@@ -27,7 +27,8 @@ def segment_of(precision="float32", fragment=FRAGMENT) -> Segment:
     latents = torch.randn(len(STEPS) + 1, 2, 3, 4)
     latents = latents.to(getattr(torch, precision)).float()  # as stored: rounded before
     logprobs = {step: np.array([step / 7, -step / 3], np.float32) for step in STEPS}
-    return Segment(fragment, 2, to_stored(latents, precision), logprobs, version=5)
+    sigmas = np.linspace(1, 0, 9, dtype=np.float32)
+    return Segment(fragment, 2, to_stored(latents, precision), logprobs, version=5, sigmas=sigmas)
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
@@ -43,6 +44,7 @@ def test_the_kept_part_of_a_segment_comes_back_bit_for_bit(precision, tmp_path):
         np.testing.assert_array_equal(found.after(step), segment.after(step))
         np.testing.assert_array_equal(found.logprobs[step], segment.logprobs[step])
     assert found.logprobs.keys() == {3, 4}
+    np.testing.assert_array_equal(found.sigmas, segment.sigmas)
 
 
 def test_a_segment_without_such_steps_is_not_kept(tmp_path):
