@@ -77,6 +77,7 @@ app.command(
     planning.size, usage="Usage: digen size [CONFIG] [--json | --markdown] [--KEY VALUE ...]"
 )
 app.command(models.make_tiny)
+app.command(models.convert_hps)
 _pretrain.command(models.shapes)
 _config.command(configs.show, usage="Usage: digen config show [CONFIG] [--KEY VALUE ...]")
 _config.command(configs.reference)

@@ -54,6 +54,30 @@ def make_tiny(family: Family, folder: Path, /, *, seed: int = 0) -> int:
     return 0
 
 
+def convert_hps(checkpoint: Path, folder: Path, /) -> int:
+    """Convert HPS v2's published checkpoint, which is open_clip's, for the reward "hps".
+
+    Example: digen convert-hps HPS_v2.1_compressed.pt models/hps
+
+    Args:
+        checkpoint: The .pt file. Its weights are read; nothing in it is run.
+        folder: To save the model to; it must not hold anything yet.
+    """
+    _require_free(folder)
+
+    from transformers.utils.logging import disable_progress_bar
+
+    from digen_core.rewards.open_clip import convert_checkpoint
+
+    disable_progress_bar()
+    convert_checkpoint(checkpoint).save_pretrained(folder)
+    sys.stdout.write(
+        f'{folder} holds the CLIP model; the reward "hps" takes it as path, with the processor '
+        "laion/CLIP-ViT-H-14-laion2B-s32B-b79K\n"
+    )
+    return 0
+
+
 def _require_free(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists already; remove it or choose another folder")

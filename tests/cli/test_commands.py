@@ -86,6 +86,7 @@ def test_a_run_that_is_stopped_says_so(job, local, capsys, monkeypatch):
         "evaluate --help",
         "pretrain shapes --help",
         "make-tiny --help",
+        "convert-hps --help",
         "size --help",
         "config show --help",
         "bench runner --help",

@@ -77,6 +77,7 @@ def test_a_typo_in_any_option_gets_a_suggestion(name, option, capsys):
         "report": ["x"],
         "simulate": ["B"],
         "make-tiny": ["wan", "x"],
+        "convert-hps": ["x.pt", "x"],
         "plan": ["--cluster", "2-cores"],
     }
     assert run([*name.split(), *required.get(name, []), typo, "3"]) == 2
