@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from digen_core.algorithms.ddpo import RewardHistory
-from digen_core.config import RunConfig
+from digen_core.config import ConfigError, RunConfig
 from digen_core.data import Prompt, prompts_of_iteration, prompts_of_refills
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import (
@@ -75,7 +75,15 @@ def post_train_serially(
         on_iteration: is told each iteration and its row of metrics.
         version_of: (iteration, group) -> the policy version that generates the group, version n
             being the weights after n updates; None: the newest.
+
+    Raises:
+        ConfigError: in float16 the gradients of single pairs are 0, and this loop scales none.
     """
+    if config.model.dtype == "float16":
+        raise ConfigError(
+            "model.dtype is float16, whose loss the serial loop does not scale; use bfloat16 or "
+            "float32 to compare with it"
+        )
     set_weights(policy, initial_weights(policy, config.train.lora, seed=config.seed))
     parameters = trainable_parameters(policy)
     rate = config.train.learning_rate

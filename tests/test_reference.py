@@ -6,7 +6,7 @@ import torch
 from tiny_policies import load_trainable
 
 from digen_core import reference, reference_group
-from digen_core.config import RunConfig
+from digen_core.config import ConfigError, RunConfig
 from digen_core.data import Prompt, prompts_of_iteration
 from digen_core.models.trainable import initial_weights, set_weights
 from digen_core.reference import post_train_serially
@@ -320,3 +320,9 @@ def test_each_group_has_a_version_of_its_own(train):
     assert mixed.metrics[0] == train().metrics[0]
     for other in (train(), train(version_of=lambda iteration, group: 0)):
         assert distance(mixed.weights, other.weights) > 1e-5
+
+
+def test_float16_is_refused():
+    config = RunConfig.model_validate({"model": {"dtype": "float16"}})
+    with pytest.raises(ConfigError, match=r"model\.dtype is float16, whose loss the serial loop"):
+        post_train_serially(config, None, [], {})
