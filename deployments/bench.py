@@ -1,5 +1,6 @@
 """The command ``digen bench``: what orchestration costs, and what layouts gain."""
 
+from math import inf
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -82,6 +83,46 @@ def packs(*tokens: ConfigTokens, rounds: int = 7) -> int:
     from deployments import bench_packs
 
     bench_packs.main(config, rounds)
+    return 0
+
+
+@bench.command(
+    usage="Usage: digen bench utilization CONFIG [--blocks F] [--rounds N] [--peak-tflops P] "
+    "[--KEY VALUE ...]"
+)
+def utilization(
+    *tokens: ConfigTokens, blocks: float = 1.0, rounds: int = 7, peak_tflops: float | None = None
+) -> int:
+    """Measure the FLOP/s of steps and packs of a model of real size here, without its weights.
+
+    Example: digen bench utilization deployments/configs/recipes/flow_grpo_flux_fast.toml
+        --blocks 0.25 --peak-tflops 989
+
+    Args:
+        tokens: CONFIG and settings, as in 'digen train'; its model is a local folder or one of
+            those in deployments/model_configs, whose settings are built with random weights.
+        blocks: Share of the transformer's blocks to build, at least one of each kind.
+        rounds: Interleaved rounds.
+        peak_tflops: Peak of the device in the model's dtype, in TFLOP/s, as its data sheet says: to
+            print shares of it.
+    """
+    config = config_of(tokens, "digen bench utilization")
+    if not 0 < blocks <= 1 or rounds < 1:
+        raise ConfigError(
+            f"--blocks is {blocks} and --rounds {rounds}; use blocks above 0 and up to 1, "
+            "rounds >= 1"
+        )
+    if peak_tflops is not None and not 0 < peak_tflops < inf:
+        raise ConfigError(f"--peak-tflops is {peak_tflops}; use a number above 0")
+
+    from digen_core.checks import check_compiler, check_device
+
+    check_device(config.model, here=True)
+    check_compiler(config.model)
+
+    from deployments import bench_utilization
+
+    bench_utilization.main(config, blocks, rounds, peak_tflops)
     return 0
 
 

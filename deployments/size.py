@@ -1,7 +1,8 @@
 """``digen size``: parameters, arithmetic and bytes of recipes, counted without weights."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -44,12 +45,22 @@ def size(config: RunConfig) -> Sizes:
     Raises:
         ConfigError: the model's settings are not there, or do not fit the config.
     """
-    folder = settings_folder(config.model.path)
+    with reading_settings(config):
+        return sizes_of(config, settings_folder(config.model.path))
+
+
+@contextmanager
+def reading_settings(config: RunConfig) -> Iterator[None]:
+    """Let what is wrong with the settings of a config's model say whose they are.
+
+    Raises:
+        ConfigError: in place of an OSError or a ValueError of the body.
+    """
     try:
-        return sizes_of(config, folder)
-    except (OSError, ValueError) as error:  # a ConfigError is a ValueError, and says it all
-        if isinstance(error, ConfigError):
-            raise
+        yield
+    except ConfigError:  # which is a ValueError, and says it all
+        raise
+    except (OSError, ValueError) as error:
         raise ConfigError(f"model.path {config.model.path}: {error}") from error
 
 

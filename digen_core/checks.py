@@ -42,8 +42,10 @@ def check_inputs(config: RunConfig) -> None:
     _check_adapters(config.model)
     _check_runs_dir(Path(config.tracking.runs_dir))
     check_rewards(config, train, evaluation)
-    _check_device(config)
-    _check_compiler(config)
+    here = config.cluster.address is None
+    check_device(config.model, here=here)
+    if here:
+        check_compiler(config.model)
 
 
 def check_model_folder(model: ModelConfig) -> None:
@@ -200,10 +202,14 @@ def _check_runs_dir(runs_dir: Path) -> None:
         raise ConfigError(f"tracking.runs_dir is {runs_dir}, but {existing} is not writable")
 
 
-def _check_compiler(config: RunConfig) -> None:
-    """Check for the compiler, where the workers are to run on this machine; else they do."""
-    name = config.model.device
-    if not config.model.compile or config.cluster.scheduler_address is not None:
+def check_compiler(model: ModelConfig) -> None:
+    """Check for the compiler that a model on this machine takes, if it is to be compiled.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    name = model.device
+    if not model.compile:
         return
     if name == "auto":
         import torch
@@ -212,9 +218,17 @@ def _check_compiler(config: RunConfig) -> None:
     require_compiler(name.partition(":")[0])
 
 
-def _check_device(config: RunConfig) -> None:
-    """Check the device name and, where the workers are to run on this machine, that it is there."""
-    name = config.model.device
+def check_device(model: ModelConfig, *, here: bool) -> None:
+    """Check the name of a model's device.
+
+    Args:
+        model: with the name.
+        here: check also that this machine has the device.
+
+    Raises:
+        ConfigError: it is no name of a device, or of none here.
+    """
+    name = model.device
     if name in ("auto", "cpu"):
         return
     import torch
@@ -223,9 +237,25 @@ def _check_device(config: RunConfig) -> None:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"model.device {name!r} is none; use auto, cpu or cuda") from error
-    if config.cluster.address is not None:
+    if not here:
         return
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             f"model.device is {name!r}, but torch sees no CUDA device here; use auto or cpu"
         )
+    count = _num_devices(device.type)
+    if (device.index or 0) >= count:
+        raise ConfigError(
+            f"model.device is {name!r}, but torch sees {count or 'no'} such devices here; "
+            "use auto, cpu or cuda"
+        )
+
+
+def _num_devices(kind: str) -> int:
+    """Return how many devices of a type of torch's, such as cuda or mps, this machine has."""
+    import torch
+
+    try:
+        return int(torch.get_device_module(kind).device_count())
+    except RuntimeError:  # torch computes on no device of that type, such as meta
+        return 0

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from time import time
+from typing import Literal
 
 import torch
 from prefect import task
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from digen_core.config import RunConfig
 from digen_core.control.costs import Linear
-from digen_core.models.policy import Condition
+from digen_core.models.policy import Condition, Policy
 from digen_core.planning.profile import LineFit, Measured
 from digen_core.training.gradient_sum import pack_gradient
 from digen_core.training.pairs import CleanPairs, Pairs
@@ -20,6 +22,9 @@ from tasks.engine import Engine, working
 from tasks.setup import load_engine
 
 ROLES = ("rollout", "trainer")
+
+Work = Literal["step", "pack"]
+"""A denoising step of some samples, or forward and backward of some pairs."""
 
 
 @task(name="measure", task_run_name="{label}")
@@ -61,23 +66,54 @@ def pack_seconds(
         ConfigError: the model cannot be loaded.
     """
     engine = load_engine("measure", config, "measure", ROLES)
-    work = _Work(engine, engine.policy.encode([prompt]))
-    found: dict[int, list[float]] = {size: [] for size in sizes}
+    condition = engine.policy.encode([prompt])
+    works: list[tuple[Work, int]] = [("pack", size) for size in sizes]
+    found = work_seconds(engine.policy, config, condition, works, rounds)
+    return {size: seconds for (_, size), seconds in found.items()}
+
+
+def work_seconds(
+    policy: Policy,
+    config: RunConfig,
+    condition: Condition,
+    works: Sequence[tuple[Work, int]],
+    rounds: int,
+) -> dict[tuple[Work, int], list[float]]:
+    """Time work of some sizes in this process, interleaved.
+
+    Args:
+        policy: with what is trained attached.
+        config: of the run.
+        condition: of all samples, one row.
+        works: each with its number of samples or pairs.
+        rounds: in which each is timed once, after one that warms up.
+
+    Returns:
+        Seconds of each until the device has done it; what does not fit into memory is left out. A
+        step is ``config.velocities_per_step`` times its one velocity.
+    """
+    work = _Work(policy, config, condition)
+    timed: dict[Work, tuple[Callable[[int], object], float]] = {
+        "step": (work.step, config.velocities_per_step),
+        "pack": (work.pack, 1.0),
+    }
+    found: dict[tuple[Work, int], list[float]] = {each: [] for each in works}
     for number in range(rounds + 1):
-        for size in list(found):
+        for kind, size in list(found):
+            method, times = timed[kind]
             try:
-                started = time()
-                work.pack(size)
+                seconds = times * _seconds(partial(method, size))
             except torch.OutOfMemoryError:
-                del found[size]
+                del found[kind, size]
                 continue
             if number:
-                found[size].append(time() - started)
+                found[kind, size].append(seconds)
     return found
 
 
 def _measured(engine: Engine, condition: Condition, roles: list[str] | tuple[str, ...]) -> Measured:
-    work, config = _Work(engine, condition), engine.config
+    config = engine.config
+    work = _Work(engine.policy, config, condition)
     generates, trains = "rollout" in roles, "trainer" in roles
     fragment_size = config.rollout.fragment_size
     return Measured(
@@ -95,20 +131,28 @@ def _line(work: Callable[[int], object], largest: int) -> Linear:
     for size in sorted({1, largest}):
         try:
             work(size)
-            started = time()
-            work(size)
+            seconds = _seconds(partial(work, size))
         except torch.OutOfMemoryError:  # the run will find out what fits
             break
-        fit.add(size, time() - started)
+        fit.add(size, seconds)
     return fit.line(Linear())
 
 
-class _Work:
-    """Work on zeros in place of latents; each method waits until the device has done it."""
+def _seconds(work: Callable[[], object]) -> float:
+    started = time()
+    work()
+    return time() - started
 
-    def __init__(self, engine: Engine, condition: Condition) -> None:
-        self._engine = engine
-        self._policy = engine.policy
+
+class _Work:
+    """Work on noise in place of latents; each method waits until the device has done it.
+
+    Not on zeros: they can take a GPU less power, and so less time, than numbers do.
+    """
+
+    def __init__(self, policy: Policy, config: RunConfig, condition: Condition) -> None:
+        self._policy = policy
+        self._config = config
         self._condition = condition
 
     @torch.no_grad()
@@ -121,16 +165,16 @@ class _Work:
     @torch.no_grad()
     def decode(self, num_samples: int) -> None:
         """Decode a fragment. Rewards, which may be anybody's service, are left alone."""
-        float(self._policy.decode(self._latents(num_samples)).sum())
+        zeros = torch.zeros_like(self._latents(num_samples))  # of which every VAE makes pixels
+        float(self._policy.decode(zeros).sum())
 
     def pack(self, num_pairs: int) -> None:
         """Forward and backward of a pack."""
-        config = self._engine.config
-        pack_gradient(self._policy, self._pairs(num_pairs), config)
+        pack_gradient(self._policy, self._pairs(num_pairs), self._config)
 
     def _pairs(self, num_pairs: int) -> Pairs | CleanPairs:
         """Return pairs of the middle step, as the algorithm trains them."""
-        device, config = self._policy.device, self._engine.config
+        device, config = self._policy.device, self._config
         x, condition = self._latents(num_pairs), self._rows(num_pairs)
         ones, middle = torch.ones(num_pairs, device=device), config.rollout.num_steps // 2
         sigmas = self._policy.sigmas(config.rollout.num_steps).to(device)
@@ -157,8 +201,12 @@ class _Work:
 
     def _latents(self, size: int) -> Tensor:
         policy = self._policy
-        return torch.zeros(
-            size, *policy.latent_shape, device=policy.device, dtype=policy.latent_dtype
+        return torch.randn(
+            size,
+            *policy.latent_shape,
+            generator=torch.Generator(policy.device).manual_seed(0),
+            device=policy.device,
+            dtype=policy.latent_dtype,
         )
 
     def _rows(self, size: int) -> Condition:

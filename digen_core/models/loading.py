@@ -1,12 +1,15 @@
 """Load the model of a run, ready to be trained: for its workers and for the serial loop alike."""
 
+from pathlib import Path
+
 import diffusers
 import torch
 import transformers
 
 from digen_core.config import RunConfig
-from digen_core.models import LOADERS
+from digen_core.models import ADAPTERS, LOADERS
 from digen_core.models.compiled import compile_blocks
+from digen_core.models.pipeline_policy import PipelinePolicy
 from digen_core.models.policy import Part, Policy
 from digen_core.models.trainable import make_trainable
 
@@ -21,6 +24,31 @@ def load_trainable(config: RunConfig, parts: frozenset[Part]) -> Policy:
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(config.cluster.threads_per_worker)
     policy = LOADERS[config.model.family](config.model, parts)
+    _prepare(policy, config)
+    return policy
+
+
+def build_trainable(config: RunConfig, folder: Path) -> PipelinePolicy:
+    """Build a config's model from its settings with random weights, and take a worker's threads.
+
+    Args:
+        config: of the run.
+        folder: with ``transformer/config.json`` and ``vae/config.json`` of diffusers.
+
+    Raises:
+        OSError: one of them is not there.
+        ConfigError: the model has other sizes than the config asks for, or there is no compiler.
+        ValueError: no module matches the config's LoRA targets.
+        torch.OutOfMemoryError: it does not fit into the device's memory.
+    """
+    torch.set_num_threads(config.cluster.threads_per_worker)
+    policy = ADAPTERS[config.model.family].with_random_weights(config.model, folder)
+    _prepare(policy, config)
+    return policy
+
+
+def _prepare(policy: Policy, config: RunConfig) -> None:
+    """Attach what is trained, and compile if the config says so."""
     make_trainable(
         policy,
         config.train.lora,
@@ -28,4 +56,3 @@ def load_trainable(config: RunConfig, parts: frozenset[Part]) -> Policy:
         gradient_checkpointing=config.train.gradient_checkpointing,
     )
     compile_blocks(policy, config.model)
-    return policy

@@ -10,6 +10,8 @@ Axes: B samples, C channels, F frames, H height, W width.
 import copy
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -103,17 +105,49 @@ class PipelinePolicy(ABC):
             OSError: one of them is not there.
             ConfigError: the model has other sizes than the config asks for.
         """
+        config = config.model_copy(update={"dtype": "float32"})
+        return cls._from_settings(config, folder, torch.device("meta"))
+
+    @classmethod
+    def with_random_weights(cls, config: ModelConfig, folder: Path) -> Self:
+        """Build the transformer as ``load`` does, but for its numbers: those before any training.
+
+        It is on the config's device and has the dtypes of a loaded one. The VAE is on the meta
+        device, and there are no text encoders. There is no scheduler either: noise levels fall
+        evenly where ``model.shift`` does not say otherwise.
+
+        Args:
+            config: dtype, device, sizes and guidance; its path and adapters are not looked at.
+            folder: with ``transformer/config.json`` and ``vae/config.json`` of diffusers.
+
+        Raises:
+            OSError: one of them is not there.
+            ConfigError: the model has other sizes than the config asks for.
+            torch.OutOfMemoryError: it does not fit into the device's memory.
+        """
+        config = config.model_copy(update={"shift": config.shift or 1.0})
+        with _default_dtype(TORCH_DTYPES[config.dtype]):
+            policy = cls._from_settings(config, folder, resolve_device(config.device))
+        in_float32 = set(policy.transformer._keep_in_fp32_modules or ())
+        for name, parameter in policy.transformer.named_parameters():
+            if in_float32.intersection(name.split(".")):
+                parameter.data = parameter.data.float()
+        return policy
+
+    @classmethod
+    def _from_settings(cls, config: ModelConfig, folder: Path, device: torch.device) -> Self:
+        """Build the transformer on a device and the VAE on the meta device."""
         required = inspect.signature(cls.pipeline_class.__init__).parameters.values()
         parts: dict[str, Any] = {part.name: None for part in required if part.default is part.empty}
         parts.pop("self")
-        settings = AutoModel.load_config(folder, subfolder="transformer")
-        with torch.device("meta"):
+        with device:
+            settings = AutoModel.load_config(folder, subfolder="transformer")
             parts["transformer"] = AutoModel.from_config(settings)
+        with torch.device("meta"):
             parts["vae"] = cls.vae_class.from_config(cls.vae_class.load_config(folder / "vae"))
         for module in (parts["transformer"], parts["vae"]):
             module.eval().requires_grad_(False)
-        config = config.model_copy(update={"dtype": "float32"})
-        return cls(cls.pipeline_class(**parts), config, torch.device("meta"))
+        return cls(cls.pipeline_class(**parts), config, device)
 
     def at_size(self, size: Size) -> Self:
         """Return the same policy for samples of a size: it shares everything with this one.
@@ -239,6 +273,17 @@ class PipelinePolicy(ABC):
     @abstractmethod
     def vae_latents(self, x: Tensor) -> Tensor:
         """Return what the VAE decodes: latents unpacked and at its own scale."""
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Let what is made in the body have a dtype where nothing else is said."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def video_latent_shape(

@@ -338,6 +338,51 @@ def test_cuda_is_refused_where_there_is_none(local, refused, monkeypatch):
     assert run(["train", "job.toml", "--model.device", "cuda", *elsewhere]) == 0
 
 
+UTILIZATION = {
+    "no blocks": ("--blocks 0", "--blocks is 0.0 and --rounds 7; use blocks above 0 and up to 1"),
+    "more blocks than there are": ("--blocks 1.5", "--blocks is 1.5 and --rounds 7; use blocks"),
+    "blocks that are no number": ("--blocks nan", "--blocks is nan and --rounds 7; use blocks"),
+    "no rounds": ("--rounds 0", "--blocks is 1.0 and --rounds 0; use blocks"),
+    "no peak": ("--peak-tflops 0", "--peak-tflops is 0.0; use a number above 0"),
+    "a peak that is no number": ("--peak-tflops nan", "--peak-tflops is nan; use a number above"),
+    "unknown model": (
+        "--model.path a/b",
+        "model.path a/b is no folder here, and the settings that",
+    ),
+    "unknown device": ("--model.device gpu", "model.device 'gpu' is none; use auto, cpu or cuda"),
+    "device of no numbers": (
+        "--model.device meta",
+        "model.device is 'meta', but torch sees no such devices here; use auto, cpu or cuda",
+    ),
+    "device that is elsewhere": (
+        "--model.device cuda --cluster.scheduler-address tcp://10.0.0.1:8786",
+        "model.device is 'cuda', but torch sees no CUDA device here; use auto or cpu",
+    ),
+    "folder of no settings": (
+        "--model.path .",
+        "model.path .: [Errno 2] No such file or directory",
+    ),
+    "settings without blocks": (
+        "--blocks 0.5",
+        "model.path model: transformer/config.json has no num_layers, of which --blocks is a share",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UTILIZATION)
+def test_a_share_of_a_peak_of_nothing_is_refused(case, refused, monkeypatch):
+    settings, message = UTILIZATION[case]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert message in refused(["bench", "utilization", "job.toml", *settings.split()])
+
+
+def test_a_device_that_is_one_too_many_is_refused(refused, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    message = refused(["train", "job.toml", "--model.device", "cuda:2"])
+    assert message.startswith("model.device is 'cuda:2', but torch sees 2 such devices here; use")
+
+
 def test_a_runs_dir_that_is_not_writable_is_refused(refused, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: False)
     message = refused(["train", "job.toml", "--tracking.runs-dir", "new/runs"])
