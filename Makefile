@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow test-layouts test-families test-operation lint bench ui clean
+.PHONY: help setup train test test-slow test-layouts test-algorithms test-families test-operation lint bench ui clean
 
 # No telemetry: without these, each start also waits for name look-ups where there is no network.
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
@@ -48,15 +48,18 @@ lint: setup ## style, types and the import rule
 	$(BIN)/lint-imports
 
 test: lint ## lint, then all tests that need no accelerator
-	$(BIN)/pytest -q -m "not gpu and not layouts and not families and not operation" $(ARGS)
+	$(BIN)/pytest -q -m "not gpu and not layouts and not algorithms and not families and not operation" $(ARGS)
 
 test-slow: setup ## only the tests that take more than 10 s each
-	$(BIN)/pytest -q -m "slow and not gpu and not layouts and not families and not operation" $(ARGS)
+	$(BIN)/pytest -q -m "slow and not gpu and not layouts and not algorithms and not families and not operation" $(ARGS)
 
-test-layouts: setup ## the weights of every layout on every split of workers; up to 20 minutes
+test-layouts: setup ## the weights of every layout on every split of workers; up to 45 minutes
 	$(BIN)/pytest -q -m layouts $(ARGS)
 
-test-families: setup ## the weights of every model family and every algorithm; up to 20 minutes
+test-algorithms: setup ## the weights of every algorithm under every layout; up to 30 minutes
+	$(BIN)/pytest -q -m algorithms $(ARGS)
+
+test-families: setup ## the weights of every model family, image and video; up to 10 minutes
 	$(BIN)/pytest -q -m families $(ARGS)
 
 test-operation: setup ## servers that go away, killed runs, browsers, whole sessions; up to 20 minutes

@@ -160,7 +160,7 @@ def test_weights_of_an_algorithm_equal_the_serial_reference(job, case, run_layou
     check(job, case, run_layout)
 
 
-@pytest.mark.families
+@pytest.mark.algorithms
 @pytest.mark.parametrize(("job", "case"), all_jobs(), ids=str)
 def test_weights_of_an_algorithm_equal_the_serial_reference_everywhere(job, case, run_layout):
     check(job, case, run_layout)
