@@ -33,11 +33,11 @@ def compile_blocks(policy: Policy, config: ModelConfig) -> None:
     if not config.compile:
         return
     require_compiler(policy.device.type)
-    torch._dynamo.config.recompile_limit = MAX_RECOMPILES
     mode = None if config.compile is True else config.compile
     for transformer in (policy.transformer, policy.reference_transformer):
         for block in [] if transformer is None else _blocks_of(transformer):
-            block.compile(mode=mode)
+            # not torch._dynamo.config: what is set there holds in the task that sets it only
+            block.compile(mode=mode, recompile_limit=MAX_RECOMPILES)
 
 
 def _blocks_of(transformer: Any) -> list[torch.nn.Module]:
