@@ -20,12 +20,21 @@ groups when prompts differ in difficulty; here n are taken from each group.
 """
 
 import math
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from digen_core.algorithms.grpo import AdvantageScale, group_advantages
+
+
+class Scaling(TypedDict, total=False):
+    """How ``group_advantages`` scales."""
+
+    scale: AdvantageScale
+    eps: float
+    ddof: int
+    trimmed_ratio: float
 
 
 def mixed_advantages(
@@ -35,11 +44,8 @@ def mixed_advantages(
     *,
     mix: Literal["rewards", "advantages"],
     max_advantage: float = math.inf,
-    scale: AdvantageScale = "group",
-    eps: float = 1e-4,
-    ddof: int = 0,
-    trimmed_ratio: float = 0.0,
     counted: Tensor | None = None,
+    **scaling: Unpack[Scaling],
 ) -> Tensor:
     """Return [B] float64 advantages of K rewards.
 
@@ -50,11 +56,8 @@ def mixed_advantages(
         mix: what to take the weighted sum of. Of rewards, one with a large spread outweighs the
             others; of advantages, each counts by its weight whatever its scale.
         max_advantage: bound of the absolute advantages of what is normalised.
-        scale: as in ``group_advantages``, as are the others.
-        eps: added to each standard deviation.
-        ddof: of each standard deviation.
-        trimmed_ratio: share of each group's lowest rewards to leave out of the statistics.
         counted: [K, B] as in ``group_advantages``; of mix "rewards" those that each row counts.
+        scaling: as in ``group_advantages``.
 
     Raises:
         ValueError: if shapes do not match, or as ``group_advantages`` does.
@@ -66,15 +69,7 @@ def mixed_advantages(
     exact = weights.double()
 
     def normalised(values: Tensor, counted: Tensor) -> Tensor:
-        found = group_advantages(
-            values,
-            group_index,
-            scale=scale,
-            eps=eps,
-            ddof=ddof,
-            trimmed_ratio=trimmed_ratio,
-            counted=counted,
-        )
+        found = group_advantages(values, group_index, counted=counted, **scaling)
         return found.clamp(-max_advantage, max_advantage)
 
     if counted is None:
@@ -97,11 +92,8 @@ def kl_reward_advantages(
     *,
     coefficient: float,
     max_advantage: float = math.inf,
-    scale: AdvantageScale = "group",
-    eps: float = 1e-4,
-    ddof: int = 0,
-    trimmed_ratio: float = 0.0,
     counted: Tensor | None = None,
+    **scaling: Unpack[Scaling],
 ) -> Tensor:
     """Return [B, K] float64 advantages, one per trained step, of rewards less each step's KL.
 
@@ -111,11 +103,8 @@ def kl_reward_advantages(
         group_index: [B] integer group ids, in any order.
         coefficient: of the KL.
         max_advantage: bound of the absolute advantages.
-        scale: as in ``group_advantages``; statistics are over trajectories, step by step.
-        eps: added to each standard deviation.
-        ddof: of each standard deviation.
-        trimmed_ratio: share of each group's lowest rewards to leave out of the statistics.
         counted: [B] as in ``group_advantages``.
+        scaling: as in ``group_advantages``; statistics are over trajectories, step by step.
 
     Raises:
         ValueError: if shapes do not match, or as ``group_advantages`` does.
@@ -125,15 +114,7 @@ def kl_reward_advantages(
             f"rewards {list(rewards.shape)} and step_kl {list(step_kl.shape)} must be [B], [B, K]"
         )
     columns = [
-        group_advantages(
-            column,
-            group_index,
-            scale=scale,
-            eps=eps,
-            ddof=ddof,
-            trimmed_ratio=trimmed_ratio,
-            counted=counted,
-        )
+        group_advantages(column, group_index, counted=counted, **scaling)
         for column in penalised_rewards(rewards, step_kl, coefficient).T
     ]
     return torch.stack(columns, dim=1).clamp(-max_advantage, max_advantage)

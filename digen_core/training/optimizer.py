@@ -171,19 +171,26 @@ def step_average(
 
     Warmed up, the decay is min((1 + version) / (10 + version), ``ema_decay``).
     """
-    if (version + 1) % config.ema_every == 0:
+    if _moves_average(version, config):
         average.optimization_step = version  # the next step, version + 1, has that decay
         average.step(parameters)
 
 
+def _moves_average(version: int, config: TrainConfig) -> bool:
+    return (version + 1) % config.ema_every == 0
+
+
 def _averaged(state: TrainState, weights: Weights, config: TrainConfig) -> Weights:
     """Return the moving average after this update."""
+    version = state.version + 1
     if not config.ema_decay:
         return weights
+    if not _moves_average(version, config):
+        return state.ema
     average = moving_average(
         [nn.Parameter(torch.from_numpy(value.copy())) for value in state.ema.values()], config
     )
     parameters = [nn.Parameter(torch.from_numpy(value)) for value in weights.values()]
-    step_average(average, parameters, state.version + 1, config)
+    step_average(average, parameters, version, config)
     shadows = zip(state.ema, average.shadow_params, strict=True)
     return {name: value.numpy() for name, value in shadows}
