@@ -20,7 +20,7 @@ from deployments.commands import clusters, configs, models, operation, planning,
 from deployments.errors import RunFailedError, RunStoppedError
 from deployments.local import apply_settings
 from digen_core.config import ConfigError
-from digen_core.config_file import UnknownKeyError
+from digen_core.config_keys import UnknownKeyError
 
 WELCOME = """\
 digen: reinforcement-learning post-training of diffusion and flow-matching models

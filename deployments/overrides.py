@@ -1,7 +1,8 @@
 """The part of a command line that sets config keys: ``CONFIG --rollout.group-size 8 --seed=1``.
 
 Values are TOML (8, 3e-4, [0.9, 0.95], "null"); strings need no quotes. Hyphens may stand for
-underscores, save in the names of rewards. The last of several settings of a key counts.
+underscores, save in names of yours, such as those of rewards. The last of several settings of a key
+counts.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from digen_core.config import ConfigError, RunConfig
-from digen_core.config_file import config_of_run, load_config, parse_value
+from digen_core.config_file import config_of_run, load_config
+from digen_core.config_keys import key_of_option, parse_value
 
 ConfigTokens = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 
@@ -42,7 +44,7 @@ def parse_arguments(tokens: Sequence[str]) -> ConfigArguments:
                 if not rest or rest[0].startswith("--"):
                     raise ConfigError(f"--{name} needs a value, as in --{name} VALUE")
                 text = rest.pop(0)
-            settings[_key(name)] = text
+            settings[key_of_option(name)] = text
         elif path is None and not token.startswith("-"):
             path = Path(token)
         else:
@@ -72,7 +74,3 @@ def config_of(
             f"which config file? For example: {command} deployments/configs/shapes.toml"
         )
     return load_config(arguments.path, overrides)
-
-
-def _key(name: str) -> str:
-    return name if name.startswith("rewards.") else name.replace("-", "_")

@@ -37,10 +37,10 @@ def _any_table(schema: dict[str, Any]) -> None:
 class RunConfig(Strict):
     """One post-training run."""
 
-    name: str = Field("shapes", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    name: str = Field("shapes", max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     """Prefix of the run's folder and of its name in Prefect and MLflow."""
 
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     """Every random stream is derived from (seed, iteration, group, sample, step)."""
 
     num_iterations: int = Field(10, ge=1)

@@ -8,35 +8,41 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin
+from types import NoneType
+from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from digen_core.config import ConfigError, RunConfig
+from digen_core.config_keys import (
+    entry_of,
+    known_keys,
+    longest_known,
+    suggestion,
+    tables_of,
+)
 from digen_core.reward_keys import (
     NULL,
     key_in_reward,
-    kind_of_option,
     unknown_option,
     unknown_reward,
-    with_nones,
     without_type,
 )
 
 CONFIG_OF_RUN = "config.json"  # in the folder of a run
-_MESSAGES = {"model_type": "is a table of keys", "missing": "a value is missing"}
-
-
-class UnknownKeyError(ConfigError):
-    """A command line sets a key that configs do not have."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__(f"unknown key {key}; {suggestion(key)}")
-        self.key = key
+_MESSAGES: Final = {
+    "model_type": "is a table of keys",
+    "missing": "a value is missing",
+    "tuple_type": "must be a list, as in [1, 2]",
+    "too_short": "must have {min_length} or more values",
+    "too_long": "must have {max_length} or fewer values",
+    "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_pattern_mismatch": "must match {pattern}",
+}
 
 
 def load_config(path: Path | str | None, overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -116,31 +122,6 @@ def config_of_run(run_dir: Path, overrides: Mapping[str, Any] | None = None) -> 
         raise ConfigError(f"{source}: {describe(error)}") from error
 
 
-def parse_value(key: str, text: str) -> Any:
-    """Return the value that ``text`` on a command line means for ``key``: TOML, or a bare word.
-
-    Raises:
-        ConfigError: there is no such key, or it is a table of keys.
-    """
-    field, parent = known_keys().get(key), known_keys().get(key.rpartition(".")[0])
-    if field is not None:
-        kind = field.annotation
-    elif key.startswith("rewards."):
-        kind = kind_of_option(key)
-    elif parent is not None and get_origin(parent.annotation) is dict:
-        kind = get_args(parent.annotation)[1]
-    else:
-        raise UnknownKeyError(key)
-    if field is not None and tables_of(field) and NoneType not in get_args(kind):
-        inner = next(name for name in known_keys() if name.startswith(f"{key}."))
-        raise ConfigError(f"{key} is a table of keys; set one of them, for example {inner}")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-    return text if _is_text(kind) and not isinstance(value, str) else value
-
-
 def describe(error: ValidationError) -> str:
     """Say all of a validation error in one line: each key, what is wrong, and its value."""
     problems: dict[str, list[str]] = {}
@@ -162,17 +143,26 @@ def describe(error: ValidationError) -> str:
             problems[f"{location}.type"] = [f"must be one of {tags['expected_tags']}"]
             values[f"{location}.type"] = _got(tags["tag"], tags["expected_tags"])
             continue
-        key = _longest_known(location)
-        message = _MESSAGES.get(item["type"], item["msg"].removeprefix("Value error, "))
+        key = longest_known(location)
+        message = _message(item)
         if item["type"] == "value_error":  # of a combination; it names the keys and their values
             problems[message.removesuffix(".")] = []
         else:
-            problems.setdefault(key, []).append(message.replace("Input should be", "must be"))
+            message = message.replace("Input should be", "must be")
+            problems[key] = list(dict.fromkeys([*problems.get(key, []), message]))
             values[key] = _got(item["input"], item.get("ctx", {}).get("expected", ""))
     return "; ".join(
         key + (f": {' or '.join(messages)}" if messages else "") + values.get(key, "")
         for key, messages in problems.items()
     )
+
+
+def _message(item: ErrorDetails) -> str:
+    """Say what is wrong with a value."""
+    if item["type"] == "missing" and isinstance(item["loc"][-1], int):
+        return "has too few values"
+    words = _MESSAGES.get(item["type"], item["msg"].removeprefix("Value error, "))
+    return words.format_map(item.get("ctx", {})) if item["type"] in _MESSAGES else words
 
 
 def _got(value: object, choices: str) -> str:
@@ -205,42 +195,6 @@ def _location(parts: Sequence[str]) -> str:
     return ".".join(parts)
 
 
-def _longest_known(location: str) -> str:
-    """Return the key at a location: a union adds its members' names, and a list its indices."""
-    key = location
-    while key and key not in known_keys() and not key.startswith("rewards."):
-        key = key.rpartition(".")[0]
-    return key or "the config"
-
-
-def suggestion(key: str) -> str:
-    """Return "did you mean ...?" for an unknown dotted key, or where all keys are listed."""
-    parent, _, leaf = key.rpartition(".")
-    by_leaf: dict[str, list[str]] = {}
-    for known in known_keys():
-        by_leaf.setdefault(known.rpartition(".")[2], []).append(known)
-    siblings = [k.rpartition(".")[2] for k in known_keys() if k.rpartition(".")[0] == parent]
-    if leaf in by_leaf:
-        return f"did you mean {' or '.join(by_leaf[leaf])}?"
-    if near := get_close_matches(leaf, siblings, 1, 0.6):
-        return f"did you mean {f'{parent}.' if parent else ''}{near[0]}?"
-    if near := get_close_matches(leaf, by_leaf, 1, 0.8) or get_close_matches(key, known_keys(), 1):
-        return f"did you mean {' or '.join(by_leaf.get(near[0], near))}?"
-    return "'digen config show' lists all keys"
-
-
-@cache
-def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, FieldInfo]:
-    """Return every dotted key with its field; tables come before the keys in them."""
-    keys: dict[str, FieldInfo] = {}
-    for name, field in model.model_fields.items():
-        keys[prefix + name] = field
-        for table in tables_of(field):
-            for key, inner in known_keys(table, f"{prefix}{name}.").items():
-                keys.setdefault(key, inner)
-    return keys
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -270,27 +224,22 @@ def _lay(tree: dict[str, Any], key: str, value: Any) -> None:
 
 def _with_nulls(tree: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
     """Return the tree with None for "null" wherever the model allows None."""
-    result: dict[str, Any] = {}
-    for name, value in tree.items():
-        field = model.model_fields.get(name)
-        if name == "rewards" and isinstance(value, dict):
-            value = {key: with_nones(item) for key, item in value.items()}
-        elif field is not None and value == NULL and NoneType in get_args(field.annotation):
-            value = None
-        elif field is not None and isinstance(value, dict):
-            for table in tables_of(field):
-                value = _with_nulls(value, table)
-        result[name] = value
-    return result
+    fields = model.model_fields
+    return {
+        name: _with_null(value, fields[name]) if name in fields else value
+        for name, value in tree.items()
+    }
 
 
-def _is_text(annotation: Any) -> bool:
-    """Return whether a field takes strings only, or strings and null."""
-    kinds = get_args(annotation) if get_origin(annotation) in (Literal, UnionType) else [annotation]
-    return all(kind in (str, NoneType) or isinstance(kind, str) for kind in kinds)
-
-
-def tables_of(field: FieldInfo) -> list[type[BaseModel]]:
-    """Return the models of a field that is a table: several if one of its keys names which."""
-    kinds = (field.annotation, *get_args(field.annotation))
-    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+def _with_null(value: Any, field: FieldInfo) -> Any:
+    """Return what a field is given with None for "null" wherever it allows None."""
+    if value == NULL and NoneType in get_args(field.annotation):
+        return None
+    if not isinstance(value, dict):
+        return value
+    entry = entry_of(field)
+    if entry is not None:
+        return {name: _with_null(item, entry) for name, item in value.items()}
+    for table in tables_of(field):
+        value = _with_nulls(value, table)
+    return value

@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from digen_core.config import RunConfig
-from digen_core.config_file import tables_of
+from digen_core.config_keys import NAME, entry_of, tables_of
 from digen_core.config_toml import literal
 from digen_core.reward_config import REWARD_TYPES
 
@@ -45,22 +45,26 @@ def reference() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _sections(name: str, model: type[BaseModel], which: str = "") -> Iterator[str]:
+def _sections(
+    name: str, model: type[BaseModel], which: str = "", meaning: str | None = None
+) -> Iterator[str]:
     """Yield the section of a table, then those of the tables in it."""
-    yield from _section(f"[{name}]{which}", model)
+    yield from _section(f"[{name}]{which}", model, meaning)
     for key, field in model.model_fields.items():
-        for inner in tables_of(field):
-            yield from _sections(f"{name}.{key}", inner)
+        entry = entry_of(field)
+        label = f"{name}.{key}" if entry is None else f"{name}.{key}.{NAME}"
+        for inner in tables_of(entry or field):
+            yield from _sections(label, inner, meaning=field.description)
 
 
-def _section(heading: str, model: type[BaseModel]) -> Iterator[str]:
+def _section(heading: str, model: type[BaseModel], meaning: str | None = None) -> Iterator[str]:
     properties = model.model_json_schema()["properties"]
     yield from (f"## {heading}", "")
     if model is not RunConfig and model.__doc__:
-        yield from (" ".join(model.__doc__.split()), "")
+        yield from (" ".join(f"{model.__doc__} {meaning or ''}".split()), "")
     yield from ("| key | value | default | meaning |", "|---|---|---|---|")
     for key, field in model.model_fields.items():
-        if key == "type" or (tables_of(field) and key != "rewards"):
+        if key == "type" or (tables_of(entry_of(field) or field) and key != "rewards"):
             continue
         meaning = " ".join((field.description or "").split()).replace("|", "\\|")
         yield f"| `{key}` | {_values(properties[key])} | {_default(field)} | {meaning} |"
@@ -92,8 +96,12 @@ def _values(schema: Mapping[str, Any]) -> str:
         return _list(schema)
     if kind == "object":
         return "table"
-    bounds = [f"{sign} {schema[name]:g}" for name, sign in _BOUNDS.items() if name in schema]
+    bounds = [f"{sign} {_plain(schema[name])}" for name, sign in _BOUNDS.items() if name in schema]
     return " ".join([_TYPES[str(kind)], *[" and ".join(bounds)] * bool(bounds)])
+
+
+def _plain(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def _list(schema: Mapping[str, Any]) -> str:

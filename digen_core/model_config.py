@@ -3,7 +3,8 @@
 Importing this module must not import torch.
 """
 
-from typing import Final, Literal, Self
+import re
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -21,7 +22,7 @@ VIDEO_FAMILIES: Final[tuple[Family, ...]] = ("wan", "hunyuan_video")
 class AdapterConfig(Strict):
     """A LoRA that is there before the run, as diffusers saves and loads it."""
 
-    path: str
+    path: str = Field(min_length=1)
     """Folder, safetensors file or hub id."""
 
     weight: float = 1.0
@@ -40,16 +41,15 @@ class ModelConfig(Strict):
     family: Family = "flux"
     """Model family: FLUX.1, Stable Diffusion 3 and 3.5, Qwen-Image, Wan 2.1 or HunyuanVideo."""
 
-    path: str = "deployments/models/shapes"
+    path: str = Field("deployments/models/shapes", min_length=1)
     """Diffusers folder or hub id, loaded with from_pretrained."""
 
     revision: str | None = None
     """Hub revision; null is the default branch."""
 
     adapters: dict[str, AdapterConfig] = Field(default_factory=dict)
-    """LoRAs to start from, by a name of yours: tables of path, weight, file and revision. They are
-    folded into the weights when the model is loaded, in this order; what is trained, and exported,
-    comes on top of them."""
+    """LoRAs to start from, a table for each, by a name of yours. They are folded into the weights
+    when the model is loaded, in this order; what is trained, and exported, comes on top of them."""
 
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
     """Precision of weights and activations. Latents and log-probs stay float32 or better."""
@@ -108,6 +108,12 @@ class ModelConfig(Strict):
     @model_validator(mode="after")
     def _check(self) -> Self:
         self._check_frames("model.num_frames", self.num_frames)
+        for name in self.adapters:
+            if not re.fullmatch("[A-Za-z0-9_-]+", name):
+                raise ValueError(
+                    f"model.adapters has the name {name!r}, which is not made of letters, digits, "
+                    "_ and - only; rename it."
+                )
         for place, (height, width, frames) in enumerate(self.sizes):
             if min(height, width) < 8 or frames < 1:
                 raise ValueError(
@@ -137,10 +143,12 @@ class PromptsConfig(Strict):
     of a Hugging Face dataset.
     """
 
-    train: str = "deployments/prompts/shapes_train.txt"
+    train: str = Field("deployments/prompts/shapes_train.txt", min_length=1)
     """Prompts that are trained on: a file, a folder, or a pattern such as data/train-*.parquet."""
 
-    evaluation: str | None = "deployments/prompts/shapes_evaluation.txt"
+    evaluation: Annotated[str, Field(min_length=1)] | None = (
+        "deployments/prompts/shapes_evaluation.txt"
+    )
     """Prompts kept for evaluation only, likewise; null: rows of `train`, as split_column or
     evaluation_fraction says. With one of these it may be left out."""
 

@@ -92,13 +92,6 @@ def key_in_reward(rewards: Any, key: str, value: Any) -> list[str]:
     return ["rewards", name, *filter(None, option.split("."))]
 
 
-def with_nones(reward: Any) -> Any:
-    """Return a reward's table with None for "null": no option of a reward is a text like that."""
-    if not isinstance(reward, dict):
-        return reward
-    return {option: None if value == NULL else value for option, value in reward.items()}
-
-
 def without_type(location: Sequence[int | str]) -> tuple[list[str], str | None]:
     """Return the parts of a key, and the type of the reward it is in, which pydantic puts there."""
     parts = [str(part) for part in location]

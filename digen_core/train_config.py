@@ -3,7 +3,7 @@
 Importing this module must not import torch.
 """
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -19,7 +19,9 @@ class LoraConfig(Strict):
     alpha: float = Field(64.0, gt=0)
     """Scale: the update is alpha / rank * B A."""
 
-    targets: tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0")
+    targets: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        ("to_q", "to_k", "to_v", "to_out.0"), min_length=1
+    )
     """Module name suffixes that get an adapter."""
 
     init: Literal["gaussian", "kaiming"] = "gaussian"
@@ -52,7 +54,7 @@ class TrainConfig(Strict):
     """Pairs (one sample at one trained step) in one forward and backward."""
 
     lora: LoraConfig | None = LoraConfig()
-    """Adapters to train; null trains all weights of the transformer."""
+    """Adapters to train; `lora = "null"` in [train] trains all weights of the transformer."""
 
     gradient_checkpointing: bool = False
     """Keep a block's input only and compute the block again for its gradient: less memory, about a

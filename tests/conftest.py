@@ -13,6 +13,9 @@ settings.load_profile("digen")
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("DO_NOT_TRACK", "1")
 
+# As the command line has it: whichever test imports transformers first would show its warnings.
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
 
 @pytest.fixture(scope="session")
 def prefect_backend() -> Iterator[None]:

@@ -9,8 +9,10 @@ from deployments.cli import run
 from deployments.overrides import config_of
 from digen_core.algorithm_config import FlowGrpoConfig
 from digen_core.config import ConfigError, RunConfig
-from digen_core.config_file import known_keys, load_config
+from digen_core.config_file import load_config
+from digen_core.config_keys import NAME, known_keys
 from digen_core.config_toml import as_toml
+from digen_core.model_config import AdapterConfig, ModelConfig
 from digen_core.reward_config import REWARD_TYPES, ShapesConfig
 from digen_core.train_config import LoraConfig, TrainConfig
 
@@ -21,6 +23,10 @@ REWARDS = {
     "quality": {"type": "remote", "url": "http://127.0.0.1:1/a?b=c", "token_variable": "TOKEN"},
     "pickscore": {"weight": 0.5, "on_failure": "neutral", "processor": "a/b"},
     "mine.own:Judge": {"options": {"path": "x y", "size": 8, "bias": 0.5, "flag": True}},
+}
+ADAPTERS = {
+    "my-style": AdapterConfig(path="a/b"),
+    "turbo": AdapterConfig(path="c", weight=0.5, file="d.safetensors", revision="main"),
 }
 
 
@@ -47,6 +53,7 @@ def test_help_and_mistakes_cost_nothing_heavy(tmp_path):
         ["config", "show", config],
         ["train", "missing.toml"],
         ["train", config, "--rollout.group-size", "1"],
+        ["train", config, "--model.adapters.style.path", str(tmp_path / "missing")],
         ["train", config, "--prompts.train", str(tmp_path / "missing.txt")],
         ["train", config, "--prompts.train", str(tmp_path / "few.txt")],
         ["train", config, "--model.path", str(tmp_path)],
@@ -54,7 +61,7 @@ def test_help_and_mistakes_cost_nothing_heavy(tmp_path):
         ["trian"],
     ]
     code = f"from deployments.cli import run\ncodes = [run(call) for call in {calls!r}]\n"
-    assert modules_after(code + "assert codes == [0] * 4 + [2] * 7, codes") == []
+    assert modules_after(code + "assert codes == [0] * 4 + [2] * 8, codes") == []
 
 
 def test_there_are_committed_configs():
@@ -100,6 +107,7 @@ def test_nothing_in_a_config_can_be_changed():
         RunConfig(algorithm=FlowGrpoConfig(window=(2, 0, 4))),
         RunConfig(rewards={"my.module:fn": 0.1, "shapes": -2.0, 'quoted "name"\\:f': 1e-30}),
         RunConfig(rewards=REWARDS),
+        RunConfig(model=ModelConfig(adapters=ADAPTERS)),
         RunConfig(train=TrainConfig(lora=LoraConfig(targets=("ä\x7f",)), betas=(0.0, 0.95))),
         *(load_config(path) for path in COMMITTED),
     ],
@@ -120,7 +128,7 @@ def test_config_show_prints_every_key_with_its_help(capsys):
     options = set(ShapesConfig.model_fields) | set(FlowGrpoConfig.model_fields)
     chosen = ("algorithm.", "model.adapters.")  # tables of which a config has some
     keys = {key.rpartition(".")[2] for key in known_keys() if not key.startswith(chosen)}
-    assert names | tables == keys | {"shapes"} | options
+    assert names | tables == (keys - {NAME}) | {"shapes"} | options
 
 
 def test_config_show_shows_overrides(capsys, tmp_path):

@@ -10,7 +10,7 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 
 from digen_core.config import ConfigError
-from digen_core.config_file import known_keys
+from digen_core.config_keys import known_keys
 
 TREE = yaml.safe_load((Path(__file__).parents[1] / "deployments" / "prefect.yaml").read_text())
 DEPLOYMENTS = {tree["entrypoint"].rpartition(".")[2]: tree for tree in TREE["deployments"]}

@@ -8,7 +8,8 @@ from cyclopts import Parameter
 
 from deployments.overrides import ConfigTokens, config_of, parse_arguments
 from digen_core.config import ConfigError
-from digen_core.config_file import parse_value, require_run
+from digen_core.config_file import require_run
+from digen_core.config_keys import parse_value
 
 
 def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:

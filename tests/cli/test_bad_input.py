@@ -22,7 +22,7 @@ SETTINGS = {
         "--algorithm.window [2,0,9]",
         "algorithm.window (size, low, high) is [2, 0, 9]; needs size >= 1",
     ),
-    "window of two numbers": ("--algorithm.window [2,0]", "algorithm.window: a value is missing"),
+    "window of two numbers": ("--algorithm.window [2,0]", "algorithm.window: has too few values"),
     "too much cps noise": (
         "--rollout.transition cps --rollout.noise-level 1.5",
         "rollout.noise_level is 1.5, but cps takes a share",
@@ -125,6 +125,31 @@ SETTINGS = {
         "--model.sizes [[32,32,1],[32,32,5]]",
         "the number of frames of model.sizes[1] is 5, but flux makes images; use 1, or a video",
     ),
+    "a size of two numbers": (
+        "--model.sizes [[32,32]]",
+        "model.sizes: has too few values (got [32, 32])",
+    ),
+    "no key of an adapter": (
+        "--model.adapters.my-style.pth x",
+        "unknown key model.adapters.my-style.pth; did you mean model.adapters.my-style.path?",
+    ),
+    "an adapter as a value": (
+        "--model.adapters.my-style x",
+        "model.adapters.my-style is a table of keys; set one of them, for example model.adapters.my"
+        "-style.path",
+    ),
+    "an adapter that is nowhere": (
+        "--model.adapters.my-style.path x",
+        "model.adapters.my-style.path x is neither a folder or file (seen from",
+    ),
+    "an adapter's weight in words": (
+        "--model.adapters.my-style.weight x --model.adapters.my-style.path y",
+        "model.adapters.my-style.weight: must be a valid number, unable to parse string as a",
+    ),
+    "an adapter with a blank": (
+        "--model.adapters.a+b.path x",
+        "model.adapters has the name 'a+b', which is not made of letters, digits, _ and - only",
+    ),
     "shift of 0": ("--model.shift 0", "model.shift: must be greater than 0"),
     "reward that lacks an option": ("--rewards.hps 1", "rewards.hps.path: a value is missing"),
     "unknown option of a reward": (
@@ -146,14 +171,14 @@ SETTINGS = {
     "reward name with a blank": ("--rewards.a+b 1", "the reward name 'a+b' is neither module:func"),
     "remote reward elsewhere": (
         "--rewards.q {type='remote',url='ftp://x'}",
-        "rewards.q.url: String should match pattern '^https?://\\S+$' (got 'ftp://x')",
+        "rewards.q.url: must match ^https?://\\S+$ (got 'ftp://x')",
     ),
     "no attempt": (
         "--rewards.shapes.max_attempts 0",
         "rewards.shapes.max_attempts: must be greater than or equal to 1 (got 0)",
     ),
     "unknown failure policy": (
-        "--rewards.shapes.on_failure ignore",
+        "--rewards.shapes.on-failure ignore",
         "rewards.shapes.on_failure: must be 'fail' or 'neutral' (got 'ignore')",
     ),
     "reward model that is nowhere": (
@@ -191,12 +216,21 @@ SETTINGS = {
     "model folder without index": ("--model.path model/vae", "has no model_index.json; give the"),
     "lora of rank 0": ("--train.lora.rank 0", "train.lora.rank: must be greater than or equal"),
     "beta of 1": ("--train.betas [0.9,1.0]", "train.betas are [0.9, 1.0]; each must be in"),
-    "three betas": ("--train.betas [0.9,0.9,0.9]", "train.betas: "),
+    "three betas": ("--train.betas [0.9,0.9,0.9]", "train.betas: must have 2 or fewer values"),
+    "one beta": ("--train.betas 0.9", "train.betas: must be a list, as in [1, 2] (got 0.9)"),
+    "no targets": ("--train.lora.targets []", "train.lora.targets: must have 1 or more values"),
+    "empty target": (
+        "--train.lora.targets ['to_q','']",
+        "train.lora.targets: must not be empty (got '')",
+    ),
     "no trained step": (
         "--algorithm.trained-fraction 0.1",
         "trained_fraction (0.1) of rollout.num_steps (8) is no step at all",
     ),
-    "bad name": ("--name a/b", "name: String should match pattern"),
+    "bad name": ("--name a/b", "name: must match ^[A-Za-z0-9][A-Za-z0-9_.-]*$ (got 'a/b')"),
+    "long name": (f"--name {'a' * 101}", "name: must have at most 100 characters (got 'aaa"),
+    "large seed": (f"--seed {2**63}", "seed: must be less than 9223372036854775808 (got 9223"),
+    "prompts of nowhere": ("--prompts.train=", "prompts.train: must not be empty (got '')"),
     "too few prompts": (
         "--rollout.prompts-per-iteration 4",
         "is 4, but train.txt has only 3 prompts to train on; use at most 3",

@@ -10,7 +10,7 @@ import pytest
 
 from deployments.cli import app, run
 from deployments.overrides import parse_arguments
-from digen_core.config_file import parse_value
+from digen_core.config_keys import parse_value
 
 
 def commands(group=app, path=()):
