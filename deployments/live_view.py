@@ -79,6 +79,10 @@ class LiveView:
         if not self._is_live:
             self._say(text)
 
+    def on_warning(self, text: str) -> None:
+        """Print a line that stays, above the page if there is one."""
+        self._say(f"warning: {text}")
+
     def on_iteration(self, record: IterationRecord) -> None:
         """Show a finished iteration."""
         self._progress.add_iteration(record)

@@ -129,5 +129,5 @@ def failures_in_one_line(what: str = "the run") -> Iterator[None]:
     except (ConfigError, RunStoppedError):
         raise
     except Exception as error:
-        text = " ".join(str(error).split())
-        raise RunFailedError(f"{what} failed: {type(error).__name__}: {text}") from error
+        text = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
+        raise RunFailedError(f"{what} failed: {' '.join(text.split())}") from error

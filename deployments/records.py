@@ -12,6 +12,9 @@ class Records:
     def on_phase(self, text: str) -> None:
         """Nothing to keep."""
 
+    def on_warning(self, text: str) -> None:
+        """Nothing to keep."""
+
     def on_iteration(self, record: IterationRecord) -> None:
         """Keep the record."""
         self.seen.append(record)

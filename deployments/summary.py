@@ -6,8 +6,14 @@ from rich.table import Table
 from digen_core.records import EvaluationReport, RunReport
 
 
-def print_run(report: RunReport, console: Console | None = None) -> None:
-    """Print what a run achieved and where to look at it."""
+def print_run(report: RunReport, seconds: float, console: Console | None = None) -> None:
+    """Print what a run achieved and where to look at it.
+
+    Args:
+        report: of the run.
+        seconds: that the command took; the run's own begin when its workers are there.
+        console: to print on.
+    """
     console = console or Console(highlight=False, soft_wrap=True)
     table = Table(title="held-out prompts, mean over samples", title_justify="left")
     table.add_column("reward")
@@ -18,9 +24,12 @@ def print_run(report: RunReport, console: Console | None = None) -> None:
         change = "" if before is None else f"{round(after - before, 3) + 0.0:+.3f}"  # never -0.000
         table.add_row(name, "" if before is None else f"{before:.3f}", f"{after:.3f}", change)
     console.print(table)
+    if report.version == 0:
+        console.print("no iteration made an update: in none did a group's rewards differ")
     console.print(
         f"{report.num_iterations} iterations, {report.after.num_samples} samples of "
-        f"{report.after.num_prompts} prompts per evaluation, {_duration(report.seconds)} in all"
+        f"{report.after.num_prompts} prompts per evaluation, {_duration(seconds)} in all, "
+        f"{_duration(report.seconds)} of them with the workers started"
     )
     # markup=False: names of runs and folders may hold square brackets.
     for label, text in (

@@ -172,7 +172,22 @@ class RunConfig(Strict):
                 "rewards still differ from the prompt's earlier ones; use 0."
             )
         self._check_transition()
+        self._check_rounding()
         return self
+
+    def _check_rounding(self) -> None:
+        """Refuse ratios of log-probs that are rounded otherwise in rollouts than in training."""
+        model, algorithm = self.model, self.algorithm
+        is_half = model.dtype in ("bfloat16", "float16")
+        if not (model.compile and is_half) or algorithm.type == "diffusion_nft":
+            return
+        if algorithm.correction == "none":
+            raise ValueError(
+                f"model.compile with model.dtype {model.dtype} rounds log-probs of rollouts "
+                "otherwise than those of training, by more than most clip ranges, so that fresh "
+                "samples would be clipped; use algorithm.correction 'recompute', which costs "
+                "nothing, or model.dtype float32."
+            )
 
     def _check_trimmed(self) -> None:
         """Refuse groups of which too few rewards stay to have a spread."""

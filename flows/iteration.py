@@ -17,6 +17,7 @@ from flows.recorder import IterationRecorder
 from flows.scheduling import learn_costs
 from flows.session import Round, session_of
 from flows.steps import steps_per_task
+from flows.telling import tell_of_clipping
 from tasks.completions import Completions
 
 
@@ -36,6 +37,7 @@ def iteration(run_id: str, index: int) -> State | None:
         return Cancelled(message="the run has ended, or did this iteration on its own page")
     record = recorder.record(ended.version, ended.seconds, num_steps_per_task)
     publish_iteration(session, record, opened.reward_history)
+    tell_of_clipping(session, record)
     learn_costs(session, record.spans)
     session.inbox.put(Published(index))
     return None

@@ -19,7 +19,7 @@ from digen_core.transport.files import replace_text
 from flows.control import RunCancelledError, following, is_stop
 from flows.resume import begun_before, go_on, locked, resuming
 from flows.scheduling import measured_costs, resolve_layout
-from flows.session import Session, registered, say, watching
+from flows.session import Session, registered, say, warn, watching
 from flows.workload import layout_of
 from tasks.artifacts import RunArtifacts
 from tasks.cluster import (
@@ -57,6 +57,7 @@ def open_run(config: RunConfig, resume: str | None = None) -> Iterator[Session]:
         session = stack.enter_context(
             session_on(client, address, devices, config, run_dir, run_dir.name, lineage)
         )
+        stack.enter_context(_telling_how_to_go_on(session))
         _label_flow_run(session)
         if resumption:
             go_on(session, resumption)
@@ -203,14 +204,28 @@ def _stopped_on_errors(session: Session) -> Iterator[None]:
     """Leave no task running when the body fails or is stopped."""
     try:
         yield
-    except BaseException as error:
+    except BaseException:
         names = {device.name for device in session.devices}.union(*session.pools.values())
         present = addresses_of(session.client, names)
         stop_tasks(session.client, list(present.values()))
+        raise
+
+
+@contextmanager
+def _telling_how_to_go_on(session: Session) -> Iterator[None]:
+    """Say which command goes on with a run whose body fails or is stopped."""
+    try:
+        yield
+    except BaseException as error:
+        after = f"after iteration {session.num_iterations}"
+        how = f"go on with: digen train --resume {session.run_dir}"
         if isinstance(error, KeyboardInterrupt | RunCancelledError):
-            why = f"{error or 'stopped by Ctrl-C'} after iteration {session.num_iterations}"
-            command = f"digen train --resume {session.run_dir}"
-            raise RunCancelledError(f"{why}; go on with: {command}") from None
+            why = f"{error or 'stopped by Ctrl-C'} {after}"
+            raise RunCancelledError(f"{why}; {how}") from None
+        if isinstance(error, Exception):
+            error.add_note(f"{after}; {how}")
+        else:
+            warn(f"terminated {after}; {how}")
         raise
 
 

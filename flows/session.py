@@ -35,6 +35,10 @@ class Observer(Protocol):
         """Something that takes a while begins."""
         ...
 
+    def on_warning(self, text: str) -> None:
+        """Something is wrong that the run can live with."""
+        ...
+
     def on_iteration(self, record: IterationRecord) -> None:
         """An iteration is over."""
         ...
@@ -99,6 +103,7 @@ class Session:
     started: float = field(default_factory=time)
     state: PrefectFuture[Any] | None = None  # TrainState of the current version, on a trainer
     published: PrefectFuture[Any] | None = None  # PolicyVersion of it, for the other workers
+    told: set[str] = field(default_factory=set)  # warnings that are given once
     empty_since: dict[str, float] = field(default_factory=dict)  # pools without a worker
     version: int = 0
     hashes: dict[int, str] = field(default_factory=dict)  # version -> content hash
@@ -200,3 +205,9 @@ def say(text: str) -> None:
     """Tell the observers what begins."""
     for observer in _observers:
         observer.on_phase(text)
+
+
+def warn(text: str) -> None:
+    """Tell the observers what is wrong, or what to do about it."""
+    for observer in _observers:
+        observer.on_warning(text)

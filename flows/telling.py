@@ -1,19 +1,21 @@
-"""Tell whoever watches a run in Prefect what went wrong: a line of its log, and an event."""
+"""Tell whoever watches a run what went wrong: its observers; in Prefect a log line and an event."""
 
 from prefect import get_run_logger
 from prefect.events import emit_event
 
-from flows.session import Session
+from digen_core.records import IterationRecord
+from flows.session import Session, warn
 
 
 def tell(session: Session, event: str, text: str) -> None:
-    """Log a line on the run's own page, from any of its flows, and emit an event that says it.
+    """Tell the observers, and log a line on the run's own page and emit an event that says it.
 
     Args:
         session: of the run.
         event: what happened, such as "worker-lost"; the event is ``digen.<event>``.
         text: one sentence: what happened, where, and what to do.
     """
+    warn(text)
     flow_run_id = session.lineage.flow_run_ids[-1]
     get_run_logger().warning(text, extra={"flow_run_id": flow_run_id})
     emit_event(
@@ -30,3 +32,24 @@ def tell(session: Session, event: str, text: str) -> None:
         ],
         payload={"message": text},
     )
+
+
+def tell_of_clipping(session: Session, record: IterationRecord) -> None:
+    """Say, once a run, if the trainer's arithmetic alone takes fresh samples out of the clip range.
+
+    GRPO-Guard's range is one of normalised ratios, and Flow-DPPO has none: nothing is said there.
+    """
+    algorithm, error = session.config.algorithm, record.metrics.get("train/replay_error", 0.0)
+    clips = algorithm.type not in ("diffusion_nft", "flow_dppo", "grpo_guard")
+    if not clips or algorithm.correction != "none" or "clipping" in session.told:
+        return
+    if error > algorithm.clip_range:
+        session.told.add("clipping")
+        tell(
+            session,
+            "fresh-samples-clipped",
+            f"iteration {record.iteration}: rollout and trainer round log-probs differently, by up "
+            f"to {error:.1g}, which is more than algorithm.clip_range ({algorithm.clip_range:g}): "
+            "fresh samples are clipped. Set algorithm.correction = 'recompute', which costs "
+            "nothing, or compute in float32 (said once)",
+        )

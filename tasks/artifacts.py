@@ -57,6 +57,8 @@ ITERATION_KEY: Final = "digen-iteration"
 LAST_WORD_SECONDS: Final = 60.0
 """How long the end of a run waits for Prefect's API."""
 RETRY_SECONDS: Final = 2.0
+SHOWN: Final = 5
+"""Warnings on a run's page: the last ones."""
 OUTAGE_SECONDS: Final = 480.0
 """How long each call waits for a server that is away, as those of the run's flows do."""
 
@@ -122,6 +124,11 @@ class RunArtifacts:
     def on_phase(self, text: str) -> None:
         """Show what begins."""
         self._progress.phase = text
+        self._publish()
+
+    def on_warning(self, text: str) -> None:
+        """Show what is wrong."""
+        self._progress.warnings.append(text)
         self._publish()
 
     def on_iteration(self, record: IterationRecord) -> None:
@@ -215,6 +222,8 @@ def describe(progress: Progress) -> str:
 def report_of(run_id: str, progress: Progress, links: Mapping[str, str]) -> str:
     """Return a run's report as Markdown."""
     parts = [f"# {run_id}", describe(progress)]
+    if progress.warnings:
+        parts.append("\n".join(f"- **Warning:** {text}" for text in progress.warnings[-SHOWN:]))
     rewards = [value for value in progress.trend("reward/mean") if math.isfinite(value)]
     if rewards:
         svg = line_chart("mean reward of each iteration", rewards)

@@ -43,6 +43,7 @@ class Progress:
     seconds: list[float] = field(default_factory=list)  # of each iteration
     idle: dict[str, dict[str, float]] = field(default_factory=dict)  # of the last iteration
     evaluations: dict[str, EvaluationReport] = field(default_factory=dict)  # by tag, in order
+    warnings: list[str] = field(default_factory=list)
     started: float = field(default_factory=monotonic)
 
     def add_iteration(self, record: IterationRecord) -> None:

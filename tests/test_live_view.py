@@ -104,8 +104,10 @@ def test_the_page_compares_the_first_evaluation_with_the_last():
 def test_the_last_page_stays_on_the_screen():
     console = terminal()
     with LiveView(CONFIG, "shapes-1", console) as view:
+        view.on_warning("the lamp is broken")
         view.on_iteration(record_of(3))
     screen = console.file.getvalue()
+    assert "warning: the lamp is broken" in screen
     assert "4/4 iterations" in screen
     assert "finished" in screen
 
@@ -115,6 +117,7 @@ def test_without_a_terminal_each_event_is_one_ascii_line():
     with LiveView(CONFIG, "shapes-1", console) as view:
         view.on_phase("starting workers")
         view.on_evaluation("before", report_of(0, 0.25))
+        view.on_warning("the lamp is broken")
         view.on_iteration(record_of(0))
     output = console.file.getvalue()
     assert output.isascii()
@@ -122,6 +125,7 @@ def test_without_a_terminal_each_event_is_one_ascii_line():
         "run shapes-1, 4 iterations",
         "starting workers",
         "evaluation before: version 0, 128 samples of 16 prompts: reward 0.250, shapes/exact 0.125",
+        "warning: the lamp is broken",
         "iteration 1/4: reward 0.250, shapes/exact 0.125, std within groups 0.120, "
         "groups without signal 1, KL to the base model 0.00125, clipped 12.3%, gradient norm 0.5, "
         "images/s 15.2, devices busy 75% (idle: push 20%, tail 5%), 0:24 left",

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from time import monotonic
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -25,6 +26,7 @@ def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:
         resume: Folder of a run to go on with from its last checkpoint. Its own config is taken if
             none is given; cluster, layout and a larger number of iterations may be set.
     """
+    started = monotonic()
     config = config_of(tokens, "digen train", resume)
 
     from digen_core.checks import check_inputs
@@ -37,7 +39,7 @@ def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:
 
     from deployments import local, summary
 
-    summary.print_run(local.run_training(config, resume))
+    summary.print_run(local.run_training(config, resume), monotonic() - started)
     return 0
 
 

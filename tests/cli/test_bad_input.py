@@ -210,6 +210,10 @@ SETTINGS = {
         "train.txt has no row whose 'prompt' is 'train', but 'a blue square', 'a green circle'",
     ),
     "unknown dtype": ("--model.dtype int8", "model.dtype: must be 'float64',"),
+    "compiled in half precision": (
+        "--model.compile true --model.dtype bfloat16",
+        "model.compile with model.dtype bfloat16 rounds log-probs of rollouts otherwise than",
+    ),
     "unknown device": ("--model.device gpu", "model.device 'gpu' is none; use auto, cpu or cuda"),
     "no such model folder": ("--model.path a/b/c", "model.path a/b/c is neither a folder (seen"),
     "model path that is a file": ("--model.path job.toml", "model.path job.toml is a file"),
@@ -382,6 +386,10 @@ UTILIZATION = {
     "unknown model": (
         "--model.path a/b",
         "model.path a/b is no folder here, and the settings that",
+    ),
+    "compiled in half precision": (
+        "--model.compile true --model.dtype bfloat16",
+        "model.compile with model.dtype bfloat16 rounds log-probs of rollouts otherwise than",
     ),
     "unknown device": ("--model.device gpu", "model.device 'gpu' is none; use auto, cpu or cuda"),
     "device of no numbers": (

@@ -35,7 +35,7 @@ def test_the_unspoilt_job_runs(job, local, capsys):
         ("bench algorithms job.toml --only ppo", "--only names 'ppo'; use some of flow_grpo,"),
         ("bench tracking --rounds 0", "--rounds is 0, --iterations 6 and --step-seconds 0.1; use"),
         ("bench runner --rounds 0", "--num-tasks is 60 and --rounds 0; use"),
-        ("config show --name a/b", "the command line: name: String should match"),
+        ("config show --name a/b", "the command line: name: must match"),
         ("config show job.toml --sed 1", "unknown key sed; did you mean seed?"),
         ("evaluate", 'Command "evaluate" parameter RUN requires an argument'),
         ("evaluate missing", "there is no run folder missing"),

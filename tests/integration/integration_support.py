@@ -114,6 +114,9 @@ class Watch:
     def on_phase(self, text):
         pass
 
+    def on_warning(self, text):
+        pass
+
     def on_iteration(self, record):
         self.records.append(record)
 

@@ -68,6 +68,7 @@ def watched_run(num_iterations: int) -> str:
     with RunArtifacts(CONFIG, "shapes-1", LINKS) as page:
         page.on_phase("starting workers")
         page.on_evaluation("before", report_at(0, 0.25))
+        page.on_warning("the lamp is broken")
         for iteration in range(num_iterations):
             page.on_iteration(record_of(iteration))
     return str(FlowRunContext.get().flow_run.id)
@@ -92,6 +93,7 @@ def test_a_flow_has_a_progress_bar_and_a_report(prefect_backend):
     assert progress.description.endswith("about 0:08 left")
     assert report.type == "markdown"
     assert "| reward | 0.250 | 0.750 | ▁▅█ |" in report.data
+    assert "- **Warning:** the lamp is broken" in report.data
 
 
 @pytest.mark.operation

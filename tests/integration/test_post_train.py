@@ -45,6 +45,9 @@ class Watch:
             time.sleep(0.05)
         self.keys.append(held)
 
+    def on_warning(self, text):
+        pass
+
     def on_iteration(self, record):
         self.records.append(record)
 

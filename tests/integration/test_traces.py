@@ -28,6 +28,8 @@ class Watch:
 
     def on_phase(self, text): ...
 
+    def on_warning(self, text): ...
+
     def on_iteration(self, record):
         self.records.append(record)
 

@@ -1,5 +1,8 @@
 """torch.compile of the blocks: the same velocities and gradients, whatever is active."""
 
+import contextvars
+from functools import partial
+
 import pytest
 import torch
 from tiny_policies import load_trainable, moved_weights
@@ -52,6 +55,29 @@ def test_compiled_blocks_compute_what_the_others_do(tiny_flux):
         assert (found is None) == (expected is None)
         if found is not None:
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.families
+def test_blocks_are_compiled_anew_as_often_as_it_takes_in_every_task(tiny_flux, monkeypatch):
+    """A worker runs each task in a context of its own, where torch's settings are the defaults."""
+    from torch._dynamo.testing import CompileCounter
+
+    counter, compile_block = CompileCounter(), torch.nn.Module.compile
+    counting = partial(compile_block, backend=counter, dynamic=False)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda block, **how: counting(block, **how))
+    policy = load_trainable(tiny_flux, "float32")
+    compile_blocks(policy, ModelConfig(compile=True))
+
+    @torch.no_grad()
+    def sample(counts):
+        for count in counts:
+            condition = policy.encode(["a red circle"] * count)
+            policy.velocity(torch.zeros(count, *policy.latent_shape), torch.ones(count), condition)
+
+    sample([1])
+    once = counter.frame_count
+    contextvars.Context().run(sample, range(2, 13))  # torch's own limit is 8
+    assert counter.frame_count == 12 * once
 
 
 @pytest.mark.parametrize(("device", "variable"), [("cpu", "CXX"), ("cuda", "CC")])
