@@ -29,6 +29,7 @@ class Span:
     version: int = -1  # of the policy that it used or loaded
     num_items: int = -1  # samples of a fragment, pairs of a pack
     num_bytes: int = -1  # that other devices sent for it
+    compile_seconds: float = 0.0  # of its time, that torch.compile took
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from flows.evaluate import evaluate_once
 from flows.export import export
 from flows.prepare import prepare
 from flows.run import open_run
+from flows.session import say
 from flows.subflows import on_cluster
 
 
@@ -36,6 +37,7 @@ def post_train(config: RunConfig, resume: str | None = None) -> RunReport:
                     evaluate_once(session, tag)
                 conductor.complete(index, last=session.last_before_evaluation(index))
                 if conductor.out_of_time:
+                    say(f"max_minutes ({config.max_minutes:g}) have passed: no more iterations")
                     break
         evaluate_once(session, "after")
         on_cluster(session, export)

@@ -81,6 +81,8 @@ def measure_costs(session: Session, completions: Completions) -> dict[Device, Me
     """Measure each device's work; an emulated one's is known."""
     if isinstance(session.config, EmulatedConfig):
         return {}
+    if session.config.model.compile:
+        say("compiling the model and measuring it; compiling may take minutes")
     prompt, labels = session.prompts[0].text, dict[UUID, tuple[str, str]]()
     with dask.annotate(workers=[session.rollout_devices()[0]]):
         condition = encode.submit(session.run_id, "encode for measuring", [prompt])

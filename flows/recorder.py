@@ -251,7 +251,13 @@ class IterationRecorder:
             "time/rollout_seconds": self._extent("encode", "denoise", "score"),
             "time/train_seconds": self._extent(*TRAINING_KINDS),
             "time/push_seconds": self._extent("push"),
+            **self._compile_metrics(),
         }
+
+    def _compile_metrics(self) -> dict[str, float]:
+        if not self._session.config.model.compile:
+            return {}
+        return {"time/compile_seconds": sum(span.compile_seconds for span in self._spans)}
 
     def _extent(self, *kinds: str) -> float:
         """Return the seconds from the first start to the last end of some kinds of task."""

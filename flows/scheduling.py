@@ -33,7 +33,10 @@ def measured_costs(config: RunConfig, client: Client, devices: Sequence[Device])
         ConfigError: the model cannot be loaded.
     """
     firsts = {device.kind: device for device in reversed(devices)}.values()
-    say(f"measuring the model on {', '.join(d.name for d in firsts)} to choose the layout")
+    how = (
+        "compiling, which may take minutes, and measuring" if config.model.compile else "measuring"
+    )
+    say(f"{how} the model on {', '.join(d.name for d in firsts)} to choose the layout")
     prompt = train_prompts(config)[0].text
     futures = [
         client.submit(measure_alone, config, prompt, workers=[device.name], pure=False)

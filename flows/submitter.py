@@ -113,6 +113,7 @@ class Submitter:
             started=receipt["started"],
             ended=receipt["ended"],
             num_bytes=receipt["num_bytes"],
+            compile_seconds=receipt.get("compile_seconds", 0.0),
         )
         self._session.trace.end(asked, span)
         running.iteration.recorder.add_span(span)

@@ -8,6 +8,7 @@ import numpy as np
 
 from digen_core.config import RunConfig
 from digen_core.model_config import Size
+from digen_core.models.compiled import compile_meter
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import ALL_PARTS, TRAINER_PARTS, Policy
 from digen_core.models.trainable import initial_weights
@@ -16,6 +17,7 @@ from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardFn
 from digen_core.training.optimizer import PolicyVersion, TrainState
 from digen_core.transport.arrays import Weights
+from tasks import receipts
 from tasks.span import span_on_receipt
 
 
@@ -89,6 +91,8 @@ def build_engine(run_id: str, config: RunConfig, device_name: str, roles: frozen
     policy = load_trainable(config, ALL_PARTS if "rollout" in roles else TRAINER_PARTS)
     is_scoring = "rollout" in roles
     rewards = reward_functions(config.rewards_of(None), policy.device) if is_scoring else {}
+    if config.model.compile:
+        compile_meter().read()  # from now on
     _engines.clear()  # one run at a time on a worker: the last one's memory is free again
     engine = _engines[run_id] = Engine(config, device_name, policy, rewards, versions_of(policy))
     return engine
@@ -128,3 +132,5 @@ def working(run_id: str, *, version: int | None = None) -> Iterator[Engine]:
                 )
             engine.versions.activate(version)
         yield engine
+        if engine.config.model.compile:
+            receipts.attach({"compile_seconds": compile_meter().read()})

@@ -5,6 +5,8 @@ Rollouts and training compile the same code, once without and once with gradient
 each adapter that may be active and when a shape first differs (it is dynamic from then on).
 """
 
+from functools import cache
+from time import monotonic
 from typing import Any, Final
 
 import torch
@@ -43,3 +45,32 @@ def compile_blocks(policy: Policy, config: ModelConfig) -> None:
 def _blocks_of(transformer: Any) -> list[torch.nn.Module]:
     names = _BLOCKS.get(type(transformer).__name__) or transformer._repeated_blocks
     return [module for module in transformer.modules() if type(module).__name__ in names]
+
+
+class CompileMeter:
+    """Seconds that torch.compile took in this process, in whichever thread."""
+
+    def __init__(self) -> None:
+        from torch._dynamo.callback import callback_handler
+
+        self._seconds, self._since = 0.0, 0.0
+        # torch calls one at a time, and those of nested compilations once
+        callback_handler.register_start_callback(self._start)
+        callback_handler.register_end_callback(self._end)
+
+    def read(self) -> float:
+        """Return the seconds since the last reading."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def _start(self, _about: object) -> None:
+        self._since = monotonic()
+
+    def _end(self, _about: object) -> None:
+        self._seconds += monotonic() - self._since
+
+
+@cache
+def compile_meter() -> CompileMeter:
+    """Return the meter of this process."""
+    return CompileMeter()

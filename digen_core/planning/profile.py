@@ -169,12 +169,15 @@ def load_profile(path: str | Path) -> Costs:
 
 
 def _observed(spans: Sequence[Span]) -> Iterator[tuple[Span, str, float]]:
-    """Yield spans with their operation and seconds: of a step, not of a task of several."""
+    """Yield spans with their operation and seconds: of a step, not of a task of several.
+
+    What torch.compile took part of is left out: it is not taken again.
+    """
     encoding: dict[tuple[str, int], float] = {}  # (device, group) -> seconds
     for span, seconds in _occupied(spans):
         if span.kind == "encode":
             encoding[span.device, span.group] = seconds
-        if span.kind not in OPERATIONS:
+        if span.kind not in OPERATIONS or span.compile_seconds:
             continue
         if span.kind == "denoise":
             seconds /= span.end_step - span.first_step

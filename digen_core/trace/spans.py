@@ -35,6 +35,7 @@ SCHEMA: Final = pa.schema(
         pa.field("version", pa.int32(), nullable=False),
         pa.field("num_items", pa.int64(), nullable=False),
         pa.field("num_bytes", pa.int64(), nullable=False),
+        pa.field("compile_seconds", pa.float64(), nullable=False),
     ]
 )
 """The fields of :class:`~digen_core.records.Span`."""

@@ -10,7 +10,7 @@ from tiny_policies import load_trainable, moved_weights
 from digen_core.compiler import require_compiler
 from digen_core.config import ConfigError
 from digen_core.model_config import ModelConfig
-from digen_core.models.compiled import compile_blocks
+from digen_core.models.compiled import compile_blocks, compile_meter
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
 
 
@@ -74,7 +74,12 @@ def test_blocks_are_compiled_anew_as_often_as_it_takes_in_every_task(tiny_flux, 
             condition = policy.encode(["a red circle"] * count)
             policy.velocity(torch.zeros(count, *policy.latent_shape), torch.ones(count), condition)
 
+    meter = compile_meter()
+    meter.read()
     sample([1])
+    assert meter.read() > 0
+    sample([1])
+    assert meter.read() == 0
     once = counter.frame_count
     contextvars.Context().run(sample, range(2, 13))  # torch's own limit is 8
     assert counter.frame_count == 12 * once

@@ -60,6 +60,16 @@ def parts(line):
     return line.fixed, line.per_item
 
 
+def test_what_compiled_teaches_nothing():
+    present = Costs(kinds={"h100": DeviceCosts(step=Linear(), pack=Linear(fixed=0.5))})
+    profile = Profile(present, DEVICES)
+    compiling = [replace(span, compile_seconds=29.0) for span in packs(lambda n: 30.0, [4, 8])]
+    assert profile.learn(compiling).kinds["h100"].pack == Linear(fixed=0.5)
+    warm = packs(lambda n: 0.25 * n, [4, 8])
+    late = [replace(span, started=span.started + 60, ended=span.ended + 60) for span in warm]
+    assert parts(profile.learn([*compiling, *late]).kinds["h100"].pack) == pytest.approx((0, 0.25))
+
+
 def test_of_one_size_the_ratio_of_the_parts_stays():
     present = Costs(
         kinds={"h100": DeviceCosts(step=Linear(), pack=Linear(fixed=1.0, per_item=0.5))}

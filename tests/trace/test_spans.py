@@ -33,6 +33,7 @@ SPAN = Span(
     version=2,
     num_items=4,
     num_bytes=5_000_000_000,
+    compile_seconds=0.5,
 )
 DEVICES = [
     Device("rollout-0", frozenset({"rollout"}), "l4"),
