@@ -115,7 +115,7 @@ def utilization(
     if peak_tflops is not None and not 0 < peak_tflops < inf:
         raise ConfigError(f"--peak-tflops is {peak_tflops}; use a number above 0")
 
-    from digen_core.checks import check_compiler, check_device
+    from digen_core.model_checks import check_compiler, check_device
 
     check_device(config.model, here=True)
     check_compiler(config.model)

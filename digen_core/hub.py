@@ -1,11 +1,79 @@
-"""Names of models on a hub."""
+"""Models on a hub: their names, whether they can be had, and why not."""
 
 import re
 from typing import Final
 
+from digen_core.config import ConfigError
+
 _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
+_TIMEOUT_SECONDS: Final = 10.0
+_UNREACHED: Final = {
+    *("LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError"),
+    *("ConnectError", "TimeoutException"),  # httpx'
+}
+# Causes get lost when an error is pickled or is raised anew, so words count as well.
+_WORDS_OF_UNREACHED: Final = ("not fully cached locally", "couldn't connect to")
 
 
 def is_hub_id(path: str) -> bool:
     """Say whether a text looks like org/name, and not like a path."""
     return _HUB_ID.fullmatch(path) is not None and not path.startswith(".")
+
+
+def check_available(label: str, repo: str, file: str, revision: str | None) -> None:
+    """Check that a model is in the hub's cache or on the hub, and open to this user.
+
+    Args:
+        label: the key and its value, for the error.
+        repo: hub id.
+        file: one that every model of this kind has.
+        revision: of the model; None is its default branch.
+
+    Raises:
+        ConfigError: it cannot be had.
+    """
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(repo, file, revision=revision), str):
+        return
+    hub = HfApi()
+    try:
+        hub.model_info(repo, revision=revision, timeout=_TIMEOUT_SECONDS)
+        hub.auth_check(repo)
+    except Exception as error:  # of the hub, of HTTP, or of the network
+        reason = hub_failure(label, revision, error) or f"{label} cannot be had: {error}"
+        raise ConfigError(reason) from error
+
+
+def hub_failure(label: str, revision: str | None, error: BaseException) -> str | None:
+    """Say in one line why a model cannot be had and what to do; None if the hub has no part in it.
+
+    Args:
+        label: the key and its value.
+        revision: that was asked for.
+        error: what the hub's client, or from_pretrained, raised.
+    """
+    kinds = {kind.__name__ for cause in _causes(error) for kind in type(cause).__mro__}
+    if "HFValidationError" in kinds:
+        return f"{label} is neither a folder nor a hub id such as org/name"
+    if "GatedRepoError" in kinds:
+        return f"{label} is gated: accept its licence on the hub and log in with 'hf auth login'"
+    if "RevisionNotFoundError" in kinds:
+        return f"{label} has no revision {revision!r}; correct the revision"
+    if "RepositoryNotFoundError" in kinds:
+        return f"{label} is no folder here and no model on the hub; correct it"
+    if kinds & _UNREACHED or any(words in str(error).lower() for words in _WORDS_OF_UNREACHED):
+        return (
+            f"{label} is no folder here, not in the hub's cache, and the hub cannot be reached; "
+            "download the model first, or correct the path"
+        )
+    return None
+
+
+def _causes(error: BaseException | None) -> list[BaseException]:
+    """Return an error and those it came from."""
+    chain: list[BaseException] = []
+    while error is not None and error not in chain:
+        chain.append(error)
+        error = error.__cause__ or error.__context__
+    return chain

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from digen_core.config import ConfigError, RunConfig
 from digen_core.data import Prompt
-from digen_core.hub import is_hub_id
+from digen_core.hub import check_available, is_hub_id
 from digen_core.reward_config import (
     AestheticConfig,
     ClipConfig,
@@ -37,7 +37,7 @@ def check_rewards(config: RunConfig, train: list[Prompt], evaluation: list[Promp
         _check_frames(name, reward, config)
         if isinstance(reward, OcrConfig):
             _check_wanted_texts(reward, config.prompts.metadata_columns, [*train, *evaluation])
-        _check_files(name, reward)
+        _check_files(name, reward, here=config.cluster.address is None)
         if isinstance(reward, FunctionConfig):
             _check_function(reward)
 
@@ -102,20 +102,24 @@ def _check_prompts(kind: str, prompts: list[Prompt], judge: Callable[[Prompt], o
             raise ConfigError(f"{prompt.origin} is not for the reward {kind!r}: {error}") from error
 
 
-def _check_files(name: str, reward: RewardConfig) -> None:
-    """Check that local folders and files are there; hub ids are left to the loading."""
+def _check_files(name: str, reward: RewardConfig, *, here: bool) -> None:
+    """Check that models are there, or can be downloaded if they are loaded here."""
+    if isinstance(reward, AestheticConfig) and not Path(reward.head).is_file():
+        raise ConfigError(
+            f"rewards.{name}.head {reward.head} is no file (seen from {Path.cwd()}); give the "
+            "safetensors file of the predictor's layers"
+        )
     if isinstance(reward, ClipConfig):
+        files = {"path": "config.json", "processor": "preprocessor_config.json"}
         for key, path in (("path", reward.path), ("processor", reward.processor_path)):
             if not Path(path).is_dir() and not is_hub_id(path):
                 raise ConfigError(
                     f"rewards.{name}.{key} {path} is neither a folder (seen from {Path.cwd()}) nor "
                     "a hub id such as org/name; correct it"
                 )
-    if isinstance(reward, AestheticConfig) and not Path(reward.head).is_file():
-        raise ConfigError(
-            f"rewards.{name}.head {reward.head} is no file (seen from {Path.cwd()}); give the "
-            "safetensors file of the predictor's layers"
-        )
+            if here and not Path(path).is_dir():
+                revision = reward.revision if path == reward.path else None
+                check_available(f"rewards.{name}.{key} {path}", path, files[key], revision)
 
 
 def _check_function(reward: FunctionConfig) -> None:

@@ -1,5 +1,6 @@
 """Open a run: its folder, cluster, trackers and session; and close them whatever happens."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import datetime
@@ -9,13 +10,14 @@ from distributed import Client
 from prefect import runtime
 from prefect.client.orchestration import get_client
 
-from digen_core.config import RunConfig
+from digen_core.config import ConfigError, RunConfig
 from digen_core.config_file import CONFIG_OF_RUN
 from digen_core.control.protocol import Device
 from digen_core.data import evaluation_prompts, prompts_hash, train_prompts
 from digen_core.manifest import LINEAGE_OF_RUN, Lineage
 from digen_core.planning.profile import load_profile
 from digen_core.transport.files import replace_text
+from digen_core.transport.metrics import METRICS_OF_RUN
 from flows.control import RunCancelledError, following, is_stop
 from flows.resume import begun_before, go_on, locked, resuming
 from flows.scheduling import measured_costs, resolve_layout
@@ -50,9 +52,7 @@ def open_run(config: RunConfig, resume: str | None = None) -> Iterator[Session]:
         folder = Path(resume) if resume else begun_before(config)
         resumption = stack.enter_context(resuming(config, folder)) if folder else None
         client, address, devices, config = stack.enter_context(_devices(config))
-        run_dir = resumption.run_dir if resumption else new_run_dir(config)
-        if resumption is None:
-            stack.enter_context(locked(run_dir))
+        run_dir = resumption.run_dir if resumption else stack.enter_context(_new_run(config))
         lineage = resumption.lineage if resumption else None
         session = stack.enter_context(
             session_on(client, address, devices, config, run_dir, run_dir.name, lineage)
@@ -238,6 +238,19 @@ def _ended_in(tracker: Tracker) -> Iterator[None]:
         tracker.finish("KILLED" if is_stop(error) else "FAILED", f"{type(error).__name__}: {error}")
         raise
     tracker.finish("FINISHED")
+
+
+@contextmanager
+def _new_run(config: RunConfig) -> Iterator[Path]:
+    """Yield the folder of a new run; if the config turns out to be wrong, nothing stays of it."""
+    run_dir = new_run_dir(config)
+    try:
+        with locked(run_dir):
+            yield run_dir
+    except ConfigError:
+        if not (run_dir / METRICS_OF_RUN).exists():
+            shutil.rmtree(run_dir)
+        raise
 
 
 def new_run_dir(config: RunConfig) -> Path:

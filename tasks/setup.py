@@ -6,8 +6,8 @@ from time import time
 
 from prefect import task
 
-from digen_core.checks import explain_load_error
 from digen_core.config import ConfigError, RunConfig
+from digen_core.model_checks import explain_load_error
 from digen_core.training.checkpoints import read_checkpoint
 from digen_core.training.optimizer import TrainState
 from tasks import receipts
@@ -31,7 +31,7 @@ def load_engine(run_id: str, config: RunConfig, device: str, roles: Collection[s
     try:
         return build_engine(run_id, config, device, frozenset(roles))
     except OSError as error:  # its causes, which explain it, are lost on the way to the flow
-        raise ConfigError(explain_load_error(config, error)) from error
+        raise ConfigError(explain_load_error(config.model, error)) from error
 
 
 @task(name="restore version", task_run_name="{label}")

@@ -51,10 +51,15 @@ def brightness(images, prompts):
     return (images[:, 0] - images[:, 2] / 2).mean(dim=(1, 2))
 
 
-def test_a_recipe_is_ready_to_run(recipe):
-    """Prompts, rewards and devices are checked as before a run; the hub is not asked."""
+def test_a_recipe_is_ready_to_run(recipe, monkeypatch):
+    """Prompts, rewards and devices are checked as before a run; a hub is thought to have the rest."""
+    asked = set()
+    for checks in ("model_checks", "reward_checks"):
+        name = f"digen_core.{checks}.check_available"
+        monkeypatch.setattr(name, lambda label, repo, file, revision: asked.add(repo))
     config = load_config(FILES[recipe])
     check_inputs(config)
+    assert config.model.path in asked
     assert config.name == recipe.replace("_", "-")
     assert settings_folder(config.model.path).name == Path(config.model.path).name
     assert config.train.pack_size == config.rollout.fragment_size  # one batch size, exact replay

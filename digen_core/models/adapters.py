@@ -6,6 +6,7 @@ or all weights, is trained on top of it. Rollout workers and trainers fold the s
 same order, so replays stay exact.
 """
 
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +27,9 @@ def fold_adapters(pipeline: Any, adapters: Mapping[str, AdapterConfig]) -> None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                _check_parts(label, pipeline.lora_state_dict(adapter.path, **source))
+                weights = pipeline.lora_state_dict(adapter.path, **source)
+                _check_parts(label, weights)
+                _check_layers(label, weights, pipeline.transformer)
                 pipeline.load_lora_weights(adapter.path, adapter_name=name, **source)
                 if name not in getattr(pipeline.transformer, "peft_config", {}):
                     raise ConfigError(f"{label} holds no LoRA of this model's transformer")
@@ -47,3 +50,29 @@ def _check_parts(label: str, weights: Mapping[str, Any]) -> None:
             f"{label} changes {', '.join(odd)}, but post-training takes adapters of the "
             "transformer only; leave those parts out of the file"
         )
+
+
+def _check_layers(label: str, weights: Mapping[str, Any], transformer: Any) -> None:
+    """Check that the transformer has each layer of a LoRA, of its size: else it is another model's.
+
+    diffusers leaves out what it finds no place for.
+    """
+    modules = dict(transformer.named_modules())
+    for key, value in weights.items():
+        found = re.fullmatch(r"transformer\.(.+)\.lora_([AB])\.weight", key)
+        if found is None:
+            continue
+        name, matrix = found.groups()
+        weight = getattr(modules.get(name), "weight", None)
+        if weight is None:
+            raise ConfigError(
+                f"{label} is of another model: it has {name}, which the transformer of model.path "
+                "has not"
+            )
+        own, side = (weight.shape[1], "inputs") if matrix == "A" else (weight.shape[0], "outputs")
+        size = value.shape[1] if matrix == "A" else value.shape[0]
+        if size != own:
+            raise ConfigError(
+                f"{label} is of another model: its {name} has {size} {side}, that of model.path "
+                f"{own}"
+            )

@@ -17,6 +17,7 @@ import peft
 import torch
 from torch import nn
 
+from digen_core.lora_targets import check_targets
 from digen_core.models.policy import Policy
 from digen_core.seeding import INITIAL_WEIGHTS, generator_for
 from digen_core.train_config import LoraConfig
@@ -44,7 +45,7 @@ def make_trainable(
         gradient_checkpointing: compute blocks again for their gradients.
 
     Raises:
-        ValueError: no module of the transformer matches ``lora.targets``.
+        ConfigError: one of ``lora.targets`` is no layer of the transformer.
     """
     transformer = policy.transformer
     if lora is None:
@@ -58,18 +59,19 @@ def make_trainable(
 
 
 def _attach_first(policy: Policy, lora: LoraConfig) -> None:
+    layers = {
+        name
+        for name, module in policy.transformer.named_modules()
+        if (weight := getattr(module, "weight", None)) is not None and weight.ndim > 1
+    }
+    check_targets(lora.targets, layers)
     adapter = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         target_modules=list(lora.targets),
         init_lora_weights="gaussian" if lora.init == "gaussian" else True,
     )
-    try:
-        attach_adapter(policy, adapter, FIRST_ADAPTER)
-    except ValueError as error:
-        raise ValueError(
-            f"train.lora.targets {list(lora.targets)} match no module of the transformer."
-        ) from error
+    attach_adapter(policy, adapter, FIRST_ADAPTER)
 
 
 def attach_adapter(policy: Policy, adapter: peft.LoraConfig, name: str) -> None:

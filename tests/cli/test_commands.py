@@ -4,8 +4,8 @@ import pytest
 
 from deployments.cli import run
 from deployments.errors import RunFailedError
-from digen_core.checks import explain_load_error
 from digen_core.config_file import load_config
+from digen_core.model_checks import explain_load_error
 
 
 def test_the_unspoilt_job_runs(job, local, capsys):
@@ -117,7 +117,7 @@ def error_of(kind, text, cause=None):
     [
         (error_of("HFValidationError", "Repo id must"), "is neither a folder nor a hub id"),
         (error_of("GatedRepoError", "403"), "is gated: accept its licence"),
-        (error_of("RevisionNotFoundError", "404"), "has no revision 'v9'; correct model.revision"),
+        (error_of("RevisionNotFoundError", "404"), "has no revision 'v9'; correct the revision"),
         (error_of("RepositoryNotFoundError", "404"), "no folder here and no model on the hub"),
         (
             error_of("OSError", "config.json", error_of("OfflineModeIsEnabled", "offline")),
@@ -132,6 +132,6 @@ def error_of(kind, text, cause=None):
 )
 def test_a_load_error_becomes_one_line(error, message):
     config = load_config(None, {"model.path": "org/name", "model.revision": "v9"})
-    line = explain_load_error(config, error)
+    line = explain_load_error(config.model, error)
     assert message in line
     assert "\n" not in line

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from families import HEIGHT, WIDTH, load_tiny, stock
+from safetensors.torch import save_file
 from tiny_policies import moved_weights
 
 from digen_core.checks import check_inputs
@@ -95,6 +96,28 @@ def test_an_adapter_of_something_else_is_refused(tiny_families, adapters):
         load_tiny(flux, "flux", adapters={"turbo": {"path": f"{flux}/vae"}})
     with pytest.raises(ConfigError, match=r"model.adapters.turbo \(.*turbo_wan"):
         load_tiny(flux, "flux", adapters={"turbo": {"path": wan}})
+
+
+def layer(name, inputs, outputs):
+    weights = {"A": torch.zeros(2, inputs), "B": torch.zeros(outputs, 2)}
+    return {f"transformer.{name}.lora_{own}.weight": value for own, value in weights.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "outputs", "message"),
+    [
+        ("transformer_blocks.99.attn.to_q", 64, 64, "it has transformer_blocks.99.attn.to_q, whic"),
+        ("transformer_blocks.0.attn.to_k", 65, 64, "its transformer_blocks.0.attn.to_k has 65 inp"),
+        ("transformer_blocks.0.attn.to_k", 64, 96, "its transformer_blocks.0.attn.to_k has 96 out"),
+    ],
+)
+def test_an_adapter_that_fits_in_part_is_refused(
+    name, inputs, outputs, message, tiny_families, tmp_path
+):
+    fitting = layer("transformer_blocks.0.attn.to_q", 64, 64)
+    save_file(fitting | layer(name, inputs, outputs), tmp_path / "turbo.safetensors")
+    with pytest.raises(ConfigError, match=f"is of another model: {message}"):
+        load_tiny(tiny_families["flux"], "flux", adapters={"x": {"path": str(tmp_path)}})
 
 
 @pytest.mark.parametrize(

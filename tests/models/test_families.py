@@ -21,9 +21,9 @@ from families import (
     stock,
 )
 
-from digen_core.checks import check_model_folder
 from digen_core.config import ConfigError
 from digen_core.config_file import load_config
+from digen_core.model_checks import check_model_folder
 from digen_core.model_config import VIDEO_FAMILIES, ModelConfig
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.models.schedules import shifted_sigmas

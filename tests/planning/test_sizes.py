@@ -183,7 +183,10 @@ def test_size_prints_what_was_counted(tiny_families, capsys):
     [
         (["--model.path", "a/b"], "model.path a/b is no folder here, and the settings that digen"),
         (["--model.path", "docs"], "model.path docs: "),
-        (["--train.lora.targets", '["nowhere"]'], "match no module of the transformer"),
+        (
+            ["--train.lora.targets", '["nowhere"]'],
+            "names 'nowhere', but no linear layer of the transf",
+        ),
         (["--model.width", "36"], "needs multiples of 8"),
     ],
 )

@@ -1,0 +1,227 @@
+"""What can be known to be wrong with the model of a config before anything starts.
+
+Each check raises ConfigError with one line: what is wrong, its value, and what to do.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from digen_core.compiler import require_compiler
+from digen_core.config import ConfigError, RunConfig
+from digen_core.hub import check_available, hub_failure, is_hub_id
+from digen_core.image_size import check_local_size
+from digen_core.lora_targets import check_targets
+from digen_core.model_config import Family, ModelConfig
+from digen_core.weight_files import layers_of, shapes_in, shapes_in_folder
+
+FAMILY_PIPELINES: Final[dict[Family, str]] = {
+    "flux": "FluxPipeline",
+    "sd3": "StableDiffusion3Pipeline",
+    "qwen_image": "QwenImagePipeline",
+    "wan": "WanPipeline",
+    "hunyuan_video": "HunyuanVideoPipeline",
+}
+"""The `_class_name` that a model folder's model_index.json must have, by family."""
+
+_VOCABULARIES: Final = {"tokenizer.json", "vocab.json", "spiece.model"}
+
+
+def check_model(config: RunConfig) -> None:
+    """Check the model of a run, what it starts from and what is attached to it, unloaded.
+
+    Raises:
+        ConfigError: something is missing or does not fit.
+    """
+    model, here = config.model, config.cluster.address is None
+    if Path(model.path).is_dir():
+        check_model_folder(model)
+        layers = layers_of(shapes_in_folder(Path(model.path) / "transformer"))
+        if config.train.lora is not None and layers:  # there are other formats of weights
+            check_targets(config.train.lora.targets, layers)
+    else:
+        _check_hub_id(model, here=here)
+    _check_adapters(model, here=here)
+    check_device(model, here=here)
+    if here:
+        check_compiler(model)
+
+
+def check_model_folder(model: ModelConfig) -> None:
+    """Check that a local model folder has what its family needs.
+
+    Raises:
+        ConfigError: the folder is missing, incomplete, damaged, of another family or for other
+            sizes.
+    """
+    folder = Path(model.path)
+    index_file = folder / "model_index.json"
+    try:
+        index: Any = json.loads(index_file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"model.path {model.path} has no model_index.json; give the top folder of a diffusers "
+            "pipeline, as save_pretrained writes it"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path: cannot read {index_file}: {error}") from error
+    wanted = FAMILY_PIPELINES[model.family]
+    found = index.get("_class_name") if isinstance(index, dict) else None
+    if found != wanted:
+        raise ConfigError(
+            f"model.path {model.path} holds a {found}, but model.family {model.family!r} needs a "
+            f"{wanted}; give a folder saved from one"
+        )
+    for name, component in index.items():
+        if isinstance(component, list) and None not in component:
+            _check_part(folder, name)
+    for size in (model.size, *model.sizes):
+        check_local_size(model.at_size(size))
+
+
+def _check_part(folder: Path, name: str) -> None:
+    """Check that a part of a pipeline is there.
+
+    Tokenizers need a closer look: without a vocabulary transformers makes an empty one, silently.
+    """
+    found = {file.name for file in (folder / name).glob("*")}
+    lack = "" if found else f"the subfolder {name}"
+    if found and name.startswith("tokenizer") and not found & _VOCABULARIES:
+        lack = f"a vocabulary in {name}: {' or '.join(sorted(_VOCABULARIES))}"
+    if lack:
+        raise ConfigError(
+            f"model.path {folder} lacks {lack}, which its model_index.json asks for; copy or "
+            "download the model again"
+        )
+    _check_config(folder / name / "config.json")
+    shapes_in_folder(folder / name)
+    for index in (folder / name).glob("*.safetensors.index.json"):
+        _check_shards(index)
+
+
+def _check_config(file: Path) -> None:
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return  # tokenizers and schedulers have others
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {file}: {error}; copy or download it again") from error
+
+
+def _check_shards(index: Path) -> None:
+    """Check that the files are there over which an index spreads weights."""
+    _check_config(index)
+    files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    for name in sorted(files - {file.name for file in index.parent.iterdir()}):
+        raise ConfigError(f"{index.parent / name} is missing; copy or download the model again")
+
+
+def explain_load_error(model: ModelConfig, error: BaseException) -> str:
+    """Say in one line why loading the model failed and what to do.
+
+    Args:
+        model: its config.
+        error: what from_pretrained, or the check of the image size, raised.
+    """
+    label = f"model.path {model.path}"
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if "does not appear to have a file named" in reason and not Path(model.path).is_dir():
+        error = ConnectionError(reason)  # that is how diffusers puts it
+    return hub_failure(label, model.revision, error) or f"{label} cannot be loaded: {reason[:300]}"
+
+
+def _check_hub_id(model: ModelConfig, *, here: bool) -> None:
+    path = model.path
+    if Path(path).exists():
+        raise ConfigError(f"model.path {path} is a file; give the folder of a diffusers pipeline")
+    if not is_hub_id(path):
+        raise ConfigError(
+            f"model.path {path} is neither a folder (seen from {Path.cwd()}) nor a hub id such as "
+            "org/name; correct it"
+        )
+    if here:  # else the workers' cache may have what this machine has not
+        check_available(f"model.path {path}", path, "model_index.json", model.revision)
+
+
+def _check_adapters(model: ModelConfig, *, here: bool) -> None:
+    for name, adapter in model.adapters.items():
+        key, path = f"model.adapters.{name}", Path(adapter.path)
+        if not path.exists() and not is_hub_id(adapter.path):
+            raise ConfigError(
+                f"{key}.path {adapter.path} is neither a folder or file (seen from {Path.cwd()}) "
+                "nor a hub id such as org/name; correct it"
+            )
+        if here and not path.exists():
+            file = adapter.file or "pytorch_lora_weights.safetensors"
+            check_available(f"{key}.path {path}", adapter.path, file, adapter.revision)
+        found = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+        if path.exists() and not found:
+            raise ConfigError(f"{key}.path {adapter.path} holds no safetensors file")
+        if adapter.file is not None and path.is_dir() and not (path / adapter.file).is_file():
+            raise ConfigError(f"{key}.file {adapter.file} is not in {adapter.path}")
+        if adapter.file is None and len(found) > 1:
+            raise ConfigError(
+                f"{key}.path {adapter.path} has several safetensors files, among them "
+                f"{found[0].name}; name one as {key}.file"
+            )
+        if found:
+            shapes_in(found[0] if adapter.file is None or path.is_file() else path / adapter.file)
+
+
+def check_compiler(model: ModelConfig) -> None:
+    """Check for the compiler that a model on this machine takes, if it is to be compiled.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    name = model.device
+    if not model.compile:
+        return
+    if name == "auto":
+        import torch
+
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    require_compiler(name.partition(":")[0])
+
+
+def check_device(model: ModelConfig, *, here: bool) -> None:
+    """Check the name of a model's device.
+
+    Args:
+        model: with the name.
+        here: check also that this machine has the device.
+
+    Raises:
+        ConfigError: it is no name of a device, or of none here.
+    """
+    name = model.device
+    if name in ("auto", "cpu"):
+        return
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"model.device {name!r} is none; use auto, cpu or cuda") from error
+    if not here:
+        return
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"model.device is {name!r}, but torch sees no CUDA device here; use auto or cpu"
+        )
+    count = _num_devices(device.type)
+    if (device.index or 0) >= count:
+        raise ConfigError(
+            f"model.device is {name!r}, but torch sees {count or 'no'} such devices here; "
+            "use auto, cpu or cuda"
+        )
+
+
+def _num_devices(kind: str) -> int:
+    """Return how many devices of a type of torch's, such as cuda or mps, this machine has."""
+    import torch
+
+    try:
+        return int(torch.get_device_module(kind).device_count())
+    except RuntimeError:  # torch computes on no device of that type, such as meta
+        return 0

@@ -1,0 +1,111 @@
+"""What is known of a model before it is loaded: damaged files, LoRA targets, the hub."""
+
+import json
+import shutil
+from pathlib import Path
+
+import httpx
+import huggingface_hub
+import pytest
+import torch
+from families import HEIGHT, WIDTH
+from safetensors.torch import save_file
+
+from digen_core.config import ConfigError, RunConfig
+from digen_core.hub import check_available
+from digen_core.lora_targets import check_targets
+from digen_core.model_checks import check_model
+from digen_core.weight_files import layers_of, shapes_in
+
+WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
+
+
+def config_of(path, **train) -> RunConfig:
+    model = {"path": str(path), "height": HEIGHT, "width": WIDTH}
+    return RunConfig.model_validate({"model": model, "train": train})
+
+
+@pytest.fixture
+def model(tiny_flux, tmp_path) -> Path:
+    """A copy of a sound model, to be spoilt."""
+    return Path(shutil.copytree(tiny_flux, tmp_path / "model"))
+
+
+def cut(model):
+    (model / WEIGHTS).write_bytes((model / WEIGHTS).read_bytes()[:-1])
+
+
+def no_config(model):
+    (model / "vae/config.json").write_text("{")
+
+
+def no_shard(model):
+    index = {"weight_map": {"a": "part-1-of-2.safetensors"}}
+    (model / "vae/diffusion.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (cut, r"model.safetensors is no whole safetensors file \(.*\); copy or download it again"),
+        (no_config, r"cannot read .*vae/config.json: .*; copy or download it again"),
+        (no_shard, r"vae/part-1-of-2.safetensors is missing; copy or download the model again"),
+    ],
+)
+def test_a_damaged_model_is_refused(model, spoil, message):
+    check_model(config_of(model))
+    spoil(model)
+    with pytest.raises(ConfigError, match=message):
+        check_model(config_of(model))
+
+
+def test_each_lora_target_must_be_a_layer(model):
+    with pytest.raises(ConfigError, match="names 'to_kk', but no linear layer .* mean 'to_k'"):
+        check_model(config_of(model, lora={"targets": ["to_q", "to_kk"]}))
+    check_model(
+        config_of(model, lora={"targets": ["to_out.0", "single_transformer_blocks.0.proj_mlp"]})
+    )
+    check_model(config_of(model, lora=None))
+    shutil.move(model / WEIGHTS, model / "transformer/diffusion_pytorch_model.bin")
+    check_model(config_of(model, lora={"targets": ["to_kk"]}))  # left to the loading
+
+
+def test_targets_are_whole_parts_of_names():
+    layers = {"blocks.0.attn.to_q", "blocks.0.to_out.0", "proj"}
+    check_targets(["to_q", "attn.to_q", "to_out.0", "0", "proj"], layers)
+    for target in ("o_q", "to_out", "blocks.1.attn.to_q"):
+        with pytest.raises(ConfigError, match=f"names {target!r}"):
+            check_targets([target], layers)
+    with pytest.raises(ConfigError, match="for example proj, to_q"):
+        check_targets(["xyzzy"], layers)
+
+
+def test_layers_are_what_has_a_matrix(tmp_path):
+    tensors = {
+        "linear.weight": torch.zeros(2, 3, dtype=torch.bfloat16),
+        "linear.bias": torch.zeros(2),
+        "conv.weight": torch.zeros(2, 3, 1, 1),
+        "norm.weight": torch.zeros(2),
+        "table": torch.zeros(2, 3),
+    }
+    save_file(tensors, tmp_path / "x.safetensors")
+    shapes = shapes_in(tmp_path / "x.safetensors")
+    assert shapes == {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    assert layers_of(shapes) == {"linear", "conv"}
+
+
+def test_a_hub_that_cannot_be_reached_is_told_at_once(monkeypatch):
+    def refuse(*_arguments, **_options):
+        raise httpx.ConnectError("[Errno -2] Name or service not known")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refuse)
+    with pytest.raises(ConfigError, match="model.path org/name is no folder here, not in the hub"):
+        check_model(config_of("org/name"))
+    elsewhere = {"model": {"path": "org/name"}, "cluster": {"scheduler_address": "tcp://h:1"}}
+    check_model(RunConfig.model_validate(elsewhere))  # its workers may have it
+
+
+def test_a_model_in_the_cache_needs_no_hub(monkeypatch, tmp_path):
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *a, **k: str(tmp_path))
+    monkeypatch.delattr(huggingface_hub.HfApi, "model_info")
+    check_available("model.path org/name", "org/name", "model_index.json", None)
