@@ -52,7 +52,7 @@ def brightness(images, prompts):
 
 
 def test_a_recipe_is_ready_to_run(recipe, monkeypatch):
-    """Prompts, rewards and devices are checked as before a run; a hub is thought to have the rest."""
+    """Prompts, rewards and devices are checked as before a run, as if a hub had the rest."""
     asked = set()
     for checks in ("model_checks", "reward_checks"):
         name = f"digen_core.{checks}.check_available"
