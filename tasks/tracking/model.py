@@ -4,30 +4,36 @@
     pipeline = mlflow.pyfunc.load_model("models:/shapes/1").get_raw_model()
     pipeline("a red circle", height=32, width=32).images[0]
 
-Adapters are MLflow's own flavour ``mlflow.diffusers``: the weights of the LoRA and the name of the
-base model. A whole transformer is a pyfunc of the same form, by `full_pipeline`. Neither holds the
-rest of the base model.
+It is a pyfunc: a copy of `trained_pipeline`, the weights that were trained, and the names of the
+base model and of the adapters that the run started from. Of the base model it holds nothing.
 """
 
 import os
 import shutil
 import warnings
+from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-import mlflow.diffusers
 from mlflow import pyfunc
-from mlflow.models import Model, ModelSignature
-from mlflow.models.model import MLMODEL_FILE_NAME
+from mlflow.models import ModelSignature
 from mlflow.types import DataType, ParamSchema, ParamSpec, Schema
 from mlflow.types.schema import ColSpec
 
 from digen_core.config import RunConfig
+from digen_core.models import ADAPTERS
 
 # An example of an input would be an image's worth of compute.
 warnings.filterwarnings("ignore", "(?s).*An input example was not provided")
 
-LOADER: Final = Path(__file__).with_name("full_pipeline.py")  # goes with the model
+LOADER: Final = Path(__file__).with_name("trained_pipeline.py")  # goes with the model
+WEIGHTS: Final = "weights"  # as trained_pipeline has it
+_REQUIREMENTS: Final = (
+    *("mlflow", "diffusers", "transformers", "peft", "safetensors", "torch", "pandas"),
+    *("pillow", "sentencepiece", "protobuf", "ftfy"),
+)
+_GUIDANCE: Final = {"qwen_image": "true_cfg_scale"}
+"""What pipelines call model.guidance_scale, if not guidance_scale."""
 
 
 def package(config: RunConfig, weights: Path, folder: Path) -> None:
@@ -39,40 +45,40 @@ def package(config: RunConfig, weights: Path, folder: Path) -> None:
         folder: to be made; one of that name is replaced.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    base, revision = config.model.path, config.model.revision
-    if Path(base).is_dir():
-        base = str(Path(base).resolve())
-    if config.train.lora is not None:
-        _package_adapters(weights, folder, base, revision, _signature(config))
-    else:
-        _package_transformer(weights, folder, base, revision, _signature(config))
-
-
-def _package_adapters(
-    weights: Path, folder: Path, base: str, revision: str | None, signature: ModelSignature
-) -> None:
-    mlflow.diffusers.save_model(str(weights), str(folder), base, signature=signature)
-    if revision is not None:  # else MLflow has noted the newest one
-        model = Model.load(str(folder))
-        model.flavors["diffusers"]["base_model_revision"] = revision
-        model.save(str(folder / MLMODEL_FILE_NAME))
-
-
-def _package_transformer(
-    weights: Path, folder: Path, base: str, revision: str | None, signature: ModelSignature
-) -> None:
     pyfunc.save_model(
         str(folder),
         loader_module=LOADER.stem,
         code_paths=[str(LOADER)],
-        signature=signature,
-        pip_requirements=[
-            f"mlflow=={mlflow.__version__}",
-            *mlflow.diffusers.get_default_pip_requirements(),
-        ],
-        model_config={"base_model": base, "revision": revision, "device": None},
+        signature=_signature(config),
+        pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in _REQUIREMENTS],
+        model_config=_settings(config),
     )
-    shutil.copytree(weights, folder / "transformer", copy_function=_link)
+    shutil.copytree(weights, folder / WEIGHTS, copy_function=_link)
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    """Return what the loader has to know."""
+    model = config.model
+    in_float32 = ADAPTERS[model.family].vae_in_float32 and model.dtype != "float64"
+    return {
+        "base_model": _found(model.path),
+        "revision": model.revision,
+        "dtype": model.dtype,
+        "vae_dtype": "float32" if in_float32 else model.dtype,
+        "device": None,
+        "is_lora": config.train.lora is not None,
+        "adapters": [
+            {**adapter.model_dump(), "path": _found(adapter.path)}
+            for adapter in model.adapters.values()
+        ],
+        "guidance": _GUIDANCE.get(model.family, "guidance_scale"),
+        "shift": model.shift,
+    }
+
+
+def _found(path: str) -> str:
+    """Return a path that holds in other folders, too; hub ids stay."""
+    return str(Path(path).resolve()) if Path(path).exists() else path
 
 
 def _link(source: str, target: str) -> None:
@@ -91,7 +97,10 @@ def _signature(config: RunConfig) -> ModelSignature:
         ("guidance_scale", DataType.double, model.guidance_scale),
         ("height", DataType.integer, model.height),
         ("width", DataType.integer, model.width),
+        ("num_frames", DataType.integer, model.num_frames),
+        ("max_sequence_length", DataType.integer, model.max_sequence_length),
         ("negative_prompt", DataType.string, model.negative_prompt),
+        ("seed", DataType.long, config.seed),
     ]
     return ModelSignature(
         inputs=Schema([ColSpec(DataType.string, "prompt")]),

@@ -1,0 +1,102 @@
+"""Load what a run trained into the pipeline of its base model; a copy of this file goes with it.
+
+It runs where digen is not installed. `tasks.tracking.model` writes the config: what is loaded.
+"""
+
+import inspect
+import io
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import AutoModel, DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from PIL.Image import Image
+
+WEIGHTS = "weights"  # folder of the adapter or the transformer
+FRAMES_PER_SECOND = 16
+
+
+class TrainedPipeline:
+    """A diffusers pipeline with what was trained in it, as MLflow asks for it."""
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        self._weights, self._config = str(folder / WEIGHTS), config
+
+    def get_raw_model(self) -> Any:
+        """Return the pipeline; it is loaded the first time."""
+        return self._pipeline
+
+    def predict(self, data: Any, params: dict[str, Any] | None = None) -> list[bytes]:
+        """Return an image for each prompt as PNG, or a video as animated WebP.
+
+        Args:
+            data: table with the column ``prompt``.
+            params: of the pipeline's call, and a seed, each with a default in the signature.
+        """
+        pipeline = self._pipeline
+        prompts = data["prompt"].explode().tolist()  # a list in one cell, of {"prompt": [...]}
+        takes = inspect.signature(pipeline.__call__).parameters
+        settings = dict(params or {})
+        seed = settings.pop("seed", 0)
+        settings[self._config["guidance"]] = settings.pop("guidance_scale")
+        if self._config["shift"] is not None:
+            steps = settings["num_inference_steps"]
+            settings["sigmas"] = np.linspace(1.0, 1 / steps, steps)
+        made = pipeline(
+            prompt=prompts,
+            output_type="pil",
+            generator=torch.Generator().manual_seed(seed),
+            **{name: value for name, value in settings.items() if name in takes},
+        )
+        videos = made.frames if "frames" in made else [[image] for image in made.images]
+        return [_encoded(frames) for frames in videos]
+
+    @cached_property
+    def _pipeline(self) -> Any:
+        config = self._config
+        dtype, vae_dtype = (getattr(torch, config[name]) for name in ("dtype", "vae_dtype"))
+        parts: dict[str, Any] = {}
+        if not config["is_lora"]:
+            transformer = AutoModel.from_pretrained(self._weights, dtype=dtype)
+            parts["transformer"] = transformer
+        pipeline = DiffusionPipeline.from_pretrained(
+            config["base_model"],
+            revision=config["revision"],
+            dtype={"default": dtype, "vae": vae_dtype},
+            **parts,
+        )
+        pipeline.register_modules(**parts)  # WanPipeline loads its own whatever it is given
+        if config["is_lora"]:
+            _add_adapters(pipeline, config["adapters"])
+            pipeline.load_lora_weights(self._weights)
+        if config["shift"] is not None:
+            pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=config["shift"])
+        return pipeline.to(config["device"] or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _add_adapters(pipeline: Any, adapters: list[dict[str, Any]]) -> None:
+    """Fold the adapters that the run started from into the weights, as the run did."""
+    for adapter in adapters:
+        pipeline.load_lora_weights(
+            adapter["path"], weight_name=adapter["file"], revision=adapter["revision"]
+        )
+        pipeline.fuse_lora(["transformer"], lora_scale=adapter["weight"])
+        pipeline.unload_lora_weights()
+
+
+def _encoded(frames: list[Image]) -> bytes:
+    first, *others = frames
+    buffer = io.BytesIO()
+    if others:
+        video = {"save_all": True, "append_images": others, "lossless": True}
+        first.save(buffer, "WEBP", duration=1000 // FRAMES_PER_SECOND, **video)
+    else:
+        first.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _load_pyfunc(path: str, model_config: dict[str, Any]) -> TrainedPipeline:
+    """Return the model; MLflow calls this."""
+    return TrainedPipeline(Path(path), model_config)

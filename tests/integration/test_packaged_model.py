@@ -1,0 +1,117 @@
+"""What a package for MLflow predicts: the pipeline's own images, with the run's settings."""
+
+import io
+
+import mlflow
+import numpy as np
+import pytest
+import torch
+from families import FAMILIES, HEIGHT, NEGATIVE, TOKENS, WIDTH, frames_of, load_tiny, stock
+from PIL import Image, ImageSequence
+from tiny_policies import moved_weights
+
+from digen_core.config import RunConfig
+from digen_core.model_config import VIDEO_FAMILIES
+from digen_core.models.export import save_for_diffusers
+from digen_core.models.trainable import make_trainable, set_weights
+from digen_core.train_config import LoraConfig
+from tasks.tracking.model import package
+
+LORA = LoraConfig(rank=3, alpha=10)
+PROMPTS = ["a red circle", "two blue squares"]
+
+
+def trained(folder, family, out, seed=0, **model):
+    """Save an adapter that was moved."""
+    policy = load_tiny(folder, family, **model)
+    torch.manual_seed(seed)  # of what peft draws
+    make_trainable(policy, LORA)
+    set_weights(policy, moved_weights(policy, seed=seed, scale=0.05))
+    save_for_diffusers(policy, out)
+
+
+def packaged(folder, family, weights, out, **model):
+    """Return the model that MLflow loads of a run's package."""
+    sizes = {"height": HEIGHT, "width": WIDTH, "num_frames": frames_of(family)}
+    settings = {
+        **sizes,
+        "family": family,
+        "path": folder,
+        "guidance_scale": 3.0,
+        "max_sequence_length": TOKENS,
+        "negative_prompt": NEGATIVE,
+        **model,
+    }
+    tree = {"model": settings, "train": {"lora": {"rank": 3}}, "evaluation": {"num_steps": 3}}
+    package(RunConfig.model_validate(tree), weights, out)
+    return mlflow.pyfunc.load_model(str(out), model_config={"device": "cpu"})
+
+
+def pixels_of(encoded):
+    with Image.open(io.BytesIO(encoded)) as image:
+        frames = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(image)]
+    return np.stack(frames)
+
+
+def expected_of(pipeline, family, prompts, **call):
+    """Return uint8 [B, F, H, W, 3] of a stock pipeline, called as its documentation says."""
+    guidance = "true_cfg_scale" if family == "qwen_image" else "guidance_scale"
+    call = {"height": HEIGHT, "width": WIDTH, "max_sequence_length": TOKENS, guidance: 3.0} | call
+    if family in VIDEO_FAMILIES:
+        call["num_frames"] = frames_of(family)
+    if family != "hunyuan_video":
+        call["negative_prompt"] = NEGATIVE
+    made = pipeline(
+        prompts,
+        num_inference_steps=3,
+        output_type="pil",
+        generator=torch.Generator().manual_seed(5),
+        **call,
+    )
+    videos = made.frames if family in VIDEO_FAMILIES else [[image] for image in made.images]
+    return np.stack([np.stack([np.asarray(frame) for frame in frames]) for frames in videos])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_familys_package_predicts_what_its_pipeline_draws(family, tiny_families, tmp_path):
+    folder, weights = tiny_families[family], tmp_path / "lora"
+    trained(folder, family, weights)
+    model = packaged(folder, family, weights, tmp_path / "model")
+    found = np.stack(
+        [pixels_of(one) for one in model.predict({"prompt": PROMPTS}, params={"seed": 5})]
+    )
+    pipeline = stock(folder)
+    before = expected_of(pipeline, family, PROMPTS)
+    pipeline.load_lora_weights(weights)
+    expected = expected_of(pipeline, family, PROMPTS)
+    assert expected.shape == (2, frames_of(family), HEIGHT, WIDTH, 3)
+    np.testing.assert_array_equal(found, expected)
+    assert (before != expected).any()
+
+
+def test_adapters_that_a_run_started_from_are_folded_in(tiny_families, tmp_path):
+    folder, turbo, weights = tiny_families["flux"], tmp_path / "turbo", tmp_path / "lora"
+    trained(folder, "flux", turbo)
+    adapters = {"turbo": {"path": str(turbo), "weight": 0.5}}
+    trained(folder, "flux", weights, seed=1, adapters=adapters)
+    model = packaged(folder, "flux", weights, tmp_path / "model", adapters=adapters)
+    found = [pixels_of(one) for one in model.predict({"prompt": PROMPTS}, params={"seed": 5})]
+    pipeline = stock(folder)
+    pipeline.load_lora_weights(turbo, adapter_name="turbo")
+    pipeline.load_lora_weights(weights, adapter_name="trained")
+    pipeline.set_adapters(["turbo", "trained"], [0.5, 1.0])
+    expected = expected_of(pipeline, "flux", PROMPTS).astype(int)
+    assert np.abs(np.stack(found) - expected).max() <= 1  # it is folded in other arithmetic
+    pipeline.set_adapters(["trained"])
+    assert np.abs(expected_of(pipeline, "flux", PROMPTS) - expected).max() > 1
+
+
+def test_a_schedule_of_ones_own_goes_with_the_model(tiny_families, tmp_path):
+    folder, weights = tiny_families["flux"], tmp_path / "lora"
+    trained(folder, "flux", weights)
+    model = packaged(folder, "flux", weights, tmp_path / "model", shift=3.0)
+    pipeline = model.get_raw_model()
+    model.predict({"prompt": ["a red circle"]})
+    config = {"family": "flux", "shift": 3.0}
+    sigmas = load_tiny(folder, **config).sigmas(3)
+    torch.testing.assert_close(pipeline.scheduler.sigmas, sigmas)
