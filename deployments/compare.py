@@ -58,6 +58,9 @@ def print_comparison(runs: Sequence[RunData], names: Sequence[str], console: Con
             console.print(table)
         else:
             console.print(f"{title}: nothing differs")
+    if not names:
+        console.print("metrics: none yet; no iteration of these runs is over")
+        return
     table = _table("metrics: last value and curve", runs, justify="right")
     if len(runs) == 2:
         table.add_column("difference", justify="right")

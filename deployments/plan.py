@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
@@ -23,9 +24,13 @@ from digen_core.trace.windows import Window
 CLUSTERS = Path(__file__).parent / "clusters"
 
 
-ESTIMATED = """\
+ESTIMATED: Final = """\
 estimated, not measured: arithmetic over a share of the devices' peak (docs/sizes.md);
 the profile.json of a short run gives better ones (schedule.profile)"""
+
+
+MEMORY: Final = """\
+whether weights and activations fit into the devices' memory is not looked at: see 'digen size'"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,7 @@ def print_plan(rows: Sequence[Row], title: str, console: Console | None = None) 
     console.print(_table(title, ("layout", *CAUSES), idle))
     if rows[0].estimated:
         console.print(f"\n{ESTIMATED}")
+    console.print(f"\n{MEMORY}")
     console.print(f"\n{toml_of(rows[0])}", markup=False)
 
 

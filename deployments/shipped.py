@@ -4,6 +4,13 @@ from pathlib import Path
 
 from digen_core.config import ConfigError
 
+RECIPES = Path(__file__).parent / "configs" / "recipes"
+
+
+def recipe_files() -> list[Path]:
+    """Return the recipes, by name."""
+    return sorted(RECIPES.glob("*.toml"))
+
 
 def find_file(noun: str, name: str, folder: Path) -> Path:
     """Return a shipped TOML file by its name, or the path of one's own.

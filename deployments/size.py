@@ -13,12 +13,6 @@ from digen_core.config import ConfigError, RunConfig
 from digen_core.planning.sizes import Sizes, sizes_of
 
 MODEL_CONFIGS = Path(__file__).parent / "model_configs"
-RECIPES = Path(__file__).parent / "configs" / "recipes"
-
-
-def recipe_files() -> list[Path]:
-    """Return the shipped recipes, by name."""
-    return sorted(RECIPES.glob("*.toml"))
 
 
 def settings_folder(path: str) -> Path:

@@ -4,12 +4,13 @@ Each check raises ConfigError with one line: what is wrong, its value, and what 
 need no torch come first, so that the usual mistakes show at once.
 """
 
-import os
 from pathlib import Path
 
 from digen_core.config import ConfigError, RunConfig
 from digen_core.data import Prompt, evaluation_prompts, normal_text, train_prompts
 from digen_core.model_checks import check_model
+from digen_core.planning.profile import load_profile
+from digen_core.reachable import check_scheduler, check_server, check_writable
 from digen_core.reward_checks import check_rewards
 
 
@@ -22,7 +23,7 @@ def check_inputs(config: RunConfig) -> None:
     train, evaluation = train_prompts(config), evaluation_prompts(config)
     _check_held_out(config, train, evaluation)
     _check_enough_prompts(config, train)
-    _check_runs_dir(Path(config.tracking.runs_dir))
+    _check_surroundings(config)
     check_rewards(config, train, evaluation)
     check_model(config)
 
@@ -52,11 +53,16 @@ def _check_enough_prompts(config: RunConfig, train: list[Prompt]) -> None:
         )
 
 
-def _check_runs_dir(runs_dir: Path) -> None:
-    existing = runs_dir
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    if not existing.is_dir():
-        raise ConfigError(f"tracking.runs_dir is {runs_dir}, but {existing} is a file")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"tracking.runs_dir is {runs_dir}, but {existing} is not writable")
+def _check_surroundings(config: RunConfig) -> None:
+    """Check where results go, what work is said to cost, and the servers that are to be used."""
+    runs_dir = config.tracking.runs_dir
+    check_writable(f"tracking.runs_dir is {runs_dir}", Path(runs_dir))
+    if config.schedule.profile is not None:
+        load_profile(config.schedule.profile)
+    if config.cluster.address is not None:
+        is_own = config.cluster.scheduler_address is not None
+        label = "cluster.scheduler_address" if is_own else "DASK_SCHEDULER_ADDRESS"
+        check_scheduler(label, config.cluster.address)
+    if uri := config.tracking.uri:
+        label = "tracking.mlflow_uri" if config.tracking.mlflow_uri else "MLFLOW_TRACKING_URI"
+        check_server(label, uri)

@@ -3,6 +3,8 @@
 Each check raises ConfigError with one line: what is wrong, its value, and what to do.
 """
 
+import inspect
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from digen_core.reward_config import (
     ClipConfig,
     FunctionConfig,
     OcrConfig,
+    RemoteConfig,
     RewardConfig,
 )
 from digen_core.schedule_config import ClusterConfig
@@ -109,6 +112,12 @@ def _check_files(name: str, reward: RewardConfig, *, here: bool) -> None:
             f"rewards.{name}.head {reward.head} is no file (seen from {Path.cwd()}); give the "
             "safetensors file of the predictor's layers"
         )
+    if here and isinstance(reward, RemoteConfig) and reward.token_variable is not None:
+        if not os.environ.get(reward.token_variable):
+            raise ConfigError(
+                f"rewards.{name}.token_variable is {reward.token_variable}, which is not set in "
+                "the environment; export it before the start"
+            )
     if isinstance(reward, ClipConfig):
         files = {"path": "config.json", "processor": "preprocessor_config.json"}
         for key, path in (("path", reward.path), ("processor", reward.processor_path)):
@@ -141,3 +150,31 @@ def _check_function(reward: FunctionConfig) -> None:
             f"rewards: {reward.function!r} is a function, but has the options {reward.options}; "
             "only a class takes them"
         )
+    if isinstance(found, type):
+        _check_call(reward.function, "made", found, (), ("device", *reward.options))
+    else:
+        _check_call(reward.function, "called", found, ("images", "prompts"), ())
+
+
+def _check_call(
+    name: str,
+    how: str,
+    function: Callable[..., object],
+    positional: Sequence[str],
+    named: Sequence[str],
+) -> None:
+    """Check that a function or class of the user's takes what it will be given."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # it is not written in Python
+        return
+    given = dict.fromkeys(named)
+    if how == "called" and "metadata" in signature.parameters:
+        given["metadata"] = None
+    try:
+        signature.bind(*positional, **given)
+    except TypeError as error:
+        raise ConfigError(
+            f"rewards: {name!r} is {how} with ({', '.join((*positional, *given))}), but takes "
+            f"{signature}: {error}"
+        ) from error

@@ -120,6 +120,11 @@ class TrackingConfig(Strict):
     """MLflow tracking server; null is that of the environment variable MLFLOW_TRACKING_URI, or the
     SQLite file mlflow.db in runs_dir."""
 
+    @property
+    def uri(self) -> str | None:
+        """Address of MLflow; None: the SQLite file in ``runs_dir``."""
+        return self.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or None
+
     experiment: str = Field("digen", min_length=1)
     """MLflow experiment."""
 

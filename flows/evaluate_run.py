@@ -12,7 +12,7 @@ from digen_core.manifest import CHECKPOINTS_OF_RUN, checkpoints_in, last_checkpo
 from digen_core.records import EvaluationReport
 from digen_core.resume import evaluation_config
 from flows.evaluate import evaluate
-from flows.prepare import load_models, restore_version
+from flows.prepare import load_models, restore_version, tell_of_cut_prompts
 from flows.run import reopen_run
 from flows.session import session_of
 from flows.subflows import on_cluster
@@ -63,6 +63,7 @@ def restore(run_id: str) -> None:
     session = session_of(run_id)
     with Completions() as completions:
         load_models(session, completions)
+        tell_of_cut_prompts(session, completions)
         checkpoint, _ = last_checkpoint(session.run_dir / CHECKPOINTS_OF_RUN)
         if checkpoint is None:
             raise ConfigError(f"{session.run_dir} holds no trained version yet")

@@ -15,13 +15,14 @@ from flows.open_iteration import OpenIteration
 from flows.recorder import IterationRecorder
 from flows.scheduling import start_profile
 from flows.session import Round, Session, say, session_of
+from flows.telling import tell
 from flows.workload import layout_of
 from tasks.completions import Completions
 from tasks.emulation import EmulatedConfig, body_of
 from tasks.measure import measure
 from tasks.rollout import encode
 from tasks.score import Pool, load_rewards
-from tasks.setup import load_model, restore_state
+from tasks.setup import count_tokens, load_model, restore_state
 from tasks.train import start_state
 
 
@@ -33,6 +34,7 @@ def prepare(run_id: str) -> Conductor:
     with Completions() as completions:
         load_models(session, completions)
         load_pools(session, completions)
+        tell_of_cut_prompts(session, completions)
         start_profile(session, measure_costs(session, completions))
         make_first_version(session, completions)
     conductor = Conductor(session)
@@ -65,6 +67,25 @@ def load_pools(session: Session, completions: Completions) -> None:
                 future = load_rewards.submit(session.run_id, label, pool)
             labels[future.task_run_id] = (label, worker)
     receipts_of(session, completions, labels)
+
+
+def tell_of_cut_prompts(session: Session, completions: Completions) -> None:
+    """Say how many prompts are longer than the model is given."""
+    if isinstance(session.config, EmulatedConfig):
+        return
+    label, device = "count tokens", session.rollout_devices()[0]
+    prompts = [prompt.text for prompt in (*session.prompts, *session.evaluation_prompts)]
+    with dask.annotate(workers=[device]):
+        future = count_tokens.submit(session.run_id, label, prompts)
+    (receipt,) = receipts_of(session, completions, {future.task_run_id: (label, device)}).values()
+    if receipt["num_cut"]:
+        tell(
+            session,
+            "prompts-cut",
+            f"{receipt['num_cut']} of {len(prompts)} prompts take more tokens than "
+            f"model.max_sequence_length ({session.config.model.max_sequence_length}) and are cut; "
+            f"the longest takes {receipt['most']}: set it to that",
+        )
 
 
 def roles_of(session: Session, device: Device) -> list[Role]:

@@ -34,6 +34,14 @@ def load_engine(run_id: str, config: RunConfig, device: str, roles: Collection[s
         raise ConfigError(explain_load_error(config.model, error)) from error
 
 
+@task(name="count tokens", task_run_name="{label}")
+def count_tokens(run_id: str, label: str, prompts: list[str]) -> None:
+    """Say on the receipt how many tokens the prompts take: the largest number, and how many cut."""
+    with working(run_id) as engine:
+        numbers, most = engine.policy.num_tokens(prompts), engine.config.model.max_sequence_length
+    receipts.attach({"most": max(numbers), "num_cut": sum(number > most for number in numbers)})
+
+
 @task(name="restore version", task_run_name="{label}")
 def restore_state(run_id: str, label: str, checkpoint: Path) -> TrainState:
     """Read a version that a run kept.

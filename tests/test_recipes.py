@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from tiny_policies import load
 
-from deployments.size import recipe_files, settings_folder
+from deployments.shipped import recipe_files
+from deployments.size import settings_folder
 from digen_core.checks import check_inputs
 from digen_core.config import RunConfig
 from digen_core.config_file import load_config

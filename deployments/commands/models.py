@@ -5,6 +5,7 @@ from pathlib import Path
 
 from digen_core.config import ConfigError
 from digen_core.model_config import Family
+from digen_core.reachable import check_writable
 
 
 def shapes(*, out: Path = Path("runs/models/shapes"), seed: int = 0, threads: int = 2) -> int:
@@ -79,5 +80,7 @@ def convert_hps(checkpoint: Path, folder: Path, /) -> int:
 
 
 def _require_free(folder: Path) -> None:
+    """Check that a folder is missing or empty, and can be written to."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists already; remove it or choose another folder")
+    check_writable(f"the folder is {folder}", folder)

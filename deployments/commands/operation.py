@@ -141,11 +141,16 @@ def worker(
 
     if pool in ROLES:
         raise ConfigError(f"--pool is {pool}, which is a role; use --role {pool}, or another name")
+    from deployments.local import failures_in_one_line
+    from digen_core.reachable import parse_address
     from tasks.worker import resources_of, run_worker
 
+    label = "the scheduler's address" if scheduler else "DASK_SCHEDULER_ADDRESS"
+    parse_address(label, scheduler or os.environ["DASK_SCHEDULER_ADDRESS"])
     arguments = [] if scheduler is None else [scheduler]
     resources = resources_of(ROLES[role] if pool is None else {pool})
-    run_worker([*arguments, "--name", name, "--resources", resources], cuda=cuda)
+    with failures_in_one_line("the worker"):
+        run_worker([*arguments, "--name", name, "--resources", resources], cuda=cuda)
     return 0
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from deployments.overrides import ConfigTokens, config_of, parse_arguments
+from deployments.shipped import recipe_files
 from digen_core.config import ConfigError
 
 
@@ -102,11 +103,12 @@ def size(
         as_json: Print a list of objects instead of the table.
         markdown: Print the table as Markdown.
     """
+    named = parse_arguments(tokens).path
+    files = [named] if named else recipe_files()
+    configs = {file.stem: config_of(tokens if named else [str(file), *tokens]) for file in files}
+
     from deployments import size as command
 
-    named = parse_arguments(tokens).path
-    files = [named] if named else command.recipe_files()
-    configs = {file.stem: config_of(tokens if named else [str(file), *tokens]) for file in files}
     rows = {name: command.size(config) for name, config in configs.items()}
     if as_json or markdown:
         sys.stdout.write((command.as_json if as_json else command.as_markdown)(rows) + "\n")

@@ -45,7 +45,8 @@ def compare(
     names = command.metrics_to_show(runs, metric or [])
     console = Console(highlight=False, soft_wrap=True)
     command.print_comparison(runs, names, console)
-    console.print(f"curves: {command.write_curves(runs, names, out)}")
+    if names:
+        console.print(f"curves: {command.write_curves(runs, names, out)}")
     return 0
 
 

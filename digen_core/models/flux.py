@@ -19,6 +19,7 @@ class FluxPolicy(PipelinePolicy):
 
     pipeline_class = FluxPipeline
     vae_class = AutoencoderKL
+    tokenizer_name = "tokenizer_2"
 
     def shape_of_latent(self) -> tuple[int, ...]:
         """Return (tokens, channels); pairs of rows and columns are packed into a token."""

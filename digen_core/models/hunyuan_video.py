@@ -33,6 +33,12 @@ class HunyuanVideoPolicy(PipelinePolicy):
             patch=settings.patch_size,
         )
 
+    def wrapped(self, prompts: list[str]) -> tuple[list[str], int]:
+        """Return the prompts in the template; what stands before them is dropped again."""
+        template = prompt_template(self.pipeline.tokenizer)
+        texts = [template["template"].format(prompt) for prompt in prompts]
+        return texts, template["crop_start"]
+
     def embed(self, prompts: list[str]) -> Condition:
         """Return ``prompt_embeds`` [B, L, D], its ``mask`` [B, L] and ``pooled`` [B, P]."""
         prompt_embeds, pooled, mask = self.pipeline.encode_prompt(

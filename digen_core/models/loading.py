@@ -21,6 +21,7 @@ def load_trainable(config: RunConfig, parts: frozenset[Part]) -> Policy:
         ConfigError: the model cannot be loaded.
     """
     diffusers.utils.logging.disable_progress_bar()
+    diffusers.utils.logging.set_verbosity_error()  # it would say of each prompt that CLIP cuts it
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(config.cluster.threads_per_worker)
     policy = LOADERS[config.model.family](config.model, parts)

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_args
 
 import torch
 from diffusers import AutoModel
@@ -35,6 +35,7 @@ class PipelinePolicy(ABC):
     pipeline_class: ClassVar[Any]
     vae_class: ClassVar[Any]
     uses_cfg: ClassVar[bool] = False  # else its guidance is embedded, or it has none
+    tokenizer_name: ClassVar[str] = "tokenizer"  # of the encoder that max_sequence_length is for
     vae_in_float32: ClassVar[bool] = False  # also where the model is half precision
 
     def __init__(self, pipeline: Any, config: ModelConfig, device: torch.device) -> None:
@@ -137,11 +138,14 @@ class PipelinePolicy(ABC):
     @classmethod
     def _from_settings(cls, config: ModelConfig, folder: Path, device: torch.device) -> Self:
         """Build the transformer on a device and the VAE on the meta device."""
-        required = inspect.signature(cls.pipeline_class.__init__).parameters.values()
-        parts: dict[str, Any] = {part.name: None for part in required if part.default is part.empty}
+        required = inspect.signature(cls.pipeline_class.__init__).parameters
+        parts: dict[str, Any] = {
+            name: None for name, part in required.items() if part.default is part.empty
+        }
         parts.pop("self")
         with device:
             settings = AutoModel.load_config(folder, subfolder="transformer")
+            _check_class(config, settings["_class_name"], required["transformer"].annotation)
             parts["transformer"] = AutoModel.from_config(settings)
         with torch.device("meta"):
             parts["vae"] = cls.vae_class.from_config(cls.vae_class.load_config(folder / "vae"))
@@ -175,6 +179,21 @@ class PipelinePolicy(ABC):
             for name, value in self._negative.items():
                 condition[_NEGATIVE + name] = value.repeat_interleave(len(prompts), dim=0)
         return condition
+
+    def num_tokens(self, prompts: list[str]) -> list[int]:
+        """Return how many tokens each prompt takes; more than ``max_sequence_length`` are cut off.
+
+        0 where the pipeline comes without that encoder.
+        """
+        tokenizer = getattr(self.pipeline, self.tokenizer_name)
+        if tokenizer is None:
+            return [0] * len(prompts)
+        texts, before = self.wrapped(prompts)
+        return [len(tokens) - before for tokens in tokenizer(texts).input_ids]
+
+    def wrapped(self, prompts: list[str]) -> tuple[list[str], int]:
+        """Return what the family makes of prompts, and how many tokens before them do not count."""
+        return prompts, 0
 
     def blank_condition(self, count: int) -> Condition:
         """Return what ``encode`` returns for ``count`` prompts, but for the values."""
@@ -273,6 +292,18 @@ class PipelinePolicy(ABC):
     @abstractmethod
     def vae_latents(self, x: Tensor) -> Tensor:
         """Return what the VAE decodes: latents unpacked and at its own scale."""
+
+
+def _check_class(config: ModelConfig, found: str, annotation: Any) -> None:
+    """Check that a transformer is of the class, or the optional class, that a pipeline takes."""
+    wanted = [
+        kind.__name__ for kind in (annotation, *get_args(annotation)) if inspect.isclass(kind)
+    ]
+    if found not in wanted:
+        raise ConfigError(
+            f"model.path {config.path} holds a {found}, but model.family {config.family!r} needs a "
+            f"{wanted[0]}"
+        )
 
 
 @contextmanager

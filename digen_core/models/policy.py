@@ -45,6 +45,10 @@ class Policy(Protocol):
         """Embed prompts; each value has one row per prompt, of a shape that no prompt changes."""
         ...
 
+    def num_tokens(self, prompts: list[str]) -> list[int]:
+        """Return how many tokens each prompt takes, were it not cut."""
+        ...
+
     def sigmas(self, num_steps: int) -> Tensor:
         """Return the family's own schedule, float32 [num_steps + 1], from <= 1 down to 0."""
         ...

@@ -46,6 +46,12 @@ class QwenImagePolicy(PipelinePolicy):
         self._rows, self._columns = self.config.height // side, self.config.width // side
         return self._rows * self._columns, self.transformer.config.in_channels
 
+    def wrapped(self, prompts: list[str]) -> tuple[list[str], int]:
+        """Return the prompts in the template; what stands before them is dropped again."""
+        template = self.pipeline.prompt_template_encode
+        texts = [template.format(prompt) for prompt in prompts]
+        return texts, self.pipeline.prompt_template_encode_start_idx
+
     def embed(self, prompts: list[str]) -> Condition:
         """Return ``prompt_embeds`` [B, L, D] and ``mask`` [B, L], 1 for tokens and 0 for padding.
 

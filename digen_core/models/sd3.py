@@ -19,6 +19,7 @@ class SD3Policy(PipelinePolicy):
 
     pipeline_class = StableDiffusion3Pipeline
     vae_class = AutoencoderKL
+    tokenizer_name = "tokenizer_3"
     uses_cfg = True
 
     def shape_of_latent(self) -> tuple[int, ...]:

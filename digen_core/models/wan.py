@@ -5,6 +5,7 @@ Wraps diffusers' WanPipeline; the denoising loop is ours.
 
 import torch
 from diffusers import AutoencoderKLWan, WanPipeline
+from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 from torch import Tensor
 
 from digen_core.config import ConfigError
@@ -40,6 +41,10 @@ class WanPolicy(PipelinePolicy):
             temporal=self.pipeline.vae_scale_factor_temporal,
             patch=settings.patch_size[1],
         )
+
+    def wrapped(self, prompts: list[str]) -> tuple[list[str], int]:
+        """Return the prompts as the pipeline cleans them."""
+        return [prompt_clean(prompt) for prompt in prompts], 0
 
     def embed(self, prompts: list[str]) -> Condition:
         """Return ``prompt_embeds`` [B, L, D], zero after the prompt; the model attends to that.

@@ -1,7 +1,6 @@
 """Reach MLflow: a server, or the SQLite file of the runs' folder."""
 
 import logging
-import os
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -19,9 +18,8 @@ MlflowError = (MlflowException, RequestException)
 
 def tracking_uri(config: RunConfig) -> str:
     """Return the address of MLflow: the configured one, or the SQLite file in ``runs_dir``."""
-    configured = config.tracking.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI")
-    if configured:
-        return configured
+    if config.tracking.uri is not None:
+        return config.tracking.uri
     runs_dir = Path(config.tracking.runs_dir).resolve()
     runs_dir.mkdir(parents=True, exist_ok=True)
     return f"sqlite:///{runs_dir / 'mlflow.db'}"

@@ -1,6 +1,7 @@
 """What users get wrong in a job: one line on stderr, exit code 2, and nothing on disk."""
 
 import json
+import socket
 
 import pytest
 import torch
@@ -241,6 +242,14 @@ SETTINGS = {
     ),
     "missing prompt file": ("--prompts.train no.txt", "cannot read the prompt file no.txt"),
     "prompt file that is a folder": ("--prompts.train model", "cannot read the prompt file model"),
+    "profile that is nowhere": (
+        "--schedule.profile no.json",
+        "cannot read the profile no.json: No such file or directory; give the profile.json",
+    ),
+    "profile of something else": (
+        "--schedule.profile model/model_index.json",
+        "model/model_index.json is no profile of a run: ",
+    ),
     "runs_dir that is a file": (
         "--tracking.runs-dir job.toml",
         "tracking.runs_dir is job.toml, but job.toml is a file",
@@ -347,6 +356,34 @@ def test_a_bad_file_is_refused(case, job, refused):
 
 
 @pytest.mark.parametrize(
+    ("code", "options", "message"),
+    [
+        ("def f(images): ...", "", "is called with (images, prompts), but takes (images): missing"),
+        ("def f(*, x): ...", "", "is called with (images, prompts), but takes (*, x): "),
+        ("class f:\n  def __init__(self): ...", "", "is made with (device), but takes (): got an"),
+        (
+            "class f:\n  def __init__(self, device, size): ...",
+            ".options.sise",
+            "is made with (device, sise), but takes (device, size): missing a required argument",
+        ),
+    ],
+)
+def test_a_reward_that_cannot_be_called_is_refused(job, refused, code, options, message):
+    name = f"called_{abs(hash(code))}"
+    (job / f"{name}.py").write_text(code)
+    found = refused(["train", "job.toml", f"--rewards.{name}:f{options}", "1"])
+    assert found.startswith(f"rewards: '{name}:f' {message}")
+
+
+def test_a_token_that_is_not_there_is_refused(job, refused, local, monkeypatch):
+    reward = "{type='remote',url='http://127.0.0.1:1',token_variable='NO_SUCH_TOKEN'}"
+    arguments = ["train", "job.toml", "--rewards.q", reward]
+    assert refused(arguments).startswith("rewards.q.token_variable is NO_SUCH_TOKEN, which is not")
+    monkeypatch.setenv("NO_SUCH_TOKEN", "x")
+    assert run(arguments) == 0
+
+
+@pytest.mark.parametrize(
     ("code", "message"),
     [
         ("def f(:", "importing 'mine_0:f' raised SyntaxError"),
@@ -372,7 +409,7 @@ def test_cuda_is_refused_where_there_is_none(local, refused, monkeypatch):
     assert (
         message == "model.device is 'cuda:1', but torch sees no CUDA device here; use auto or cpu"
     )
-    elsewhere = ["--cluster.scheduler-address", "tcp://10.0.0.1:8786"]
+    elsewhere = ["--cluster.scheduler-address", "ucx://10.0.0.1:8786"]
     assert run(["train", "job.toml", "--model.device", "cuda", *elsewhere]) == 0
 
 
@@ -425,7 +462,44 @@ def test_a_device_that_is_one_too_many_is_refused(refused, monkeypatch):
     assert message.startswith("model.device is 'cuda:2', but torch sees 2 such devices here; use")
 
 
-def test_a_runs_dir_that_is_not_writable_is_refused(refused, monkeypatch):
-    monkeypatch.setattr("os.access", lambda path, mode: False)
-    message = refused(["train", "job.toml", "--tracking.runs-dir", "new/runs"])
-    assert message == "tracking.runs_dir is new/runs, but . is not writable"
+def test_folders_that_are_not_writable_are_refused(refused, monkeypatch):
+    message = refused(["train", "job.toml", "--tracking.runs-dir", "/proc/new/runs"])
+    assert message.startswith("tracking.runs_dir is /proc/new/runs, but /proc is not writable: ")
+    message = refused(["make-tiny", "flux", "/proc/new"])
+    assert message.startswith("the folder is /proc/new, but /proc is not writable: ")
+    message = refused(["make-tiny", "flux", "job.toml/new"])
+    assert message == "the folder is job.toml/new, but job.toml is a file"
+
+
+@pytest.fixture
+def free_port():
+    """A port at which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def test_servers_that_do_not_answer_are_refused(refused, free_port, monkeypatch):
+    scheduler = ["train", "job.toml", "--cluster.scheduler-address"]
+    address = f"tcp://127.0.0.1:{free_port}"
+    key = "cluster.scheduler_address is"
+    assert refused([*scheduler, address]).startswith(
+        f"{key} {address}, but nothing answers there ("
+    )
+    for odd in ("nonsense", "tcp://host", "tcp://host:x"):
+        assert refused([*scheduler, odd]).startswith(f"{key} {odd!r}; use an address such as tcp:")
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", f"127.0.0.1:{free_port}")
+    message = refused(["train", "job.toml"])
+    assert message.startswith(f"DASK_SCHEDULER_ADDRESS is 127.0.0.1:{free_port}, but nothing")
+    monkeypatch.delenv("DASK_SCHEDULER_ADDRESS")
+
+    url = f"http://127.0.0.1:{free_port}"
+    message = refused(["train", "job.toml", "--tracking.mlflow-uri", url])
+    assert message.startswith(f"tracking.mlflow_uri is {url}, but no server answers there (")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
+    assert refused(["train", "job.toml"]).startswith(f"MLFLOW_TRACKING_URI is {url}, but no server")
+
+
+def test_a_scheduler_that_listens_is_taken(job, local):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        assert run(["train", "job.toml", "--cluster.scheduler-address", address]) == 0

@@ -273,7 +273,7 @@ def test_the_saved_adapters_are_the_average_in_the_stock_pipeline(
     set_weights(policy, state.ema)
     (registered,) = client.search_model_versions(f"run_id = '{found.info.run_id}'")
     assert registered.name == run.config.name
-    kept = Path(urlparse(registered.source).path) / "adapter_weights"
+    kept = Path(urlparse(registered.source).path) / "weights"
     for folder in (kept, run.dir / "lora"):
         pipeline = FluxPipeline.from_pretrained(tiny_flux)
         pipeline.load_lora_weights(folder)

@@ -331,6 +331,34 @@ def test_an_image_larger_than_sd3s_positions_is_refused(tiny_families):
     check_size(tiny_families["sd3"], "sd3", height=256)
 
 
+def test_tokens_are_counted_as_the_pipeline_cuts_them(tiny_families, family):
+    """A prompt is whole where as many tokens are allowed as it takes, and not with one less."""
+    prompt = "a red circle left of a  blue square"
+    policy = load_tiny(tiny_families[family], family)
+    (count,) = policy.num_tokens([prompt])
+    assert count > 5
+    tokenizer = getattr(policy.pipeline, policy.tokenizer_name)
+    encoder = getattr(policy.pipeline, policy.tokenizer_name.replace("tokenizer", "text_encoder"))
+    seen = []
+
+    def note(_module, arguments, named):
+        seen.append(named["input_ids"] if "input_ids" in named else arguments[0])
+
+    encoder.register_forward_pre_hook(note, with_kwargs=True)
+
+    def shown_at(length):
+        policy.config = policy.config.model_copy(update={"max_sequence_length": length})
+        policy.embed([prompt])
+        tokens = seen[-1][0].tolist()
+        while tokens[-1] == tokenizer.pad_token_id:
+            tokens.pop()
+        return tokens
+
+    assert shown_at(count) == shown_at(count + 5)
+    less = 2 if family == "hunyuan_video" else 1  # its template ends in the token that pads, too
+    assert shown_at(count - less) != shown_at(count)
+
+
 def test_wan_2_2_is_refused(tiny_families, tmp_path):
     pipeline = stock(tiny_families["wan"])
     pipeline.register_to_config(boundary_ratio=0.9)

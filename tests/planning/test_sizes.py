@@ -11,7 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from deployments.cli import run
-from deployments.size import RECIPES, as_markdown, print_sizes, recipe_files, size
+from deployments.shipped import RECIPES, recipe_files
+from deployments.size import as_markdown, print_sizes, size
 from digen_core.config import RunConfig
 from digen_core.config_file import load_config
 from digen_core.models import ADAPTERS

@@ -1,0 +1,93 @@
+"""Whether a folder can be written to, and whether something answers at an address."""
+
+import re
+import socket
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import httpx
+
+from digen_core.config import ConfigError
+
+_TIMEOUT_SECONDS: Final = 5.0
+_ADDRESS: Final = re.compile(
+    r"(?:(?P<scheme>\w+)://)?\[?(?P<host>[^\s/\[\]]+)\]?:(?P<port>\d{1,5})/?"
+)
+
+
+def check_writable(label: str, folder: Path) -> None:
+    """Check that files can be made in a folder, which may be missing.
+
+    Args:
+        label: the key and its value, for the error.
+        folder: to write to.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise ConfigError(f"{label}, but {existing} is a file")
+    try:
+        with TemporaryDirectory(dir=existing):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{label}, but {existing} is not writable: {error.strerror}") from error
+
+
+def check_scheduler(label: str, address: str) -> None:
+    """Check that something listens where a Dask scheduler is to be.
+
+    Args:
+        label: where the address is from, for the error.
+        address: such as tcp://10.0.0.1:8786; of other protocols than TCP only its form is checked.
+
+    Raises:
+        ConfigError: nothing does, or it is no address.
+    """
+    found = parse_address(label, address)
+    if (found["scheme"] or "tcp") not in ("tcp", "tls"):
+        return
+    try:
+        socket.create_connection((found["host"], int(found["port"])), _TIMEOUT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"{label} is {address}, but nothing answers there ({error}); start the scheduler, or "
+            "correct the address"
+        ) from error
+
+
+def parse_address(label: str, address: str) -> dict[str, str]:
+    """Return scheme, host and port of an address.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        raise ConfigError(f"{label} is {address!r}; use an address such as tcp://10.0.0.1:8786")
+    return found.groupdict(default="")
+
+
+def check_server(label: str, url: str) -> None:
+    """Check that a web server answers, whatever it says; of other addresses nothing is known.
+
+    Args:
+        label: where the address is from, for the error.
+        url: of the server.
+
+    Raises:
+        ConfigError: none does.
+    """
+    if not url.startswith(("http://", "https://")):
+        return
+    try:
+        httpx.head(url, timeout=_TIMEOUT_SECONDS, verify=False)  # nothing is said to it
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ConfigError(
+            f"{label} is {url}, but no server answers there ({error}); start it, or correct the "
+            "address"
+        ) from error
