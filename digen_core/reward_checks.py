@@ -112,12 +112,12 @@ def _check_files(name: str, reward: RewardConfig, *, here: bool) -> None:
             f"rewards.{name}.head {reward.head} is no file (seen from {Path.cwd()}); give the "
             "safetensors file of the predictor's layers"
         )
-    if here and isinstance(reward, RemoteConfig) and reward.token_variable is not None:
-        if not os.environ.get(reward.token_variable):
-            raise ConfigError(
-                f"rewards.{name}.token_variable is {reward.token_variable}, which is not set in "
-                "the environment; export it before the start"
-            )
+    token = reward.token_variable if isinstance(reward, RemoteConfig) else None
+    if here and token is not None and not os.environ.get(token):
+        raise ConfigError(
+            f"rewards.{name}.token_variable is {token}, which is not set in the environment; "
+            "export it before the start"
+        )
     if isinstance(reward, ClipConfig):
         files = {"path": "config.json", "processor": "preprocessor_config.json"}
         for key, path in (("path", reward.path), ("processor", reward.processor_path)):

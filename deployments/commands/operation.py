@@ -150,7 +150,10 @@ def worker(
     arguments = [] if scheduler is None else [scheduler]
     resources = resources_of(ROLES[role] if pool is None else {pool})
     with failures_in_one_line("the worker"):
-        run_worker([*arguments, "--name", name, "--resources", resources], cuda=cuda)
+        try:
+            run_worker([*arguments, "--name", name, "--resources", resources], cuda=cuda)
+        except RuntimeError as error:  # that it did not start; its cause says why
+            raise error.__cause__ or error from None
     return 0
 
 

@@ -358,7 +358,11 @@ def test_a_bad_file_is_refused(case, job, refused):
 @pytest.mark.parametrize(
     ("code", "options", "message"),
     [
-        ("def f(images): ...", "", "is called with (images, prompts), but takes (images): missing"),
+        (
+            "def f(images): ...",
+            "",
+            "is called with (images, prompts), but takes (images): too many",
+        ),
         ("def f(*, x): ...", "", "is called with (images, prompts), but takes (*, x): "),
         ("class f:\n  def __init__(self): ...", "", "is made with (device), but takes (): got an"),
         (
