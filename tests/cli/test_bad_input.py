@@ -361,7 +361,7 @@ def test_a_bad_file_is_refused(case, job, refused):
         (
             "def f(images): ...",
             "",
-            "is called with (images, prompts), but takes (images): too many",
+            "is called with (images, prompts), but takes (images): too",
         ),
         ("def f(*, x): ...", "", "is called with (images, prompts), but takes (*, x): "),
         ("class f:\n  def __init__(self): ...", "", "is made with (device), but takes (): got an"),
