@@ -1,11 +1,17 @@
 """What the commands print, and what they do with mistakes and failures."""
 
+import io
+
 import pytest
+from rich.console import Console
 
 from deployments.cli import run
 from deployments.errors import RunFailedError
+from deployments.local import failures_in_one_line
+from deployments.summary import print_run
 from digen_core.config_file import load_config
 from digen_core.model_checks import explain_load_error
+from digen_core.records import EvaluationReport, RunReport
 
 
 def test_the_unspoilt_job_runs(job, local, capsys):
@@ -66,6 +72,40 @@ def test_a_run_that_fails_is_one_line_and_exit_code_1(job, local, capsys, monkey
     monkeypatch.setattr(local, "run_training", fail)
     assert run(["train", "job.toml"]) == 1
     assert capsys.readouterr().err == "digen: reward 'shapes' returned nan for image 3 of 16\n"
+
+
+def test_a_failure_says_what_was_noted_with_it():
+    error = ValueError("odd")
+    error.add_note("go on with: x")
+    line = "^the run failed: ValueError: odd; go on with: x$"
+    with pytest.raises(RunFailedError, match=line), failures_in_one_line():
+        raise error
+
+
+def test_a_summary_says_if_nothing_was_learnt_and_how_long_it_took():
+    rewards = EvaluationReport(version=0, num_prompts=1, num_samples=8, rewards={"reward": 0.5})
+    report = RunReport(
+        run_id="shapes-1",
+        run_dir="runs/shapes-1",
+        version=0,
+        num_iterations=3,
+        seconds=61.7,
+        before=rewards,
+        after=rewards,
+        view="mlflow ui",
+    )
+
+    def lines_of(own):
+        console = Console(file=io.StringIO(), width=200)
+        print_run(own, 90.2, console)
+        return console.file.getvalue().splitlines()
+
+    assert "no iteration made an update: in none did a group's rewards differ" in lines_of(report)
+    lines = lines_of(report.model_copy(update={"version": 3}))
+    assert not any("no iteration" in line for line in lines)
+    assert (
+        sum("1 min 30 s in all, 1 min 2 s of them with the workers" in line for line in lines) == 1
+    )
 
 
 def test_a_run_that_is_stopped_says_so(job, local, capsys, monkeypatch):

@@ -49,6 +49,21 @@ def test_it_shows_what_differs_and_nothing_else(runs, tmp_path, capsys):
         assert picture.width > 900
 
 
+def test_runs_without_an_iteration_are_compared_by_their_configs(runs, tmp_path, capsys):
+    for name, rate in (("a", 1e-4), ("b", 3e-4)):
+        tree = {"train": {"learning_rate": rate}, "tracking": {"runs_dir": str(tmp_path)}}
+        (tmp_path / name).mkdir()
+        config = RunConfig.model_validate(tree)
+        (tmp_path / name / "config.json").write_text(config.model_dump_json())
+        Tracker.start(config, name, tmp_path / name).finish("FAILED")
+    out = str(tmp_path / "o")
+    assert run(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--out", out]) == 0
+    lines = words(capsys.readouterr().out)
+    assert ["train.learning_rate", "0.0001", "0.0003"] in lines
+    assert lines[-1][:3] == ["metrics:", "none", "yet;"]
+    assert not (tmp_path / "o").exists()
+
+
 def test_folders_and_mlflow_tell_the_same(runs):
     uri = f"sqlite:///{runs}/mlflow.db"
     for name in ("slow", "fast"):

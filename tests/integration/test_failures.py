@@ -40,9 +40,11 @@ def test_a_failing_reward_is_named(reward, message, tree, cluster_address, prefe
         "rewards": {f"smooth_rewards:{reward}": 1.0},
         "cluster.scheduler_address": cluster_address(1, 1),
     }
-    with pytest.raises(TaskFailedError, match=message):
+    with pytest.raises(TaskFailedError, match=message) as failure:
         run(tree, changes)
     run_dir = only_run(tree)
+    (note,) = failure.value.__notes__
+    assert note == f"after iteration 0; go on with: digen train --resume {run_dir}"
     assert json.loads((run_dir / "evaluation" / "before.json").read_text())["version"] == 0
     assert training_in_mlflow(tree["tracking"]["runs_dir"]).info.status == "FAILED"
 
@@ -57,10 +59,12 @@ def test_what_a_worker_finds_wrong_with_the_config_is_said_as_such(
     file = model / "scheduler" / "scheduler_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"invert_sigmas": True}))
     changes = {"model.path": str(model), "cluster.scheduler_address": cluster_address(1, 1)}
+    runs_dir = Path(tree["tracking"]["runs_dir"])
     with pytest.raises(ConfigError) as error:
         run(tree, changes)
     assert str(error.value).startswith(f"the scheduler of model.path {model} gives 3 steps the")
-    assert training_in_mlflow(tree["tracking"]["runs_dir"]).info.status == "FAILED"
+    assert training_in_mlflow(runs_dir).info.status == "FAILED"
+    assert not list(runs_dir.glob("*/config.json"))  # nothing stays of it
 
 
 def test_a_lost_worker_is_named(tree, prefect_backend):
