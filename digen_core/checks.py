@@ -14,8 +14,18 @@ from digen_core.reachable import check_scheduler, check_server, check_writable
 from digen_core.reward_checks import check_rewards
 
 
+def check_run(config: RunConfig) -> None:
+    """Check all that a run reads, writes and talks to, without loading the model.
+
+    Raises:
+        ConfigError: something is missing or does not fit; the message is one line.
+    """
+    check_inputs(config)
+    _check_surroundings(config)
+
+
 def check_inputs(config: RunConfig) -> None:
-    """Check all that a run reads and writes, without loading the model.
+    """Check the prompts, rewards and model of a config, without loading it.
 
     Raises:
         ConfigError: something is missing or does not fit; the message is one line.
@@ -23,7 +33,6 @@ def check_inputs(config: RunConfig) -> None:
     train, evaluation = train_prompts(config), evaluation_prompts(config)
     _check_held_out(config, train, evaluation)
     _check_enough_prompts(config, train)
-    _check_surroundings(config)
     check_rewards(config, train, evaluation)
     check_model(config)
 

@@ -1,12 +1,12 @@
 """Models on a hub: their names, whether they can be had, and why not."""
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from digen_core.config import ConfigError
 
 _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
-_TIMEOUT_SECONDS: Final = 10.0
 _UNREACHED: Final = {
     *("LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError"),
     *("ConnectError", "TimeoutException"),  # httpx'
@@ -20,29 +20,30 @@ def is_hub_id(path: str) -> bool:
     return _HUB_ID.fullmatch(path) is not None and not path.startswith(".")
 
 
-def check_available(label: str, repo: str, file: str, revision: str | None) -> None:
+def check_available(label: str, repo: str, files: Sequence[str], revision: str | None) -> None:
     """Check that a model is in the hub's cache or on the hub, and open to this user.
+
+    What is no answer, such as a hub that is busy, is left to the loading, which tries again.
 
     Args:
         label: the key and its value, for the error.
         repo: hub id.
-        file: one that every model of this kind has.
+        files: of which the model has one; the hub is asked for the first.
         revision: of the model; None is its default branch.
 
     Raises:
         ConfigError: it cannot be had.
     """
-    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
-    if isinstance(try_to_load_from_cache(repo, file, revision=revision), str):
-        return
-    hub = HfApi()
     try:
-        hub.model_info(repo, revision=revision, timeout=_TIMEOUT_SECONDS)
-        hub.auth_check(repo)
+        found = [try_to_load_from_cache(repo, file, revision=revision) for file in files]
+        if not any(isinstance(path, str) for path in found):
+            get_hf_file_metadata(hf_hub_url(repo, files[0], revision=revision))
     except Exception as error:  # of the hub, of HTTP, or of the network
-        reason = hub_failure(label, revision, error) or f"{label} cannot be had: {error}"
-        raise ConfigError(reason) from error
+        reason = hub_failure(label, revision, error)
+        if reason is not None:
+            raise ConfigError(reason) from error
 
 
 def hub_failure(label: str, revision: str | None, error: BaseException) -> str | None:

@@ -80,7 +80,7 @@ def check_model_folder(model: ModelConfig) -> None:
 
 
 def _check_part(folder: Path, name: str) -> None:
-    """Check that a part of a pipeline is there.
+    """Check that a part of a pipeline is there and not damaged.
 
     Tokenizers need a closer look: without a vocabulary transformers makes an empty one, silently.
     """
@@ -93,26 +93,28 @@ def _check_part(folder: Path, name: str) -> None:
             f"model.path {folder} lacks {lack}, which its model_index.json asks for; copy or "
             "download the model again"
         )
-    _check_config(folder / name / "config.json")
+    settings = folder / name / "config.json"
+    if settings.exists():  # tokenizers and schedulers have others
+        _read_json(settings)
     shapes_in_folder(folder / name)
     for index in (folder / name).glob("*.safetensors.index.json"):
         _check_shards(index)
 
 
-def _check_config(file: Path) -> None:
+def _read_json(file: Path) -> Any:
     try:
-        json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return  # tokenizers and schedulers have others
+        return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {file}: {error}; copy or download it again") from error
 
 
 def _check_shards(index: Path) -> None:
     """Check that the files are there over which an index spreads weights."""
-    _check_config(index)
-    files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    for name in sorted(files - {file.name for file in index.parent.iterdir()}):
+    tree = _read_json(index)
+    weights = tree.get("weight_map") if isinstance(tree, dict) else None
+    if not isinstance(weights, dict):
+        raise ConfigError(f"{index} has no weight_map; copy or download it again")
+    for name in sorted(set(weights.values()) - {file.name for file in index.parent.iterdir()}):
         raise ConfigError(f"{index.parent / name} is missing; copy or download the model again")
 
 
@@ -140,7 +142,7 @@ def _check_hub_id(model: ModelConfig, *, here: bool) -> None:
             "org/name; correct it"
         )
     if here:  # else the workers' cache may have what this machine has not
-        check_available(f"model.path {path}", path, "model_index.json", model.revision)
+        check_available(f"model.path {path}", path, ["model_index.json"], model.revision)
 
 
 def _check_adapters(model: ModelConfig, *, here: bool) -> None:
@@ -153,7 +155,7 @@ def _check_adapters(model: ModelConfig, *, here: bool) -> None:
             )
         if here and not path.exists():
             file = adapter.file or "pytorch_lora_weights.safetensors"
-            check_available(f"{key}.path {path}", adapter.path, file, adapter.revision)
+            check_available(f"{key}.path {path}", adapter.path, [file], adapter.revision)
         found = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
         if path.exists() and not found:
             raise ConfigError(f"{key}.path {adapter.path} holds no safetensors file")

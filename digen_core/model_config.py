@@ -19,6 +19,10 @@ Size = tuple[int, int, int]
 VIDEO_FAMILIES: Final[tuple[Family, ...]] = ("wan", "hunyuan_video")
 
 
+MAX_TOKENS: Final = 512
+"""Of a prompt, that the text encoders were trained with."""
+
+
 class AdapterConfig(Strict):
     """A LoRA that is there before the run, as diffusers saves and loads it."""
 
@@ -76,7 +80,7 @@ class ModelConfig(Strict):
     """[[height, width, frames], ...] of training samples, if they are to be of several sizes: the
     groups take them in turn. Evaluations keep to height, width and num_frames."""
 
-    max_sequence_length: int = Field(12, ge=1, le=512)
+    max_sequence_length: int = Field(12, ge=1, le=MAX_TOKENS)
     """Tokens a prompt is padded or cut to (by T5, UMT5, Llama or Qwen2.5-VL, whichever the family
     has; CLIP always takes 77 or its own)."""
 

@@ -53,7 +53,7 @@ def check_scheduler(label: str, address: str) -> None:
         return
     try:
         socket.create_connection((found["host"], int(found["port"])), _TIMEOUT_SECONDS).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         raise ConfigError(
             f"{label} is {address}, but nothing answers there ({error}); start the scheduler, or "
             "correct the address"
@@ -73,7 +73,7 @@ def parse_address(label: str, address: str) -> dict[str, str]:
 
 
 def check_server(label: str, url: str) -> None:
-    """Check that a web server answers, whatever it says; of other addresses nothing is known.
+    """Check that a web server listens, whatever it answers; of other addresses nothing is known.
 
     Args:
         label: where the address is from, for the error.
@@ -85,9 +85,15 @@ def check_server(label: str, url: str) -> None:
     if not url.startswith(("http://", "https://")):
         return
     try:
-        httpx.head(url, timeout=_TIMEOUT_SECONDS, verify=False)  # nothing is said to it
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        bare = httpx.URL(url).copy_with(username=None, password=None)
+        # It is not known yet who listens: no password is sent, and no name checked.
+        httpx.head(bare, timeout=_TIMEOUT_SECONDS, verify=False, trust_env=False)
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         raise ConfigError(
-            f"{label} is {url}, but no server answers there ({error}); start it, or correct the "
+            f"{label} is {bare}, but no server answers there ({error}); start it, or correct the "
             "address"
         ) from error
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"{label} is no address: {error}; correct it") from error
+    except httpx.HTTPError:
+        return  # it is slow, or wants something else; those who use it will see

@@ -119,7 +119,10 @@ def _check_files(name: str, reward: RewardConfig, *, here: bool) -> None:
             "export it before the start"
         )
     if isinstance(reward, ClipConfig):
-        files = {"path": "config.json", "processor": "preprocessor_config.json"}
+        files = {
+            "path": ["config.json"],
+            "processor": ["preprocessor_config.json", "processor_config.json"],
+        }
         for key, path in (("path", reward.path), ("processor", reward.processor_path)):
             if not Path(path).is_dir() and not is_hub_id(path):
                 raise ConfigError(

@@ -144,7 +144,7 @@ class Conductor:
         session, now = self._session, time()
         opened = self._opened.pop(index)
         self._executor.close(index)
-        session.step_seconds = opened.recorder.step_seconds
+        session.step_seconds = opened.recorder.step_seconds or session.step_seconds
         session.num_iterations += 1
         self.out_of_time = session.out_of_time
         self._ending.append((opened, Ended(session.version, now - opened.begun)))

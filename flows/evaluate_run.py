@@ -63,7 +63,7 @@ def restore(run_id: str) -> None:
     session = session_of(run_id)
     with Completions() as completions:
         load_models(session, completions)
-        tell_of_cut_prompts(session, completions)
+        tell_of_cut_prompts(session, completions, session.evaluation_prompts)
         checkpoint, _ = last_checkpoint(session.run_dir / CHECKPOINTS_OF_RUN)
         if checkpoint is None:
             raise ConfigError(f"{session.run_dir} holds no trained version yet")

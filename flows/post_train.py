@@ -6,7 +6,7 @@ The conductor runs the iterations; in a stale layout one begins while the one be
 Each iteration ends with its record and a checkpoint on disk: flows/publishing.py.
 """
 
-from digen_core.checks import check_inputs
+from digen_core.checks import check_run
 from digen_core.config import RunConfig
 from digen_core.records import RunReport
 from flows.configured import configured_flow
@@ -29,7 +29,7 @@ def post_train(config: RunConfig, resume: str | None = None) -> RunReport:
         resume: Folder of a run to go on with from its last checkpoint, such as runs/NAME; empty
             starts a new run.
     """
-    check_inputs(config)
+    check_run(config)
     with open_run(config, resume) as session:
         with on_cluster(session, prepare) as conductor:
             for index in range(session.num_iterations, config.num_iterations):

@@ -1,12 +1,16 @@
 """Make the workers ready: load the model everywhere, make the first version, and push it."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 from uuid import UUID
 
 import dask
 from prefect import flow
 
 from digen_core.control.protocol import Device, Role
+from digen_core.data import Prompt
+from digen_core.model_config import MAX_TOKENS
 from digen_core.planning.profile import Measured
 from digen_core.rollout.steps import Steps
 from flows.collect import receipts_of
@@ -25,6 +29,9 @@ from tasks.score import Pool, load_rewards
 from tasks.setup import count_tokens, load_model, restore_state
 from tasks.train import start_state
 
+COUNTED_PROMPTS: Final = 1000
+"""Prompts whose tokens are counted: the longest, by characters."""
+
 
 @flow(name="prepare", flow_run_name="{run_id}-prepare", validate_parameters=False)
 def prepare(run_id: str) -> Conductor:
@@ -34,7 +41,8 @@ def prepare(run_id: str) -> Conductor:
     with Completions() as completions:
         load_models(session, completions)
         load_pools(session, completions)
-        tell_of_cut_prompts(session, completions)
+        prompts = (*session.prompts, *session.evaluation_prompts)
+        tell_of_cut_prompts(session, completions, prompts)
         start_profile(session, measure_costs(session, completions))
         make_first_version(session, completions)
     conductor = Conductor(session)
@@ -69,22 +77,26 @@ def load_pools(session: Session, completions: Completions) -> None:
     receipts_of(session, completions, labels)
 
 
-def tell_of_cut_prompts(session: Session, completions: Completions) -> None:
-    """Say how many prompts are longer than the model is given."""
+def tell_of_cut_prompts(
+    session: Session, completions: Completions, prompts: Iterable[Prompt]
+) -> None:
+    """Say if prompts are longer than the model is given; the longest are looked at."""
     if isinstance(session.config, EmulatedConfig):
         return
     label, device = "count tokens", session.rollout_devices()[0]
-    prompts = [prompt.text for prompt in (*session.prompts, *session.evaluation_prompts)]
+    texts = sorted({prompt.text for prompt in prompts}, key=len, reverse=True)[:COUNTED_PROMPTS]
     with dask.annotate(workers=[device]):
-        future = count_tokens.submit(session.run_id, label, prompts)
+        future = count_tokens.submit(session.run_id, label, texts)
     (receipt,) = receipts_of(session, completions, {future.task_run_id: (label, device)}).values()
     if receipt["num_cut"]:
+        most, enough = receipt["most"], min(receipt["most"], MAX_TOKENS)
+        what_stays = ", the most there is" if most > enough else ""
         tell(
             session,
             "prompts-cut",
-            f"{receipt['num_cut']} of {len(prompts)} prompts take more tokens than "
+            f"{receipt['num_cut']} of the {len(texts)} longest prompts take more tokens than "
             f"model.max_sequence_length ({session.config.model.max_sequence_length}) and are cut; "
-            f"the longest takes {receipt['most']}: set it to that",
+            f"the longest takes {most}: set it to {enough}{what_stays}",
         )
 
 

@@ -62,7 +62,8 @@ class IterationRecorder:
         self._workers[fragment] = receipt["device"]
         self._versions[fragment] = receipt["version"]
         self._add_seconds("denoise", fragment, receipt)
-        self._step_seconds.append(receipt["seconds_per_step"])
+        if not receipt.get("compile_seconds"):
+            self._step_seconds.append(receipt["seconds_per_step"])
 
     def add_rewards(self, fragment: Fragment, receipt: dict[str, Any]) -> None:
         """Note the rewards of a fragment."""
@@ -114,9 +115,9 @@ class IterationRecorder:
         self._seconds[kind, fragment] = self._seconds.get((kind, fragment), 0.0) + seconds
 
     @property
-    def step_seconds(self) -> float:
-        """Median seconds of one denoising step of a fragment."""
-        return median(self._step_seconds)
+    def step_seconds(self) -> float | None:
+        """Median seconds of one denoising step of a fragment; None if all were compiled in."""
+        return median(self._step_seconds) if self._step_seconds else None
 
     @property
     def _num_samples(self) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from distributed import Client
 from prefect import runtime
 from prefect.client.orchestration import get_client
+from prefect.exceptions import Pause
 
 from digen_core.config import ConfigError, RunConfig
 from digen_core.config_file import CONFIG_OF_RUN
@@ -37,6 +38,7 @@ from tasks.cluster import (
 from tasks.runner import shared_client
 from tasks.stopping import stop_tasks
 from tasks.tracking import Tracker
+from tasks.tracking.spool import Spool
 
 
 @contextmanager
@@ -217,10 +219,12 @@ def _telling_how_to_go_on(session: Session) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        if isinstance(error, Pause | ConfigError):  # it goes on; or nothing stays of it
+            raise
         after = f"after iteration {session.num_iterations}"
         how = f"go on with: digen train --resume {session.run_dir}"
         if isinstance(error, KeyboardInterrupt | RunCancelledError):
-            why = f"{error or 'stopped by Ctrl-C'} {after}"
+            why = f"{str(error) or 'stopped by Ctrl-C'} {after}"
             raise RunCancelledError(f"{why}; {how}") from None
         if isinstance(error, Exception):
             error.add_note(f"{after}; {how}")
@@ -248,8 +252,10 @@ def _new_run(config: RunConfig) -> Iterator[Path]:
         with locked(run_dir):
             yield run_dir
     except ConfigError:
-        if not (run_dir / METRICS_OF_RUN).exists():
-            shutil.rmtree(run_dir)
+        spool = Spool.open(run_dir)
+        is_told = spool is None or not spool.num_unsent  # else MLflow still lacks how it ended
+        if is_told and not (run_dir / METRICS_OF_RUN).exists():
+            shutil.rmtree(run_dir, ignore_errors=True)
         raise
 
 

@@ -80,7 +80,7 @@ class Scoring:
         return FragmentScored(fragment)
 
     def _tell_of_failures(self, it: OpenIteration, receipt: Receipt) -> None:
-        """Say in Prefect, once an iteration, what reward failed."""
+        """Say, once an iteration, what reward failed."""
         for note in receipt.get("notes", [])[: 0 if it.told else 1]:
             it.told = True
             tell(

@@ -50,6 +50,6 @@ def tell_of_clipping(session: Session, record: IterationRecord) -> None:
             "fresh-samples-clipped",
             f"iteration {record.iteration}: rollout and trainer round log-probs differently, by up "
             f"to {error:.1g}, which is more than algorithm.clip_range ({algorithm.clip_range:g}): "
-            "fresh samples are clipped. Set algorithm.correction = 'recompute', which costs "
-            "nothing, or compute in float32 (said once)",
+            "fresh samples are clipped. Set algorithm.correction = 'recompute', which takes stale "
+            "samples for fresh ones, or compute in float32 (said once)",
         )

@@ -96,6 +96,7 @@ class RunArtifacts:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="artifacts")
         self._pages = ThreadPoolExecutor(1, thread_name_prefix="pages")  # waits for pictures
         self._warning = Lock()  # taken by the first one
+        self._publishing = Lock()
         self._ended = Event()
 
     def __enter__(self) -> Self:
@@ -144,10 +145,11 @@ class RunArtifacts:
         self._publish()
 
     def _publish(self) -> None:
-        self._latest.append(self._state())
-        while self._calls and self._calls[0].done():
-            self._calls.popleft().result()  # raises what is not the API's fault
-        self._calls.append(self._executor.submit(self._context.run, self._attempt, self._send))
+        with self._publishing:  # warnings come from several threads
+            self._latest.append(self._state())
+            while self._calls and self._calls[0].done():
+                self._calls.popleft().result()  # raises what is not the API's fault
+            self._calls.append(self._executor.submit(self._context.run, self._attempt, self._send))
 
     def _attempt(self, call: Callable[..., None], *arguments: object) -> None:
         try:

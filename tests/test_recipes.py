@@ -57,7 +57,7 @@ def test_a_recipe_is_ready_to_run(recipe, monkeypatch):
     asked = set()
     for checks in ("model_checks", "reward_checks"):
         name = f"digen_core.{checks}.check_available"
-        monkeypatch.setattr(name, lambda label, repo, file, revision: asked.add(repo))
+        monkeypatch.setattr(name, lambda label, repo, files, revision: asked.add(repo))
     config = load_config(FILES[recipe])
     check_inputs(config)
     assert config.model.path in asked

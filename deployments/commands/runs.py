@@ -29,9 +29,9 @@ def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:
     started = monotonic()
     config = config_of(tokens, "digen train", resume)
 
-    from digen_core.checks import check_inputs
+    from digen_core.checks import check_run
 
-    check_inputs(config)
+    check_run(config)
     if resume is not None:
         from digen_core.resume import resumption_of
 

@@ -38,8 +38,8 @@ def build_trainable(config: RunConfig, folder: Path) -> PipelinePolicy:
 
     Raises:
         OSError: one of them is not there.
-        ConfigError: the model has other sizes than the config asks for, or there is no compiler.
-        ValueError: no module matches the config's LoRA targets.
+        ConfigError: the model has other sizes than the config asks for, a LoRA target is no layer
+            of it, or there is no compiler.
         torch.OutOfMemoryError: it does not fit into the device's memory.
     """
     torch.set_num_threads(config.cluster.threads_per_worker)

@@ -2,6 +2,8 @@
 
 import json
 import socket
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 
 import pytest
 import torch
@@ -489,7 +491,7 @@ def test_servers_that_do_not_answer_are_refused(refused, free_port, monkeypatch)
     assert refused([*scheduler, address]).startswith(
         f"{key} {address}, but nothing answers there ("
     )
-    for odd in ("nonsense", "tcp://host", "tcp://host:x"):
+    for odd in ("nonsense", "tcp://host", "tcp://host:x", "tcp://"):
         assert refused([*scheduler, odd]).startswith(f"{key} {odd!r}; use an address such as tcp:")
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", f"127.0.0.1:{free_port}")
     message = refused(["train", "job.toml"])
@@ -501,6 +503,24 @@ def test_servers_that_do_not_answer_are_refused(refused, free_port, monkeypatch)
     assert message.startswith(f"tracking.mlflow_uri is {url}, but no server answers there (")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
     assert refused(["train", "job.toml"]).startswith(f"MLFLOW_TRACKING_URI is {url}, but no server")
+
+
+def test_passwords_are_neither_sent_nor_shown(refused, free_port, job, local):
+    url = f"http://user:secret@127.0.0.1:{free_port}"
+    assert "secret" not in refused(["train", "job.toml", "--tracking.mlflow-uri", url])
+    asked = []
+
+    class Refuses(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            asked.append(self.headers.get("Authorization"))
+            self.send_error(401)
+
+        def log_message(self, *_arguments): ...
+
+    with HTTPServer(("127.0.0.1", free_port), Refuses) as server:
+        Thread(target=server.handle_request).start()
+        assert run(["train", "job.toml", "--tracking.mlflow-uri", url]) == 0
+    assert asked == [None]
 
 
 def test_a_scheduler_that_listens_is_taken(job, local):

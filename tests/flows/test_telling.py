@@ -1,12 +1,16 @@
 """What a run says of itself when something is wrong that it can live with."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from prefect.exceptions import Pause
+from prefect.states import Suspended
 
-from digen_core.config import RunConfig
+from digen_core.config import ConfigError, RunConfig
+from digen_core.data import Prompt
 from digen_core.records import IterationRecord
-from flows import telling
+from flows import prepare, run, telling
 
 
 @pytest.fixture
@@ -50,3 +54,61 @@ def test_what_does_not_clip_is_not_warned_about(told, algorithm):
     telling.tell_of_clipping(session, record_with(replay_error=1e-3))
     telling.tell_of_clipping(session_with(), record_with(loss=1.0))  # all pairs are stale
     assert told == []
+
+
+class Answers:
+    """Stands for the cluster: takes one task and gives its receipt."""
+
+    def __init__(self, monkeypatch, **receipt):
+        self.texts, self.receipt = [], receipt
+        monkeypatch.setattr(prepare.count_tokens, "submit", self.submit)
+        monkeypatch.setattr(prepare, "receipts_of", lambda *_arguments: {0: self.receipt})
+
+    def submit(self, run_id, label, texts):
+        self.texts += texts
+        return SimpleNamespace(task_run_id=0)
+
+
+@pytest.mark.parametrize(
+    ("most", "advice"), [(31, "set it to 31"), (700, "set it to 512, the most there is")]
+)
+def test_prompts_that_are_cut_are_told_of(monkeypatch, most, advice):
+    texts = []
+    monkeypatch.setattr(prepare, "tell", lambda session, event, text: texts.append((event, text)))
+    answers = Answers(monkeypatch, most=most, num_cut=2)
+    session = SimpleNamespace(config=RunConfig(), run_id="x", rollout_devices=lambda: ["r-0"])
+    drawn = [Prompt(f"{'a' * length}", {}) for length in (*range(1, 1100), 7)]
+    prepare.tell_of_cut_prompts(session, None, drawn)
+    assert len(answers.texts) == len(set(answers.texts)) == 1000
+    assert min(map(len, answers.texts)) == 100
+    ((event, text),) = texts
+    assert event == "prompts-cut"
+    assert text.startswith("2 of the 1000 longest prompts take more tokens than model.max_seq")
+    assert text.endswith(advice)
+    answers.receipt = {"most": 12, "num_cut": 0}
+    prepare.tell_of_cut_prompts(session, None, drawn)
+    assert len(texts) == 1
+
+
+def test_who_stops_a_run_is_told_how_to_go_on(monkeypatch):
+    warned = []
+    monkeypatch.setattr(run, "warn", warned.append)
+    session = SimpleNamespace(num_iterations=4, run_dir=Path("runs/x"))
+
+    def stopped_by(error):
+        try:
+            with run._telling_how_to_go_on(session):
+                raise error
+        except BaseException as raised:
+            return raised
+
+    how = "after iteration 4; go on with: digen train --resume runs/x"
+    assert str(stopped_by(KeyboardInterrupt())) == f"stopped by Ctrl-C {how}"
+    assert stopped_by(ValueError("odd")).__notes__ == [how]
+    assert warned == []
+    stopped_by(SystemExit(143))
+    assert warned == [f"terminated {how}"]
+    suspended = Pause(state=Suspended())
+    assert stopped_by(suspended) is suspended  # Prefect goes on with it
+    assert not hasattr(stopped_by(ConfigError("wrong")), "__notes__")  # its folder goes
+    assert len(warned) == 1

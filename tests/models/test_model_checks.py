@@ -9,6 +9,12 @@ import huggingface_hub
 import pytest
 import torch
 from families import HEIGHT, WIDTH
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from safetensors.torch import save_file
 
 from digen_core.config import ConfigError, RunConfig
@@ -39,6 +45,10 @@ def no_config(model):
     (model / "vae/config.json").write_text("{")
 
 
+def no_weight_map(model):
+    (model / "vae/diffusion.safetensors.index.json").write_text("{}")
+
+
 def no_shard(model):
     index = {"weight_map": {"a": "part-1-of-2.safetensors"}}
     (model / "vae/diffusion.safetensors.index.json").write_text(json.dumps(index))
@@ -49,6 +59,7 @@ def no_shard(model):
     [
         (cut, r"model.safetensors is no whole safetensors file \(.*\); copy or download it again"),
         (no_config, r"cannot read .*vae/config.json: .*; copy or download it again"),
+        (no_weight_map, r"safetensors.index.json has no weight_map; copy or download it again"),
         (no_shard, r"vae/part-1-of-2.safetensors is missing; copy or download the model again"),
     ],
 )
@@ -94,18 +105,53 @@ def test_layers_are_what_has_a_matrix(tmp_path):
     assert layers_of(shapes) == {"linear", "conv"}
 
 
-def test_a_hub_that_cannot_be_reached_is_told_at_once(monkeypatch):
-    def refuse(*_arguments, **_options):
-        raise httpx.ConnectError("[Errno -2] Name or service not known")
+def ask_hub(monkeypatch, error):
+    """Have the hub answer with an error; ask it for a model."""
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refuse)
-    with pytest.raises(ConfigError, match=r"model.path org/name is no folder here"):
-        check_model(config_of("org/name"))
+    def answer(*_arguments, **_options):
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", answer)
+    check_available("model.path org/name", "org/name", ["model_index.json"], "v9")
+
+
+RESPONSE = httpx.Response(403, request=httpx.Request("HEAD", "http://hub"))
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (httpx.ConnectError("[Errno -2] Name or service not known"), "hub cannot be reached"),
+        (httpx.ConnectTimeout("timed out"), "hub cannot be reached"),
+        (GatedRepoError("no", response=RESPONSE), "is gated: accept its licence"),
+        (RepositoryNotFoundError("no", response=RESPONSE), "no model on the hub; correct it"),
+        (RevisionNotFoundError("no", response=RESPONSE), "has no revision 'v9'; correct"),
+    ],
+)
+def test_what_the_hub_does_not_have_is_told_at_once(monkeypatch, error, message):
+    with pytest.raises(ConfigError, match=f"^model.path org/name .*{message}"):
+        ask_hub(monkeypatch, error)
+
+
+def test_a_hub_that_has_no_answer_yet_is_left_to_the_loading(monkeypatch):
+    ask_hub(monkeypatch, HfHubHTTPError("429 Too Many Requests", response=RESPONSE))
+
+
+def test_a_name_that_no_model_can_have_is_refused():
+    with pytest.raises(ConfigError, match="runs/flux--dev is neither a folder nor a hub id"):
+        check_model(config_of("runs/flux--dev"))
+
+
+def test_the_hub_is_asked_for_workers_of_this_machine_only(monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", None)
     elsewhere = {"model": {"path": "org/name"}, "cluster": {"scheduler_address": "tcp://h:1"}}
     check_model(RunConfig.model_validate(elsewhere))  # its workers may have it
 
 
 def test_a_model_in_the_cache_needs_no_hub(monkeypatch, tmp_path):
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *a, **k: str(tmp_path))
-    monkeypatch.delattr(huggingface_hub.HfApi, "model_info")
-    check_available("model.path org/name", "org/name", "model_index.json", None)
+    def cached(repo, file, revision):
+        return str(tmp_path) if file == "b.json" else None
+
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", cached)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", None)
+    check_available("model.path org/name", "org/name", ["a.json", "b.json"], None)
