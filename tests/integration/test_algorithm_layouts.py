@@ -103,10 +103,9 @@ BARRIER = tuple(name for name, layout in LAYOUTS.items() if not layout.pipelined
 
 QUICK = [
     ("grpo_guard", Case("tcss", (2, 2), 2, 3, helping=True, share=1.0)),
-    ("dance_grpo", Case("elastic", (3, 1), 1, 3, helping=True)),
+    ("dance_grpo", Case("elastic", (2, 2), 2, 3, helping=True)),
     ("ddpo", Case("colocated-strong", (3,), 2, 3)),
     ("diffusion_nft", Case("tcss", (2, 1), 2, 3, pauses=True, share=1.0)),
-    ("best of two", Case("tag", (1, 2), 1, 3, helping=True)),
     ("icepop", Case("tcss", (1, 1), 4, 8, share=1.0)),
 ]
 

@@ -24,7 +24,7 @@ def run(tree, changes):
     return watch.records, run_dir, schedule, kept
 
 
-def test_a_layout_is_chosen_and_costs_are_learnt(tree, tmp_path):
+def test_a_layout_is_chosen_and_costs_are_learnt(tree, tmp_path, cluster_address):
     records, run_dir, schedule, kept = run(tree, {"schedule.layout": "auto"})
     assert len(records) == 3
     assert schedule["layout"] == kept["schedule"]["layout"] != "auto"
@@ -33,7 +33,12 @@ def test_a_layout_is_chosen_and_costs_are_learnt(tree, tmp_path):
     assert min(costs.step(4), costs.decode(4), costs.pack(4)) > 0
 
     profile = str(run_dir / "profile.json")
-    changes = {"schedule.profile": profile, "schedule.layout": "auto", "num_iterations": 1}
+    changes = {
+        "schedule.profile": profile,
+        "schedule.layout": "auto",
+        "num_iterations": 1,
+        "cluster.scheduler_address": cluster_address(1, 1),
+    }
     again = changes | {"tracking.runs_dir": str(tmp_path / "again")}
     records, _, schedule, _ = run(tree, again)
     assert len(records) == 1

@@ -20,7 +20,7 @@ CHANGES = {
         "smooth_rewards:brightness": 1.0,
         "second": {"type": "function", "function": "smooth_rewards:contrast", "pool": "elders"},
     },
-    "cluster.reward_workers": {"judges": 2, "elders": 1},
+    "cluster.reward_workers": {"judges": 1, "elders": 1},
     "rollout.fragment_size": 2,
     "schedule.layout": "tsp",
     "num_iterations": 2,

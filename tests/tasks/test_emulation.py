@@ -139,10 +139,9 @@ def test_best_of_n_is_refused(scenario, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.layouts
 @pytest.mark.parametrize(
-    "choice",
-    [pytest.param(Choice("colocated", None), marks=pytest.mark.layouts), Choice("tsp", 2)],
-    ids=lambda choice: choice.layout,
+    "choice", [Choice("colocated", None), Choice("tsp", 2)], ids=lambda choice: choice.layout
 )
 def test_a_run_takes_what_its_simulation_says(choice, scenario, tmp_path, prefect_backend):
     from deployments.bench_layouts import row_of, run_emulated
