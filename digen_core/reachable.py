@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
@@ -86,6 +87,8 @@ def check_server(label: str, url: str) -> None:
         return
     try:
         bare = httpx.URL(url).copy_with(username=None, password=None)
+        if getproxies().keys() & {bare.scheme, "all"} and not proxy_bypass(bare.host):
+            return  # the proxy would answer
         # It is not known yet who listens: no password is sent, and no name checked.
         httpx.head(bare, timeout=_TIMEOUT_SECONDS, verify=False, trust_env=False)
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:

@@ -505,6 +505,14 @@ def test_servers_that_do_not_answer_are_refused(refused, free_port, monkeypatch)
     assert refused(["train", "job.toml"]).startswith(f"MLFLOW_TRACKING_URI is {url}, but no server")
 
 
+def test_a_server_behind_a_proxy_is_left_to_those_who_use_it(job, local, free_port, monkeypatch):
+    for variable in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("http_proxy", "socks5://127.0.0.1:1")
+    url = f"http://mlflow.invalid:{free_port}"
+    assert run(["train", "job.toml", "--tracking.mlflow-uri", url]) == 0
+
+
 def test_passwords_are_neither_sent_nor_shown(refused, free_port, job, local):
     url = f"http://user:secret@127.0.0.1:{free_port}"
     assert "secret" not in refused(["train", "job.toml", "--tracking.mlflow-uri", url])
