@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -208,8 +208,9 @@ def _stopped_on_errors(session: Session) -> Iterator[None]:
         yield
     except BaseException:
         names = {device.name for device in session.devices}.union(*session.pools.values())
-        present = addresses_of(session.client, names)
-        stop_tasks(session.client, list(present.values()))
+        with suppress(OSError):  # it may be the scheduler that is gone
+            present = addresses_of(session.client, names)
+            stop_tasks(session.client, list(present.values()))
         raise
 
 

@@ -132,6 +132,20 @@ def _prefect_api() -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
+def present_workers(client: Client) -> dict[str, dict[str, Any]]:
+    """Return what the scheduler knows of each worker now, by address.
+
+    ``Client.scheduler_info`` will not do: every two seconds the client asks for itself, for an
+    answer without workers, and that may take the place of ours before it is returned.
+
+    Raises:
+        OSError: the scheduler does not answer.
+    """
+    identity = client.sync(client.scheduler.identity, n_workers=-1)
+    workers: dict[str, dict[str, Any]] = identity["workers"]
+    return workers
+
+
 def devices_of(client: Client, *, colocated: bool = False) -> list[Device]:
     """Return the workers of a cluster that declare a role; their kinds are their processors.
 
@@ -139,7 +153,7 @@ def devices_of(client: Client, *, colocated: bool = False) -> list[Device]:
         ConfigError: a role that a run needs is declared by no worker, or, for a colocated layout,
             not by every one.
     """
-    workers = client.scheduler_info(n_workers=-1)["workers"]
+    workers = present_workers(client)
     roles = {
         address: frozenset(role for role in ROLES if role in worker["resources"])
         for address, worker in workers.items()
@@ -164,7 +178,7 @@ def devices_of(client: Client, *, colocated: bool = False) -> list[Device]:
 
 def workers_of_pools(client: Client, pools: Iterable[str]) -> dict[str, list[str]]:
     """Return the names of the workers that each pool has now."""
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    workers = present_workers(client).values()
     return {
         pool: sorted(str(worker["name"]) for worker in workers if pool in worker["resources"])
         for pool in pools
@@ -218,13 +232,13 @@ def processor() -> str:
 
 def addresses_of(client: Client, names: Collection[str]) -> dict[str, str]:
     """Return each worker's address now; a restarted worker comes back with another one."""
-    workers = client.scheduler_info(n_workers=-1)["workers"]
+    workers = present_workers(client)
     return {str(w["name"]): address for address, w in workers.items() if str(w["name"]) in names}
 
 
 def lost_devices(client: Client, addresses: dict[str, str]) -> list[str]:
     """Return the devices whose worker is gone, or was restarted without its model."""
-    present = client.scheduler_info(n_workers=-1)["workers"]
+    present = present_workers(client)
     return [name for name, address in addresses.items() if address not in present]
 
 

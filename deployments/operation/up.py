@@ -35,6 +35,7 @@ from deployments.operation.state import (
 from deployments.operation.workers import Worker, workers_of
 from deployments.plan import find_cluster
 from digen_core.config import ConfigError
+from tasks.cluster import present_workers
 
 PREFECT_TOML = Path("prefect.toml")
 PREFECT_WORKER = "prefect-worker"
@@ -170,8 +171,7 @@ class _Starter:
 
 
 def _names(client: Client) -> set[str]:
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    return {str(worker["name"]) for worker in workers}
+    return {str(worker["name"]) for worker in present_workers(client).values()}
 
 
 @contextmanager

@@ -134,8 +134,9 @@ class Killer:
 
 
 def pid_of(client, name: str) -> int:
-    workers = client.scheduler_info(n_workers=-1)["workers"]
-    (address,) = (address for address, worker in workers.items() if worker["name"] == name)
+    from tasks.cluster import addresses_of
+
+    (address,) = addresses_of(client, [name]).values()
     return client.run(os.getpid, workers=[address])[address]
 
 

@@ -1,13 +1,14 @@
 """What a run learns from its workers before it starts."""
 
 from threading import Event, Thread
+from types import SimpleNamespace
 
 import pytest
 from distributed import Client
 
 from digen_core.control.protocol import Device
 from digen_core.schedule_config import ClusterConfig
-from tasks.cluster import devices_of, exclusive, in_one_role
+from tasks.cluster import addresses_of, devices_of, exclusive, in_one_role, present_workers
 
 
 class Workers:
@@ -20,8 +21,12 @@ class Workers:
         }
         self.processors = {at: w[2] for at, w in zip(self.workers, workers, strict=True)}
 
-    def scheduler_info(self, n_workers):
-        return {"workers": self.workers}
+    @property
+    def scheduler(self):
+        return SimpleNamespace(identity=lambda n_workers: {"workers": self.workers})
+
+    def sync(self, function, **arguments):
+        return function(**arguments)
 
     def run(self, function, workers):
         return {address: self.processors[address] for address in workers}
@@ -43,6 +48,25 @@ def test_a_colocated_layout_needs_both_roles_on_every_worker():
     assert len(devices_of(client)) == 2
     with pytest.raises(ValueError, match="workers b have one role only"):
         devices_of(client, colocated=True)
+
+
+def test_workers_are_seen_whatever_the_client_asks_meanwhile(dask_cluster):
+    """By itself the client asks for an answer without workers, and keeps the last answer."""
+    with Client(dask_cluster) as client:
+        names = [str(worker["name"]) for worker in present_workers(client).values()]
+        assert len(names) == 2
+        is_over = Event()
+
+        async def ask_all_the_time():
+            while not is_over.is_set():
+                await client._update_scheduler_info()
+
+        client.loop.add_callback(ask_all_the_time)
+        try:
+            found = [addresses_of(client, names) for _ in range(100)]
+        finally:
+            is_over.set()
+        assert all(sorted(addresses) == sorted(names) for addresses in found)
 
 
 @pytest.mark.slow
