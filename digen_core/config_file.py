@@ -161,8 +161,10 @@ def _message(item: ErrorDetails) -> str:
     """Say what is wrong with a value."""
     if item["type"] == "missing" and isinstance(item["loc"][-1], int):
         return "has too few values"
-    words = _MESSAGES.get(item["type"], item["msg"].removeprefix("Value error, "))
-    return words.format_map(item.get("ctx", {})) if item["type"] in _MESSAGES else words
+    words = _MESSAGES.get(item["type"])
+    if words is None:
+        return item["msg"].removeprefix("Value error, ")
+    return words.format_map(item.get("ctx", {}))
 
 
 def _got(value: object, choices: str) -> str:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from digen_core.config import ConfigError
@@ -18,6 +19,37 @@ _WORDS_OF_UNREACHED: Final = ("not fully cached locally", "couldn't connect to")
 def is_hub_id(path: str) -> bool:
     """Say whether a text looks like org/name, and not like a path."""
     return _HUB_ID.fullmatch(path) is not None and not path.startswith(".")
+
+
+def check_source(
+    label: str,
+    path: str,
+    files: Sequence[str],
+    revision: str | None,
+    *,
+    here: bool,
+    what: str = "a folder",
+) -> None:
+    """Check that what is not on this machine can be had from the hub.
+
+    Args:
+        label: the key and its value, for the error.
+        path: that is nothing here.
+        files: of which such a model has one.
+        revision: of the model; None is its default branch.
+        here: it is loaded here; elsewhere the cache may have what this machine has not.
+        what: it might have been.
+
+    Raises:
+        ConfigError: it is no hub id, or cannot be had.
+    """
+    if not is_hub_id(path):
+        raise ConfigError(
+            f"{label} is neither {what} (seen from {Path.cwd()}) nor a hub id such as org/name; "
+            "correct it"
+        )
+    if here:
+        check_available(label, path, files, revision)
 
 
 def check_available(label: str, repo: str, files: Sequence[str], revision: str | None) -> None:

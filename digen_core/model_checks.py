@@ -4,12 +4,13 @@ Each check raises ConfigError with one line: what is wrong, its value, and what 
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from digen_core.compiler import require_compiler
 from digen_core.config import ConfigError, RunConfig
-from digen_core.hub import check_available, hub_failure, is_hub_id
+from digen_core.hub import check_source, hub_failure
 from digen_core.image_size import check_local_size
 from digen_core.lora_targets import check_targets
 from digen_core.model_config import Family, ModelConfig
@@ -36,9 +37,8 @@ def check_model(config: RunConfig) -> None:
     model, here = config.model, config.cluster.address is None
     if Path(model.path).is_dir():
         check_model_folder(model)
-        layers = layers_of(shapes_in_folder(Path(model.path) / "transformer"))
-        if config.train.lora is not None and layers:  # there are other formats of weights
-            check_targets(config.train.lora.targets, layers)
+        if config.train.lora is not None:
+            _check_targets(Path(model.path), config.train.lora.targets)
     else:
         _check_hub_id(model, here=here)
     _check_adapters(model, here=here)
@@ -77,6 +77,12 @@ def check_model_folder(model: ModelConfig) -> None:
             _check_part(folder, name)
     for size in (model.size, *model.sizes):
         check_local_size(model.at_size(size))
+
+
+def _check_targets(folder: Path, targets: Sequence[str]) -> None:
+    layers = layers_of(shapes_in_folder(folder / "transformer"))
+    if layers:  # there are other formats of weights
+        check_targets(targets, layers)
 
 
 def _check_part(folder: Path, name: str) -> None:
@@ -136,26 +142,17 @@ def _check_hub_id(model: ModelConfig, *, here: bool) -> None:
     path = model.path
     if Path(path).exists():
         raise ConfigError(f"model.path {path} is a file; give the folder of a diffusers pipeline")
-    if not is_hub_id(path):
-        raise ConfigError(
-            f"model.path {path} is neither a folder (seen from {Path.cwd()}) nor a hub id such as "
-            "org/name; correct it"
-        )
-    if here:  # else the workers' cache may have what this machine has not
-        check_available(f"model.path {path}", path, ["model_index.json"], model.revision)
+    check_source(f"model.path {path}", path, ["model_index.json"], model.revision, here=here)
 
 
 def _check_adapters(model: ModelConfig, *, here: bool) -> None:
     for name, adapter in model.adapters.items():
         key, path = f"model.adapters.{name}", Path(adapter.path)
-        if not path.exists() and not is_hub_id(adapter.path):
-            raise ConfigError(
-                f"{key}.path {adapter.path} is neither a folder or file (seen from {Path.cwd()}) "
-                "nor a hub id such as org/name; correct it"
-            )
-        if here and not path.exists():
-            file = adapter.file or "pytorch_lora_weights.safetensors"
-            check_available(f"{key}.path {path}", adapter.path, [file], adapter.revision)
+        if not path.exists():
+            label = f"{key}.path {adapter.path}"
+            files = [adapter.file or "pytorch_lora_weights.safetensors"]
+            what = "a folder or file"
+            check_source(label, adapter.path, files, adapter.revision, here=here, what=what)
         found = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
         if path.exists() and not found:
             raise ConfigError(f"{key}.path {adapter.path} holds no safetensors file")

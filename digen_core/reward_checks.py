@@ -10,7 +10,7 @@ from pathlib import Path
 
 from digen_core.config import ConfigError, RunConfig
 from digen_core.data import Prompt
-from digen_core.hub import check_available, is_hub_id
+from digen_core.hub import check_source
 from digen_core.reward_config import (
     AestheticConfig,
     ClipConfig,
@@ -124,14 +124,10 @@ def _check_files(name: str, reward: RewardConfig, *, here: bool) -> None:
             "processor": ["preprocessor_config.json", "processor_config.json"],
         }
         for key, path in (("path", reward.path), ("processor", reward.processor_path)):
-            if not Path(path).is_dir() and not is_hub_id(path):
-                raise ConfigError(
-                    f"rewards.{name}.{key} {path} is neither a folder (seen from {Path.cwd()}) nor "
-                    "a hub id such as org/name; correct it"
-                )
-            if here and not Path(path).is_dir():
+            if not Path(path).is_dir():
                 revision = reward.revision if path == reward.path else None
-                check_available(f"rewards.{name}.{key} {path}", path, files[key], revision)
+                label = f"rewards.{name}.{key} {path}"
+                check_source(label, path, files[key], revision, here=here)
 
 
 def _check_function(reward: FunctionConfig) -> None:

@@ -55,9 +55,8 @@ def brightness(images, prompts):
 def test_a_recipe_is_ready_to_run(recipe, monkeypatch):
     """Prompts, rewards and devices are checked as before a run, as if a hub had the rest."""
     asked = set()
-    for checks in ("model_checks", "reward_checks"):
-        name = f"digen_core.{checks}.check_available"
-        monkeypatch.setattr(name, lambda label, repo, files, revision: asked.add(repo))
+    name = "digen_core.hub.check_available"
+    monkeypatch.setattr(name, lambda label, repo, files, revision: asked.add(repo))
     config = load_config(FILES[recipe])
     check_inputs(config)
     assert config.model.path in asked

@@ -77,11 +77,10 @@ class PipelinePolicy(ABC):
             with torch.device("meta"):
                 left_out["vae"] = cls.vae_class.from_config(settings)
         dtype = TORCH_DTYPES[config.dtype]
-        vae_dtype = torch.promote_types(dtype, torch.float32) if cls.vae_in_float32 else dtype
         pipeline = cls.pipeline_class.from_pretrained(
             config.path,
             revision=config.revision,
-            dtype={"default": dtype, "vae": vae_dtype},
+            dtype={"default": dtype, "vae": cls.vae_dtype(dtype)},
             **left_out,
         )
         pipeline.set_progress_bar_config(disable=True)
@@ -91,6 +90,11 @@ class PipelinePolicy(ABC):
             if isinstance(module, nn.Module) and name not in left_out:
                 module.to(device).eval().requires_grad_(False)
         return cls(pipeline, config, device)
+
+    @classmethod
+    def vae_dtype(cls, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype that the VAE has beside a transformer of a dtype."""
+        return torch.promote_types(dtype, torch.float32) if cls.vae_in_float32 else dtype
 
     @classmethod
     def without_weights(cls, config: ModelConfig, folder: Path) -> Self:

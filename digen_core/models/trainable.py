@@ -22,6 +22,7 @@ from digen_core.models.policy import Policy
 from digen_core.seeding import INITIAL_WEIGHTS, generator_for
 from digen_core.train_config import LoraConfig
 from digen_core.transport.arrays import Weights, to_tensor
+from digen_core.weight_files import layers_of
 
 FIRST_ADAPTER: Final = "default"
 """Name of the adapter of ``make_trainable``. Weights have this name in theirs, whichever adapter
@@ -59,12 +60,8 @@ def make_trainable(
 
 
 def _attach_first(policy: Policy, lora: LoraConfig) -> None:
-    layers = {
-        name
-        for name, module in policy.transformer.named_modules()
-        if (weight := getattr(module, "weight", None)) is not None and weight.ndim > 1
-    }
-    check_targets(lora.targets, layers)
+    parameters = policy.transformer.named_parameters()
+    check_targets(lora.targets, layers_of({name: tuple(own.shape) for name, own in parameters}))
     adapter = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,

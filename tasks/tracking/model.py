@@ -22,12 +22,13 @@ from mlflow.types.schema import ColSpec
 
 from digen_core.config import RunConfig
 from digen_core.models import ADAPTERS
+from digen_core.models.policy import TORCH_DTYPES
+from tasks.tracking import trained_pipeline
 
 # An example of an input would be an image's worth of compute.
 warnings.filterwarnings("ignore", "(?s).*An input example was not provided")
 
-LOADER: Final = Path(__file__).with_name("trained_pipeline.py")  # goes with the model
-WEIGHTS: Final = "weights"  # as trained_pipeline has it
+LOADER: Final = Path(trained_pipeline.__file__)  # goes with the model
 _REQUIREMENTS: Final = (
     *("mlflow", "diffusers", "transformers", "peft", "safetensors", "torch", "pandas"),
     *("pillow", "sentencepiece", "protobuf", "ftfy"),
@@ -53,18 +54,18 @@ def package(config: RunConfig, weights: Path, folder: Path) -> None:
         pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in _REQUIREMENTS],
         model_config=_settings(config),
     )
-    shutil.copytree(weights, folder / WEIGHTS, copy_function=_link)
+    shutil.copytree(weights, folder / trained_pipeline.WEIGHTS, copy_function=_link)
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
     """Return what the loader has to know."""
     model = config.model
-    in_float32 = ADAPTERS[model.family].vae_in_float32 and model.dtype != "float64"
+    vae_dtype = ADAPTERS[model.family].vae_dtype(TORCH_DTYPES[model.dtype])
     return {
         "base_model": _found(model.path),
         "revision": model.revision,
         "dtype": model.dtype,
-        "vae_dtype": "float32" if in_float32 else model.dtype,
+        "vae_dtype": str(vae_dtype).removeprefix("torch."),
         "device": None,
         "is_lora": config.train.lora is not None,
         "adapters": [

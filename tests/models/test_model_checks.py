@@ -142,10 +142,21 @@ def test_a_name_that_no_model_can_have_is_refused():
         check_model(config_of("runs/flux--dev"))
 
 
+def asked_of_hub(monkeypatch):
+    """Return what the hub will have been asked for."""
+    asked = []
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", asked.append)
+    return asked
+
+
 def test_the_hub_is_asked_for_workers_of_this_machine_only(monkeypatch):
-    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", None)
+    asked = asked_of_hub(monkeypatch)
+    check_model(config_of("org/name"))
+    (url,) = asked
+    assert url.endswith("/org/name/resolve/main/model_index.json")
     elsewhere = {"model": {"path": "org/name"}, "cluster": {"scheduler_address": "tcp://h:1"}}
     check_model(RunConfig.model_validate(elsewhere))  # its workers may have it
+    assert len(asked) == 1
 
 
 def test_a_model_in_the_cache_needs_no_hub(monkeypatch, tmp_path):
@@ -153,5 +164,8 @@ def test_a_model_in_the_cache_needs_no_hub(monkeypatch, tmp_path):
         return str(tmp_path) if file == "b.json" else None
 
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", cached)
-    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", None)
+    asked = asked_of_hub(monkeypatch)
     check_available("model.path org/name", "org/name", ["a.json", "b.json"], None)
+    assert asked == []
+    check_available("model.path org/name", "org/name", ["a.json"], None)
+    assert len(asked) == 1
