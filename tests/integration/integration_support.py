@@ -114,6 +114,12 @@ class Watch:
     def on_phase(self, text):
         pass
 
+    def on_open(self, run_dir):
+        pass
+
+    def on_stop(self, why):
+        pass
+
     def on_warning(self, text):
         pass
 

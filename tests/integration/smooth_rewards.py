@@ -66,6 +66,19 @@ def slow(images, prompts):
     return brightness(images, prompts)
 
 
+HANG_VARIABLE = "DIGEN_TEST_HANG"
+"""Names the file that says that ``hangs_once`` has hung."""
+
+
+def hangs_once(images, prompts):
+    """As brightness; in the first iteration, one call of all never ends."""
+    marker = Path(os.environ[HANG_VARIABLE])
+    if len(set(prompts)) == 1 and not marker.exists():
+        marker.write_text(str(os.getpid()))
+        time.sleep(3600)
+    return brightness(images, prompts)
+
+
 def broken(images, prompts):
     """Fails always."""
     raise OSError("the lamp is broken")

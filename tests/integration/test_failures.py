@@ -34,7 +34,7 @@ def run(tree: dict, changes: dict) -> None:
     ],
 )
 def test_a_failing_reward_is_named(reward, message, tree, cluster_address, prefect_backend):
-    from flows.collect import TaskFailedError
+    from flows.batch import TaskFailedError
 
     changes = {
         "rewards": {f"smooth_rewards:{reward}": 1.0},
@@ -44,7 +44,7 @@ def test_a_failing_reward_is_named(reward, message, tree, cluster_address, prefe
         run(tree, changes)
     run_dir = only_run(tree)
     (note,) = failure.value.__notes__
-    assert note == f"after iteration 0; go on with: digen train --resume {run_dir}"
+    assert note == f"after iteration 0; resume it with: digen train --resume {run_dir}"
     assert json.loads((run_dir / "evaluation" / "before.json").read_text())["version"] == 0
     assert training_in_mlflow(tree["tracking"]["runs_dir"]).info.status == "FAILED"
 
@@ -68,7 +68,7 @@ def test_what_a_worker_finds_wrong_with_the_config_is_said_as_such(
 
 
 def test_a_lost_worker_is_named(tree, prefect_backend):
-    from tasks.cluster import WorkerLostError
+    from tasks.calls import WorkerLostError
 
     with pytest.raises(WorkerLostError, match=r"worker rollout-0 \(tcp://.*\) was lost"):
         run(tree, {"rewards": {"smooth_rewards:kills_its_worker": 1.0}})
