@@ -7,6 +7,7 @@ from typing import Annotated, TypeVar
 from cyclopts import App, Parameter
 
 from deployments.overrides import ConfigTokens, config_of
+from deployments.shipped import shipped_configs
 from digen_core.config import ConfigError
 from digen_core.config_file import is_config, load_config
 
@@ -188,8 +189,9 @@ def layouts(
         )
     if steps_per_task != "auto" and not (steps_per_task.isdecimal() and int(steps_per_task)):
         raise ConfigError(f"--steps-per-task is {steps_per_task}; use auto, or 1 or more")
-    if is_config(Path(scenario)):
-        return _real_layouts(Path(scenario), layout, rounds, iterations)
+    config = shipped_configs().get(scenario, Path(scenario))
+    if is_config(config):
+        return _real_layouts(config, layout, rounds, iterations)
 
     from deployments import simulate as scenarios
 

@@ -127,6 +127,8 @@ def describe(error: ValidationError) -> str:
     problems: dict[str, list[str]] = {}
     values: dict[str, str] = {}
     for item in error.errors():
+        if item["type"] == "default_factory_not_called":  # of a table with another mistake in it
+            continue
         parts, kind = without_type(item["loc"])
         location = _location(parts)
         if item["type"] == "extra_forbidden":

@@ -341,7 +341,7 @@ FILES = {
     ),
     "image that does not fit the model": (
         write("model/vae/config.json", '{"block_out_channels": [8, 8, 8, 8, 8, 8]}'),
-        "model.height x model.width is 32 x 32; this flux model needs multiples of 64.",
+        "model.height x model.width is 1000 x 1000; this flux model needs multiples of 64.",
     ),
     "tokenizer without vocabulary": (
         lambda job: (job / "model/tokenizer/tokenizer.json").rename(job / "model/tokenizer/x"),
