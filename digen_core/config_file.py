@@ -107,10 +107,7 @@ def config_of_run(run_dir: Path, overrides: Mapping[str, Any] | None = None) -> 
     Raises:
         ConfigError: the folder is not a run's, or a key or value is wrong.
     """
-    try:
-        tree = json.loads((run_dir / CONFIG_OF_RUN).read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{run_dir} is no run: it has no readable {CONFIG_OF_RUN}") from error
+    tree = tree_of_run(run_dir)
     for key, value in (overrides or {}).items():
         _lay(tree, key, value)
     try:
@@ -120,6 +117,20 @@ def config_of_run(run_dir: Path, overrides: Mapping[str, Any] | None = None) -> 
             [str(run_dir / CONFIG_OF_RUN)] + ["the command line"] * bool(overrides)
         )
         raise ConfigError(f"{source}: {describe(error)}") from error
+
+
+def tree_of_run(run_dir: Path) -> dict[str, Any]:
+    """Return the config that a run kept, as it stands there.
+
+    Raises:
+        ConfigError: the folder is not a run's.
+    """
+    require_run(run_dir)
+    try:
+        tree: dict[str, Any] = json.loads((run_dir / CONFIG_OF_RUN).read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{run_dir} is no run: it has no readable {CONFIG_OF_RUN}") from error
+    return tree
 
 
 def describe(error: ValidationError) -> str:

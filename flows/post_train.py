@@ -25,7 +25,7 @@ def post_train(config: RunConfig, resume: str | None = None) -> RunReport:
     """Train for ``config.num_iterations`` rounds of prompts; compare before with after.
 
     Args:
-        config: The whole run; each of its keys has a default.
+        config: The whole run. Keys that are given alone are laid over the deployment's config.
         resume: Folder of a run to go on with from its last checkpoint, such as runs/NAME; empty
             starts a new run.
     """
