@@ -9,13 +9,14 @@ Each iteration ends with its record and a checkpoint on disk: flows/publishing.p
 from digen_core.checks import check_run
 from digen_core.config import RunConfig
 from digen_core.records import RunReport
+from digen_core.reward_probe import probe_before_start
 from flows.configured import configured_flow
 from flows.control import ending_as_asked
 from flows.evaluate import evaluate_once
 from flows.export import export
 from flows.prepare import prepare
 from flows.run import open_run
-from flows.session import say
+from flows.session import say, warn
 from flows.subflows import on_cluster
 
 
@@ -30,6 +31,7 @@ def post_train(config: RunConfig, resume: str | None = None) -> RunReport:
             starts a new run.
     """
     check_run(config)
+    probe_before_start(config, warn)
     with open_run(config, resume) as session:
         with on_cluster(session, prepare) as conductor:
             for index in range(session.num_iterations, config.num_iterations):

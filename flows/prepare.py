@@ -12,6 +12,7 @@ from digen_core.control.protocol import Device, Role
 from digen_core.data import Prompt
 from digen_core.model_config import MAX_TOKENS
 from digen_core.planning.profile import Measured
+from digen_core.reward_probe import probed_by_workers
 from digen_core.rollout.steps import Steps
 from flows.collect import receipts_of
 from flows.conductor import Conductor
@@ -25,7 +26,7 @@ from tasks.completions import Completions
 from tasks.emulation import EmulatedConfig, body_of
 from tasks.measure import measure
 from tasks.rollout import encode
-from tasks.score import Pool, load_rewards
+from tasks.score import Pool, load_rewards, probe_rewards
 from tasks.setup import count_tokens, load_model, restore_state
 from tasks.train import start_state
 
@@ -41,6 +42,7 @@ def prepare(run_id: str) -> Conductor:
     with Completions() as completions:
         load_models(session, completions)
         load_pools(session, completions)
+        probe_loaded_rewards(session, completions)
         prompts = (*session.prompts, *session.evaluation_prompts)
         tell_of_cut_prompts(session, completions, prompts)
         start_profile(session, measure_costs(session, completions))
@@ -75,6 +77,26 @@ def load_pools(session: Session, completions: Completions) -> None:
                 future = load_rewards.submit(session.run_id, label, pool)
             labels[future.task_run_id] = (label, worker)
     receipts_of(session, completions, labels)
+
+
+def probe_loaded_rewards(session: Session, completions: Completions) -> None:
+    """Call the rewards that only workers can make once on each of their workers."""
+    config, labels = session.config, dict[UUID, tuple[str, str]]()
+    if isinstance(config, EmulatedConfig):
+        return
+    places = {worker: pool for pool in Pool.all_of(config) for worker in session.pools[pool.name]}
+    for worker, pool in (*((name, None) for name in session.rollout_devices()), *places.items()):
+        if not probed_by_workers(config, pool.name if pool else None):
+            continue
+        label = f"probe rewards on {worker}"
+        with dask.annotate(workers=[worker]):
+            future = probe_rewards.submit(
+                session.run_id, label, config=config, pool=pool, prompts=session.prompts[:2]
+            )
+        labels[future.task_run_id] = (label, worker)
+    for receipt in receipts_of(session, completions, labels).values():
+        for note in receipt["notes"]:
+            tell(session, "reward-failed", note)
 
 
 def tell_of_cut_prompts(

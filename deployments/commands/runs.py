@@ -37,6 +37,10 @@ def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:
 
         resumption_of(config, resume)
 
+    from digen_core.reward_probe import probe_before_start
+
+    probe_before_start(config, lambda text: sys.stderr.write(f"digen: warning: {text}\n"))
+
     from deployments import local, summary
 
     summary.print_run(local.run_training(config, resume), monotonic() - started)

@@ -13,8 +13,8 @@ from digen_core.records import EvaluationReport, RunReport
 CONFIG = """\
 [model]
 path = "model"
-height = 1000
-width = 1000
+height = 40
+width = 40
 [prompts]
 train = "train.txt"
 evaluation = "evaluation.txt"
