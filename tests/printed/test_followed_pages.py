@@ -1,6 +1,6 @@
 """Pages are followed: what they train is trained, shorter, and what follows is done with that.
 
-Other commands are checked up to where they would begin: test_commands.py.
+Other commands are checked up to where they would begin: test_printed_commands.py.
 """
 
 import os
