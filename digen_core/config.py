@@ -22,8 +22,8 @@ WITH_BARRIER = ("colocated", "colocated-strong", "disaggregated")
 """Layouts that train when all rewards of the iteration are there."""
 
 FRAGMENT_TOKENS = 8192
-"""Most tokens of a fragment whose size is "auto": some thousand keep a GPU busy, and eight images
-of 512 x 512 pixels are what the published recipes denoise together."""
+"""Most tokens of a fragment whose size is "auto": some thousand keep a GPU busy; eight images of
+512 x 512 pixels are what the recipes for SD3.5 denoise together."""
 
 COMPILED_ROUNDING = 2e-3
 """Largest |log-ratio| of fresh samples of a compiled model in half precision, as seen in runs."""

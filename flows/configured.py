@@ -7,6 +7,7 @@ from uuid import UUID
 
 from prefect import Flow, get_client, runtime
 from prefect.context import FlowRunContext
+from prefect.exceptions import ObjectNotFound
 
 from digen_core.config_file import config_of_tree, tree_of_run
 from digen_core.config_merge import merge_configs
@@ -55,7 +56,10 @@ def _of_deployment() -> Mapping[str, Any] | None:
     if FlowRunContext.get() is not None or runtime.deployment.id is None:
         return None  # a flow that is called by another takes what it is given
     with get_client(sync_client=True) as client:
-        deployment = client.read_deployment(UUID(runtime.deployment.id))
+        try:
+            deployment = client.read_deployment(UUID(runtime.deployment.id))
+        except ObjectNotFound:  # it was deleted after the flow run was made
+            return None
     config = deployment.parameters.get("config")
     return config if isinstance(config, Mapping) else None
 

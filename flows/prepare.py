@@ -12,7 +12,7 @@ from digen_core.control.protocol import Device, Role
 from digen_core.data import Prompt
 from digen_core.model_config import MAX_TOKENS
 from digen_core.planning.profile import Measured
-from digen_core.reward_probe import probed_by_workers
+from digen_core.reward_probe import NUM_SAMPLES, probed_by_workers
 from digen_core.rollout.steps import Steps
 from flows.collect import receipts_of
 from flows.conductor import Conductor
@@ -86,12 +86,18 @@ def probe_loaded_rewards(session: Session, completions: Completions) -> None:
         return
     places = {worker: pool for pool in Pool.all_of(config) for worker in session.pools[pool.name]}
     for worker, pool in (*((name, None) for name in session.rollout_devices()), *places.items()):
-        if not probed_by_workers(config, pool.name if pool else None):
+        rewards = probed_by_workers(config, pool.name if pool else None)
+        if not rewards:
             continue
-        label = f"probe rewards on {worker}"
+        label, prompts = f"probe rewards on {worker}", session.prompts[:NUM_SAMPLES]
         with dask.annotate(workers=[worker]):
             future = probe_rewards.submit(
-                session.run_id, label, config=config, pool=pool, prompts=session.prompts[:2]
+                session.run_id,
+                label,
+                model=config.model,
+                rewards=rewards,
+                pool=pool,
+                prompts=prompts,
             )
         labels[future.task_run_id] = (label, worker)
     for receipt in receipts_of(session, completions, labels).values():

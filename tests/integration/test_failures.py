@@ -89,6 +89,16 @@ def test_a_class_that_is_broken_is_told_before_anything_is_generated(
     assert not list(Path(tree["tracking"]["runs_dir"]).glob("*/config.json"))
 
 
+def test_on_a_running_cluster_the_workers_try_functions_too(
+    tree, cluster_address, prefect_backend, monkeypatch
+):
+    from digen_core.config import ConfigError
+
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", cluster_address(1, 1))  # workers do not know it
+    with pytest.raises(ConfigError, match="lamp is broken; it was tried on two grey images"):
+        run(tree, {"rewards": {"smooth_rewards:broken": 1.0}})
+
+
 def test_a_lost_worker_is_named(tree, prefect_backend):
     from tasks.cluster import WorkerLostError
 
