@@ -23,9 +23,8 @@ from digen_core.config_keys import UnknownKeyError
 WELCOME = """\
 digen: reinforcement-learning post-training of diffusion and flow-matching models
 
-  digen train deployments/configs/shapes.toml     train the embedded model; minutes on a CPU
-  digen config show deployments/configs/shapes.toml
-                                                  every setting with its meaning
+  digen train shapes                              train the embedded model; minutes on a CPU
+  digen config show shapes                        every setting with its meaning
   digen train --resume runs/NAME                  go on with a run that was interrupted
   digen evaluate runs/NAME                        judge a finished run again
   digen report runs/NAME                          see what its devices waited for

@@ -5,13 +5,15 @@ from uuid import UUID
 
 from digen_core.control.protocol import Device, Role
 from digen_core.planning.profile import Measured
+from digen_core.reward_probe import NUM_SAMPLES, probed_by_workers
 from flows.batch import Batch
 from flows.session import Session, say
+from flows.telling import tell
 from flows.workload import layout_of
 from tasks.emulation import EmulatedConfig, body_of
 from tasks.measure import measure
 from tasks.rollout import encode
-from tasks.score import Pool, load_rewards
+from tasks.score import Pool, load_rewards, probe_rewards
 from tasks.setup import load_model
 
 
@@ -35,6 +37,28 @@ def load_pools(session: Session, batch: Batch) -> None:
         for worker in session.pools[pool.name]:
             batch.submit(load_rewards, f"load rewards on {worker}", worker, pool)
     batch.receipts()
+
+
+def probe_loaded_rewards(session: Session, batch: Batch) -> None:
+    """Call the rewards that only workers can make once on each of their workers."""
+    config = session.config
+    if isinstance(config, EmulatedConfig):
+        return
+    places = {worker: pool for pool in Pool.all_of(config) for worker in session.pools[pool.name]}
+    for worker, pool in (*((name, None) for name in session.rollout_devices()), *places.items()):
+        if rewards := probed_by_workers(config, pool.name if pool else None):
+            batch.submit(
+                probe_rewards,
+                f"probe rewards on {worker}",
+                worker,
+                model=config.model,
+                rewards=rewards,
+                pool=pool,
+                prompts=session.prompts[:NUM_SAMPLES],
+            )
+    for receipt in batch.receipts().values():
+        for note in receipt["notes"]:
+            tell(session, "reward-failed", note)
 
 
 def roles_of(session: Session, device: Device) -> list[Role]:

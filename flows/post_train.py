@@ -11,6 +11,7 @@ from digen_core.checks import check_run
 from digen_core.config import RunConfig
 from digen_core.manifest import DamagedError
 from digen_core.records import RunReport
+from digen_core.reward_probe import probe_before_start
 from flows.configured import configured_flow
 from flows.control import ending_as_asked
 from flows.evaluate import evaluate_once
@@ -19,7 +20,7 @@ from flows.losses import StateLostError
 from flows.prepare import prepare
 from flows.resume import go_back
 from flows.run import open_run
-from flows.session import Session, say
+from flows.session import Session, say, warn
 from flows.subflows import on_cluster
 
 
@@ -29,11 +30,12 @@ def post_train(config: RunConfig, resume: str | None = None) -> RunReport:
     """Train for ``config.num_iterations`` rounds of prompts; compare before with after.
 
     Args:
-        config: The whole run; each of its keys has a default.
+        config: The whole run. Keys that are given alone are laid over the deployment's config.
         resume: Folder of a run to go on with from its last checkpoint, such as runs/NAME; empty
             starts a new run.
     """
     check_run(config)
+    probe_before_start(config, warn)
     with open_run(config, resume) as session:
         while True:
             try:

@@ -11,7 +11,7 @@ from digen_core.rollout.steps import Steps
 from flows.batch import Batch
 from flows.conductor import Conductor
 from flows.joining import await_roles
-from flows.loading import load_models, load_pools, measure_costs
+from flows.loading import load_models, load_pools, measure_costs, probe_loaded_rewards
 from flows.losses import DevicesLostError, StateLostError
 from flows.open_iteration import OpenIteration
 from flows.recorder import IterationRecorder
@@ -52,6 +52,7 @@ def _make_ready(session: Session, batch: Batch) -> None:
     say("loading the model on the workers")
     load_models(session, batch, session.devices)
     load_pools(session, batch)
+    probe_loaded_rewards(session, batch)
     tell_of_cut_prompts(session, batch, (*session.prompts, *session.evaluation_prompts))
     if session.profile is None:
         start_profile(session, measure_costs(session, batch, session.devices))

@@ -104,7 +104,7 @@ def start_profile(session: Session, measured: dict[Device, Measured]) -> None:
     else:
         costs = costs_of(measured)
     session.profile = Profile(with_kinds(costs, session.devices), session.devices)
-    size = config.rollout.fragment_size
+    size = config.fragment_size
     session.step_seconds = max(kind.step(size) for kind in session.known_costs.kinds.values())
     keep_prediction(session)
 
