@@ -20,6 +20,7 @@ from digen_core.planning.profile import load_profile
 from digen_core.transport.files import replace_text
 from digen_core.transport.metrics import METRICS_OF_RUN
 from flows.control import RunCancelledError, following, is_stop
+from flows.disk import naming_full_disk
 from flows.resume import folder_to_resume, go_on, locked, resuming
 from flows.scheduling import measured_costs, resolve_layout
 from flows.session import Session, observers, registered, say, warn, watching
@@ -48,6 +49,7 @@ def open_run(config: RunConfig, resume: str | None = None) -> Iterator[Session]:
         ConfigError: the config cannot be used, or not to go on with that run.
     """
     with ExitStack() as stack:
+        stack.enter_context(naming_full_disk(Path(config.tracking.runs_dir)))
         folder = folder_to_resume(config, resume)
         resumption = stack.enter_context(resuming(config, folder)) if folder else None
         client, address, devices, config = stack.enter_context(_devices(config))

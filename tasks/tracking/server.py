@@ -6,13 +6,14 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from requests import RequestException
+from sqlalchemy.exc import SQLAlchemyError
 
 from digen_core.config import RunConfig
 
 # Its lines tell of tables that it makes, and of versions of torch that it writes down otherwise.
 logging.getLogger("mlflow").setLevel(logging.ERROR)
 
-MlflowError = (MlflowException, RequestException)
+MlflowError = (MlflowException, RequestException, SQLAlchemyError)
 """What a call of MLflow raises if it is not taken."""
 
 
