@@ -12,21 +12,23 @@ FOLDER = Path("runs/x")
 
 @pytest.mark.parametrize("named", [naming, naming_full_disk])
 def test_a_full_disk_names_the_folder_and_keeps_what_was_noted(named):
-    with pytest.raises(CannotWriteError) as caught, named(FOLDER):
+    def write() -> None:
         try:
-            with Path("/dev/full").open("w") as full:
-                full.write("x")
+            Path("/dev/full").write_text("x")
         except OSError as error:
             error.add_note("after iteration 3")
             raise
+
+    with pytest.raises(CannotWriteError) as caught, named(FOLDER):
+        write()
     assert str(caught.value) == "cannot write to runs/x: No space left on device"
     assert caught.value.__notes__ == ["after iteration 3"]
 
 
 def test_what_writes_weights_is_named_too():
-    with pytest.raises(CannotWriteError, match="cannot write to runs/x: I/O error: No space"):
-        with naming(FOLDER):
-            raise SafetensorError("I/O error: No space left on device (os error 28)")
+    match = "cannot write to runs/x: I/O error: No space"
+    with pytest.raises(CannotWriteError, match=match), naming(FOLDER):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
 
 
 def test_errors_of_networks_and_of_other_files_are_no_disks():
