@@ -13,6 +13,7 @@ from distributed import Client, Lock, Nanny, Scheduler, SpecCluster
 from digen_core.config import ConfigError
 from digen_core.control.protocol import Device, Role
 from digen_core.schedule_config import ClusterConfig
+from tasks.listening import TaskWorker, own_scheduler, own_tls_settings
 
 ROLES: tuple[Role, ...] = ("rollout", "trainer")
 # What Dask would do all the time in each process: sample the stacks of all threads and measure the
@@ -53,12 +54,11 @@ def run_cluster(config: ClusterConfig, devices: list[Device]) -> Iterator[str]:
     workers = {device.name: _worker(device.roles) for device in devices}
     for pool, number in config.reward_workers.items():
         workers |= {f"{pool}-{index}": _worker([pool]) for index in range(number)}
-    scheduler = {
-        "cls": Scheduler,
-        "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"},
-    }
+    scheduler = own_scheduler(config.tls)
     with (
-        dask.config.set(settings_of_workers(config.threads_per_worker)),
+        dask.config.set(
+            settings_of_workers(config.threads_per_worker) | own_tls_settings(config.tls)
+        ),
         SpecCluster(scheduler=scheduler, workers=workers, silence_logs=logging.ERROR) as cluster,
     ):
         yield cluster.scheduler_address
@@ -114,6 +114,7 @@ def _worker(resources: Iterable[str]) -> dict[str, Any]:
     return {
         "cls": Nanny,
         "options": {
+            "worker_class": TaskWorker,
             "host": "127.0.0.1",
             "nthreads": 1,
             "resources": dict.fromkeys(resources, 1),

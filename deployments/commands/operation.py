@@ -49,9 +49,9 @@ def up(
         raise ConfigError(f"--ports are {' '.join(map(str, ports))}; use 1 to 65535")
 
     from deployments.local import failures_in_one_line
-    from deployments.operation.access import is_loopback
     from deployments.operation.state import Options
     from deployments.operation.up import up as start_all
+    from tasks.listening import is_loopback
 
     is_open = not is_loopback(host)
     options = Options(
@@ -116,10 +116,14 @@ def worker(
     pool: str | None = None,
     threads: int = 1,
     cuda: Annotated[bool, Parameter(negative="")] = False,
+    insecure: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Start a worker that joins a Dask cluster, until it is stopped.
 
-    Example: digen worker tcp://10.0.0.1:8786 --name gpu-0 --role rollout
+    Example: digen worker tls://10.0.0.1:8786 --name gpu-0 --role rollout
+
+    It listens on the address by which it reaches the scheduler. With a scheduler of another machine
+    that takes TLS, tls://..., whose keys are in the variables of runs/up/env: set -a; . runs/up/env
 
     Args:
         scheduler: Address of the Dask scheduler; default: that in DASK_SCHEDULER_ADDRESS.
@@ -128,11 +132,13 @@ def worker(
         pool: It only scores, for rewards whose ``pool`` has this name.
         threads: CPU threads.
         cuda: Start one worker for each GPU that is visible, by dask-cuda.
+        insecure: Listen on the network without TLS, too. Whoever reaches this machine there can
+            then run code on it: only for a network in which nobody else is.
     """
     import os
 
     if scheduler is None and "DASK_SCHEDULER_ADDRESS" not in os.environ:
-        raise ConfigError("which scheduler? For example: digen worker tcp://10.0.0.1:8786 --name a")
+        raise ConfigError("which scheduler? For example: digen worker tls://10.0.0.1:8786 --name a")
     if threads < 1:
         raise ConfigError(f"--threads is {threads}; use 1 or more")
     os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -146,12 +152,13 @@ def worker(
     from tasks.worker import resources_of, run_worker
 
     label = "the scheduler's address" if scheduler else "DASK_SCHEDULER_ADDRESS"
-    parse_address(label, scheduler or os.environ["DASK_SCHEDULER_ADDRESS"])
-    arguments = [] if scheduler is None else [scheduler]
+    address = scheduler or os.environ["DASK_SCHEDULER_ADDRESS"]
+    parse_address(label, address)
     resources = resources_of(ROLES[role] if pool is None else {pool})
     with failures_in_one_line("the worker"):
         try:
-            run_worker([*arguments, "--name", name, "--resources", resources], cuda=cuda)
+            named = [address, "--name", name, "--resources", resources]
+            run_worker(named, cuda=cuda, insecure=insecure)
         except RuntimeError as error:  # that it did not start; its cause says why
             raise error.__cause__ or error from None
     return 0

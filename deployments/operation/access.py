@@ -1,22 +1,17 @@
 """Keys and passwords between the parts: TLS of Dask, basic auth of Prefect and of MLflow."""
 
 import secrets
-from pathlib import Path
 
 from distributed import Security
 
 from deployments.operation.state import FOLDER, Options, write_privately
+from tasks.cluster import as_environment
+from tasks.listening import ENCRYPTED, tls_settings
 
 USER = "digen"
 CERTIFICATE, KEY = FOLDER / "tls" / "certificate.pem", FOLDER / "tls" / "key.pem"
 PASSWORD = FOLDER / "password"
 MLFLOW_AUTH = FOLDER / "mlflow-auth.ini"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether only this machine reaches a host."""
-    return host in LOOPBACK
 
 
 def make_access(options: Options) -> dict[str, str]:
@@ -70,20 +65,7 @@ def _tls() -> dict[str, str]:
     CERTIFICATE.parent.mkdir(parents=True, exist_ok=True)
     write_privately(CERTIFICATE, made.tls_ca_file)
     write_privately(KEY, made.tls_client_key)
-    return tls_environment(CERTIFICATE.resolve(), KEY.resolve())
-
-
-def tls_environment(certificate: Path, key: Path) -> dict[str, str]:
-    """Return the variables that make every part of Dask use a certificate and its key."""
-    prefix = "DASK_DISTRIBUTED__COMM__"
-    environment = {
-        f"{prefix}REQUIRE_ENCRYPTION": "True",
-        f"{prefix}TLS__CA_FILE": str(certificate),
-    }
-    for part in ("SCHEDULER", "WORKER", "CLIENT"):
-        environment[f"{prefix}TLS__{part}__CERT"] = str(certificate)
-        environment[f"{prefix}TLS__{part}__KEY"] = str(key)
-    return environment
+    return as_environment(ENCRYPTED | tls_settings(CERTIFICATE.resolve(), KEY.resolve()))
 
 
 def _mlflow_auth(password: str) -> str:

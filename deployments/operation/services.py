@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 from prefect.settings import get_current_settings
 
-from deployments.operation.access import is_loopback, server_environment
+from deployments.operation.access import server_environment
 from deployments.operation.state import Options, Service
 from deployments.prefect_server import (
     RECORDER_SETTINGS,
@@ -22,7 +22,9 @@ from deployments.prefect_server import (
     local_api,
 )
 from digen_core.config import ConfigError
+from tasks import dashboard
 from tasks.cluster import QUIET, as_environment
+from tasks.listening import is_loopback
 
 READY_SECONDS = 300.0  # a busy machine imports slowly
 POLL_SECONDS = 0.2
@@ -148,7 +150,8 @@ def _scheduler(options: Options, addresses: Mapping[str, str]) -> list[str]:
     command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", options.host]
     command += ["--port", str(_port(addresses[DASK]))]
     command += ["--protocol", "tls" if options.tls else "tcp"]
-    return [*command, "--dashboard-address", f"127.0.0.1:{_port(addresses[DASHBOARD])}"]
+    command += ["--dashboard-address", f"127.0.0.1:{_port(addresses[DASHBOARD])}"]
+    return [*command, "--preload", dashboard.PRELOAD]
 
 
 def is_ready(name: str, address: str) -> bool:

@@ -140,7 +140,8 @@ class _Starter:
             return
         self._tell([worker.name for worker in workers])
         for worker in workers:
-            command = [sys.executable, "-m", "tasks.worker", *worker.arguments]
+            arguments = worker.arguments(self.state.options.tls)
+            command = [sys.executable, "-m", "tasks.worker", *arguments]
             self._start(worker.name, command, {**self.state.environment, **worker.environment})
         names = {worker.name for worker in workers}
         address, security = self.state.addresses[DASK], dask_security(self.state.options)
