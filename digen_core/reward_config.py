@@ -205,7 +205,7 @@ class RemoteConfig(_ChoosesInput):
     """Samples in one request."""
 
     timeout: float = Field(60.0, gt=0)
-    """Seconds without an answer after which an attempt has failed."""
+    """Seconds for a request, from its start to the end of its answer; then it has failed."""
 
     max_attempts: int = Field(4, ge=1, le=100)
     """Calls before the reward counts as failed."""
