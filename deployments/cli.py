@@ -19,6 +19,7 @@ from deployments.bench import bench
 from deployments.commands import clusters, configs, models, operation, planning, runs, tracking
 from deployments.errors import RunFailedError, RunStoppedError
 from deployments.local import apply_settings
+from digen_core.addresses import redacted
 from digen_core.config import ConfigError
 from digen_core.config_keys import UnknownKeyError
 
@@ -141,6 +142,6 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _fail(error: object, code: int) -> int:
-    """Print one line to stderr."""
-    sys.stderr.write(f"digen: {' '.join(str(error).split())}\n")
+    """Print one line to stderr; of addresses that it quotes, nothing secret."""
+    sys.stderr.write(f"digen: {redacted(' '.join(str(error).split()))}\n")
     return code

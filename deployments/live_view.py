@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from digen_core.addresses import redacted
 from digen_core.config import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord
 from tasks.display import (
@@ -75,7 +76,7 @@ class LiveView:
 
     def on_phase(self, text: str) -> None:
         """Show what begins, such as "starting workers"."""
-        self._progress.phase = text
+        self._progress.phase = redacted(text)
         if not self._is_live:
             self._say(text)
 
@@ -112,7 +113,7 @@ class LiveView:
         return Panel(Group(*parts), title=f"digen  {self._run_id}", title_align="left", width=88)
 
     def _say(self, line: str) -> None:
-        time = duration(self._progress.elapsed_seconds)
+        time, line = duration(self._progress.elapsed_seconds), redacted(line)
         self._console.print(f"{time:>7}  {line}", soft_wrap=True, markup=False, highlight=False)
 
     def _iteration_line(self, record: IterationRecord) -> str:

@@ -10,6 +10,7 @@ from deployments.errors import RunFailedError, RunStoppedError
 from digen_core.config import ConfigError, RunConfig
 from digen_core.records import EvaluationReport, RunReport
 from digen_core.resume import evaluation_config
+from digen_core.schedule_config import mlflow_of_environment
 
 if TYPE_CHECKING:
     from deployments.live_view import LiveView
@@ -72,6 +73,7 @@ def run_evaluation(
     from digen_core.data import evaluation_prompts
 
     evaluation_prompts(config)  # refused before anything starts
+    mlflow_of_environment()
     with orchestrated(config):
         from flows.evaluate_run import evaluate_run
 

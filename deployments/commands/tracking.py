@@ -1,12 +1,12 @@
 """Commands about what runs logged."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from digen_core.addresses import redacted
 from digen_core.config import ConfigError
 
 LOCAL_MLFLOW = "sqlite:///runs/mlflow.db"
@@ -38,9 +38,10 @@ def compare(
     from rich.console import Console
 
     from deployments import compare as command
+    from digen_core.schedule_config import mlflow_of_environment
     from tasks.tracking.history import read_run
 
-    uri = mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or LOCAL_MLFLOW
+    uri = mlflow_uri or mlflow_of_environment() or LOCAL_MLFLOW
     runs = [read_run(target, uri) for target in (run, *others)]
     names = command.metrics_to_show(runs, metric or [])
     console = Console(highlight=False, soft_wrap=True)
@@ -73,5 +74,5 @@ def sync(run: Path, /, *others: Path) -> int:
             code = 1
         else:
             text = f"{sent.num_sent} entries sent to {sent.uri}"
-        sys.stdout.write(f"{sent.name}: {text}\n")
+        sys.stdout.write(f"{sent.name}: {redacted(text)}\n")
     return code

@@ -2,6 +2,7 @@
 
 from deployments.operation.services import DASHBOARD, DASK, MLFLOW, PREFECT
 from deployments.operation.state import ENVIRONMENT, FOLDER, State
+from digen_core.addresses import redacted
 
 RUN = "prefect deployment run post-train/shapes --watch"
 
@@ -16,7 +17,7 @@ def describe(state: State) -> str:
         ("Dask", DASHBOARD),
         ("scheduler", DASK),
     ):
-        address = addresses[name].removesuffix("/api")
+        address = redacted(addresses[name].removesuffix("/api"))
         reused = "   (ran before; digen down leaves it)" if name in state.reused else ""
         lines.append(f"{label:<11} {address}{reused}")
     ended = [service for service in state.services if not service.process]

@@ -22,6 +22,7 @@ from deployments.prefect_server import (
     local_api,
 )
 from digen_core.config import ConfigError
+from digen_core.schedule_config import mlflow_of_environment
 from tasks import dashboard
 from tasks.cluster import QUIET, as_environment
 from tasks.listening import is_loopback
@@ -71,7 +72,7 @@ def reused_addresses(options: Options, *, own_toml: bool) -> dict[str, str]:
         found[PREFECT] = configured
     elif is_loopback(options.host) and not options.prefect_auth and is_lasting(running):
         found[PREFECT] = running
-    if mlflow := os.environ.get("MLFLOW_TRACKING_URI"):
+    if mlflow := mlflow_of_environment():
         if not mlflow.startswith("http") or not answers(f"{mlflow.rstrip('/')}/health"):
             raise ConfigError(f"no MLflow server answers at {mlflow} (MLFLOW_TRACKING_URI)")
         found[MLFLOW] = mlflow

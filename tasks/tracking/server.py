@@ -7,6 +7,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from requests import RequestException
 
+from digen_core.addresses import redacted
 from digen_core.config import RunConfig
 
 # Its lines tell of tables that it makes, and of versions of torch that it writes down otherwise.
@@ -53,5 +54,5 @@ def is_refusal(error: Exception) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """Return what a person needs of an error."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    """Return what a person needs of an error, without what is secret in addresses."""
+    return redacted(str(error).strip().partition("\n")[0]) or type(error).__name__

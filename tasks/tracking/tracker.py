@@ -19,6 +19,7 @@ import numpy as np
 from mlflow import MlflowClient
 from PIL import Image
 
+from digen_core.addresses import redacted
 from digen_core.config import RunConfig
 from digen_core.config_file import CONFIG_OF_RUN
 from digen_core.manifest import EVALUATIONS_OF_RUN
@@ -250,7 +251,7 @@ class Tracker:
         if num_left := self._spool.num_unsent + len(self._spool.aside()):
             logger.warning(
                 "MLflow at %s has not taken %d entries of %s yet; 'digen sync %s' sends them.",
-                self.uri,
+                redacted(self.uri),
                 num_left,
                 self._spool.run.name,
                 self._spool.run_dir,
@@ -258,7 +259,7 @@ class Tracker:
 
     def describe(self) -> str:
         """Return how to look at the run: its address, or the command that serves it."""
-        return page_of(self.uri, self.experiment_id, self.mlflow_run_id)
+        return page_of(redacted(self.uri), self.experiment_id, self.mlflow_run_id)
 
     def _append(self, key: str, kind: str, **content: Any) -> bool:
         is_new = self._spool.append(key, kind, **content)
@@ -266,7 +267,7 @@ class Tracker:
         return is_new
 
     def _append_status(self, status: str, message: str = "") -> None:
-        now = _milliseconds()
+        now, message = _milliseconds(), redacted(message)
         self._append(f"status {time.time_ns()}", "status", status=status, message=message, time=now)
 
     def _log_file(self, path: str, content: bytes, **of: Any) -> None:
