@@ -22,6 +22,7 @@ from deployments.local import apply_settings
 from digen_core.addresses import redacted
 from digen_core.config import ConfigError
 from digen_core.config_keys import UnknownKeyError
+from digen_core.plain_text import printable
 
 WELCOME = """\
 digen: reinforcement-learning post-training of diffusion and flow-matching models
@@ -143,5 +144,5 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
 
 def _fail(error: object, code: int) -> int:
     """Print one line to stderr; of addresses that it quotes, nothing secret."""
-    sys.stderr.write(f"digen: {redacted(' '.join(str(error).split()))}\n")
+    sys.stderr.write(f"digen: {printable(redacted(' '.join(str(error).split())))}\n")
     return code

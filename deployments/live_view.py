@@ -15,8 +15,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from deployments.terminal import plain
 from digen_core.addresses import redacted
 from digen_core.config import RunConfig
+from digen_core.plain_text import printable
 from digen_core.records import EvaluationReport, IterationRecord
 from tasks.display import (
     Progress,
@@ -76,7 +78,7 @@ class LiveView:
 
     def on_phase(self, text: str) -> None:
         """Show what begins, such as "starting workers"."""
-        self._progress.phase = redacted(text)
+        self._progress.phase = printable(redacted(text))
         if not self._is_live:
             self._say(text)
 
@@ -113,7 +115,7 @@ class LiveView:
         return Panel(Group(*parts), title=f"digen  {self._run_id}", title_align="left", width=88)
 
     def _say(self, line: str) -> None:
-        time, line = duration(self._progress.elapsed_seconds), redacted(line)
+        time, line = duration(self._progress.elapsed_seconds), printable(redacted(line))
         self._console.print(f"{time:>7}  {line}", soft_wrap=True, markup=False, highlight=False)
 
     def _iteration_line(self, record: IterationRecord) -> str:
@@ -146,7 +148,7 @@ class LiveView:
         first = self._progress.history[0]
         for name in headlines(metrics):
             table.add_row(
-                label_of(name),
+                plain(label_of(name)),
                 text_of(name, first[name]) if name in first else "",
                 text_of(name, metrics[name]),
                 Text(sparkline(self._progress.trend(name), TREND_WIDTH), style="cyan"),
@@ -170,7 +172,7 @@ def _devices_table(busy: dict[str, float], idle: dict[str, dict[str, float]]) ->
     table.add_column("idle by cause", width=CAUSES_WIDTH)
     for device, share in busy.items():
         bar = ProgressBar(total=1.0, completed=share, width=DEVICE_BAR_WIDTH)
-        table.add_row(device, f"{share:.0%}", bar, causes_text(idle.get(device, {})))
+        table.add_row(plain(device), f"{share:.0%}", bar, causes_text(idle.get(device, {})))
     return table
 
 
@@ -184,7 +186,7 @@ def _evaluation_table(evaluations: dict[str, EvaluationReport]) -> Table:
         texts = [f"{value:.3f}"]
         if len(tags) == 2 and name in first:
             texts = [f"{first[name]:.3f}", *texts, f"{value - first[name]:+.3f}"]
-        table.add_row(name, *texts, style="bold" if name == "reward" else None)
+        table.add_row(plain(name), *texts, style="bold" if name == "reward" else None)
     return table
 
 

@@ -143,7 +143,11 @@ def worker(
         raise ConfigError(f"--threads is {threads}; use 1 or more")
     os.environ["OMP_NUM_THREADS"] = str(threads)
 
-    from digen_core.planning.groups import ROLES
+    from digen_core.planning.groups import ROLES, check_name
+
+    check_name("--name", name)
+    if pool is not None:
+        check_name("--pool", pool)
 
     if pool in ROLES:
         raise ConfigError(f"--pool is {pool}, which is a role; use --role {pool}, or another name")

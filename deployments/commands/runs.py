@@ -140,7 +140,10 @@ def report(
         every: Draw every timeline; else of more than 20 iterations only the first, one of median
             length and the last.
     """
-    from deployments.report import print_report, write_report
+    require_run(run)
 
-    print_report(write_report(run, out or run / "report", every))
+    from deployments.report import print_report, write_report
+    from digen_core.transport.files import inside
+
+    print_report(write_report(run, out or inside(run, "report"), every))
     return 0

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from digen_core.addresses import redacted
 from digen_core.config import ConfigError
+from digen_core.plain_text import printable
 
 LOCAL_MLFLOW = "sqlite:///runs/mlflow.db"
 
@@ -47,11 +48,11 @@ def compare(
     console = Console(highlight=False, soft_wrap=True)
     command.print_comparison(runs, names, console)
     if names:
-        console.print(f"curves: {command.write_curves(runs, names, out)}")
+        console.print(f"curves: {command.write_curves(runs, names, out)}", markup=False)
     return 0
 
 
-def sync(run: Path, /, *others: Path) -> int:
+def sync(run: Path, /, *others: Path, mlflow_uri: str | None = None) -> int:
     """Send what runs logged and MLflow has not taken: after a crash, or while it was away.
 
     Example: digen sync runs/shapes-20260101-120000
@@ -61,12 +62,14 @@ def sync(run: Path, /, *others: Path) -> int:
     Args:
         run: Folder of a run.
         others: More of them.
+        mlflow_uri: MLflow to send to, where that of the run is neither the one in
+            MLFLOW_TRACKING_URI nor mlflow.db beside the run's folder.
     """
     from tasks.tracking.sync import send_rest
 
     code = 0
     for folder in (run, *others):
-        sent = send_rest(folder)
+        sent = send_rest(folder, mlflow_uri)
         if sent.is_busy:
             text = f"is alive and sends by itself; {sent.num_left} entries are waiting"
         elif sent.num_left:
@@ -74,5 +77,5 @@ def sync(run: Path, /, *others: Path) -> int:
             code = 1
         else:
             text = f"{sent.num_sent} entries sent to {sent.uri}"
-        sys.stdout.write(f"{sent.name}: {redacted(text)}\n")
+        sys.stdout.write(printable(redacted(f"{sent.name}: {text}")) + "\n")
     return code

@@ -2,16 +2,20 @@
 
 import logging
 from pathlib import Path
+from typing import Final
 
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from requests import RequestException
 
 from digen_core.addresses import redacted
-from digen_core.config import RunConfig
+from digen_core.config import ConfigError, RunConfig
+from digen_core.schedule_config import mlflow_of_environment
 
 # Its lines tell of tables that it makes, and of versions of torch that it writes down otherwise.
 logging.getLogger("mlflow").setLevel(logging.ERROR)
+
+DATABASE_OF_RUNS: Final = "mlflow.db"  # in the folder of all runs
 
 MlflowError = (MlflowException, RequestException)
 """What a call of MLflow raises if it is not taken."""
@@ -23,7 +27,13 @@ def tracking_uri(config: RunConfig) -> str:
         return config.tracking.uri
     runs_dir = Path(config.tracking.runs_dir).resolve()
     runs_dir.mkdir(parents=True, exist_ok=True)
-    return f"sqlite:///{runs_dir / 'mlflow.db'}"
+    return f"sqlite:///{runs_dir / DATABASE_OF_RUNS}"
+
+
+def is_own(run_dir: Path, uri: str) -> bool:
+    """Say whether an address is the environment's, or that of the file beside a run's folder."""
+    beside = f"sqlite:///{run_dir.resolve().parent / DATABASE_OF_RUNS}"
+    return uri in (mlflow_of_environment(), beside)
 
 
 def experiment_of(client: MlflowClient, uri: str, config: RunConfig) -> str:
@@ -48,7 +58,8 @@ def page_of(uri: str, experiment_id: str, mlflow_run_id: str) -> str:
 
 def is_refusal(error: Exception) -> bool:
     """Return whether to say the same again would be in vain; else MLflow may take it later."""
-    if isinstance(error, FileNotFoundError):  # what was to be sent is gone
+    # What was to be sent is gone, or is not in the run's folder.
+    if isinstance(error, FileNotFoundError | ConfigError):
         return True
     return isinstance(error, MlflowException) and error.get_http_status_code() == 400
 

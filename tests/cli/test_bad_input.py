@@ -550,6 +550,12 @@ def test_values_that_are_wrong_are_shown_without_their_secrets(refused):
     assert "s3cret" not in message
 
 
+@pytest.mark.parametrize("name", ["a b", "../a", "-a", "a\n", "", "<b>", "a" * 64])
+def test_a_worker_has_a_name_that_files_can_have(name, refused):
+    arguments = ["worker", "tcp://127.0.0.1:1", f"--name={name}"]
+    assert f"--name is {name!r}; use at most 63 letters" in refused(arguments)
+
+
 def test_a_scheduler_that_listens_is_taken(job, local):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
