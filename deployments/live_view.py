@@ -5,8 +5,10 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from math import inf
+from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -32,7 +34,12 @@ from tasks.display import (
     text_of,
 )
 
+if TYPE_CHECKING:
+    from deployments.prefect_server import PrefectApi
+
 REFRESHES_PER_SECOND = 2
+LINK_SECONDS = 60.0
+"""How long a link that signs in to Prefect is shown, before a new one is."""
 TREND_WIDTH = 24
 BAR_WIDTH = 20
 DEVICE_BAR_WIDTH = 10
@@ -50,6 +57,8 @@ class LiveView:
         self._run_id = run_id
         self._console = console or Console()
         self._is_live = self._console.is_interactive
+        self._prefect: PrefectApi | None = None
+        self._link, self._link_made = "", -inf
         self._cleanup = ExitStack()
 
     def __enter__(self) -> Self:
@@ -82,6 +91,12 @@ class LiveView:
         if not self._is_live:
             self._say(text)
 
+    def on_prefect(self, api: "PrefectApi") -> None:
+        """Show where Prefect's pages are; only a terminal is told how to sign in to them."""
+        self._prefect = api
+        if not self._is_live:
+            self._say(f"Prefect: {api.url.removesuffix('/api')}")
+
     def on_warning(self, text: str) -> None:
         """Print a line that stays, above the page if there is one."""
         self._say(f"warning: {text}")
@@ -112,7 +127,15 @@ class LiveView:
             parts += ["", _evaluation_table(self._progress.evaluations)]
         if busy := busy_fractions(metrics):
             parts += ["", _devices_table(busy, self._progress.idle)]
+        if self._prefect:
+            parts += ["", Text(f"Prefect  {self._current_link(self._prefect)}", style="dim")]
         return Panel(Group(*parts), title=f"digen  {self._run_id}", title_align="left", width=88)
+
+    def _current_link(self, api: "PrefectApi") -> str:
+        """Return the address of Prefect's pages; links that sign in are good once, for a while."""
+        if monotonic() - self._link_made > LINK_SECONDS:
+            self._link, self._link_made = redacted(api.page()), monotonic()
+        return self._link
 
     def _say(self, line: str) -> None:
         time, line = duration(self._progress.elapsed_seconds), printable(redacted(line))

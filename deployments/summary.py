@@ -39,7 +39,7 @@ def print_run(report: RunReport, seconds: float, console: Console | None = None)
         ("run folder", report.run_dir),
         ("evaluate", f"digen evaluate {report.run_dir}"),
         ("MLflow", report.view),
-        ("Prefect", "prefect server start, then http://127.0.0.1:4200 (or your PREFECT_API_URL)"),
+        ("Prefect", "digen up --no-workers (or your PREFECT_API_URL)"),
     ):
         console.print(f"{label:<11} {text}", markup=False)
 

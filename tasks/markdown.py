@@ -33,4 +33,10 @@ def cell(text: str) -> str:
 
 def escaped(text: str) -> str:
     """Return words of digen's own, in which names are that others gave, without markup."""
-    return re.sub(r"([\\`*_\[\]<>|~&!#])", r"\\\1", printable(" ".join(redacted(text).split())))
+    return " ".join(_escaped_word(word) for word in printable(redacted(text)).split())
+
+
+def _escaped_word(word: str) -> str:
+    if re.search(r"://|www\.|@", word):  # a link without being marked up as one
+        return code(word)
+    return re.sub(r"([\\`*_\[\]<>|~&!#])", r"\\\1", word)

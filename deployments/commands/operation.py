@@ -1,5 +1,6 @@
 """Commands that run servers and workers: up, down, status and worker."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,7 +9,6 @@ from cyclopts import Parameter
 
 from digen_core.config import ConfigError
 
-Switch = bool | None
 PORTS = (4200, 5000, 8786, 8787)
 
 
@@ -18,9 +18,10 @@ def up(
     *,
     workers: bool = True,
     host: str = "127.0.0.1",
-    tls: Switch = None,
-    prefect_auth: Switch = None,
-    mlflow_auth: Switch = None,
+    tls: bool = True,
+    prefect_auth: bool = True,
+    mlflow_auth: bool | None = None,
+    names: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
     deployments: Path = Path("deployments/prefect.yaml"),
     ports: tuple[int, int, int, int] = PORTS,
 ) -> int:
@@ -37,30 +38,37 @@ def up(
         workers: Start the cluster's workers here, save those for which the file names hosts. 'digen
             cluster show' prints what starts them elsewhere.
         host: Address to listen on; 0.0.0.0 lets other machines in.
-        tls: Encrypt and authenticate what the parts of Dask say to each other. This and the next
-            two are on where other machines are let in, else off.
-        prefect_auth: Let Prefect ask for a password.
-        mlflow_auth: Let MLflow ask for a password.
+        tls: Encrypt and authenticate what the parts of Dask say to each other. Without it every
+            user of this machine, and of the network with --host, can run code as you; with it a
+            task costs up to 1 ms more, and 100 MB from worker to worker 0.1 s more.
+        prefect_auth: Let Prefect ask for a password, which the printed link gives to a browser.
+        mlflow_auth: Let MLflow ask for a password, at 0.1 s of CPU for each request; default: where
+            other machines are let in.
+        names: More names by which browsers and programs call the servers, as behind a proxy; to
+            others they do not answer.
         deployments: File of the deployments.
         ports: Four, of Prefect, MLflow, the Dask scheduler and its dashboard; where one is taken,
             another is used.
     """
     if any(not 0 < port < 65536 for port in ports):
         raise ConfigError(f"--ports are {' '.join(map(str, ports))}; use 1 to 65535")
+    for extra in names or []:
+        if not re.fullmatch(r"[A-Za-z0-9.:-]+", extra):
+            raise ConfigError(f"--names has {extra!r}; give names of hosts, without scheme or port")
 
     from deployments.local import failures_in_one_line
     from deployments.operation.state import Options
     from deployments.operation.up import up as start_all
     from tasks.listening import is_loopback
 
-    is_open = not is_loopback(host)
     options = Options(
         cluster=cluster,
         workers=workers,
         host=host,
-        tls=is_open if tls is None else tls,
-        prefect_auth=is_open if prefect_auth is None else prefect_auth,
-        mlflow_auth=is_open if mlflow_auth is None else mlflow_auth,
+        tls=tls,
+        prefect_auth=prefect_auth,
+        mlflow_auth=not is_loopback(host) if mlflow_auth is None else mlflow_auth,
+        names=tuple(names or ()),
         deployments=str(deployments),
         ports=ports,
     )
@@ -69,7 +77,7 @@ def up(
 
     from deployments.operation.describe import describe
 
-    sys.stdout.write(describe(state))
+    sys.stdout.write(describe(state, is_terminal=sys.stdout.isatty()))
     return 0
 
 
@@ -103,7 +111,7 @@ def status() -> int:
     if state is None:
         sys.stdout.write("nothing is up in this folder; 'digen up' starts everything\n")
         return 1
-    sys.stdout.write(describe(state))
+    sys.stdout.write(describe(state, is_terminal=sys.stdout.isatty()))
     return 0 if all(service.process for service in state.services) else 1
 
 

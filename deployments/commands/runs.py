@@ -118,7 +118,7 @@ def pause(run: Path, /, *, off: Annotated[bool, Parameter(negative="")] = False)
 
     from deployments import local
 
-    local.pause_run(lineage.flow_run_ids[-1], off)
+    local.pause_run(run, lineage.flow_run_ids[-1], off)
     sys.stdout.write("it goes on\n" if off else "it pauses when its iteration is over\n")
     return 0
 

@@ -1,6 +1,7 @@
 """Keys and passwords between the parts: TLS of Dask, basic auth of Prefect and of MLflow."""
 
 import secrets
+from collections.abc import Mapping
 
 from distributed import Security
 
@@ -14,14 +15,17 @@ PASSWORD = FOLDER / "password"
 MLFLOW_AUTH = FOLDER / "mlflow-auth.ini"
 
 
-def make_access(options: Options) -> dict[str, str]:
-    """Make what the options ask for, and return the variables by which a process gets in."""
+def make_access(options: Options, *, is_prefect_ours: bool, is_mlflow_ours: bool) -> dict[str, str]:
+    """Make what the options ask for, and return the variables by which a process gets in.
+
+    Servers that ran before have passwords of their own, which processes find as this one does.
+    """
     environment: dict[str, str] = {}
     if options.tls:
         environment |= _tls()
-    if options.prefect_auth:
+    if options.prefect_auth and is_prefect_ours:
         environment["PREFECT_API_AUTH_STRING"] = f"{USER}:{_password()}"
-    if options.mlflow_auth:
+    if options.mlflow_auth and is_mlflow_ours:
         environment["MLFLOW_TRACKING_USERNAME"] = USER
         environment["MLFLOW_TRACKING_PASSWORD"] = _password()
     return environment
@@ -35,11 +39,9 @@ def _password() -> str:
     return PASSWORD.read_text()
 
 
-def server_environment(environment: dict[str, str]) -> dict[str, str]:
-    """Return the variables by which the servers know who may come in."""
+def mlflow_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which MLflow's server knows who may come in."""
     servers: dict[str, str] = {}
-    if "PREFECT_API_AUTH_STRING" in environment:
-        servers["PREFECT_SERVER_API_AUTH_STRING"] = environment["PREFECT_API_AUTH_STRING"]
     if "MLFLOW_TRACKING_PASSWORD" in environment:
         write_privately(MLFLOW_AUTH, _mlflow_auth(environment["MLFLOW_TRACKING_PASSWORD"]))
         servers["MLFLOW_AUTH_CONFIG_PATH"] = str(MLFLOW_AUTH.resolve())

@@ -53,7 +53,8 @@ def page_of(uri: str, experiment_id: str, mlflow_run_id: str) -> str:
     """Return how to look at a run: its address, or the command that serves it."""
     if uri.startswith("http"):
         return f"{uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{mlflow_run_id}"
-    return f"mlflow ui --backend-store-uri {uri}"
+    # By itself it answers pages of any name that begins as a private address does.
+    return f"mlflow ui --allowed-hosts 127.0.0.1:5000 --backend-store-uri {uri}"
 
 
 def is_refusal(error: Exception) -> bool:

@@ -63,9 +63,13 @@ def test_nothing_that_is_shown_has_a_password_in_it():
         view.on_warning(f"no answer from {address}")
     options = Options(
         cluster="2-cores", workers=True, host="127.0.0.1", tls=True, prefect_auth=True,
-        mlflow_auth=True, deployments="x", ports=(1, 2, 3, 4),
+        mlflow_auth=True, names=(), deployments="x", ports=(1, 2, 3, 4),
     )  # fmt: skip
     names = ("prefect-server", "mlflow", "dask-scheduler", "dashboard")
     state = State(options=options, addresses=dict.fromkeys(names, address), environment={})
-    shown = [out.getvalue(), describe(state), first_line(OSError(f"no answer from {address}"))]
+    shown = [
+        out.getvalue(),
+        describe(state, is_terminal=True),
+        first_line(OSError(f"no answer from {address}")),
+    ]
     assert all("http://***@h:4200" in text and "s3cret" not in text for text in shown)
