@@ -22,7 +22,7 @@ def up(
     prefect_auth: bool = True,
     mlflow_auth: bool | None = None,
     names: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
-    deployments: Path = Path("deployments/prefect.yaml"),
+    deployments: Path | None = None,
     ports: tuple[int, int, int, int] = PORTS,
 ) -> int:
     """Start Prefect, MLflow, a Dask cluster and a Prefect worker, and register the deployments.
@@ -46,7 +46,7 @@ def up(
             other machines are let in.
         names: More names by which browsers and programs call the servers, as behind a proxy; to
             others they do not answer.
-        deployments: File of the deployments.
+        deployments: File of the deployments; default: that which digen ships.
         ports: Four, of Prefect, MLflow, the Dask scheduler and its dashboard; where one is taken,
             another is used.
     """
@@ -59,6 +59,7 @@ def up(
     from deployments.local import failures_in_one_line
     from deployments.operation.state import Options
     from deployments.operation.up import up as start_all
+    from digen_core.shipped import data_folder
     from tasks.listening import is_loopback
 
     options = Options(
@@ -69,7 +70,7 @@ def up(
         prefect_auth=prefect_auth,
         mlflow_auth=not is_loopback(host) if mlflow_auth is None else mlflow_auth,
         names=tuple(names or ()),
-        deployments=str(deployments),
+        deployments=str(deployments or data_folder("prefect.yaml")),
         ports=ports,
     )
     with failures_in_one_line("digen up"):

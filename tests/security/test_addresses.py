@@ -5,11 +5,13 @@ import io
 import pytest
 from rich.console import Console
 
+from deployments import local
+from deployments.cli import run
 from deployments.live_view import LiveView
 from deployments.operation.describe import describe
 from deployments.operation.state import Options, State
 from digen_core.addresses import redacted, secret_in
-from digen_core.config import RunConfig
+from digen_core.config import ConfigError, RunConfig
 from tasks.tracking.server import first_line
 
 FINE = [
@@ -73,3 +75,17 @@ def test_nothing_that_is_shown_has_a_password_in_it():
         first_line(OSError(f"no answer from {address}")),
     ]
     assert all("http://***@h:4200" in text and "s3cret" not in text for text in shown)
+
+
+def test_what_a_reward_says_before_the_run_is_text_without_passwords(tmp_path, monkeypatch, capsys):
+    body = 'def score(*a):\n    raise ValueError("\\x1b[2J no answer from http://u:s3cret@h:1")\n'
+    (tmp_path / "hostile_rewards.py").write_text(body)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(local, "run_training", lambda *a: (_ for _ in ()).throw(ConfigError("end")))
+    rewards = '{"hostile_rewards:score" = {on_failure = "neutral"}}'
+    assert run(["train", "shapes", "--rewards", rewards]) == 2
+    err = capsys.readouterr().err
+    assert "digen: warning: " in err
+    assert "http://***@h:1" in err
+    assert "s3cret" not in err
+    assert "\x1b" not in err

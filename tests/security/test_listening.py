@@ -20,8 +20,9 @@ from sockets import (
 from deployments.cli import run
 from digen_core.config import ConfigError
 from digen_core.schedule_config import ClusterConfig
-from tasks.cluster import local_devices, present_workers, run_cluster
+from tasks.cluster import local_devices, run_cluster
 from tasks.listening import is_loopback, options_of_worker, own_scheduler
+from tasks.presence import present_workers
 from tasks.worker import main
 
 ROOT = Path(__file__).parents[2]
@@ -61,14 +62,16 @@ def worker(scheduler):
 @pytest.mark.slow
 def test_a_worker_of_a_loopback_scheduler_is_reached_from_this_machine_only(worker):
     process, client = worker
-    ((address, info),) = present_workers(client).items()
+    (address,) = present_workers(client)
     sockets = listening([psutil.Process(process.pid)])
     assert len(sockets) == 2
-    assert_documented("digen worker", sockets, parts_of_dask(client))
+    parts = parts_of_dask(client)
+    assert_documented("digen worker", sockets, parts)
 
     # The attack is one: on this machine it runs code. From the network it must not get there.
     here = address_in_the_network()
-    for victim in (address, info["nanny"]):
+    nannies = [f"tcp://{host}:{port}" for (host, port), part in parts.items() if part == "nanny"]
+    for victim in (address, *nannies):
         assert run_code_at(victim) in {one.pid for one in sockets.values()}
         with pytest.raises(OSError, match=r"[Tt]imed out|[Cc]onnection"):
             run_code_at(victim.replace("127.0.0.1", here))
