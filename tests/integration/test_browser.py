@@ -45,7 +45,9 @@ def page():
         # A name of somebody else's leads here: by its own server, or by DNS rebinding to ours.
         rules = f"--host-resolver-rules=MAP {EVIL} 127.0.0.1"
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", rules])
-        opened = browser.new_page(viewport={"width": 1300, "height": 1200})
+        # One context: an attacker's page has the cookies and the storage of the person's browser.
+        context = browser.new_context(viewport={"width": 1300, "height": 1200})
+        opened = context.new_page()
         opened.set_default_timeout(1000 * PAGE_SECONDS)
         yield opened
         browser.close()
@@ -241,7 +243,7 @@ def test_another_page_starts_nothing_and_learns_nothing(page, services, evil_ser
     deployment = deployment_of(services)["id"]
     before = ask(services, "flow_runs/count"), tracked_names(services)
     port = services["Prefect"].rpartition(":")[2] if rebound else evil_server
-    other = page.context.browser.contexts[0].new_page()
+    other = page.context.new_page()
     answer = other.goto(f"http://{EVIL}:{port}/")
     assert answer.status == (403 if rebound else 200)
     addresses = services["Prefect"], services["MLflow"]
