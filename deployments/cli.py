@@ -17,8 +17,10 @@ from deployments.commands import clusters, configs, models, operation, planning,
 from deployments.errors import RunFailedError, RunStoppedError
 from deployments.local import apply_settings
 from deployments.stopping import install
+from digen_core.addresses import redacted
 from digen_core.config import ConfigError
 from digen_core.config_keys import UnknownKeyError
+from digen_core.plain_text import printable
 
 WELCOME = """\
 digen: reinforcement-learning post-training of diffusion and flow-matching models
@@ -132,6 +134,6 @@ def main() -> None:
 
 
 def _fail(error: object, code: int) -> int:
-    """Print one line to stderr."""
-    sys.stderr.write(f"digen: {' '.join(str(error).split())}\n")
+    """Print one line to stderr; of addresses that it quotes, nothing secret."""
+    sys.stderr.write(f"digen: {printable(redacted(' '.join(str(error).split())))}\n")
     return code

@@ -10,6 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 from rich.table import Table
 
+from deployments.terminal import plain
 from digen_core.config import ConfigError
 from digen_core.trace.charts import LINE_COLOURS
 from tasks.display import sparkline
@@ -54,7 +55,7 @@ def print_comparison(runs: Sequence[RunData], names: Sequence[str], console: Con
         if rows:
             table = _table(f"{title}: what differs", runs)
             for key, values in rows.items():
-                table.add_row(key, *values)
+                table.add_row(*map(plain, (key, *values)))
             console.print(table)
         else:
             console.print(f"{title}: nothing differs")
@@ -65,7 +66,7 @@ def print_comparison(runs: Sequence[RunData], names: Sequence[str], console: Con
     if len(runs) == 2:
         table.add_column("difference", justify="right")
     for name in names:
-        table.add_row(name, *_cells(name, runs))
+        table.add_row(*map(plain, (name, *_cells(name, runs))))
     console.print(table)
 
 
@@ -73,7 +74,7 @@ def _table(title: str, runs: Sequence[RunData], justify: str = "left") -> Table:
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True)
     for run in runs:
-        table.add_column(run.name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        table.add_column(plain(run.name), justify=justify, overflow="fold")  # type: ignore[arg-type]
     return table
 
 

@@ -5,9 +5,11 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from math import inf
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,7 +20,10 @@ from rich.text import Text
 
 from deployments.errors import RunStoppedError
 from deployments.stopping import stopping
+from deployments.terminal import plain
+from digen_core.addresses import redacted
 from digen_core.config import RunConfig
+from digen_core.plain_text import printable
 from digen_core.records import EvaluationReport, IterationRecord
 from tasks.display import (
     Progress,
@@ -32,7 +37,12 @@ from tasks.display import (
     text_of,
 )
 
+if TYPE_CHECKING:
+    from deployments.prefect_server import PrefectApi
+
 REFRESHES_PER_SECOND = 2
+LINK_SECONDS = 60.0
+"""How long a link that signs in to Prefect is shown, before a new one is."""
 TREND_WIDTH = 24
 BAR_WIDTH = 20
 DEVICE_BAR_WIDTH = 10
@@ -50,6 +60,8 @@ class LiveView:
         self._run_id = run_id
         self._console = console or Console()
         self._is_live = self._console.is_interactive
+        self._prefect: PrefectApi | None = None
+        self._link, self._link_made = "", -inf
         self._cleanup = ExitStack()
 
     def __enter__(self) -> Self:
@@ -78,9 +90,15 @@ class LiveView:
 
     def on_phase(self, text: str) -> None:
         """Show what begins, such as "starting workers"."""
-        self._progress.phase = text
+        self._progress.phase = printable(redacted(text))
         if not self._is_live:
             self._say(text)
+
+    def on_prefect(self, api: "PrefectApi") -> None:
+        """Show where Prefect's pages are; only a terminal is told how to sign in to them."""
+        self._prefect = api
+        if not self._is_live:
+            self._say(f"Prefect: {api.url.removesuffix('/api')}")
 
     def on_open(self, run_dir: Path) -> None:
         """Remember how the run can be resumed, should it have to be killed."""
@@ -121,10 +139,18 @@ class LiveView:
             parts += ["", _evaluation_table(self._progress.evaluations)]
         if busy := busy_fractions(metrics):
             parts += ["", _devices_table(busy, self._progress.idle)]
+        if self._prefect:
+            parts += ["", Text(f"Prefect  {self._current_link(self._prefect)}", style="dim")]
         return Panel(Group(*parts), title=f"digen  {self._run_id}", title_align="left", width=88)
 
+    def _current_link(self, api: "PrefectApi") -> str:
+        """Return the address of Prefect's pages; links that sign in are good once, for a while."""
+        if monotonic() - self._link_made > LINK_SECONDS:
+            self._link, self._link_made = redacted(api.page()), monotonic()
+        return self._link
+
     def _say(self, line: str) -> None:
-        time = duration(self._progress.elapsed_seconds)
+        time, line = duration(self._progress.elapsed_seconds), printable(redacted(line))
         self._console.print(f"{time:>7}  {line}", soft_wrap=True, markup=False, highlight=False)
 
     def _iteration_line(self, record: IterationRecord) -> str:
@@ -157,7 +183,7 @@ class LiveView:
         first = self._progress.history[0]
         for name in headlines(metrics):
             table.add_row(
-                label_of(name),
+                plain(label_of(name)),
                 text_of(name, first[name]) if name in first else "",
                 text_of(name, metrics[name]),
                 Text(sparkline(self._progress.trend(name), TREND_WIDTH), style="cyan"),
@@ -189,7 +215,7 @@ def _devices_table(busy: dict[str, float], idle: dict[str, dict[str, float]]) ->
     table.add_column("idle by cause", width=CAUSES_WIDTH)
     for device, share in busy.items():
         bar = ProgressBar(total=1.0, completed=share, width=DEVICE_BAR_WIDTH)
-        table.add_row(device, f"{share:.0%}", bar, causes_text(idle.get(device, {})))
+        table.add_row(plain(device), f"{share:.0%}", bar, causes_text(idle.get(device, {})))
     return table
 
 
@@ -203,7 +229,7 @@ def _evaluation_table(evaluations: dict[str, EvaluationReport]) -> Table:
         texts = [f"{value:.3f}"]
         if len(tags) == 2 and name in first:
             texts = [f"{first[name]:.3f}", *texts, f"{value - first[name]:+.3f}"]
-        table.add_row(name, *texts, style="bold" if name == "reward" else None)
+        table.add_row(plain(name), *texts, style="bold" if name == "reward" else None)
     return table
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from deployments.terminal import plain
 from digen_core.replay import KeptIteration, kept_iteration, replay_config
 from tasks.replay import Replayed, replay
 
@@ -34,7 +35,7 @@ def print_replay(run_dir: Path, kept: KeptIteration, replayed: Replayed) -> None
         table.add_column(heading, justify="right")
     for name, value in replayed.metrics.items():
         own = kept.record.metrics.get(name)
-        table.add_row(name, "" if own is None else f"{own:.6g}", f"{value:.6g}")
+        table.add_row(plain(name), "" if own is None else f"{own:.6g}", f"{value:.6g}")
     console.print(table)
     version = replayed.state.version
     if replayed.difference is None:

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table as Grid
 
+from deployments.terminal import plain
 from digen_core.config import ConfigError
 from digen_core.config_file import require_run
 from digen_core.control.protocol import Device
@@ -135,7 +136,7 @@ def print_report(report: Report, console: Console | None = None) -> None:
     console = console or Console(highlight=False, soft_wrap=True)
     trace = report.trace
     table = _idle_table(trace)
-    grid = Grid(title=_summary(trace), title_justify="left")
+    grid = Grid(title=plain(_summary(trace)), title_justify="left")
     for number, column in enumerate(table.columns):
         grid.add_column(column, justify="right" if number in (1, 2) else "left")
     for row in table.rows:

@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
+from deployments.terminal import plain
 from digen_core.records import EvaluationReport, RunReport
 
 
@@ -23,7 +24,9 @@ def print_run(report: RunReport, seconds: float, console: Console | None = None)
         before = report.before.rewards.get(name) if report.before else None
         after = report.after.rewards[name]
         change = "" if before is None else f"{round(after - before, 3) + 0.0:+.3f}"  # never -0.000
-        table.add_row(name, "" if before is None else f"{before:.3f}", f"{after:.3f}", change)
+        table.add_row(
+            plain(name), "" if before is None else f"{before:.3f}", f"{after:.3f}", change
+        )
     console.print(table)
     if report.version == 0:
         console.print("no iteration made an update: in none did a group's rewards differ")
@@ -37,7 +40,7 @@ def print_run(report: RunReport, seconds: float, console: Console | None = None)
         ("run folder", report.run_dir),
         ("evaluate", f"digen evaluate {report.run_dir}"),
         ("MLflow", report.view),
-        ("Prefect", "prefect server start, then http://127.0.0.1:4200 (or your PREFECT_API_URL)"),
+        ("Prefect", "digen up --no-workers (or your PREFECT_API_URL)"),
     ):
         console.print(f"{label:<11} {text}", markup=False)
 
@@ -53,7 +56,7 @@ def print_evaluation(report: EvaluationReport, console: Console | None = None) -
     table.add_column("reward")
     table.add_column("mean", justify="right")
     for name in _ordered(report):
-        table.add_row(name, f"{report.rewards[name]:.3f}")
+        table.add_row(plain(name), f"{report.rewards[name]:.3f}")
     console.print(table)
 
 

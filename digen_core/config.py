@@ -15,6 +15,7 @@ from digen_core.reward_config import RewardConfig, ShapesConfig
 from digen_core.reward_keys import with_types
 from digen_core.rollout_config import EvaluationConfig, RolloutConfig
 from digen_core.schedule_config import ClusterConfig, ScheduleConfig, TrackingConfig
+from digen_core.strict import ConfigError as ConfigError
 from digen_core.strict import Strict
 from digen_core.train_config import TrainConfig
 
@@ -293,7 +294,3 @@ class RunConfig(Strict):
                 f"theirs; give a reward pool = {pool!r}, or leave it out."
             )
         return self
-
-
-class ConfigError(ValueError):
-    """A config, or something it names, cannot be used; the message is one line for the user."""

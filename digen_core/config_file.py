@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from digen_core.addresses import redacted
 from digen_core.config import ConfigError, RunConfig
 from digen_core.config_keys import (
     entry_of,
@@ -183,7 +184,7 @@ def _message(item: ErrorDetails) -> str:
 def _got(value: object, choices: str) -> str:
     """Return the value that was given, and which of the choices, if any, it may be a typo of."""
     near = get_close_matches(str(value), re.findall("'([^']*)'", str(choices)), 1)
-    return f" (got {value!r}" + (f"; did you mean {near[0]!r}?)" if near else ")")
+    return f" (got {redacted(repr(value))}" + (f"; did you mean {near[0]!r}?)" if near else ")")
 
 
 def describe_fields(error: ValidationError, model: type[BaseModel]) -> str:
@@ -199,7 +200,7 @@ def describe_fields(error: ValidationError, model: type[BaseModel]) -> str:
         elif item["type"] == "missing":
             problems.append(f"{key} is missing")
         else:
-            problems.append(f"{key}: {message} (got {item['input']!r})" if key else message)
+            problems.append(f"{key}: {message}{_got(item['input'], '')}" if key else message)
     return "; ".join(problems)
 
 

@@ -9,3 +9,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
+
+
+class ConfigError(ValueError):
+    """A config, or something it names, cannot be used; the message is one line for the user."""

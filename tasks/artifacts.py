@@ -36,6 +36,7 @@ from tenacity import (
     wait_fixed,
 )
 
+from digen_core.addresses import redacted
 from digen_core.config import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord, Picture
 from tasks.display import (
@@ -44,11 +45,13 @@ from tasks.display import (
     duration,
     headlines,
     idle_causes,
+    is_component,
     label_of,
     line_chart,
     sparkline,
     text_of,
 )
+from tasks.markdown import cell, code, escaped, inline
 
 logger = logging.getLogger(__name__)
 
@@ -213,7 +216,7 @@ class RunArtifacts:
         progress = self._progress
         return _State(
             percent=round(100 * progress.fraction, 1),
-            description=f"{self._run_id}: {describe(progress)}",
+            description=escaped(f"{self._run_id}: {describe(progress)}"),
             report=report_of(self._run_id, progress, self._links),
         )
 
@@ -230,9 +233,10 @@ def describe(progress: Progress) -> str:
 
 def report_of(run_id: str, progress: Progress, links: Mapping[str, str]) -> str:
     """Return a run's report as Markdown."""
-    parts = [f"# {run_id}", describe(progress)]
+    parts = [f"# {escaped(run_id)}", escaped(describe(progress))]
     if progress.warnings:
-        parts.append("\n".join(f"- **Warning:** {text}" for text in progress.warnings[-SHOWN:]))
+        lines = [f"- **Warning:** {inline(text)}" for text in progress.warnings[-SHOWN:]]
+        parts.append("\n".join(lines))
     rewards = [value for value in progress.trend("reward/mean") if math.isfinite(value)]
     if rewards:
         svg = line_chart("mean reward of each iteration", rewards)
@@ -259,7 +263,7 @@ def iteration_report(record: IterationRecord, timeline: bytes) -> str:
     """
     parts = [f"# iteration {record.iteration}: {record.seconds:.3g} s"]
     if names := headlines(record.metrics):
-        rows = [f"| {label_of(n)} | {text_of(n, record.metrics[n])} |" for n in names]
+        rows = [f"| {_label(n)} | {text_of(n, record.metrics[n])} |" for n in names]
         parts.append("\n".join(["| metric | value |", "|---|---:|", *rows]))
     if timeline:
         parts.append(_embedded("what the devices did", "png", timeline))
@@ -273,7 +277,7 @@ def _samples_table(pictures: Sequence[Picture]) -> str:
     """Return a row for each prompt: its samples, each with its reward."""
     groups = groupby(pictures, key=lambda picture: picture.prompt)
     rows = [
-        [_one_cell(prompt), *(f"{_embedded(prompt, 'jpeg', p.jpeg)} {p.reward:.3f}" for p in group)]
+        [cell(prompt), *(f"{_embedded(prompt, 'jpeg', p.jpeg)} {p.reward:.3f}" for p in group)]
         for prompt, group in groups
     ]
     num_columns = max(map(len, rows))
@@ -282,13 +286,14 @@ def _samples_table(pictures: Sequence[Picture]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def _one_cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+def _label(name: str) -> str:
+    """Return what a metric is called, for a table; components have the names that rewards gave."""
+    return cell(label_of(name)) if is_component(name) else label_of(name)
 
 
 def _embedded(alt: str, kind: str, picture: bytes) -> str:
     """Return a picture inside the text."""
-    alt = re.sub(r"[^\w ,.]", "", _one_cell(alt))
+    alt = re.sub(r"[^\w ,.]", "", " ".join(alt.split()))
     return f"![{alt}](data:image/{kind};base64,{base64.b64encode(picture).decode()})"
 
 
@@ -299,7 +304,8 @@ def _idle_table(record: IterationRecord) -> str:
     lines = [f"| | busy | {' | '.join(causes)} |", "|---" + "|---:" * (len(causes) + 1) + "|"]
     for name, shares in idle.items():
         values = [1 - sum(shares.values()), *(shares[cause] for cause in causes)]
-        lines.append(f"| {name} | {' | '.join(f'{value:.0%}' for value in values)} |")
+        label = cell(name) if name in record.idle else name
+        lines.append(f"| {label} | {' | '.join(f'{value:.0%}' for value in values)} |")
     return "\n".join(lines)
 
 
@@ -309,24 +315,27 @@ def _metrics_table(progress: Progress) -> str:
     for name in headlines(last):
         before = text_of(name, first[name]) if name in first else ""
         trend = sparkline(progress.trend(name), 32)
-        lines.append(f"| {label_of(name)} | {before} | {text_of(name, last[name])} | {trend} |")
+        lines.append(f"| {_label(name)} | {before} | {text_of(name, last[name])} | {trend} |")
     lines += [
-        f"| busy: {device} | | {share:.0%} | |" for device, share in busy_fractions(last).items()
+        f"| busy: {cell(device)} | | {share:.0%} | |"
+        for device, share in busy_fractions(last).items()
     ]
     return "\n".join(lines)
 
 
 def _evaluation_table(evaluations: Mapping[str, EvaluationReport]) -> str:
     tags = list(evaluations)
-    heads = [f"{tag} (version {evaluations[tag].version})" for tag in tags]
+    heads = [f"{cell(tag)} (version {evaluations[tag].version})" for tag in tags]
     lines = [f"| evaluation | {' | '.join(heads)} |", "|---" + "|---:" * len(tags) + "|"]
     names = list(dict.fromkeys(name for tag in tags for name in evaluations[tag].rewards))
     for name in names:
         values = [evaluations[tag].rewards.get(name) for tag in tags]
         texts = ["" if value is None else f"{value:.3f}" for value in values]
-        lines.append(f"| {name} | {' | '.join(texts)} |")
+        lines.append(f"| {cell(name)} | {' | '.join(texts)} |")
     return "\n".join(lines)
 
 
 def _link(target: str) -> str:
-    return f"<{target}>" if target.startswith("http") else f"`{target}`"
+    """Return an address that can be clicked, or a command."""
+    is_address = re.fullmatch(r"https?://[^\s<>]+", target) is not None
+    return f"<{redacted(target)}>" if is_address else code(target)

@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import dask
-from distributed import Client, Lock, Nanny, Scheduler, SpecCluster
+from distributed import Client, Lock, Nanny, SpecCluster
 
 from digen_core.config import ConfigError
 from digen_core.control.protocol import Device, Role
 from digen_core.schedule_config import ClusterConfig
+from tasks.listening import TaskWorker, own_scheduler, own_tls_settings
 from tasks.presence import ROLES, kinds_of, present_workers
 
 # What Dask would do all the time in each process: sample the stacks of all threads and measure the
@@ -49,14 +50,12 @@ def run_cluster(config: ClusterConfig, devices: list[Device]) -> Iterator[str]:
     workers = {device.name: _worker(device.roles) for device in devices}
     for pool, number in config.reward_workers.items():
         workers |= {f"{pool}-{index}": _worker([pool]) for index in range(number)}
-    scheduler = {
-        "cls": Scheduler,
-        "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"},
-    }
+    scheduler = own_scheduler(config.tls)
     # A worker that its nanny starts again imports torch: it is not given up meanwhile.
     patient = {"distributed.deploy.lost-worker-timeout": "10m"}
+    settings = settings_of_workers(config.threads_per_worker) | own_tls_settings(config.tls)
     with (
-        dask.config.set(settings_of_workers(config.threads_per_worker) | patient),
+        dask.config.set(settings | patient),
         SpecCluster(scheduler=scheduler, workers=workers, silence_logs=logging.ERROR) as cluster,
     ):
         yield cluster.scheduler_address
@@ -112,6 +111,7 @@ def _worker(resources: Iterable[str]) -> dict[str, Any]:
     return {
         "cls": Nanny,
         "options": {
+            "worker_class": TaskWorker,
             "host": "127.0.0.1",
             "nthreads": 1,
             "resources": dict.fromkeys(resources, 1),

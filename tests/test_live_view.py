@@ -8,6 +8,7 @@ from rich.console import Console
 
 from deployments.errors import RunStoppedError
 from deployments.live_view import LiveView
+from deployments.prefect_server import PrefectApi
 from digen_core.config import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord
 from tasks.display import Progress, duration, line_chart, sparkline
@@ -208,3 +209,35 @@ def test_a_chart_ends_at_its_last_value():
     assert ">1.000</text>" in chart
     assert ">0.000</text>" in chart
     assert ">3</text>" in chart
+
+
+def test_only_a_terminal_is_told_how_to_sign_in_to_prefect(monkeypatch):
+    api, out = PrefectApi("http://127.0.0.1:4200/api", "digen:s3cret"), io.StringIO()
+    with LiveView(CONFIG, "shapes-1", Console(file=out)) as view:
+        view.on_prefect(api)
+    assert "Prefect: http://127.0.0.1:4200\n" in out.getvalue()
+    assert "sign-in" not in out.getvalue()
+
+    now = 1000.0
+    monkeypatch.setattr("deployments.live_view.monotonic", lambda: now)
+    with LiveView(CONFIG, "shapes-1", terminal()) as view:
+        view.on_prefect(api)
+        first, again = (line_with(page_of(view), "Prefect  ") for _ in range(2))
+        assert "http://127.0.0.1:4200/sign-in?code=" in first
+        assert "s3cret" not in first
+        assert first == again
+        now += 61.0  # a link is good once: there is a new one soon
+        assert line_with(page_of(view), "Prefect  ") != first
+
+
+def test_names_give_the_terminal_no_orders():
+    hostile = "[/red]\x1b[31m"
+    record = record_of(0)
+    record.metrics.update({f"reward/{hostile}/x": 1.0, f"device/{hostile}/busy_fraction": 0.5})
+    with LiveView(CONFIG, "shapes-1", terminal()) as view:
+        view.on_iteration(record)
+        view.on_phase(hostile)
+        view.on_evaluation("before", report_of(0, 0.5).model_copy(update={"rewards": {hostile: 1}}))
+        page = page_of(view)
+    assert page.count("[/red]") == 4
+    assert "\x1b" not in page

@@ -8,9 +8,11 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from deployments.overrides import ConfigTokens, config_of, parse_arguments
+from digen_core.addresses import redacted
 from digen_core.config import ConfigError
 from digen_core.config_file import require_run
 from digen_core.config_keys import parse_value
+from digen_core.plain_text import printable
 from digen_core.resume import AUTO, newest_run, resumption_of
 from digen_core.shipped import located
 
@@ -45,7 +47,7 @@ def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:
 
     from digen_core.reward_probe import probe_before_start
 
-    probe_before_start(config, lambda text: sys.stderr.write(f"digen: warning: {text}\n"))
+    probe_before_start(config, _warn)
 
     from deployments import local, summary
 
@@ -128,7 +130,7 @@ def pause(run: Path, /, *, off: Annotated[bool, Parameter(negative="")] = False)
 
     from deployments import local
 
-    local.pause_run(lineage.flow_run_ids[-1], off)
+    local.pause_run(run, lineage.flow_run_ids[-1], off)
     sys.stdout.write("it goes on\n" if off else "it pauses when its iteration is over\n")
     return 0
 
@@ -150,7 +152,14 @@ def report(
         every: Draw every timeline; else of more than 20 iterations only the first, one of median
             length and the last.
     """
-    from deployments.report import print_report, write_report
+    require_run(run)
 
-    print_report(write_report(run, out or run / "report", every))
+    from deployments.report import print_report, write_report
+    from digen_core.transport.files import inside
+
+    print_report(write_report(run, out or inside(run, "report"), every))
     return 0
+
+
+def _warn(text: str) -> None:
+    sys.stderr.write(f"digen: warning: {printable(redacted(text))}\n")

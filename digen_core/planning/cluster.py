@@ -1,11 +1,12 @@
 """A cluster as numbers: which devices it has, and what they cost in seconds, money and energy."""
 
+import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -16,14 +17,17 @@ from digen_core.control.protocol import Device, Role
 from digen_core.planning.groups import ROLES, DeviceGroup, RewardGroup
 from digen_core.strict import Strict
 
+SlurmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.,@/-]*$", max_length=255)]
+"""Stands in a line of a job script."""
+
 
 class SlurmConfig(Strict):
     """How SLURM is asked for devices."""
 
-    partition: str | None = None
+    partition: SlurmName | None = None
     """Partition; null is SLURM's default."""
 
-    account: str | None = None
+    account: SlurmName | None = None
     """Account that pays."""
 
     walltime: str = Field("12:00:00", pattern=r"^(\d+-)?\d{1,3}:\d\d:\d\d$")
@@ -36,7 +40,7 @@ class SlurmConfig(Strict):
 class KubernetesConfig(Strict):
     """Where the pods of a cluster run."""
 
-    image: str = Field("digen:latest", min_length=1)
+    image: str = Field("digen:latest", pattern=r"^[A-Za-z0-9][A-Za-z0-9_./:@-]*$")
     """Container image in which digen is installed."""
 
     name: str = Field("digen", pattern=r"^[a-z]([a-z0-9-]*[a-z0-9])?$", max_length=40)
@@ -176,7 +180,7 @@ class Cluster(Strict):
         Raises:
             ConfigError: neither says what a kind costs.
         """
-        known = profile.kinds if profile else {}
+        known = {_name_of(kind): found for kind, found in profile.kinds.items()} if profile else {}
         reference = next(iter(known.values()), self.reference)
         kinds = {
             group.kind: known.get(group.kind) or self._costs_of(group, reference)
@@ -207,6 +211,11 @@ class Cluster(Strict):
             decode=_scaled(reference.decode, group.speed),
             pack=_scaled(reference.pack, group.speed),
         )
+
+
+def _name_of(kind: str) -> str:
+    """Return how a cluster file writes the kind of a worker, the name of its GPU: "NVIDIA-H200"."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", kind)
 
 
 def _scaled(line: Linear, speed: float) -> Linear:
