@@ -22,7 +22,7 @@ from digen_core.transport.metrics import METRICS_OF_RUN
 from flows.control import RunCancelledError, following, is_stop
 from flows.resume import begun_before, go_on, locked, resuming
 from flows.scheduling import measured_costs, resolve_layout
-from flows.session import Session, observers, registered, say, warn, watching
+from flows.session import Session, count, observers, registered, say, warn, watching
 from flows.workload import layout_of
 from tasks.artifacts import RunArtifacts
 from tasks.calls import SchedulerLostError
@@ -115,7 +115,7 @@ def connected(config: RunConfig, local: list[Device]) -> Iterator[tuple[str, Cli
         say(f"waiting: another run uses the cluster at {cluster.address}")
 
     with (
-        run_cluster(cluster, local) as address,
+        run_cluster(cluster, local, count) as address,
         shared_client(address) as client,
         nullcontext() if cluster.address is None else exclusive(client, on_wait),
     ):

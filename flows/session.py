@@ -37,6 +37,10 @@ class Observer(Protocol):
         """Something that takes a while begins."""
         ...
 
+    def on_step(self, done: int, total: int) -> None:
+        """Some of the equal pieces of what began last are done."""
+        ...
+
     def on_warning(self, text: str) -> None:
         """Something is wrong that the run can live with."""
         ...
@@ -250,6 +254,12 @@ def say(text: str) -> None:
     """Tell the observers what begins."""
     for observer in _observers:
         observer.on_phase(text)
+
+
+def count(done: int, total: int) -> None:
+    """Tell the observers how many pieces are done of what began."""
+    for observer in _observers:
+        observer.on_step(done, total)
 
 
 def warn(text: str) -> None:

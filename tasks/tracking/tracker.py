@@ -22,6 +22,7 @@ from PIL import Image
 from digen_core.config import RunConfig
 from digen_core.config_file import CONFIG_OF_RUN
 from digen_core.manifest import EVALUATIONS_OF_RUN
+from digen_core.noise import error_of
 from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.transport.files import replace_bytes, replace_text
 from tasks.display import draw_grid
@@ -175,6 +176,8 @@ class Tracker:
             ValueError: a reward is NaN or infinite.
         """
         metrics = {f"evaluation/{name}": value for name, value in report.rewards.items()}
+        errors = {name: report.standard_error(name) for name in report.rewards}
+        metrics |= {error_of(f"evaluation/{n}"): e for n, e in errors.items() if e is not None}
         _check(metrics, report.version)
         name = tag if self._in_training else self._unused(tag)
         self._append(

@@ -39,6 +39,9 @@ class Watching(Watch):
         self.client = client
         self.phases, self.evaluations, self.keys = [], [], []
 
+    def on_step(self, done, total):
+        pass
+
     def on_phase(self, text):
         self.phases.append(text)
         deadline = time.monotonic() + 5  # the scheduler frees keys a little later
