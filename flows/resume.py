@@ -29,6 +29,7 @@ from digen_core.manifest import (
     read_manifest,
 )
 from digen_core.resume import Resumption, resumption_of
+from digen_core.run_state import LOCK_OF_RUN
 from digen_core.trace.spans import DEVICES_OF_RUN, read_devices
 from digen_core.training.checkpoints import remove_checkpoint
 from digen_core.training.retention import evaluations_of
@@ -38,8 +39,6 @@ from flows.losses import StateLostError
 from flows.session import Session, observers, say
 from flows.telling import tell
 from tasks.emulation import EmulatedConfig
-
-LOCK_OF_RUN = ".lock"
 
 
 @contextmanager

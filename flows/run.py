@@ -220,7 +220,7 @@ def _telling_how_to_resume(session: Session) -> Iterator[None]:
         after = f"after iteration {session.num_kept}"
         how = f"resume it with: digen train --resume {session.run_dir}"
         if isinstance(error, KeyboardInterrupt | RunCancelledError):
-            why = f"{str(error) or 'stopped by Ctrl-C'} {after}"
+            why = f"{str(error) or 'stopped by Ctrl-C or digen cancel'} {after}"
             raise RunCancelledError(f"{why}; {how}") from None
         if isinstance(error, Exception):
             error.add_note(f"{after}; {how}")

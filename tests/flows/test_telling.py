@@ -107,7 +107,7 @@ def test_who_stops_a_run_is_told_how_to_go_on(monkeypatch):
             return raised
 
     how = "after iteration 4; resume it with: digen train --resume runs/x"
-    assert str(stopped_by(KeyboardInterrupt())) == f"stopped by Ctrl-C {how}"
+    assert str(stopped_by(KeyboardInterrupt())) == f"stopped by Ctrl-C or digen cancel {how}"
     assert stopped_by(ValueError("odd")).__notes__ == [how]
     assert warned == []
     stopped_by(SystemExit(143))
