@@ -168,12 +168,17 @@ def _stand_at(session: Session, resumption: Resumption) -> None:
     session.evaluations = dict(sorted(reports, key=lambda item: item[1].version))
 
 
+COUNTED_FROM_ONE = {EVALUATIONS_OF_RUN, "grids", "timelines", "videos"}
+"""Folders with files that people look at; those of data name the index of an iteration."""
+
+
 def discard(run_dir: Path, resumption: Resumption) -> None:
     """Remove what a run did after the checkpoint that it goes on from."""
     version = resumption.manifest.version if resumption.manifest else 0
     for path in run_dir.glob("*/iteration-*"):  # files, or folders of images and trajectories
         number = re.fullmatch(r"iteration-(\d+)", path.stem)
-        if number is None or int(number[1]) < resumption.num_iterations:
+        first = 1 if path.parent.name in COUNTED_FROM_ONE else 0
+        if number is None or int(number[1]) - first < resumption.num_iterations:
             continue
         if path.is_dir():
             shutil.rmtree(path)

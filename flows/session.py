@@ -192,7 +192,7 @@ class Session:
         if index == 0:
             return "before"
         every = self.config.evaluation.every
-        return f"iteration-{index - 1:04d}" if every and index % every == 0 else None
+        return f"iteration-{index:04d}" if every and index % every == 0 else None
 
     def report(self) -> RunReport:
         """Return what the run achieved."""

@@ -84,7 +84,7 @@ def replay(run: Path, iteration: int, /, *tokens: ConfigTokens) -> int:
 
     Args:
         run: Folder of the run.
-        iteration: Its number, from 0.
+        iteration: Its number, from 1.
         tokens: Keys of algorithm and train with their values.
     """
     require_run(run)
@@ -101,7 +101,7 @@ def replay(run: Path, iteration: int, /, *tokens: ConfigTokens) -> int:
     from deployments.replay import run_replay
 
     with failures_in_one_line():
-        run_replay(run, iteration, overrides)
+        run_replay(run, iteration - 1, overrides)
     return 0
 
 

@@ -8,9 +8,13 @@ from mlflow.exceptions import MlflowException
 from requests import RequestException
 
 from digen_core.config import RunConfig
+from tasks.tracking.view import KEY, VIEW_TAG, view_state
 
 # Its lines tell of tables that it makes, and of versions of torch that it writes down otherwise.
 logging.getLogger("mlflow").setLevel(logging.ERROR)
+
+KEY_OF_VIEW = "viewStateShareKey"
+"""Of MLflow's addresses."""
 
 MlflowError = (MlflowException, RequestException)
 """What a call of MLflow raises if it is not taken."""
@@ -38,11 +42,19 @@ def experiment_of(client: MlflowClient, uri: str, config: RunConfig) -> str:
     return str(client.create_experiment(config.tracking.experiment, location, tags))
 
 
-def page_of(uri: str, experiment_id: str, mlflow_run_id: str) -> str:
-    """Return how to look at a run: its address, or the command that serves it."""
+def page_of(uri: str, experiment_id: str) -> str:
+    """Return where an experiment's runs are shown; of a file, after the command that serves it."""
+    place = f"#/experiments/{experiment_id}/runs?{KEY_OF_VIEW}={KEY}"
     if uri.startswith("http"):
-        return f"{uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{mlflow_run_id}"
-    return f"mlflow ui --backend-store-uri {uri}"
+        return f"{uri.rstrip('/')}/{place}"
+    return f"mlflow ui --backend-store-uri {uri}, then http://127.0.0.1:5000/{place}"
+
+
+def share_view(client: MlflowClient, experiment_id: str) -> None:
+    """Have the experiment hold the view that the address names."""
+    state = view_state()
+    if client.get_experiment(experiment_id).tags.get(VIEW_TAG) != state:
+        client.set_experiment_tag(experiment_id, VIEW_TAG, state)
 
 
 def is_refusal(error: Exception) -> bool:

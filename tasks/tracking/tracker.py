@@ -138,13 +138,13 @@ class Tracker:
         """
         step = record.iteration + 1
         _check(record.metrics, step)
-        name = f"iteration {record.iteration:04d}"
+        name = f"iteration {step:04d}"
         is_new = self._append(
             name, "metrics", metrics=record.metrics, step=step, time=_milliseconds()
         )
         if is_new and record.timeline is not None:
             self._pictures.append(record.timeline)
-            path = f"timelines/iteration-{record.iteration:04d}.png"
+            path = f"timelines/iteration-{step:04d}.png"
             record.timeline.add_done_callback(partial(self._log_picture, path))
 
     def log_versions(self, hashes: Mapping[int, str]) -> None:
@@ -260,8 +260,8 @@ class Tracker:
             )
 
     def describe(self) -> str:
-        """Return how to look at the run: its address, or the command that serves it."""
-        return page_of(self.uri, self.experiment_id, self.mlflow_run_id)
+        """Return where the runs of the experiment are shown, and what serves them."""
+        return page_of(self.uri, self.experiment_id)
 
     def _append(self, key: str, kind: str, **content: Any) -> bool:
         is_new = self._spool.append(key, kind, **content)

@@ -35,7 +35,7 @@ def test_rounding_that_clips_fresh_samples_is_said_once(told):
         telling.tell_of_clipping(session, record_with(replay_error=error))
     ((event, text),) = told
     assert event == "fresh-samples-clipped"
-    assert text.startswith("iteration 3: rollout and trainer round log-probs differently, by up to")
+    assert text.startswith("iteration 4: rollout and trainer round log-probs differently, by up to")
     assert "0.001, which is more than algorithm.clip_range (0.0001)" in text
 
 
