@@ -21,7 +21,8 @@ def print_run(report: RunReport, seconds: float, console: Console | None = None)
         console: to print on.
     """
     console = console or Console(highlight=False, soft_wrap=True)
-    table = Table(title="held-out prompts, mean over samples", title_justify="left")
+    title = "held-out prompts, mean over samples"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))  # 80 columns
     table.add_column("reward")
     for name in ("before", "after", "change"):
         table.add_column(name, justify="right")

@@ -76,7 +76,7 @@ def test_means_of_prompts_leave_out_scores_that_failed():
 
 
 def printed(call, *arguments) -> list[str]:
-    console = Console(file=io.StringIO(), width=200)
+    console = Console(file=io.StringIO(), width=80)
     call(*arguments, console)
     return console.file.getvalue().splitlines()
 
@@ -92,8 +92,12 @@ def summary_of(before: list[float], after: list[float]) -> str:
         after=report_of(2, after),
         view="mlflow ui",
     )
-    (line,) = [line for line in printed(print_run, report, 3.0) if "│ reward" in line]
-    return " ".join(line.replace("│", " ").split())
+    (line,) = [
+        line
+        for line in printed(print_run, report, 3.0)
+        if line.startswith("reward ") and "±" in line
+    ]
+    return " ".join(line.split())
 
 
 def test_the_summary_says_what_is_noise():
