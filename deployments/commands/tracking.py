@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from digen_core.config import ConfigError
+from digen_core.config_file import tree_of_run
 
 LOCAL_MLFLOW = "sqlite:///runs/mlflow.db"
 
@@ -32,8 +33,14 @@ def compare(
         mlflow_uri: MLflow with runs that are given by name; default: MLFLOW_TRACKING_URI, else
             runs/mlflow.db.
     """
+    if mlflow_uri is not None:
+        from digen_core.reachable import check_tracking
+
+        check_tracking("--mlflow-uri", mlflow_uri)
     if not others:
         raise ConfigError(f"what is {run} to be compared with? Give two runs or more")
+    for folder in filter(Path.is_dir, map(Path, (run, *others))):
+        tree_of_run(folder)  # MLflow takes seconds to import: mistakes are told before
 
     from rich.console import Console
 

@@ -1,13 +1,13 @@
 """Groups of equal devices in a cluster file: those that generate or train, and those that score."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from digen_core.control.costs import DeviceCosts
 from digen_core.control.protocol import Role
 from digen_core.reward_config import PoolName
-from digen_core.strict import Strict
+from digen_core.strict import AtMost, Strict
 
 ROLES: dict[str, frozenset[Role]] = {
     "rollout": frozenset({"rollout"}),
@@ -22,7 +22,7 @@ class WorkerGroup(Strict):
     kind: str = Field(min_length=1)
     """What they are, for example h100."""
 
-    count: int = Field(ge=1)
+    count: Annotated[int, AtMost(16_384, "each device is planned for by itself")] = Field(ge=1)
     """How many there are."""
 
     price_per_hour: float = Field(0.0, ge=0)
