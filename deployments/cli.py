@@ -13,7 +13,16 @@ from importlib.metadata import PackageNotFoundError, version
 from cyclopts import App, CycloptsError
 
 from deployments.bench import bench
-from deployments.commands import clusters, configs, models, operation, planning, runs, tracking
+from deployments.commands import (
+    clusters,
+    configs,
+    models,
+    operation,
+    planning,
+    runs,
+    starting,
+    tracking,
+)
 from deployments.errors import RunFailedError, RunStoppedError
 from deployments.local import apply_settings
 from deployments.stopping import install
@@ -26,7 +35,10 @@ WELCOME = """\
 digen: reinforcement-learning post-training of diffusion and flow-matching models
 
   digen train shapes                              train the embedded model; minutes on a CPU
+  digen init mine.toml                            a config of your own, from a few answers
+  digen recipes                                   the configs that digen ships
   digen config show shapes                        every setting with its meaning
+  digen ls                                        your runs, and how they went
   digen train --resume runs/NAME                  go on with a run that was interrupted
   digen evaluate runs/NAME                        judge a finished run again
   digen report runs/NAME                          see what its devices waited for
@@ -60,6 +72,10 @@ app.command(
 )
 app.command(runs.evaluate)
 app.command(runs.pause)
+app.command(runs.cancel)
+app.command(runs.ls)
+app.command(starting.init)
+app.command(starting.recipes)
 app.command(runs.report)
 app.command(tracking.compare)
 app.command(tracking.sync)
@@ -103,7 +119,7 @@ def run(arguments: Sequence[str]) -> int:
     except UnknownKeyError as error:
         return _fail(_option_like(arguments, error.key) or error, 2)
     except (ConfigError, CycloptsError) as error:
-        return _fail(error, 2)
+        return _fail(_command_for(arguments) or error, 2)
     except RunFailedError as error:
         return _fail(error, 1)
     except RunStoppedError as error:
@@ -111,6 +127,30 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _fail("stopped", 130)
     return code if isinstance(code, int) else 0
+
+
+OTHER_WORDS = {
+    "resume": "digen train --resume RUN",
+    "continue": "digen train --resume RUN",
+    "stop": "digen cancel RUN",
+    "kill": "digen cancel RUN",
+    "eval": "digen evaluate RUN",
+    "list": "digen ls",
+    "runs": "digen ls",
+    "configs": "digen recipes",
+    "new": "digen init FILE",
+}
+"""What other programs call a command -> what does it here."""
+
+
+def _command_for(arguments: Sequence[str]) -> str | None:
+    """Say which command does what a word of other programs means; None if it is one of ours."""
+    word = arguments[0]
+    command = OTHER_WORDS.get(word)
+    if command is None or word in app:
+        return None
+    run = next((a for a in arguments[1:] if not a.startswith("-")), "RUN")
+    return f"there is no command {word}; use: {command.replace('RUN', run)}"
 
 
 def _option_like(arguments: Sequence[str], key: str) -> str | None:

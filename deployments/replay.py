@@ -26,9 +26,8 @@ def print_replay(run_dir: Path, kept: KeptIteration, replayed: Replayed) -> None
     """Print the update's metrics beside the run's own, and how far the weights are apart."""
     console = Console(highlight=False, soft_wrap=True)
     num_pairs = sum(pack.num_pairs for pack in kept.packs)
-    title = (
-        f"iteration {kept.record.iteration}: version {kept.version} trained on {num_pairs} pairs"
-    )
+    number = kept.record.iteration + 1
+    title = f"iteration {number}: version {kept.version} trained on {num_pairs} pairs"
     table = Table(title=title, title_justify="left")
     table.add_column("metric")
     for heading in ("run", "replay"):

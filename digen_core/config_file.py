@@ -183,7 +183,9 @@ def _message(item: ErrorDetails) -> str:
 
 def _got(value: object, choices: str) -> str:
     """Return the value that was given, and which of the choices, if any, it may be a typo of."""
-    near = get_close_matches(str(value), re.findall("'([^']*)'", str(choices)), 1)
+    names = re.findall("'([^']*)'", str(choices))
+    near = [name for name in names if name == f"flow_{value}"]  # grpo: that of the field
+    near = near or get_close_matches(str(value), names, 1)
     return f" (got {redacted(repr(value))}" + (f"; did you mean {near[0]!r}?)" if near else ")")
 
 

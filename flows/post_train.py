@@ -31,8 +31,8 @@ def post_train(config: RunConfig, resume: str | None = None) -> RunReport:
 
     Args:
         config: The whole run. Keys that are given alone are laid over the deployment's config.
-        resume: Folder of a run to go on with from its last checkpoint, such as runs/NAME; empty
-            starts a new run.
+        resume: Folder of a run to go on with from its last checkpoint, such as runs/NAME, or auto:
+            the newest run of the config's name, if there is one; empty starts a new run.
     """
     check_run(config)
     probe_before_start(config, warn)
@@ -57,6 +57,7 @@ def train(session: Session) -> None:
         for index in range(session.num_iterations, config.num_iterations):
             if tag := session.evaluation_before(index):
                 evaluate_once(session, tag)
+                say("training")
             conductor.complete(index, last=session.last_before_evaluation(index))
             if conductor.out_of_time:
                 say(f"max_minutes ({config.max_minutes:g}) have passed: no more iterations")

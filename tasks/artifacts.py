@@ -42,14 +42,18 @@ from digen_core.records import EvaluationReport, IterationRecord, Picture
 from tasks.display import (
     Progress,
     busy_fractions,
+    change_between,
+    change_text,
     duration,
     headlines,
     idle_causes,
     is_component,
     label_of,
     line_chart,
+    mean_text,
     sparkline,
-    text_of,
+    value_text,
+    verdict,
 )
 from tasks.markdown import cell, code, escaped, inline
 
@@ -128,7 +132,12 @@ class RunArtifacts:
 
     def on_phase(self, text: str) -> None:
         """Show what begins."""
-        self._progress.phase = text
+        self._progress.begin(text)
+        self._publish()
+
+    def on_step(self, done: int, total: int) -> None:
+        """Show how far the phase is."""
+        self._progress.num_steps, self._progress.steps = done, total
         self._publish()
 
     def on_open(self, run_dir: Path) -> None:
@@ -224,7 +233,10 @@ class RunArtifacts:
 def describe(progress: Progress) -> str:
     """Return how far a run is, in one line."""
     total, left = progress.config.num_iterations, progress.seconds_left
-    parts = [f"{progress.num_finished} of {total} iterations", progress.phase]
+    phase = progress.phase
+    if progress.steps:
+        phase += f" ({progress.num_steps} of {progress.steps})"
+    parts = [f"{progress.num_finished} of {total} iterations", phase]
     parts.append(f"{duration(progress.elapsed_seconds)} elapsed")
     if left is not None and progress.num_finished < total:
         parts.append(f"about {duration(left)} left")
@@ -250,7 +262,7 @@ def report_of(run_id: str, progress: Progress, links: Mapping[str, str]) -> str:
 
 def _show_iteration(record: IterationRecord) -> None:
     text = iteration_report(record, record.timeline.result() if record.timeline else b"")
-    description = f"iteration {record.iteration}: metrics, devices and samples"
+    description = f"iteration {record.iteration + 1}: metrics, devices and samples"
     create_markdown_artifact(text, key=ITERATION_KEY, description=description)
 
 
@@ -261,9 +273,9 @@ def iteration_report(record: IterationRecord, timeline: bytes) -> str:
         record: of the iteration.
         timeline: its picture as PNG, or nothing.
     """
-    parts = [f"# iteration {record.iteration}: {record.seconds:.3g} s"]
+    parts = [f"# iteration {record.iteration + 1}: {record.seconds:.3g} s"]
     if names := headlines(record.metrics):
-        rows = [f"| {_label(n)} | {text_of(n, record.metrics[n])} |" for n in names]
+        rows = [f"| {_label(n)} | {value_text(n, record.metrics)} |" for n in names]
         parts.append("\n".join(["| metric | value |", "|---|---:|", *rows]))
     if timeline:
         parts.append(_embedded("what the devices did", "png", timeline))
@@ -310,27 +322,38 @@ def _idle_table(record: IterationRecord) -> str:
 
 
 def _metrics_table(progress: Progress) -> str:
+    """Return a row for each metric; of means with ±, their standard errors over the prompts."""
     first, last = progress.history[0], progress.history[-1]
-    lines = ["| metric | first | last | trend |", "|---|---:|---:|---|"]
+    lines = ["| metric | first | last | change | trend |", "|---|---:|---:|---|---|"]
     for name in headlines(last):
-        before = text_of(name, first[name]) if name in first else ""
+        before = value_text(name, first) if name in first else ""
         trend = sparkline(progress.trend(name), 32)
-        lines.append(f"| {_label(name)} | {before} | {text_of(name, last[name])} | {trend} |")
+        cells = [before, value_text(name, last), verdict(change_between(name, first, last)), trend]
+        lines.append(f"| {_label(name)} | {' | '.join(cells)} |")
     lines += [
-        f"| busy: {cell(device)} | | {share:.0%} | |"
+        f"| busy: {cell(device)} | | {share:.0%} | | |"
         for device, share in busy_fractions(last).items()
     ]
     return "\n".join(lines)
 
 
 def _evaluation_table(evaluations: Mapping[str, EvaluationReport]) -> str:
+    """Return a row for each component; of several evaluations, how the last differs from the first.
+
+    ± is the standard error over the prompts.
+    """
     tags = list(evaluations)
+    first, last = evaluations[tags[0]], evaluations[tags[-1]]
     heads = [f"{cell(tag)} (version {evaluations[tag].version})" for tag in tags]
-    lines = [f"| evaluation | {' | '.join(heads)} |", "|---" + "|---:" * len(tags) + "|"]
+    heads += ["change", ""] if len(tags) > 1 else []
+    lines = [f"| evaluation | {' | '.join(heads)} |", "|---" + "|---:" * len(heads) + "|"]
     names = list(dict.fromkeys(name for tag in tags for name in evaluations[tag].rewards))
     for name in names:
-        values = [evaluations[tag].rewards.get(name) for tag in tags]
-        texts = ["" if value is None else f"{value:.3f}" for value in values]
+        reports = [evaluations[tag] for tag in tags]
+        texts = [mean_text(report, name) if name in report.rewards else "" for report in reports]
+        if len(tags) > 1:
+            change = last.change_since(first, name)
+            texts += [change_text(change), verdict(change)]
         lines.append(f"| {cell(name)} | {' | '.join(texts)} |")
     return "\n".join(lines)
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import dask
@@ -41,8 +42,18 @@ def local_devices(config: ClusterConfig, *, colocated: bool = False) -> list[Dev
 
 
 @contextmanager
-def run_cluster(config: ClusterConfig, devices: list[Device]) -> Iterator[str]:
-    """Yield the address of a scheduler: the configured one, or a new one with these workers."""
+def run_cluster(
+    config: ClusterConfig,
+    devices: list[Device],
+    on_started: Callable[[int, int], None] = lambda done, total: None,
+) -> Iterator[str]:
+    """Yield the address of a scheduler: the configured one, or a new one with these workers.
+
+    Args:
+        config: of the cluster.
+        devices: to start if none is configured.
+        on_started: is called with how many workers have started, and of how many.
+    """
     if config.address is not None:
         yield config.address
         return
@@ -50,6 +61,8 @@ def run_cluster(config: ClusterConfig, devices: list[Device]) -> Iterator[str]:
     workers = {device.name: _worker(device.roles) for device in devices}
     for pool, number in config.reward_workers.items():
         workers |= {f"{pool}-{index}": _worker([pool]) for index in range(number)}
+    nanny = _counted_nanny(len(workers), on_started)
+    workers = {name: {**worker, "cls": nanny} for name, worker in workers.items()}
     scheduler = own_scheduler(config.tls)
     # A worker that its nanny starts again imports torch: it is not given up meanwhile.
     patient = {"distributed.deploy.lost-worker-timeout": "10m"}
@@ -104,6 +117,20 @@ def as_environment(settings: Mapping[str, object]) -> dict[str, str]:
         "DASK_" + key.replace(".", "__").replace("-", "_").upper(): str(value)
         for key, value in settings.items()
     }
+
+
+def _counted_nanny(total: int, on_started: Callable[[int, int], None]) -> type[Nanny]:
+    """Return a class whose instances, ``total`` of them, say when their workers have started."""
+    started = count(1)
+
+    class CountedNanny(Nanny):  # type: ignore[misc]
+        async def start_unsafe(self) -> Nanny:
+            own = await super().start_unsafe()
+            if (done := next(started)) <= total:  # later ones take the place of lost workers
+                on_started(done, total)
+            return own
+
+    return CountedNanny
 
 
 def _worker(resources: Iterable[str]) -> dict[str, Any]:

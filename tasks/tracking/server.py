@@ -7,17 +7,21 @@ from typing import Final
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from requests import RequestException
+from sqlalchemy.exc import SQLAlchemyError
 
 from digen_core.addresses import redacted
 from digen_core.config import ConfigError, RunConfig
 from digen_core.schedule_config import mlflow_of_environment
+from tasks.tracking.view import KEY, VIEW_TAG, view_state
 
 # Its lines tell of tables that it makes, and of versions of torch that it writes down otherwise.
 logging.getLogger("mlflow").setLevel(logging.ERROR)
 
 DATABASE_OF_RUNS: Final = "mlflow.db"  # in the folder of all runs
+KEY_OF_VIEW: Final = "viewStateShareKey"
+"""Of MLflow's addresses."""
 
-MlflowError = (MlflowException, RequestException)
+MlflowError = (MlflowException, RequestException, SQLAlchemyError)
 """What a call of MLflow raises if it is not taken."""
 
 
@@ -49,18 +53,27 @@ def experiment_of(client: MlflowClient, uri: str, config: RunConfig) -> str:
     return str(client.create_experiment(config.tracking.experiment, location, tags))
 
 
-def page_of(uri: str, experiment_id: str, mlflow_run_id: str) -> str:
-    """Return how to look at a run: its address, or the command that serves it."""
+def page_of(uri: str, experiment_id: str) -> str:
+    """Return where an experiment's runs are shown; of a file, after the command that serves it."""
+    place = f"#/experiments/{experiment_id}/runs?{KEY_OF_VIEW}={KEY}"
     if uri.startswith("http"):
-        return f"{uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{mlflow_run_id}"
+        return f"{uri.rstrip('/')}/{place}"
     # By itself it answers pages of any name that begins as a private address does.
-    return f"mlflow ui --allowed-hosts 127.0.0.1:5000 --backend-store-uri {uri}"
+    server = f"mlflow ui --allowed-hosts 127.0.0.1:5000 --backend-store-uri {uri}"
+    return f"{server}, then http://127.0.0.1:5000/{place}"
+
+
+def share_view(client: MlflowClient, experiment_id: str) -> None:
+    """Have the experiment hold the view that the address names."""
+    state = view_state()
+    if client.get_experiment(experiment_id).tags.get(VIEW_TAG) != state:
+        client.set_experiment_tag(experiment_id, VIEW_TAG, state)
 
 
 def is_refusal(error: Exception) -> bool:
     """Return whether to say the same again would be in vain; else MLflow may take it later."""
-    # What was to be sent is gone, or is not in the run's folder.
-    if isinstance(error, FileNotFoundError | ConfigError):
+    # What was to be sent is gone, is not in the run's folder, or is damaged.
+    if isinstance(error, FileNotFoundError | ConfigError | KeyError | AttributeError | TypeError):
         return True
     return isinstance(error, MlflowException) and error.get_http_status_code() == 400
 

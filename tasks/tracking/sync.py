@@ -42,11 +42,16 @@ def send_rest(run_dir: Path, uri: str | None = None) -> Sent:
     """
     inside(run_dir, FOLDER)
     spool = Spool.open(run_dir)
+    if spool is None and (run_dir / FOLDER).is_dir():
+        raise ConfigError(
+            f"{run_dir / FOLDER} does not say for which run of MLflow it is; resuming the run "
+            f"mends that: digen train --resume {run_dir}"
+        )
     if spool is None:
         raise ConfigError(f"{run_dir} holds nothing for MLflow; give the folder of a run")
     for entry in spool.read():
         if entry["kind"] in ("file", "model"):
-            inside(run_dir, entry["path"])
+            inside(run_dir, str(entry.get("path", "")))
     run = spool.run.model_copy(update={"uri": uri or _own_uri(run_dir, spool.run.uri)})
     before = spool.num_unsent + len(spool.aside())
     with spool.sending() as may_send:
@@ -77,5 +82,5 @@ def _own_uri(run_dir: Path, uri: str) -> str:
 
 
 def _has_ended(spool: Spool) -> bool:
-    words = [entry["status"] for entry in spool.read() if entry["kind"] == "status"]
+    words = [entry.get("status") for entry in spool.read() if entry["kind"] == "status"]
     return bool(words) and words[-1] != "RUNNING"

@@ -23,6 +23,7 @@ from digen_core.addresses import redacted
 from digen_core.config import RunConfig
 from digen_core.config_file import CONFIG_OF_RUN
 from digen_core.manifest import EVALUATIONS_OF_RUN
+from digen_core.noise import error_of
 from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.transport.files import replace_bytes, replace_text
 from tasks.display import draw_grid
@@ -137,13 +138,13 @@ class Tracker:
         """
         step = record.iteration + 1
         _check(record.metrics, step)
-        name = f"iteration {record.iteration:04d}"
+        name = f"iteration {step:04d}"
         is_new = self._append(
             name, "metrics", metrics=record.metrics, step=step, time=_milliseconds()
         )
         if is_new and record.timeline is not None:
             self._pictures.append(record.timeline)
-            path = f"timelines/iteration-{record.iteration:04d}.png"
+            path = f"timelines/iteration-{step:04d}.png"
             record.timeline.add_done_callback(partial(self._log_picture, path))
 
     def log_versions(self, hashes: Mapping[int, str]) -> None:
@@ -175,6 +176,8 @@ class Tracker:
             ValueError: a reward is NaN or infinite.
         """
         metrics = {f"evaluation/{name}": value for name, value in report.rewards.items()}
+        errors = {name: report.standard_error(name) for name in report.rewards}
+        metrics |= {error_of(f"evaluation/{n}"): e for n, e in errors.items() if e is not None}
         _check(metrics, report.version)
         name = tag if self._in_training else self._unused(tag)
         self._append(
@@ -258,8 +261,8 @@ class Tracker:
             )
 
     def describe(self) -> str:
-        """Return how to look at the run: its address, or the command that serves it."""
-        return page_of(redacted(self.uri), self.experiment_id, self.mlflow_run_id)
+        """Return where the runs of the experiment are shown, and what serves them."""
+        return page_of(redacted(self.uri), self.experiment_id)
 
     def _append(self, key: str, kind: str, **content: Any) -> bool:
         is_new = self._spool.append(key, kind, **content)
