@@ -95,6 +95,7 @@ class Controller:
         """
         instructions = self._on(event)
         self._begin_offered()
+        instructions += self._dispatcher.pauses(list(self._iterations), self._version)
         instructions += self._dispatcher.dispatch(
             list(self._iterations), self._version, another_offered=bool(self._offered)
         )
@@ -200,8 +201,10 @@ class Controller:
         name = iteration.generating.pop(fragment, None)
         if name is None:
             raise ControllerError(f"{fragment} was not being generated: {self!r}")
-        queue = self._fleet[name].queue
-        queue.remove(next(d for d in queue if isinstance(d, Generate) and d.fragment == fragment))
+        device = self._fleet[name]
+        told = (d for d in device.queue if isinstance(d, Generate) and d.fragment == fragment)
+        device.queue.remove(next(told))
+        device.pausing = False
         return iteration, name
 
     def _on_scored(self, fragment: Fragment) -> list[Instruction]:
@@ -233,7 +236,7 @@ class Controller:
             return self._turn_when_generated(iteration)
         if iteration.is_trained or iteration is not self._iterations[0]:
             return self._closed(iteration)  # if no group carried a signal
-        return self._dispatcher.pauses(list(self._iterations), self._version)
+        return []
 
     def _turn_when_generated(self, iteration: Iteration) -> list[Instruction]:
         """End the first phase of a colocated layout when all pairs are there."""

@@ -24,6 +24,7 @@ class DeviceState:
     packs: list[Pack] = field(default_factory=list)  # of its samples, without TSP: to train next
     largest_pack: int | None = None  # pairs that fit into its memory; None: not yet found out
     trains_until: float = 0.0  # predicted, on the fleet's clock of training
+    pausing: bool = False  # told to pause the fragment that it generates
     may_generate: bool = False
     may_train: bool = False
 

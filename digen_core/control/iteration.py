@@ -101,6 +101,10 @@ class Iteration:
         groups = len(self.without_advantages)
         return groups * workload.trained_per_group * len(self.trained_steps)
 
+    def pairs_left(self, workload: Workload) -> int:
+        """Return how many pairs no device was told to train, those to come included."""
+        return self.pool.num_pairs + self.pairs_to_come(workload)
+
     @property
     def all_taken(self) -> bool:
         """Whether every pair exists and has a device."""
