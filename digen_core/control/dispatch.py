@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from math import ceil
 
 from digen_core.control.backlog import Backlog
+from digen_core.control.device_index import Traits
 from digen_core.control.fleet import DeviceState, Fleet
 from digen_core.control.helping import Helping
 from digen_core.control.iteration import Iteration
-from digen_core.control.packing import smallest_pack
 from digen_core.control.protocol import (
     Fragment,
     Generate,
@@ -34,8 +34,7 @@ class Dispatcher:
         self._workload = workload
         self._schedule = schedule
         self._layout = schedule.layout
-        self._backlog = Backlog(fleet, workload)
-        self._helping = Helping(fleet, workload, schedule.layout, self._backlog)
+        self._helping = Helping(fleet, workload, schedule.layout, Backlog(fleet, workload))
         self._quota = int(schedule.max_stale_share * workload.num_groups + 1e-9)
 
     def dispatch(
@@ -49,11 +48,30 @@ class Dispatcher:
             another_offered: whether one more iteration waits to begin.
         """
         instructions: list[Instruction] = []
-        devices = self._fleet.fastest_first()
         for depth in range(1, self._schedule.queue_depth + 1):
-            for device in devices:
-                if len(device.queue) < depth and self._deep_enough(device, iterations, depth):
-                    instructions += self._next(device, iterations, version, another_offered)
+            instructions += self._fill(depth, iterations, version, another_offered)
+        return instructions
+
+    def _fill(
+        self, depth: int, iterations: Sequence[Iteration], version: int, another_offered: bool
+    ) -> list[Instruction]:
+        """Ask each device with room, in order, what it does next.
+
+        What there is for a device depends on its traits: when there was nothing for one, those that
+        are like it are not asked until another one has got or turned to something.
+        """
+        instructions: list[Instruction] = []
+        without_work: set[Traits] = set()
+        last: DeviceState | None = None
+        while device := self._fleet.next_with_room(depth, last, without_work):
+            traits = self._fleet.traits_of(device)
+            if self._deep_enough(device, iterations, depth):
+                instructions += self._next(device, iterations, version, another_offered)
+            if self._fleet.traits_of(device) == traits:
+                without_work.add(traits)
+            else:
+                without_work.clear()
+                last = device
         return instructions
 
     def pauses(self, iterations: Sequence[Iteration], version: int) -> list[Instruction]:
@@ -69,9 +87,9 @@ class Dispatcher:
         """
         if depth == 1:
             return True
-        if not iterations or not all(other.queue for other in self._fleet.with_mode(device.mode)):
+        if not iterations or not self._fleet.all_busy(device.mode):
             return False
-        others = len(self._fleet.with_mode(device.mode)) - 1
+        others = self._fleet.num(device.mode) - 1
         if device.mode == "rollout":
             return len(iterations[0].queue) > others
         return iterations[0].pool.num_pairs > others * self._workload.pack_size
@@ -130,7 +148,7 @@ class Dispatcher:
         self, device: DeviceState, fragment: Fragment, next_step: int, version: int
     ) -> list[Instruction]:
         do = Generate(fragment, next_step, self._workload.num_steps, version, device.name)
-        device.queue.append(do)
+        self._fleet.give(device, do)
         return [do]
 
     def train(
@@ -147,7 +165,7 @@ class Dispatcher:
         if not device.packs:
             return []
         do = Train(device.packs.pop(0), version, device.name)
-        device.queue.append(do)
+        self._fleet.give(device, do)
         return [do]
 
     def _packs_for(self, device: DeviceState, iteration: Iteration) -> list[Pack]:
@@ -163,6 +181,8 @@ class Dispatcher:
             most = min(most, self._workload.samples_per_pack)
             size = self._fair_size(device, iteration.pool.num_pairs, most, num_steps)
             taken = iteration.pool.take_by_step(size, num_steps)
+        if not taken:
+            return []
         packs = [iteration.make_pack(blocks, device.name) for blocks in taken]
         device.trains_until = max(device.trains_until, self._fleet.training_clock)
         device.trains_until += sum(
@@ -174,7 +194,7 @@ class Dispatcher:
         """Return how many of the ready pairs make the next pack; 0: wait for more of them."""
         ready, smallest = iteration.pool.num_pairs, 1
         if iteration.without_advantages:  # more pairs will come
-            smallest = smallest_pack(self._fleet.costs_of(device).pack, most)
+            smallest = self._fleet.smallest_pack(device, most)
             if ready < smallest:
                 return 0
         return min(ready, most, max(smallest, self._fair_size(device, ready, most)))
@@ -191,10 +211,9 @@ class Dispatcher:
             most: the size of a full pack.
             num_steps: packs that are made together, one of each step.
         """
-        trainers = self._fleet.with_mode("trainer")
-        if most == 1 or ready >= 2 * most * num_steps * len(trainers):
+        if most == 1 or ready >= 2 * most * num_steps * self._fleet.num("trainer"):
             return most
-        seconds = self._backlog.seconds_to_train(ready)
+        seconds = self._fleet.seconds_to_train(ready)
         size = max(seconds * self._fleet.training_rate(device) / num_steps - 1e-6, 1e-6)
         return ceil(size / ceil(size / most))
 
@@ -204,10 +223,11 @@ class Dispatcher:
         costs = self._fleet.costs
         seconds = costs.switch_to_rollout if role == "rollout" else costs.switch_to_trainer
         device.trains_until = self._fleet.training_clock + seconds
+        self._fleet.file(device)
         if not seconds:
             return []
         do = Switch(device.name, role)
-        device.queue.append(do)
+        self._fleet.give(device, do)
         return [do]
 
     def _leaves_to_faster(self, device: DeviceState, iteration: Iteration) -> bool:
@@ -215,7 +235,4 @@ class Dispatcher:
 
         Each is, on average, half through a fragment. So the slow ones begin what is due later.
         """
-        rate = self._fleet.generation_rate
-        generating = self._fleet.with_mode("rollout")
-        faster = [other for other in generating if 1.5 / rate(other) < 1 / rate(device)]
-        return 0 < len(iteration.queue) <= len(faster)
+        return 0 < len(iteration.queue) <= self._fleet.num_faster(device, 1.5)

@@ -11,7 +11,7 @@ from digen_core.control.costs import Costs
 from digen_core.control.fleet import DeviceState, Fleet
 from digen_core.control.iteration import Iteration
 from digen_core.control.layout import Layout
-from digen_core.control.protocol import Generate, Instruction, Pause
+from digen_core.control.protocol import Instruction, Pause
 from digen_core.control.schedule import Schedule, Workload
 
 
@@ -100,14 +100,17 @@ class Helping:
 
         A fragment is paused once: how far it is shows only then, and may speak against it.
         """
+        if not self._layout.helpers_leave or not iterations or not iterations[0].pool.num_pairs:
+            return []
+        helping = self._fleet.to_pause(version)
+        if not helping or not self._backlog.rollouts_suffice(iterations[0]):
+            return []
         paused: list[Instruction] = []
-        for device in self._fleet if self._layout.helpers_leave else ():
-            do = device.queue[0] if device.queue else None
-            if not isinstance(do, Generate) or do.first_step or device.pausing:
-                continue
-            if self.should_leave(device, iterations, version):
-                device.pausing = True
+        for device in helping:
+            if do := device.generating:
                 paused.append(Pause(do.fragment, device.name))
+            device.pausing = True
+            self._fleet.file(device)
         return paused
 
 
@@ -136,8 +139,10 @@ def choose_helpers(
     for place, device in enumerate(trainers):
         device.may_generate = place >= max(len(trainers) - helpers, int(for_good))
         device.may_train = not (device.may_generate and for_good)
+        fleet.file(device)
     for place, device in enumerate(rollouts):
         device.may_train = place < assistants
+        fleet.file(device)
 
 
 def num_helpers(

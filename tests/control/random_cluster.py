@@ -82,6 +82,7 @@ class RandomCluster:
         self.finished: list[p.FinishIteration] = []
         self.num_pauses = self.num_lost = 0
         self.fits = 10**9  # pairs in the memory of a device
+        self.num_events = 0
 
     def run(
         self, num_iterations: int, *, pause_odds=0.0, losses: int = 0, fits: int = 10**9
@@ -93,7 +94,7 @@ class RandomCluster:
             while offered < min(
                 num_iterations, len(self.finished) + 1 + self.schedule.max_staleness
             ):
-                self.carry_out(self.it.handle(p.IterationOffered(offered, TRAINED)))
+                self.tell(p.IterationOffered(offered, TRAINED))
                 offered += 1
             if losses and self.random.random() < 0.05:
                 losses -= self._lose_one()
@@ -105,7 +106,7 @@ class RandomCluster:
                 do = self.others.pop(place - len(choices))
             else:
                 do = self.queues[choices[place]].pop(0)
-            self.carry_out(self.it.handle(self._event_of(do, pause_odds)))
+            self.tell(self._event_of(do, pause_odds))
 
     def _lose_one(self) -> int:
         rollouts = [n for n in sorted(self.devices) if "trainer" not in n]
@@ -126,8 +127,14 @@ class RandomCluster:
             for step in range(NUM_STEPS):
                 self.steps_done.pop((fragment, step), None)
         self.num_lost += 1
-        self.carry_out(self.it.handle(p.DeviceLost(name)))
+        self.tell(p.DeviceLost(name))
         return 1
+
+    def tell(self, event: p.Event) -> None:
+        self.carry_out(self.it.handle(event))
+        self.num_events += 1
+        if self.num_events % 20 == 0:
+            self.it.validate()
 
     def carry_out(self, instructions: list[p.Instruction]) -> None:
         for do in instructions:
