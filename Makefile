@@ -62,7 +62,7 @@ test-algorithms: setup ## the weights of every algorithm under every layout; up 
 test-families: setup ## the weights of every model family, image and video; up to 10 minutes
 	$(BIN)/pytest -q -m families $(ARGS)
 
-test-operation: setup ## servers that go away, killed runs, browsers, whole sessions; up to 20 minutes
+test-operation: setup ## servers that go away, killed runs, browsers, whole sessions, pages followed; up to 30 minutes
 	$(BIN)/pytest -q -m operation $(ARGS)
 
 bench: setup ## what a task costs: bare Dask, digen's runner, Prefect's Dask runner

@@ -7,6 +7,7 @@ from typing import Annotated, TypeVar
 from cyclopts import App, Parameter
 
 from deployments.overrides import ConfigTokens, config_of
+from deployments.shipped import shipped_configs
 from digen_core.config import ConfigError
 from digen_core.config_file import is_config, load_config
 
@@ -42,7 +43,7 @@ def runner(*, num_tasks: int = 60, rounds: int = 3) -> int:
 def overhead(*tokens: ConfigTokens, iterations: int = 3) -> int:
     """Measure how much of a run's time is orchestration.
 
-    Example: digen bench overhead deployments/configs/shapes.toml --iterations 5
+    Example: digen bench overhead shapes --iterations 5
 
     Args:
         tokens: CONFIG and settings, as in 'digen train'.
@@ -66,7 +67,7 @@ def overhead(*tokens: ConfigTokens, iterations: int = 3) -> int:
 def packs(*tokens: ConfigTokens, rounds: int = 7) -> int:
     """Time packs of several pairs against packs of one, on a trainer alone.
 
-    Example: digen bench packs deployments/configs/shapes.toml --train.pack-size 64
+    Example: digen bench packs shapes --train.pack-size 64
 
     Args:
         tokens: CONFIG and settings, as in 'digen train'.
@@ -95,7 +96,7 @@ def utilization(
 ) -> int:
     """Measure the FLOP/s of steps and packs of a model of real size here, without its weights.
 
-    Example: digen bench utilization deployments/configs/recipes/flow_grpo_flux_fast.toml
+    Example: digen bench utilization flow_grpo_flux_fast
         --blocks 0.25 --peak-tflops 989
 
     Args:
@@ -188,7 +189,7 @@ def layouts(
     """Compare layouts through Prefect and Dask: emulated devices, or real compute.
 
     Example: digen bench layouts B --layout colocated-strong tsp elastic --time-scale 0.3
-    Example: digen bench layouts deployments/configs/shapes.toml --iterations 5
+    Example: digen bench layouts shapes --iterations 5
 
     Args:
         scenario: A, A2, B, B2, C, D, E or F (deployments/scenarios), or a TOML file like those:
@@ -211,8 +212,9 @@ def layouts(
         )
     if steps_per_task != "auto" and not (steps_per_task.isdecimal() and int(steps_per_task)):
         raise ConfigError(f"--steps-per-task is {steps_per_task}; use auto, or 1 or more")
-    if is_config(Path(scenario)):
-        return _real_layouts(Path(scenario), layout, rounds, iterations)
+    config = shipped_configs().get(scenario, Path(scenario))
+    if is_config(config):
+        return _real_layouts(config, layout, rounds, iterations)
 
     from deployments import simulate as scenarios
 
@@ -242,7 +244,7 @@ def learning(
 ) -> int:
     """Compare what the serial loop and layouts learn from the same number of samples.
 
-    Example: digen bench learning deployments/configs/shapes.toml --metric shapes/exact
+    Example: digen bench learning shapes --metric shapes/exact
 
     Args:
         tokens: CONFIG and settings, as in 'digen train'.
@@ -276,7 +278,7 @@ def learning(
 def algorithms(*tokens: ConfigTokens, only: Several[str] = None, seeds: Several[int] = None) -> int:
     """Compare what the algorithms make of the same number of samples, without a schedule.
 
-    Example: digen bench algorithms deployments/configs/shapes.toml --num-iterations 30
+    Example: digen bench algorithms shapes --num-iterations 30
 
     Args:
         tokens: CONFIG and settings, as in 'digen train'.

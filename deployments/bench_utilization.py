@@ -61,7 +61,7 @@ def main(config: RunConfig, share: float, rounds: int, peak_tflops: float | None
         cut_settings(settings_folder(config.model.path), folder, share)
         sizes = sizes_of(config, folder)
         policy = _built(config, folder)
-    works: list[tuple[Work, int]] = [("step", config.rollout.fragment_size)]
+    works: list[tuple[Work, int]] = [("step", config.fragment_size)]
     works += [("pack", size) for size in sorted({1, config.train.pack_size})]
     found = work_seconds(policy, config, noise_condition(policy), works, rounds)
     console = Console(highlight=False, soft_wrap=True)

@@ -5,13 +5,10 @@ help and mistakes show at once. A mistake of the user is one line on stderr and 
 that fails later is one line and exit code 1.
 """
 
-import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
-from types import FrameType
-from typing import NoReturn
 
 from cyclopts import App, CycloptsError
 
@@ -19,15 +16,15 @@ from deployments.bench import bench
 from deployments.commands import clusters, configs, models, operation, planning, runs, tracking
 from deployments.errors import RunFailedError, RunStoppedError
 from deployments.local import apply_settings
+from deployments.stopping import install
 from digen_core.config import ConfigError
 from digen_core.config_keys import UnknownKeyError
 
 WELCOME = """\
 digen: reinforcement-learning post-training of diffusion and flow-matching models
 
-  digen train deployments/configs/shapes.toml     train the embedded model; minutes on a CPU
-  digen config show deployments/configs/shapes.toml
-                                                  every setting with its meaning
+  digen train shapes                              train the embedded model; minutes on a CPU
+  digen config show shapes                        every setting with its meaning
   digen train --resume runs/NAME                  go on with a run that was interrupted
   digen evaluate runs/NAME                        judge a finished run again
   digen report runs/NAME                          see what its devices waited for
@@ -129,15 +126,9 @@ def _option_like(arguments: Sequence[str], key: str) -> str | None:
 
 def main() -> None:
     """Entry point of the console command."""
-    # Prefect kills the process again once it has noted that it was terminated; as an exception
-    # that ends what the command started, its Prefect server and workers, too.
-    signal.signal(signal.SIGTERM, _terminated)
+    install()
     apply_settings()
     sys.exit(run(sys.argv[1:]))
-
-
-def _terminated(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
 
 
 def _fail(error: object, code: int) -> int:

@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -15,6 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from deployments.errors import RunStoppedError
+from deployments.stopping import stopping
 from digen_core.config import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord
 from tasks.display import (
@@ -70,7 +73,7 @@ class LiveView:
         traceback: TracebackType | None,
     ) -> None:
         """Leave the last page on the screen."""
-        self.on_phase("finished" if error_type is None else f"ended by {error_type.__name__}")
+        self.on_phase(_how_it_ended(error_type))
         self._cleanup.close()
 
     def on_phase(self, text: str) -> None:
@@ -78,6 +81,15 @@ class LiveView:
         self._progress.phase = text
         if not self._is_live:
             self._say(text)
+
+    def on_open(self, run_dir: Path) -> None:
+        """Remember how the run can be resumed, should it have to be killed."""
+        stopping.text = f"stopped; resume it with: digen train --resume {run_dir}"
+
+    def on_stop(self, why: str) -> None:
+        """End this command in seconds."""
+        self.on_phase(f"stopping: {why}")
+        stopping.begin()
 
     def on_warning(self, text: str) -> None:
         """Print a line that stays, above the page if there is one."""
@@ -152,6 +164,14 @@ class LiveView:
                 style="bold" if name == "reward/mean" else None,
             )
         return table
+
+
+def _how_it_ended(error_type: type[BaseException] | None) -> str:
+    if error_type is None:
+        return "finished"
+    if issubclass(error_type, RunStoppedError | KeyboardInterrupt):
+        return "stopped"
+    return "terminated" if issubclass(error_type, SystemExit) else "failed"
 
 
 def _table(label: str, *columns: str) -> Table:

@@ -1,8 +1,8 @@
 """The part of a command line that sets config keys: ``CONFIG --rollout.group-size 8 --seed=1``.
 
-Values are TOML (8, 3e-4, [0.9, 0.95], "null"); strings need no quotes. Hyphens may stand for
-underscores, save in names of yours, such as those of rewards. The last of several settings of a key
-counts.
+CONFIG is a file, or the name of a config or recipe that digen ships, such as shapes. Values are
+TOML (8, 3e-4, [0.9, 0.95], "null"); strings need no quotes. Hyphens may stand for underscores, save
+in names of yours, such as those of rewards. The last of several settings of a key counts.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from deployments.shipped import find_config
 from digen_core.config import ConfigError, RunConfig
 from digen_core.config_file import config_of_run, load_config
 from digen_core.config_keys import key_of_option, parse_value
@@ -63,14 +64,13 @@ def config_of(
         run_dir: folder of a run whose config takes the place of the file, if none is given.
 
     Raises:
-        ConfigError: a token, key or value is wrong, or the file is missing.
+        ConfigError: a token, key or value is wrong, or there is no such config.
     """
     arguments = parse_arguments(tokens)
     overrides = {key: parse_value(key, text) for key, text in arguments.settings.items()}
     if arguments.path is None and run_dir is not None:
         return config_of_run(run_dir, overrides)
     if command and arguments.path is None:
-        raise ConfigError(
-            f"which config file? For example: {command} deployments/configs/shapes.toml"
-        )
-    return load_config(arguments.path, overrides)
+        raise ConfigError(f"which config? For example: {command} shapes")
+    path = None if arguments.path is None else find_config(str(arguments.path))
+    return load_config(path, overrides)

@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Final
 
 from rich.console import Console
@@ -17,11 +16,12 @@ from digen_core.planning.cluster import Cluster, load_cluster
 from digen_core.planning.job import Job
 from digen_core.planning.planner import JobPlan, plan_config
 from digen_core.planning.profile import load_profile
+from digen_core.shipped import data_folder
 from digen_core.trace.gaps import CAUSES, idle_gaps
 from digen_core.trace.metrics import idle_seconds
 from digen_core.trace.windows import Window
 
-CLUSTERS = Path(__file__).parent / "clusters"
+CLUSTERS = data_folder("clusters")
 
 
 ESTIMATED: Final = """\

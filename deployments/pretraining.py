@@ -35,4 +35,4 @@ def pretrain(out: Path, *, seed: int, threads: int) -> None:
         )
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"saved to {out}; train it with", markup=False)
-    console.print(f"digen train deployments/configs/shapes.toml --model.path {out}", markup=False)
+    console.print(f"digen train shapes --model.path {out}", markup=False)

@@ -1,5 +1,7 @@
 """An observer of runs that the benchmarks share."""
 
+from pathlib import Path
+
 from digen_core.records import EvaluationReport, IterationRecord
 
 
@@ -10,6 +12,12 @@ class Records:
         self.seen: list[IterationRecord] = []
 
     def on_phase(self, text: str) -> None:
+        """Nothing to keep."""
+
+    def on_open(self, run_dir: Path) -> None:
+        """Nothing to keep."""
+
+    def on_stop(self, why: str) -> None:
         """Nothing to keep."""
 
     def on_warning(self, text: str) -> None:

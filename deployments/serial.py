@@ -52,7 +52,7 @@ def evaluate_serially(config: RunConfig, policy: Policy, weights: Weights) -> fl
             [prompt.text for prompt in few],
             range(first, first + len(few)),
             num_samples=per_prompt,
-            num_steps=config.evaluation.num_steps,
+            num_steps=config.evaluation_steps,
             seed=config.seed,
         )
         asked = Asked.of(few, per_prompt)

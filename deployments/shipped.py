@@ -1,10 +1,15 @@
 """Files that digen ships and the command line takes by name."""
 
+from difflib import get_close_matches
 from pathlib import Path
 
 from digen_core.config import ConfigError
+from digen_core.shipped import data_folder
 
-RECIPES = Path(__file__).parent / "configs" / "recipes"
+CONFIGS = data_folder("configs")
+RECIPES = CONFIGS / "recipes"
+
+_MANY = 10  # names: of more only those like a wrong one are listed
 
 
 def recipe_files() -> list[Path]:
@@ -12,22 +17,47 @@ def recipe_files() -> list[Path]:
     return sorted(RECIPES.glob("*.toml"))
 
 
-def find_file(noun: str, name: str, folder: Path) -> Path:
-    """Return a shipped TOML file by its name, or the path of one's own.
+def shipped_configs() -> dict[str, Path]:
+    """Return the configs and recipes by name."""
+    return _by_name(CONFIGS, RECIPES)
 
-    Args:
-        noun: what it describes, for the error.
-        name: of a file in the folder, without its ending, or a path.
-        folder: of the shipped ones.
+
+def find_config(name: str) -> Path:
+    """Return a shipped config or recipe by its name, or the path of one's own.
 
     Raises:
         ConfigError: it is neither.
     """
-    shipped = {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return find_file("config", name, CONFIGS, RECIPES)
+
+
+def find_file(noun: str, name: str, *folders: Path) -> Path:
+    """Return a shipped TOML file by its name, or the path of one's own.
+
+    Args:
+        noun: what it describes, for the error.
+        name: of a file in one of the folders, without its ending, or a path.
+        folders: of the shipped ones.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    shipped, path = _by_name(*folders), Path(name)
     if name in shipped:
         return shipped[name]
-    if not name.endswith(".toml") and not Path(name).exists():
+    if path.suffix == ".toml" and not path.exists() and path.stem in shipped:
         raise ConfigError(
-            f"there is no {noun} {name}; use {', '.join(shipped)} or a TOML file like one of them"
+            f"cannot read {name}: there is none (seen from {Path.cwd()}); the {noun} that digen "
+            f"ships is called {path.stem}"
         )
-    return Path(name)
+    if path.suffix != ".toml" and not path.exists():
+        near = get_close_matches(name, shipped, 3) if len(shipped) > _MANY else []
+        raise ConfigError(
+            f"there is no {noun} {name}; use {', '.join(near or shipped)} or a TOML file like one "
+            "of them"
+        )
+    return path
+
+
+def _by_name(*folders: Path) -> dict[str, Path]:
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -14,10 +13,11 @@ from deployments.shipped import find_file
 from digen_core.config import ConfigError
 from digen_core.control.layout import LAYOUTS, LayoutName
 from digen_core.planning.search import Fixed, Plan, search
+from digen_core.shipped import data_folder
 from digen_core.sim.bounds import lower_bound
 from digen_core.sim.scenario import Scenario, load_scenario
 
-SCENARIOS = Path(__file__).parent / "scenarios"
+SCENARIOS = data_folder("scenarios")
 LEAST_ITERATIONS = 2  # the first one is not like the others
 
 

@@ -11,8 +11,9 @@ from rich.table import Table
 
 from digen_core.config import ConfigError, RunConfig
 from digen_core.planning.sizes import Sizes, sizes_of
+from digen_core.shipped import data_folder, located
 
-MODEL_CONFIGS = Path(__file__).parent / "model_configs"
+MODEL_CONFIGS = data_folder("model_configs")
 
 
 def settings_folder(path: str) -> Path:
@@ -21,7 +22,7 @@ def settings_folder(path: str) -> Path:
     Raises:
         ConfigError: the model is neither here nor one whose settings are shipped.
     """
-    folder = Path(path)
+    folder = Path(located(path))
     if folder.is_dir():
         return folder
     shipped = {model.name: model for model in sorted(MODEL_CONFIGS.iterdir())}

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from digen_core.algorithm_config import AlgorithmConfig, FlowGrpoConfig
 from digen_core.checkpoint_config import CheckpointConfig
-from digen_core.model_config import ModelConfig, PromptsConfig, Size
+from digen_core.model_config import ModelConfig, PromptsConfig, Size, tokens_of
 from digen_core.reward_config import RewardConfig, ShapesConfig
 from digen_core.reward_keys import with_types
 from digen_core.rollout_config import EvaluationConfig, RolloutConfig
@@ -20,6 +20,10 @@ from digen_core.train_config import TrainConfig
 
 WITH_BARRIER = ("colocated", "colocated-strong", "disaggregated")
 """Layouts that train when all rewards of the iteration are there."""
+
+FRAGMENT_TOKENS = 8192
+"""Most tokens of a fragment whose size is "auto": some thousand keep a GPU busy; eight images of
+512 x 512 pixels are what the recipes for SD3.5 denoise together."""
 
 COMPILED_ROUNDING = 2e-3
 """Largest |log-ratio| of fresh samples of a compiled model in half precision, as seen in runs."""
@@ -84,6 +88,29 @@ class RunConfig(Strict):
     def samples_per_iteration(self) -> int:
         """Samples of one iteration: N groups of G."""
         return self.rollout.prompts_per_iteration * self.rollout.group_size
+
+    @property
+    def fragment_size(self) -> int:
+        """Samples of one group denoised together: what ``rollout.fragment_size`` "auto" comes to.
+
+        The largest divisor of the group size that leaves every rollout worker a fragment of each
+        group (1 if there are more of them than samples) and holds at most ``FRAGMENT_TOKENS``.
+        """
+        if self.rollout.fragment_size != "auto":
+            return self.rollout.fragment_size
+        group_size, sizes = self.rollout.group_size, (self.model.size, *self.model.sizes)
+        most = min(
+            group_size // min(self.cluster.rollout_workers, group_size),
+            FRAGMENT_TOKENS // max(map(tokens_of, sizes)),
+        )
+        return max(n for n in range(1, max(most, 1) + 1) if group_size % n == 0)
+
+    @property
+    def evaluation_steps(self) -> int:
+        """Denoising steps of an evaluation: what ``evaluation.num_steps`` "auto" comes to."""
+        if self.evaluation.num_steps != "auto":
+            return self.evaluation.num_steps
+        return self.model.defaults.num_inference_steps
 
     @property
     def trained_per_group(self) -> int:

@@ -107,10 +107,7 @@ def config_of_run(run_dir: Path, overrides: Mapping[str, Any] | None = None) -> 
     Raises:
         ConfigError: the folder is not a run's, or a key or value is wrong.
     """
-    try:
-        tree = json.loads((run_dir / CONFIG_OF_RUN).read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{run_dir} is no run: it has no readable {CONFIG_OF_RUN}") from error
+    tree = tree_of_run(run_dir)
     for key, value in (overrides or {}).items():
         _lay(tree, key, value)
     try:
@@ -122,11 +119,27 @@ def config_of_run(run_dir: Path, overrides: Mapping[str, Any] | None = None) -> 
         raise ConfigError(f"{source}: {describe(error)}") from error
 
 
+def tree_of_run(run_dir: Path) -> dict[str, Any]:
+    """Return the config that a run kept, as it stands there.
+
+    Raises:
+        ConfigError: the folder is not a run's.
+    """
+    require_run(run_dir)
+    try:
+        tree: dict[str, Any] = json.loads((run_dir / CONFIG_OF_RUN).read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{run_dir} is no run: it has no readable {CONFIG_OF_RUN}") from error
+    return tree
+
+
 def describe(error: ValidationError) -> str:
     """Say all of a validation error in one line: each key, what is wrong, and its value."""
     problems: dict[str, list[str]] = {}
     values: dict[str, str] = {}
     for item in error.errors():
+        if item["type"] == "default_factory_not_called":  # of a table with another mistake in it
+            continue
         parts, kind = without_type(item["loc"])
         location = _location(parts)
         if item["type"] == "extra_forbidden":

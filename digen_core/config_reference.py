@@ -10,6 +10,7 @@ from pydantic_core import PydanticUndefined
 from digen_core.config import RunConfig
 from digen_core.config_keys import NAME, entry_of, tables_of
 from digen_core.config_toml import literal
+from digen_core.model_config import EMBEDDED, EMBEDDED_DEFAULTS, FAMILY_DEFAULTS, Defaults
 from digen_core.reward_config import REWARD_TYPES
 
 TITLE: Final = """\
@@ -40,9 +41,27 @@ def reference() -> str:
             if len(tables) > 1:
                 which = f', type = "{model.model_fields["type"].default}"'
             lines += _sections(name, model, which)
+        if name == "model":
+            lines += _defaults_of_models()
     for kind, reward in REWARD_TYPES.items():
         lines += _section(f'[rewards.NAME], type = "{kind}"', reward)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _defaults_of_models() -> Iterator[str]:
+    """Yield what stands for "the model's" in the table of models."""
+    rows = {f"`{family}`": found for family, found in FAMILY_DEFAULTS.items()}
+    rows[f"`{EMBEDDED}`"] = EMBEDDED_DEFAULTS
+    headings = [f"`{name}`" for name in Defaults._fields[:-1]] + ["`evaluation.num_steps`"]
+    yield from ("Defaults that are the model's, by `family`, and of the embedded model:", "")
+    yield from (f"| | {' | '.join(headings)} |", f"|---{'|---' * len(headings)}|")
+    yield from (f"| {name} | {' | '.join(map(str, found))} |" for name, found in rows.items())
+    yield from (
+        "",
+        "They are those of the family's pipeline in diffusers, but the sizes of videos, which are "
+        "those that FlowGRPO (wan) and DanceGRPO (hunyuan_video) trained on.",
+        "",
+    )
 
 
 def _sections(
@@ -72,7 +91,9 @@ def _section(heading: str, model: type[BaseModel], meaning: str | None = None) -
 
 
 def _default(field: FieldInfo) -> str:
-    value = field.get_default(call_default_factory=True, validated_data={})
+    if field.default_factory_takes_validated_data:
+        return "the model's"
+    value = field.get_default(call_default_factory=True)
     if value is PydanticUndefined:
         return "none: it must be set"
     if isinstance(value, dict):

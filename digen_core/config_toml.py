@@ -3,7 +3,7 @@
 import json
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -15,11 +15,18 @@ _WIDTH = 100
 
 
 def as_toml(config: RunConfig) -> str:
-    """Write all of a config as TOML, each key under its help text; load_config reads it back."""
-    return "\n".join(_lines(config, "")) + "\n"
+    """Write all of a config as TOML, each key under its help text; load_config reads it back.
+
+    Beside an "auto" that the config settles stands what it comes to.
+    """
+    settled = {
+        "rollout.fragment_size": config.fragment_size,
+        "evaluation.num_steps": config.evaluation_steps,
+    }
+    return "\n".join(_lines(config, "", settled)) + "\n"
 
 
-def _lines(node: BaseModel, prefix: str) -> Iterator[str]:
+def _lines(node: BaseModel, prefix: str, settled: Mapping[str, int]) -> Iterator[str]:
     """Yield the node's own values, then its tables: TOML wants them in this order."""
     tables: list[tuple[str, str | None, Any]] = []
     for name, field in type(node).model_fields.items():
@@ -28,17 +35,18 @@ def _lines(node: BaseModel, prefix: str) -> Iterator[str]:
             tables.append((name, field.description or type(value).__doc__, value))
             continue
         yield from _comment(field.description)
-        yield f"{name} = {literal(value)}"
+        now = settled.get(prefix + name) if value == "auto" else None
+        yield f"{name} = {literal(value)}" + ("" if now is None else f" # now {now}")
     for name, text, value in tables:
         yield from ("", *_comment(text), f"[{prefix}{name}]")
         if isinstance(value, BaseModel):
-            yield from _lines(value, f"{prefix}{name}.")
+            yield from _lines(value, f"{prefix}{name}.", settled)
         else:
             for key, item in value.items():
                 label = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else literal(key)
                 if isinstance(item, BaseModel):
                     yield from ("", *_comment(type(item).__doc__), f"[{prefix}{name}.{label}]")
-                    yield from _lines(item, f"{prefix}{name}.{label}.")
+                    yield from _lines(item, f"{prefix}{name}.{label}.", settled)
                 else:
                     yield f"{label} = {literal(item)}"
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from digen_core.config import ConfigError, RunConfig
+from digen_core.shipped import located
 from digen_core.tables import Row, read_rows
 
 Metadata = Mapping[str, Any]
@@ -54,7 +55,7 @@ def evaluation_prompts(config: RunConfig) -> list[Prompt]:
     prompts = config.prompts
     if prompts.evaluation is not None:
         columns = [prompts.column, *prompts.metadata_columns]
-        return _parse(config, read_rows(prompts.evaluation, columns))
+        return _parse(config, read_rows(located(prompts.evaluation), columns))
     found = _parse(config, _rows_of_split(config, prompts.evaluation_split))
     if prompts.evaluation_fraction is None:
         return found
@@ -143,7 +144,7 @@ def _rows_of_split(config: RunConfig, split: str) -> list[Row]:
     prompts = config.prompts
     named = (prompts.weight_column, prompts.split_column)
     columns = [prompts.column, *prompts.metadata_columns, *(name for name in named if name)]
-    rows = read_rows(prompts.train, columns)
+    rows = read_rows(located(prompts.train), columns)
     if prompts.split_column is None:
         return rows
     values = [str(row.values.get(prompts.split_column)) for row in rows]

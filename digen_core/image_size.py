@@ -42,7 +42,7 @@ def check_local_size(model: ModelConfig) -> None:
     Raises:
         ConfigError: the model cannot have that size.
     """
-    folder = Path(model.path)
+    folder = Path(model.source)
     try:
         vae, transformer = (
             json.loads((folder / part / "config.json").read_text(encoding="utf-8"))

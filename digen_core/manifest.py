@@ -1,13 +1,16 @@
 """A run's checkpoints as files: which there are, what each is of, and whether it is whole.
 
 | RUN/checkpoints/v0007/manifest.json        all but the tensors, as :class:`Manifest`
+| RUN/checkpoints/v0007/manifest.sha256      of the manifest, as ``sha256sum`` writes it
 | RUN/checkpoints/v0007/state.safetensors    ``<part>/<parameter>``; the parts are those of hashes
 
 Importing this module must not import torch: a mistake in ``--resume`` shows at once. Tensors are
 read and written in :mod:`digen_core.training.checkpoints`.
 """
 
+import hashlib
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +25,7 @@ EVALUATIONS_OF_RUN: Final = "evaluation"
 """Folders of a run's folder."""
 LINEAGE_OF_RUN: Final = "lineage.json"
 MANIFEST: Final = "manifest.json"
+MANIFEST_SUM: Final = "manifest.sha256"
 STATE: Final = "state.safetensors"
 
 
@@ -94,8 +98,10 @@ def read_manifest(checkpoint: Path) -> Manifest:
         DamagedError: a file of it is missing, cut off, or holds other tensors than it should.
     """
     try:
-        text = (checkpoint / MANIFEST).read_text(encoding="utf-8")
-        manifest = Manifest.model_validate_json(text)
+        content = (checkpoint / MANIFEST).read_bytes()
+        if sum_of(content) != (checkpoint / MANIFEST_SUM).read_text(encoding="utf-8"):
+            raise damaged(checkpoint, f"{MANIFEST} does not have the hash in {MANIFEST_SUM}")
+        manifest = Manifest.model_validate_json(content)
         with safe_open(checkpoint / STATE, framework="numpy") as file:  # refuses a cut-off file
             parts = {name.partition("/")[0] for name in file.keys()}  # noqa: SIM118
     except ValidationError as error:
@@ -110,14 +116,29 @@ def read_manifest(checkpoint: Path) -> Manifest:
     return manifest
 
 
-def last_checkpoint(folder: Path) -> tuple[Path | None, list[DamagedError]]:
+def sum_of(manifest: bytes) -> str:
+    """Return what the file beside a manifest says of it."""
+    return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n"
+
+
+def last_checkpoint(
+    folder: Path, excluded: Collection[Path] = ()
+) -> tuple[Path | None, list[DamagedError]]:
     """Return the newest checkpoint that is whole, None if there is none, and what newer ones lack.
+
+    What its tensors hold is verified when they are read.
+
+    Args:
+        folder: of a run's checkpoints.
+        excluded: those whose tensors were found to be damaged.
 
     Raises:
         DamagedError: there are some, but none is whole.
     """
     complaints: list[DamagedError] = []
     for checkpoint in reversed(checkpoints_in(folder)):
+        if checkpoint in excluded:
+            continue
         try:
             read_manifest(checkpoint)
         except DamagedError as error:

@@ -35,10 +35,10 @@ def check_model(config: RunConfig) -> None:
         ConfigError: something is missing or does not fit.
     """
     model, here = config.model, config.cluster.address is None
-    if Path(model.path).is_dir():
+    if Path(model.source).is_dir():
         check_model_folder(model)
         if config.train.lora is not None:
-            _check_targets(Path(model.path), config.train.lora.targets)
+            _check_targets(Path(model.source), config.train.lora.targets)
     else:
         _check_hub_id(model, here=here)
     _check_adapters(model, here=here)
@@ -54,7 +54,7 @@ def check_model_folder(model: ModelConfig) -> None:
         ConfigError: the folder is missing, incomplete, damaged, of another family or for other
             sizes.
     """
-    folder = Path(model.path)
+    folder = Path(model.source)
     index_file = folder / "model_index.json"
     try:
         index: Any = json.loads(index_file.read_text(encoding="utf-8"))
@@ -133,14 +133,14 @@ def explain_load_error(model: ModelConfig, error: BaseException) -> str:
     """
     label = f"model.path {model.path}"
     reason = " ".join(str(error).split()) or type(error).__name__
-    if "does not appear to have a file named" in reason and not Path(model.path).is_dir():
+    if "does not appear to have a file named" in reason and not Path(model.source).is_dir():
         error = ConnectionError(reason)  # that is how diffusers puts it
     return hub_failure(label, model.revision, error) or f"{label} cannot be loaded: {reason[:300]}"
 
 
 def _check_hub_id(model: ModelConfig, *, here: bool) -> None:
     path = model.path
-    if Path(path).exists():
+    if Path(model.source).exists():
         raise ConfigError(f"model.path {path} is a file; give the folder of a diffusers pipeline")
     check_source(f"model.path {path}", path, ["model_index.json"], model.revision, here=here)
 

@@ -4,10 +4,13 @@ Importing this module must not import torch.
 """
 
 import re
-from typing import Annotated, Final, Literal, Self
+from collections.abc import Callable, Mapping
+from math import ceil
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
+from digen_core.shipped import MaybeShipped, located
 from digen_core.strict import Strict
 
 Family = Literal["flux", "sd3", "qwen_image", "wan", "hunyuan_video"]
@@ -16,11 +19,59 @@ Family = Literal["flux", "sd3", "qwen_image", "wan", "hunyuan_video"]
 Size = tuple[int, int, int]
 """Height and width in pixels, and frames."""
 
+
+def tokens_of(size: Size) -> int:
+    """Return about how many tokens a transformer makes of a sample: 16 x 16 pixels and 4 frames."""
+    height, width, frames = size
+    return ceil(height / 16) * ceil(width / 16) * ((frames - 1) // 4 + 1)
+
+
 VIDEO_FAMILIES: Final[tuple[Family, ...]] = ("wan", "hunyuan_video")
 
 
 MAX_TOKENS: Final = 512
 """Of a prompt, that the text encoders were trained with."""
+
+EMBEDDED: Final = "digen:models/shapes"
+"""The embedded model, a tiny FLUX."""
+
+
+class Defaults(NamedTuple):
+    """What a model is used with where a config does not say otherwise."""
+
+    height: int
+    width: int
+    num_frames: int
+    max_sequence_length: int
+    guidance_scale: float
+    num_inference_steps: int  # of evaluations
+
+
+FAMILY_DEFAULTS: Final[Mapping[Family, Defaults]] = {
+    "flux": Defaults(1024, 1024, 1, 512, 3.5, 28),
+    "sd3": Defaults(1024, 1024, 1, 256, 7.0, 28),
+    "qwen_image": Defaults(1024, 1024, 1, 512, 4.0, 50),
+    "wan": Defaults(240, 416, 33, 512, 5.0, 50),
+    "hunyuan_video": Defaults(480, 480, 53, 256, 6.0, 50),
+}
+"""The defaults of each family's pipeline in diffusers: those of its ``__call__``, and of images the
+size of the published transformers' 128 x 128 latents. The pipelines' videos (Wan 480 x 832 and 81
+frames, HunyuanVideo 720 x 1280 and 129) are too large to be trained on in numbers: theirs are the
+sizes of published RL, FlowGRPO's for Wan (arXiv:2505.05470, github yifan123/flow_grpo) and
+DanceGRPO's for HunyuanVideo (arXiv:2505.07818, github XueZeyue/DanceGRPO)."""
+
+EMBEDDED_DEFAULTS: Final = Defaults(32, 32, 1, 12, 3.5, 8)
+"""What the embedded model was trained with."""
+
+
+def default_of(family: Family, path: str) -> Defaults:
+    """Return what a model is used with where a config does not say otherwise."""
+    return EMBEDDED_DEFAULTS if path == EMBEDDED else FAMILY_DEFAULTS[family]
+
+
+def _of_the_model(name: str) -> Callable[[dict[str, Any]], Any]:
+    """Return what makes the default of a field from the family and the path, which come before."""
+    return lambda fields: getattr(default_of(fields["family"], fields["path"]), name)
 
 
 class AdapterConfig(Strict):
@@ -45,8 +96,9 @@ class ModelConfig(Strict):
     family: Family = "flux"
     """Model family: FLUX.1, Stable Diffusion 3 and 3.5, Qwen-Image, Wan 2.1 or HunyuanVideo."""
 
-    path: str = Field("deployments/models/shapes", min_length=1)
-    """Diffusers folder or hub id, loaded with from_pretrained."""
+    path: MaybeShipped = Field(EMBEDDED, min_length=1)
+    """Diffusers folder or hub id, loaded with from_pretrained; digen:models/shapes is the embedded
+    model, wherever digen is installed."""
 
     revision: str | None = None
     """Hub revision; null is the default branch."""
@@ -66,13 +118,13 @@ class ModelConfig(Strict):
     Workers need a C++ compiler (CPU) or a C compiler (CUDA), and compile before the first
     iteration and in it."""
 
-    height: int = Field(32, ge=8)
+    height: int = Field(default_factory=_of_the_model("height"), ge=8)
     """Image height in pixels; what it must be a multiple of depends on the model, often 16."""
 
-    width: int = Field(32, ge=8)
+    width: int = Field(default_factory=_of_the_model("width"), ge=8)
     """Image width in pixels, likewise."""
 
-    num_frames: int = Field(1, ge=1)
+    num_frames: int = Field(default_factory=_of_the_model("num_frames"), ge=1)
     """Frames of a video: 1 makes images; more, which are 1 + a multiple of 4, take a video family
     (wan, hunyuan_video)."""
 
@@ -80,11 +132,13 @@ class ModelConfig(Strict):
     """[[height, width, frames], ...] of training samples, if they are to be of several sizes: the
     groups take them in turn. Evaluations keep to height, width and num_frames."""
 
-    max_sequence_length: int = Field(12, ge=1, le=MAX_TOKENS)
+    max_sequence_length: int = Field(
+        default_factory=_of_the_model("max_sequence_length"), ge=1, le=MAX_TOKENS
+    )
     """Tokens a prompt is padded or cut to (by T5, UMT5, Llama or Qwen2.5-VL, whichever the family
     has; CLIP always takes 77 or its own)."""
 
-    guidance_scale: float = Field(3.5, ge=0)
+    guidance_scale: float = Field(default_factory=_of_the_model("guidance_scale"), ge=0)
     """flux, hunyuan_video: embedded guidance, an input of models distilled with it (FLUX.1-dev 3.5,
     HunyuanVideo 6), ignored by others. sd3, wan, qwen_image: classifier-free guidance (SD3.5 4.5,
     Wan 5, Qwen-Image 4, which also keeps the velocity's norm); it doubles the compute, and at 1 or
@@ -97,6 +151,16 @@ class ModelConfig(Strict):
     shift: float | None = Field(None, gt=0)
     """Replace the family's own schedule by sigma = shift u / (1 + (shift - 1) u), u falling evenly
     from 1 to 0 (DanceGRPO: 3, HunyuanVideo 5). Null: the family's own."""
+
+    @property
+    def source(self) -> str:
+        """Where from_pretrained finds the model: ``path``, or the folder of a shipped one."""
+        return located(self.path)
+
+    @property
+    def defaults(self) -> Defaults:
+        """What the model is used with where the config does not say otherwise."""
+        return default_of(self.family, self.path)
 
     @property
     def size(self) -> Size:
@@ -140,6 +204,10 @@ class ModelConfig(Strict):
             )
 
 
+_SHAPES_TRAIN: Final = "digen:prompts/shapes_train.txt"
+_SHAPES_EVALUATION: Final = "digen:prompts/shapes_evaluation.txt"
+
+
 class PromptsConfig(Strict):
     """Where prompts come from, as docs/prompts.md says in full.
 
@@ -147,14 +215,14 @@ class PromptsConfig(Strict):
     of a Hugging Face dataset.
     """
 
-    train: str = Field("deployments/prompts/shapes_train.txt", min_length=1)
-    """Prompts that are trained on: a file, a folder, or a pattern such as data/train-*.parquet."""
+    train: MaybeShipped = Field(_SHAPES_TRAIN, min_length=1)
+    """Prompts that are trained on: a file, a folder, or a pattern such as data/train-*.parquet.
+    digen:prompts/NAME is a file that digen ships."""
 
-    evaluation: Annotated[str, Field(min_length=1)] | None = (
-        "deployments/prompts/shapes_evaluation.txt"
-    )
+    evaluation: Annotated[MaybeShipped, Field(min_length=1)] | None = None
     """Prompts kept for evaluation only, likewise; null: rows of `train`, as split_column or
-    evaluation_fraction says. With one of these it may be left out."""
+    evaluation_fraction says. Prompts of your own need one of the three; those of the embedded world
+    have theirs."""
 
     column: str = Field("prompt", min_length=1)
     """Column of the prompts."""
@@ -180,12 +248,14 @@ class PromptsConfig(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_evaluation(cls, values: object) -> object:
-        """Take the evaluation prompts out of `train` where a split is given and no file."""
+    def _with_evaluation(cls, values: object) -> object:
+        """Add the evaluation prompts of the embedded world to its train prompts, if none are."""
         splits = ("split_column", "evaluation_fraction")
-        if isinstance(values, dict) and any(values.get(key) is not None for key in splits):
-            return {"evaluation": None, **values}
-        return values
+        if not isinstance(values, dict) or any(values.get(key) is not None for key in splits):
+            return values
+        if values.get("train", _SHAPES_TRAIN) != _SHAPES_TRAIN:
+            return values
+        return {"evaluation": _SHAPES_EVALUATION, **values}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -196,7 +266,8 @@ class PromptsConfig(Strict):
             )
         if self.evaluation is None and self.split_column is None is self.evaluation_fraction:
             raise ValueError(
-                "prompts.evaluation is null, but nothing says which prompts are for evaluation; "
-                "name a file, or set prompts.split_column or prompts.evaluation_fraction."
+                f"prompts.train is {self.train}, but nothing says which prompts are for "
+                "evaluation; set prompts.evaluation to a file of others, or "
+                "prompts.evaluation_fraction to 0.1 to hold out a tenth, or prompts.split_column."
             )
         return self

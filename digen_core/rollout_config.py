@@ -37,8 +37,10 @@ class RolloutConfig(Strict):
     """Precision that trajectories travel and are kept in. Latents are rounded to it before their
     log-probs are taken, so that the replay stays exact; half precision halves the bytes."""
 
-    fragment_size: int = Field(16, ge=1)
-    """Samples of one group denoised together in one batch."""
+    fragment_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Samples of one group denoised together in one batch, a divisor of group_size. auto: the
+    largest that leaves each of cluster.rollout_workers a fragment of every group, and whose samples
+    have at most 8192 tokens together (a token: 16 x 16 pixels, 4 frames)."""
 
     refill: int = Field(0, ge=0)
     """Times that a group whose rewards are all equal is replaced by one of another prompt, drawn
@@ -49,11 +51,11 @@ class RolloutConfig(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.group_size % self.fragment_size:
+        if self.fragment_size != "auto" and self.group_size % self.fragment_size:
             raise ValueError(
                 f"rollout.group_size ({self.group_size}) is not a multiple of "
                 f"rollout.fragment_size ({self.fragment_size}); choose a divisor of "
-                f"{self.group_size}."
+                f"{self.group_size}, or 'auto'."
             )
         if self.transition == "cps" and self.noise_level > 1:
             raise ValueError(
@@ -69,8 +71,8 @@ class EvaluationConfig(Strict):
     samples_per_prompt: int = Field(8, ge=1)
     """Images per evaluation prompt."""
 
-    num_steps: int = Field(8, ge=1)
-    """Denoising steps (ODE)."""
+    num_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Denoising steps (ODE); auto: as many as the family's pipeline takes by default."""
 
     every: int = Field(0, ge=0)
     """Iterations between two evaluations during the run; 0 evaluates before and after only."""

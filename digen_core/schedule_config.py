@@ -27,6 +27,18 @@ class ClusterConfig(Strict):
     threads_per_worker: int = Field(1, ge=1)
     """CPU threads of each worker's engine."""
 
+    heartbeat_timeout: float = Field(20.0, ge=5)
+    """Seconds without a heartbeat after which a worker counts as lost: its process is frozen, or
+    its machine out of reach. Workers send one every 0.5 to 2 s, whatever they compute."""
+
+    task_timeout: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    """Seconds after which a task that does not end counts as hung, and its worker as lost; auto:
+    20 times what such a task is expected to take, but at least 10 minutes, and 2 hours to load."""
+
+    rejoin_timeout: float = Field(3600.0, ge=0)
+    """Seconds that a run waits for a worker when the last one of a role is lost; then it ends, and
+    can be resumed."""
+
     scheduler_address: str | None = None
     """A running Dask cluster whose workers declare the resources `rollout` and `trainer`, or the
     name of a pool; null is that of the environment variable DASK_SCHEDULER_ADDRESS, or starts one

@@ -1,7 +1,7 @@
 """Embed each prompt of a run once, a few together in one task."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import cycle
 from math import ceil
 from typing import Any
@@ -30,6 +30,8 @@ class Conditions:
         That needs no weights, so it is done before the iteration begins; the work of earlier
         iterations goes first.
         """
+        if not devices:  # they were lost: who comes instead encodes what it generates
+            return
         prompts = iteration.round.prompts[: iteration.round.num_groups]
         missing = [prompts.index(p) for p in dict.fromkeys(prompts) if p not in self._held]
         size = min(MAX_TOGETHER, ceil(len(missing) / len(devices)))
@@ -48,9 +50,9 @@ class Conditions:
         self._held.move_to_end(prompt)
         return self._held[prompt][1]
 
-    def forget(self, device: str) -> None:
-        """Drop what a lost device held."""
-        for prompt in [prompt for prompt, (place, _) in self._held.items() if place == device]:
+    def forget(self, devices: Collection[str]) -> None:
+        """Drop what lost devices held."""
+        for prompt in [prompt for prompt, (place, _) in self._held.items() if place in devices]:
             del self._held[prompt]
 
     def _encode(self, iteration: OpenIteration, groups: Sequence[int], device: str) -> None:

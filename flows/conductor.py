@@ -12,11 +12,10 @@ from time import time
 from types import TracebackType
 from typing import Self
 
-from digen_core.control.controller import Controller, ControllerError
+from digen_core.control.controller import Controller
 from digen_core.control.protocol import (
     ComputeAdvantages,
     CostsUpdated,
-    DeviceLost,
     Event,
     FinishIteration,
     Instruction,
@@ -24,17 +23,18 @@ from digen_core.control.protocol import (
     Switch,
     Switched,
 )
-from flows.collect import HEARTBEAT_SECONDS, require_pool_workers
 from flows.control import is_stop
 from flows.executor import Executor
+from flows.fleet import Fleet
 from flows.iteration_runs import IterationRuns, RunEnded
+from flows.joining import Joined, JoinFailed
 from flows.open_iteration import Ended, OpenIteration, Published
 from flows.session import Session, say
-from flows.telling import tell
 from flows.workload import schedule_of, workload_of
-from tasks.cluster import lost_devices, recompute_elsewhere, worker_lost
 from tasks.completions import Completion
 from tasks.emulation import EmulatedConfig
+
+POLL_SECONDS = 1.0
 
 
 class Conductor:
@@ -63,6 +63,7 @@ class Conductor:
         self._num_offered = self._first
         self._ending: list[tuple[OpenIteration, Ended]] = []  # finished, but a task of it runs
         self._published: set[int] = set()
+        self._fleet = Fleet(session, self._executor, self._controller.holder)
         self.out_of_time = False  # as the last finished iteration found
 
     def start(self, setup: OpenIteration) -> None:
@@ -86,11 +87,13 @@ class Conductor:
             Pause: a person suspended the run; what had begun is finished.
             RunCancelledError: a person stopped the run.
             TaskFailedError: a task failed.
-            WorkerLostError: a worker is gone without which the run cannot go on.
+            StateLostError: the optimizer's state is gone with its worker.
+            WorkerLostError: too many workers are gone for too long.
         """
         while True:
             self._hold()
             if index in self._published:
+                self._session.progress()
                 return
             ahead = 0 if self._session.out_of_time else self._max_ahead
             self._offer_until(min(index + ahead, last))
@@ -112,6 +115,7 @@ class Conductor:
         failure = None if is_stop(error) else error
         for opened in self._opened.values():
             opened.abandon(failure)
+        self._fleet.stop()
         self._runs.join()
 
     def _hold(self) -> None:
@@ -137,7 +141,7 @@ class Conductor:
             self._num_offered += 1
             self._executor.open(opened)
             steps, costs = opened.round.steps.trained, opened.round.costs
-            self._handle(IterationOffered(opened.index, steps, costs))
+            self._handle(IterationOffered(opened.index, steps, costs), *self._fleet.take_in())
 
     def _finish(self, index: int) -> None:
         """Let a flow run publish and end."""
@@ -163,36 +167,45 @@ class Conductor:
     def _advance(self) -> None:
         """Wait for something to happen, and act on it."""
         self._session.control.check()
+        self._handle(*self._fleet.look())
+        self._fleet.recompute()
         try:
-            message = self._session.inbox.get(timeout=HEARTBEAT_SECONDS)
+            message = self._session.inbox.get(timeout=POLL_SECONDS)
         except Empty:
-            self._look_for_losses()
             return
+        match message:
+            case Completion() if not self.out_of_time:
+                self._on_completion(message)
+            case CostsUpdated():
+                self._handle(message)
+            case Joined() | JoinFailed():
+                self._fleet.hear(message)
+                self._handle(*self._fleet.take_in())
+            case OpenIteration() | Published() | RunEnded():
+                self._on_flow_run(message)
+
+    def _on_flow_run(self, message: OpenIteration | Published | RunEnded) -> None:
         match message:
             case OpenIteration():
                 if self._runs.take(message):
                     self._opened[message.index] = message
                     self._executor.encode_ahead(message)
-            case CostsUpdated():
-                self._handle(message)
             case Published(index):
                 self._published.add(index)
             case RunEnded():
                 self._runs.end(message)
-            case Completion() if not self.out_of_time:
-                self._on_completion(message)
 
     def _on_completion(self, completion: Completion) -> None:
-        if not completion.succeeded:
-            self._look_for_losses()
+        if not completion.succeeded:  # it may have gone with its worker
+            self._handle(*self._fleet.look(now=True))
         event = self._executor.event_of(completion)
         if event is None:
             self._end()
         else:
             self._handle(event)
 
-    def _handle(self, event: Event) -> None:
-        events = deque([event])
+    def _handle(self, *happened: Event) -> None:
+        events = deque(happened)
         while events:
             events.extend(self._carry_out(self._controller.handle(events.popleft())))
         self._end()
@@ -214,30 +227,3 @@ class Conductor:
                 case _:
                     self._executor.submit(instruction)
         return events
-
-    def _look_for_losses(self) -> None:
-        """Go on without the workers that are gone.
-
-        Raises:
-            WorkerLostError: the controller cannot, or nobody can score any more.
-        """
-        session = self._session
-        require_pool_workers(session)
-        for name in lost_devices(session.client, session.addresses):
-            address = session.addresses.pop(name)
-            session.devices = [device for device in session.devices if device.name != name]
-            self._executor.forget(name)
-            try:
-                self._handle(DeviceLost(name))
-            except ControllerError as error:
-                raise worker_lost(name, address) from error
-            left = ", ".join(device.name for device in session.devices)
-            tell(
-                session,
-                "worker-lost",
-                f"worker {name} ({address}) was lost; the run goes on with {left}, and does again "
-                f"what only {name} had. See its log, and the memory of its machine",
-            )
-            # What tasks that are under way on other devices wait for.
-            place = session.addresses[session.rollout_devices()[0]]
-            recompute_elsewhere(session.client, address, place)

@@ -43,14 +43,20 @@ class RunCancelledError(RuntimeError):
 class Control:
     """What was asked of a run."""
 
-    def __init__(self, nudge: Callable[[object], None] = lambda message: None) -> None:
+    def __init__(
+        self,
+        nudge: Callable[[object], None] = lambda message: None,
+        on_stop: Callable[[str], None] = lambda why: None,
+    ) -> None:
         """Prepare for a run.
 
         Args:
             nudge: wakes the run's loop, when something was asked.
+            on_stop: hears why the run is to stop, before the loop does.
         """
         self.held = False  # nothing new may begin
         self._nudge = nudge
+        self._on_stop = on_stop
         self._stopped: str | None = None
         self._to_suspend: UUID | None = None
         self._cancelling_since: float | None = None
@@ -94,6 +100,8 @@ class Control:
             self._stopped = "started again by Prefect in another process"
         else:
             self.held = False
+        if self._stopped not in (None, before[1]):
+            self._on_stop(self._stopped)
         if before != (self.held, self._stopped):
             self._nudge(self)
 

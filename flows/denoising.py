@@ -1,5 +1,6 @@
 """Generate fragments as chains of denoise tasks that can be paused between two of them."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,11 +61,9 @@ class Denoising:
             self._submit_next(underway)
         underway.is_paused = True
 
-    def forget(self, device: str) -> None:
-        """Drop what a lost device was generating."""
-        kept = {
-            f: underway for f, underway in self._underway.items() if underway.do.device != device
-        }
+    def forget(self, devices: Collection[str]) -> None:
+        """Drop what lost devices were generating."""
+        kept = {f: own for f, own in self._underway.items() if own.do.device not in devices}
         self._underway = kept
 
     def _fill(self, device: str) -> None:

@@ -1,19 +1,21 @@
 """Judge a version on prompts that were never trained on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
-import dask
 import numpy as np
 from prefect import flow
 from prefect.futures import PrefectFuture
 
+from digen_core.config import RunConfig
 from digen_core.records import EvaluationReport
 from digen_core.rewards.failures import component_means, settle
 from digen_core.rewards.scoring import Asked
-from flows.collect import receipts_of
+from flows.batch import Batch, require_devices
+from flows.losses import DevicesLostError, StateLostError
 from flows.publishing import publish_evaluation
 from flows.scoring import merged_rewards
 from flows.session import Session, say, session_of
@@ -23,103 +25,176 @@ from tasks.evaluate import sample_and_score, thumbnails
 from tasks.score import Pool, score
 from tasks.train import publish
 
-IMAGES_PER_TASK = 64
+IMAGES_PER_TASK: Final = 64
+FETCH_SECONDS: Final = 60.0
 
 
 @flow(name="evaluate", flow_run_name="{run_id}-evaluate-{tag}", validate_parameters=False)
 def evaluate(run_id: str, tag: str) -> EvaluationReport:
-    """Sample the evaluation prompts with the session's evaluated weights, score and publish."""
+    """Sample the evaluation prompts with the session's evaluated weights, score and publish.
+
+    What a lost worker had of it is sampled by the others.
+
+    Raises:
+        StateLostError: the one that holds the weights is lost, or nobody is left who generates.
+    """
     session = session_of(run_id)
     count = session.config.evaluation.grid_prompts
     say(f"evaluating version {session.version} on {len(session.evaluation_prompts)} prompts")
     with Completions() as completions:
-        evaluation = _Evaluation(session)
-        evaluation.submit()
-        receipts = receipts_of(session, completions, evaluation.labels)
-    report = _report(session, evaluation.rewards(receipts))
-    pictures = np.concatenate([future.result() for future in evaluation.thumbnails])
+        parts = _Evaluation(session, Batch(session, completions)).run()
+    report = _report(session, [part.rewards(session.config) for part in parts])
+    pictures = np.concatenate([p.thumbnails for p in parts if p.thumbnails is not None])
     shown = [prompt.text for prompt in session.evaluation_prompts[:count]]
     publish_evaluation(session, tag, report, shown, pictures)
+    session.progress()
     return report
 
 
+@dataclass
+class _Part:
+    """Some prompts that are sampled in one task, and what there is of them."""
+
+    number: int
+    prompts: range  # indices in the evaluation set
+    shown: int  # prompts of it that have pictures on the pages
+    device: str = ""
+    pending: dict[UUID, int] = field(default_factory=dict)  # task -> its place among those below
+    receipts: dict[int, dict[str, Any]] = field(default_factory=dict)  # sampling first, then pools
+    drawn: PrefectFuture[Any] | None = None
+    thumbnails: np.ndarray | None = None  # of the shown prompts, fetched from the device
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all that was asked of it is there."""
+        return not self.pending and (not self.shown or self.thumbnails is not None)
+
+    def rewards(self, config: RunConfig) -> dict[str, list[float]]:
+        """Return the columns of its samples."""
+        places = range(1 + len(config.pools))
+        return merged_rewards(config, [self.receipts[place] for place in places])
+
+
+THUMBNAILS = -1
+"""Place of the task that makes pictures; its result is fetched."""
+
+
 class _Evaluation:
-    """The tasks of an evaluation, by batches of prompts."""
+    """The tasks of an evaluation, by parts, each on a device and in the pools."""
 
-    def __init__(self, session: Session) -> None:
-        self.labels: dict[UUID, tuple[str, str]] = {}
-        self.thumbnails: list[PrefectFuture[Any]] = []
-        self._session = session
-        self._pools = Pool.all_of(session.config)
-        self._scoring: list[list[UUID]] = []  # of each batch, first who sampled it
-
-    def submit(self) -> None:
-        """Submit all of them."""
-        session = self._session
+    def __init__(self, session: Session, batch: Batch) -> None:
         settings, count = session.config.evaluation, len(session.evaluation_prompts)
         size = max(1, IMAGES_PER_TASK // settings.samples_per_prompt)
-        batches = [range(start, min(start + size, count)) for start in range(0, count, size)]
-        trainer, label = session.trainer_devices()[0], f"publish average v{session.version}"
-        average = self._submit(publish, label, worker=trainer, state=session.state, average=True)
-        devices = cycle(session.rollout_devices())
-        for number, (batch, device) in enumerate(zip(batches, devices, strict=False)):
-            self._submit_batch(f"v{session.version} b{number:02d}", batch, device, average)
+        ranges = [range(start, min(start + size, count)) for start in range(0, count, size)]
+        self._session = session
+        self._batch = batch
+        self._pools = Pool.all_of(session.config)
+        self._holder = session.trainer_devices()[0]
+        label = f"publish average v{session.version}"
+        self._average = batch.submit(
+            publish, label, self._holder, state=session.state, average=True, expected=0.0
+        )
+        self._parts = [
+            _Part(number, own, max(0, min(settings.grid_prompts, own.stop) - own.start))
+            for number, own in enumerate(ranges)
+        ]
 
-    def _submit_batch(
-        self, name: str, batch: range, device: str, average: PrefectFuture[Any]
-    ) -> None:
-        """Have a batch sampled and scored on a device, and scored by the pools."""
-        settings = self._session.config.evaluation
-        prompts = [self._session.evaluation_prompts[index] for index in batch]
-        shown = max(0, min(settings.grid_prompts, batch.stop) - batch.start)
-        images = self._submit(
+    def run(self) -> list[_Part]:
+        """Return the parts with all that was asked of them."""
+        self._submit(self._parts)
+        while self._batch.num_pending:
+            try:
+                self._take(*self._batch.next())
+            except DevicesLostError as lost:
+                self._move(lost.names)
+        return self._parts
+
+    def _take(self, task_run_id: UUID, receipt: dict[str, Any]) -> None:
+        for part in self._parts:
+            place = part.pending.pop(task_run_id, None)
+            if place == THUMBNAILS and part.drawn is not None:
+                part.thumbnails = self._fetched(part.drawn)
+            elif place is not None:
+                part.receipts[place] = receipt
+
+    def _fetched(self, drawn: PrefectFuture[Any]) -> np.ndarray:
+        """Bring pictures here, while the worker that has them is there."""
+        try:
+            array: np.ndarray = drawn.result(timeout=FETCH_SECONDS)
+            return array
+        except Exception:
+            require_devices(self._session, now=True)
+            raise
+
+    def _submit(self, parts: Sequence[_Part]) -> None:
+        for part, device in zip(parts, cycle(self._session.rollout_devices()), strict=False):
+            part.device = device
+            self._submit_part(part)
+
+    def _move(self, lost: Collection[str]) -> None:
+        """Have others do what lost devices had not finished."""
+        if self._holder in lost:
+            raise StateLostError(f"the weights were lost with worker {self._holder}")
+        if not self._session.rollout_devices():
+            raise StateLostError("all workers were lost that generate")
+        moving = [part for part in self._parts if part.device in lost and not part.is_done]
+        for part in moving:
+            self._batch.forget(part.pending)
+            part.pending.clear()
+            part.receipts.clear()
+            part.thumbnails = None
+        self._submit(moving)
+
+    def _submit_part(self, part: _Part) -> None:
+        """Have a part sampled and scored on its device, and scored by the pools."""
+        session, settings = self._session, self._session.config.evaluation
+        name = f"v{session.version} b{part.number:02d}"
+        prompts = [session.evaluation_prompts[index] for index in part.prompts]
+        images = self._batch.submit(
             sample_and_score,
             f"evaluate {name}",
-            worker=device,
+            part.device,
             prompts=prompts,
-            indices=list(batch),
+            indices=list(part.prompts),
             samples_per_prompt=settings.samples_per_prompt,
-            policy_version=average,
-            keep=bool(self._pools or shown),
+            policy_version=self._average,
+            keep=bool(self._pools or part.shown),
+            expected=self._expected(part),
         )
+        part.pending[images.task_run_id] = 0
         asked = Asked.of(prompts, settings.samples_per_prompt)
-        scored = [
-            self._submit(
+        for place, pool in enumerate(self._pools, start=1):
+            scored = self._batch.submit(
                 score,
                 f"score {name} {pool.name}",
+                pool.name,
                 pool=pool,
                 images=images,
                 prompts=asked.prompts,
                 metadata=asked.metadata,
+                expected=0.0,
             )
-            for pool in self._pools
-        ]
-        self._scoring.append([future.task_run_id for future in (images, *scored)])
-        if shown:
-            future = self._submit(
+            part.pending[scored.task_run_id] = place
+        if part.shown:
+            part.drawn = self._batch.submit(
                 thumbnails,
                 f"thumbnails {name}",
-                worker=device,
+                part.device,
                 images=images,
                 samples_per_prompt=settings.samples_per_prompt,
-                shown=shown,
+                shown=part.shown,
+                expected=0.0,
             )
-            self.thumbnails.append(future)
+            part.pending[part.drawn.task_run_id] = THUMBNAILS
 
-    def _submit(
-        self, task: Any, label: str, *, worker: str | None = None, **parameters: Any
-    ) -> PrefectFuture[Any]:
-        """Submit a task to a worker, or to those of the pool that it takes."""
-        where = worker or parameters["pool"].name
-        with dask.annotate(**({"workers": [where]} if worker else {"resources": {where: 1}})):
-            future: PrefectFuture[Any] = task.submit(self._session.run_id, label, **parameters)
-        self.labels[future.task_run_id] = (label, where)
-        return future
-
-    def rewards(self, receipts: Mapping[UUID, dict[str, Any]]) -> list[dict[str, list[float]]]:
-        """Return the columns of each batch."""
-        config = self._session.config
-        return [merged_rewards(config, [receipts[id_] for id_ in ids]) for ids in self._scoring]
+    def _expected(self, part: _Part) -> float | None:
+        """Return the seconds that sampling a part should take; None if costs are not known."""
+        session, settings = self._session, self._session.config.evaluation
+        if session.config.model.compile or not session.known_costs.kinds:
+            return None
+        costs = session.known_costs.kinds[session.known[part.device].kind]
+        num_samples = len(part.prompts) * settings.samples_per_prompt
+        return costs.fragment(num_samples, settings.num_steps)
 
 
 def evaluate_once(session: Session, tag: str) -> None:

@@ -8,14 +8,24 @@ from pydantic import PositiveInt
 from digen_core.checks import check_inputs
 from digen_core.config import ConfigError
 from digen_core.config_file import CONFIG_OF_RUN
-from digen_core.manifest import CHECKPOINTS_OF_RUN, checkpoints_in, last_checkpoint
+from digen_core.manifest import (
+    CHECKPOINTS_OF_RUN,
+    DamagedError,
+    checkpoints_in,
+    last_checkpoint,
+)
 from digen_core.records import EvaluationReport
 from digen_core.resume import evaluation_config
+from flows.batch import Batch
 from flows.evaluate import evaluate
-from flows.prepare import load_models, restore_version, tell_of_cut_prompts
+from flows.joining import await_roles
+from flows.loading import load_models
+from flows.losses import DevicesLostError, StateLostError
+from flows.prepare import restore_version, tell_of_cut_prompts
 from flows.run import reopen_run
-from flows.session import session_of
+from flows.session import Session, session_of
 from flows.subflows import on_cluster
+from flows.telling import tell
 from tasks.completions import Completions
 
 LATEST = "latest"
@@ -39,9 +49,16 @@ def evaluate_run(
     config = evaluation_config(run_dir, prompts, samples_per_prompt)
     check_inputs(config)
     with reopen_run(config, run_dir) as session:
-        on_cluster(session, restore)
-        report: EvaluationReport = on_cluster(session, evaluate, "again")
-        return report
+        while True:
+            try:
+                on_cluster(session, restore)
+                report: EvaluationReport = on_cluster(session, evaluate, "again")
+                return report
+            except StateLostError as error:
+                tell(session, "restored", f"{error}; it is read from its checkpoint again")
+            except DamagedError as error:
+                session.damaged.add(newest_checkpoint(session))
+                tell(session, "restored", f"{error}; the one before is evaluated")
 
 
 def latest_run(runs_dir: Path) -> Path:
@@ -59,12 +76,29 @@ def latest_run(runs_dir: Path) -> Path:
 
 @flow(name="restore", flow_run_name="{run_id}-restore", validate_parameters=False)
 def restore(run_id: str) -> None:
-    """Load the model on the workers, and the kept version."""
+    """Load the model on the workers, and the newest whole version."""
     session = session_of(run_id)
-    with Completions() as completions:
-        load_models(session, completions)
-        tell_of_cut_prompts(session, completions, session.evaluation_prompts)
-        checkpoint, _ = last_checkpoint(session.run_dir / CHECKPOINTS_OF_RUN)
-        if checkpoint is None:
-            raise ConfigError(f"{session.run_dir} holds no trained version yet")
-        restore_version(session, completions, session.rollout_devices()[0], checkpoint)
+    session.checkpoint = newest_checkpoint(session)
+    while True:
+        await_roles(session)
+        try:
+            with Completions() as completions:
+                batch = Batch(session, completions)
+                load_models(session, batch, session.devices)
+                tell_of_cut_prompts(session, batch, session.evaluation_prompts)
+                restore_version(session, batch, session.trainer_devices()[0])
+            return
+        except DevicesLostError:  # it was told
+            continue
+
+
+def newest_checkpoint(session: Session) -> Path:
+    """Return the newest checkpoint of a session's run that is not known to be damaged.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    checkpoint, _ = last_checkpoint(session.run_dir / CHECKPOINTS_OF_RUN, session.damaged)
+    if checkpoint is None:
+        raise ConfigError(f"{session.run_dir} holds no whole version")
+    return checkpoint

@@ -4,13 +4,14 @@ A task's result stays on the worker that made it; the executor holds futures, wh
 the Dask graph, and reads only receipts: seconds, rewards, hashes.
 """
 
+from collections.abc import Collection
 from functools import singledispatchmethod
 from typing import Any
 
 from digen_core.control import protocol
 from digen_core.control.protocol import Event, Instruction
 from flows.advantages import advantages_of
-from flows.collect import TaskFailedError
+from flows.batch import TaskFailedError
 from flows.conditions import Conditions
 from flows.denoising import Denoising
 from flows.open_iteration import OpenIteration
@@ -32,6 +33,7 @@ class Executor:
         self._submitter = Submitter(session)
         self._conditions = Conditions(self._submitter)
         self._num_switches = 0
+        self._loaded: set[str] = set()  # devices that hold a version
         self._reward_history = session.reward_history
         self._denoising = Denoising(self._submitter, self._conditions, session.run_dir)
         self._scoring = Scoring(session, self._submitter)
@@ -68,13 +70,24 @@ class Executor:
         """
         return self._submitter.event_of(completion)
 
-    def forget(self, device: str) -> None:
-        """Drop what a lost device held, and what it was doing."""
-        self._submitter.forget(device)
-        self._conditions.forget(device)
-        self._denoising.forget(device)
+    @property
+    def is_open(self) -> bool:
+        """Whether an iteration is open."""
+        return bool(self._iterations)
+
+    def is_ready(self, device: str) -> bool:
+        """Say whether a device has loaded all versions that were pushed to it."""
+        return device in self._loaded and not self._submitter.is_pushing(device)
+
+    def forget(self, devices: Collection[str]) -> None:
+        """Drop what lost devices held, and what they were doing."""
+        self._submitter.forget(devices)
+        self._conditions.forget(devices)
+        self._denoising.forget(devices)
+        self._loaded.difference_update(devices)
         for iteration in self._iterations.values():
-            iteration.sums.pop(device, None)
+            for device in devices:
+                iteration.sums.pop(device, None)
 
     @singledispatchmethod
     def submit(self, instruction: Instruction) -> None:
@@ -171,6 +184,7 @@ class Executor:
             it.recorder.add_update(receipt)
             self._session.version = version
             self._session.hashes[version] = receipt["hash"]
+            self._drop_versions(version)
             return protocol.Stepped(version)
 
         self._session.state = self._submitter.submit(
@@ -189,7 +203,7 @@ class Executor:
     def publish(self, it: OpenIteration, device: str, version: int) -> None:
         """Let the trainer take out of its state what a push moves."""
         self._makers[version] = it
-        self._session.published = self._submitter.submit(
+        self._session.published[version] = self._submitter.submit(
             it,
             publish,
             f"publish v{version}",
@@ -198,6 +212,13 @@ class Executor:
             about={"version": version},
             state=self._session.state,
         )
+
+    def _drop_versions(self, newest: int) -> None:
+        """Keep what a push moves for the versions on which groups may have begun."""
+        schedule = self._session.config.schedule
+        oldest = newest - (schedule.max_staleness if schedule.stale_share else 0)
+        kept = {v: future for v, future in self._session.published.items() if v >= oldest}
+        self._session.published = kept
 
     @submit.register
     def _(self, do: protocol.Push) -> None:
@@ -208,17 +229,19 @@ class Executor:
                     f"{do.device} acknowledged version {receipt['version']} ({receipt['hash']}), "
                     f"but version {expected[0]} ({expected[1]}) was pushed"
                 )
+            self._loaded.add(do.device)
             return protocol.VersionLoaded(do.device, do.version)
 
+        newest = max(self._iterations)  # for a worker that joins: the maker is over
         self._submitter.submit(
-            self._makers[do.version],
+            self._makers.get(do.version, self._iterations[newest]),
             push_weights,
             f"push v{do.version} to {do.device}",
             do.device,
             event_of,
             kind="push",
             about={"version": do.version},
-            policy_version=self._session.published,
+            policy_version=self._session.published[do.version],
         )
 
     @submit.register

@@ -3,6 +3,7 @@
 import logging
 from contextvars import copy_context
 from dataclasses import dataclass
+from queue import Empty
 from threading import Thread
 from time import monotonic
 from typing import Final
@@ -20,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 OPENING_SECONDS: Final = 10.0
 """How long an iteration waits for its flow run if Prefect's server is away."""
+
+JOIN_SECONDS: Final = 300.0
+"""How long a run that ends waits for iterations that are being published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +83,18 @@ class IterationRuns:
             raise ended.error
 
     def join(self) -> None:
-        """Wait for all flow runs to end; those that open meanwhile are abandoned."""
+        """Wait for all flow runs to end; those that open meanwhile are abandoned.
+
+        After JOIN_SECONDS the others are left to themselves: what they wait for hangs.
+        """
+        deadline = monotonic() + JOIN_SECONDS
         while self._num_ended < len(self._threads):
-            match self._session.inbox.get():
+            try:
+                message = self._session.inbox.get(timeout=max(0.0, deadline - monotonic()))
+            except Empty:
+                logger.warning("some iterations did not end in %.0f s", JOIN_SECONDS)
+                return
+            match message:
                 case OpenIteration() as opened:
                     opened.abandon()
                 case RunEnded():
@@ -95,7 +108,8 @@ class IterationRuns:
     def _start(self, index: int) -> None:
         self._asked = monotonic()
         run = copy_context().run
-        thread = Thread(target=run, args=(self._run, index), name=f"iteration-{index:04d}")
+        name = f"iteration-{index:04d}"
+        thread = Thread(target=run, args=(self._run, index), name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 

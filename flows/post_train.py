@@ -3,19 +3,24 @@
 | prepare: every worker loads the model; version 0, or that of a checkpoint, is pushed
 | evaluate -> iteration 0 -> iteration 1 -> ... -> evaluate -> export
 The conductor runs the iterations; in a stale layout one begins while the one before still trains.
-Each iteration ends with its record and a checkpoint on disk: flows/publishing.py.
+Each iteration ends with its record and a checkpoint on disk: flows/publishing.py. Where the worker
+is lost that holds the optimizer's state, the run resumes by itself from its last checkpoint.
 """
 
 from digen_core.checks import check_run
 from digen_core.config import RunConfig
+from digen_core.manifest import DamagedError
 from digen_core.records import RunReport
+from digen_core.reward_probe import probe_before_start
 from flows.configured import configured_flow
 from flows.control import ending_as_asked
 from flows.evaluate import evaluate_once
 from flows.export import export
+from flows.losses import StateLostError
 from flows.prepare import prepare
+from flows.resume import go_back
 from flows.run import open_run
-from flows.session import say
+from flows.session import Session, say, warn
 from flows.subflows import on_cluster
 
 
@@ -25,20 +30,36 @@ def post_train(config: RunConfig, resume: str | None = None) -> RunReport:
     """Train for ``config.num_iterations`` rounds of prompts; compare before with after.
 
     Args:
-        config: The whole run; each of its keys has a default.
+        config: The whole run. Keys that are given alone are laid over the deployment's config.
         resume: Folder of a run to go on with from its last checkpoint, such as runs/NAME; empty
             starts a new run.
     """
     check_run(config)
+    probe_before_start(config, warn)
     with open_run(config, resume) as session:
-        with on_cluster(session, prepare) as conductor:
-            for index in range(session.num_iterations, config.num_iterations):
-                if tag := session.evaluation_before(index):
-                    evaluate_once(session, tag)
-                conductor.complete(index, last=session.last_before_evaluation(index))
-                if conductor.out_of_time:
-                    say(f"max_minutes ({config.max_minutes:g}) have passed: no more iterations")
-                    break
-        evaluate_once(session, "after")
-        on_cluster(session, export)
-        return session.report()
+        while True:
+            try:
+                train(session)
+                return session.report()
+            except (StateLostError, DamagedError) as error:
+                go_back(session, error)
+
+
+def train(session: Session) -> None:
+    """Train from where a session stands to the end, and export what was trained.
+
+    Raises:
+        StateLostError: it can go on from the last checkpoint.
+        DamagedError: it can go on from the checkpoint before.
+    """
+    config = session.config
+    with on_cluster(session, prepare) as conductor:
+        for index in range(session.num_iterations, config.num_iterations):
+            if tag := session.evaluation_before(index):
+                evaluate_once(session, tag)
+            conductor.complete(index, last=session.last_before_evaluation(index))
+            if conductor.out_of_time:
+                say(f"max_minutes ({config.max_minutes:g}) have passed: no more iterations")
+                break
+    evaluate_once(session, "after")
+    on_cluster(session, export)

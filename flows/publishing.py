@@ -1,11 +1,13 @@
 """Hand what happened to everyone who keeps or shows it: disk, MLflow, Prefect, the terminal."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import time
 
 import numpy as np
-from distributed.comm import CommClosedError
 
 from digen_core.algorithms.ddpo import RewardHistory
 from digen_core.manifest import Position
@@ -16,10 +18,15 @@ from digen_core.transport.images import prune_images
 from digen_core.transport.metrics import METRICS_OF_RUN, write_metrics
 from digen_core.transport.samples import write_samples
 from digen_core.transport.trajectories import prune_trajectories
+from flows.losses import StateLostError
 from flows.session import Session, observers
+from tasks.calls import WorkerLostError
 from tasks.checkpoint import keep_checkpoint
-from tasks.cluster import require_workers
 from tasks.emulation import EmulatedConfig
+
+
+class CannotWriteError(RuntimeError):
+    """The run's folder cannot be written to; the message says which and why."""
 
 
 def publish_iteration(
@@ -40,17 +47,36 @@ def publish_iteration(
             spans = session.trace.around(record.iteration, time())
             timeline = draw_apart(spans, session.devices, record.iteration)
             record = replace(record, timeline=timeline)
-        write_samples(session.run_dir / "samples", record.iteration, record.samples)
-        _prune_samples(session, record)
-        write_spans(session.run_dir / SPANS_OF_RUN, record.iteration, record.spans)
-        write_devices(session.run_dir / DEVICES_OF_RUN, session.all_devices)
-        write_metrics(session.run_dir / METRICS_OF_RUN, record)
-        if history is not None and not isinstance(session.config, EmulatedConfig):
-            _keep_checkpoint(session, record, history)
-        session.tracker.log_iteration(record)
-        session.tracker.log_versions(dict(session.hashes))
+        with naming(session.run_dir):
+            _keep(session, record, history)
         for observer in observers():
             observer.on_iteration(record)
+
+
+def _keep(session: Session, record: IterationRecord, history: RewardHistory | None) -> None:
+    write_samples(session.run_dir / "samples", record.iteration, record.samples)
+    _prune_samples(session, record)
+    write_spans(session.run_dir / SPANS_OF_RUN, record.iteration, record.spans)
+    write_devices(session.run_dir / DEVICES_OF_RUN, session.all_devices)
+    write_metrics(session.run_dir / METRICS_OF_RUN, record)
+    if history is not None and not isinstance(session.config, EmulatedConfig):
+        _keep_checkpoint(session, record, history)
+    session.tracker.log_iteration(record)
+    session.tracker.log_versions(dict(session.hashes))
+
+
+@contextmanager
+def naming(folder: Path) -> Iterator[None]:
+    """Name the folder that the body could not write to, as when its disk is full.
+
+    Raises:
+        CannotWriteError: in place of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise CannotWriteError(f"cannot write to {folder}: {why}") from error
 
 
 def _prune_samples(session: Session, record: IterationRecord) -> None:
@@ -70,13 +96,13 @@ def _keep_checkpoint(session: Session, record: IterationRecord, history: RewardH
         lineage=session.lineage,
         config=session.config,
     )
-    trainer = session.addresses[session.trainer_devices()[0]]
     folder = session.run_dir.resolve()  # the worker may be in another one
     try:
+        trainer = session.addresses[session.trainer_devices()[0]]
         keep_checkpoint(session.client, trainer, session.run_id, record.version, folder, position)
-    except CommClosedError:
-        require_workers(session.client, session.addresses)
-        raise
+        session.num_kept = position.num_iterations
+    except (WorkerLostError, LookupError) as error:  # the state that it was to write is gone, too
+        raise StateLostError(f"version {record.version} was lost before it was kept") from error
 
 
 def publish_evaluation(

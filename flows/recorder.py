@@ -148,6 +148,7 @@ class IterationRecorder:
             **self._staleness_metrics(),
             **self._usage_metrics(),
             "orchestration/steps_per_task": float(steps_per_task),
+            **self._worker_metrics(),
         }
         return IterationRecord(
             iteration=index,
@@ -245,6 +246,15 @@ class IterationRecorder:
     def _usage_metrics(self) -> dict[str, float]:
         parts = [usage_metrics(device, used) for device, used in self._usage.items()]
         return {name: value for part in parts for name, value in part.items()}
+
+    def _worker_metrics(self) -> dict[str, float]:
+        session = self._session
+        return {
+            "workers/present": float(len(session.devices)),
+            "workers/lost": float(session.num_lost),
+            "workers/joined": float(session.num_joined),
+            "workers/resumed": float(session.num_resumed),
+        }
 
     def _time_metrics(self, seconds: float) -> dict[str, float]:
         return {

@@ -22,8 +22,11 @@ from digen_core.manifest import (
     CHECKPOINTS_OF_RUN,
     EVALUATIONS_OF_RUN,
     LINEAGE_OF_RUN,
+    DamagedError,
     Lineage,
     checkpoints_in,
+    last_checkpoint,
+    read_manifest,
 )
 from digen_core.resume import Resumption, resumption_of
 from digen_core.trace.spans import DEVICES_OF_RUN, read_devices
@@ -31,7 +34,10 @@ from digen_core.training.checkpoints import remove_checkpoint
 from digen_core.training.retention import evaluations_of
 from digen_core.transport.files import replace_text, try_lock
 from digen_core.transport.metrics import METRICS_OF_RUN, read_metrics
+from flows.losses import StateLostError
 from flows.session import Session, observers, say
+from flows.telling import tell
+from tasks.emulation import EmulatedConfig
 
 LOCK_OF_RUN = ".lock"
 
@@ -98,26 +104,69 @@ def mark_crashed_flows(flow_run_ids: Sequence[str]) -> None:
 
 def go_on(session: Session, resumption: Resumption) -> None:
     """Put a session where its run stood at a checkpoint, or at its start if there is none."""
-    run_dir, manifest = resumption.run_dir, resumption.manifest
-    say(f"going on with {run_dir.name} after {resumption.num_iterations} iterations")
-    discard(run_dir, resumption)
+    run_dir = resumption.run_dir
+    say(f"resuming {run_dir.name} after {resumption.num_iterations} iterations")
     if resumption.lineage:
         mark_crashed_flows([i for i in resumption.lineage.flow_run_ids if i != runtime.flow_run.id])
     replace_text(run_dir / CONFIG_OF_RUN, session.config.model_dump_json(indent=2))
-    session.checkpoint = resumption.checkpoint
-    session.num_iterations = resumption.num_iterations
-    if manifest:
-        session.reward_history = manifest.reward_history
     if (run_dir / DEVICES_OF_RUN).exists():
-        session.earlier_devices = read_devices(run_dir / DEVICES_OF_RUN)
-    reports = evaluations_of(run_dir).items()
-    session.evaluations = dict(sorted(reports, key=lambda item: item[1].version))
+        for device in read_devices(run_dir / DEVICES_OF_RUN):
+            session.known.setdefault(device.name, device)
+    _stand_at(session, resumption)
     for record in read_metrics(run_dir / METRICS_OF_RUN):
         session.tracker.log_iteration(record)
     for tag, report in session.evaluations.items():
         session.tracker.log_evaluation(tag, report)
         for observer in observers():
             observer.on_evaluation(tag, report)
+
+
+def go_back(session: Session, error: StateLostError | DamagedError) -> None:
+    """Put a session back to where its run stood at its last whole checkpoint, and say so.
+
+    Args:
+        session: whose tasks were all given up.
+        error: a worker was lost with the optimizer's state, or a checkpoint turned out damaged.
+
+    Raises:
+        StateLostError: there are no checkpoints of such a run.
+        DamagedError: no checkpoint is whole.
+    """
+    if isinstance(session.config, EmulatedConfig):
+        raise error
+    if isinstance(error, DamagedError) and session.checkpoint is not None:
+        session.damaged.add(session.checkpoint)
+    else:
+        session.num_resumed += 1
+    folder = session.run_dir / CHECKPOINTS_OF_RUN
+    checkpoint, damaged = last_checkpoint(folder, session.damaged)
+    if checkpoint is None and session.damaged:
+        raise error
+    manifest = read_manifest(checkpoint) if checkpoint else None
+    back = Resumption(session.run_dir, session.lineage, checkpoint, manifest, tuple(damaged))
+    tell(
+        session,
+        "resumed",
+        f"{error}; the run goes on from {checkpoint or 'its start'}, after iteration "
+        f"{back.num_iterations} (resumed {session.num_resumed} times by itself)",
+    )
+    while not session.inbox.empty():  # what tasks of before still sent
+        session.inbox.get_nowait()
+    session.trace.forget_all()
+    _stand_at(session, back)
+
+
+def _stand_at(session: Session, resumption: Resumption) -> None:
+    """Forget what a run did after a checkpoint, on disk and in its session."""
+    discard(resumption.run_dir, resumption)
+    manifest = resumption.manifest
+    session.checkpoint = resumption.checkpoint
+    session.num_iterations = session.num_kept = resumption.num_iterations
+    session.version = manifest.version if manifest else 0
+    session.reward_history = manifest.reward_history if manifest else {}
+    session.state, session.published = None, {}
+    reports = evaluations_of(resumption.run_dir).items()
+    session.evaluations = dict(sorted(reports, key=lambda item: item[1].version))
 
 
 def discard(run_dir: Path, resumption: Resumption) -> None:

@@ -22,19 +22,12 @@ from digen_core.transport.metrics import METRICS_OF_RUN
 from flows.control import RunCancelledError, following, is_stop
 from flows.resume import begun_before, go_on, locked, resuming
 from flows.scheduling import measured_costs, resolve_layout
-from flows.session import Session, registered, say, warn, watching
+from flows.session import Session, observers, registered, say, warn, watching
 from flows.workload import layout_of
 from tasks.artifacts import RunArtifacts
-from tasks.cluster import (
-    addresses_of,
-    devices_of,
-    exclusive,
-    in_one_role,
-    local_devices,
-    require_pools,
-    run_cluster,
-    workers_of_pools,
-)
+from tasks.calls import SchedulerLostError
+from tasks.cluster import devices_of, exclusive, in_one_role, local_devices, run_cluster
+from tasks.presence import addresses_of, require_pools, workers_of_pools
 from tasks.runner import shared_client
 from tasks.stopping import stop_tasks
 from tasks.tracking import Tracker
@@ -59,11 +52,13 @@ def open_run(config: RunConfig, resume: str | None = None) -> Iterator[Session]:
         session = stack.enter_context(
             session_on(client, address, devices, config, run_dir, run_dir.name, lineage)
         )
-        stack.enter_context(_telling_how_to_go_on(session))
+        stack.enter_context(_telling_how_to_resume(session))
         _label_flow_run(session)
         if resumption:
             go_on(session, resumption)
         replace_text(run_dir / LINEAGE_OF_RUN, session.lineage.model_dump_json(indent=2))
+        for observer in observers():
+            observer.on_open(run_dir)
         yield session
 
 
@@ -208,22 +203,22 @@ def _stopped_on_errors(session: Session) -> Iterator[None]:
         yield
     except BaseException:
         names = {device.name for device in session.devices}.union(*session.pools.values())
-        with suppress(OSError):  # it may be the scheduler that is gone
+        with suppress(SchedulerLostError):
             present = addresses_of(session.client, names)
             stop_tasks(session.client, list(present.values()))
         raise
 
 
 @contextmanager
-def _telling_how_to_go_on(session: Session) -> Iterator[None]:
-    """Say which command goes on with a run whose body fails or is stopped."""
+def _telling_how_to_resume(session: Session) -> Iterator[None]:
+    """Say which command resumes a run whose body fails or is stopped, and from where."""
     try:
         yield
     except BaseException as error:
         if isinstance(error, Pause | ConfigError):  # it goes on; or nothing stays of it
             raise
-        after = f"after iteration {session.num_iterations}"
-        how = f"go on with: digen train --resume {session.run_dir}"
+        after = f"after iteration {session.num_kept}"
+        how = f"resume it with: digen train --resume {session.run_dir}"
         if isinstance(error, KeyboardInterrupt | RunCancelledError):
             why = f"{str(error) or 'stopped by Ctrl-C'} {after}"
             raise RunCancelledError(f"{why}; {how}") from None

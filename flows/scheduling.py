@@ -5,9 +5,11 @@ only in layouts with stale groups.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from time import sleep
+from typing import Final
 
-from distributed import Client
+from distributed import Client, Future
 
 from digen_core.config import RunConfig
 from digen_core.control.costs import Costs
@@ -21,9 +23,13 @@ from digen_core.records import Span
 from digen_core.trace.prediction import SCHEDULE_OF_RUN
 from digen_core.transport.files import replace_text
 from flows.session import Session, say
+from flows.watch import Watch
 from flows.workload import schedule_of, workload_of
 from tasks.emulation import EmulatedConfig
 from tasks.measure import measure_alone
+from tasks.presence import ROLES, dismiss
+
+POLL_SECONDS: Final = 0.5
 
 
 def measured_costs(config: RunConfig, client: Client, devices: Sequence[Device]) -> Costs:
@@ -42,8 +48,20 @@ def measured_costs(config: RunConfig, client: Client, devices: Sequence[Device])
         client.submit(measure_alone, config, prompt, workers=[device.name], pure=False)
         for device in firsts
     ]
+    _await(futures, client, config)
     found: list[Measured] = client.gather(futures)
     return costs_of(dict(zip(firsts, found, strict=True)))
+
+
+def _await(futures: Sequence["Future[Measured]"], client: Client, config: RunConfig) -> None:
+    """Wait for tasks; on a worker that is frozen, its nanny's next process begins again."""
+    watch = Watch(client, config.cluster)
+    while not all(future.done() for future in futures):
+        seen = watch.look({}, ROLES)
+        for worker in seen.workers.values():
+            if worker.name in seen.lost:
+                dismiss(client, worker.address)
+        sleep(POLL_SECONDS)
 
 
 def resolve_layout(
@@ -86,9 +104,16 @@ def start_profile(session: Session, measured: dict[Device, Measured]) -> None:
     else:
         costs = costs_of(measured)
     session.profile = Profile(with_kinds(costs, session.devices), session.devices)
-    size = config.rollout.fragment_size
+    size = config.fragment_size
     session.step_seconds = max(kind.step(size) for kind in session.known_costs.kinds.values())
     keep_prediction(session)
+
+
+def add_kind(session: Session, device: Device, measured: Mapping[Device, Measured]) -> Costs:
+    """Return what work costs, with the kind of a device that joined."""
+    assert session.profile is not None
+    with session.publishing:
+        return session.profile.add(device, measured)
 
 
 def learn_costs(session: Session, spans: Sequence[Span]) -> None:
@@ -105,6 +130,8 @@ def learn_costs(session: Session, spans: Sequence[Span]) -> None:
 def keep_prediction(session: Session) -> None:
     """Write what the schedule is, and how long an iteration is predicted to take with it."""
     config, schedule = session.config, schedule_of(session.config)
+    if not (session.rollout_devices() and session.trainer_devices()):
+        return  # the run waits for workers
     seconds = predicted_seconds(
         session.devices,
         workload_of(config),

@@ -1,6 +1,7 @@
 """What a run's flows share in the flow process: reached by run id, never pickled into a task."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from digen_core.records import EvaluationReport, IterationRecord, RunReport
 from digen_core.rollout.steps import Steps
 from digen_core.trace.live import LiveTrace
 from flows.control import Control
+from flows.watch import Watch
 from tasks.tracking import Tracker
 
 MAX_FRAGMENTS = 1 << 16  # of a group
@@ -37,6 +39,14 @@ class Observer(Protocol):
 
     def on_warning(self, text: str) -> None:
         """Something is wrong that the run can live with."""
+        ...
+
+    def on_open(self, run_dir: Path) -> None:
+        """A run has its folder; from now on it can be resumed."""
+        ...
+
+    def on_stop(self, why: str) -> None:
+        """Somebody stopped the run from elsewhere; it ends now."""
         ...
 
     def on_iteration(self, record: IterationRecord) -> None:
@@ -89,12 +99,14 @@ class Session:
     address: str  # of the Dask scheduler
     client: Client
     devices: list[Device]
-    addresses: dict[str, str]  # device -> address of its worker when the run began
+    addresses: dict[str, str]  # device -> address of its worker; of those that are made ready, too
     pools: dict[str, list[str]]  # name -> workers that only score
     tracker: Tracker
     lineage: Lineage
-    earlier_devices: list[Device] = field(default_factory=list)  # of a run that was resumed
+    known: dict[str, Device] = field(default_factory=dict)  # all that ever took part, by name
+    loaded: set[str] = field(default_factory=set)  # addresses of workers that hold the model
     checkpoint: Path | None = None  # to begin with, in place of version 0
+    damaged: set[Path] = field(default_factory=set)  # checkpoints whose content is not whole
     reward_history: RewardHistory = field(default_factory=dict)  # DDPO's, to begin with
     evaluations: dict[str, EvaluationReport] = field(default_factory=dict)  # by tag
     inbox: SimpleQueue[Any] = field(default_factory=SimpleQueue)  # what the conductor hears of
@@ -102,18 +114,33 @@ class Session:
     publishing: Lock = field(default_factory=Lock)  # records are shown one after the other
     started: float = field(default_factory=time)
     state: PrefectFuture[Any] | None = None  # TrainState of the current version, on a trainer
-    published: PrefectFuture[Any] | None = None  # PolicyVersion of it, for the other workers
+    published: dict[int, PrefectFuture[Any]] = field(default_factory=dict)  # PolicyVersion, by
+    # version: the newest, and those before it on which groups may have begun
     told: set[str] = field(default_factory=set)  # warnings that are given once
     empty_since: dict[str, float] = field(default_factory=dict)  # pools without a worker
+    losses: Counter[str] = field(default_factory=Counter)  # of each worker, since the last progress
+    joining: dict[str, Any] = field(default_factory=dict)  # name -> Newcomer of flows/joining.py
+    num_lost: int = 0  # workers
+    num_joined: int = 0
+    num_resumed: int = 0  # times that it went back to its last checkpoint
     version: int = 0
     hashes: dict[int, str] = field(default_factory=dict)  # version -> content hash
     step_seconds: float = 0.0  # one denoising step of a fragment, as last measured
     profile: Profile | None = None  # what work costs; set when the workers are ready
     num_iterations: int = 0  # finished
+    num_kept: int = field(init=False)  # of them, those that the last checkpoint has
     control: Control = field(init=False)  # what a person asks for
+    watch: Watch = field(init=False)  # over the workers
+    num_at_start: int = field(init=False)  # devices
+    rollout_share: float = field(init=False)  # of the devices that the run began with
 
     def __post_init__(self) -> None:
-        self.control = Control(self.inbox.put)
+        self.control = Control(self.inbox.put, stopped)
+        self.num_kept = self.num_iterations
+        self.watch = Watch(self.client, self.config.cluster)
+        self.known |= {device.name: device for device in self.devices}
+        self.num_at_start = len(self.devices)
+        self.rollout_share = len(self.rollout_devices()) / max(len(self.devices), 1)
 
     @property
     def known_costs(self) -> Costs:
@@ -136,7 +163,25 @@ class Session:
     def all_devices(self) -> list[Device]:
         """Those of the run, and others whose spans its folder holds."""
         names = {device.name for device in self.devices}
-        return self.devices + [d for d in self.earlier_devices if d.name not in names]
+        return self.devices + [d for name, d in self.known.items() if name not in names]
+
+    def join(self, device: Device) -> None:
+        """Let a device take part, whose worker is in ``addresses``."""
+        self.devices.append(device)
+        self.known[device.name] = device
+        self.num_joined += 1
+
+    def progress(self) -> None:
+        """Note that something was finished: losses before it are forgiven."""
+        self.losses.clear()
+
+    def lose(self, names: Collection[str]) -> None:
+        """Count devices out whose workers are gone."""
+        self.num_lost += len(names)
+        self.losses.update(names)
+        self.devices = [device for device in self.devices if device.name not in names]
+        for name in names:
+            self.loaded.discard(self.addresses.pop(name))
 
     def evaluation_before(self, index: int) -> str | None:
         """Return the tag of the evaluation that comes before an iteration, if one does."""
@@ -211,3 +256,9 @@ def warn(text: str) -> None:
     """Tell the observers what is wrong, or what to do about it."""
     for observer in _observers:
         observer.on_warning(text)
+
+
+def stopped(why: str) -> None:
+    """Tell the observers that somebody stopped the run."""
+    for observer in _observers:
+        observer.on_stop(why)

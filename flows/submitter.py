@@ -1,6 +1,6 @@
 """Submit a task in the flow run of its iteration, and read its receipt when it ends."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from math import nan
 from time import time
@@ -11,12 +11,13 @@ import dask
 from prefect.futures import PrefectFuture
 
 from digen_core.control.protocol import Event
+from digen_core.planning.predict import expected_seconds
 from digen_core.records import Span
 from digen_core.trace.usage import Usage
-from flows.collect import require_success
+from flows.batch import require_success
 from flows.open_iteration import OpenIteration
 from flows.session import Session
-from tasks.completions import Completion
+from tasks.completions import Completion, mark_lost
 from tasks.emulation import body_of, place_of
 
 URGENT = 1000  # above all fragments and packs: what others wait for
@@ -93,20 +94,28 @@ class Submitter:
         future = iteration.context.run(submit)
         self._session.trace.begin(span)
         self._running[future.task_run_id] = _Running(span, iteration, event_of, device)
+        self._session.watch.begin(future.task_run_id, label, self._expected(span, device))
         return future
+
+    def _expected(self, span: Span, device: str) -> float | None:
+        """Return the seconds that a task should take; None where compiling may take minutes."""
+        if self._session.config.model.compile:
+            return None
+        kind = self._session.known[device].kind
+        return expected_seconds(self._session.known_costs, kind, span)
 
     def event_of(self, completion: Completion) -> Event | None:
         """Return what the end of a task means to the controller; None if nothing.
 
         Raises:
             TaskFailedError: the task failed.
-            WorkerLostError: its worker is gone.
         """
         running = self._running.pop(completion.task_run_id, None)
         if running is None:  # it was on a device that was lost
             return None
         asked, receipt = running.span, completion.receipt
-        require_success(self._session, completion, asked.task, asked.device)
+        self._session.watch.end([completion.task_run_id])
+        require_success(completion, asked.task, asked.device)
         span = replace(
             asked,
             device=receipt["device"],
@@ -121,8 +130,15 @@ class Submitter:
             running.iteration.recorder.add_usage(span.device, Usage(**used))
         return running.event_of(receipt)
 
-    def forget(self, device: str) -> None:
-        """Wait no more for the tasks of a lost device."""
-        lost = [id_ for id_, running in self._running.items() if running.device == device]
+    def is_pushing(self, device: str) -> bool:
+        """Say whether a device is about to load a version."""
+        own = (run.span for run in self._running.values() if run.device == device)
+        return any(span.kind == "push" for span in own)
+
+    def forget(self, devices: Collection[str]) -> None:
+        """Wait no more for the tasks of lost devices; whatever still comes of them is ignored."""
+        lost = [id_ for id_, running in self._running.items() if running.device in devices]
         for task_run_id in lost:
             self._session.trace.forget(self._running.pop(task_run_id).span)
+        self._session.watch.end(lost)
+        mark_lost(lost)

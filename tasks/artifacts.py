@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from itertools import groupby
+from pathlib import Path
 from threading import Event, Lock
 from types import TracebackType
 from typing import Final, NamedTuple, Self
@@ -126,6 +127,12 @@ class RunArtifacts:
         """Show what begins."""
         self._progress.phase = text
         self._publish()
+
+    def on_open(self, run_dir: Path) -> None:
+        """Nothing: the page has the folder."""
+
+    def on_stop(self, why: str) -> None:
+        """Nothing: Prefect has its state."""
 
     def on_warning(self, text: str) -> None:
         """Show what is wrong."""

@@ -9,6 +9,7 @@ from digen_core.manifest import CHECKPOINTS_OF_RUN, Position
 from digen_core.training.checkpoints import write_checkpoint
 from digen_core.training.optimizer import TrainState
 from digen_core.training.retention import prune
+from tasks.calls import on_worker
 from tasks.engine import engine_of
 
 
@@ -29,9 +30,10 @@ def keep_checkpoint(
 
     Raises:
         OSError: the checkpoint could not be written; those before it are still there.
+        WorkerLostError: the worker is gone.
         ConfigError: there is no such metric as config.checkpoints.best_by.
     """
-    client.run(_write, run_id, version, run_dir, position, workers=[worker])
+    on_worker(client, worker, _write, run_id, version, run_dir, position, seconds=None)
 
 
 async def _write(run_id: str, version: int, run_dir: Path, position: Position) -> None:

@@ -1,8 +1,8 @@
-"""The Dask cluster of a run: worker processes with roles, and whether they are still there."""
+"""The Dask cluster of a run: worker processes with roles, on this machine or a running one."""
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,8 +13,8 @@ from distributed import Client, Lock, Nanny, Scheduler, SpecCluster
 from digen_core.config import ConfigError
 from digen_core.control.protocol import Device, Role
 from digen_core.schedule_config import ClusterConfig
+from tasks.presence import ROLES, kinds_of, present_workers
 
-ROLES: tuple[Role, ...] = ("rollout", "trainer")
 # What Dask would do all the time in each process: sample the stacks of all threads and measure the
 # process. It costs workers a few percent. And if the garbage collector frees a threading.local just
 # when stacks are sampled, CPython 3.11 waits for itself for ever with the interpreter lock in hand
@@ -25,10 +25,6 @@ QUIET = {
 }
 PRELOAD = "tasks.engine"  # imports what tasks need, before the first of them
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-
-class WorkerLostError(RuntimeError):
-    """A worker that the run needs is gone."""
 
 
 def local_devices(config: ClusterConfig, *, colocated: bool = False) -> list[Device]:
@@ -57,8 +53,10 @@ def run_cluster(config: ClusterConfig, devices: list[Device]) -> Iterator[str]:
         "cls": Scheduler,
         "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"},
     }
+    # A worker that its nanny starts again imports torch: it is not given up meanwhile.
+    patient = {"distributed.deploy.lost-worker-timeout": "10m"}
     with (
-        dask.config.set(settings_of_workers(config.threads_per_worker)),
+        dask.config.set(settings_of_workers(config.threads_per_worker) | patient),
         SpecCluster(scheduler=scheduler, workers=workers, silence_logs=logging.ERROR) as cluster,
     ):
         yield cluster.scheduler_address
@@ -132,20 +130,6 @@ def _prefect_api() -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def present_workers(client: Client) -> dict[str, dict[str, Any]]:
-    """Return what the scheduler knows of each worker now, by address.
-
-    ``Client.scheduler_info`` will not do: every two seconds the client asks for itself, for an
-    answer without workers, and that may take the place of ours before it is returned.
-
-    Raises:
-        OSError: the scheduler does not answer.
-    """
-    identity = client.sync(client.scheduler.identity, n_workers=-1)
-    workers: dict[str, dict[str, Any]] = identity["workers"]
-    return workers
-
-
 def devices_of(client: Client, *, colocated: bool = False) -> list[Device]:
     """Return the workers of a cluster that declare a role; their kinds are their processors.
 
@@ -154,13 +138,8 @@ def devices_of(client: Client, *, colocated: bool = False) -> list[Device]:
             not by every one.
     """
     workers = present_workers(client)
-    roles = {
-        address: frozenset(role for role in ROLES if role in worker["resources"])
-        for address, worker in workers.items()
-    }
-    used = [address for address, own in roles.items() if own]
-    kinds = client.run(processor, workers=used) if used else {}
-    devices = [Device(str(workers[at]["name"]), roles[at], kinds[at]) for at in used]
+    kinds = kinds_of(client, [worker.address for worker in workers.values() if worker.roles])
+    devices = [Device(workers[at].name, workers[at].roles, kind) for at, kind in kinds.items()]
     devices = sorted(devices, key=lambda device: device.name)
     for role in ROLES:
         if not any(role in device.roles for device in devices):
@@ -174,29 +153,6 @@ def devices_of(client: Client, *, colocated: bool = False) -> list[Device]:
             "every worker; start them with --resources 'rollout=1 trainer=1'"
         )
     return devices
-
-
-def workers_of_pools(client: Client, pools: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names of the workers that each pool has now."""
-    workers = present_workers(client).values()
-    return {
-        pool: sorted(str(worker["name"]) for worker in workers if pool in worker["resources"])
-        for pool in pools
-    }
-
-
-def require_pools(client: Client, pools: Iterable[str]) -> None:
-    """Check that every pool has a worker.
-
-    Raises:
-        ConfigError: one has none.
-    """
-    for pool, names in workers_of_pools(client, pools).items():
-        if not names:
-            raise ConfigError(
-                f"no worker of the cluster is in the pool {pool!r}, which a reward names; start "
-                f"one with: digen worker SCHEDULER --name {pool}-0 --pool {pool}"
-            )
 
 
 def in_one_role(devices: list[Device], config: ClusterConfig) -> list[Device]:
@@ -221,67 +177,3 @@ def in_one_role(devices: list[Device], config: ClusterConfig) -> list[Device]:
         else device
         for device in devices
     ]
-
-
-def processor() -> str:
-    """Return what this process computes on; devices of one kind are taken to be equally fast."""
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-
-
-def addresses_of(client: Client, names: Collection[str]) -> dict[str, str]:
-    """Return each worker's address now; a restarted worker comes back with another one."""
-    workers = present_workers(client)
-    return {str(w["name"]): address for address, w in workers.items() if str(w["name"]) in names}
-
-
-def lost_devices(client: Client, addresses: dict[str, str]) -> list[str]:
-    """Return the devices whose worker is gone, or was restarted without its model."""
-    present = present_workers(client)
-    return [name for name, address in addresses.items() if address not in present]
-
-
-def recompute_elsewhere(client: Client, lost: str, address: str) -> None:
-    """Let a worker compute again what others wait for and only a lost worker had.
-
-    Tasks are pinned to their workers, so Dask would wait for the lost one for ever.
-
-    Args:
-        client: of the cluster.
-        lost: address of the lost worker.
-        address: of the worker that takes its place.
-    """
-    client.run_on_scheduler(_move_what_is_needed, lost=lost, address=address)
-
-
-def _move_what_is_needed(dask_scheduler: Scheduler, lost: str, address: str) -> None:
-    tasks = dask_scheduler.tasks.values()
-    lost_tasks = {task for task in tasks if lost in (task.worker_restrictions or ())}
-    needed = [task for task in tasks if task.state == "waiting" and task not in lost_tasks]
-    while needed:
-        for task in needed.pop().dependencies & lost_tasks:
-            if task.state != "memory":
-                lost_tasks.remove(task)
-                task.worker_restrictions = {address}
-                needed.append(task)
-    worker = dask_scheduler.workers[address]
-    runnable = dask_scheduler.bulk_schedule_unrunnable_after_adding_worker(worker)
-    dask_scheduler.transitions(runnable, stimulus_id=f"{lost} was lost")
-
-
-def require_workers(client: Client, addresses: dict[str, str]) -> None:
-    """Check that every worker of the run is still the process that it was.
-
-    Raises:
-        WorkerLostError: one is not.
-    """
-    for name in lost_devices(client, addresses):
-        raise worker_lost(name, addresses[name])
-
-
-def worker_lost(name: str, address: str) -> WorkerLostError:
-    """Return the error that tells a person about a lost worker."""
-    return WorkerLostError(
-        f"worker {name} ({address}) was lost; see its log, and the memory of its machine"
-    )

@@ -12,15 +12,19 @@ here; a future that fails without one (worker lost, cancelled) completes with th
 
 import queue
 import threading
-from contextvars import ContextVar, Token
+from collections.abc import Collection
+from contextlib import suppress
+from contextvars import ContextVar, Token, copy_context
 from dataclasses import dataclass, field
+from threading import Thread
 from typing import Any, Self
 from uuid import UUID
 
 from distributed import CancelledError, Client, Future
+from httpx import HTTPError
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
-from prefect.exceptions import PrefectHTTPStatusError
+from prefect.exceptions import PrefectException, PrefectHTTPStatusError
 from prefect.states import Crashed
 from prefect_dask.task_runners import PrefectDaskFuture
 
@@ -208,6 +212,20 @@ def mark_crashed(completion: Completion) -> bool:
                 return False
             raise
     return True
+
+
+def mark_lost(task_run_ids: Collection[UUID]) -> None:
+    """Record at the Prefect server, beside the run, that task runs were lost with their workers."""
+
+    def mark() -> None:
+        with suppress(HTTPError, PrefectException), get_client(sync_client=True) as client:
+            for task_run_id in task_run_ids:
+                with suppress(PrefectHTTPStatusError):  # the server may never have heard of it
+                    state = Crashed(message="its worker was lost; the work is done elsewhere")
+                    client.set_task_run_state(task_run_id, state, force=True)
+
+    if task_run_ids:
+        Thread(target=copy_context().run, args=(mark,), name="mark-lost", daemon=True).start()
 
 
 def _lost(future: PrefectDaskFuture[Any], done: Future) -> Completion:

@@ -47,7 +47,7 @@ def sample_and_score(
                 [prompt.text for prompt in prompts],
                 indices,
                 num_samples=samples_per_prompt,
-                num_steps=config.evaluation.num_steps,
+                num_steps=config.evaluation_steps,
                 seed=config.seed,
             )
         asked = Asked.of(prompts, samples_per_prompt)

@@ -115,7 +115,7 @@ def _measured(engine: Engine, condition: Condition, roles: list[str] | tuple[str
     config = engine.config
     work = _Work(engine.policy, config, condition)
     generates, trains = "rollout" in roles, "trainer" in roles
-    fragment_size = config.rollout.fragment_size
+    fragment_size = config.fragment_size
     return Measured(
         step=_line(work.step, fragment_size).times(config.velocities_per_step)
         if generates

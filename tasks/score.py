@@ -10,13 +10,16 @@ from distributed import get_worker
 from prefect import task
 
 from digen_core.config import RunConfig
-from digen_core.data import Metadata
+from digen_core.data import Metadata, Prompt
+from digen_core.model_config import ModelConfig
 from digen_core.models.policy import resolve_device
 from digen_core.reward_config import RewardConfig
+from digen_core.reward_probe import probe
 from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardFn, score_images
 from digen_core.transport.arrays import to_tensor
 from tasks import receipts
+from tasks.engine import engine_of
 from tasks.span import span_on_receipt
 
 logger = logging.getLogger(__name__)
@@ -51,6 +54,38 @@ def load_rewards(run_id: str, label: str, pool: Pool) -> None:
     """
     with span_on_receipt(str(get_worker().name)):
         _functions_of(run_id, pool)
+
+
+@task(name="probe rewards", task_run_name="{label}")
+def probe_rewards(
+    run_id: str,
+    label: str,
+    *,
+    model: ModelConfig,
+    rewards: Mapping[str, RewardConfig],
+    pool: Pool | None,
+    prompts: Sequence[Prompt],
+) -> None:
+    """Probe some of the rewards that this worker has loaded; the receipt has warnings.
+
+    Args:
+        run_id: of the run.
+        label: of the task.
+        model: of the run: its device, and the size of its samples.
+        rewards: to probe.
+        pool: whose worker this is; None: it is a device that generates.
+        prompts: of the run.
+
+    Raises:
+        ConfigError: a reward fails.
+    """
+    functions = engine_of(run_id).rewards if pool is None else _functions_of(run_id, pool)
+    with span_on_receipt(str(get_worker().name)):
+        notes = list[str]()
+        chosen = {name: functions[name] for name in rewards}
+        device = resolve_device(model.device)
+        probe(chosen, rewards, model.size, prompts, device, notes.append)
+        receipts.attach({"notes": notes})
 
 
 @task(name="score", task_run_name="{label}")

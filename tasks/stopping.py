@@ -11,10 +11,13 @@ from prefect.client.orchestration import get_client
 from prefect.exceptions import PrefectException
 from prefect.states import Cancelled
 
+from tasks.calls import on_workers
+
 logger = logging.getLogger(__name__)
 
-TASK_SECONDS: Final = 10.0
-"""How long a stopped run waits for the tasks that run: a Prefect worker kills it after 30 s."""
+TASK_SECONDS: Final = 3.0
+"""How long a stopped run waits for the tasks that run."""
+ANSWER_SECONDS: Final = 1.0
 POLL_SECONDS: Final = 0.2
 
 
@@ -39,8 +42,8 @@ def stop_tasks(client: Client, addresses: list[str]) -> None:
 
 
 def _running(client: Client, addresses: list[str]) -> set[str]:
-    """Return the keys of the tasks that are executed; workers that are gone have none."""
-    found = client.run(executed, workers=addresses, on_error="ignore")
+    """Return the keys of the tasks that are executed; workers that do not answer have none."""
+    found = on_workers(client, addresses, executed, seconds=ANSWER_SECONDS)
     return {key for keys in found.values() for key in keys}
 
 

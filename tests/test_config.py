@@ -13,7 +13,9 @@ from digen_core.config_file import load_config
 from digen_core.config_keys import NAME, known_keys
 from digen_core.config_toml import as_toml
 from digen_core.model_config import AdapterConfig, ModelConfig
+from digen_core.planning.job import workload_of
 from digen_core.reward_config import REWARD_TYPES, ShapesConfig
+from digen_core.shipped import located
 from digen_core.train_config import LoraConfig, TrainConfig
 
 ROOT = Path(__file__).parents[1]
@@ -57,11 +59,12 @@ def test_help_and_mistakes_cost_nothing_heavy(tmp_path):
         ["train", config, "--prompts.train", str(tmp_path / "missing.txt")],
         ["train", config, "--prompts.train", str(tmp_path / "few.txt")],
         ["train", config, "--model.path", str(tmp_path)],
+        ["train", config, "--resume", "missing"],
         ["evaluate", "missing"],
         ["trian"],
     ]
     code = f"from deployments.cli import run\ncodes = [run(call) for call in {calls!r}]\n"
-    assert modules_after(code + "assert codes == [0] * 4 + [2] * 8, codes") == []
+    assert modules_after(code + "assert codes == [0] * 4 + [2] * 9, codes") == []
 
 
 def test_there_are_committed_configs():
@@ -71,8 +74,9 @@ def test_there_are_committed_configs():
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
 def test_every_committed_config_loads_and_names_files_that_exist(path):
     config = load_config(path)
-    assert (ROOT / config.prompts.train).is_file()
-    assert (ROOT / config.prompts.evaluation).is_file()
+    assert Path(located(config.prompts.train)).is_file()
+    assert Path(located(config.prompts.evaluation)).is_file()
+    assert Path(config.model.source).is_dir()
 
 
 def test_the_deployment_is_the_main_job():
@@ -92,6 +96,43 @@ def test_every_option_of_a_reward_has_help():
     for kind in REWARD_TYPES.values():
         without = {name for name, field in kind.model_fields.items() if not field.description}
         assert without == {"type"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [
+        ({}, 24),  # one worker denoises a group at once
+        ({"cluster.rollout_workers": 2}, 12),
+        ({"cluster.rollout_workers": 5}, 4),  # the largest divisor up to 24 / 5
+        ({"cluster.rollout_workers": 25}, 1),  # there are more workers than samples
+        ({"rollout.group_size": 32}, 32),
+        ({"rollout.group_size": 7, "cluster.rollout_workers": 2}, 1),
+        ({"model.height": 512, "model.width": 512}, 8),  # 8 x 1024 tokens
+        ({"model.height": 512, "model.width": 512, "model.num_frames": 5, "model.path": "a/b",
+          "model.family": "wan"}, 4),
+        ({"model.sizes": [[32, 32, 1], [1024, 1024, 1]]}, 2),  # the largest size counts
+        ({"model.height": 2048, "model.width": 2048}, 1),
+        ({"rollout.fragment_size": 6, "cluster.rollout_workers": 24}, 6),
+    ],
+)  # fmt: skip
+def test_what_a_fragment_size_of_auto_comes_to(changes, size):
+    config = load_config(COMMITTED[0], {"rollout.group_size": 24, **changes})
+    assert config.fragment_size == size
+    assert config.rollout.group_size % size == 0
+    assert workload_of(config).fragment_size == size
+
+
+def test_config_show_says_what_auto_comes_to(capsys):
+    assert run(["config", "show", "--model.family", "wan", "--model.path", "a/b"]) == 0
+    out = capsys.readouterr().out
+    assert "\nheight = 240\n" in out
+    assert '\nfragment_size = "auto" # now 2\n' in out
+    assert '\nnum_steps = "auto" # now 50\n' in out
+
+
+def test_a_mistake_in_a_table_with_defaults_of_its_own_is_told_alone():
+    with pytest.raises(ConfigError, match=r"^the command line: model\.dtype: must [^:]*$"):
+        config_of(["--model.dtype", "float8"])
 
 
 def test_nothing_in_a_config_can_be_changed():

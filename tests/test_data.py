@@ -11,6 +11,7 @@ import pytest
 from digen_core.config import ConfigError, RunConfig
 from digen_core.config_file import load_config
 from digen_core.data import Prompt, evaluation_prompts, train_prompts
+from digen_core.model_config import PromptsConfig
 
 ROWS = [
     {"caption": "a red circle", "text": "7", "share": 1.0, "part": "train"},
@@ -80,6 +81,8 @@ WRITERS = [write_jsonl, write_csv, write_parquet, write_parquet_folder, write_pa
 
 
 def config_of(seed=0, **prompts) -> RunConfig:
+    if not {"split_column", "evaluation_fraction"} & prompts.keys():
+        prompts.setdefault("evaluation", "others.txt")
     return RunConfig.model_validate({"seed": seed, "prompts": prompts})
 
 
@@ -130,7 +133,16 @@ def test_a_fraction_is_held_out_by_seed_whatever_the_order(fraction, tmp_path):
 def test_a_split_can_be_set_on_a_command_line():
     config = load_config(None, {"prompts.train": "p.csv", "prompts.split_column": "part"})
     assert config.prompts.evaluation is None
-    assert load_config(None, {"prompts.train": "p.csv"}).prompts.evaluation is not None
+
+
+def test_prompts_of_ones_own_need_others_to_be_judged_on():
+    """Not those of the embedded world, which its own prompts get if nothing is said."""
+    assert PromptsConfig().evaluation == "digen:prompts/shapes_evaluation.txt"
+    wanted = "prompts.train is p.csv, but nothing says which prompts are for evaluation; set "
+    with pytest.raises(ConfigError, match=wanted):
+        load_config(None, {"prompts.train": "p.csv"})
+    config = load_config(None, {"prompts.train": "p.csv", "prompts.evaluation_fraction": 0.1})
+    assert config.prompts.evaluation is None
 
 
 REFUSED = {
@@ -225,7 +237,7 @@ def test_a_folder_with_several_splits_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"evaluation": None}, "prompts.evaluation is null, but nothing says"),
+        ({"evaluation": None}, "nothing says which prompts are for evaluation"),
         ({"split_column": "s", "evaluation_fraction": 0.1}, "use one of them"),
         ({"evaluation_fraction": math.nan}, "finite"),
     ],

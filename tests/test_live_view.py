@@ -6,6 +6,7 @@ import sys
 import pytest
 from rich.console import Console
 
+from deployments.errors import RunStoppedError
 from deployments.live_view import LiveView
 from digen_core.config import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord
@@ -134,11 +135,21 @@ def test_without_a_terminal_each_event_is_one_ascii_line():
 
 
 @pytest.mark.parametrize("force_terminal", [True, False])
-def test_an_error_is_told_and_goes_on(force_terminal):
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        (RuntimeError("no worker"), "failed"),
+        (RunStoppedError("stopped"), "stopped"),
+        (KeyboardInterrupt(), "stopped"),
+        (SystemExit(143), "terminated"),
+    ],
+)
+def test_how_a_run_ended_is_told(force_terminal, error, word):
     console = Console(file=io.StringIO(), force_terminal=force_terminal, color_system=None)
-    with pytest.raises(RuntimeError, match="no worker"), LiveView(CONFIG, "shapes-1", console):
-        raise RuntimeError("no worker")
-    assert "ended by RuntimeError" in console.file.getvalue()
+    with pytest.raises(type(error)), LiveView(CONFIG, "shapes-1", console) as view:
+        raise error
+    shown = console.file.getvalue()
+    assert shown.endswith(f"{word}\n") or view._progress.phase == word
 
 
 def test_log_lines_do_not_tear_the_page(monkeypatch):

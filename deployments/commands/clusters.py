@@ -19,7 +19,7 @@ def show(
 ) -> int:
     """Print the devices of a cluster file, or what starts its workers elsewhere.
 
-    Example: digen cluster show deployments/clusters/8x-h100.toml --for slurm --out jobs
+    Example: digen cluster show 8x-h100 --for slurm --out jobs
 
     Args:
         cluster: A name in deployments/clusters, or a TOML file like those.

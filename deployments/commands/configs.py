@@ -8,7 +8,7 @@ from deployments.overrides import ConfigTokens, config_of
 def show(*tokens: ConfigTokens) -> int:
     """Print every key with its meaning and value, as TOML that 'digen train' reads.
 
-    Example: digen config show deployments/configs/shapes.toml --seed 1 > mine.toml
+    Example: digen config show shapes --seed 1 > mine.toml
 
     Without CONFIG these are the defaults.
     """

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from digen_core.config import ConfigError
-from digen_core.model_config import Family
+from digen_core.model_config import VIDEO_FAMILIES, Family
 from digen_core.reachable import check_writable
 
 
@@ -48,9 +48,10 @@ def make_tiny(family: Family, folder: Path, /, *, seed: int = 0) -> int:
 
     disable_progress_bar()
     build_tiny(family, seed=seed).save_pretrained(folder)
+    frames = " --model.num-frames 5" if family in VIDEO_FAMILIES else ""
     sys.stdout.write(
-        f"{folder} holds a random {family} pipeline; train it with --model.family {family} "
-        f"--model.path {folder}\n"
+        f"{folder} holds a random {family} pipeline; two iterations with it: digen train "
+        f"shapes_smoke --model.family {family} --model.path {folder}{frames}\n"
     )
     return 0
 

@@ -21,7 +21,7 @@ def up(
     tls: Switch = None,
     prefect_auth: Switch = None,
     mlflow_auth: Switch = None,
-    deployments: Path = Path("deployments/prefect.yaml"),
+    deployments: Path | None = None,
     ports: tuple[int, int, int, int] = PORTS,
 ) -> int:
     """Start Prefect, MLflow, a Dask cluster and a Prefect worker, and register the deployments.
@@ -41,7 +41,7 @@ def up(
             two are on where other machines are let in, else off.
         prefect_auth: Let Prefect ask for a password.
         mlflow_auth: Let MLflow ask for a password.
-        deployments: File of the deployments.
+        deployments: File of the deployments; default: that which digen ships.
         ports: Four, of Prefect, MLflow, the Dask scheduler and its dashboard; where one is taken,
             another is used.
     """
@@ -52,6 +52,7 @@ def up(
     from deployments.operation.access import is_loopback
     from deployments.operation.state import Options
     from deployments.operation.up import up as start_all
+    from digen_core.shipped import data_folder
 
     is_open = not is_loopback(host)
     options = Options(
@@ -61,7 +62,7 @@ def up(
         tls=is_open if tls is None else tls,
         prefect_auth=is_open if prefect_auth is None else prefect_auth,
         mlflow_auth=is_open if mlflow_auth is None else mlflow_auth,
-        deployments=str(deployments),
+        deployments=str(deployments or data_folder("prefect.yaml")),
         ports=ports,
     )
     with failures_in_one_line("digen up"):

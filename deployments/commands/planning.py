@@ -66,7 +66,7 @@ def plan(
 ) -> int:
     """Predict which layout, split and sizes are the fastest for a config on a cluster.
 
-    Example: digen plan deployments/configs/shapes.toml --cluster 2-cores
+    Example: digen plan shapes --cluster 2-cores
 
     Args:
         tokens: CONFIG and settings, as in 'digen train'. Packs are at most as large as its own;
@@ -95,7 +95,7 @@ def size(
 ) -> int:
     """Count the parameters, arithmetic and bytes of a config's model, without its weights.
 
-    Example: digen size deployments/configs/recipes/flow_grpo_flux_pickscore.toml
+    Example: digen size flow_grpo_flux_pickscore
 
     Args:
         tokens: CONFIG and settings, as in 'digen train'; without CONFIG all shipped recipes, which

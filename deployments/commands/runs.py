@@ -11,12 +11,13 @@ from deployments.overrides import ConfigTokens, config_of, parse_arguments
 from digen_core.config import ConfigError
 from digen_core.config_file import require_run
 from digen_core.config_keys import parse_value
+from digen_core.shipped import located
 
 
 def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:
     """Post-train a model as a config file says; any of its keys can be set here too.
 
-    Example: digen train deployments/configs/shapes.toml --rollout.group-size 8 --name first-try
+    Example: digen train shapes --rollout.group-size 8 --name first-try
     Example: digen train --resume runs/NAME --schedule.layout elastic
 
     Values are written as in TOML; "null" is null. 'digen config show' lists all keys.
@@ -36,6 +37,10 @@ def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:
         from digen_core.resume import resumption_of
 
         resumption_of(config, resume)
+
+    from digen_core.reward_probe import probe_before_start
+
+    probe_before_start(config, lambda text: sys.stderr.write(f"digen: warning: {text}\n"))
 
     from deployments import local, summary
 
@@ -59,7 +64,7 @@ def evaluate(
     require_run(run)
     if samples_per_prompt is not None and samples_per_prompt < 1:
         raise ConfigError(f"--samples-per-prompt is {samples_per_prompt}; use 1 or more")
-    if prompts is not None and not prompts.exists():
+    if prompts is not None and not Path(located(str(prompts))).exists():
         raise ConfigError(f"cannot read the prompt file {prompts}: there is none")
 
     from deployments import local, summary

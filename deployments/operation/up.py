@@ -35,7 +35,7 @@ from deployments.operation.state import (
 from deployments.operation.workers import Worker, workers_of
 from deployments.plan import find_cluster
 from digen_core.config import ConfigError
-from tasks.cluster import present_workers
+from tasks.presence import present_workers
 
 PREFECT_TOML = Path("prefect.toml")
 PREFECT_WORKER = "prefect-worker"
@@ -171,7 +171,7 @@ class _Starter:
 
 
 def _names(client: Client) -> set[str]:
-    return {str(worker["name"]) for worker in present_workers(client).values()}
+    return {worker.name for worker in present_workers(client).values()}
 
 
 @contextmanager

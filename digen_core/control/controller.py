@@ -24,7 +24,7 @@ from digen_core.control.protocol import (
     CostsUpdated,
     Device,
     DeviceJoined,
-    DeviceLost,
+    DevicesLost,
     Event,
     FinishIteration,
     Fragment,
@@ -50,7 +50,7 @@ from digen_core.control.protocol import (
     Train,
     VersionLoaded,
 )
-from digen_core.control.recovery import lose_device
+from digen_core.control.recovery import lose_devices
 from digen_core.control.schedule import Schedule, Workload
 
 
@@ -82,6 +82,11 @@ class Controller:
         self._iterations: deque[Iteration] = deque()  # open, the oldest first
         self._finishing: deque[tuple[FinishIteration, int]] = deque()  # and the version to hold
         self._next_index = next_iteration
+
+    @property
+    def holder(self) -> str:
+        """The device that holds the optimizer's state: without it the run cannot go on."""
+        return self._fleet.holder
 
     def start(self) -> list[Instruction]:
         """Give every device the version that the run begins with."""
@@ -133,10 +138,9 @@ class Controller:
                 self._fleet.learn(costs)
                 return []
             case DeviceJoined(device):
-                self._fleet.add(device)
-                return [Push(self._version, device.name)]
-            case DeviceLost(name):
-                return self._on_lost(name)
+                return self._on_joined(device)
+            case DevicesLost(names):
+                return self._on_lost(frozenset(names))
 
     # --- iterations -----------------------------------------------------------------------
 
@@ -297,23 +301,35 @@ class Controller:
 
     # --- devices --------------------------------------------------------------------------
 
-    def _on_lost(self, name: str) -> list[Instruction]:
-        if name == self._fleet.holder:
-            raise ControllerError(f"{name} is lost, and with it the state of the optimizer")
-        if name not in self._fleet:
-            raise ControllerError(f"{name} is lost, but was not there: {self!r}")
-        lost = self._fleet.remove(name)
-        if not any(device.may_generate for device in self._fleet):
-            raise ControllerError(f"{name} is lost, and no device is left that generates")
-        returned = [*lost.packs]
+    def _on_joined(self, device: Device) -> list[Instruction]:
+        """Take a device in, and give it every version that work may name."""
+        if device.name in self._fleet:
+            raise ControllerError(f"{device.name} joined, but is there already: {self!r}")
+        self._fleet.add(device)
+        versions = self._begun_versions() | {self._version}
+        return [Push(version, device.name) for version in sorted(versions)]
+
+    def _on_lost(self, names: frozenset[str]) -> list[Instruction]:
+        if self.holder in names:
+            raise ControllerError(f"{self.holder} is lost, and with it the state of the optimizer")
+        if strangers := sorted(name for name in names if name not in self._fleet):
+            raise ControllerError(f"{', '.join(strangers)} lost, but was not there: {self!r}")
+        lost = [self._fleet.remove(name) for name in sorted(names)]
+        returned = [pack for device in lost for pack in device.packs]
         for device in self._fleet:
             returned += self._fleet.return_packs(device)
         for iteration in self._iterations:
             own = [pack for pack in returned if pack.iteration == iteration.index]
-            lose_device(iteration, name, own)
+            lose_devices(iteration, names, own)
         if self._layout.colocated and self._iterations and len(self._iterations[0].queue):
             return self._turn_all("rollout")
-        return []
+        generating = self._fleet.with_home("rollout")
+        missing = self._begun_versions().difference(*(device.loaded for device in generating))
+        return [Push(version, d.name) for version in sorted(missing) for d in generating]
+
+    def _begun_versions(self) -> set[int]:
+        """Return the versions on which groups of open iterations began: each ends on its own."""
+        return {v for iteration in self._iterations for v in iteration.queue.versions.values()}
 
     # --- versions -------------------------------------------------------------------------
 

@@ -296,7 +296,7 @@ class Fleet:
         training = sum(map(self.training_rate, trainers))
         steps = workload.num_fragments * workload.num_steps
         pairs = workload.num_groups * workload.trained_per_group * num_trained_steps
-        return pairs / training > steps / generation
+        return bool(generation) and pairs / training > steps / generation
 
     def validate(self) -> None:
         """Raise AssertionError if an index is not what the devices say."""

@@ -78,10 +78,14 @@ class DeviceJoined:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceLost:
-    """A device is gone with everything it held: trajectories, gradient sums, versions."""
+class DevicesLost:
+    """Devices are gone with everything they held: trajectories, gradient sums, versions.
 
-    device: str
+    Those that vanish together (a host, a switch) come in one event: what one of them had is never
+    given to another of them.
+    """
+
+    devices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +201,7 @@ class Stepped:
 
 Event = (
     DeviceJoined
-    | DeviceLost
+    | DevicesLost
     | VersionLoaded
     | Switched
     | IterationOffered

@@ -1,4 +1,4 @@
-"""What a lost device held is done again, by the same instructions and so with the same values.
+"""Recompute what lost devices held, by the same instructions and so with the same values.
 
 A trajectory needs all its steps, so a fragment of which a stretch is gone is generated anew from
 its first step, with the version of its group. Pairs that are in a lost gradient sum, or whose
@@ -9,31 +9,36 @@ from digen_core.control.iteration import Iteration
 from digen_core.control.protocol import Fragment, Pack, PairBlock
 
 
-def lose_device(iteration: Iteration, name: str, returned: list[Pack]) -> None:
-    """Put everything that an iteration had on a device back among what is to be done.
+def lose_devices(iteration: Iteration, names: frozenset[str], returned: list[Pack]) -> None:
+    """Put everything that an iteration had on some devices back among what is to be done.
 
     Args:
         iteration: that is open.
-        name: of the lost device.
+        names: of the devices that were lost together.
         returned: packs of the iteration that no device was told to train yet.
     """
-    untrained = _lose_packs(iteration, name, returned)
-    lost = {fragment for fragment, held in iteration.held_on.items() if name in held}
-    lost |= {fragment for fragment, on in iteration.generating.items() if on == name}
+    untrained = _lose_packs(iteration, names, returned)
+    lost = {fragment for fragment, held in iteration.held_on.items() if held & names}
+    lost |= {fragment for fragment, on in iteration.generating.items() if on in names}
     for fragment in lost:
         iteration.held_on.pop(fragment, None)
     _park(iteration, untrained)
     for fragment in lost | set(iteration.parked):
-        _generate_again(iteration, fragment, name)
+        _generate_again(iteration, fragment, names)
     iteration.to_score = [do for do in iteration.to_score if do.fragment not in lost]
     if untrained and not iteration.stepping:
         iteration.reducing = False
 
 
-def _lose_packs(iteration: Iteration, name: str, returned: list[Pack]) -> list[PairBlock]:
-    """Take back the packs that a device trained or was told to train, and the returned ones."""
-    packs = [] if iteration.stepping else iteration.trained.pop(name, [])
-    told = [pack for pack, device in iteration.training.values() if device == name]
+def _lose_packs(
+    iteration: Iteration, names: frozenset[str], returned: list[Pack]
+) -> list[PairBlock]:
+    """Take back the packs that devices trained or were told to train, and the returned ones."""
+    packs: list[Pack] = []
+    if not iteration.stepping:
+        for name in sorted(names & iteration.trained.keys()):
+            packs += iteration.trained.pop(name)
+    told = [pack for pack, device in iteration.training.values() if device in names]
     for pack in {pack.index: pack for pack in [*told, *returned]}.values():
         packs.append(pack)
         del iteration.training[pack.index]
@@ -48,18 +53,18 @@ def _park(iteration: Iteration, untrained: list[PairBlock]) -> None:
         iteration.parked.setdefault(block.fragment, []).append(block)
 
 
-def _generate_again(iteration: Iteration, fragment: Fragment, name: str) -> None:
+def _generate_again(iteration: Iteration, fragment: Fragment, names: frozenset[str]) -> None:
     """Queue a fragment of which a stretch is gone, unless nobody needs it any more."""
     on = iteration.generating.get(fragment)
-    if on is not None and on != name:
+    if on is not None and on not in names:
         iteration.to_restart.add(fragment)  # when the device that goes on with it stops
-    elif on == name:
+    elif on is not None:
         del iteration.generating[fragment]
         iteration.to_restart.discard(fragment)
         iteration.queue.add(fragment)
     elif fragment in iteration.queue:
         iteration.queue.restart(fragment)
-    elif _needs_rewards(iteration, fragment, name):
+    elif _needs_rewards(iteration, fragment, names):
         iteration.scored_on.pop(fragment, None)
         _queue(iteration, fragment)
     elif fragment.group in iteration.without_advantages or fragment in iteration.parked:
@@ -67,10 +72,11 @@ def _generate_again(iteration: Iteration, fragment: Fragment, name: str) -> None
         _queue(iteration, fragment)
 
 
-def _needs_rewards(iteration: Iteration, fragment: Fragment, name: str) -> bool:
-    """Say whether the lost device was to score it; rewards that came are safe in the receipt."""
+def _needs_rewards(iteration: Iteration, fragment: Fragment, names: frozenset[str]) -> bool:
+    """Say whether a lost device was to score it; rewards that came are safe in the receipt."""
     waiting = fragment in iteration.unscored.get(fragment.group, ())  # no group: it was replaced
-    return waiting and iteration.scored_on.get(fragment, name) == name
+    scorer = iteration.scored_on.get(fragment)
+    return waiting and (scorer is None or scorer in names)
 
 
 def _queue(iteration: Iteration, fragment: Fragment) -> None:

@@ -72,13 +72,13 @@ class PipelinePolicy(ABC):
             left_out |= {name: None for name in names if name.startswith(text)}
         if "vae" not in parts:
             settings = cls.vae_class.load_config(
-                config.path, subfolder="vae", revision=config.revision
+                config.source, subfolder="vae", revision=config.revision
             )
             with torch.device("meta"):
                 left_out["vae"] = cls.vae_class.from_config(settings)
         dtype = TORCH_DTYPES[config.dtype]
         pipeline = cls.pipeline_class.from_pretrained(
-            config.path,
+            config.source,
             revision=config.revision,
             dtype={"default": dtype, "vae": cls.vae_dtype(dtype)},
             **left_out,

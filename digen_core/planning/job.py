@@ -82,7 +82,7 @@ def workload_of(config: RunConfig) -> Workload:
     return Workload(
         num_groups=config.rollout.prompts_per_iteration,
         group_size=config.rollout.group_size,
-        fragment_size=config.rollout.fragment_size,
+        fragment_size=config.fragment_size,
         num_steps=config.rollout.num_steps,
         pack_size=config.train.pack_size,
         samples_per_pack=config.train.pack_size,

@@ -1,4 +1,4 @@
-"""How long an iteration of a run will take, by a simulation of its own controller."""
+"""Predictions: how long a task should take, and an iteration, by a simulation of the controller."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,33 @@ from digen_core.control.costs import Costs
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Schedule, Workload
 from digen_core.planning.search import STALE_ITERATIONS
+from digen_core.records import Span
 from digen_core.sim.simulator import simulate
+
+
+def expected_seconds(costs: Costs, kind: str, span: Span) -> float:
+    """Return the seconds that a task should take once it runs; 0 for one that takes little.
+
+    Args:
+        costs: as far as they are known.
+        kind: of the device.
+        span: of the task, without its times.
+    """
+    device = costs.kinds.get(kind)
+    if device is None:
+        return 0.0
+    match span.kind:
+        case "denoise":
+            return (span.end_step - span.first_step) * device.step(span.num_items)
+        case "score":
+            return device.decode(span.num_items)
+        case "train":
+            return device.pack(span.num_items)
+        case "step":
+            return costs.optimizer_step
+        case "push":
+            return costs.push
+    return 0.0
 
 
 def predicted_seconds(

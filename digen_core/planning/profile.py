@@ -123,6 +123,20 @@ class Profile:
     _lines: dict[tuple[str, str], LineFit] = field(default_factory=dict)  # (kind, operation) ->
     _scalars: dict[str, LineFit] = field(default_factory=dict)  # optimizer_step, push
 
+    def add(self, device: Device, measured: Mapping[Device, Measured]) -> Costs:
+        """Take in a device that joined; return the costs, in which its kind is now known.
+
+        Args:
+            device: of any kind.
+            measured: what it was seen to need, if its kind was not known.
+        """
+        self.devices = [*self.devices, device]
+        if device.kind not in self.costs.kinds:
+            own = costs_of(measured) if measured else self.costs
+            kinds = {**self.costs.kinds, **with_kinds(own, [device]).kinds}
+            self.costs = self.costs.model_copy(update={"kinds": kinds})
+        return self.costs
+
     def learn(self, spans: Sequence[Span]) -> Costs:
         """Take the spans of an iteration in and return the costs that they lead to."""
         for fit in (*self._lines.values(), *self._scalars.values()):

@@ -149,7 +149,7 @@ class Simulation:
             for fragment in self._ledger.lose_device(name):
                 if request := self._requests.pop(fragment, None):
                     request.dropped = True
-            self._deliver(protocol.DeviceLost(name))
+            self._deliver(protocol.DevicesLost((name,)))
 
         self._clock.at(time, vanish)
 

@@ -40,6 +40,11 @@ class LiveTrace:
         with self._lock:
             self._running.pop(_key(asked), None)
 
+    def forget_all(self) -> None:
+        """Wait no more for any task."""
+        with self._lock:
+            self._running.clear()
+
     def around(self, iteration: int, now: float) -> list[Span]:
         """Return what the window of an iteration that has ended shares with its neighbours.
 

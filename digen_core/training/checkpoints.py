@@ -1,6 +1,5 @@
 """The tensors of a checkpoint: a train state on disk, whole or not at all."""
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from safetensors.numpy import save_file
 from digen_core.manifest import (
     CHECKPOINTS_OF_RUN,
     MANIFEST,
+    MANIFEST_SUM,
     STATE,
     Manifest,
     Position,
@@ -19,9 +19,11 @@ from digen_core.manifest import (
     damaged,
     name_of,
     read_manifest,
+    sum_of,
 )
 from digen_core.training.optimizer import TrainState
 from digen_core.transport.arrays import Weights, content_hash
+from digen_core.transport.files import sync
 
 
 def write_checkpoint(folder: Path, state: TrainState, position: Position) -> Path:
@@ -53,12 +55,14 @@ def write_checkpoint(folder: Path, state: TrainState, position: Position) -> Pat
         for name, value in values.items()
     }
     save_file(tensors, unfinished / STATE)
-    (unfinished / MANIFEST).write_text(manifest.model_dump_json(indent=2), encoding="utf-8")
-    for path in (unfinished / STATE, unfinished / MANIFEST, unfinished):
-        _sync(path)
+    content = manifest.model_dump_json(indent=2).encode()
+    (unfinished / MANIFEST).write_bytes(content)
+    (unfinished / MANIFEST_SUM).write_text(sum_of(content), encoding="utf-8")
+    for path in (*sorted(unfinished.iterdir()), unfinished):
+        sync(path)
     remove_checkpoint(final)
     unfinished.rename(final)
-    _sync(folder)
+    sync(folder)
     return final
 
 
@@ -121,12 +125,3 @@ def _parts_of(state: TrainState) -> Mapping[str, Weights]:
     if state.old is not None:
         parts["old"] = state.old
     return parts
-
-
-def _sync(path: Path) -> None:
-    """Have a file or folder on disk before this returns."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -14,12 +14,40 @@ def replace_text(path: Path, text: str) -> None:
 
 def replace_bytes(path: Path, content: bytes) -> None:
     """Write a file whole, and have it on disk before this returns; the folder must be there."""
+    with written_whole(path) as unfinished:
+        unfinished.write_bytes(content)
+
+
+@contextmanager
+def written_whole(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Yield a name for the body to write under; then the file of that name becomes ``path``.
+
+    If the body fails, nothing of it stays. Readers of a data set skip the other name, which begins
+    with a dot.
+
+    Args:
+        path: of the file; one that is there is replaced.
+        durable: Have the file and its name on disk before this returns, whatever the machine does.
+    """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    with unfinished.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    try:
+        yield unfinished
+        if durable:
+            sync(unfinished)
+        unfinished.replace(path)
+        if durable:
+            sync(path.parent)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Have a file or folder on disk before this returns."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 | RUN/images/iteration-000003/g00-s05.png    sample 5 of group 0; a video is an animation
 """
 
-import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -11,6 +10,8 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+
+from digen_core.transport.files import written_whole
 
 IMAGES_OF_RUN: Final = "images"
 MILLISECONDS_PER_FRAME: Final = 125
@@ -33,9 +34,8 @@ def write_image(path: Path, pixels: NDArray[np.uint8]) -> None:
     if len(frames) > 1:
         options |= {"save_all": True, "append_images": frames[1:], "loop": 0}
         options["duration"] = MILLISECONDS_PER_FRAME
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    frames[0].save(unfinished, format=path.suffix[1:].upper(), **options)
-    unfinished.replace(path)
+    with written_whole(path, durable=False) as unfinished:
+        frames[0].save(unfinished, format=path.suffix[1:].upper(), **options)
 
 
 def prune_images(run_dir: Path, iteration: int, names: Collection[str]) -> None:

@@ -1,19 +1,18 @@
 """Parquet files that appear whole or not at all."""
 
-import os
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from digen_core.transport.files import written_whole
+
 
 def write_whole(table: pa.Table, path: Path) -> None:
-    """Write a table; the folder is made if it is missing, a file of that name is replaced."""
+    """Write a table and have it on disk before this returns; a file of that name is replaced.
+
+    The folder is made if it is missing.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Readers of a data set skip names that begin with a dot.
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with written_whole(path) as unfinished:
         pq.write_table(table, unfinished, compression="zstd")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -5,7 +5,6 @@
 """
 
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from safetensors.numpy import save_file
 
 from digen_core.config import ConfigError
 from digen_core.control.protocol import Fragment
+from digen_core.transport.files import written_whole
 from digen_core.transport.segment import Segment
 
 TRAJECTORIES_OF_RUN: Final = "trajectories"
@@ -55,10 +55,9 @@ def write_segment(run_dir: Path, segment: Segment, steps: Sequence[int]) -> Path
     folder = folder_of(run_dir, segment.fragment.iteration)
     folder.mkdir(parents=True, exist_ok=True)
     name = f"g{segment.fragment.group:02d}-f{segment.fragment.index}-t{first:02d}.safetensors"
-    unfinished = folder / f".{name}.{os.getpid()}"
     contiguous = {key: np.ascontiguousarray(value) for key, value in tensors.items()}
-    save_file(contiguous, unfinished, metadata={"digen": json.dumps(header)})
-    unfinished.replace(folder / name)
+    with written_whole(folder / name, durable=False) as unfinished:
+        save_file(contiguous, unfinished, metadata={"digen": json.dumps(header)})
     return folder / name
 
 

@@ -62,7 +62,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     model = config.model
     vae_dtype = ADAPTERS[model.family].vae_dtype(TORCH_DTYPES[model.dtype])
     return {
-        "base_model": _found(model.path),
+        "base_model": _found(model.source),
         "revision": model.revision,
         "dtype": model.dtype,
         "vae_dtype": str(vae_dtype).removeprefix("torch."),
@@ -94,7 +94,7 @@ def _signature(config: RunConfig) -> ModelSignature:
     """Return: a prompt in, an image out, with the settings of the run's evaluations."""
     model = config.model
     settings = [
-        ("num_inference_steps", DataType.integer, config.evaluation.num_steps),
+        ("num_inference_steps", DataType.integer, config.evaluation_steps),
         ("guidance_scale", DataType.double, model.guidance_scale),
         ("height", DataType.integer, model.height),
         ("width", DataType.integer, model.width),

@@ -296,13 +296,14 @@ class Tracker:
         return f"{tag}-{number}"
 
     def _params_of(self, report: EvaluationReport) -> dict[str, str]:
+        config, num_steps = self._config, self._config.evaluation_steps
         settings = {
-            "evaluation": self._config.evaluation.model_dump(),
-            "prompts": {"evaluation": self._config.prompts.evaluation},
+            "evaluation": config.evaluation.model_dump() | {"num_steps": num_steps},
+            "prompts": {"evaluation": config.prompts.evaluation},
             "policy_version": report.version,
             "num_prompts": report.num_prompts,
             "num_samples": report.num_samples,
-            "seed": self._config.seed,
+            "seed": config.seed,
         }
         return flatten(settings)
 

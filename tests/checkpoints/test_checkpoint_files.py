@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from digen_core.manifest import (
     MANIFEST,
+    MANIFEST_SUM,
     STATE,
     DamagedError,
     last_checkpoint,
@@ -69,7 +70,7 @@ def dying(monkeypatch, moment: int) -> list[str]:
 
     for owner, name in (
         (checkpoints, "save_file"),
-        (checkpoints, "_sync"),
+        (checkpoints, "sync"),
         (checkpoints.shutil, "rmtree"),
         (checkpoints.Path, "mkdir"),
         (checkpoints.Path, "rename"),
@@ -124,6 +125,24 @@ def test_a_file_that_was_cut_off_is_told_and_the_checkpoint_before_is_used(
     assert "\n" not in str(complaint)
     with pytest.raises(DamagedError):
         read_checkpoint(folder / "v0002")
+
+
+@given(data=st.data(), name=st.sampled_from([STATE, MANIFEST, MANIFEST_SUM]))
+@settings(max_examples=100)
+def test_one_flipped_bit_is_noticed(data, name, tmp_path_factory):
+    path = write_checkpoint(tmp_path_factory.mktemp("flipped"), state_of(1), position_of(1))
+    content = bytearray((path / name).read_bytes())
+    bit = data.draw(st.integers(0, 8 * len(content) - 1))
+    content[bit // 8] ^= 1 << bit % 8
+    (path / name).write_bytes(content)
+    with pytest.raises(DamagedError):
+        read_checkpoint(path)
+
+
+def test_a_checkpoint_that_is_known_to_be_damaged_is_passed_over(tmp_path):
+    paths = [write_checkpoint(tmp_path, state_of(v), position_of(v)) for v in (1, 2)]
+    assert last_checkpoint(tmp_path, {paths[1]}) == (paths[0], [])
+    assert last_checkpoint(tmp_path, set(paths)) == (None, [])
 
 
 @pytest.mark.parametrize("part", ["weights", "exp_avg", "exp_avg_sq", "ema", "old"])

@@ -13,6 +13,8 @@ from digen_core.records import EvaluationReport, RunReport
 CONFIG = """\
 [model]
 path = "model"
+height = 40
+width = 40
 [prompts]
 train = "train.txt"
 evaluation = "evaluation.txt"

@@ -341,13 +341,32 @@ FILES = {
     ),
     "image that does not fit the model": (
         write("model/vae/config.json", '{"block_out_channels": [8, 8, 8, 8, 8, 8]}'),
-        "model.height x model.width is 32 x 32; this flux model needs multiples of 64.",
+        "model.height x model.width is 40 x 40; this flux model needs multiples of 64.",
     ),
     "tokenizer without vocabulary": (
         lambda job: (job / "model/tokenizer/tokenizer.json").rename(job / "model/tokenizer/x"),
         "model.path model lacks a vocabulary in tokenizer: spiece.model or tokenizer.json or",
     ),
 }
+
+
+def test_a_broken_reward_is_refused_before_anything_starts(job, refused):
+    (job / "my.py").write_text("def f(images, prompts):\n    return images.mean()\n")
+    message = refused(["train", "job.toml", "--rewards", "{'my:f' = 1.0}"])
+    assert message == (
+        "reward 'my:f' returned shape () for 2 images; it was tried on two grey images, 40 x 40 "
+        "for 'a red circle'"
+    )
+
+
+def test_a_broken_reward_whose_failure_is_neutral_is_warned_of(job, local, capsys):
+    (job / "mine.py").write_text("def f(images, prompts):\n    return images.mean()\n")
+    neutral = "{'mine:f' = {on_failure = 'neutral'}}"
+    assert run(["train", "job.toml", "--rewards", neutral]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith("digen: warning: reward 'mine:f' returned shape () for 2 images; it was")
+    assert err.count("\n") == 1
+    assert len(local.calls) == 1
 
 
 @pytest.mark.parametrize("case", FILES)
@@ -383,10 +402,10 @@ def test_a_reward_that_cannot_be_called_is_refused(job, refused, code, options, 
 
 def test_a_token_that_is_not_there_is_refused(job, refused, local, monkeypatch):
     reward = "{type='remote',url='http://127.0.0.1:1',token_variable='NO_SUCH_TOKEN'}"
-    arguments = ["train", "job.toml", "--rewards.q", reward]
+    arguments = ["train", "job.toml", "--rewards.q", reward, "--rewards.q.max_attempts", "1"]
     assert refused(arguments).startswith("rewards.q.token_variable is NO_SUCH_TOKEN, which is not")
     monkeypatch.setenv("NO_SUCH_TOKEN", "x")
-    assert run(arguments) == 0
+    assert "reward 'q' failed: http://127.0.0.1:1 cannot be reached" in refused(arguments)
 
 
 @pytest.mark.parametrize(
@@ -403,7 +422,7 @@ def test_a_reward_module_that_breaks_is_refused(job, refused, code, message):
 
 
 def test_a_reward_of_ones_own_is_taken(job, local):
-    (job / "my_reward.py").write_text("def bright(images, prompts): ...")
+    (job / "my_reward.py").write_text("def bright(images, prompts): return images.mean((1, 2, 3))")
     (job / "evaluation.txt").write_text("a purple cow\n")  # fine without the reward `shapes`
     assert run(["train", "job.toml", "--rewards", '{"my_reward:bright" = 1}']) == 0
     assert local.calls[0].reward_weights == {"my_reward:bright": 1.0}

@@ -1,56 +1,18 @@
-"""Every command's help has an example that its parser takes; typos get a suggestion; completion."""
+"""Typos get a suggestion, and the shell completes; the examples are checked in tests/printed."""
 
-import inspect
 import re
 import shlex
 import subprocess
 import sys
 
 import pytest
+from cli_commands import COMMANDS
 
-from deployments.cli import app, run
-from deployments.overrides import parse_arguments
-from digen_core.config_keys import parse_value
-
-
-def commands(group=app, path=()):
-    """Yield every command: the words that call it, and its app."""
-    for name in group:
-        if name.startswith("-"):
-            continue
-        found = group[name]
-        if found.default_command is None or list(commands(found)):
-            yield from commands(found, (*path, name))
-        else:
-            yield (*path, name), found
-
-
-COMMANDS = {" ".join(path): found for path, found in commands()}
-
-
-def examples_of(found) -> list[str]:
-    """The examples in a command's help, each on one line again."""
-    text = inspect.getdoc(found.default_command)
-    matches = re.findall(r"Example: (.*?)(?=\n\n|\nExample:|\Z)", text, re.DOTALL)
-    return [" ".join(example.split()) for example in matches]
+from deployments.cli import WELCOME, app, run
 
 
 def test_there_are_commands():
     assert {"train", "replay", "bench overhead", "config show", "cluster show"} <= COMMANDS.keys()
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_an_example_that_parses(name, capsys):
-    assert run([*name.split(), "--help"]) == 0
-    assert f"Example: digen {name}" in capsys.readouterr().out
-    for example in examples_of(COMMANDS[name]):
-        program, *words = shlex.split(example.partition(" > ")[0])
-        assert program == "digen"
-        assert words[: len(name.split())] == name.split()
-        command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
-        assert command is COMMANDS[name].default_command
-        for key, text in parse_arguments(bound.arguments.get("tokens", ())).settings.items():
-            parse_value(key, text)  # refuses keys that there are not
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if len(name) > 2])
@@ -86,10 +48,7 @@ def test_a_typo_in_any_option_gets_a_suggestion(name, option, capsys):
 
 def test_digen_alone_says_what_to_do_next(capsys):
     assert run([]) == 0
-    out = capsys.readouterr().out
-    for line in out.splitlines():
-        if found := re.match(r"  digen (\S+)( show)?", line):
-            assert found[1].startswith("-") or "".join(found.groups("")) in COMMANDS, line
+    assert capsys.readouterr().out == WELCOME
 
 
 def test_completion_knows_commands_and_options(tmp_path):

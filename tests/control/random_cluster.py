@@ -63,6 +63,8 @@ class RandomCluster:
     ):
         self.it, self.workload, self.schedule, self.random = controller, workload, schedule, random
         self.devices = {device.name for device in devices}
+        self.gone: list[p.Device] = []  # lost; they may come back
+        self.known = {device.name: device for device in devices}
         self.holder = next(d.name for d in devices if "trainer" in d.roles)
         self.skipped = set(skipped)  # (iteration, group)
         self.refill = refill  # times that each of them may be replaced
@@ -80,13 +82,28 @@ class RandomCluster:
         self.trained: dict[int, list[tuple]] = {}
         self.pausing: set[p.Fragment] = set()
         self.finished: list[p.FinishIteration] = []
-        self.num_pauses = self.num_lost = 0
+        self.num_pauses = self.num_lost = self.num_joined = 0
         self.fits = 10**9  # pairs in the memory of a device
         self.num_events = 0
 
     def run(
-        self, num_iterations: int, *, pause_odds=0.0, losses: int = 0, fits: int = 10**9
+        self,
+        num_iterations: int,
+        *,
+        pause_odds=0.0,
+        losses: int = 0,
+        joins: bool = False,
+        fits: int = 10**9,
     ) -> None:
+        """Run to the end.
+
+        Args:
+            num_iterations: to run.
+            pause_odds: that a fragment is paused.
+            losses: devices to lose, some of them together.
+            joins: whether they come back; then all that generate may be lost.
+            fits: pairs in the memory of a device.
+        """
         self.fits = fits
         self.carry_out(self.it.start())
         offered = 0
@@ -97,10 +114,14 @@ class RandomCluster:
                 self.tell(p.IterationOffered(offered, TRAINED))
                 offered += 1
             if losses and self.random.random() < 0.05:
-                losses -= self._lose_one()
+                losses = max(0, losses - self._lose_some(spare=not joins))
                 continue
             choices = [name for name in sorted(self.queues) if self.queues[name]]
-            assert choices or self.others, f"deadlock: {self.it!r}"
+            is_stuck = not (choices or self.others)
+            if joins and self.gone and (is_stuck or self.random.random() < 0.05):
+                self._join_one()
+                continue
+            assert not is_stuck, f"deadlock: {self.it!r}"
             place = self.random.randrange(len(choices) + len(self.others))
             if place >= len(choices):
                 do = self.others.pop(place - len(choices))
@@ -108,14 +129,25 @@ class RandomCluster:
                 do = self.queues[choices[place]].pop(0)
             self.tell(self._event_of(do, pause_odds))
 
-    def _lose_one(self) -> int:
-        rollouts = [n for n in sorted(self.devices) if "trainer" not in n]
-        names = [n for n in sorted(self.devices) if n != self.holder]
-        if len(rollouts) == 1:
-            names = [n for n in names if n not in rollouts]
-        if not names:
+    def _lose_some(self, *, spare: bool) -> int:
+        """Lose some devices at once, never the holder; return how many.
+
+        Args:
+            spare: one that generates.
+        """
+        names = [name for name in sorted(self.devices) if name != self.holder]
+        lost = self.random.sample(names, min(len(names), self.random.randint(1, 3)))
+        generating = {name for name in self.devices if "rollout" in self.known[name].roles}
+        if not lost or (spare and generating <= set(lost)):
             return 0
-        name = self.random.choice(names)
+        for name in lost:
+            self._forget(name)
+        self.num_lost += len(lost)
+        self.tell(p.DevicesLost(tuple(lost)))
+        return len(lost)
+
+    def _forget(self, name: str) -> None:
+        self.gone.append(self.known[name])
         self.devices.remove(name)
         del self.queues[name], self.held[name]
         self.sums.pop(name, None)
@@ -126,9 +158,14 @@ class RandomCluster:
             del self.on[fragment]
             for step in range(NUM_STEPS):
                 self.steps_done.pop((fragment, step), None)
-        self.num_lost += 1
-        self.tell(p.DeviceLost(name))
-        return 1
+
+    def _join_one(self) -> None:
+        """Let a lost device come back without what it held."""
+        device = self.gone.pop(self.random.randrange(len(self.gone)))
+        self.devices.add(device.name)
+        self.queues[device.name], self.held[device.name] = [], set()
+        self.num_joined += 1
+        self.tell(p.DeviceJoined(device))
 
     def tell(self, event: p.Event) -> None:
         self.carry_out(self.it.handle(event))

@@ -30,7 +30,10 @@ class Both:
         self.one, self.other = Controller(*arguments), Controller(*arguments)
         fleet, (_, workload, schedule, _) = self.other._fleet, arguments
         self.other._dispatcher = AsksAll(fleet, workload, schedule)
-        self.validate = self.one.validate
+
+    def validate(self):
+        self.one.validate()
+        self.other.validate()
 
     def start(self):
         self.other.start()
@@ -49,15 +52,17 @@ class Both:
     st.tuples(st.integers(2, 5), st.integers(1, 5)),
     st.sampled_from([0.0, 0.3, 3.0]),
     st.randoms(use_true_random=False),
-    st.integers(0, 2),
+    st.integers(0, 3),
+    st.booleans(),
 )
 def test_a_device_gets_what_it_would_if_all_were_asked(
-    schedule, workload, counts, switch, random, losses
+    schedule, workload, counts, switch, random, losses, joins
 ):
     devices = make_devices(schedule.layout.name, *counts, ("default", "slow"))
     both = Both(devices, workload, schedule, make_costs(switch))
     cluster = RandomCluster(both, workload, schedule, devices, random=random, refill=1)
-    cluster.run(NUM_ITERATIONS, pause_odds=0.1, losses=losses, fits=random.choice([2, 100]))
+    fits = random.choice([2, 100])
+    cluster.run(NUM_ITERATIONS, pause_odds=0.1, losses=losses, joins=joins, fits=fits)
 
 
 def test_a_change_that_is_not_filed_is_found():

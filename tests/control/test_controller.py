@@ -241,9 +241,9 @@ def test_group_order_follows_the_bottleneck(num_steps, samples, first):
         (p.Stepped(2), "version 2 does not follow"),
         (p.Switched("rollout-0", "trainer"), "was not under way"),
         (p.IterationOffered(3, TRAINED), "iteration 1 comes next"),
-        (p.DeviceLost("trainer-0"), "trainer-0 is lost, and with it the state of the optimizer"),
-        (p.DeviceLost("rollout-0"), "no device is left that generates"),
-        (p.DeviceLost("nobody"), "was not there"),
+        (p.DevicesLost(("trainer-0",)), "trainer-0 is lost, and with it the state of the optim"),
+        (p.DevicesLost(("rollout-0", "nobody")), "nobody lost, but was not there"),
+        (p.DeviceJoined(p.Device("rollout-0", ROLLOUT)), "rollout-0 joined, but is there already"),
     ],
 )
 def test_an_event_that_cannot_be_is_an_error_that_shows_the_state(event, message):

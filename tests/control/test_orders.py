@@ -101,14 +101,15 @@ def test_every_layout_in_every_order(
     st.integers(1, 3),
     st.sampled_from([0.0, 0.3]),
     st.randoms(use_true_random=False),
-    st.integers(1, 3),
+    st.integers(1, 4),
+    st.booleans(),
     st.sets(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=4),
 )
 def test_lost_devices_lose_nothing(
-    schedule, workload, num_rollout, num_trainers, switch, random, losses, skipped
+    schedule, workload, num_rollout, num_trainers, switch, random, losses, joins, skipped
 ):
     counts = (num_rollout, num_trainers)
-    options = {"pause_odds": 0.1, "losses": losses, "refill": 1}
+    options = {"pause_odds": 0.1, "losses": losses, "joins": joins, "refill": 1}
     run(schedule, workload, *counts, switch, random, skipped, **options)
 
 

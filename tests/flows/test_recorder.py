@@ -24,7 +24,13 @@ ROUND = Round(4, ["a red circle", "a blue square"], Steps((0, 1), (0, 1)), [{"ta
 def session(tmp_path):
     devices = [Device("rollout-0", frozenset({"rollout"})), Device("trainer-0", frozenset())]
     return SimpleNamespace(
-        config=RunConfig(seed=9), devices=devices, run_dir=tmp_path, trace=LiveTrace()
+        config=RunConfig(seed=9),
+        devices=devices,
+        run_dir=tmp_path,
+        trace=LiveTrace(),
+        num_lost=2,
+        num_joined=1,
+        num_resumed=0,
     )
 
 
@@ -163,6 +169,10 @@ def test_metrics_by_hand(recorder, session):
         "device/trainer-0/busy_fraction": 2 / 7.5,
         "makespan/predicted_error": 9 / 7.5 - 1,
         "orchestration/steps_per_task": 3,
+        "workers/present": 2,
+        "workers/lost": 2,
+        "workers/joined": 1,
+        "workers/resumed": 0,
         # version 5 was made from 4; a group of version 4 and one of version 2
         "staleness/mean": 1,
         "staleness/max": 2,

@@ -39,9 +39,7 @@ def config(**schedule) -> RunConfig:
 
 @pytest.fixture
 def session(tmp_path):
-    it = Session("run", config(layout="tsp"), tmp_path, *[None] * 9)
-    it.devices = SPLIT
-    return it
+    return Session("run", config(layout="tsp"), tmp_path, *[None] * 4, SPLIT, *[None] * 4)
 
 
 def schedule_of(session):

@@ -57,16 +57,17 @@ def test_what_does_not_clip_is_not_warned_about(told, algorithm):
 
 
 class Answers:
-    """Stands for the cluster: takes one task and gives its receipt."""
+    """A batch that takes one task and gives its receipt."""
 
-    def __init__(self, monkeypatch, **receipt):
+    def __init__(self, **receipt):
         self.texts, self.receipt = [], receipt
-        monkeypatch.setattr(prepare.count_tokens, "submit", self.submit)
-        monkeypatch.setattr(prepare, "receipts_of", lambda *_arguments: {0: self.receipt})
 
-    def submit(self, run_id, label, texts):
+    def submit(self, task, label, where, texts):
         self.texts += texts
         return SimpleNamespace(task_run_id=0)
+
+    def receipts(self):
+        return {0: self.receipt}
 
 
 @pytest.mark.parametrize(
@@ -75,34 +76,37 @@ class Answers:
 def test_prompts_that_are_cut_are_told_of(monkeypatch, most, advice):
     texts = []
     monkeypatch.setattr(prepare, "tell", lambda session, event, text: texts.append((event, text)))
-    answers = Answers(monkeypatch, most=most, num_cut=2)
-    session = SimpleNamespace(config=RunConfig(), run_id="x", rollout_devices=lambda: ["r-0"])
+    answers = Answers(most=most, num_cut=2)
+    session = SimpleNamespace(config=RunConfig(), told=set(), rollout_devices=lambda: ["r-0"])
     drawn = [Prompt(f"{'a' * length}", {}) for length in (*range(1, 1100), 7)]
-    prepare.tell_of_cut_prompts(session, None, drawn)
+    prepare.tell_of_cut_prompts(session, answers, drawn)
     assert len(answers.texts) == len(set(answers.texts)) == 1000
     assert min(map(len, answers.texts)) == 100
     ((event, text),) = texts
     assert event == "prompts-cut"
     assert text.startswith("2 of the 1000 longest prompts take more tokens than model.max_seq")
     assert text.endswith(advice)
+    prepare.tell_of_cut_prompts(session, answers, drawn)
+    assert len(texts) == 1, "said once, though a run is made ready again"
+    session.told.clear()
     answers.receipt = {"most": 12, "num_cut": 0}
-    prepare.tell_of_cut_prompts(session, None, drawn)
+    prepare.tell_of_cut_prompts(session, answers, drawn)
     assert len(texts) == 1
 
 
 def test_who_stops_a_run_is_told_how_to_go_on(monkeypatch):
     warned = []
     monkeypatch.setattr(run, "warn", warned.append)
-    session = SimpleNamespace(num_iterations=4, run_dir=Path("runs/x"))
+    session = SimpleNamespace(num_kept=4, run_dir=Path("runs/x"))
 
     def stopped_by(error):
         try:
-            with run._telling_how_to_go_on(session):
+            with run._telling_how_to_resume(session):
                 raise error
         except BaseException as raised:
             return raised
 
-    how = "after iteration 4; go on with: digen train --resume runs/x"
+    how = "after iteration 4; resume it with: digen train --resume runs/x"
     assert str(stopped_by(KeyboardInterrupt())) == f"stopped by Ctrl-C {how}"
     assert stopped_by(ValueError("odd")).__notes__ == [how]
     assert warned == []

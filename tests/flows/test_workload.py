@@ -50,7 +50,7 @@ def test_colocated_workers_have_both_roles():
 )
 def test_iterations_that_no_evaluation_comes_before(every, last):
     settings = config(num_iterations=5, evaluation={"every": every})
-    session = Session("run", settings, *[None] * 10)
+    session = Session("run", settings, *[None] * 5, [], *[None] * 4)
     assert [session.last_before_evaluation(index) for index in range(5)] == last
     due = [index for index in range(1, 5) if session.evaluation_before(index)]
     assert due == sorted({index + 1 for index in last} - {5})

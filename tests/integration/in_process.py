@@ -44,7 +44,7 @@ def train_in_process(config: RunConfig, folder: Path) -> tuple[Weights, list[dic
 
 
 def _iteration(config, prompts, index, state, folder):
-    round_, size = round_of(config, prompts, index), config.rollout.fragment_size
+    round_, size = round_of(config, prompts, index), config.fragment_size
     conditions, _ = call(encode, prompts=round_.prompts)
     fragments, segments, columns, step_kl = [], [], {}, {}
     for group, prompt in enumerate(round_.prompts):

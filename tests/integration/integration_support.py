@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tiny_policies import TINY
 
 from digen_core.config import RunConfig
 
@@ -27,7 +28,7 @@ def tree_of(model: str, folder: Path) -> dict:
     return {
         "name": "test",
         "num_iterations": 3,
-        "model": {"path": model, "dtype": "float64"},
+        "model": {"path": model, "dtype": "float64", **TINY},
         "prompts": {"train": str(train), "evaluation": str(evaluation)},
         "rewards": {"smooth_rewards:brightness": 1.0},
         "rollout": {
@@ -112,6 +113,12 @@ class Watch:
         self.records = []
 
     def on_phase(self, text):
+        pass
+
+    def on_open(self, run_dir):
+        pass
+
+    def on_stop(self, why):
         pass
 
     def on_warning(self, text):

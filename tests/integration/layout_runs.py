@@ -110,8 +110,9 @@ class DisturbedController(Controller):
         if isinstance(event, p.FragmentGenerated | p.FragmentPaused):
             del self._running[event.fragment]
             type(self).num_paused += isinstance(event, p.FragmentPaused)
-        if isinstance(event, p.DeviceLost):
-            self._running = {f: name for f, name in self._running.items() if name != event.device}
+        if isinstance(event, p.DevicesLost):
+            gone = event.devices
+            self._running = {f: name for f, name in self._running.items() if name not in gone}
         instructions = []
         for each in [*self._held, event]:
             instructions += super().handle(each)
@@ -172,11 +173,17 @@ class Run:
 
 def run_case(case: Case, tree: dict, address: str, monkeypatch, **changes) -> Run:
     """Run the job as a case says, with a controller that may disturb it."""
+    from flows.joining import new_workers
     from flows.session import watching
 
     settings = {**JOB, **case.changes, **changes, "cluster.scheduler_address": address}
     config = RunConfig.model_validate(merged(tree, settings))
     monkeypatch.setattr("flows.run.devices_of", lambda client, colocated: case.devices)
+    names = {device.name for device in case.devices}  # others of the cluster do not join
+    monkeypatch.setattr(
+        "flows.joining.new_workers",
+        lambda *known: [worker for worker in new_workers(*known) if worker.name in names],
+    )
     monkeypatch.setattr("flows.conductor.Controller", DisturbedController)
     monkeypatch.setattr(DisturbedController, "pause_odds", 0.5 if case.pauses else 0.0)
     monkeypatch.setattr(DisturbedController, "begins_with_two", bool(case.share))

@@ -66,20 +66,44 @@ def slow(images, prompts):
     return brightness(images, prompts)
 
 
+HANG_VARIABLE = "DIGEN_TEST_HANG"
+"""Names the file that says that ``hangs_once`` has hung."""
+
+
+def hangs_once(images, prompts):
+    """As brightness; in the first iteration, one call of all never ends."""
+    marker = Path(os.environ[HANG_VARIABLE])
+    if len(set(prompts)) == 1 and not marker.exists():
+        marker.write_text(str(os.getpid()))
+        time.sleep(3600)
+    return brightness(images, prompts)
+
+
 def broken(images, prompts):
     """Fails always."""
     raise OSError("the lamp is broken")
 
 
 class EndsItsWorkerOnce:
-    """Brightness; the first call of all ends its process, and leaves a file that says so."""
+    """Brightness; the first call of a rollout ends its process, and leaves a file that says so."""
 
     def __init__(self, device, marker):
         self.marker = Path(marker)
 
     def __call__(self, images, prompts):
         """Score, or die."""
-        if not self.marker.exists():
+        if len(set(prompts)) == 1 and not self.marker.exists():
             self.marker.write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGKILL)
         return brightness(images, prompts)
+
+
+class OneValue:
+    """Returns one number for all samples."""
+
+    def __init__(self, device):
+        pass
+
+    def __call__(self, images, prompts):
+        """Score them as one."""
+        return brightness(images, prompts)[:1]

@@ -44,7 +44,6 @@ def page():
 def services(page, tmp_path_factory):
     """Addresses of what ``digen up`` starts in an empty folder, by name."""
     folder = tmp_path_factory.mktemp("project")
-    (folder / "deployments").symlink_to(REPOSITORY / "deployments")
     started = digen(folder, "up", "--ports", *free_ports(4))
     found = re.findall(r"^(\w+) +(http\S+)$", started, re.MULTILINE)
     yield dict(found)

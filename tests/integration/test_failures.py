@@ -34,7 +34,7 @@ def run(tree: dict, changes: dict) -> None:
     ],
 )
 def test_a_failing_reward_is_named(reward, message, tree, cluster_address, prefect_backend):
-    from flows.collect import TaskFailedError
+    from flows.batch import TaskFailedError
 
     changes = {
         "rewards": {f"smooth_rewards:{reward}": 1.0},
@@ -44,7 +44,7 @@ def test_a_failing_reward_is_named(reward, message, tree, cluster_address, prefe
         run(tree, changes)
     run_dir = only_run(tree)
     (note,) = failure.value.__notes__
-    assert note == f"after iteration 0; go on with: digen train --resume {run_dir}"
+    assert note == f"after iteration 0; resume it with: digen train --resume {run_dir}"
     assert json.loads((run_dir / "evaluation" / "before.json").read_text())["version"] == 0
     assert training_in_mlflow(tree["tracking"]["runs_dir"]).info.status == "FAILED"
 
@@ -67,8 +67,40 @@ def test_what_a_worker_finds_wrong_with_the_config_is_said_as_such(
     assert not list(runs_dir.glob("*/config.json"))  # nothing stays of it
 
 
+@pytest.mark.parametrize(
+    ("reward", "where"),
+    [
+        ({"on_failure": "fail"}, {}),
+        ({"on_failure": "fail", "pool": "judges"}, {"cluster.reward_workers": {"judges": 1}}),
+    ],
+)
+def test_a_class_that_is_broken_is_told_before_anything_is_generated(
+    reward, where, tree, prefect_backend
+):
+    from digen_core.config import ConfigError
+
+    changes = {"rewards": {"smooth_rewards:OneValue": reward}, **where}
+    with pytest.raises(ConfigError) as error:
+        run(tree, changes)
+    assert str(error.value) == (
+        "reward 'smooth_rewards:OneValue' returned shape (1,) for 2 images; it was tried on two "
+        "grey images, 32 x 32 for 'a red circle'"
+    )
+    assert not list(Path(tree["tracking"]["runs_dir"]).glob("*/config.json"))
+
+
+def test_on_a_running_cluster_the_workers_try_functions_too(
+    tree, cluster_address, prefect_backend, monkeypatch
+):
+    from digen_core.config import ConfigError
+
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", cluster_address(1, 1))  # workers do not know it
+    with pytest.raises(ConfigError, match="lamp is broken; it was tried on two grey images"):
+        run(tree, {"rewards": {"smooth_rewards:broken": 1.0}})
+
+
 def test_a_lost_worker_is_named(tree, prefect_backend):
-    from tasks.cluster import WorkerLostError
+    from tasks.calls import WorkerLostError
 
     with pytest.raises(WorkerLostError, match=r"worker rollout-0 \(tcp://.*\) was lost"):
         run(tree, {"rewards": {"smooth_rewards:kills_its_worker": 1.0}})

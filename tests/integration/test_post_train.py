@@ -10,7 +10,7 @@ from urllib.parse import urlparse
 import numpy as np
 import pytest
 import torch
-from integration_support import HELD_OUT, PROMPTS, merged, tree_of
+from integration_support import HELD_OUT, PROMPTS, Watch, merged, tree_of
 
 from digen_core.config import RunConfig
 
@@ -31,12 +31,13 @@ TASKS |= {f"score g0{g} f{f}" for g in (0, 1) for f in (0, 1)}
 TASKS |= {f"train p00{p}" for p in range(4)} | {"reduce"}
 
 
-class Watch:
+class Watching(Watch):
     """Notes what a run says, and what is on its workers when a flow of it has ended."""
 
     def __init__(self, client):
+        super().__init__()
         self.client = client
-        self.phases, self.records, self.evaluations, self.keys = [], [], [], []
+        self.phases, self.evaluations, self.keys = [], [], []
 
     def on_phase(self, text):
         self.phases.append(text)
@@ -44,12 +45,6 @@ class Watch:
         while len(held := states(keys_of(self.client))) > 2 and time.monotonic() < deadline:
             time.sleep(0.05)
         self.keys.append(held)
-
-    def on_warning(self, text):
-        pass
-
-    def on_iteration(self, record):
-        self.records.append(record)
 
     def on_evaluation(self, tag, report):
         self.evaluations.append((tag, report))
@@ -77,7 +72,7 @@ def run(tiny_flux, cluster_address, prefect_backend, tmp_path_factory):
     changes = {**CHANGES, "cluster.scheduler_address": address}
     config = RunConfig.model_validate(merged(tree, changes))
     with Client(address, set_as_default=False) as client:
-        watch = Watch(client)
+        watch = Watching(client)
         with watching(watch):
             report = post_train(config)
         left = keys_of(client)

@@ -10,7 +10,7 @@ from families import generate
 from mlflow import MlflowClient
 from PIL import Image
 from safetensors import safe_open
-from tiny_policies import load_trainable, moved_weights
+from tiny_policies import TINY, load_trainable, moved_weights
 
 from digen_core.config import RunConfig
 from digen_core.models.export import save_for_diffusers
@@ -41,7 +41,7 @@ def trained(request, runs_dir, tiny_flux):
     lora = {"rank": 4, "alpha": 8} if request.param == "lora" else None
     tree = {
         "name": request.param,
-        "model": {"path": tiny_flux, "guidance_scale": 3.0, "max_sequence_length": 24},
+        "model": {**TINY, "path": tiny_flux, "guidance_scale": 3.0, "max_sequence_length": 24},
         "train": {"lora": lora},
         "evaluation": {"num_steps": 3},
         "tracking": {"runs_dir": str(runs_dir)},

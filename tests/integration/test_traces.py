@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from integration_support import merged, training_in_mlflow, tree_of
+from integration_support import Watch, merged, training_in_mlflow, tree_of
 
 from digen_core.config import RunConfig
 
@@ -20,20 +20,6 @@ CHANGES = {
 }
 NUM_STEPS, NUM_FRAGMENTS, NUM_PAIRS = 3, 4, 16  # 2 groups of 4 samples, 2 trained steps
 FRAGMENT_KINDS = ("denoise", "score")
-
-
-class Watch:
-    def __init__(self):
-        self.records = []
-
-    def on_phase(self, text): ...
-
-    def on_warning(self, text): ...
-
-    def on_iteration(self, record):
-        self.records.append(record)
-
-    def on_evaluation(self, tag, report): ...
 
 
 @pytest.fixture(

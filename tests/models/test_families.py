@@ -1,5 +1,6 @@
 """Every family against its stock pipeline: samples, schedules, guidance, conditions, parts."""
 
+import inspect
 import json
 import shutil
 from pathlib import Path
@@ -20,11 +21,13 @@ from families import (
     load_tiny,
     stock,
 )
+from tiny_policies import TINY
 
 from digen_core.config import ConfigError
 from digen_core.config_file import load_config
 from digen_core.model_checks import check_model_folder
 from digen_core.model_config import VIDEO_FAMILIES, ModelConfig
+from digen_core.models import ADAPTERS
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.models.schedules import shifted_sigmas
 from digen_core.rollout.evaluation import sample_images
@@ -318,7 +321,27 @@ def test_sizes_of_models_with_other_vaes_and_patches(tiny_families, family, tmp_
 
 
 def check_size(folder: str, family: str, **size: int) -> None:
-    check_model_folder(ModelConfig(family=family, path=folder, **size))
+    check_model_folder(ModelConfig(**{**TINY, "family": family, "path": folder, **size}))
+
+
+def test_what_a_config_leaves_out_is_as_the_familys_pipeline_has_it(family):
+    """But the sizes of videos, which are those that published RL trained on."""
+    pipeline = ADAPTERS[family].pipeline_class
+    call = inspect.signature(pipeline.__call__).parameters
+    found = ModelConfig(family=family, path="a/b").defaults
+    guidance = call["true_cfg_scale" if family == "qwen_image" else "guidance_scale"].default
+    assert found.guidance_scale == guidance
+    assert found.num_inference_steps == call["num_inference_steps"].default
+    assert found.max_sequence_length == call["max_sequence_length"].default
+    if family in VIDEO_FAMILIES:
+        assert found.height * found.width <= call["height"].default * call["width"].default / 3
+        assert 1 < found.num_frames < call["num_frames"].default
+    else:
+        assert (found.height, found.width, found.num_frames) == (1024, 1024, 1)
+        assert call["height"].default is None  # 128 latent pixels of 8
+    config = ModelConfig(family=family, path="a/b", height=64)
+    assert config.size == (64, found.width, found.num_frames)
+    assert (config.max_sequence_length, config.guidance_scale) == found[3:5]
 
 
 def test_an_image_larger_than_sd3s_positions_is_refused(tiny_families):
@@ -371,7 +394,8 @@ def test_wan_2_2_is_refused(tiny_families, tmp_path):
 def test_model_folders_are_checked_before_anything_is_loaded(tiny_families, family, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(tiny_families[family], folder)
-    config = load_config(None, {"model.family": family, "model.path": str(folder)}).model
+    size = {"model.height": 32, "model.width": 32, "model.num_frames": 1}
+    config = load_config(None, {"model.family": family, "model.path": str(folder), **size}).model
     check_model_folder(config)
     shutil.rmtree(folder / "transformer")
     with pytest.raises(ConfigError, match="lacks the subfolder transformer"):

@@ -72,6 +72,9 @@ def test_a_session_from_up_to_down(call, tmp_path):
     assert "0 is less than the minimum of 1" in " ".join((refused.stdout + refused.stderr).split())
     trained = call(*PREFECT, "--watch", "-p", f"config={json.dumps(SMALL)}")
     assert trained.returncode == 0, trained.stdout + trained.stderr
+    (kept,) = (tmp_path / "runs").glob("shapes-*/config.json")
+    config = json.loads(kept.read_text())
+    assert (config["num_iterations"], config["train"]["learning_rate"]) == (1, 0.0012)  # merged
     statuses = [run["info"]["status"] for run in mlflow_runs(state, auth=True)]
     assert set(statuses) == {"FINISHED"}  # the training and its evaluations
     with pytest.raises(httpx.HTTPStatusError, match="401"):

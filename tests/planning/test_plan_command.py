@@ -94,7 +94,7 @@ def test_without_costs_the_plan_is_an_estimate(small, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--cluster 2-cores", "which config file? For example: digen plan"),
+        ("--cluster 2-cores", "which config? For example: digen plan"),
         ("CONFIG --cluster 3-cores", "there is no cluster 3-cores; use 16x-mixed, 2-cores"),
         ("CONFIG --cluster no.toml", "cannot read the cluster no.toml: No such file"),
         ("CONFIG --cluster 2-cores --schedule.profile no.json", "cannot read the profile no.json"),

@@ -173,7 +173,7 @@ def test_a_lost_device_answers_nothing(scenario):
     simulation.lose(0.5, "rollout-0")
     with pytest.raises(SimulationError, match=r"stalled at 0\.5 s"):
         simulation.run(3)
-    assert controller.events[-1] == protocol.DeviceLost("rollout-0")
+    assert controller.events[-1] == protocol.DevicesLost(("rollout-0",))
 
 
 def test_a_paused_fragment_is_lost_with_its_device(scenario):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tiny_policies import TINY
 
 from digen_core.config import RunConfig
 from digen_core.models.trainable import initial_weights, trainable_parameters
@@ -19,7 +20,7 @@ BOTH = frozenset({"rollout", "trainer"})
 def config(tiny_flux) -> RunConfig:
     return RunConfig.model_validate(
         {
-            "model": {"path": tiny_flux, "device": "cpu"},
+            "model": {"path": tiny_flux, "device": "cpu", **TINY},
             "train": {"lora": {"rank": 4, "alpha": 8}},
             "rewards": {"shapes": 1.0},
         }

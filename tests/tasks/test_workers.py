@@ -1,59 +1,55 @@
 """What a run learns from its workers before it starts."""
 
 from threading import Event, Thread
-from types import SimpleNamespace
 
 import pytest
 from distributed import Client
 
 from digen_core.control.protocol import Device
 from digen_core.schedule_config import ClusterConfig
-from tasks.cluster import addresses_of, devices_of, exclusive, in_one_role, present_workers
+from tasks.cluster import devices_of, exclusive, in_one_role
+from tasks.presence import Presence, addresses_of, present_workers
 
 
-class Workers:
-    """A Dask client as far as devices_of needs it."""
+@pytest.fixture
+def present(monkeypatch):
+    """Return a function that lets the cluster have some workers: (name, resources, processor)."""
 
-    def __init__(self, *workers):
-        self.workers = {
-            f"tcp://10.0.0.{i}:1": {"name": name, "resources": dict.fromkeys(roles, 1)}
-            for i, (name, roles, _) in enumerate(workers)
+    def show(*workers):
+        seen = {
+            f"tcp://10.0.0.{i}:1": Presence(name, f"tcp://10.0.0.{i}:1", frozenset(resources), 0.1)
+            for i, (name, resources, _) in enumerate(workers)
         }
-        self.processors = {at: w[2] for at, w in zip(self.workers, workers, strict=True)}
+        kinds = {at: worker[2] for at, worker in zip(seen, workers, strict=True)}
+        monkeypatch.setattr("tasks.cluster.present_workers", lambda client: seen)
+        asked = lambda client, addresses: {at: kinds[at] for at in addresses}  # noqa: E731
+        monkeypatch.setattr("tasks.cluster.kinds_of", asked)
 
-    @property
-    def scheduler(self):
-        return SimpleNamespace(identity=lambda n_workers: {"workers": self.workers})
-
-    def sync(self, function, **arguments):
-        return function(**arguments)
-
-    def run(self, function, workers):
-        return {address: self.processors[address] for address in workers}
+    return show
 
 
-def test_devices_have_roles_and_the_kind_of_their_processor():
-    client = Workers(
+def test_devices_have_roles_and_the_kind_of_their_processor(present):
+    present(
         ("t1", ["trainer"], "NVIDIA H200"),
         ("r0", ["rollout", "memory"], "NVIDIA A100"),
         ("idle", [], "cpu"),
     )
-    rollout, trainer = devices_of(client)
+    rollout, trainer = devices_of(None)
     assert (rollout.name, rollout.roles, rollout.kind) == ("r0", {"rollout"}, "NVIDIA A100")
     assert (trainer.name, trainer.roles, trainer.kind) == ("t1", {"trainer"}, "NVIDIA H200")
 
 
-def test_a_colocated_layout_needs_both_roles_on_every_worker():
-    client = Workers(("a", ["rollout", "trainer"], "cpu"), ("b", ["trainer"], "cpu"))
-    assert len(devices_of(client)) == 2
+def test_a_colocated_layout_needs_both_roles_on_every_worker(present):
+    present(("a", ["rollout", "trainer"], "cpu"), ("b", ["trainer"], "cpu"))
+    assert len(devices_of(None)) == 2
     with pytest.raises(ValueError, match="workers b have one role only"):
-        devices_of(client, colocated=True)
+        devices_of(None, colocated=True)
 
 
 def test_workers_are_seen_whatever_the_client_asks_meanwhile(dask_cluster):
     """By itself the client asks for an answer without workers, and keeps the last answer."""
     with Client(dask_cluster) as client:
-        names = [str(worker["name"]) for worker in present_workers(client).values()]
+        names = [worker.name for worker in present_workers(client).values()]
         assert len(names) == 2
         is_over = Event()
 

@@ -1,0 +1,156 @@
+"""Batches: tasks that need no controller, such as loading, evaluating and exporting."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+from uuid import UUID
+
+import dask
+from prefect.futures import PrefectFuture
+
+from digen_core.config import ConfigError
+from digen_core.manifest import DamagedError
+from flows.losses import DevicesLostError, look, look_if_due
+from flows.session import Session
+from tasks.completions import Completion, Completions, mark_crashed
+
+POLL_SECONDS = 1.0
+
+
+class TaskFailedError(RuntimeError):
+    """A task of the run failed; the message names the task, its worker and the error."""
+
+
+class Batch:
+    """Tasks of one flow run, each on a device or in a pool, watched until their receipts are read.
+
+    Use it inside the ``Completions`` block in which the tasks are submitted.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        completions: Completions,
+        check: Callable[[Session], None] | None = None,
+    ) -> None:
+        """Prepare a batch.
+
+        Args:
+            session: of the run.
+            completions: of the flow run.
+            check: is called while tasks are waited for; default: look for lost devices.
+        """
+        self._session = session
+        self._completions = completions
+        self._check = check or require_devices
+        self._labels: dict[UUID, tuple[str, str]] = {}  # task and where it runs, for errors
+
+    def submit(
+        self,
+        task: Any,
+        label: str,
+        where: str,
+        *arguments: Any,
+        expected: float | None = None,
+        **parameters: Any,
+    ) -> PrefectFuture[Any]:
+        """Submit a task that takes run id, label and what else is given.
+
+        Args:
+            task: of Prefect.
+            label: name of the task run.
+            where: a device of the run, another worker, or a pool that the config names.
+            *arguments: of the task.
+            expected: seconds that it should take; None: nobody knows.
+            **parameters: of the task.
+        """
+        session = self._session
+        place: dict[str, Any] = {"resources": {where: 1}}
+        if where not in session.pools:  # a worker that is started again has the name of the lost
+            place = {"workers": [session.addresses.get(where, where)]}
+        with dask.annotate(**place):
+            future: PrefectFuture[Any] = task.submit(
+                session.run_id, label, *arguments, **parameters
+            )
+        self._labels[future.task_run_id] = (label, where)
+        session.watch.begin(future.task_run_id, label, expected)
+        return future
+
+    @property
+    def num_pending(self) -> int:
+        """Number of tasks whose receipts were not read."""
+        return len(self._labels)
+
+    def next(self) -> tuple[UUID, dict[str, Any]]:
+        """Wait for the next task to end; return its id and its receipt.
+
+        Raises:
+            DevicesLostError: devices were lost.
+            TaskFailedError: the task failed.
+            RunCancelledError: somebody stopped the run.
+        """
+        while True:
+            self._session.control.check()
+            self._check(self._session)
+            try:
+                completion = self._completions.next(timeout=POLL_SECONDS)
+            except TimeoutError:
+                continue
+            task_run_id = completion.task_run_id
+            if task_run_id not in self._labels:  # forgotten
+                continue
+            label, where = self._labels.pop(task_run_id)
+            self._session.watch.end([task_run_id])
+            if not completion.succeeded:
+                require_devices(self._session, now=True)  # it may have gone with its worker
+            require_success(completion, label, where)
+            return task_run_id, completion.receipt
+
+    def forget(self, task_run_ids: Iterable[UUID]) -> None:
+        """Wait no more for tasks; whatever still comes of them is ignored."""
+        for task_run_id in task_run_ids:
+            self._labels.pop(task_run_id, None)
+        self._session.watch.end(task_run_ids)
+
+    def receipts(self) -> dict[UUID, dict[str, Any]]:
+        """Wait for all tasks; return their receipts by task run id.
+
+        Raises:
+            Exception: what ``next`` raises; then those that are still pending stay so.
+        """
+        found: dict[UUID, dict[str, Any]] = {}
+        while self.num_pending:
+            task_run_id, receipt = self.next()
+            found[task_run_id] = receipt
+        return found
+
+
+def require_devices(session: Session, *, now: bool = False) -> None:
+    """Look for lost devices, if it is time.
+
+    Raises:
+        DevicesLostError: some were lost.
+    """
+    before = {device.name for device in session.devices}
+    _ = look(session) if now else look_if_due(session)
+    if lost := before - {device.name for device in session.devices}:
+        raise DevicesLostError(lost)
+
+
+def require_success(completion: Completion, label: str, where: str) -> None:
+    """Raise what a person can act on if a task did not succeed.
+
+    Raises:
+        ConfigError: because of what the user asked for, as the worker found.
+        DamagedError: because a checkpoint is damaged.
+        TaskFailedError: for another reason, which the message gives.
+    """
+    if completion.succeeded:
+        return
+    if completion.state_type == "CRASHED":
+        mark_crashed(completion)
+    message = completion.message.removeprefix("Task run encountered an exception ")
+    if message.startswith(f"{ConfigError.__name__}: "):
+        raise ConfigError(message.removeprefix(f"{ConfigError.__name__}: "))
+    if message.startswith(f"{DamagedError.__name__}: "):
+        raise DamagedError(message.removeprefix(f"{DamagedError.__name__}: "))
+    raise TaskFailedError(f"{label} on {where} failed: {message}")

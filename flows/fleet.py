@@ -1,0 +1,104 @@
+"""The fleet of a run while iterations run: workers that go and come, as the controller's events."""
+
+from collections.abc import Mapping
+
+from digen_core.control.protocol import CostsUpdated, DeviceJoined, DevicesLost, Event
+from flows.executor import Executor
+from flows.joining import Joined, JoinFailed, Joining
+from flows.losses import StateLostError, look, look_if_due
+from flows.scheduling import add_kind
+from flows.session import Session, say
+from flows.waiting import Waiting
+from tasks.presence import recompute_elsewhere
+
+
+class Fleet:
+    """Drops what lost workers had, has newcomers made ready, and waits where nobody is left."""
+
+    def __init__(self, session: Session, executor: Executor, holder: str) -> None:
+        """Prepare for a run.
+
+        Args:
+            session: of the run.
+            executor: of its instructions.
+            holder: the device that holds the optimizer's state.
+        """
+        self._session = session
+        self._executor = executor
+        self._holder = holder
+        self._joining = Joining(session)
+        self._joined: list[Joined] = []  # no iteration is open in which that would show
+        self._waiting = Waiting(session)
+        self._to_recompute: set[str] = set()  # lost addresses whose place nobody could take yet
+
+    def look(self, *, now: bool = False) -> list[Event]:
+        """Look at the cluster, if it is time.
+
+        Args:
+            now: do not wait for the time.
+
+        Raises:
+            StateLostError: the holder is lost.
+            WorkerLostError: workers are lost again and again, or nobody came back in time.
+            SchedulerLostError: the scheduler does not answer.
+        """
+        session = self._session
+        taking_part = {device.name: session.addresses[device.name] for device in session.devices}
+        seen = look(session) if now else look_if_due(session)
+        if seen is None:
+            return []
+        self._joining.forget(seen.lost)
+        lost = {name: address for name, address in taking_part.items() if name in seen.lost}
+        self._joining.take_in(seen.workers)
+        events: list[Event] = self._lose(lost) if lost else []
+        if session.rollout_devices() or self._executor.num_running:
+            self._waiting.end()
+        else:
+            self._waiting.for_role("rollout")
+        return events
+
+    def hear(self, message: Joined | JoinFailed) -> None:
+        """Note how the making ready of a worker ended."""
+        match message:
+            case Joined(device):
+                if self._joining.end(device.name):
+                    self._joined.append(message)
+            case JoinFailed():
+                self._joining.refuse(message)
+
+    def take_in(self) -> list[Event]:
+        """Let workers that are ready take part, once an iteration is open in which that shows."""
+        events: list[Event] = []
+        while self._joined and self._executor.is_open:
+            joined = self._joined.pop(0)
+            if joined.device.name in self._session.addresses:  # else it was lost since
+                self._session.join(joined.device)
+                say(f"worker {joined.device.name} has joined")
+                costs = add_kind(self._session, joined.device, joined.measured)
+                events += [CostsUpdated(costs), DeviceJoined(joined.device)]
+        return events
+
+    def recompute(self) -> None:
+        """Have somebody recompute what tasks on living devices wait for and only lost ones had.
+
+        Nobody may be able to yet; then it is done when a version is loaded the next time.
+        """
+        if not self._to_recompute:
+            return
+        session = self._session
+        able = [name for name in session.rollout_devices() if self._executor.is_ready(name)]
+        if able:
+            recompute_elsewhere(session.client, self._to_recompute, session.addresses[able[0]])
+            self._to_recompute.clear()
+
+    def stop(self) -> None:
+        """Make nobody ready any more."""
+        self._joining.stop()
+
+    def _lose(self, lost: Mapping[str, str]) -> list[Event]:
+        """Drop what devices had, given with their addresses."""
+        if self._holder in lost:
+            raise StateLostError(f"the optimizer's state was lost with worker {self._holder}")
+        self._executor.forget(lost.keys())
+        self._to_recompute.update(lost.values())
+        return [DevicesLost(tuple(sorted(lost)))]

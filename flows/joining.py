@@ -1,0 +1,205 @@
+"""Workers that come while a run goes on: each loads the model beside it, then takes part.
+
+A worker that a nanny has started again, or one that is new to the cluster, gets a flow run of its
+own in a thread of its own, so that nobody waits for it. When it has the model, and its work is
+measured if its kind is new to the run, the conductor hears of it.
+"""
+
+from collections.abc import Collection, Mapping
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from threading import Event, Thread
+from time import sleep
+from typing import Final
+
+from prefect import flow
+
+from digen_core.control.protocol import Device, Role
+from digen_core.planning.profile import Measured
+from flows.batch import Batch
+from flows.loading import load_models, measure_costs
+from flows.losses import DevicesLostError, look
+from flows.session import Session, session_of
+from flows.subflows import on_cluster
+from flows.telling import tell
+from flows.waiting import Waiting
+from flows.watch import LOOK_SECONDS
+from flows.workload import layout_of
+from tasks.completions import Completions
+from tasks.presence import ROLES, Presence, kinds_of
+
+END_SECONDS: Final = 5.0
+
+
+class AbandonedError(Exception):
+    """Nobody waits for a worker any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A worker is ready to take part."""
+
+    device: Device
+    measured: Mapping[Device, Measured]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinFailed:
+    """A worker could not be made ready; None: it was lost meanwhile, which is known."""
+
+    name: str
+    error: Exception | None
+
+
+@dataclass(slots=True)
+class Newcomer:
+    """A worker that is being made ready."""
+
+    worker: Presence
+    roles: frozenset[Role]
+    abandoned: Event = field(default_factory=Event)
+    thread: Thread | None = None
+
+    def check(self, session: Session) -> None:
+        """Raise AbandonedError if nobody waits for it; losses are the conductor's business."""
+        if self.abandoned.is_set():
+            raise AbandonedError
+
+
+class Joining:
+    """The workers that are being made ready."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._newcomers: dict[str, Newcomer] = {}
+        self._refused: set[str] = set()  # addresses of those that could not be made ready
+
+    def take_in(self, workers: Mapping[str, Presence]) -> None:
+        """Begin with those of the cluster's workers that the run does not know yet."""
+        for worker in new_workers(self._session, workers):
+            if worker.address in self._refused:
+                continue
+            if roles := roles_for(self._session, worker):
+                self._begin(worker, roles)
+            else:
+                self._refused.add(worker.address)
+
+    def forget(self, names: Collection[str]) -> None:
+        """Wait no more for workers that are lost."""
+        for name in self._newcomers.keys() & set(names):
+            self._newcomers.pop(name).abandoned.set()
+
+    def end(self, name: str) -> bool:
+        """Note that a worker is ready or refused; say whether it is still waited for."""
+        return self._newcomers.pop(name, None) is not None
+
+    def refuse(self, failed: JoinFailed) -> None:
+        """Leave a worker out that could not be made ready."""
+        if not self.end(failed.name):
+            return
+        address = self._session.addresses.pop(failed.name)
+        self._refused.add(address)
+        text = f"worker {failed.name} ({address}) could not join: {failed.error}; it is left out"
+        tell(self._session, "join-failed", text)
+
+    def stop(self) -> None:
+        """End all threads."""
+        newcomers, self._newcomers = list(self._newcomers.values()), {}
+        for newcomer in newcomers:
+            newcomer.abandoned.set()
+        for newcomer in newcomers:
+            if newcomer.thread is not None:
+                newcomer.thread.join(END_SECONDS)
+            self._session.addresses.pop(newcomer.worker.name, None)
+
+    def _begin(self, worker: Presence, roles: frozenset[Role]) -> None:
+        self._session.addresses[worker.name] = worker.address
+        newcomer = self._newcomers[worker.name] = Newcomer(worker, roles)
+        self._session.joining[worker.name] = newcomer
+        newcomer.thread = Thread(
+            target=copy_context().run,
+            args=(self._run, newcomer),
+            name=f"join-{worker.name}",
+            daemon=True,
+        )
+        newcomer.thread.start()
+
+    def _run(self, newcomer: Newcomer) -> None:
+        message: Joined | JoinFailed
+        try:
+            message = on_cluster(self._session, join, newcomer.worker.name)
+        except (AbandonedError, DevicesLostError):
+            message = JoinFailed(newcomer.worker.name, None)
+        except Exception as error:
+            message = JoinFailed(newcomer.worker.name, error)
+        self._session.inbox.put(message)
+
+
+@flow(name="join", flow_run_name="{run_id}-join-{name}", validate_parameters=False)
+def join(run_id: str, name: str) -> Joined:
+    """Load the model on a worker, and measure it if nothing is known of its kind."""
+    session = session_of(run_id)
+    newcomer: Newcomer = session.joining[name]
+    (kind,) = kinds_of(session.client, [newcomer.worker.address]).values()
+    device = Device(name, newcomer.roles, kind)
+    with Completions() as completions:
+        batch = Batch(session, completions, newcomer.check)
+        load_models(session, batch, [device])
+        if kind in session.known_costs.kinds:
+            return Joined(device, {})
+        return Joined(device, measure_costs(session, batch, [device]))
+
+
+def new_workers(session: Session, workers: Mapping[str, Presence]) -> list[Presence]:
+    """Return the workers of a cluster that declare a role and that the run does not know yet."""
+    known = set(session.addresses.values())
+    # A name that is known still belongs to a worker that is not seen to be gone yet.
+    return [
+        worker
+        for address, worker in workers.items()
+        if worker.roles and address not in known and worker.name not in session.addresses
+    ]
+
+
+def roles_for(session: Session, worker: Presence) -> frozenset[Role]:
+    """Return the roles that a new worker gets, none if the layout cannot use it.
+
+    They are those that it had before it was lost, else what the split of the start lacks most.
+    """
+    known = session.known.get(worker.name)
+    if known is not None and known.roles <= worker.roles:
+        return known.roles
+    if layout_of(session.config).colocated:
+        if worker.roles.issuperset(ROLES):
+            return worker.roles
+        text = f"worker {worker.name} has one role only, but the layout needs both: it is not used"
+        tell(session, "join-failed", text)
+        return frozenset()
+    if len(worker.roles) == 1:
+        return worker.roles
+    rollouts, total = len(session.rollout_devices()), len(session.devices)
+    lacks = not rollouts or rollouts + 0.5 <= session.rollout_share * (total + 1)
+    return frozenset({"rollout" if lacks else "trainer"})
+
+
+def await_roles(session: Session) -> None:
+    """Wait until there is a worker for each role, and take in those that came.
+
+    Raises:
+        WorkerLostError: none came in time.
+        RunCancelledError: somebody stopped the run.
+    """
+    with Waiting(session) as waiting:
+        while True:
+            session.control.check()
+            seen = look(session)
+            new = {worker.address: worker for worker in new_workers(session, seen.workers)}
+            for address, kind in kinds_of(session.client, new.keys()).items():
+                if roles := roles_for(session, new[address]):
+                    session.addresses[new[address].name] = address
+                    session.join(Device(new[address].name, roles, kind))
+            missing = [r for r in ROLES if not any(r in d.roles for d in session.devices)]
+            if not missing:
+                return
+            waiting.for_role(missing[0])
+            sleep(LOOK_SECONDS)

@@ -1,0 +1,107 @@
+"""Loading: models on devices, rewards on pools, and what work costs where it is not known."""
+
+from collections.abc import Iterable, Sequence
+from uuid import UUID
+
+from digen_core.control.protocol import Device, Role
+from digen_core.planning.profile import Measured
+from digen_core.reward_probe import NUM_SAMPLES, probed_by_workers
+from flows.batch import Batch
+from flows.session import Session, say
+from flows.telling import tell
+from flows.workload import layout_of
+from tasks.emulation import EmulatedConfig, body_of
+from tasks.measure import measure
+from tasks.rollout import encode
+from tasks.score import Pool, load_rewards, probe_rewards
+from tasks.setup import load_model
+
+
+def load_models(session: Session, batch: Batch, devices: Iterable[Device]) -> None:
+    """Load the model on the workers of some devices, save those that hold it already."""
+    loading: dict[UUID, str] = {}
+    for device in devices:
+        if session.addresses[device.name] not in session.loaded:
+            label, roles = f"load model on {device.name}", roles_of(session, device)
+            body = body_of(session.config, load_model)
+            future = batch.submit(body, label, device.name, session.config, device.name, roles)
+            loading[future.task_run_id] = session.addresses[device.name]
+    while loading:
+        task_run_id, _ = batch.next()
+        session.loaded.add(loading.pop(task_run_id))
+
+
+def load_pools(session: Session, batch: Batch) -> None:
+    """Load what they score with on the workers of the pools."""
+    for pool in Pool.all_of(session.config):
+        for worker in session.pools[pool.name]:
+            batch.submit(load_rewards, f"load rewards on {worker}", worker, pool)
+    batch.receipts()
+
+
+def probe_loaded_rewards(session: Session, batch: Batch) -> None:
+    """Call the rewards that only workers can make once on each of their workers."""
+    config = session.config
+    if isinstance(config, EmulatedConfig):
+        return
+    places = {worker: pool for pool in Pool.all_of(config) for worker in session.pools[pool.name]}
+    for worker, pool in (*((name, None) for name in session.rollout_devices()), *places.items()):
+        if rewards := probed_by_workers(config, pool.name if pool else None):
+            batch.submit(
+                probe_rewards,
+                f"probe rewards on {worker}",
+                worker,
+                model=config.model,
+                rewards=rewards,
+                pool=pool,
+                prompts=session.prompts[:NUM_SAMPLES],
+            )
+    for receipt in batch.receipts().values():
+        for note in receipt["notes"]:
+            tell(session, "reward-failed", note)
+
+
+def roles_of(session: Session, device: Device) -> list[Role]:
+    """Return the roles whose work a device may do: with help, those of others too."""
+    layout, roles = layout_of(session.config), set(device.roles)
+    if layout.trainers_help:
+        roles.add("rollout")
+    if layout.rollouts_train:
+        roles.add("trainer")
+    return sorted(roles)
+
+
+def measure_costs(
+    session: Session, batch: Batch, devices: Sequence[Device]
+) -> dict[Device, Measured]:
+    """Measure the work of devices; that of emulated ones is known.
+
+    Args:
+        session: of the run.
+        batch: of the flow run.
+        devices: that hold the model. One that generates, or another of the run, encodes for all.
+    """
+    if isinstance(session.config, EmulatedConfig):
+        return {}
+    if session.config.model.compile:
+        say("compiling the model and measuring it; compiling may take minutes")
+    generating = [device.name for device in devices if "rollout" in roles_of(session, device)]
+    prompt = session.prompts[0].text
+    where = [*generating, *session.rollout_devices()][0]
+    condition = batch.submit(encode, "encode for measuring", where, [prompt])
+    measuring: dict[UUID, Device] = {}
+    for device in devices:
+        future = batch.submit(
+            measure,
+            f"measure {device.name}",
+            device.name,
+            condition,
+            prompt,
+            roles_of(session, device),
+        )
+        measuring[future.task_run_id] = device
+    receipts = batch.receipts()
+    return {
+        device: Measured.model_validate(receipts[task_run_id]["measured"])
+        for task_run_id, device in measuring.items()
+    }

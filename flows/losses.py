@@ -1,0 +1,103 @@
+"""Losses: take lost workers out of a run, and give up where they are lost again and again."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from time import monotonic
+from typing import Final
+
+from flows.session import Session
+from flows.telling import tell
+from flows.watch import Seen
+from tasks.calls import WorkerLostError
+from tasks.presence import Presence, dismiss
+
+RESTART_SECONDS: Final = 30.0  # until a lost worker of a pool is back
+MAX_LOSSES: Final = 3
+"""Losses of one worker without progress of the run between them: more, and the run ends."""
+
+
+class StateLostError(WorkerLostError):
+    """The run cannot go on from where it is, but it can from its last checkpoint."""
+
+
+class DevicesLostError(Exception):
+    """Devices were lost that a phase of the run had given tasks to; the others can take over."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__(f"lost {', '.join(sorted(names))}")
+        self.names = frozenset(names)
+
+
+def look_if_due(session: Session) -> Seen | None:
+    """Look at the cluster as ``look`` does, but only every few seconds; None: it was not time."""
+    return look(session) if session.watch.is_due else None
+
+
+def look(session: Session) -> Seen:
+    """Look at the cluster, and take out of the run the workers that are lost.
+
+    Raises:
+        WorkerLostError: workers are lost again and again, or nobody can score any more.
+        SchedulerLostError: the scheduler does not answer.
+    """
+    seen = session.watch.look(session.addresses, session.pools)
+    for text in seen.slow:
+        tell(session, "task-slow", text)
+    if seen.lost:
+        _take_out(session, seen)
+        left = {at: worker for at, worker in seen.workers.items() if worker.name not in seen.lost}
+        seen = replace(seen, workers=left)  # those that were dismissed are not to be taken in
+    _require_pool_workers(session, seen.workers)
+    return seen
+
+
+def _take_out(session: Session, seen: Seen) -> None:
+    present = {worker.name: address for address, worker in seen.workers.items()}
+    addresses = {name: session.addresses.get(name) or present[name] for name in seen.lost}
+    session.lose([name for name in seen.lost if name in session.addresses])
+    for address in addresses.values():
+        if address in seen.workers:
+            dismiss(session.client, address)
+    texts = [f"worker {name} ({addresses[name]}) {why}" for name, why in seen.lost.items()]
+    _require_progress(session, "; ".join(texts))
+    left = ", ".join(device.name for device in session.devices) or "nobody"
+    tell(
+        session,
+        "worker-lost",
+        f"{'; '.join(texts)}; left: {left}. What only it had is recomputed. See its log, and the "
+        "memory of its machine",
+    )
+
+
+def _require_progress(session: Session, text: str) -> None:
+    """Give up where workers are lost as often as they come: each costs what was under way.
+
+    Raises:
+        WorkerLostError: one was lost too often since something was finished, or all were.
+    """
+    name, times = session.losses.most_common(1)[0] if session.losses else ("", 0)
+    if times >= MAX_LOSSES or session.losses.total() >= MAX_LOSSES * session.num_at_start:
+        raise WorkerLostError(
+            f"{text}; {name} was lost {times} times, and {session.losses.total()} workers in all, "
+            "since the run last finished something: see their logs, and the memory of their "
+            "machines"
+        )
+
+
+def _require_pool_workers(session: Session, workers: Mapping[str, Presence]) -> None:
+    """Check that every pool has workers; those that a nanny watches over come back when lost.
+
+    Raises:
+        WorkerLostError: one has had none for too long.
+    """
+    filled = {resource for worker in workers.values() for resource in worker.resources}
+    before = session.empty_since
+    empty = [pool for pool in session.pools if pool not in filled]
+    session.empty_since = {pool: before.get(pool, monotonic()) for pool in empty}
+    for pool, since in session.empty_since.items():
+        if monotonic() - since > RESTART_SECONDS:
+            names = ", ".join(session.pools[pool])
+            raise WorkerLostError(
+                f"all workers of the pool {pool!r} were lost ({names}); see their logs, and the "
+                "memory of their machines"
+            )

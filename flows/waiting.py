@@ -1,0 +1,77 @@
+"""Waiting for workers: a pause with a state that says so, and an end to it."""
+
+from contextlib import suppress
+from time import monotonic
+from types import TracebackType
+from typing import Self
+
+from httpx import HTTPError
+from prefect.client.orchestration import get_client
+from prefect.exceptions import PrefectException
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import Running
+
+from flows.session import Session, say
+from tasks.calls import WorkerLostError
+
+STATE = "WaitingForWorkers"
+
+
+class Waiting:
+    """Shows, in the terminal and as the state of the run in Prefect, for whom a run waits.
+
+    Use it by ``with``, or call ``end``.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._since: float | None = None
+
+    def for_role(self, role: str) -> None:
+        """Wait for a worker of a role; call it again and again.
+
+        Raises:
+            WorkerLostError: none came for ``cluster.rejoin_timeout`` seconds.
+        """
+        text = f"waiting for a worker with the role {role}: none is left"
+        limit = self._session.config.cluster.rejoin_timeout
+        if self._since is None:
+            self._since = monotonic()
+            say(text)
+            self._show(STATE, text)
+        elif monotonic() - self._since > limit:
+            raise WorkerLostError(
+                f"no worker with the role {role} came back in {limit:.0f} s "
+                "(cluster.rejoin_timeout); start one, and resume the run"
+            )
+
+    def end(self) -> None:
+        """Note that there is one again, if the run waited."""
+        if self._since is not None:
+            self._since = None
+            say(f"going on with {', '.join(device.name for device in self._session.devices)}")
+            self._show("Running", "")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Show that the run goes on, unless it ends."""
+        if error is None:
+            self.end()
+
+    def _show(self, name: str, text: str) -> None:
+        """Set the name of the run's own state; where Prefect's server is away, it stays."""
+        flow_run_id = self._session.lineage.flow_run_ids[-1]
+        state = Running(name=name, message=text)
+        with (
+            suppress(HTTPError, PrefectException),
+            temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+            get_client(sync_client=True) as client,
+        ):
+            client.set_flow_run_state(flow_run_id, state, force=True)

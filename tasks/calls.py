@@ -1,0 +1,130 @@
+"""Bounded calls to the Dask scheduler and its workers: each ends, whatever hangs or is gone.
+
+Dask's own ``Client.run`` waits for a frozen worker without limit.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
+from concurrent.futures import TimeoutError as NotYetError
+from time import monotonic
+from typing import Any, Final, TypeVar
+
+from distributed import Client
+
+T = TypeVar("T")
+
+CALL_SECONDS: Final = 10.0
+"""How long an answer may take that needs no work."""
+LOOK_SECONDS: Final = 2.0
+
+
+class WorkerLostError(RuntimeError):
+    """A worker that the run needs is gone, or does not answer."""
+
+
+class SchedulerLostError(RuntimeError):
+    """The Dask scheduler is gone, or does not answer."""
+
+
+def on_scheduler(client: Client, function: Callable[..., Any], **parameters: Any) -> Any:
+    """Call a function in the scheduler's process and return what it returns.
+
+    Args:
+        client: of the cluster.
+        function: it may take ``dask_scheduler``, too; a coroutine function is awaited.
+        **parameters: of the function.
+
+    Raises:
+        SchedulerLostError: no answer came in time.
+    """
+    address = client._start_arg if isinstance(client._start_arg, str) else "of this run"
+    if client.scheduler is not None and client.status == "running":
+        try:
+            return client.sync(
+                client._run_on_scheduler, function, callback_timeout=CALL_SECONDS, **parameters
+            )
+        except (OSError, TimeoutError, asyncio.CancelledError) as error:
+            reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+            raise SchedulerLostError(
+                f"the Dask scheduler {address} does not answer ({reason}); see its log"
+            ) from error
+    raise SchedulerLostError(f"the Dask scheduler {address} is gone; see its log")
+
+
+def on_worker(
+    client: Client,
+    address: str,
+    function: Callable[..., Any],
+    *arguments: Any,
+    seconds: float | None = CALL_SECONDS,
+) -> Any:
+    """Call a function in a worker's event loop, beside its tasks, and return what it returns.
+
+    Args:
+        client: of the cluster.
+        address: of the worker.
+        function: a coroutine function is awaited.
+        *arguments: of the function.
+        seconds: that the answer may take; None waits as long as the scheduler has the worker.
+
+    Raises:
+        WorkerLostError: the worker is gone, or no answer came in time.
+        SchedulerLostError: the scheduler is gone.
+        Exception: what the function raised.
+    """
+    future = _ask(client, address, function, *arguments)
+    deadline = None if seconds is None else monotonic() + seconds
+    while True:
+        try:
+            return future.result(timeout=LOOK_SECONDS if seconds is None else seconds)[address]
+        except NotYetError as error:
+            if future.done() and future.exception() is error:  # the function's own
+                raise
+            is_late = deadline is not None and monotonic() > deadline
+            if is_late or not on_scheduler(client, _has_worker, address=address):
+                future.cancel()
+                raise WorkerLostError(f"the worker at {address} does not answer") from error
+        except OSError as error:
+            if on_scheduler(client, _has_worker, address=address):
+                raise
+            raise WorkerLostError(f"the worker at {address} is gone") from error
+
+
+def on_workers(
+    client: Client,
+    addresses: Iterable[str],
+    function: Callable[..., T],
+    *,
+    seconds: float = CALL_SECONDS,
+) -> dict[str, T]:
+    """Call a function in the event loops of several workers at once.
+
+    Args:
+        client: of the cluster.
+        addresses: of the workers.
+        function: without arguments.
+        seconds: that the answers may take.
+
+    Returns:
+        By address what came in time; of workers that are gone or do not answer, nothing.
+    """
+    futures = {address: _ask(client, address, function) for address in addresses}
+    wait(futures.values(), timeout=seconds)
+    found = {}
+    for address, future in futures.items():
+        if future.done() and not future.exception():
+            found[address] = future.result()[address]
+        future.cancel()
+    return found
+
+
+def _ask(
+    client: Client, address: str, function: Callable[..., Any], *arguments: Any
+) -> "Future[dict[str, Any]]":
+    call = client._run(function, *arguments, workers=[address])
+    return asyncio.run_coroutine_threadsafe(call, client.loop.asyncio_loop)
+
+
+def _has_worker(address: str, dask_scheduler: Any) -> bool:
+    return address in dask_scheduler.workers

@@ -1,0 +1,108 @@
+"""Who is gone, frozen or hung, as looks at the cluster tell it."""
+
+from uuid import UUID
+
+import pytest
+
+from digen_core.schedule_config import ClusterConfig
+from flows import watch
+from flows.watch import Limits, Watch
+from tasks.presence import Presence
+
+TASK = UUID(int=7)
+ADDRESSES = {"rollout-0": "tcp://a:1", "trainer-0": "tcp://a:2"}
+
+
+def worker(name, address, silent=0.2, executing=None, resources=("rollout",)):
+    return Presence(name, address, frozenset(resources), silent, executing or {})
+
+
+@pytest.fixture
+def look(monkeypatch):
+    """Return a function that looks at a cluster of some workers, and the watch."""
+    shown = {}
+    monkeypatch.setattr(watch, "present_workers", lambda client: dict(shown))
+    it = Watch(None, ClusterConfig())
+
+    def show(*workers, pools=()):
+        shown.clear()
+        shown.update({each.address: each for each in workers})
+        return it.look(ADDRESSES, pools)
+
+    return show, it
+
+
+BOTH = worker("rollout-0", "tcp://a:1"), worker("trainer-0", "tcp://a:2")
+
+
+def test_workers_that_are_there_are_left_alone(look):
+    show, it = look
+    assert it.is_due
+    seen = show(*BOTH)
+    assert (dict(seen.lost), seen.slow) == ({}, ())
+    assert not it.is_due
+
+
+def test_a_worker_that_is_gone_or_was_started_again_is_lost(look):
+    show, _ = look
+    assert dict(show(BOTH[0]).lost) == {"trainer-0": "was lost"}
+    again = worker("trainer-0", "tcp://a:9")
+    assert dict(show(BOTH[0], again).lost) == {"trainer-0": "was lost"}
+
+
+def test_a_worker_is_frozen_if_two_looks_find_it_silent(look):
+    show, _ = look
+    silent = worker("rollout-0", "tcp://a:1", silent=21.0)
+    assert not show(silent, BOTH[1]).lost  # it may be our own process that stood still
+    assert dict(show(silent, BOTH[1]).lost) == {"rollout-0": "has sent no heartbeat for 21 s"}
+
+
+def test_one_silent_look_is_forgiven(look):
+    show, _ = look
+    silent = worker("rollout-0", "tcp://a:1", silent=21.0)
+    assert not show(silent, BOTH[1]).lost
+    assert not show(*BOTH).lost
+    assert not show(silent, BOTH[1]).lost
+
+
+def busy(seconds):
+    return worker("rollout-0", "tcp://a:1", executing={f"denoise-{TASK}": seconds})
+
+
+def test_a_task_that_takes_long_is_told_once_and_then_hangs(look):
+    show, it = look
+    it.begin(TASK, "denoise g00 f0 t03", expected=100.0)
+    assert not show(busy(499.0), BOTH[1]).slow
+    (text,) = show(busy(501.0), BOTH[1]).slow
+    assert text == (
+        "worker rollout-0 has been at 'denoise g00 f0 t03' for 501 s, far longer than it should "
+        "take; see its log"
+    )
+    assert not show(busy(1999.0), BOTH[1]).slow
+    lost = show(busy(2001.0), BOTH[1]).lost
+    assert dict(lost) == {"rollout-0": "has been at 'denoise g00 f0 t03' for 2001 s"}
+
+
+def test_tasks_of_others_and_those_that_ended_may_take_their_time(look):
+    show, it = look
+    it.begin(TASK, "denoise", expected=0.0)
+    it.end([TASK])
+    stranger = worker("trainer-0", "tcp://a:2", executing={"somebody-elses": 1e6})
+    assert not show(busy(1e6), stranger).lost
+
+
+def test_workers_of_pools_are_watched_too(look):
+    show, it = look
+    it.begin(TASK, "score", expected=1.0)
+    executing = {f"score-{TASK}": 700.0}
+    pool = worker("judge-3", "tcp://b:1", executing=executing, resources=("judge",))
+    assert not show(*BOTH, pool).lost
+    assert set(show(*BOTH, pool, pools=["judge"]).lost) == {"judge-3"}
+
+
+def test_limits_follow_what_a_task_should_take():
+    config = ClusterConfig()
+    assert Limits.of(config, 0.0) == Limits(120.0, 600.0)
+    assert Limits.of(config, 100.0) == Limits(500.0, 2000.0)  # 5 and 20 times
+    assert Limits.of(config, None) == Limits(1800.0, 7200.0)  # loading
+    assert Limits.of(ClusterConfig(task_timeout=30.0), 100.0) == Limits(15.0, 30.0)

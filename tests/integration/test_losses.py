@@ -1,0 +1,226 @@
+"""Workers are killed, frozen, hung, restarted and added: the run ends as if nothing had been."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from integration_support import Watch, distance, initial, merged, only_run, reference
+from smooth_rewards import HANG_VARIABLE
+
+from digen_core.config import RunConfig
+from digen_core.control import protocol as p
+from digen_core.control.controller import Controller
+
+pytestmark = pytest.mark.slow
+
+JOB = {
+    "num_iterations": 4,
+    "rollout.prompts_per_iteration": 3,
+    "rollout.num_steps": 4,
+    "rollout.fragment_size": 2,
+    "algorithm.clip_range": 0.01,
+    "train.adam_eps": 1e-6,  # else Adam blows up the rounding of gradients that are almost 0
+    "train.pack_size": 3,
+    "schedule.layout": "elastic",
+    "cluster.rollout_workers": 2,
+    "cluster.trainer_workers": 2,
+}
+
+
+class Story(Watch):
+    """Something that is done to a run once, when something has happened; and what the run said."""
+
+    def __init__(self, when: Callable[[object], bool], do: Callable[["Story"], None]):
+        super().__init__()
+        self.when, self.do = when, do
+        self.is_done = False
+        self.warnings, self.phases = [], []
+        self.session = None
+
+    def see(self, what: object) -> None:
+        if not self.is_done and self.when(what):
+            self.is_done = True
+            self.do(self)
+
+    def on_warning(self, text):
+        self.warnings.append(text)
+
+    def on_phase(self, text):
+        self.phases.append(text)
+        self.see(text)
+
+    def said(self, *words: str) -> bool:
+        return any(all(word in text for word in words) for text in self.warnings + self.phases)
+
+    def pid_of(self, name: str) -> int:
+        from tasks.calls import on_worker
+
+        return on_worker(self.session.client, self.session.addresses[name], os.getpid)
+
+
+def signal_to(*names: str, number: int = signal.SIGKILL) -> Callable[[Story], None]:
+    def send(story: Story) -> None:
+        for pid in [story.pid_of(name) for name in names]:
+            os.kill(pid, number)
+
+    return send
+
+
+def event_of(kind: type, iteration: int) -> Callable[[object], bool]:
+    def is_it(what: object) -> bool:
+        about = getattr(what, "fragment", getattr(what, "pack", what))
+        return isinstance(what, kind) and getattr(about, "iteration", None) == iteration
+
+    return is_it
+
+
+@pytest.fixture
+def live(tree, prefect_backend, monkeypatch):
+    """Return a function that runs the job through a story and checks what it leaves."""
+    from flows.post_train import post_train
+    from flows.session import session_of, watching
+
+    def run(story: Story, **changes) -> Path:
+        class Told(Controller):
+            def handle(self, event):
+                instructions = super().handle(event)
+                story.see(event)
+                return instructions
+
+        def known(run_id):
+            story.session = session_of(run_id)
+            return story.session
+
+        monkeypatch.setattr("flows.conductor.Controller", Told)
+        for module in ("prepare", "evaluate", "export", "iteration"):
+            monkeypatch.setattr(f"flows.{module}.session_of", known)
+        settings = {key.replace("__", "."): value for key, value in changes.items()}
+        config = RunConfig.model_validate(merged(tree, {**JOB, **settings}))
+        with watching(story):
+            report = post_train(config)
+        assert story.is_done, "nothing was done to the run"
+        assert report.num_iterations == config.num_iterations
+        check(only_run(tree), config, report)
+        return only_run(tree)
+
+    return run
+
+
+def check(folder: Path, config: RunConfig, report) -> None:
+    """Compare weights, samples and rewards with the serial loop's."""
+    from digen_core.training.checkpoints import last_state
+    from digen_core.transport.samples import read_samples
+
+    expected, state = reference(config), last_state(folder)
+    assert state.version == config.num_iterations
+    assert distance(expected.weights, initial(config)) > 1e-4, "the weights did not move"
+    assert distance(state.weights, expected.weights) < 1e-10
+    assert distance(state.ema, expected.ema) < 1e-10
+    rows = read_samples(folder / "samples").to_pylist()
+    names = [(row["iteration"], row["group"], row["sample"]) for row in rows]
+    every = range(config.num_iterations), range(3), range(4)
+    assert names == [(i, g, s) for i in every[0] for g in every[1] for s in every[2]]
+    assert report.after.version == config.num_iterations
+    assert list(folder.glob("lora/*.safetensors"))
+
+
+def test_two_workers_lost_at_once(live):
+    """As when a host with several GPUs dies."""
+    story = Story(event_of(p.PackTrained, 1), signal_to("rollout-1", "trainer-1"))
+    live(story)
+    assert story.said("worker rollout-1", "was lost")
+    assert story.said("worker trainer-1", "was lost")
+
+
+def test_all_rollout_workers_lost_and_back(live):
+    """Nannies start them again; until then the run waits, and its state says so."""
+    story = Story(event_of(p.FragmentGenerated, 1), signal_to("rollout-0", "rollout-1"))
+    live(story, schedule__layout="gap")
+    assert story.said("waiting for a worker with the role rollout")
+    assert story.said("has joined")
+
+
+@pytest.mark.operation
+def test_a_worker_lost_in_evaluation(live):
+    story = Story(
+        lambda what: isinstance(what, str) and what.startswith("evaluating version 4"),
+        signal_to("rollout-1"),
+    )
+    live(story)
+    assert story.said("worker rollout-1", "was lost")
+
+
+@pytest.mark.operation
+def test_the_holder_of_the_optimizers_state_is_lost(live):
+    """The run resumes by itself from its last checkpoint."""
+    story = Story(event_of(p.AdvantagesComputed, 2), signal_to("trainer-0"))
+    live(story)
+    assert story.said("the optimizer's state was lost with worker trainer-0", "resumed 1 time")
+
+
+@pytest.mark.operation
+def test_the_only_trainer_is_lost_in_export(live):
+    from flows import export
+
+    story = Story(lambda what: what == "export", signal_to("trainer-0"))
+    with pytest.MonkeyPatch.context() as patch:
+        real = export.Batch.submit
+
+        def submit(batch, task, label, *arguments, **parameters):
+            future = real(batch, task, label, *arguments, **parameters)
+            story.see("export" if label.startswith("export") else None)
+            return future
+
+        patch.setattr(export.Batch, "submit", submit)
+        live(story, cluster__trainer_workers=1)
+    assert story.said("the weights were lost with worker trainer-0")
+
+
+@pytest.mark.operation
+def test_a_worker_lost_while_models_are_loaded(live):
+    story = Story(lambda what: what == "loading the model on the workers", signal_to("rollout-0"))
+    live(story)
+    assert story.said("worker rollout-0", "was lost")
+
+
+@pytest.mark.operation
+def test_a_frozen_worker_is_noticed(live):
+    story = Story(event_of(p.FragmentGenerated, 1), signal_to("rollout-0", number=signal.SIGSTOP))
+    live(story, cluster__heartbeat_timeout=5)
+    assert story.said("worker rollout-0", "has sent no heartbeat for")
+
+
+@pytest.mark.operation
+def test_a_task_that_hangs_is_given_to_others(live, tmp_path, monkeypatch):
+    monkeypatch.setenv(HANG_VARIABLE, str(tmp_path / "hung"))
+    story = Story(event_of(p.FragmentGenerated, 0), lambda story: None)
+    rewards = {"smooth_rewards:brightness": 1.0, "smooth_rewards:hangs_once": 1.0}
+    live(story, rewards=rewards, cluster__task_timeout=12)
+    assert story.said("has been at 'score", "far longer than it should take")
+    assert story.said("has been at 'score", "left:")
+
+
+@pytest.mark.operation
+def test_a_worker_is_added(live, prefect_backend):
+    """It loads, gets the version, and works from the next iteration on at the latest."""
+    from distributed import Nanny
+
+    from tasks.cluster import _worker
+
+    nannies = []  # keeps it alive
+
+    def add(story: Story) -> None:
+        options = _worker(["rollout"])["options"]
+
+        async def start():
+            nannies.append(await Nanny(story.session.address, name="rollout-9", **options))
+
+        story.session.client.sync(start)
+
+    story = Story(event_of(p.FragmentGenerated, 0), add)
+    live(story, num_iterations=8)
+    assert story.said("worker rollout-9 has joined")
+    devices = {span.device for record in story.records for span in record.spans}
+    assert "rollout-9" in devices

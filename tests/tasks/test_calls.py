@@ -1,0 +1,99 @@
+"""Calls to the scheduler and to workers end, whatever hangs."""
+
+import asyncio
+import time
+
+import pytest
+from distributed import Client, LocalCluster
+
+from tasks import calls
+from tasks.calls import SchedulerLostError, WorkerLostError, on_scheduler, on_worker, on_workers
+from tasks.presence import dismiss, present_workers
+
+
+@pytest.fixture
+def cluster():
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None
+    ) as made:
+        yield made
+
+
+@pytest.fixture
+def client(cluster):
+    with Client(cluster, set_as_default=False) as made:
+        yield made
+
+
+def address(dask_worker=None):
+    return dask_worker.address
+
+
+async def never(dask_worker=None):
+    await asyncio.Event().wait()
+
+
+async def never_on_scheduler(dask_scheduler=None):
+    await asyncio.Event().wait()
+
+
+def fails():
+    raise OSError("no space left on device")
+
+
+def test_an_answer_comes_back(client):
+    first, second = present_workers(client)
+    assert on_worker(client, first, address) == first
+    assert on_workers(client, [first, second], address) == {first: first, second: second}
+
+
+def test_who_does_not_answer_is_given_up(client, monkeypatch):
+    monkeypatch.setattr(calls, "CALL_SECONDS", 0.2)
+    first, second = present_workers(client)
+    with pytest.raises(WorkerLostError, match=f"{first} does not answer"):
+        on_worker(client, first, never, seconds=0.2)
+    assert on_workers(client, [first, "tcp://127.0.0.1:1"], address, seconds=5) == {first: first}
+    with pytest.raises(SchedulerLostError, match=r"the Dask scheduler .* does not answer"):
+        on_scheduler(client, never_on_scheduler)
+    assert on_worker(client, second, address) == second
+
+
+def test_without_a_limit_a_call_waits_as_long_as_the_worker_is_there(client, monkeypatch):
+    monkeypatch.setattr(calls, "LOOK_SECONDS", 0.1)
+    first, _ = present_workers(client)
+
+    async def later(dask_worker=None):
+        await asyncio.sleep(0.5)
+        return "written"
+
+    assert on_worker(client, first, later, seconds=None) == "written"
+    client.loop.call_later(0.5, dismiss_soon, client, first)
+    with pytest.raises(WorkerLostError):
+        on_worker(client, first, never, seconds=None)
+
+
+def dismiss_soon(client, worker):
+    from threading import Thread
+
+    Thread(target=dismiss, args=(client, worker)).start()
+
+
+def test_what_the_function_raises_comes_back(client):
+    first, _ = present_workers(client)
+    with pytest.raises(OSError, match="no space left"):
+        on_worker(client, first, fails)
+
+
+def test_a_scheduler_that_is_gone_is_said_to_be():
+    with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster:
+        client = Client(cluster.scheduler_address, set_as_default=False)
+        assert present_workers(client)
+    deadline = time.monotonic() + 30
+    while True:
+        with pytest.raises(SchedulerLostError, match="the Dask scheduler") as error:
+            present_workers(client)
+        if "is gone; see its log" in str(error.value):
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    client.close(timeout=1)
