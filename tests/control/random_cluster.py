@@ -185,6 +185,9 @@ class RandomCluster:
                 case p.Generate() | p.Train() | p.Switch() | p.Step():
                     self._check(do)
                     self.queues[do.device].append(do)
+                case p.Reduce():
+                    self._check(do)
+                    self.others.append(do)
                 case _:
                     self.others.append(do)
 
@@ -209,6 +212,8 @@ class RandomCluster:
                     assert 0 <= stale <= self.schedule.max_staleness
                     for row in range(block.first_row, block.first_row + block.num_rows):
                         assert block.fragment.first_sample + row in chosen
+            case p.Reduce(_, devices):
+                assert set(devices) == {name for name, packs in self.sums.items() if packs}
 
     def _event_of(self, do: p.Instruction, pause_odds: float) -> p.Event:  # noqa: C901 - a table
         match do:
@@ -240,9 +245,7 @@ class RandomCluster:
             case p.Train(pack, _, device):
                 self.sums[device].append(pack)
                 return p.PackTrained(pack)
-            case p.Reduce(index, devices):
-                if all(device in self.devices for device in devices):
-                    assert set(devices) == {name for name, packs in self.sums.items() if packs}
+            case p.Reduce(index):  # void if a device was lost since
                 self.trained[index] = self._summed()
                 return p.GradientReduced(index)
             case p.Step(_, version):
