@@ -20,7 +20,8 @@ def print_run(report: RunReport, seconds: float, console: Console | None = None)
     for name in ("before", "after", "change"):
         table.add_column(name, justify="right")
     for name in _ordered(report.after):
-        before, after = report.before.rewards.get(name), report.after.rewards[name]
+        before = report.before.rewards.get(name) if report.before else None
+        after = report.after.rewards[name]
         change = "" if before is None else f"{round(after - before, 3) + 0.0:+.3f}"  # never -0.000
         table.add_row(name, "" if before is None else f"{before:.3f}", f"{after:.3f}", change)
     console.print(table)

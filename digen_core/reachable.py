@@ -12,6 +12,7 @@ import httpx
 from digen_core.config import ConfigError
 
 _TIMEOUT_SECONDS: Final = 5.0
+ANSWER_SECONDS: Final = 15.0  # a busy server takes some
 _ADDRESS: Final = re.compile(
     r"(?:(?P<scheme>\w+)://)?\[?(?P<host>[^\s/\[\]]+)\]?:(?P<port>\d{1,5})/?"
 )
@@ -74,7 +75,7 @@ def parse_address(label: str, address: str) -> dict[str, str]:
 
 
 def check_server(label: str, url: str) -> None:
-    """Check that a web server listens, whatever it answers; of other addresses nothing is known.
+    """Check that a web server answers, whatever it says; of other addresses nothing is known.
 
     Args:
         label: where the address is from, for the error.
@@ -90,7 +91,8 @@ def check_server(label: str, url: str) -> None:
         if getproxies().keys() & {bare.scheme, "all"} and not proxy_bypass(bare.host):
             return  # the proxy would answer
         # It is not known yet who listens: no password is sent, and no name checked.
-        httpx.head(bare, timeout=_TIMEOUT_SECONDS, verify=False, trust_env=False)
+        timeout = httpx.Timeout(_TIMEOUT_SECONDS, read=ANSWER_SECONDS)
+        httpx.head(bare, timeout=timeout, verify=False, trust_env=False)
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         raise ConfigError(
             f"{label} is {bare}, but no server answers there ({error}); start it, or correct the "
@@ -98,5 +100,10 @@ def check_server(label: str, url: str) -> None:
         ) from error
     except httpx.InvalidURL as error:
         raise ConfigError(f"{label} is no address: {error}; correct it") from error
+    except httpx.ReadTimeout as error:
+        raise ConfigError(
+            f"{label} is {bare}; the server there takes connections, but has not answered for "
+            f"{ANSWER_SECONDS:g} s; start it again, or correct the address"
+        ) from error
     except httpx.HTTPError:
-        return  # it is slow, or wants something else; those who use it will see
+        return  # it wants something else; those who use it will see

@@ -97,7 +97,8 @@ class RunReport(Strict):
     version: int
     num_iterations: int
     seconds: float
-    before: EvaluationReport
+    before: EvaluationReport | None
+    """None: a damaged file held it."""
     after: EvaluationReport
     view: str
     """How to look at the run in MLflow."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from digen_core.config import ConfigError, RunConfig
-from digen_core.config_file import config_of_run, require_run
+from digen_core.config_file import CONFIG_OF_RUN, config_of_run, require_run
 from digen_core.data import evaluation_prompts, prompts_hash, train_prompts
 from digen_core.manifest import (
     CHECKPOINTS_OF_RUN,
@@ -37,6 +37,10 @@ MAX_NAMED: Final = 3
 """Changed keys that a message names."""
 
 _MISSING: Final = object()
+
+
+AUTO: Final = "auto"
+"""In place of a run's folder: the newest run of the config's name, else a new one."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,16 @@ def resumption_of(config: RunConfig, run_dir: Path) -> Resumption:
     if lineage is not None:
         _check_prompts(config, lineage, run_dir)
     return found
+
+
+def newest_run(config: RunConfig) -> Path | None:
+    """Return the folder of the newest run of the config's name; None if there is none."""
+    name = re.compile(re.escape(config.name) + r"-(\d{8}-\d{6})(?:-(\d+))?")
+    found: list[tuple[str, int, Path]] = []
+    for path in Path(config.tracking.runs_dir).glob(f"*/{CONFIG_OF_RUN}"):
+        if match := name.fullmatch(path.parent.name):
+            found.append((match[1], int(match[2] or 1), path.parent))
+    return max(found)[2] if found else None
 
 
 def evaluation_config(

@@ -11,6 +11,7 @@ from prefect.exceptions import ObjectNotFound
 
 from digen_core.config_file import config_of_tree, tree_of_run
 from digen_core.config_merge import merge_configs
+from digen_core.resume import AUTO
 
 
 class ConfiguredFlow(Flow[..., Any]):
@@ -39,13 +40,13 @@ def _completed(given: Mapping[str, Any], resume: str | None) -> Mapping[str, Any
 
     Args:
         given: the flow run's parameter. It is the deployment's if the flow run has none of its own.
-        resume: folder of the run that is resumed, if one is.
+        resume: folder of the run that is resumed, if one is; "auto": the config says which.
 
     Raises:
         ConfigError: the run that is to be resumed has no config.
     """
     deployed = _of_deployment()
-    if resume:
+    if resume and resume != AUTO:
         base = tree_of_run(Path(resume))
         return base if given == deployed else merge_configs(base, given)
     return given if deployed is None else merge_configs(deployed, given)

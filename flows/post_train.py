@@ -31,8 +31,8 @@ def post_train(config: RunConfig, resume: str | None = None) -> RunReport:
 
     Args:
         config: The whole run. Keys that are given alone are laid over the deployment's config.
-        resume: Folder of a run to go on with from its last checkpoint, such as runs/NAME; empty
-            starts a new run.
+        resume: Folder of a run to go on with from its last checkpoint, such as runs/NAME, or auto:
+            the newest run of the config's name, if there is one; empty starts a new run.
     """
     check_run(config)
     probe_before_start(config, warn)

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import UUID
 
@@ -18,24 +18,25 @@ from prefect.states import Crashed
 
 from digen_core.config import ConfigError, RunConfig
 from digen_core.config_file import CONFIG_OF_RUN, require_run
+from digen_core.control.protocol import Device
 from digen_core.manifest import (
     CHECKPOINTS_OF_RUN,
     EVALUATIONS_OF_RUN,
     LINEAGE_OF_RUN,
     DamagedError,
-    Lineage,
     checkpoints_in,
     last_checkpoint,
+    read_lineage,
     read_manifest,
 )
-from digen_core.resume import Resumption, resumption_of
+from digen_core.resume import AUTO, Resumption, newest_run, resumption_of
 from digen_core.trace.spans import DEVICES_OF_RUN, read_devices
 from digen_core.training.checkpoints import remove_checkpoint
 from digen_core.training.retention import evaluations_of
 from digen_core.transport.files import replace_text, try_lock
 from digen_core.transport.metrics import METRICS_OF_RUN, read_metrics
 from flows.losses import StateLostError
-from flows.session import Session, observers, say
+from flows.session import Session, observers, say, warn
 from flows.telling import tell
 from tasks.emulation import EmulatedConfig
 
@@ -75,6 +76,18 @@ def locked(run_dir: Path) -> Iterator[None]:
         yield
 
 
+def folder_to_resume(config: RunConfig, resume: str | None) -> Path | None:
+    """Return the folder of the run that goes on; None: a new one begins.
+
+    Args:
+        config: of the run.
+        resume: its folder, or "auto".
+    """
+    if resume and resume != AUTO:
+        return Path(resume)
+    return begun_before(config) or (newest_run(config) if resume else None)
+
+
 def begun_before(config: RunConfig) -> Path | None:
     """Return the folder of the run that this flow run began; None if it is called first.
 
@@ -83,8 +96,10 @@ def begun_before(config: RunConfig) -> Path | None:
     if runtime.deployment.id is None:
         return None
     for path in Path(config.tracking.runs_dir).glob(f"*/{LINEAGE_OF_RUN}"):
-        if runtime.flow_run.id in Lineage.model_validate_json(path.read_text()).flow_run_ids:
-            return path.parent
+        with suppress(ConfigError):  # that of another run may be damaged
+            lineage = read_lineage(path.parent)
+            if lineage and runtime.flow_run.id in lineage.flow_run_ids:
+                return path.parent
     return None
 
 
@@ -109,9 +124,8 @@ def go_on(session: Session, resumption: Resumption) -> None:
     if resumption.lineage:
         mark_crashed_flows([i for i in resumption.lineage.flow_run_ids if i != runtime.flow_run.id])
     replace_text(run_dir / CONFIG_OF_RUN, session.config.model_dump_json(indent=2))
-    if (run_dir / DEVICES_OF_RUN).exists():
-        for device in read_devices(run_dir / DEVICES_OF_RUN):
-            session.known.setdefault(device.name, device)
+    for device in _known_devices(run_dir):
+        session.known.setdefault(device.name, device)
     _stand_at(session, resumption)
     for record in read_metrics(run_dir / METRICS_OF_RUN):
         session.tracker.log_iteration(record)
@@ -119,6 +133,17 @@ def go_on(session: Session, resumption: Resumption) -> None:
         session.tracker.log_evaluation(tag, report)
         for observer in observers():
             observer.on_evaluation(tag, report)
+
+
+def _known_devices(run_dir: Path) -> list[Device]:
+    """Return the devices that a run had before; none if what says so is missing or damaged."""
+    try:
+        return read_devices(run_dir / DEVICES_OF_RUN)
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        warn(f"{run_dir / DEVICES_OF_RUN} is damaged and left out: {' '.join(str(error).split())}")
+        return []
 
 
 def go_back(session: Session, error: StateLostError | DamagedError) -> None:

@@ -20,7 +20,7 @@ from digen_core.planning.profile import load_profile
 from digen_core.transport.files import replace_text
 from digen_core.transport.metrics import METRICS_OF_RUN
 from flows.control import RunCancelledError, following, is_stop
-from flows.resume import begun_before, go_on, locked, resuming
+from flows.resume import folder_to_resume, go_on, locked, resuming
 from flows.scheduling import measured_costs, resolve_layout
 from flows.session import Session, observers, registered, say, warn, watching
 from flows.workload import layout_of
@@ -36,15 +36,19 @@ from tasks.tracking.spool import Spool
 
 @contextmanager
 def open_run(config: RunConfig, resume: str | None = None) -> Iterator[Session]:
-    """Yield the session of a new run, or of one that goes on, such as in the folder ``resume``.
+    """Yield the session of a new run, or of one that goes on.
 
     What was logged and saved stays if the body fails.
+
+    Args:
+        config: of the run.
+        resume: folder of the run that goes on, or "auto": the newest one of the config's name.
 
     Raises:
         ConfigError: the config cannot be used, or not to go on with that run.
     """
     with ExitStack() as stack:
-        folder = Path(resume) if resume else begun_before(config)
+        folder = folder_to_resume(config, resume)
         resumption = stack.enter_context(resuming(config, folder)) if folder else None
         client, address, devices, config = stack.enter_context(_devices(config))
         run_dir = resumption.run_dir if resumption else stack.enter_context(_new_run(config))

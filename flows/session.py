@@ -198,7 +198,7 @@ class Session:
             version=self.version,
             num_iterations=self.num_iterations,
             seconds=time() - self.started,
-            before=self.evaluations["before"],
+            before=self.evaluations.get("before"),
             after=self.evaluations["after"],
             view=self.tracker.describe(),
         )

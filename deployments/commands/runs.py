@@ -11,6 +11,7 @@ from deployments.overrides import ConfigTokens, config_of, parse_arguments
 from digen_core.config import ConfigError
 from digen_core.config_file import require_run
 from digen_core.config_keys import parse_value
+from digen_core.resume import AUTO, newest_run, resumption_of
 from digen_core.shipped import located
 
 
@@ -19,23 +20,27 @@ def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:
 
     Example: digen train shapes --rollout.group-size 8 --name first-try
     Example: digen train --resume runs/NAME --schedule.layout elastic
+    Example: digen train shapes --resume auto
 
     Values are written as in TOML; "null" is null. 'digen config show' lists all keys.
 
     Args:
         tokens: The config file, and keys with their values.
         resume: Folder of a run to go on with from its last checkpoint. Its own config is taken if
-            none is given; cluster, layout and a larger number of iterations may be set.
+            none is given; cluster, layout and a larger number of iterations may be set. "auto" is
+            the newest run of the config's name, or a new run if there is none: for whatever starts
+            digen again when it has ended.
     """
     started = monotonic()
-    config = config_of(tokens, "digen train", resume)
+    is_auto = resume == Path(AUTO)
+    config = config_of(tokens, "digen train", None if is_auto else resume)
+    if is_auto:
+        resume = newest_run(config)
 
     from digen_core.checks import check_run
 
     check_run(config)
     if resume is not None:
-        from digen_core.resume import resumption_of
-
         resumption_of(config, resume)
 
     from digen_core.reward_probe import probe_before_start

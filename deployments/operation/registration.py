@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 import psutil
+from httpx import HTTPError
 from prefect import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
@@ -22,6 +23,7 @@ from digen_core.config import ConfigError
 POOL, QUEUE = "digen", "cluster"
 UNDER_WAY = {"state": {"type": {"any_": ["RUNNING", "PENDING", "PAUSED", "CANCELLING"]}}}
 DEPLOY_SECONDS = 300.0
+CANCEL_SECONDS = 2.0  # for Prefect to be told that runs end
 
 
 def register(deployments: str, environment: Mapping[str, str]) -> None:
@@ -73,11 +75,19 @@ def crash_lost_runs(environment: Mapping[str, str]) -> None:
         asyncio.run(_end_runs(lambda pid: pid not in alive, state))
 
 
-def cancel_runs(processes: Collection[int], environment: Mapping[str, str]) -> None:
-    """Mark the runs of some processes as cancelled; their processes are ended by the caller."""
+def cancel_runs(processes: Collection[int], environment: Mapping[str, str]) -> bool:
+    """Mark the runs of some processes as cancelled, whose processes are ended by the caller.
+
+    Return whether Prefect answered in time.
+    """
     state = Cancelled(message="digen down ended the process of this run.")
+    marking = _end_runs(lambda pid: pid in processes, state)
     with _at(environment):
-        asyncio.run(_end_runs(lambda pid: pid in processes, state))
+        try:
+            asyncio.run(asyncio.wait_for(marking, CANCEL_SECONDS))
+        except (TimeoutError, HTTPError):
+            return False
+    return True
 
 
 async def _end_runs(is_meant: Callable[[int], bool], state: State[None]) -> None:

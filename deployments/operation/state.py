@@ -20,7 +20,8 @@ FOLDER = Path("runs/up")
 STATE = FOLDER / "state.json"
 ENVIRONMENT = FOLDER / "env"
 SAME_START_SECONDS = 1.0  # a clock that is set meanwhile moves the times a little
-END_SECONDS = 40.0  # a training that is cancelled writes what it has
+END_SECONDS = 2.0  # what does not end by then is killed
+KILL_SECONDS = 0.5
 
 
 class Options(Strict):
@@ -128,20 +129,36 @@ def start(name: str, command: Sequence[str], environment: Mapping[str, str]) -> 
     return Service(name=name, pid=process.pid, began=began, log=str(log))
 
 
-def end(services: Sequence[Service], *, children_first: bool = False) -> None:
-    """End processes and all that they started, and wait until they are gone.
+def end(services: Sequence[Service], children_seconds: float | None = None) -> None:
+    """End processes and all that they started, in seconds, and wait until they are gone.
 
     Args:
         services: to end; each ends what it started itself, and what is left then is ended, too.
-        children_first: what they started is ended before.
+        children_seconds: What they started is ended before, and has this long for it.
     """
     processes = [process for service in services if (process := service.process)]
     children = [child for process in processes for child in _children(process)]
-    for group in (children, processes) if children_first else (processes, children):
-        _each(group, "terminate")
-        _, alive = psutil.wait_procs(group, timeout=END_SECONDS)
-        _each(alive, "kill")
-        psutil.wait_procs(alive, timeout=END_SECONDS)
+    if children_seconds is not None:
+        _end(children, children_seconds)
+    _end(processes, END_SECONDS)
+    _end(children, END_SECONDS)
+
+
+def _end(processes: Sequence[psutil.Process], seconds: float) -> None:
+    stopped = [process for process in processes if _is(process, psutil.STATUS_STOPPED)]
+    _each(stopped, "kill")  # it would not hear of anything else
+    _each(processes, "terminate")
+    waiting = [process for process in processes if not _is(process, psutil.STATUS_ZOMBIE)]
+    _, alive = psutil.wait_procs(waiting, timeout=seconds)
+    _each(alive, "kill")
+    psutil.wait_procs(alive, timeout=KILL_SECONDS)
+
+
+def _is(process: psutil.Process, status: str) -> bool:
+    try:
+        return bool(process.status() == status)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:

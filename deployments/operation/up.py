@@ -41,6 +41,7 @@ PREFECT_TOML = Path("prefect.toml")
 PREFECT_WORKER = "prefect-worker"
 OURS = "# Made by 'digen up'; 'digen down' removes it.\n"
 WORKER_SECONDS = 180.0
+TRAINING_SECONDS = 4.0  # to end in order: tasks are dropped, MLflow hears of it
 
 
 def up(options: Options, say: Callable[[str], None]) -> State:
@@ -82,7 +83,8 @@ def down(say: Callable[[str], None]) -> int:
         if state is None:
             return 0
         running = [service for service in state.services if service.process]
-        _cancel_runs(state, running)
+        if not _cancel_runs(state, running):
+            say("Prefect does not answer; its runs are ended without its knowledge")
         say(f"ending {', '.join(service.name for service in running) or 'nothing: all has ended'}")
         _remove(state, running)
         return len(running)
@@ -190,20 +192,21 @@ def _rolled_back(state: State, say: Callable[[str], None]) -> Iterator[_Starter]
         raise
 
 
-def _cancel_runs(state: State, running: Sequence[Service]) -> None:
-    """Tell Prefect that the runs of our worker end, where the server is ours, too."""
+def _cancel_runs(state: State, running: Sequence[Service]) -> bool:
+    """Tell Prefect, if it is ours, that the runs of our worker end; return whether it listens."""
     services = {service.name: service for service in running}
     if not {PREFECT, PREFECT_WORKER} <= services.keys():
-        return
+        return True
     worker = services[PREFECT_WORKER].process
-    if worker is not None:
-        registration.cancel_runs({c.pid for c in worker.children()}, state.environment)
+    if worker is None:
+        return True
+    return registration.cancel_runs({c.pid for c in worker.children()}, state.environment)
 
 
 def _remove(state: State, running: Sequence[Service]) -> None:
     """End services, and forget the state."""
     trainings = [service for service in running if service.name == PREFECT_WORKER]
-    end(trainings, children_first=True)  # while what they write to is still there
+    end(trainings, TRAINING_SECONDS)  # while what they write to is still there
     end([service for service in running if service not in trainings])
     for path in (STATE, ENVIRONMENT):
         path.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """Which checkpoints of a run go when a new one has come."""
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -19,6 +20,8 @@ from digen_core.manifest import (
 )
 from digen_core.records import EvaluationReport
 from digen_core.training.checkpoints import remove_checkpoint
+
+logger = logging.getLogger(__name__)
 
 _IN_TRAINING: Final = re.compile(r"before|iteration-\d+|after")  # tags of evaluations
 
@@ -53,12 +56,19 @@ def kept(versions: list[int], scores: Mapping[int, float], config: CheckpointCon
 
 
 def evaluations_of(run_dir: Path) -> dict[str, EvaluationReport]:
-    """Return the evaluations that a run has kept, by tag; not those made when it was over."""
-    return {
-        path.stem: EvaluationReport.model_validate_json(path.read_text(encoding="utf-8"))
-        for path in run_dir.glob(f"{EVALUATIONS_OF_RUN}/*.json")
-        if _IN_TRAINING.fullmatch(path.stem)
-    }
+    """Return the evaluations that a run has kept, by tag; not those made when it was over.
+
+    A damaged file is left out, with a warning: a run can go on without it.
+    """
+    found: dict[str, EvaluationReport] = {}
+    for path in run_dir.glob(f"{EVALUATIONS_OF_RUN}/*.json"):
+        if not _IN_TRAINING.fullmatch(path.stem):
+            continue
+        try:
+            found[path.stem] = EvaluationReport.model_validate_json(path.read_bytes())
+        except (OSError, ValueError) as error:
+            logger.warning("%s is damaged and left out: %s", path, " ".join(str(error).split()))
+    return found
 
 
 def _scores(run_dir: Path, config: CheckpointConfig) -> dict[int, float]:

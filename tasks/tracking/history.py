@@ -1,6 +1,5 @@
 """Read back what a run logged: from its folder, or from MLflow."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,11 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from digen_core.config import ConfigError
-from digen_core.config_file import CONFIG_OF_RUN
+from digen_core.config_file import tree_of_run
 from tasks.tracking.environment import ENVIRONMENT_OF_RUN, read_environment
 from tasks.tracking.opening import flatten
 from tasks.tracking.server import MlflowError, first_line
-from tasks.tracking.spool import Spool
+from tasks.tracking.spool import FOLDER, read_entries
 
 Points = list[tuple[int, float]]
 """Steps and values of a metric, in order."""
@@ -52,21 +51,31 @@ def read_run(target: str, uri: str) -> RunData:
 
 
 def _from_folder(run_dir: Path) -> RunData:
-    spool = Spool.open(run_dir)
-    if spool is None:
-        raise ConfigError(f"{run_dir} is no run that was tracked: it has no folder tracking")
+    if not (run_dir / FOLDER).is_dir():
+        raise ConfigError(f"{run_dir} is no run that was tracked: it has no folder {FOLDER}")
+    config = tree_of_run(run_dir)
     metrics: dict[str, dict[int, float]] = {}
-    for entry in spool.read():
-        if entry["kind"] == "metrics" or (entry["kind"] == "evaluation" and entry["in_training"]):
-            for name, value in entry["metrics"].items():
-                metrics.setdefault(name, {})[entry["step"]] = value
-    files = {name: run_dir / name for name in (CONFIG_OF_RUN, ENVIRONMENT_OF_RUN)}
+    for entry in read_entries(run_dir):
+        is_point = entry["kind"] == "metrics" or (
+            entry["kind"] == "evaluation" and entry.get("in_training")
+        )
+        step, values = entry.get("step"), entry.get("metrics")
+        if is_point and isinstance(step, int) and isinstance(values, dict):  # else it is damaged
+            for name, value in values.items():
+                metrics.setdefault(name, {})[step] = value
     return RunData(
         name=run_dir.name,
-        config=flatten(json.loads(files[CONFIG_OF_RUN].read_text())),
-        environment=read_environment(files[ENVIRONMENT_OF_RUN].read_text()),
+        config=flatten(config),
+        environment=_environment_of(run_dir / ENVIRONMENT_OF_RUN),
         metrics={name: sorted(points.items()) for name, points in metrics.items()},
     )
+
+
+def _environment_of(path: Path) -> dict[str, str]:
+    try:
+        return read_environment(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:  # of an older run, or gone
+        return {}
 
 
 def _from_mlflow(client: MlflowClient, target: str) -> RunData:
@@ -75,7 +84,7 @@ def _from_mlflow(client: MlflowClient, target: str) -> RunData:
     with TemporaryDirectory() as folder:
         try:
             path = client.download_artifacts(run_id, ENVIRONMENT_OF_RUN, folder)
-            environment = read_environment(Path(path).read_text())
+            environment = _environment_of(Path(path))
         except (MlflowException, OSError):  # an older run, or its files are gone
             environment = {}
     metrics = {}

@@ -47,8 +47,8 @@ def page_of(uri: str, experiment_id: str, mlflow_run_id: str) -> str:
 
 def is_refusal(error: Exception) -> bool:
     """Return whether to say the same again would be in vain; else MLflow may take it later."""
-    if isinstance(error, FileNotFoundError):  # what was to be sent is gone
-        return True
+    if isinstance(error, (FileNotFoundError, KeyError, AttributeError, TypeError)):
+        return True  # what was to be sent is gone, or damaged
     return isinstance(error, MlflowException) and error.get_http_status_code() == 400
 
 

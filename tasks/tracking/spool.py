@@ -7,11 +7,13 @@ In ``tracking/`` of the run's folder:
     aside.jsonl    entries that MLflow did not take although it answers, and why
 
 An entry has a key, unique in the run: what is redone after an interruption is not told twice.
-Several processes may append; one at a time, who holds ``lock``, sends.
+Several processes may append; one at a time, who holds ``lock``, sends. What is damaged is left out,
+with a warning: a run can go on without it.
 """
 
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -19,8 +21,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO, Final, Self
 
+from pydantic import ValidationError
+
 from digen_core.strict import Strict
 from digen_core.transport.files import replace_text, try_lock
+from tasks.tracking.server import first_line
+
+logger = logging.getLogger(__name__)
 
 FOLDER: Final = "tracking"
 
@@ -65,11 +72,15 @@ class Spool:
 
     @classmethod
     def open(cls, run_dir: Path) -> Self | None:
-        """Return the spool of a run's folder, if it has one."""
+        """Return the spool of a run's folder, if it has one that says for which run it is."""
         header = run_dir / FOLDER / "run.json"
         if not header.is_file():
             return None
-        return cls(run_dir, RunOfSpool.model_validate_json(header.read_text()))
+        try:
+            return cls(run_dir, RunOfSpool.model_validate_json(header.read_bytes()))
+        except ValidationError as error:
+            logger.warning("%s is damaged and left out: %s", header, first_line(error))
+            return None
 
     def __contains__(self, key: str) -> bool:
         return key in self._keys
@@ -97,11 +108,11 @@ class Spool:
 
     def read(self) -> list[Entry]:
         """Return all entries."""
-        return [entry for entry, _ in self._read_from(0)]
+        return read_entries(self.run_dir)
 
     def unsent(self) -> Iterator[tuple[Entry, int]]:
         """Yield what MLflow has not taken yet: each entry and its length in bytes."""
-        return self._read_from(self._sent().num_bytes)
+        return _entries_in(self._entries, self._sent().num_bytes)
 
     @property
     def num_unsent(self) -> int:
@@ -125,7 +136,7 @@ class Spool:
         """Return the entries that were set aside."""
         if not self._aside.exists():
             return []
-        return [json.loads(line) for line in self._aside.read_text().splitlines()]
+        return [entry for entry, _ in _entries_in(self._aside)]
 
     def keep_aside(self, entries: Sequence[Entry]) -> None:
         """Keep only some of the entries that were set aside."""
@@ -136,18 +147,60 @@ class Spool:
         return try_lock(self.folder / "lock")
 
     def _sent(self) -> _Sent:
+        """Return how far it was sent; from the start if the file does not say where a line ends."""
         path = self.folder / "sent.json"
-        return _Sent.model_validate_json(path.read_text()) if path.exists() else _Sent()
+        if not path.exists():
+            return _Sent()
+        try:
+            sent = _Sent.model_validate_json(path.read_bytes())
+            if _is_end_of_line(self._entries, sent.num_bytes):
+                return sent
+        except ValidationError:
+            pass
+        logger.warning("%s is damaged: MLflow is told all again", path)
+        return _Sent()
 
-    def _read_from(self, offset: int) -> Iterator[tuple[Entry, int]]:
-        if not self._entries.exists():
-            return
-        with self._entries.open("rb") as file:
-            file.seek(offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return  # it is being written, or its writer was killed
-                yield json.loads(line), len(line)
+
+def read_entries(run_dir: Path) -> list[Entry]:
+    """Return all that a run has logged, in order; none if it was not tracked."""
+    return [entry for entry, _ in _entries_in(run_dir / FOLDER / "entries.jsonl")]
+
+
+def _entries_in(path: Path, offset: int = 0) -> Iterator[tuple[Entry, int]]:
+    """Yield the entries from a byte on, each with its length and that of damaged lines before."""
+    if not path.exists():
+        return
+    length = 0
+    with path.open("rb") as file:
+        file.seek(offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return  # it is being written, or its writer was killed
+            length += len(line)
+            entry = _entry_of(line)
+            if entry is None:
+                logger.warning("%s holds a damaged line, which is left out", path)
+                continue
+            yield entry, length
+            length = 0
+
+
+def _entry_of(line: bytes) -> Entry | None:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(entry, dict):
+        return None
+    return entry if all(isinstance(entry.get(name), str) for name in ("key", "kind")) else None
+
+
+def _is_end_of_line(path: Path, position: int) -> bool:
+    if position <= 0:
+        return position == 0
+    with path.open("rb") as file:
+        file.seek(position - 1)
+        return file.read(1) == b"\n"
 
 
 def _end_of_last_line(file: BinaryIO) -> int:

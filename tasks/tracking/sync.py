@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 from digen_core.config import ConfigError
 from tasks.tracking.delivery import Delivery
 from tasks.tracking.sender import Sender
-from tasks.tracking.spool import Spool
+from tasks.tracking.spool import FOLDER, Spool
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,11 @@ def send_rest(run_dir: Path) -> Sent:
         ConfigError: the folder holds nothing for MLflow.
     """
     spool = Spool.open(run_dir)
+    if spool is None and (run_dir / FOLDER).is_dir():
+        raise ConfigError(
+            f"{run_dir / FOLDER} does not say for which run of MLflow it is; resuming the run "
+            f"mends that: digen train --resume {run_dir}"
+        )
     if spool is None:
         raise ConfigError(f"{run_dir} holds nothing for MLflow; give the folder of a run")
     before = spool.num_unsent + len(spool.aside())

@@ -1,6 +1,7 @@
 """What may change when a run goes on, and what is refused with one line."""
 
 import os
+from pathlib import Path
 
 import pytest
 from checkpoint_support import EVALUATION_PROMPTS, PROMPTS, position_of, state_of
@@ -11,11 +12,11 @@ from digen_core.config import ConfigError, RunConfig
 from digen_core.config_file import CONFIG_OF_RUN, load_config
 from digen_core.manifest import LINEAGE_OF_RUN, STATE
 from digen_core.records import EvaluationReport, IterationRecord
-from digen_core.resume import resumption_of
+from digen_core.resume import newest_run, resumption_of
 from digen_core.training.checkpoints import write_checkpoint
 from digen_core.training.retention import evaluations_of
 from digen_core.transport.metrics import read_metrics, write_metrics
-from flows.resume import discard, locked, resuming
+from flows.resume import discard, folder_to_resume, locked, resuming
 
 TOML = """\
 num_iterations = 10
@@ -166,7 +167,7 @@ def test_two_do_not_write_to_one_run(run_dir):
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (["--resume", "nowhere"], "nowhere is no run"),
+        (["--resume", "nowhere"], "there is no run folder nowhere"),
         (["job.toml", "--resume", "nowhere"], "there is no run folder nowhere"),
         (["--resume", "."], ". is no run: it has no readable config.json"),
         (["--resume", "runs/test-1", "--seed", "3"], "seed was 0 and is now 3"),
@@ -181,3 +182,37 @@ def test_a_wrong_resumption_is_one_line_before_anything_starts(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("folders", "newest"),
+    [
+        ([], None),
+        (["test-20260101-120000"], "test-20260101-120000"),
+        (["test-20260101-120000-9", "test-20260101-120000-10"], "test-20260101-120000-10"),
+        (["test-20260101-120000-3", "test-20260101-120001"], "test-20260101-120001"),
+        (["test-b-20270101-120000", "test-20260101-120000"], "test-20260101-120000"),
+        (["test-1", "test", "up"], None),
+    ],
+)
+def test_the_newest_run_of_a_name(folders, newest, tmp_path):
+    config = RunConfig.model_validate({"name": "test", "tracking": {"runs_dir": str(tmp_path)}})
+    for folder in folders:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").touch()
+    (tmp_path / "test-20990101-120000").mkdir()  # of no run: it has no config
+    assert newest_run(config) == (tmp_path / newest if newest else None)
+    assert folder_to_resume(config, "auto") == newest_run(config)
+    assert folder_to_resume(config, "") is None
+    assert folder_to_resume(config, "runs/other") == Path("runs/other")
+
+
+def test_auto_goes_on_with_the_newest_run_and_with_no_other(run_dir, capsys, monkeypatch):
+    monkeypatch.setattr("digen_core.checks.check_inputs", lambda config: None)
+    name = f"{changed(run_dir, 'job.toml').name}-20260101-120000"
+    run_dir.rename(run_dir.parent / name)
+    assert run(["train", "job.toml", "--resume", "auto", "--seed", "3"]) == 2
+    refusal = f"runs/{name} cannot go on as what would be another run: seed was 0 and is now 3"
+    assert refusal in capsys.readouterr().err
+    assert run(["train", "--resume", "auto"]) == 2
+    assert "which config?" in capsys.readouterr().err

@@ -524,6 +524,16 @@ def test_servers_that_do_not_answer_are_refused(refused, free_port, monkeypatch)
     assert refused(["train", "job.toml"]).startswith(f"MLFLOW_TRACKING_URI is {url}, but no server")
 
 
+def test_a_server_that_listens_but_does_not_answer_is_refused(refused, monkeypatch):
+    monkeypatch.setattr("digen_core.reachable.ANSWER_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        message = refused(["train", "job.toml", "--tracking.mlflow-uri", url])
+    assert message.startswith(
+        f"tracking.mlflow_uri is {url}; the server there takes connections, but has not answered"
+    )
+
+
 def test_a_server_behind_a_proxy_is_left_to_those_who_use_it(job, local, free_port, monkeypatch):
     for variable in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(variable, raising=False)

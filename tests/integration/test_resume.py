@@ -210,3 +210,43 @@ time.sleep(600)
     process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
     wait_for(lambda: len(psutil.Process(process.pid).children(recursive=True)) == 2, process)
     kill(process)
+
+
+def test_damaged_files_do_not_refuse_a_resume(
+    tree, cluster_address, prefect_backend, capsys, caplog
+):
+    from deployments.cli import run
+    from digen_core.training.checkpoints import last_state
+    from flows.post_train import post_train
+    from flows.session import watching
+
+    def config_of(num_iterations: int) -> RunConfig:
+        changes = {**JOB, "num_iterations": num_iterations, "evaluation.every": 0}
+        changes["cluster.scheduler_address"] = cluster_address(1, 1)
+        return RunConfig.model_validate(merged(tree, changes))
+
+    post_train(config_of(2))
+    folder = only_run(tree)
+    for name in ("devices.parquet", "evaluation/before.json", "metrics/iteration-000000.json"):
+        (folder / name).write_bytes(b"\x00 damaged")
+    for name in ("run.json", "sent.json"):
+        (folder / "tracking" / name).write_bytes(b"{")
+    entries = folder / "tracking" / "entries.jsonl"
+    lines = entries.read_bytes().splitlines(keepends=True)
+    entries.write_bytes(b"".join([*lines[:2], b'{"key": \xff\n', b"[]\n", *lines[2:]]))
+    (newest,) = (folder / "checkpoints").glob("v*2")
+    content = bytearray((newest / "state.safetensors").read_bytes())
+    content[len(content) // 2] ^= 1
+    (newest / "state.safetensors").write_bytes(content)
+
+    watch = Watch()
+    with watching(watch):
+        report = post_train(config_of(3), str(folder))
+    assert report.before is None
+    assert [record.iteration for record in watch.records] == [1, 2]
+    state = last_state(folder)
+    assert distance(state.weights, reference(config_of(3)).weights) < TOLERANCE["float64"]
+    for name in ("before.json", "iteration-000000.json", "run.json", "sent.json"):
+        assert f"{name} is damaged" in caplog.text
+    assert run(["compare", str(folder), str(folder)]) == 0
+    assert "reward/mean" in capsys.readouterr().out

@@ -58,8 +58,17 @@ def test_a_process_is_ended_with_all_that_it_started():
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
-def test_one_that_does_not_listen_is_killed(monkeypatch):
-    monkeypatch.setattr("deployments.operation.state.END_SECONDS", 1.0)
+def test_a_frozen_family_is_killed():
+    service = start("family", [sys.executable, "-c", FAMILY], {})
+    (child,) = children_of(service.pid)
+    for process in (child, psutil.Process(service.pid)):
+        process.suspend()
+    end([service], children_seconds=0.2)
+    assert service.process is None
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_one_that_does_not_listen_is_killed():
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('x', flush=True); "
     service = start("deaf", [sys.executable, "-c", deaf + SLEEP], {})
     deadline = time.monotonic() + 20

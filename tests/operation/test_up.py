@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -87,6 +88,24 @@ def test_a_session_from_up_to_down(call, tmp_path):
     assert not [process for process in {*processes, *family(state)} if process.is_running()]
     assert not (tmp_path / "prefect.toml").exists()
     assert call(*DIGEN, "status").returncode == 1
+
+
+@pytest.mark.operation
+@pytest.mark.timeout(600)
+def test_whatever_is_frozen_goes_down_in_seconds(call, tmp_path):
+    options = ["--ports", *map(str, free_ports(4))]
+    up = call(*DIGEN, "up", "--deployments", "mine.yaml", *options)
+    assert up.returncode == 0, up.stderr + up.stdout
+    processes = family(json.loads((tmp_path / "runs" / "up" / "state.json").read_text()))
+    for process in processes:
+        process.suspend()
+    began = time.monotonic()
+    down = call(*DIGEN, "down")
+    seconds = time.monotonic() - began
+    assert down.returncode == 0, down.stderr
+    assert "Prefect does not answer" in down.stdout + down.stderr
+    assert not [process for process in processes if process.is_running()]
+    assert seconds < 30, "it takes 10, on a machine that does nothing else"
 
 
 @pytest.mark.operation

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from tasks.tracking.delivery import batches
-from tasks.tracking.spool import RunOfSpool, Spool
+from tasks.tracking.spool import RunOfSpool, Spool, read_entries
 
 RUN = RunOfSpool(uri="http://x", experiment_id="1", mlflow_run_id="r", name="run")
 
@@ -106,3 +106,36 @@ def test_what_was_set_aside_is_kept_with_the_reason(spool, tmp_path):
     assert first == {"key": "a", "kind": "tags", "reason": "no"}
     spool.keep_aside([second])
     assert keys(spool.aside()) == ["b"]
+
+
+@pytest.mark.parametrize(
+    "damaged", [b"\x00\xff\n", b"[1]\n", b'{"key": 1, "kind": "tags"}\n', b"\n"]
+)
+def test_damaged_lines_are_left_out_and_do_not_stop_what_follows(damaged, spool, tmp_path, caplog):
+    spool.append("a", "tags")
+    path = tmp_path / "tracking" / "entries.jsonl"
+    path.write_bytes(path.read_bytes() + damaged)
+    spool.append("b", "tags")
+    again = Spool.open(tmp_path)
+    assert keys(again.read()) == ["a", "b"]
+    assert "damaged line" in caplog.text
+    (_, first), (_, second) = again.unsent()
+    assert first + second == path.stat().st_size
+    again.acknowledge(2, first + second)
+    assert unsent(again) == []
+
+
+@pytest.mark.parametrize(
+    "sent", [b"{", b'{"num_entries": 1, "num_bytes": 7}', b'{"num_bytes": 99999}']
+)
+def test_all_is_sent_again_if_nothing_says_how_far_it_was_sent(sent, spool, tmp_path):
+    spool.append("a", "tags")
+    (tmp_path / "tracking" / "sent.json").write_bytes(sent)
+    assert unsent(Spool.open(tmp_path)) == ["a"]
+
+
+def test_a_damaged_header_is_as_none(spool, tmp_path):
+    spool.append("a", "tags")
+    (tmp_path / "tracking" / "run.json").write_bytes(b'{"uri": "x"')
+    assert Spool.open(tmp_path) is None
+    assert keys(read_entries(tmp_path)) == ["a"]
