@@ -152,6 +152,29 @@ def tracking(*, rounds: int = 3, iterations: int = 6, step_seconds: float = 0.1)
 
 
 @bench.command
+def controller(*, layout: Several[str] = None, devices: Several[int] = None) -> int:
+    """Measure what the controller's decisions cost as clusters grow, in simulated runs.
+
+    Example: digen bench controller --layout tsp elastic --devices 64 256 1024
+
+    Args:
+        layout: Layouts to measure; default: colocated-strong, tsp, tag, elastic, tcss.
+        devices: Numbers of devices, each with 16 fragments; default: 64, 256, 1024.
+    """
+    from deployments.simulate import layouts_of
+
+    names = layouts_of(layout or ["colocated-strong", "tsp", "tag", "elastic", "tcss"])
+    sizes = sorted(set(devices or [64, 256, 1024]))
+    if sizes[0] < 2:
+        raise ConfigError(f"--devices names {sizes[0]}; use 2 or more")
+
+    from deployments import bench_controller
+
+    bench_controller.print_bench(bench_controller.bench_controller(names, sizes))
+    return 0
+
+
+@bench.command
 def layouts(
     scenario: str,
     /,
