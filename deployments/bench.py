@@ -152,6 +152,29 @@ def tracking(*, rounds: int = 3, iterations: int = 6, step_seconds: float = 0.1)
 
 
 @bench.command
+def controller(*, layout: Several[str] = None, devices: Several[int] = None) -> int:
+    """Measure what the controller's decisions cost as clusters grow, in simulated runs.
+
+    Example: digen bench controller --layout tsp elastic --devices 64 256 1024
+
+    Args:
+        layout: Layouts to measure; default: colocated-strong, tsp, tag, elastic, tcss.
+        devices: Numbers of devices, each with 16 fragments; default: 64, 256, 1024.
+    """
+    from deployments.simulate import layouts_of
+
+    names = layouts_of(layout or ["colocated-strong", "tsp", "tag", "elastic", "tcss"])
+    sizes = sorted(set(devices or [64, 256, 1024]))
+    if sizes[0] < 2:
+        raise ConfigError(f"--devices names {sizes[0]}; use 2 or more")
+
+    from deployments import bench_controller
+
+    bench_controller.print_bench(bench_controller.bench_controller(names, sizes))
+    return 0
+
+
+@bench.command
 def layouts(
     scenario: str,
     /,
@@ -181,17 +204,25 @@ def layouts(
         steps_per_task: Emulated only: denoising steps in one task; auto groups them as a run does.
         seed: Emulated only: same seed, same jitter.
     """
-    if not (0 < time_scale <= 10 and iterations >= 2 and seed >= 0 and rounds >= 1):
-        raise ConfigError(
-            f"--time-scale is {time_scale}, --iterations {iterations}, --seed {seed} and --rounds "
-            f"{rounds}; use a time-scale above 0 and up to 10, iterations >= 2, seed >= 0, "
-            "rounds >= 1"
-        )
-    if steps_per_task != "auto" and not (steps_per_task.isdecimal() and int(steps_per_task)):
-        raise ConfigError(f"--steps-per-task is {steps_per_task}; use auto, or 1 or more")
     config = shipped_configs().get(scenario, Path(scenario))
     if is_config(config):
+        _require_all(
+            iterations=(iterations, iterations >= 1, "1 or more"),
+            rounds=(rounds, rounds >= 1, "1 or more"),
+        )
         return _real_layouts(config, layout, rounds, iterations)
+
+    is_number = steps_per_task.isdecimal() and 1 <= int(steps_per_task[:5]) <= 1000
+    _require_all(
+        time_scale=(time_scale, 0 < time_scale <= 10, "a number above 0 and up to 10"),
+        iterations=(iterations, iterations >= 2, "2 or more: the first warms up"),
+        steps_per_task=(
+            steps_per_task,
+            steps_per_task == "auto" or is_number,
+            "auto, or 1 to 1000",
+        ),
+        seed=(seed, seed >= 0, "0 or more"),
+    )
 
     from deployments import simulate as scenarios
 
@@ -209,6 +240,13 @@ def layouts(
         seed=seed,
     )
     return 0
+
+
+def _require_all(**options: tuple[object, bool, str]) -> None:
+    """Refuse the first option, as (value, whether it is right, what is), that is wrong."""
+    for name, (value, is_right, rule) in options.items():
+        if not is_right:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}; use {rule}")
 
 
 @bench.command(usage="Usage: digen bench learning CONFIG [--layout NAME ...] [--KEY VALUE ...]")

@@ -145,7 +145,7 @@ def row_of(
         split=_split(choice, len(devices)),
         seconds=window.seconds / (last - first) / time_scale,
         predicted=predicted_seconds(scenario, choice, schedule, len(ends), seed),
-        floor=scenario.floor(choice.num_rollout),
+        floor=scenario.floor,
         idle={cause: seconds / device_seconds for cause, seconds in idle.items()},
         tasks_per_second=num_tasks / window.seconds,
     )

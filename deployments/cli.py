@@ -5,6 +5,7 @@ help and mistakes show at once. A mistake of the user is one line on stderr and 
 that fails later is one line and exit code 1.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -23,13 +24,14 @@ from deployments.commands import (
     starting,
     tracking,
 )
-from deployments.errors import RunFailedError, RunStoppedError
+from deployments.errors import RunFailedError, RunStoppedError, one_line
 from deployments.local import apply_settings
+from deployments.overrides import require_plain
 from deployments.stopping import install
 from digen_core.addresses import redacted
 from digen_core.config import ConfigError
 from digen_core.config_keys import UnknownKeyError
-from digen_core.plain_text import printable
+from digen_core.reading import shown
 
 WELCOME = """\
 digen: reinforcement-learning post-training of diffusion and flow-matching models
@@ -110,12 +112,7 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.write(WELCOME)
         return 0
     try:
-        code = app(
-            list(arguments),
-            exit_on_error=False,
-            print_error=False,
-            result_action="return_value",
-        )
+        code = _call(arguments)
     except UnknownKeyError as error:
         return _fail(_option_like(arguments, error.key) or error, 2)
     except (ConfigError, CycloptsError) as error:
@@ -153,6 +150,25 @@ def _command_for(arguments: Sequence[str]) -> str | None:
     return f"there is no command {word}; use: {command.replace('RUN', run)}"
 
 
+def _call(arguments: Sequence[str]) -> object:
+    """Call the command of a command line.
+
+    Raises:
+        ConfigError: the system refuses a file or folder that it names, before anything starts; what
+            has started tells its failures itself.
+    """
+    require_plain(arguments)
+    try:
+        return app(
+            list(arguments), exit_on_error=False, print_error=False, result_action="return_value"
+        )
+    except OSError as error:
+        if error.filename is None:
+            raise
+        named = shown(os.fspath(error.filename))
+        raise ConfigError(f"cannot use {named}: {error.strerror}") from error
+
+
 def _option_like(arguments: Sequence[str], key: str) -> str | None:
     """Say which of the command's own options an unknown key may be a typo of."""
     path, apps, _ = app.parse_commands(list(arguments))
@@ -175,5 +191,5 @@ def main() -> None:
 
 def _fail(error: object, code: int) -> int:
     """Print one line to stderr; of addresses that it quotes, nothing secret."""
-    sys.stderr.write(f"digen: {printable(redacted(' '.join(str(error).split())))}\n")
+    sys.stderr.write(f"digen: {one_line(redacted(str(error)))}\n")
     return code

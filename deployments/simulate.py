@@ -32,7 +32,7 @@ class Row:
     assistants: int  # rollout devices that may train
     stale_share: float  # of the groups
     seconds: float
-    floor: float  # (W_g + W_t(b)) / sum of speeds
+    floor: float  # no device ever waits
     share_of_floor: float
     lower_bound: float  # of any schedule on these devices, with such a stale share
     share_of_bound: float
@@ -145,7 +145,7 @@ def write_json(rows: Sequence[Row]) -> None:
 def _row(scenario: Scenario, plan: Plan, colocated: float, colocated_strong: float) -> Row:
     choice, report = plan.choice, plan.report
     rollout = scenario.devices if choice.num_rollout is None else choice.num_rollout
-    floor = scenario.floor(choice.num_rollout)
+    floor = scenario.floor
     bound = lower_bound(
         scenario,
         choice.num_rollout,

@@ -3,7 +3,6 @@
 Where the user names what is in a table, NAME stands for the names: cluster.reward_workers.NAME.
 """
 
-import tomllib
 from difflib import get_close_matches
 from functools import cache
 from types import NoneType, UnionType
@@ -13,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from digen_core.config import ConfigError, RunConfig
+from digen_core.reading import parse_toml
 from digen_core.reward_keys import kind_of_option, split_key
 
 NAME: Final = "NAME"
@@ -106,8 +106,8 @@ def parse_value(key: str, text: str) -> Any:
             f"{key} is a table of keys; set one of them, for example {key}{inner[len(known) :]}"
         )
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = parse_toml(f"value = {text}")["value"]
+    except ValueError:
         return text
     return text if _is_text(kind) and not isinstance(value, str) else value
 

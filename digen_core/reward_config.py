@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar, Final, Literal, get_args
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from digen_core.addresses import public_address
-from digen_core.strict import Strict
+from digen_core.strict import Duration, PathText, Strict
 
 Takes = Literal["images", "videos"]
 
@@ -111,13 +111,13 @@ class OcrConfig(ImageReward):
 class ClipConfig(Strict):
     """A CLIP model of transformers."""
 
-    path: str = "openai/clip-vit-large-patch14"
+    path: PathText = "openai/clip-vit-large-patch14"
     """Folder or hub id of the model, loaded with from_pretrained."""
 
     revision: str | None = None
     """Hub revision of `path`; null is the default branch."""
 
-    processor: str | None = None
+    processor: PathText | None = None
     """Folder or hub id of tokenizer and image processor; null: those of `path`."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -143,7 +143,7 @@ class PickScoreConfig(ImageReward, ClipConfig):
 
     type: Literal["pickscore"] = "pickscore"
 
-    path: str = PICKSCORE
+    path: PathText = PICKSCORE
     """Folder or hub id of the model, loaded with from_pretrained."""
 
     @property
@@ -159,7 +159,7 @@ class HpsConfig(ImageReward, ClipConfig):
 
     type: Literal["hps"] = "hps"
 
-    path: str
+    path: PathText
     """Folder or hub id of HPS v2's weights in the format of transformers."""
 
 
@@ -168,7 +168,7 @@ class AestheticConfig(ImageReward, ClipConfig):
 
     type: Literal["aesthetic"] = "aesthetic"
 
-    head: str
+    head: PathText
     """Safetensors file of the predictor's linear layers."""
 
 
@@ -216,7 +216,7 @@ class RemoteConfig(_ChoosesInput):
     batch_size: int = Field(32, ge=1)
     """Samples in one request."""
 
-    timeout: float = Field(60.0, gt=0)
+    timeout: Duration = Field(60.0, gt=0)
     """Seconds for a request, from its start to the end of its answer; then it has failed."""
 
     max_attempts: int = Field(4, ge=1, le=100)

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from digen_core.addresses import redacted
 from digen_core.config import ConfigError
+from digen_core.config_file import tree_of_run
 from digen_core.plain_text import printable
 
 LOCAL_MLFLOW = "sqlite:///runs/mlflow.db"
@@ -33,8 +34,14 @@ def compare(
         mlflow_uri: MLflow with runs that are given by name; default: MLFLOW_TRACKING_URI, else
             runs/mlflow.db.
     """
+    if mlflow_uri is not None:
+        from digen_core.reachable import check_tracking
+
+        check_tracking("--mlflow-uri", mlflow_uri)
     if not others:
         raise ConfigError(f"what is {run} to be compared with? Give two runs or more")
+    for folder in filter(Path.is_dir, map(Path, (run, *others))):
+        tree_of_run(folder)  # MLflow takes seconds to import: mistakes are told before
 
     from rich.console import Console
 

@@ -100,6 +100,7 @@ class Controller:
         """
         instructions = self._on(event)
         self._begin_offered()
+        instructions += self._dispatcher.pauses(list(self._iterations), self._version)
         instructions += self._dispatcher.dispatch(
             list(self._iterations), self._version, another_offered=bool(self._offered)
         )
@@ -204,20 +205,21 @@ class Controller:
         name = iteration.generating.pop(fragment, None)
         if name is None:
             raise ControllerError(f"{fragment} was not being generated: {self!r}")
-        queue = self._fleet[name].queue
-        queue.remove(next(d for d in queue if isinstance(d, Generate) and d.fragment == fragment))
+        device = self._fleet[name]
+        told = (d for d in device.queue if isinstance(d, Generate) and d.fragment == fragment)
+        self._fleet.take_back(device, next(told))
         return iteration, name
 
     def _on_scored(self, fragment: Fragment) -> list[Instruction]:
         iteration = self._open(fragment.iteration)
-        waiting = iteration.unscored[fragment.group]
-        if fragment not in waiting:
+        if not iteration.score(fragment):
             raise ControllerError(f"{fragment} was scored but not waited for: {self!r}")
-        waiting.remove(fragment)
         groups: tuple[int, ...] = (fragment.group,)
         if self._workload.advantages_need_all_groups or not self._layout.pipelined:
+            if iteration.num_unscored:
+                return []
             groups = tuple(sorted(iteration.unscored))
-        if any(iteration.unscored[group] for group in groups):
+        elif iteration.unscored[fragment.group]:
             return []
         return [ComputeAdvantages(iteration.index, groups)]
 
@@ -237,7 +239,7 @@ class Controller:
             return self._turn_when_generated(iteration)
         if iteration.is_trained or iteration is not self._iterations[0]:
             return self._closed(iteration)  # if no group carried a signal
-        return self._dispatcher.pauses(list(self._iterations), self._version)
+        return []
 
     def _turn_when_generated(self, iteration: Iteration) -> list[Instruction]:
         """End the first phase of a colocated layout when all pairs are there."""
@@ -262,10 +264,9 @@ class Controller:
             raise ControllerError(f"one pair does not fit into the memory of {device.name}")
         device.largest_pack = pack.num_pairs // 2
         iteration.pool.add(pack.blocks)
-        for prepared in device.packs:  # just as large
+        for prepared in self._fleet.return_packs(device):  # just as large
             del iteration.training[prepared.index]
             iteration.pool.add(prepared.blocks)
-        device.packs = []
         return []
 
     def _take_back(self, pack: Pack) -> tuple[Iteration, DeviceState]:
@@ -314,9 +315,9 @@ class Controller:
         if strangers := sorted(name for name in names if name not in self._fleet):
             raise ControllerError(f"{', '.join(strangers)} lost, but was not there: {self!r}")
         lost = [self._fleet.remove(name) for name in sorted(names)]
-        returned = [pack for device in (*lost, *self._fleet) for pack in device.packs]
+        returned = [pack for device in lost for pack in device.packs]
         for device in self._fleet:
-            device.packs = []
+            returned += self._fleet.return_packs(device)
         for iteration in self._iterations:
             own = [pack for pack in returned if pack.iteration == iteration.index]
             lose_devices(iteration, names, own)
@@ -346,11 +347,10 @@ class Controller:
         if name not in self._fleet or version > self._version:
             raise ControllerError(f"{name} loaded version {version} unasked: {self!r}")
         device = self._fleet[name]
-        device.loaded.add(version)
-        oldest = device.newest - (
-            self._schedule.max_staleness if self._schedule.max_stale_share else 0
-        )
-        device.loaded = {held for held in device.loaded if held >= oldest}
+        device.loaded |= {version}
+        older = self._schedule.max_staleness if self._schedule.max_stale_share else 0
+        device.loaded = frozenset(held for held in device.loaded if held >= device.newest - older)
+        self._fleet.file(device)
         if self._layout.colocated and device.mode == "trainer":
             return self._dispatcher.switch(device, "rollout")
         return []
@@ -360,7 +360,7 @@ class Controller:
         finished: list[Instruction] = []
         while self._finishing:
             finish, version = self._finishing[0]
-            if any(device.newest < version for device in self._fleet):
+            if not self._fleet.all_hold(version):
                 break
             self._finishing.popleft()
             finished.append(finish)
@@ -376,9 +376,15 @@ class Controller:
 
     def _done(self, work: Work) -> None:
         try:
-            self._fleet[work.device].queue.remove(work)
+            self._fleet.take_back(self._fleet[work.device], work)
         except (KeyError, ValueError):
             raise ControllerError(f"{work} was not under way: {self!r}") from None
+
+    def validate(self) -> None:
+        """Raise AssertionError if what is kept up to date is not what it should be (for tests)."""
+        self._fleet.validate()
+        for iteration in self._iterations:
+            iteration.validate()
 
     def __repr__(self) -> str:
         queues = {device.name: device.queue for device in self._fleet if device.queue}

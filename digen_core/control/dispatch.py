@@ -7,18 +7,18 @@ Generation goes first: a fragment's rewards and pairs come after it, a pair has 
 """
 
 from collections.abc import Sequence
-from math import ceil, inf
+from math import ceil
 
+from digen_core.control.backlog import Backlog
+from digen_core.control.device_index import Traits
 from digen_core.control.fleet import DeviceState, Fleet
-from digen_core.control.helping import Backlog, pays_to_generate, pays_to_train
+from digen_core.control.helping import Helping
 from digen_core.control.iteration import Iteration
-from digen_core.control.packing import seconds_to_share, smallest_pack
 from digen_core.control.protocol import (
     Fragment,
     Generate,
     Instruction,
     Pack,
-    Pause,
     Role,
     Switch,
     Train,
@@ -34,6 +34,7 @@ class Dispatcher:
         self._workload = workload
         self._schedule = schedule
         self._layout = schedule.layout
+        self._helping = Helping(fleet, workload, schedule.layout, Backlog(fleet, workload))
         self._quota = int(schedule.max_stale_share * workload.num_groups + 1e-9)
 
     def dispatch(
@@ -47,12 +48,35 @@ class Dispatcher:
             another_offered: whether one more iteration waits to begin.
         """
         instructions: list[Instruction] = []
-        devices = self._fleet.fastest_first()
         for depth in range(1, self._schedule.queue_depth + 1):
-            for device in devices:
-                if len(device.queue) < depth and self._deep_enough(device, iterations, depth):
-                    instructions += self._next(device, iterations, version, another_offered)
+            instructions += self._fill(depth, iterations, version, another_offered)
         return instructions
+
+    def _fill(
+        self, depth: int, iterations: Sequence[Iteration], version: int, another_offered: bool
+    ) -> list[Instruction]:
+        """Ask each device with room, in order, what it does next.
+
+        What there is for a device depends on its traits: when there was nothing for one, those that
+        are like it are not asked until another one has got or turned to something.
+        """
+        instructions: list[Instruction] = []
+        without_work: set[Traits] = set()
+        last: DeviceState | None = None
+        while device := self._fleet.next_with_room(depth, last, without_work):
+            traits = self._fleet.traits_of(device)
+            if self._deep_enough(device, iterations, depth):
+                instructions += self._next(device, iterations, version, another_offered)
+            if self._fleet.traits_of(device) == traits:
+                without_work.add(traits)
+            else:
+                without_work.clear()
+                last = device
+        return instructions
+
+    def pauses(self, iterations: Sequence[Iteration], version: int) -> list[Instruction]:
+        """Pause the fragments of helpers that go back to their pairs; others resume them."""
+        return self._helping.pauses(iterations, version)
 
     def _deep_enough(
         self, device: DeviceState, iterations: Sequence[Iteration], depth: int
@@ -63,9 +87,9 @@ class Dispatcher:
         """
         if depth == 1:
             return True
-        if not iterations or not all(other.queue for other in self._fleet.with_mode(device.mode)):
+        if not iterations or not self._fleet.all_busy(device.mode):
             return False
-        others = len(self._fleet.with_mode(device.mode)) - 1
+        others = self._fleet.num(device.mode) - 1
         if device.mode == "rollout":
             return len(iterations[0].queue) > others
         return iterations[0].pool.num_pairs > others * self._workload.pack_size
@@ -82,13 +106,13 @@ class Dispatcher:
             found: list[Instruction] = []
             if early and self._leaves_to_faster(device, iterations[0]):
                 found = self.generate(device, early, version + 1)
-            if not (found or self._should_leave(device, iterations, version)):
+            if not (found or self._helping.should_leave(device, iterations, version)):
                 found = self.generate(device, due, version)
-            if found or not self._should_train(device, iterations, version):
+            if found or not self._helping.should_train(device, iterations, version):
                 return found or self.generate(device, early, version + 1)
             return self.switch(device, "trainer") or self.train(device, iterations, version)
         found = self.train(device, iterations, version) if device.home == "rollout" else []
-        if found or not self._should_generate(device, iterations, version, another_offered):
+        if found or not self._helping.should_generate(device, iterations, version, another_offered):
             return found or self.train(device, iterations, version)
         return self.switch(device, "rollout") or self.generate(device, iterations[:1], version)
 
@@ -124,7 +148,7 @@ class Dispatcher:
         self, device: DeviceState, fragment: Fragment, next_step: int, version: int
     ) -> list[Instruction]:
         do = Generate(fragment, next_step, self._workload.num_steps, version, device.name)
-        device.queue.append(do)
+        self._fleet.give(device, do)
         return [do]
 
     def train(
@@ -141,7 +165,7 @@ class Dispatcher:
         if not device.packs:
             return []
         do = Train(device.packs.pop(0), version, device.name)
-        device.queue.append(do)
+        self._fleet.give(device, do)
         return [do]
 
     def _packs_for(self, device: DeviceState, iteration: Iteration) -> list[Pack]:
@@ -157,6 +181,8 @@ class Dispatcher:
             most = min(most, self._workload.samples_per_pack)
             size = self._fair_size(device, iteration.pool.num_pairs, most, num_steps)
             taken = iteration.pool.take_by_step(size, num_steps)
+        if not taken:
+            return []
         packs = [iteration.make_pack(blocks, device.name) for blocks in taken]
         device.trains_until = max(device.trains_until, self._fleet.training_clock)
         device.trains_until += sum(
@@ -168,7 +194,7 @@ class Dispatcher:
         """Return how many of the ready pairs make the next pack; 0: wait for more of them."""
         ready, smallest = iteration.pool.num_pairs, 1
         if iteration.without_advantages:  # more pairs will come
-            smallest = smallest_pack(self._fleet.costs_of(device).pack, most)
+            smallest = self._fleet.smallest_pack(device, most)
             if ready < smallest:
                 return 0
         return min(ready, most, max(smallest, self._fair_size(device, ready, most)))
@@ -185,10 +211,9 @@ class Dispatcher:
             most: the size of a full pack.
             num_steps: packs that are made together, one of each step.
         """
-        trainers = self._fleet.with_mode("trainer")
-        if most == 1 or ready >= 2 * most * num_steps * len(trainers):
+        if most == 1 or ready >= 2 * most * num_steps * self._fleet.num("trainer"):
             return most
-        seconds = self._seconds_to_train(trainers, ready)
+        seconds = self._fleet.seconds_to_train(ready)
         size = max(seconds * self._fleet.training_rate(device) / num_steps - 1e-6, 1e-6)
         return ceil(size / ceil(size / most))
 
@@ -198,113 +223,16 @@ class Dispatcher:
         costs = self._fleet.costs
         seconds = costs.switch_to_rollout if role == "rollout" else costs.switch_to_trainer
         device.trains_until = self._fleet.training_clock + seconds
+        self._fleet.file(device)
         if not seconds:
             return []
         do = Switch(device.name, role)
-        device.queue.append(do)
+        self._fleet.give(device, do)
         return [do]
-
-    # --- turning to the other role --------------------------------------------------------
-
-    def _should_train(
-        self, device: DeviceState, iterations: Sequence[Iteration], version: int
-    ) -> bool:
-        """Say whether a device with no fragment of the oldest iteration turns to its pairs."""
-        if not (device.may_train and iterations) or self._layout.colocated:
-            return False
-        if iterations[0].reducing or version not in device.loaded:
-            return False
-        smallest = self._fleet.costs_of(device).pack(1)
-        seconds = self._backlog(iterations[0], without=device).training
-        return pays_to_train(seconds, self._fleet.costs, smallest_pack_seconds=smallest)
-
-    def _should_generate(
-        self,
-        device: DeviceState,
-        iterations: Sequence[Iteration],
-        version: int,
-        another_offered: bool,
-    ) -> bool:
-        """Say whether a device that trains turns to generation."""
-        if not device.may_generate or device.queue or self._layout.colocated:
-            return False
-        if not device.may_train:
-            return True  # it generates for good
-        done = not iterations or iterations[0].all_taken
-        if done and (another_offered or len(iterations) > 1):
-            # Ready for the next version when it comes; but the holder still has to step.
-            return device.name != self._fleet.holder or not iterations
-        if done:
-            return device.home == "rollout"
-        if device.home == "rollout":  # it helped, and fragments came back from elsewhere
-            return iterations[0].queue.offers(device.loaded, version)
-        if iterations[0].pool.num_pairs and not self._layout.rollouts_train:
-            return False  # TAG: a trainer prefers pairs that are ready
-        if not iterations[0].queue.offers(device.loaded, version):
-            return False
-        workload = self._workload
-        fragment = self._fleet.costs_of(device).fragment(workload.fragment_size, workload.num_steps)
-        backlog = self._backlog(iterations[0], without=device)
-        return pays_to_generate(backlog.generation, self._fleet.costs, fragment_seconds=fragment)
-
-    def _should_leave(
-        self, device: DeviceState, iterations: Sequence[Iteration], version: int
-    ) -> bool:
-        """Say whether a helper goes back to its pairs although fragments are left (TAG).
-
-        It does when the others generate them before they have trained what there is. Where rollout
-        devices train too, generation is never what is waited for in the end, and helpers stay.
-        """
-        if device.home == "rollout" or self._layout.rollouts_train or self._layout.colocated:
-            return False
-        if not iterations or not iterations[0].pool.num_pairs or version not in device.loaded:
-            return False
-        backlog = self._backlog(iterations[0], without=device)
-        return backlog.training >= backlog.generation
-
-    def pauses(self, iterations: Sequence[Iteration], version: int) -> list[Instruction]:
-        """Pause the fragments of helpers whose pairs are ready now; others resume them."""
-        return [
-            Pause(device.queue[0].fragment, device.name)
-            for device in self._fleet
-            if device.queue
-            and isinstance(device.queue[0], Generate)
-            and self._should_leave(device, iterations, version)
-        ]
 
     def _leaves_to_faster(self, device: DeviceState, iteration: Iteration) -> bool:
         """Say whether faster devices end the last due fragments sooner, though they are busy.
 
         Each is, on average, half through a fragment. So the slow ones begin what is due later.
         """
-        rate = self._fleet.generation_rate
-        generating = self._fleet.with_mode("rollout")
-        faster = [other for other in generating if 1.5 / rate(other) < 1 / rate(device)]
-        return 0 < len(iteration.queue) <= len(faster)
-
-    # --- what is left ---------------------------------------------------------------------
-
-    def _backlog(self, iteration: Iteration, *, without: DeviceState) -> Backlog:
-        """Estimate the seconds that the others need for the oldest iteration."""
-        workload = self._workload
-        others = [device for device in self._fleet if device is not without]
-        steps = iteration.queue.remaining_steps(workload.num_steps)
-        for device in others:
-            for do in device.queue[:1]:
-                if isinstance(do, Generate) and do.fragment.iteration == iteration.index:
-                    steps += (do.end_step - do.first_step) // 2  # half done, on average
-        generating = [device for device in others if device.mode == "rollout"]
-        speed = sum(map(self._fleet.generation_rate, generating))
-        generation = steps / speed if speed else inf if steps else 0.0
-        training = [device for device in others if device.mode == "trainer"]
-        pairs = iteration.pool.num_pairs + iteration.pairs_to_come(workload)
-        return Backlog(generation, self._seconds_to_train(training, pairs))
-
-    def _seconds_to_train(self, devices: Sequence[DeviceState], pairs: float) -> float:
-        """Predict how long devices need for pairs, after what they do already."""
-        if not devices:
-            return inf if pairs else 0.0
-        clock = self._fleet.training_clock
-        rates = [self._fleet.training_rate(device) for device in devices]
-        free_in = [max(0.0, device.trains_until - clock) for device in devices]
-        return seconds_to_share(pairs, free_in, rates)
+        return 0 < len(iteration.queue) <= self._fleet.num_faster(device, 1.5)

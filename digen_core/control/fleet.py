@@ -1,29 +1,32 @@
 """The devices as the controller knows them: what each is ready for, holds, and was told to do."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
-from digen_core.control.costs import Costs, DeviceCosts, Linear
+from digen_core.control.costs import Costs, DeviceCosts
+from digen_core.control.device_index import DeviceIndex, Entry, Traits
 from digen_core.control.protocol import Device, Generate, Pack, Role, Switch, Train
+from digen_core.control.rates import Rates
 from digen_core.control.schedule import Workload
 
 Work = Generate | Train | Switch
 
-UNKNOWN = DeviceCosts(step=Linear(per_item=1.0), pack=Linear(per_item=1.0))
 
-
-@dataclass
+@dataclass(eq=False)
 class DeviceState:
-    """One device. ``queue`` holds what it was told to do and has not done, in order."""
+    """One device. Whoever changes an attribute has the fleet ``file`` it."""
 
     device: Device
     home: Role
     mode: Role  # what it is ready for once its queue is done
-    loaded: set[int] = field(default_factory=set)  # versions it holds
-    queue: list[Work] = field(default_factory=list)
+    number: int  # devices that came later have a higher one
+    loaded: frozenset[int] = frozenset()  # versions it holds
+    queue: list[Work] = field(default_factory=list)  # told to do and not done, in order
     packs: list[Pack] = field(default_factory=list)  # of its samples, without TSP: to train next
     largest_pack: int | None = None  # pairs that fit into its memory; None: not yet found out
     trains_until: float = 0.0  # predicted, on the fleet's clock of training
+    pausing: bool = False  # told to pause the fragment that it generates
     may_generate: bool = False
     may_train: bool = False
 
@@ -37,21 +40,34 @@ class DeviceState:
         """The newest version that it holds; -1 before the first."""
         return max(self.loaded, default=-1)
 
+    @property
+    def generating(self) -> Generate | None:
+        """The first thing that it was told to do, if that is to generate."""
+        do = self.queue[0] if self.queue else None
+        return do if isinstance(do, Generate) else None
+
 
 class Fleet:
-    """All devices, in the order in which they are offered work: the home of the role first."""
+    """All devices, and indices of them that are kept with each change.
+
+    A device is changed by a method of the fleet, or its attributes are set and then it is filed
+    (``file``): so no question of the controller has to look at all devices.
+    """
 
     def __init__(self, devices: Sequence[Device], workload: Workload, costs: Costs) -> None:
-        self._states: dict[str, DeviceState] = {}
-        self._fastest_first: list[DeviceState] | None = None  # asked for with every event
+        self._states: dict[str, DeviceState] = {}  # by name, in the order in which they came
+        self._num_added = 0
+        self._index = DeviceIndex()
         self._workload = workload
-        self.learn(costs)
         #: Predicted seconds of training in this update: it moves when a pack is trained.
         self.training_clock = 0.0
+        #: The device that holds the optimizer's state: it computes advantages, reduces and steps.
+        self.holder = ""
+        self.learn(costs)
         for device in devices:
             self.add(device)
-        #: The device that holds the optimizer's state: it computes advantages, reduces and steps.
         self.holder = self._first("trainer")
+        self.file(self[self.holder])
         self._first("rollout")
 
     def _first(self, role: Role) -> str:
@@ -60,25 +76,6 @@ class Fleet:
                 return state.name
         roles = {state.name: sorted(state.device.roles) for state in self}
         raise ValueError(f"no worker has the role {role!r}: the workers are {roles}")
-
-    def add(self, device: Device) -> DeviceState:
-        """Take a device in; it holds no version yet."""
-        home: Role = "rollout" if "rollout" in device.roles else "trainer"
-        state = DeviceState(
-            device,
-            home,
-            home,
-            may_generate="rollout" in device.roles,
-            may_train="trainer" in device.roles,
-        )
-        self._states[device.name] = state
-        self._fastest_first = None
-        return state
-
-    def remove(self, name: str) -> DeviceState:
-        """Forget a device and return what it was."""
-        self._fastest_first = None
-        return self._states.pop(name)
 
     def __iter__(self) -> Iterator[DeviceState]:
         return iter(self._states.values())
@@ -89,44 +86,207 @@ class Fleet:
     def __contains__(self, name: str) -> bool:
         return name in self._states
 
-    def with_mode(self, mode: Role) -> list[DeviceState]:
-        """Return the devices that do, or get ready for, the work of a role."""
-        return [state for state in self if state.mode == mode]
+    # --- changes --------------------------------------------------------------------------
 
-    def with_home(self, home: Role) -> list[DeviceState]:
-        """Return the devices whose first role is this one."""
-        return [state for state in self if state.home == home]
+    def add(self, device: Device) -> DeviceState:
+        """Take a device in; it holds no version yet."""
+        home: Role = "rollout" if "rollout" in device.roles else "trainer"
+        state = DeviceState(
+            device,
+            home,
+            home,
+            self._num_added,
+            may_generate="rollout" in device.roles,
+            may_train="trainer" in device.roles,
+        )
+        self._num_added += 1
+        self._states[device.name] = state
+        self.file(state)
+        return state
 
-    def fastest_first(self) -> list[DeviceState]:
-        """Return all devices; the first groups come to the fastest, so they are complete early."""
-        if self._fastest_first is None:
-            self._fastest_first = sorted(self, key=self.generation_rate, reverse=True)
-        return self._fastest_first
+    def remove(self, name: str) -> DeviceState:
+        """Forget a device and return what it was."""
+        state = self._states.pop(name)
+        self._index.remove(name)
+        return state
+
+    def file(self, state: DeviceState) -> None:
+        """Bring the indices up to date with a device: after any change of its attributes."""
+        training = under_way = None
+        if state.mode == "trainer":
+            training = state.trains_until, self.training_rate(state)
+        if do := state.generating:
+            under_way = do.fragment.iteration, (do.end_step - do.first_step) // 2
+        traits = Traits(
+            state.device.kind,
+            state.home,
+            state.mode,
+            len(state.queue),
+            state.loaded,
+            state.may_generate,
+            state.may_train,
+            state.name == self.holder,
+            state.largest_pack,
+            bool(state.packs),
+            do is not None and not do.first_step and not state.pausing,
+        )
+        order = (-self.generation_rate(state), state.number)
+        self._index.put(state.name, Entry((traits, order), training, under_way))
+
+    def give(self, state: DeviceState, do: Work) -> None:
+        """Let a device do something after what it was told before."""
+        state.queue.append(do)
+        self.file(state)
+
+    def take_back(self, state: DeviceState, do: Work) -> None:
+        """Take something off a device's queue.
+
+        Raises:
+            ValueError: it is not there.
+        """
+        if state.queue and state.queue[0] == do:
+            state.pausing = False
+        state.queue.remove(do)
+        self.file(state)
+
+    def return_packs(self, state: DeviceState) -> list[Pack]:
+        """Take off a device the packs that it was not told to train."""
+        packs, state.packs = state.packs, []
+        self.file(state)
+        return packs
 
     def restart_clock(self) -> None:
         """Begin the predictions for another update."""
         self.training_clock = 0.0
         for state in self:
             state.trains_until = 0.0
+        self._file_all()
 
     def learn(self, costs: Costs) -> None:
         """Predict with these costs from now on."""
         self.costs = costs
-        self._rates: dict[str, tuple[float, float]] = {}  # steps and pairs per second, by kind
-        self._fastest_first = None
+        self._rates = Rates(costs, self._workload)
+        self._file_all()
+
+    def _file_all(self) -> None:
+        self._index = DeviceIndex()
+        for state in self:
+            self.file(state)
+
+    # --- questions ------------------------------------------------------------------------
+
+    def with_home(self, home: Role) -> list[DeviceState]:
+        """Return the devices whose first role is this one."""
+        return [state for state in self if state.home == home]
+
+    def num(self, mode: Role) -> int:
+        """Return how many devices do, or get ready for, the work of a role."""
+        return sum(num for traits, num in self._index.counts() if traits.mode == mode)
+
+    def all_busy(self, mode: Role) -> bool:
+        """Say whether all those devices have something to do."""
+        return all(traits.num_queued or traits.mode != mode for traits, _ in self._index.counts())
+
+    def num_faster(self, state: DeviceState, factor: float) -> int:
+        """Return how many devices that generate are so many times as fast as one that does."""
+        least = factor * self.generation_rate(state)
+        return sum(
+            num
+            for traits, num in self._index.counts()
+            if traits.mode == "rollout" and self._rates.generation(traits.kind) > least
+        )
+
+    def all_hold(self, version: int) -> bool:
+        """Say whether every device holds a version, or a newer one."""
+        return all(max(traits.loaded, default=-1) >= version for traits, _ in self._index.counts())
+
+    def next_with_room(
+        self, depth: int, after: DeviceState | None, unlike: Collection[Traits]
+    ) -> DeviceState | None:
+        """Return the next device that was told to do less than ``depth`` things.
+
+        The fastest come first: the first groups go to them, so they are complete early.
+
+        Args:
+            depth: pieces of work.
+            after: the device that it follows; None: the first of all.
+            unlike: traits that it has not.
+        """
+        order = None if after is None else (-self.generation_rate(after), after.number)
+        name = self._index.first(depth, order, unlike)
+        return None if name is None else self._states[name]
+
+    def traits_of(self, state: DeviceState) -> Traits:
+        """Return what the work that a device may get depends on."""
+        return self._index.traits_of(state.name)
+
+    def to_pause(self, version: int) -> list[DeviceState]:
+        """Return the trainers whose fragment may be paused, and which hold a version."""
+        names = self._index.names(
+            lambda traits: (
+                traits.may_pause and traits.home == "trainer" and version in traits.loaded
+            )
+        )
+        return sorted((self._states[name] for name in names), key=lambda state: state.number)
+
+    # --- predictions ----------------------------------------------------------------------
 
     def costs_of(self, state: DeviceState) -> DeviceCosts:
-        """Return what work costs on a device; equal guesses where the kind is unknown."""
-        kinds = self.costs.kinds
-        return kinds.get(state.device.kind) or next(iter(kinds.values()), UNKNOWN)
+        """Return what work costs on a device."""
+        return self._rates.costs_of(state.device.kind)
 
     def generation_rate(self, state: DeviceState) -> float:
         """Return how many denoising steps of whole fragments a device does per second."""
-        return self._rates_of(state)[0]
+        return self._rates.generation(state.device.kind)
 
     def training_rate(self, state: DeviceState) -> float:
         """Return how many pairs per second a device trains in full packs."""
-        return self._rates_of(state)[1]
+        return self._rates.training(state.device.kind)
+
+    def smallest_pack(self, state: DeviceState, most: int) -> int:
+        """Return the fewest pairs that are worth a device's pack while more will come."""
+        return self._rates.smallest_pack(state.device.kind, most)
+
+    def generation_speed(self, *, of_home: bool = False) -> float:
+        """Return the denoising steps per second of the devices that generate.
+
+        Args:
+            of_home: of those whose first role that is, whatever they do now.
+        """
+        return sum(
+            num * self._rates.generation(traits.kind)
+            for traits, num in self._index.counts()
+            if (traits.home if of_home else traits.mode) == "rollout"
+        )
+
+    def steps_under_way(self, iteration: int) -> int:
+        """Return how many steps of an iteration's fragments devices are doing, half done each."""
+        return self._index.under_way.get(iteration, 0)
+
+    def seconds_to_train(self, pairs: int, *, with_helpers: bool = False) -> float:
+        """Return how long the devices that train need for pairs, after what they do already.
+
+        Args:
+            pairs: that they share, so that all finish together.
+            with_helpers: trainers that generate turn, and train too.
+        """
+        free, clock = self._index.training, self.training_clock
+        helpers: list[tuple[float, float]] = []
+        if with_helpers:
+            ready = clock + self.costs.switch_to_trainer
+            helpers = [
+                (ready, num * self._rates.training(traits.kind))
+                for traits, num in self._index.counts()
+                if traits.home == "trainer" and traits.mode == "rollout"
+            ]
+        if not (free or helpers):
+            return inf if pairs else 0.0
+        for helper in helpers:
+            free.add(*helper)
+        seconds = free.trained_at(pairs + free.trained_by(clock)) - clock
+        for helper in helpers:
+            free.remove(*helper)
+        return max(0.0, seconds)
 
     def trainer_bound(self, num_trained_steps: int) -> bool:
         """Say whether training, not generation, is the bottleneck of an iteration."""
@@ -138,15 +298,9 @@ class Fleet:
         pairs = workload.num_groups * workload.trained_per_group * num_trained_steps
         return bool(generation) and pairs / training > steps / generation
 
-    def _rates_of(self, state: DeviceState) -> tuple[float, float]:
-        rates = self._rates.get(state.device.kind)
-        if rates is None:
-            costs, workload = self.costs_of(state), self._workload
-            step_seconds = costs.step(workload.fragment_size)
-            pack_seconds = costs.pack(workload.pack_size)
-            rates = (
-                1 / max(step_seconds, 1e-12),
-                workload.pack_size / max(pack_seconds, 1e-12),
-            )
-            self._rates[state.device.kind] = rates
-        return rates
+    def validate(self) -> None:
+        """Raise AssertionError if an index is not what the devices say."""
+        index = self._index
+        self._file_all()
+        expected, self._index = self._index, index
+        index.validate(expected)

@@ -1,10 +1,12 @@
 """Which fragment a device generates next, and with which version."""
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from digen_core.control.protocol import Fragment
+
+Item = tuple[int, Fragment, int]  # place of its group, fragment, next step
 
 
 def group_order(
@@ -23,26 +25,34 @@ def group_order(
 
 @dataclass
 class GenerationQueue:
-    """Fragments of one iteration that nobody generates, group-major: a group after the other."""
+    """Fragments of one iteration that nobody generates, group-major: a group after the other.
+
+    Groups begin in this order: no group that has begun comes after one that has not.
+    """
 
     order: tuple[int, ...]
     versions: dict[int, int] = field(default_factory=dict)  # of groups that have begun
     stale: set[int] = field(default_factory=set)  # groups that began on an older version
-    _heap: list[tuple[int, Fragment, int]] = field(default_factory=list)
+    #: The fragments that wait, and the first step of each that is not done.
+    _next_step: dict[Fragment, int] = field(default_factory=dict)
+    #: The sum of those steps.
+    _num_done: int = 0
+    #: The same fragments by the version of their group, None before it begins. An item whose step
+    #: is not that of its fragment is void: it is dropped when it comes first.
+    _heaps: dict[int | None, list[Item]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._place = {group: place for place, group in enumerate(self.order)}
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._next_step)
 
     def __contains__(self, fragment: Fragment) -> bool:
-        return any(item[1] == fragment for item in self._heap)
+        return fragment in self._next_step
 
     def restart(self, fragment: Fragment) -> None:
         """Generate a fragment from its first step again, although some are done."""
-        self._heap = [item for item in self._heap if item[1] != fragment]
-        heapq.heapify(self._heap)
+        self._remove(fragment)
         self.add(fragment)
 
     def admit(self, group: int) -> None:
@@ -51,21 +61,21 @@ class GenerationQueue:
 
     def add(self, fragment: Fragment, next_step: int = 0) -> None:
         """Put a fragment in whose steps before ``next_step`` are done."""
-        heapq.heappush(self._heap, (self._place[fragment.group], fragment, next_step))
+        self._next_step[fragment] = next_step
+        self._num_done += next_step
+        heap = self._heaps.setdefault(self.versions.get(fragment.group), [])
+        heapq.heappush(heap, (self._place[fragment.group], fragment, next_step))
 
     def remaining_steps(self, num_steps: int) -> int:
         """Return how many steps of fragments are left."""
-        return sum(num_steps - next_step for _, _, next_step in self._heap)
+        return len(self) * num_steps - self._num_done
 
-    def offers(self, held: set[int], newest_to_begin: int) -> bool:
+    def offers(self, held: Collection[int], newest_to_begin: int) -> bool:
         """Say whether a device that holds these versions could generate something."""
-        return any(
-            self.versions.get(fragment.group, newest_to_begin) in held
-            for _, fragment, _ in self._heap
-        )
+        return self._first(held, newest_to_begin) is not None
 
     def take(
-        self, held: set[int], newest_to_begin: int | None, *, is_stale: bool
+        self, held: Collection[int], newest_to_begin: int | None, *, is_stale: bool
     ) -> tuple[Fragment, int, int] | None:
         """Take the first fragment that a device can generate: (fragment, next step, version).
 
@@ -74,28 +84,59 @@ class GenerationQueue:
             newest_to_begin: version that a new group would begin on; None: it may begin none.
             is_stale: whether that version is an older one.
         """
-        passed, found = [], None
-        while self._heap:
-            item = heapq.heappop(self._heap)
-            _, fragment, next_step = item
-            version = self.versions.get(fragment.group)
-            if version is None:
-                if newest_to_begin is None:
-                    passed.append(item)
-                    break  # later groups have not begun either, or hold other versions
-                version = newest_to_begin
-            if version in held:
-                found = (fragment, next_step, version)
-                break
-            passed.append(item)
-        for item in passed:
-            heapq.heappush(self._heap, item)
-        if found is not None:
-            self._begin(found[0].group, found[2], is_stale)
-        return found
-
-    def _begin(self, group: int, version: int, is_stale: bool) -> None:
-        if group not in self.versions:
-            self.versions[group] = version
+        item = self._first(held, newest_to_begin)
+        if item is None:
+            return None
+        _, fragment, next_step = item
+        self._remove(fragment)
+        if fragment.group not in self.versions:
+            assert newest_to_begin is not None
+            self._begin(fragment.group, newest_to_begin)
             if is_stale:
-                self.stale.add(group)
+                self.stale.add(fragment.group)
+        return fragment, next_step, self.versions[fragment.group]
+
+    def _remove(self, fragment: Fragment) -> None:
+        """Take a fragment out, which makes its item void."""
+        self._num_done -= self._next_step.pop(fragment)
+
+    def _first(self, held: Collection[int], newest_to_begin: int | None) -> Item | None:
+        """Return the first item of the groups of these versions, or that may begin on one."""
+        heads = [self._head(version) for version in held]
+        if newest_to_begin in held:
+            heads.append(self._head(None))
+        return min((item for item in heads if item is not None), default=None)
+
+    def _head(self, version: int | None) -> Item | None:
+        """Return the first item of a version that is not void."""
+        heap = self._heaps.get(version)
+        while heap:
+            _, fragment, next_step = heap[0]
+            if self._next_step.get(fragment) == next_step:
+                return heap[0]
+            heapq.heappop(heap)
+        return None
+
+    def _begin(self, group: int, version: int) -> None:
+        """Let the first group that has not begun begin: its items lead their heap."""
+        self.versions[group] = version
+        waiting, begun = self._heaps[None], self._heaps.setdefault(version, [])
+        while waiting and waiting[0][1].group == group:
+            heapq.heappush(begun, heapq.heappop(waiting))
+
+    def validate(self) -> None:
+        """Raise AssertionError if what is kept up to date is not what it should be."""
+        assert self._num_done == sum(self._next_step.values())
+        items = {
+            (version, fragment): next_step
+            for version, heap in self._heaps.items()
+            for _, fragment, next_step in heap
+            if self._next_step.get(fragment) == next_step
+        }
+        assert items == {
+            (self.versions.get(fragment.group), fragment): next_step
+            for fragment, next_step in self._next_step.items()
+        }
+        begun = [self._place[group] for group in self.versions]
+        others = [self._place[f.group] for f in self._next_step if f.group not in self.versions]
+        assert max(begun, default=-1) < min(others, default=len(self._place))

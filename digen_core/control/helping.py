@@ -1,44 +1,117 @@
 """Which devices do the other role's work, and when: predicted makespans, switch costs included.
 
-What is left to generate and to train is shared by the devices that do so now, in proportion to
-their speed; a device turns if it is ready, and has done a piece of work, before they are done.
+What is left to generate and to train is shared by the devices that do so now (`backlog.py`); a
+device turns if it is ready, and has done a piece of work, before they are done.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
+from digen_core.control.backlog import Backlog
 from digen_core.control.costs import Costs
-from digen_core.control.fleet import Fleet
+from digen_core.control.fleet import DeviceState, Fleet
+from digen_core.control.iteration import Iteration
+from digen_core.control.layout import Layout
+from digen_core.control.protocol import Instruction, Pause
 from digen_core.control.schedule import Schedule, Workload
 
 
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """What is left of an update, in seconds, if nobody turns from one role to the other."""
+class Helping:
+    """Whether a device turns to the other role now."""
 
-    generation: float
-    """Until the generating devices have generated all fragments; infinite without devices."""
+    def __init__(self, fleet: Fleet, workload: Workload, layout: Layout, backlog: Backlog) -> None:
+        self._fleet = fleet
+        self._workload = workload
+        self._layout = layout
+        self._backlog = backlog
 
-    training: float
-    """Until the training devices have trained all pairs; infinite without devices."""
+    def should_train(
+        self, device: DeviceState, iterations: Sequence[Iteration], version: int
+    ) -> bool:
+        """Say whether a device with no fragment of the oldest iteration turns to its pairs.
 
+        It must be ready, and have trained a pack, before the others are done without it. Coming
+        back costs nothing while the optimizer steps and the new version is on its way.
+        """
+        if not (device.may_train and iterations) or self._layout.colocated:
+            return False
+        if iterations[0].reducing or version not in device.loaded:
+            return False
+        costs, smallest = self._fleet.costs, self._fleet.costs_of(device).pack(1)
+        back = max(0.0, costs.switch_to_rollout - costs.optimizer_step - costs.push)
+        return self._backlog.training(iterations[0]) > costs.switch_to_trainer + back + smallest
 
-def pays_to_train(training_seconds: float, costs: Costs, *, smallest_pack_seconds: float) -> bool:
-    """Say whether a device without fragments should train until the update.
+    def should_generate(
+        self,
+        device: DeviceState,
+        iterations: Sequence[Iteration],
+        version: int,
+        another_offered: bool,
+    ) -> bool:
+        """Say whether a device that trains turns to generation."""
+        if not device.may_generate or device.queue or self._layout.colocated:
+            return False
+        if not device.may_train:
+            return True  # it generates for good
+        done = not iterations or iterations[0].all_taken
+        if done and (another_offered or len(iterations) > 1):
+            # Ready for the next version when it comes; but the holder still has to step.
+            return device.name != self._fleet.holder or not iterations
+        if done:
+            return device.home == "rollout"
+        offers = iterations[0].queue.offers(device.loaded, version)
+        if device.home == "rollout":  # it helped, and fragments came back from elsewhere
+            return offers
+        return offers and self._pays_to_generate(device, iterations[0])
 
-    It must be ready, and have trained a pack, before the others are done without it. Coming back
-    costs nothing while the optimizer steps and the new version is on its way.
-    """
-    back = max(0.0, costs.switch_to_rollout - costs.optimizer_step - costs.push)
-    return training_seconds > costs.switch_to_trainer + back + smallest_pack_seconds
+    def _pays_to_generate(self, device: DeviceState, iteration: Iteration) -> bool:
+        """Say whether a trainer without pairs should generate.
 
+        It must be ready, and have done a good part of a fragment, before the others are done
+        without it; otherwise it only delays its training. In TAG it prefers pairs that are ready,
+        and once it has trained it waits for those that come in time.
+        """
+        if self._layout.helpers_leave and (
+            iteration.pool.num_pairs
+            or (iteration.num_packs and self._backlog.rollouts_suffice(iteration))
+        ):
+            return False
+        workload = self._workload
+        fragment = self._fleet.costs_of(device).fragment(workload.fragment_size, workload.num_steps)
+        switch = self._fleet.costs.switch_to_rollout
+        return self._backlog.generation(iteration) > switch + 0.5 * fragment
 
-def pays_to_generate(generation_seconds: float, costs: Costs, *, fragment_seconds: float) -> bool:
-    """Say whether a trainer without pairs should generate.
+    def should_leave(
+        self, device: DeviceState, iterations: Sequence[Iteration], version: int
+    ) -> bool:
+        """Say whether a helper goes back to its pairs although fragments are left (TAG).
 
-    It must be ready, and have done a good part of a fragment, before the others are done without
-    it; otherwise it only delays its training.
-    """
-    return generation_seconds > costs.switch_to_rollout + 0.5 * fragment_seconds
+        All do at once, when the rollout devices suffice: one that counted on the other helpers to
+        stay would go when they go, and then the trainers would wait for the rollout devices. Where
+        those train too, generation is never what is waited for in the end, and helpers stay.
+        """
+        if device.home == "rollout" or not self._layout.helpers_leave:
+            return False
+        if not iterations or not iterations[0].pool.num_pairs or version not in device.loaded:
+            return False
+        return self._backlog.rollouts_suffice(iterations[0])
+
+    def pauses(self, iterations: Sequence[Iteration], version: int) -> list[Instruction]:
+        """Pause the fragments of helpers that go back to their pairs; others resume them.
+
+        A fragment is paused once: how far it is shows only then, and may speak against it.
+        """
+        if not self._layout.helpers_leave or not iterations or not iterations[0].pool.num_pairs:
+            return []
+        helping = self._fleet.to_pause(version)
+        if not helping or not self._backlog.rollouts_suffice(iterations[0]):
+            return []
+        paused: list[Instruction] = []
+        for device in helping:
+            if do := device.generating:
+                paused.append(Pause(do.fragment, device.name))
+            device.pausing = True
+            self._fleet.file(device)
+        return paused
 
 
 def choose_helpers(
@@ -66,8 +139,10 @@ def choose_helpers(
     for place, device in enumerate(trainers):
         device.may_generate = place >= max(len(trainers) - helpers, int(for_good))
         device.may_train = not (device.may_generate and for_good)
+        fleet.file(device)
     for place, device in enumerate(rollouts):
         device.may_train = place < assistants
+        fleet.file(device)
 
 
 def num_helpers(

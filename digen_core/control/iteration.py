@@ -18,6 +18,7 @@ class Iteration:
     trained_steps: tuple[int, ...]
     queue: GenerationQueue
     unscored: dict[int, set[Fragment]]  # by group, those without rewards
+    num_unscored: int  # in all groups
     generating: dict[Fragment, str] = field(default_factory=dict)  # and on which device
     held_on: dict[Fragment, set[str]] = field(default_factory=dict)  # who has stretches of it
     to_restart: set[Fragment] = field(default_factory=set)  # under way, but a stretch is lost
@@ -50,6 +51,7 @@ class Iteration:
             trained_steps,
             queue,
             {group: set(parts) for group, parts in fragments.items()},
+            len(queue),
             without_advantages=set(order),
             num_to_generate=len(queue),
         )
@@ -58,8 +60,9 @@ class Iteration:
         self, group: int, samples: tuple[int, ...], workload: Workload, layout: Layout
     ) -> None:
         """Make the pairs of a group's samples ready to train."""
+        chosen = set(samples)
         for fragment in fragments_of(workload, self.index, group):
-            own = [sample for sample in samples if sample in fragment.samples]
+            own = [sample for sample in fragment.samples if sample in chosen]
             if layout.packed:
                 pairs = pairs_by_step(fragment, self.trained_steps, own)
             else:
@@ -76,13 +79,23 @@ class Iteration:
             self.without_advantages.remove(old)
             self.without_advantages.add(new)
             parts = fragments_of(workload, self.index, new)
-            del self.unscored[old]
+            for fragment in fragments_of(workload, self.index, old):
+                self.held_on.pop(fragment, None)
+            self.num_unscored += len(parts) - len(self.unscored.pop(old))
             self.unscored[new] = set(parts)
             self.queue.admit(new)
             for fragment in parts:
                 self.queue.add(fragment)
             self.num_to_generate += len(parts)
-        self.held_on = {f: held for f, held in self.held_on.items() if f.group not in groups}
+
+    def score(self, fragment: Fragment) -> bool:
+        """Note the rewards of a fragment; return whether they were waited for."""
+        waiting = self.unscored.get(fragment.group, set())
+        if fragment not in waiting:
+            return False
+        waiting.remove(fragment)
+        self.num_unscored -= 1
+        return True
 
     def make_pack(self, blocks: tuple[PairBlock, ...], device: str) -> Pack:
         """Give pairs to a device."""
@@ -101,6 +114,10 @@ class Iteration:
         groups = len(self.without_advantages)
         return groups * workload.trained_per_group * len(self.trained_steps)
 
+    def pairs_left(self, workload: Workload) -> int:
+        """Return how many pairs no device was told to train, those to come included."""
+        return self.pool.num_pairs + self.pairs_to_come(workload)
+
     @property
     def all_taken(self) -> bool:
         """Whether every pair exists and has a device."""
@@ -111,6 +128,13 @@ class Iteration:
     def is_trained(self) -> bool:
         """Whether every pair is in some device's sum."""
         return self.all_taken and not self.training
+
+    def validate(self) -> None:
+        """Raise AssertionError if what is kept up to date is not what it should be."""
+        self.queue.validate()
+        self.pool.validate()
+        assert self.num_unscored == sum(map(len, self.unscored.values()))
+        assert self.num_to_generate == len(self.queue) + len(self.generating)
 
 
 def fragments_of(workload: Workload, iteration: int, group: int) -> tuple[Fragment, ...]:

@@ -21,6 +21,11 @@ class Layout:
     rollouts_train: bool = False  # its mirror image: rollout devices without fragments train
     stale: bool = False  # TCSS: the next iteration begins on the version before
 
+    @property
+    def helpers_leave(self) -> bool:
+        """Whether trainers that help go back to their pairs before all is generated."""
+        return self.trainers_help and not self.rollouts_train
+
 
 LAYOUTS: dict[LayoutName, Layout] = {
     layout.name: layout

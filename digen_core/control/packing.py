@@ -12,7 +12,7 @@ class PairPool:
 
     def __init__(self) -> None:
         self._blocks: deque[PairBlock] = deque()
-        self.num_pairs = 0
+        self.num_pairs = 0  # in the blocks
 
     def add(self, blocks: Iterable[PairBlock]) -> None:
         """Put pairs in, behind those that wait."""
@@ -63,6 +63,10 @@ class PairPool:
         self._blocks = deque(block for block in self._blocks if not is_gone(block.fragment))
         self.num_pairs -= sum(block.num_rows for block in removed)
         return removed
+
+    def validate(self) -> None:
+        """Raise AssertionError if the pairs are not counted right."""
+        assert self.num_pairs == sum(block.num_rows for block in self._blocks)
 
 
 def pairs_by_step(
@@ -128,23 +132,3 @@ def smallest_pack(pack: Linear, pack_size: int) -> int:
         if pack(num_pairs) <= most * num_pairs:
             return num_pairs
     return pack_size
-
-
-def seconds_to_share(num_pairs: float, free_in: Sequence[float], rates: Sequence[float]) -> float:
-    """Return in how many seconds devices that are free at different times finish pairs together.
-
-    The F with sum_i rate_i * max(0, F - free_i) = n: water filling. By hand: 6 pairs, two devices
-    of 1 pair per second, free at 0 and at 2: F = 4.
-
-    Args:
-        num_pairs: n, to be shared.
-        free_in: [m] seconds until each device is free.
-        rates: [m] pairs per second of each.
-    """
-    rate, work, level = 0.0, float(num_pairs), 0.0
-    for free, own in sorted(zip(free_in, rates, strict=True)):
-        if rate and work <= rate * (free - level):
-            break
-        work -= rate * (free - level)
-        level, rate = free, rate + own
-    return level + work / rate

@@ -1,7 +1,6 @@
 """A cluster as numbers: which devices it has, and what they cost in seconds, money and energy."""
 
 import re
-import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import count
@@ -15,6 +14,7 @@ from digen_core.config_file import describe_fields
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device, Role
 from digen_core.planning.groups import ROLES, DeviceGroup, RewardGroup
+from digen_core.reading import read_toml
 from digen_core.strict import Strict
 
 SlurmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.,@/-]*$", max_length=255)]
@@ -229,10 +229,6 @@ def load_cluster(path: Path) -> Cluster:
         ConfigError: the file is missing or not TOML, or a key or value is wrong.
     """
     try:
-        return Cluster.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ConfigError(f"cannot read the cluster {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        return Cluster.model_validate(read_toml(path, "the cluster"))
     except ValidationError as error:
         raise ConfigError(f"{path}: {describe_fields(error, Cluster)}") from error

@@ -7,7 +7,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from digen_core.control.costs import DeviceCosts
 from digen_core.control.protocol import Role
 from digen_core.reward_config import PoolName
-from digen_core.strict import ConfigError, Strict
+from digen_core.strict import AtMost, ConfigError, Strict
 
 ROLES: dict[str, frozenset[Role]] = {
     "rollout": frozenset({"rollout"}),
@@ -50,7 +50,7 @@ class WorkerGroup(Strict):
     kind: Name
     """What they are, for example h100."""
 
-    count: int = Field(ge=1)
+    count: Annotated[int, AtMost(16_384, "each device is planned for by itself")] = Field(ge=1)
     """How many there are."""
 
     price_per_hour: float = Field(0.0, ge=0)

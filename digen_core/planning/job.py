@@ -1,16 +1,15 @@
 """A config on the devices of a cluster, as a problem to plan."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
 from digen_core.config import RunConfig
 from digen_core.control.costs import Costs
 from digen_core.control.layout import LAYOUTS, LayoutName
-from digen_core.control.protocol import Device, Role
+from digen_core.control.protocol import Device
 from digen_core.control.schedule import Workload
+from digen_core.sim.deal import BOTH, deal
 from digen_core.sim.problem import MIN_ROLLOUT_SHARE
-
-BOTH: frozenset[Role] = frozenset({"rollout", "trainer"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +52,11 @@ class Job:
         """
         if num_rollout is None:
             return self.fleet
-        ranked = sorted(self.fleet, key=self._rank)
-        parts: dict[Role, list[Device]] = {
-            "rollout": ranked[:num_rollout],
-            "trainer": ranked[num_rollout:],
-        }
-        return tuple(
-            replace(device, roles=frozenset([role]))
-            for role, devices in parts.items()
-            for device in devices
-        )
+        return deal(self.fleet, num_rollout, self.workload, self.known_costs.kinds)
 
     def costs(self, num_rollout: int | None) -> Costs:
         """Return what everything costs, whatever the split."""
         return self.known_costs
-
-    def _rank(self, device: Device) -> tuple[bool, bool, float]:
-        """Order devices: those that only generate, those free to do both, those that only train."""
-        work, costs = self.workload, self.known_costs.kinds[device.kind]
-        generating = costs.fragment(work.fragment_size, work.num_steps)
-        training = costs.pack(work.pack_size)
-        ratio = generating / training if training else 0.0
-        return device.roles == {"trainer"}, device.roles == BOTH, ratio
 
 
 def workload_of(config: RunConfig) -> Workload:

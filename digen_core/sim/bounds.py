@@ -5,8 +5,10 @@ known. Jitter is left out: with it an iteration can by luck be faster than its b
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 
+from digen_core.sim.least_time import Group, Work, least_seconds
 from digen_core.sim.scenario import Scenario
 
 
@@ -38,23 +40,24 @@ def lower_bound(
     facts = _Facts(scenario, num_rollout, pack_size or scenario.pack_size)
     num_stale = int(stale_share * scenario.prompts + 1e-9)
     num_fresh = scenario.prompts - num_stale
-    generation, training = scenario.generation_work, scenario.training_work(facts.pack_size)
+    generation, pairs = scenario.generation_work, scenario.prompts * scenario.pairs_per_group
     fresh_work = generation * num_fresh / scenario.prompts
-    lost = 0.0 if num_stale else max(0.0, facts.work_until(facts.first_group) - generation)
-    step, speed = scenario.optimizer_step, sum(facts.speeds)
+    first_group = 0.0 if num_stale else facts.first_group
+    step = scenario.optimizer_step
     if num_fresh:
         chain = facts.chain(num_fresh, fresh_work) + step
     else:
         chain = (facts.chain(1, 0.0) + step) / 2
+    fresh = least_seconds(facts.groups, facts.work(fresh_work, pairs), pairs_from=first_group)
     return max(
-        facts.time_of(fresh_work + training + lost) + step,
-        (generation + training + step * min(facts.rates)) / speed,
+        fresh + step,
+        least_seconds(scenario.groups(), facts.work(generation, pairs, step=step)),
         scenario.prompts * scenario.group_size * scenario.reward_seconds / scenario.reward_servers,
         chain,
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Facts:
     """What a cluster can do from the moment a version is made."""
 
@@ -62,26 +65,20 @@ class _Facts:
     num_rollout: int | None
     pack_size: int
 
-    @property
-    def speeds(self) -> tuple[float, float]:
-        """Sum of the rates of the devices that wait for the push, and of those that do not."""
-        return self.scenario.speeds(self.num_rollout)
-
-    @property
-    def rates(self) -> list[float]:
-        """Rates of the kinds of devices that there are, relative to the reference device."""
-        if self.num_rollout is None:
-            return [1.0]
-        return [1 / self.scenario.rollout_slowdown, 1 / self.scenario.trainer_slowdown]
+    @cached_property
+    def groups(self) -> list[Group]:
+        """Its devices, those that generate waiting for the push."""
+        return self.scenario.groups(self.num_rollout, wait=self.scenario.push)
 
     @property
     def fragment(self) -> float:
         """Least seconds until a fragment is generated, on the fastest device at any time."""
-        scenario = self.scenario
+        scenario, push = self.scenario, self.scenario.push
         samples = scenario.group_size % scenario.fragment_size or scenario.fragment_size
         work = scenario.reference.fragment(samples, scenario.steps)
-        before = 0.0 if self.num_rollout is None else self.rates[-1]
-        return _time(work, scenario.push, before, max(self.rates))
+        before = max((1 / own.generation for own in self.groups if not own.wait), default=0.0)
+        after = max(1 / own.generation for own in self.groups)
+        return work / before if work <= before * push else push + (work - before * push) / after
 
     @property
     def first_group(self) -> float:
@@ -92,6 +89,10 @@ class _Facts:
         """Return the least seconds to score samples."""
         return ceil(num_samples / self.scenario.reward_servers) * self.scenario.reward_seconds
 
+    def work(self, generation: float, pairs: int = 0, *, step: float = 0.0) -> Work:
+        """Return work in packs that are as full as can be."""
+        return Work(generation, pairs, ceil(pairs / self.pack_size), self.pack_size, step)
+
     def chain(self, num_groups: int, work: float) -> float:
         """Return the least seconds until the group of the last reward is trained.
 
@@ -99,35 +100,13 @@ class _Facts:
         fragment, and one of which comes after the last of ``work``, the generation of all of them.
         """
         scenario = self.scenario
+        generated = least_seconds(self.groups, self.work(work))
         scored = max(
             self.fragment + self.reward(num_groups * scenario.group_size),
-            self.time_of(work) + self.reward(1),
+            generated + self.reward(1),
         )
         pairs = scenario.pairs_per_group
         largest_part = ceil(pairs / scenario.devices)  # of the device with the most pairs
-        trained = max(
-            self._training(largest_part) / max(self.rates), self._training(pairs) / sum(self.speeds)
-        )
-        return scored + trained
-
-    def work_until(self, time: float) -> float:
-        """Return the reference seconds of work that all devices do until a time."""
-        waiting, others = self.speeds
-        return waiting * max(0.0, time - self.scenario.push) + others * time
-
-    def time_of(self, work: float) -> float:
-        """Return when all devices have done so many reference seconds of work."""
-        waiting, others = self.speeds
-        return _time(work, self.scenario.push, others, waiting + others)
-
-    def _training(self, pairs: int) -> float:
-        """Return the least reference seconds of one device for these pairs."""
-        pack = self.scenario.reference.pack
-        return ceil(pairs / self.pack_size) * pack.fixed + pairs * pack.per_item
-
-
-def _time(work: float, push: float, before: float, after: float) -> float:
-    """Return when ``work`` is done at speed ``before`` until the push, then at ``after``."""
-    if work <= before * push:
-        return work / before if work else 0.0
-    return push + (work - before * push) / after
+        packs = ceil(largest_part / self.pack_size)
+        alone = min(packs * own.pack + largest_part * own.pair for own in self.groups)
+        return scored + max(alone, least_seconds(scenario.groups(), self.work(0.0, pairs)))

@@ -1,19 +1,24 @@
 """A scenario: a recipe and a cluster as numbers, from which schedules are simulated and planned."""
 
-import tomllib
+from collections import Counter
+from dataclasses import replace
+from itertools import count
 from math import ceil
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Final, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from digen_core.config import ConfigError
+from digen_core.config import MAX_STEPS_PER_ITERATION, ConfigError
 from digen_core.config_file import describe_fields
 from digen_core.control.costs import Costs, DeviceCosts, Linear
-from digen_core.control.protocol import Device, Role
+from digen_core.control.protocol import Device
 from digen_core.control.schedule import Workload
+from digen_core.reading import read_toml
+from digen_core.sim.deal import BOTH, deal
+from digen_core.sim.least_time import Group, Work, least_seconds
 from digen_core.sim.problem import MIN_ROLLOUT_SHARE
-from digen_core.strict import Strict
+from digen_core.strict import AtMost, Strict
 
 TIMES = (
     "d0",
@@ -28,7 +33,26 @@ TIMES = (
     "helper_in",
     "helper_out",
 )
-BOTH: frozenset[Role] = frozenset({"rollout", "trainer"})
+
+
+_MANY: Final = AtMost(65_536, "each is simulated by itself")
+_STEPS: Final = AtMost(1000, "models are trained with 1000 noise levels")
+
+
+class DeviceKind(Strict):
+    """Devices that take less time, or more, than the scenario's constants say."""
+
+    count: Annotated[int, _MANY] = Field(ge=1)
+    """How many there are."""
+
+    generation: float = Field(1.0, gt=0)
+    """Time of a denoising step, encoding and decoding (d0, d1, vae), relative to the scenario's."""
+
+    pack: float = Field(1.0, gt=0)
+    """Time of the fixed part of a pack (a), relative to the scenario's."""
+
+    pair: float = Field(1.0, gt=0)
+    """Time of each pair of a pack (c), relative to the scenario's."""
 
 
 class Scenario(Strict):
@@ -37,28 +61,28 @@ class Scenario(Strict):
     description: str = ""
     """What it stands for."""
 
-    devices: int = Field(ge=2)
+    devices: Annotated[int, _MANY] = Field(ge=2)
     """Devices in all (P)."""
 
-    prompts: int = Field(ge=1)
+    prompts: Annotated[int, _MANY] = Field(ge=1)
     """Groups of an iteration (N)."""
 
-    group_size: int = Field(ge=1)
+    group_size: Annotated[int, _MANY] = Field(ge=1)
     """Samples of a group (G)."""
 
-    trained_per_group: int = Field(ge=1)
+    trained_per_group: Annotated[int, _MANY] = Field(ge=1)
     """Samples of a group that are trained; fewer than group_size with best-of-n."""
 
-    steps: int = Field(ge=1)
+    steps: Annotated[int, _STEPS] = Field(ge=1)
     """Denoising steps (T)."""
 
-    trained_steps: int = Field(ge=1)
+    trained_steps: Annotated[int, _STEPS] = Field(ge=1)
     """Trained steps of a trajectory (K)."""
 
-    fragment_size: int = Field(ge=1)
+    fragment_size: Annotated[int, _MANY] = Field(ge=1)
     """Samples of a group that are denoised together."""
 
-    pack_size: int = Field(ge=1)
+    pack_size: Annotated[int, _MANY] = Field(ge=1)
     """Most pairs in one forward and backward (b), in layouts that pack."""
 
     d0: float = Field(ge=0)
@@ -82,7 +106,7 @@ class Scenario(Strict):
     reward_seconds: float = Field(0.0, ge=0)
     """A sample on a reward server; 0 when the generating device scores."""
 
-    reward_servers: int = Field(1, ge=1)
+    reward_servers: Annotated[int, _MANY] = Field(1, ge=1)
     """Samples that are scored at the same time."""
 
     push: float = Field(0.0, ge=0)
@@ -97,25 +121,30 @@ class Scenario(Strict):
     helper_out: float = Field(0.0, ge=0)
     """Engine switch of a trainer back from generating, or rollout device that begins to train."""
 
-    rollout_slowdown: float = Field(1.0, gt=0)
-    """Time of a rollout device relative to the reference device."""
-
-    trainer_slowdown: float = Field(1.0, gt=0)
-    """Time of a trainer relative to the reference device."""
+    kinds: dict[str, DeviceKind] = Field(default_factory=dict)
+    """The inventory, by name of the kind, where devices are not equal; the search deals it."""
 
     jitter: float = Field(0.0, ge=0, le=1)
     """Sigma of the lognormal factor, of mean 1, on the time of everything."""
 
     seconds: dict[str, float] = Field(default_factory=dict)
-    """Recorded seconds per iteration, by layout; `floor` is the least on equal devices."""
+    """Recorded seconds per iteration, by layout; `floor` is the least on these devices."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if (work := self.prompts * self.group_size * self.steps) > MAX_STEPS_PER_ITERATION:
+            raise ValueError(
+                f"prompts x group_size x steps is {work}; use at most {MAX_STEPS_PER_ITERATION}: "
+                "every step of every sample is simulated"
+            )
         for part, whole in (("trained_per_group", "group_size"), ("trained_steps", "steps")):
             if getattr(self, part) > getattr(self, whole):
                 raise ValueError(
                     f"{part} is {getattr(self, part)}, but {whole} is only {getattr(self, whole)}"
                 )
+        in_kinds = sum(kind.count for kind in self.kinds.values())
+        if self.kinds and in_kinds != self.devices:
+            raise ValueError(f"kinds have {in_kinds} devices, but devices is {self.devices}")
         return self
 
     def scaled(self, factor: float) -> "Scenario":
@@ -148,8 +177,8 @@ class Scenario(Strict):
 
     @property
     def reference(self) -> DeviceCosts:
-        """What work costs on the reference device."""
-        return self._device_costs(1.0)
+        """What work costs on a device that takes what the scenario's constants say."""
+        return self._device_costs(None)
 
     @property
     def pairs_per_group(self) -> int:
@@ -170,30 +199,30 @@ class Scenario(Strict):
         """Return its devices.
 
         Args:
-            num_rollout: devices that generate; the others train. None: every device does both.
+            num_rollout: devices that generate; the others train. Those generate that are better at
+                it than at training. None: every device does both.
         """
+        kinds = [name for name, kind in self.kinds.items() for _ in range(kind.count)]
+        fleet = tuple(
+            Device(f"device-{index}", BOTH, kind)
+            for index, kind in enumerate(kinds or ["default"] * self.devices)
+        )
         if num_rollout is None:
-            return tuple(Device(f"device-{index}", BOTH) for index in range(self.devices))
-        sizes: dict[Role, int] = {"rollout": num_rollout, "trainer": self.devices - num_rollout}
+            return fleet
+        numbers = {role: count() for role in BOTH}
         return tuple(
-            Device(f"{role}-{index}", frozenset([role]), kind=role)
-            for role, size in sizes.items()
-            for index in range(size)
+            replace(device, name=f"{role}-{next(numbers[role])}")
+            for device in deal(fleet, num_rollout, self.workload, self._kinds)
+            for role in device.roles
         )
 
     def costs(self, num_rollout: int | None) -> Costs:
         """Return what everything costs on the devices of that split."""
+        into_rollout, into_trainer = self.helper_in, self.helper_out
         if num_rollout is None:
-            kinds = {"default": self.reference}
             into_rollout = into_trainer = self.switch_colocated / 2
-        else:
-            kinds = {
-                "rollout": self._device_costs(self.rollout_slowdown),
-                "trainer": self._device_costs(self.trainer_slowdown),
-            }
-            into_rollout, into_trainer = self.helper_in, self.helper_out
         return Costs(
-            kinds=kinds,
+            kinds=self._kinds,
             reward=self.reward_seconds,
             reward_servers=self.reward_servers,
             optimizer_step=self.optimizer_step,
@@ -202,25 +231,51 @@ class Scenario(Strict):
             switch_to_trainer=into_trainer,
         )
 
-    def speeds(self, num_rollout: int | None) -> tuple[float, float]:
-        """Return the reference devices that the rollout devices and the trainers are worth.
+    def groups(self, num_rollout: int | None = None, *, wait: float = 0.0) -> list[Group]:
+        """Return its devices, the equal ones together.
 
-        Without a split, all devices count as rollout devices: they wait for the push.
+        Args:
+            num_rollout: devices that generate; None: all do both.
+            wait: seconds until those that generate begin.
         """
-        if num_rollout is None:
-            return float(self.devices), 0.0
-        trainers = self.devices - num_rollout
-        return num_rollout / self.rollout_slowdown, trainers / self.trainer_slowdown
+        devices = Counter(
+            (device.kind, wait if "rollout" in device.roles else 0.0)
+            for device in self.cluster(num_rollout)
+        )
+        inventory = self._inventory
+        return [
+            Group(num, kind.generation, self.a * kind.pack, self.c * kind.pair, waits)
+            for (name, waits), num in devices.items()
+            for kind in (inventory[name],)
+        ]
 
-    def floor(self, num_rollout: int | None) -> float:
-        """Return (W_g + W_t(b)) / sum of speeds: an iteration in which no device ever waits."""
-        return (self.generation_work + self.training_work()) / sum(self.speeds(num_rollout))
+    @property
+    def floor(self) -> float:
+        """An iteration in which no device ever waits, and each does what it is better at.
 
-    def _device_costs(self, slowdown: float) -> DeviceCosts:
+        On P equal devices (W_g + W_t(b)) / P.
+        """
+        pairs = self.prompts * self.pairs_per_group
+        packs = ceil(pairs / self.pack_size)
+        return least_seconds(
+            self.groups(), Work(self.generation_work, pairs, packs, self.pack_size)
+        )
+
+    @property
+    def _inventory(self) -> dict[str, DeviceKind]:
+        return self.kinds or {"default": DeviceKind(count=self.devices)}
+
+    @property
+    def _kinds(self) -> dict[str, DeviceCosts]:
+        return {name: self._device_costs(kind) for name, kind in self._inventory.items()}
+
+    def _device_costs(self, kind: DeviceKind | None) -> DeviceCosts:
+        kind = kind or DeviceKind(count=1)
+        generating = kind.generation
         return DeviceCosts(
-            step=Linear(fixed=self.d0 * slowdown, per_item=self.d1 * slowdown),
-            decode=Linear(per_item=self.vae * slowdown),
-            pack=Linear(fixed=self.a * slowdown, per_item=self.c * slowdown),
+            step=Linear(fixed=self.d0 * generating, per_item=self.d1 * generating),
+            decode=Linear(per_item=self.vae * generating),
+            pack=Linear(fixed=self.a * kind.pack, per_item=self.c * kind.pair),
         )
 
 
@@ -231,10 +286,6 @@ def load_scenario(path: Path) -> Scenario:
         ConfigError: the file is missing or not TOML, or a key or value is wrong.
     """
     try:
-        return Scenario.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ConfigError(f"cannot read the scenario {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        return Scenario.model_validate(read_toml(path, "the scenario"))
     except ValidationError as error:
         raise ConfigError(f"{path}: {describe_fields(error, Scenario)}") from error

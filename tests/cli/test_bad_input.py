@@ -325,7 +325,10 @@ FILES = {
         "holds a FluxImg2ImgPipeline, but model.family 'flux' needs a FluxPipeline",
     ),
     "model without class": (write("model/model_index.json", "[]"), "model holds a None, but"),
-    "model index that is not JSON": (write("model/model_index.json", "{"), "cannot read model/"),
+    "model index that is not JSON": (
+        write("model/model_index.json", "{"),
+        "cannot read the model's index model/model_index.json: Expecting",
+    ),
     "model with a part missing": (
         index_of(text_encoder_2=["transformers", "T5EncoderModel"]),
         "model.path model lacks the subfolder text_encoder_2",

@@ -1,7 +1,6 @@
 """Packs: every pair exactly once, none larger than asked."""
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import given
 from packs import make_packs
 
@@ -10,7 +9,6 @@ from digen_core.control.packing import (
     PairPool,
     pairs_by_sample,
     pairs_by_step,
-    seconds_to_share,
     smallest_pack,
 )
 from digen_core.control.protocol import Fragment, PairBlock
@@ -103,30 +101,6 @@ def test_removed_pairs_leave_the_pool():
     assert pool.remove(lambda found: found == a) == [PairBlock(a, 0, 0, 3), PairBlock(a, 1, 0, 3)]
     assert pool.num_pairs == 3
     assert pool.take(5) == (PairBlock(b, 0, 0, 3),)
-
-
-@pytest.mark.parametrize(
-    ("pairs", "free_in", "rates", "seconds"),
-    [
-        (6, [0, 2], [1, 1], 4),  # 4 by the first, 2 by the second
-        (1, [0, 2], [1, 1], 1),  # the second comes too late
-        (8, [0, 0], [3, 1], 2),  # 6 by the fast one, 2 by the slow one
-        (0, [3, 5], [1, 1], 3),
-    ],
-)
-def test_devices_finish_together(pairs, free_in, rates, seconds):
-    assert seconds_to_share(pairs, free_in, rates) == pytest.approx(seconds)
-
-
-@given(
-    st.floats(0.1, 100),
-    st.lists(st.tuples(st.floats(0, 20), st.floats(0.1, 5)), min_size=1, max_size=6),
-)
-def test_shared_pairs_add_up(pairs, devices):
-    free_in, rates = zip(*devices, strict=True)
-    end = seconds_to_share(pairs, free_in, rates)
-    done = sum(rate * max(0.0, end - free) for free, rate in devices)
-    assert done == pytest.approx(pairs)
 
 
 def test_the_smallest_pack_by_hand():

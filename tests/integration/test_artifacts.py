@@ -140,9 +140,9 @@ def test_the_report_shows_metrics_evaluations_and_links():
     progress.evaluations = {"before": report_at(0, 0.25), "after": report_at(3, 0.75)}
     report = report_of("shapes-1", progress, LINKS)
     assert "| shapes/exact | 0.125 | 0.125 |  | ▁▁▁ |" in report
-    assert "| busy: rollout-0 | | 75% | |" in report
-    assert "| evaluation | before (version 0) | after (version 3) |\n|---|---:|---:|" in report
-    assert "| reward | 0.250 | 0.750 |\n" in report
+    assert "| busy: rollout-0 | | 75% | | |" in report
+    assert "| evaluation | before (version 0) | after (version 3) | change |  |\n" in report
+    assert "| reward | 0.250 | 0.750 | +0.500 |  |\n" in report
     assert "- Dask: <http://127.0.0.1:8787/status>\n" in report
     assert "- MLflow: `mlflow ui --backend-store-uri x`\n" in report
     (picture,) = re.findall(r"!\[mean reward]\(data:image/svg\+xml;base64,(.*)\)", report)

@@ -47,6 +47,7 @@ DOWNLOADED = ("HPS_v2.1_compressed.pt",)
 STARTS = (
     "deployments.bench_algorithms.main",
     "deployments.bench_compute.main",
+    "deployments.bench_controller.bench_controller",
     "deployments.bench_layouts.main",
     "deployments.bench_learning.main",
     "deployments.bench_overhead.main",

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from digen_core.control.layout import LAYOUTS
 from digen_core.planning.search import Choice, simulate_choice
 from digen_core.sim.bounds import lower_bound
-from digen_core.sim.scenario import Scenario
+from digen_core.sim.scenario import DeviceKind, Scenario
 
 
 def test_the_chain_by_hand(scenario):
@@ -50,8 +50,16 @@ seconds = st.sampled_from([0.0, 0.25, 1.0, 3.0])
 @st.composite
 def scenarios(draw) -> Scenario:
     group_size, steps = draw(st.integers(1, 6)), draw(st.integers(1, 5))
+    counts = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3).filter(lambda c: sum(c) > 1))
+    factor = st.sampled_from([0.5, 1.0, 2.0])
+    kinds = {
+        f"kind-{number}": DeviceKind(
+            count=count, generation=draw(factor), pack=draw(factor), pair=draw(factor)
+        )
+        for number, count in enumerate(counts)
+    }
     return Scenario(
-        devices=draw(st.integers(2, 6)),
+        devices=sum(counts),
         prompts=draw(st.integers(1, 6)),
         group_size=group_size,
         trained_per_group=draw(st.integers(1, group_size)),
@@ -70,8 +78,7 @@ def scenarios(draw) -> Scenario:
         push=draw(seconds),
         helper_in=draw(seconds),
         helper_out=draw(seconds),
-        rollout_slowdown=draw(st.sampled_from([0.5, 1.0, 2.0])),
-        trainer_slowdown=draw(st.sampled_from([0.5, 1.0, 2.0])),
+        kinds=kinds,
     )
 
 

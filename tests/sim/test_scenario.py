@@ -4,22 +4,19 @@ import pytest
 
 from deployments.simulate import SCENARIOS
 from digen_core.config import ConfigError
-from digen_core.sim.scenario import load_scenario
+from digen_core.sim.scenario import Scenario, load_scenario
 
 SHIPPED = sorted(SCENARIOS.glob("*.toml"))
-EQUAL_DEVICES = [path for path in SHIPPED if path.stem != "E"]
 
 
 def test_eight_scenarios_are_shipped():
     assert [path.stem for path in SHIPPED] == ["A", "A2", "B", "B2", "C", "D", "E", "F"]
 
 
-@pytest.mark.parametrize("path", EQUAL_DEVICES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_the_floor_is_the_recorded_one(path):
     scenario = load_scenario(path)
-    assert scenario.floor(scenario.devices // 2) == pytest.approx(
-        scenario.seconds["floor"], abs=0.05
-    )
+    assert scenario.floor == pytest.approx(scenario.seconds["floor"], abs=0.05)
 
 
 def test_work_by_hand(scenario):
@@ -27,7 +24,7 @@ def test_work_by_hand(scenario):
     assert scenario.generation_work == 16.0
     assert scenario.training_work() == 6.0
     assert scenario.training_work(1) == 8.0
-    assert scenario.floor(1) == 11.0
+    assert scenario.floor == 11.0
 
 
 def test_work_of_parts_that_do_not_fill(scenario):
@@ -39,27 +36,45 @@ def test_work_of_parts_that_do_not_fill(scenario):
     assert odd.training_work() == (1 + 4) + (1 + 2)
 
 
-def test_unequal_devices(scenario):
-    mixed = scenario.model_copy(update={"devices": 5, "trainer_slowdown": 0.5})
-    assert mixed.speeds(2) == (2.0, 6.0)
-    assert mixed.floor(2) == 22.0 / 8.0
-    assert mixed.costs(2).kinds["trainer"].pack(2) == 1.5
-    assert mixed.costs(2).kinds["rollout"].pack(2) == 3.0
-    assert [device.name for device in mixed.cluster(2)] == [
-        "rollout-0",
-        "rollout-1",
-        "trainer-0",
-        "trainer-1",
-        "trainer-2",
-    ]
+def of_kinds(scenario, **kinds):
+    devices = sum(kind["count"] for kind in kinds.values())
+    return Scenario.model_validate(
+        scenario.model_dump() | {"devices": devices, "kinds": kinds},
+    )
 
 
-def test_colocated_devices_are_of_the_reference_kind(scenario):
-    mixed = scenario.model_copy(update={"trainer_slowdown": 0.5})
+@pytest.mark.parametrize(("split", "generating"), [(2, "ss"), (3, "sss"), (4, "sssf")])
+def test_those_that_train_worse_generate(scenario, split, generating):
+    mixed = of_kinds(scenario, fast={"count": 2, "pair": 0.5}, slow={"count": 3})
+    devices = mixed.cluster(split)
+    assert "".join(device.kind[0] for device in devices[:split]) == generating
+    names = [*(f"rollout-{n}" for n in range(split)), *(f"trainer-{n}" for n in range(5 - split))]
+    assert [device.name for device in devices] == names
+    costs = mixed.costs(split).kinds
+    assert (costs["fast"].pack(2), costs["slow"].pack(2)) == (1 + 2 * 0.5, 1 + 2)
+    assert costs["fast"].step(1) == costs["slow"].step(1) == 1.0
+
+
+def test_the_floor_of_unequal_devices(scenario):
+    # Twice as fast at all: as 8 devices.
+    fast = {"count": 3, "generation": 0.5, "pack": 0.5, "pair": 0.5}
+    assert of_kinds(scenario, fast=fast, slow={"count": 2}).floor == pytest.approx(22 / 8)
+    # The fast ones train in 2 packs of 2 s and generate in what is left: 20 s on four devices.
+    mixed = of_kinds(scenario, fast={"count": 2, "pair": 0.5}, slow={"count": 2})
+    assert mixed.floor == pytest.approx(20 / 4)
+
+
+def test_kinds_are_all_devices(scenario):
+    with pytest.raises(ValueError, match="kinds have 3 devices, but devices is 2"):
+        Scenario.model_validate(scenario.model_dump() | {"kinds": {"fast": {"count": 3}}})
+
+
+def test_colocated_devices_are_those_of_the_inventory(scenario):
+    mixed = of_kinds(scenario, fast={"count": 1, "pair": 0.5}, slow={"count": 1})
     costs = mixed.costs(None)
-    assert {device.kind for device in mixed.cluster(None)} == set(costs.kinds) == {"default"}
+    assert [device.kind for device in mixed.cluster(None)] == ["fast", "slow"] == [*costs.kinds]
     assert all(device.roles == {"rollout", "trainer"} for device in mixed.cluster(None))
-    assert costs.kinds["default"].pack(2) == 3.0
+    assert {device.kind for device in scenario.cluster(None)} == {"default"}
     assert (costs.switch_to_rollout, costs.switch_to_trainer) == (3.0, 3.0)
     assert (mixed.costs(1).switch_to_rollout, mixed.costs(1).switch_to_trainer) == (1.0, 1.5)
 

@@ -69,10 +69,10 @@ def config(scenario, tmp_path):
 
 def test_a_scenario_can_be_made_slower(scenario):
     slow, original = scenario.scaled(3.0), scenario.costs(2)
-    assert slow.floor(2) == pytest.approx(3 * scenario.floor(2))
+    assert slow.floor == pytest.approx(3 * scenario.floor)
     costs = slow.costs(2)
-    assert costs.kinds["rollout"].fragment(1, 3) == pytest.approx(3 * 1.0)
-    assert costs.kinds["trainer"].pack(4) == pytest.approx(3 * 0.8)
+    assert costs.kinds["default"].fragment(1, 3) == pytest.approx(3 * 1.0)
+    assert costs.kinds["default"].pack(4) == pytest.approx(3 * 0.8)
     for name in ("reward", "optimizer_step", "push", "switch_to_rollout", "switch_to_trainer"):
         assert getattr(costs, name) == pytest.approx(3 * getattr(original, name))
     assert slow.jitter == scenario.jitter

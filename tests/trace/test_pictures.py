@@ -59,7 +59,7 @@ def test_a_timeline_shows_the_window_of_each_device():
 def test_labels_name_the_iteration_where_several_are_shown():
     spans = [denoise("rollout-0", 100, 105), denoise("rollout-0", 105, 110, iteration=1)]
     figure = draw_timeline(spans, [], devices_of(1, 0), WINDOW, "iteration 0")
-    assert {"i0 g0", "i1 g0"} <= set(texts(figure))
+    assert {"i1 g0", "i2 g0"} <= set(texts(figure))
 
 
 def test_a_label_that_does_not_fit_is_left_out():
