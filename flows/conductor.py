@@ -138,6 +138,8 @@ class Conductor:
         while self._num_offered <= index and self._num_offered in self._opened:
             opened = self._opened[self._num_offered]
             opened.begun = time()
+            if opened.index - 1 not in self._opened:  # else the devices are not its own yet
+                opened.turn.set()
             self._num_offered += 1
             self._executor.open(opened)
             steps, costs = opened.round.steps.trained, opened.round.costs
@@ -154,6 +156,7 @@ class Conductor:
         self._ending.append((opened, Ended(session.version, now - opened.begun)))
         if index + 1 < self._num_offered:
             self._opened[index + 1].begun = now  # before, the devices were not its own
+            self._opened[index + 1].turn.set()
 
     def _end(self) -> None:
         """Let finished flow runs end, unless a task shows there whose end would not be heard."""

@@ -18,6 +18,7 @@ from flows.scheduling import learn_costs
 from flows.session import Round, session_of
 from flows.steps import steps_per_task
 from flows.telling import tell_of_clipping
+from flows.waiting import wait_for_turn
 from tasks.completions import Completions
 
 
@@ -38,6 +39,7 @@ def iteration(run_id: str, index: int) -> State | None:
     with Completions(session.inbox):
         opened = OpenIteration(round_, recorder, num_steps_per_task)
         session.inbox.put(opened)
+        wait_for_turn(opened.turn, runtime.flow_run.id)
         ended = opened.outcome.result()
     if ended is None:
         return Cancelled(message="the run has ended, or did this iteration on its own page")

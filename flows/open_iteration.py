@@ -3,6 +3,7 @@
 from concurrent.futures import Future
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ class OpenIteration:
     steps_per_task: int
     context: Context = field(default_factory=copy_context)  # tasks submitted in it are the run's
     outcome: "Future[Ended | None]" = field(default_factory=Future)  # None: it was cancelled
+    turn: Event = field(default_factory=Event)  # the devices are its own
     told: bool = False  # of a reward that failed
     begun: float = 0.0  # when the devices were free for it
     segments: dict[Fragment, list[tuple[range, PrefectFuture[Any]]]] = field(default_factory=dict)
@@ -68,6 +70,7 @@ class OpenIteration:
 
     def abandon(self, error: BaseException | None = None) -> None:
         """End the flow run: with the error if the iteration has begun, else as cancelled."""
+        self.turn.set()
         if error is not None and self.segments:
             self.outcome.set_exception(error)
         else:

@@ -105,7 +105,7 @@ def begun_before(config: RunConfig) -> Path | None:
 def mark_crashed_flows(flow_run_ids: Sequence[str]) -> None:
     """Tell Prefect that flow runs of this run have ended: a process that is killed does not."""
     ended = Crashed(message="its process ended; the run goes on in another flow run")
-    running = FlowRunFilterState.model_validate({"type": {"any_": ["RUNNING"]}})
+    running = FlowRunFilterState.model_validate({"type": {"any_": ["RUNNING", "PENDING"]}})
     if not flow_run_ids:
         return
     ids = [UUID(flow_run_id) for flow_run_id in flow_run_ids]

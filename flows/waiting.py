@@ -1,20 +1,25 @@
-"""Waiting for workers: a pause with a state that says so, and an end to it."""
+"""Waiting, for workers or for an iteration's turn, with a state in Prefect that says so."""
 
 from contextlib import suppress
+from threading import Event
 from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
+from uuid import UUID
 
 from httpx import HTTPError
 from prefect.client.orchestration import get_client
 from prefect.exceptions import PrefectException
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-from prefect.states import Running
+from prefect.states import Pending, Running, State
 
 from flows.session import Session, say
 from tasks.calls import WorkerLostError
 
-STATE = "WaitingForWorkers"
+STATE: Final = "WaitingForWorkers"
+TURN: Final = "WaitingForTurn"
+TURN_SECONDS: Final = 1.0
+"""How long an iteration may wait for its turn before its state says so."""
 
 
 class Waiting:
@@ -66,12 +71,30 @@ class Waiting:
             self.end()
 
     def _show(self, name: str, text: str) -> None:
-        """Set the name of the run's own state; where Prefect's server is away, it stays."""
-        flow_run_id = self._session.lineage.flow_run_ids[-1]
-        state = Running(name=name, message=text)
-        with (
-            suppress(HTTPError, PrefectException),
-            temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
-            get_client(sync_client=True) as client,
-        ):
-            client.set_flow_run_state(flow_run_id, state, force=True)
+        """Set the name of the run's own state."""
+        show_state(self._session.lineage.flow_run_ids[-1], Running(name=name, message=text))
+
+
+def wait_for_turn(turn: Event, flow_run_id: str | None) -> None:
+    """Wait until an iteration that was opened ahead is worked on; till then it is not running.
+
+    Prefect counts the time in which a flow run is running as its own.
+    """
+    if turn.wait(TURN_SECONDS):
+        return
+    if flow_run_id is None:
+        turn.wait()
+        return
+    show_state(flow_run_id, Pending(name=TURN, message="opened ahead of the work"))
+    turn.wait()
+    show_state(flow_run_id, Running())
+
+
+def show_state(flow_run_id: str, state: State[None]) -> None:
+    """Set the state of a flow run; where Prefect's server is away, it stays as it is."""
+    with (
+        suppress(HTTPError, PrefectException),
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+        get_client(sync_client=True) as client,
+    ):
+        client.set_flow_run_state(UUID(flow_run_id), state, force=True)
