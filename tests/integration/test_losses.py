@@ -1,11 +1,17 @@
 """Workers are killed, frozen, hung, restarted and added: the run ends as if nothing had been."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from time import monotonic, sleep
 
 import pytest
+from distributed import Client
 from integration_support import Watch, distance, initial, merged, only_run, reference
 from smooth_rewards import HANG_VARIABLE
 
@@ -80,12 +86,11 @@ def event_of(kind: type, iteration: int) -> Callable[[object], bool]:
 
 
 @pytest.fixture
-def live(tree, prefect_backend, monkeypatch):
-    """Return a function that runs the job through a story and checks what it leaves."""
-    from flows.post_train import post_train
-    from flows.session import session_of, watching
+def follow(monkeypatch):
+    """Return a function that lets a story see the events and the session of a run."""
+    from flows.session import session_of
 
-    def run(story: Story, **changes) -> Path:
+    def let_see(story: Story) -> None:
         class Told(Controller):
             def handle(self, event):
                 instructions = super().handle(event)
@@ -99,6 +104,18 @@ def live(tree, prefect_backend, monkeypatch):
         monkeypatch.setattr("flows.conductor.Controller", Told)
         for module in ("prepare", "evaluate", "export", "iteration"):
             monkeypatch.setattr(f"flows.{module}.session_of", known)
+
+    return let_see
+
+
+@pytest.fixture
+def live(tree, prefect_backend, follow):
+    """Return a function that runs the job through a story and checks what it leaves."""
+    from flows.post_train import post_train
+    from flows.session import watching
+
+    def run(story: Story, **changes) -> Path:
+        follow(story)
         settings = {key.replace("__", "."): value for key, value in changes.items()}
         config = RunConfig.model_validate(merged(tree, {**JOB, **settings}))
         with watching(story):
@@ -227,3 +244,52 @@ def test_a_worker_is_added(live, prefect_backend):
     assert story.said("worker rollout-9 has joined")
     devices = {span.device for record in story.records for span in record.spans}
     assert "rollout-9" in devices
+
+
+@pytest.fixture
+def own_cluster(tmp_path):
+    """A scheduler and its two workers, as processes: the address and the scheduler's process."""
+    file = tmp_path / "scheduler.json"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with ExitStack() as stack:
+
+        def start(*command: str) -> subprocess.Popen:
+            process = subprocess.Popen([sys.executable, "-m", *command], env=environment)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process
+
+        where = ("--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file))
+        scheduler = start("distributed.cli.dask_scheduler", *where, "--no-dashboard")
+        deadline = monotonic() + 100
+        while not file.exists() or not file.read_text():
+            assert monotonic() < deadline
+            sleep(0.1)
+        address = json.loads(file.read_text())["address"]
+        for role in ("rollout", "trainer"):
+            start("tasks.worker", address, "--name", f"{role}-0", "--resources", f"{role}=1")
+        with Client(address) as client:
+            client.wait_for_workers(2, timeout=100)
+        yield address, scheduler
+
+
+@pytest.mark.operation
+def test_a_lost_scheduler_is_said_and_the_run_can_be_resumed(
+    tree, prefect_backend, follow, own_cluster
+):
+    from flows.post_train import post_train
+    from flows.session import watching
+    from tasks.calls import SchedulerLostError
+
+    address, scheduler = own_cluster
+    story = Story(event_of(p.PackTrained, 2), lambda story: scheduler.kill())
+    follow(story)
+    config = RunConfig.model_validate(
+        merged(tree, {**JOB, "cluster.scheduler_address": address, "schedule.layout": "gap"})
+    )
+    with watching(story), pytest.raises(SchedulerLostError, match="the Dask scheduler") as error:
+        post_train(config)
+    folder = only_run(tree)
+    assert f"resume it with: digen train --resume {folder}" in "".join(error.value.__notes__)
+    config = RunConfig.model_validate(merged(tree, JOB))
+    check(folder, config, post_train(config, str(folder)))
