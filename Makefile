@@ -68,12 +68,8 @@ test-operation: setup ## servers that go away, killed runs, browsers, whole sess
 bench: setup ## what a task costs: bare Dask, digen's runner, Prefect's Dask runner
 	$(BIN)/digen bench runner $(ARGS)
 
-ui: setup ## the Prefect server with its UI; prints how to open MLflow's
-	@echo 'Runs in MLflow, from another terminal:'
-	@echo '  $(BIN)/mlflow ui --backend-store-uri sqlite:///runs/mlflow.db'
-	@echo 'To see runs live in the Prefect UI below, start them with'
-	@echo '  PREFECT_API_URL=http://127.0.0.1:4200/api make train'
-	$(BIN)/prefect server start
+ui: setup ## Prefect and MLflow with their pages, for runs of this folder; `digen down` ends them
+	$(BIN)/digen up --no-workers
 
 clean: ## remove caches and the virtual environment; runs/ stays
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

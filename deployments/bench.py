@@ -204,17 +204,25 @@ def layouts(
         steps_per_task: Emulated only: denoising steps in one task; auto groups them as a run does.
         seed: Emulated only: same seed, same jitter.
     """
-    if not (0 < time_scale <= 10 and iterations >= 2 and seed >= 0 and rounds >= 1):
-        raise ConfigError(
-            f"--time-scale is {time_scale}, --iterations {iterations}, --seed {seed} and --rounds "
-            f"{rounds}; use a time-scale above 0 and up to 10, iterations >= 2, seed >= 0, "
-            "rounds >= 1"
-        )
-    if steps_per_task != "auto" and not (steps_per_task.isdecimal() and int(steps_per_task)):
-        raise ConfigError(f"--steps-per-task is {steps_per_task}; use auto, or 1 or more")
     config = shipped_configs().get(scenario, Path(scenario))
     if is_config(config):
+        _require_all(
+            iterations=(iterations, iterations >= 1, "1 or more"),
+            rounds=(rounds, rounds >= 1, "1 or more"),
+        )
         return _real_layouts(config, layout, rounds, iterations)
+
+    is_number = steps_per_task.isdecimal() and 1 <= int(steps_per_task[:5]) <= 1000
+    _require_all(
+        time_scale=(time_scale, 0 < time_scale <= 10, "a number above 0 and up to 10"),
+        iterations=(iterations, iterations >= 2, "2 or more: the first warms up"),
+        steps_per_task=(
+            steps_per_task,
+            steps_per_task == "auto" or is_number,
+            "auto, or 1 to 1000",
+        ),
+        seed=(seed, seed >= 0, "0 or more"),
+    )
 
     from deployments import simulate as scenarios
 
@@ -232,6 +240,13 @@ def layouts(
         seed=seed,
     )
     return 0
+
+
+def _require_all(**options: tuple[object, bool, str]) -> None:
+    """Refuse the first option, as (value, whether it is right, what is), that is wrong."""
+    for name, (value, is_right, rule) in options.items():
+        if not is_right:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}; use {rule}")
 
 
 @bench.command(usage="Usage: digen bench learning CONFIG [--layout NAME ...] [--KEY VALUE ...]")

@@ -5,6 +5,7 @@ help and mistakes show at once. A mistake of the user is one line on stderr and 
 that fails later is one line and exit code 1.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -13,18 +14,33 @@ from importlib.metadata import PackageNotFoundError, version
 from cyclopts import App, CycloptsError
 
 from deployments.bench import bench
-from deployments.commands import clusters, configs, models, operation, planning, runs, tracking
-from deployments.errors import RunFailedError, RunStoppedError
+from deployments.commands import (
+    clusters,
+    configs,
+    models,
+    operation,
+    planning,
+    runs,
+    starting,
+    tracking,
+)
+from deployments.errors import RunFailedError, RunStoppedError, one_line
 from deployments.local import apply_settings
+from deployments.overrides import require_plain
 from deployments.stopping import install
+from digen_core.addresses import redacted
 from digen_core.config import ConfigError
 from digen_core.config_keys import UnknownKeyError
+from digen_core.reading import shown
 
 WELCOME = """\
 digen: reinforcement-learning post-training of diffusion and flow-matching models
 
   digen train shapes                              train the embedded model; minutes on a CPU
+  digen init mine.toml                            a config of your own, from a few answers
+  digen recipes                                   the configs that digen ships
   digen config show shapes                        every setting with its meaning
+  digen ls                                        your runs, and how they went
   digen train --resume runs/NAME                  go on with a run that was interrupted
   digen evaluate runs/NAME                        judge a finished run again
   digen report runs/NAME                          see what its devices waited for
@@ -58,6 +74,10 @@ app.command(
 )
 app.command(runs.evaluate)
 app.command(runs.pause)
+app.command(runs.cancel)
+app.command(runs.ls)
+app.command(starting.init)
+app.command(starting.recipes)
 app.command(runs.report)
 app.command(tracking.compare)
 app.command(tracking.sync)
@@ -92,16 +112,11 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.write(WELCOME)
         return 0
     try:
-        code = app(
-            list(arguments),
-            exit_on_error=False,
-            print_error=False,
-            result_action="return_value",
-        )
+        code = _call(arguments)
     except UnknownKeyError as error:
         return _fail(_option_like(arguments, error.key) or error, 2)
     except (ConfigError, CycloptsError) as error:
-        return _fail(error, 2)
+        return _fail(_command_for(arguments) or error, 2)
     except RunFailedError as error:
         return _fail(error, 1)
     except RunStoppedError as error:
@@ -109,6 +124,49 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _fail("stopped", 130)
     return code if isinstance(code, int) else 0
+
+
+OTHER_WORDS = {
+    "resume": "digen train --resume RUN",
+    "continue": "digen train --resume RUN",
+    "stop": "digen cancel RUN",
+    "kill": "digen cancel RUN",
+    "eval": "digen evaluate RUN",
+    "list": "digen ls",
+    "runs": "digen ls",
+    "configs": "digen recipes",
+    "new": "digen init FILE",
+}
+"""What other programs call a command -> what does it here."""
+
+
+def _command_for(arguments: Sequence[str]) -> str | None:
+    """Say which command does what a word of other programs means; None if it is one of ours."""
+    word = arguments[0]
+    command = OTHER_WORDS.get(word)
+    if command is None or word in app:
+        return None
+    run = next((a for a in arguments[1:] if not a.startswith("-")), "RUN")
+    return f"there is no command {word}; use: {command.replace('RUN', run)}"
+
+
+def _call(arguments: Sequence[str]) -> object:
+    """Call the command of a command line.
+
+    Raises:
+        ConfigError: the system refuses a file or folder that it names, before anything starts; what
+            has started tells its failures itself.
+    """
+    require_plain(arguments)
+    try:
+        return app(
+            list(arguments), exit_on_error=False, print_error=False, result_action="return_value"
+        )
+    except OSError as error:
+        if error.filename is None:
+            raise
+        named = shown(os.fspath(error.filename))
+        raise ConfigError(f"cannot use {named}: {error.strerror}") from error
 
 
 def _option_like(arguments: Sequence[str], key: str) -> str | None:
@@ -132,6 +190,6 @@ def main() -> None:
 
 
 def _fail(error: object, code: int) -> int:
-    """Print one line to stderr."""
-    sys.stderr.write(f"digen: {' '.join(str(error).split())}\n")
+    """Print one line to stderr; of addresses that it quotes, nothing secret."""
+    sys.stderr.write(f"digen: {one_line(redacted(str(error)))}\n")
     return code

@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
+from deployments.terminal import plain
 from digen_core.planning.cluster import Cluster
 from digen_core.planning.groups import RewardGroup
 
@@ -12,7 +13,7 @@ HEADINGS = ("kind", "count", "roles", "where", "GB/s", "threads", "price/h", "wa
 def print_cluster(cluster: Cluster, console: Console | None = None) -> None:
     """Print a row for each group of devices, and their sums."""
     console = console or Console(highlight=False, soft_wrap=True)
-    table = Table(title=cluster.description or None, title_justify="left", box=None)
+    table = Table(title=plain(cluster.description), title_justify="left", box=None)
     for heading in HEADINGS:
         is_text = heading in ("kind", "roles", "where")
         table.add_column(heading, justify="left" if is_text else "right")

@@ -10,9 +10,11 @@ from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 from rich.table import Table
 
+from deployments.terminal import plain
 from digen_core.config import ConfigError
-from digen_core.trace.charts import LINE_COLOURS
-from tasks.display import sparkline
+from digen_core.noise import Change, error_of, unpaired_change, with_error
+from digen_core.trace.charts import LINE_COLOURS, draw_band
+from tasks.display import sparkline, verdict
 from tasks.tracking.history import RunData
 
 MISSING: Final = "-"
@@ -44,6 +46,21 @@ def metrics_to_show(runs: Sequence[RunData], asked: Sequence[str]) -> list[str]:
     return [name for start in SHOWN for name in sorted(known) if name.startswith(start)]
 
 
+def last_value(run: RunData, name: str) -> float | None:
+    """Return the last value of a metric; None if it has none."""
+    points = run.metrics.get(name)
+    return points[-1][1] if points else None
+
+
+def change_of(first: RunData, second: RunData, name: str) -> Change | None:
+    """Return the difference of two runs' last values, as if their prompts were different ones."""
+    before, after = last_value(first, name), last_value(second, name)
+    if before is None or after is None:
+        return None
+    errors = (last_value(run, error_of(name)) for run in (first, second))
+    return unpaired_change(after - before, *errors)
+
+
 def print_comparison(runs: Sequence[RunData], names: Sequence[str], console: Console) -> None:
     """Print what differs: config, environment and the last value of each metric."""
     for title, sides in (
@@ -54,7 +71,7 @@ def print_comparison(runs: Sequence[RunData], names: Sequence[str], console: Con
         if rows:
             table = _table(f"{title}: what differs", runs)
             for key, values in rows.items():
-                table.add_row(key, *values)
+                table.add_row(*map(plain, (key, *values)))
             console.print(table)
         else:
             console.print(f"{title}: nothing differs")
@@ -64,8 +81,9 @@ def print_comparison(runs: Sequence[RunData], names: Sequence[str], console: Con
     table = _table("metrics: last value and curve", runs, justify="right")
     if len(runs) == 2:
         table.add_column("difference", justify="right")
+        table.add_column("")
     for name in names:
-        table.add_row(name, *_cells(name, runs))
+        table.add_row(*map(plain, (name, *_cells(name, runs))))
     console.print(table)
 
 
@@ -73,20 +91,25 @@ def _table(title: str, runs: Sequence[RunData], justify: str = "left") -> Table:
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True)
     for run in runs:
-        table.add_column(run.name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        table.add_column(plain(run.name), justify=justify, overflow="fold")  # type: ignore[arg-type]
     return table
 
 
 def _cells(name: str, runs: Sequence[RunData]) -> list[str]:
-    cells, last = [], []
-    for run in runs:
-        values = [value for _, value in run.metrics.get(name, [])]
-        curve = f"{sparkline(values, SPARK_WIDTH)} " if len(values) > 2 else ""
-        cells.append(f"{curve}{values[-1]:.4g}" if values else MISSING)
-        last += values[-1:]
+    cells = [_cell(name, run) for run in runs]
     if len(runs) == 2:
-        cells.append(f"{last[1] - last[0]:+.4g}" if len(last) == 2 else MISSING)
+        change = change_of(*runs, name)
+        cells.append(with_error(f"{change.value:+.4g}", change.error, ".2g") if change else MISSING)
+        cells.append(verdict(change))
     return cells
+
+
+def _cell(name: str, run: RunData) -> str:
+    values = [value for _, value in run.metrics.get(name, [])]
+    if not values:
+        return MISSING
+    curve = f"{sparkline(values, SPARK_WIDTH)} " if len(values) > 2 else ""
+    return curve + with_error(f"{values[-1]:.4g}", last_value(run, error_of(name)), ".2g")
 
 
 def draw_curves(runs: Sequence[RunData], names: Sequence[str]) -> Figure:
@@ -113,6 +136,9 @@ def _draw(axes: Axes, runs: Sequence[RunData], name: str) -> None:
             colour = LINE_COLOURS[number % len(LINE_COLOURS)]
             style = "-" if number < len(LINE_COLOURS) else "--"
             axes.plot(steps, values, style, color=colour, label=run.name, marker=".", linewidth=1.3)
+            errors = dict(run.metrics.get(error_of(name), []))
+            spread = [errors.get(step, 0.0) for step in steps]
+            draw_band(axes, steps, values, spread, colour)
     axes.set_title(name, loc="left", fontsize=10)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.tick_params(labelsize=8)

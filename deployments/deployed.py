@@ -14,6 +14,7 @@ from digen_core.checks import check_inputs
 from digen_core.config import RunConfig
 from digen_core.control.layout import LayoutName
 from flows.configured import configured_flow
+from tasks.markdown import escaped
 
 Layout = LayoutName | Literal["auto"]
 
@@ -28,7 +29,9 @@ def plan(config: RunConfig, cluster: str = "2-cores") -> list[dict[str, Any]]:
     """
     plans = [asdict(row) for row in planning.plan(config, planning.find_cluster(cluster))]
     rows = [{key: value for key, value in row.items() if key != "idle"} for row in plans]
-    create_table_artifact(rows, key="plan", description=f"{config.name} on {cluster}, best first")
+    create_table_artifact(
+        rows, key="plan", description=escaped(f"{config.name} on {cluster}, best first")
+    )
     return rows
 
 

@@ -12,12 +12,14 @@ from typing import Any, Literal
 
 import yaml
 
-from deployments.operation.access import CERTIFICATE, KEY, tls_environment
+from deployments.operation.access import CERTIFICATE, KEY
 from deployments.operation.state import ENVIRONMENT, FOLDER
 from deployments.operation.workers import Worker, workers_of
 from digen_core.config import ConfigError
 from digen_core.planning.cluster import Cluster
 from digen_core.planning.groups import DeviceGroup, RewardGroup
+from tasks.cluster import as_environment
+from tasks.listening import ENCRYPTED, INSECURE, tls_settings
 from tasks.worker import resources_of
 
 Way = Literal["ssh", "cuda", "slurm", "kubernetes"]
@@ -31,18 +33,18 @@ def files_for(cluster: Cluster, way: Way, tls: bool) -> dict[str, str]:
     Args:
         cluster: as its file describes it.
         way: what starts them.
-        tls: whether the parts of Dask are to use TLS; a script takes it from the environment.
+        tls: whether the parts of Dask are to use TLS; a script takes the keys from the environment.
 
     Raises:
         ConfigError: the cluster file lacks what this way needs.
     """
     match way:
         case "ssh":
-            return {"workers.sh": _script(_ssh_lines(cluster))}
+            return {"workers.sh": _script(_ssh_lines(cluster, tls))}
         case "cuda":
-            return {"workers.sh": _script(_cuda_lines(cluster))}
+            return {"workers.sh": _script(_cuda_lines(cluster, tls))}
         case "slurm":
-            return _slurm_scripts(cluster)
+            return _slurm_scripts(cluster, tls)
         case "kubernetes":
             resources = _kubernetes(cluster, tls)
             text = yaml.safe_dump_all(resources, sort_keys=False)
@@ -53,13 +55,13 @@ def _script(lines: Iterator[str]) -> str:
     return "\n".join(["#!/usr/bin/env bash", "set -e", *lines]) + "\n"
 
 
-def _ssh_lines(cluster: Cluster) -> Iterator[str]:
+def _ssh_lines(cluster: Cluster, tls: bool) -> Iterator[str]:
     """Yield a line for each worker."""
     for worker in workers_of(cluster):
-        yield _over_ssh(worker, _command(worker, worker.environment))
+        yield _over_ssh(worker, _command(worker, worker.environment, tls))
 
 
-def _cuda_lines(cluster: Cluster) -> Iterator[str]:
+def _cuda_lines(cluster: Cluster, tls: bool) -> Iterator[str]:
     """Yield a line for each group on each host: dask-cuda starts a worker for each of its GPUs."""
     by_host: dict[tuple[int, str | None], list[Worker]] = {}
     for worker in workers_of(cluster):
@@ -70,11 +72,11 @@ def _cuda_lines(cluster: Cluster) -> Iterator[str]:
     for first, *others in by_host.values():  # the workers are called after the first: h100-0-0, ...
         gpus = ",".join(str(worker.gpu) for worker in (first, *others))
         variables = first.environment | {"CUDA_VISIBLE_DEVICES": gpus}
-        yield _over_ssh(first, f"{_command(first, variables)} --cuda")
+        yield _over_ssh(first, f"{_command(first, variables, tls)} --cuda")
 
 
-def _command(worker: Worker, variables: Mapping[str, str]) -> str:
-    python = [sys.executable, "-m", "tasks.worker", *worker.arguments]
+def _command(worker: Worker, variables: Mapping[str, str], tls: bool) -> str:
+    python = [sys.executable, "-m", "tasks.worker", *worker.arguments(tls)]
     return " ".join([*(f"{name}={value}" for name, value in variables.items()), shlex.join(python)])
 
 
@@ -89,7 +91,7 @@ def _over_ssh(worker: Worker, command: str) -> str:
     return f"ssh {shlex.quote(worker.host)} {shlex.quote(start)}"
 
 
-def _slurm_scripts(cluster: Cluster) -> dict[str, str]:
+def _slurm_scripts(cluster: Cluster, tls: bool) -> dict[str, str]:
     """Return a job array for each group of devices.
 
     Raises:
@@ -119,6 +121,7 @@ def _slurm_scripts(cluster: Cluster) -> dict[str, str]:
             worker_extra_args=[
                 "--nthreads 1 --memory-limit 0",  # the last of an option's values counts
                 f"--resources {shlex.quote(resources_of(group.declared))}",
+                *([] if tls else [INSECURE]),
             ],
             job_extra_directives=[
                 f"--array={start}-{start + group.count - 1}",
@@ -164,7 +167,7 @@ def _worker_pod(cluster: Cluster, group: DeviceGroup | RewardGroup, tls: bool) -
     gpu = {"nvidia.com/gpu": "1"} if group.cuda else {}
     container = {
         "name": "worker",
-        "args": [*command, "--threads", str(group.threads)],
+        "args": [*command, "--threads", str(group.threads), *([] if tls else [INSECURE])],
         "resources": {"limits": limits | gpu, "requests": limits},
         "envFrom": [{"secretRef": {"name": f"{own.name}-environment"}}],
     }
@@ -189,8 +192,9 @@ def _pod(cluster: Cluster, container: dict[str, Any], tls: bool) -> dict[str, An
     container = container | {"image": cluster.kubernetes.image}
     if not tls:
         return {"containers": [container]}
-    paths = tls_environment(TLS_FOLDER / CERTIFICATE.name, TLS_FOLDER / KEY.name)
-    container["env"] = [{"name": name, "value": value} for name, value in paths.items()]
+    paths = tls_settings(TLS_FOLDER / CERTIFICATE.name, TLS_FOLDER / KEY.name)
+    variables = as_environment(ENCRYPTED | paths)
+    container["env"] = [{"name": name, "value": value} for name, value in variables.items()]
     mount = {"name": "tls", "mountPath": str(TLS_FOLDER), "readOnly": True}
     container["volumeMounts"] = [mount]
     volume = {"name": "tls", "secret": {"secretName": f"{cluster.kubernetes.name}-tls"}}

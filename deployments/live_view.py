@@ -5,38 +5,41 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from math import inf
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
 
 from deployments.errors import RunStoppedError
+from deployments.panel import draw_page
 from deployments.stopping import stopping
+from digen_core.addresses import redacted
 from digen_core.config import RunConfig
+from digen_core.plain_text import printable
 from digen_core.records import EvaluationReport, IterationRecord
 from tasks.display import (
     Progress,
-    busy_fractions,
     causes_text,
     duration,
     headlines,
     idle_causes,
     label_of,
-    sparkline,
-    text_of,
+    mean_text,
+    value_text,
 )
 
+if TYPE_CHECKING:
+    from deployments.prefect_server import PrefectApi
+
 REFRESHES_PER_SECOND = 2
-TREND_WIDTH = 24
-BAR_WIDTH = 20
-DEVICE_BAR_WIDTH = 10
-CAUSES_WIDTH = 36
+LINK_SECONDS = 60.0
+"""How long a link that signs in to Prefect is shown, before a new one is."""
+STEP_SECONDS = 30.0
+"""How often a line tells how far something is that is not over, where there is no page."""
 
 
 class LiveView:
@@ -50,7 +53,10 @@ class LiveView:
         self._run_id = run_id
         self._console = console or Console()
         self._is_live = self._console.is_interactive
+        self._prefect: PrefectApi | None = None
+        self._link, self._link_made = "", -inf
         self._cleanup = ExitStack()
+        self._told = monotonic()
 
     def __enter__(self) -> Self:
         """Show the page, or print the first line."""
@@ -78,9 +84,23 @@ class LiveView:
 
     def on_phase(self, text: str) -> None:
         """Show what begins, such as "starting workers"."""
-        self._progress.phase = text
+        self._progress.begin(printable(redacted(text)))
+        self._told = monotonic()
         if not self._is_live:
             self._say(text)
+
+    def on_step(self, done: int, total: int) -> None:
+        """Show how far the phase is."""
+        self._progress.num_steps, self._progress.steps = done, total
+        if not self._is_live and monotonic() - self._told >= STEP_SECONDS:
+            self._told = monotonic()
+            self._say(f"{self._progress.phase}: {done} of {total}")
+
+    def on_prefect(self, api: "PrefectApi") -> None:
+        """Show where Prefect's pages are; only a terminal is told how to sign in to them."""
+        self._prefect = api
+        if not self._is_live:
+            self._say(f"Prefect: {api.url.removesuffix('/api')}")
 
     def on_open(self, run_dir: Path) -> None:
         """Remember how the run can be resumed, should it have to be killed."""
@@ -105,7 +125,8 @@ class LiveView:
         """Show an evaluation."""
         self._progress.evaluations[tag] = report
         if not self._is_live:
-            rewards = ", ".join(f"{name} {value:.3f}" for name, value in report.rewards.items())
+            means = (f"{name} {in_ascii(mean_text(report, name))}" for name in report.rewards)
+            rewards = ", ".join(means)
             self._say(
                 f"evaluation {tag}: version {report.version}, {report.num_samples} samples of "
                 f"{report.num_prompts} prompts: {rewards}"
@@ -113,57 +134,36 @@ class LiveView:
 
     def render(self) -> RenderableType:
         """Return the page as it is now."""
-        parts: list[RenderableType] = [self._bar()]
-        metrics = self._progress.history[-1] if self._progress.history else {}
-        if metrics:
-            parts += ["", self._metrics_table(metrics)]
-        if self._progress.evaluations:
-            parts += ["", _evaluation_table(self._progress.evaluations)]
-        if busy := busy_fractions(metrics):
-            parts += ["", _devices_table(busy, self._progress.idle)]
-        return Panel(Group(*parts), title=f"digen  {self._run_id}", title_align="left", width=88)
+        width, height = self._console.size
+        link = f"Prefect  {self._current_link(self._prefect)}" if self._prefect else ""
+        return draw_page(self._run_id, self._progress, width, height - 1, link)  # the cursor's line
+
+    def _current_link(self, api: "PrefectApi") -> str:
+        """Return the address of Prefect's pages; links that sign in are good once, for a while."""
+        if monotonic() - self._link_made > LINK_SECONDS:
+            self._link, self._link_made = redacted(api.page()), monotonic()
+        return self._link
 
     def _say(self, line: str) -> None:
-        time = duration(self._progress.elapsed_seconds)
+        time, line = duration(self._progress.elapsed_seconds), printable(redacted(line))
         self._console.print(f"{time:>7}  {line}", soft_wrap=True, markup=False, highlight=False)
 
     def _iteration_line(self, record: IterationRecord) -> str:
         total, left = self._progress.config.num_iterations, self._progress.seconds_left
         values = [
-            f"{label_of(name)} {text_of(name, record.metrics[name])}"
+            f"{label_of(name)} {in_ascii(value_text(name, record.metrics))}"
             for name in headlines(record.metrics)
         ]
         if idle := idle_causes(record.metrics):
             waited = causes_text(idle)
             values.append(f"devices busy {1 - sum(idle.values()):.0%} (idle: {waited})")
         values.append(f"{duration(left or 0)} left")
-        return f"iteration {record.iteration + 1}/{total}: {', '.join(values)}"
+        return f"iteration {record.iteration + 1} of {total}: {', '.join(values)}"
 
-    def _bar(self) -> RenderableType:
-        progress = self._progress
-        total, left = progress.config.num_iterations, progress.seconds_left
-        grid = Table.grid(padding=(0, 2))
-        grid.add_row(
-            Text(f"{progress.num_finished}/{total} iterations", style="bold"),
-            ProgressBar(total=total, completed=progress.num_finished, width=BAR_WIDTH),
-            f"{duration(progress.elapsed_seconds)} elapsed",
-            "" if left is None else f"{duration(left)} left",
-        )
-        return Group(grid, Text(progress.phase, style="dim"))
 
-    def _metrics_table(self, metrics: dict[str, float]) -> Table:
-        table = _table("metric", "first", "now")
-        table.add_column("trend")
-        first = self._progress.history[0]
-        for name in headlines(metrics):
-            table.add_row(
-                label_of(name),
-                text_of(name, first[name]) if name in first else "",
-                text_of(name, metrics[name]),
-                Text(sparkline(self._progress.trend(name), TREND_WIDTH), style="cyan"),
-                style="bold" if name == "reward/mean" else None,
-            )
-        return table
+def in_ascii(text: str) -> str:
+    """Return text in ASCII."""
+    return text.replace("±", "+-")
 
 
 def _how_it_ended(error_type: type[BaseException] | None) -> str:
@@ -172,39 +172,6 @@ def _how_it_ended(error_type: type[BaseException] | None) -> str:
     if issubclass(error_type, RunStoppedError | KeyboardInterrupt):
         return "stopped"
     return "terminated" if issubclass(error_type, SystemExit) else "failed"
-
-
-def _table(label: str, *columns: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column(label, width=24, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", min_width=8)
-    return table
-
-
-def _devices_table(busy: dict[str, float], idle: dict[str, dict[str, float]]) -> Table:
-    """Show what each device did in the last iteration, and what it waited for."""
-    table = _table("device", "busy")
-    table.add_column("", min_width=DEVICE_BAR_WIDTH)
-    table.add_column("idle by cause", width=CAUSES_WIDTH)
-    for device, share in busy.items():
-        bar = ProgressBar(total=1.0, completed=share, width=DEVICE_BAR_WIDTH)
-        table.add_row(device, f"{share:.0%}", bar, causes_text(idle.get(device, {})))
-    return table
-
-
-def _evaluation_table(evaluations: dict[str, EvaluationReport]) -> Table:
-    """Show the latest evaluation, beside the first one if there are several."""
-    tags = list(dict.fromkeys([next(iter(evaluations)), next(reversed(evaluations))]))
-    heads = [f"{tag} (v{evaluations[tag].version})" for tag in tags]
-    table = _table("evaluation", *heads, *(["change"] if len(tags) == 2 else []))
-    first, last = evaluations[tags[0]].rewards, evaluations[tags[-1]].rewards
-    for name, value in last.items():
-        texts = [f"{value:.3f}"]
-        if len(tags) == 2 and name in first:
-            texts = [f"{first[name]:.3f}", *texts, f"{value - first[name]:+.3f}"]
-        table.add_row(name, *texts, style="bold" if name == "reward" else None)
-    return table
 
 
 class _SharedStderr(io.TextIOBase):

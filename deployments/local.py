@@ -10,9 +10,11 @@ from deployments.errors import RunFailedError, RunStoppedError
 from digen_core.config import ConfigError, RunConfig
 from digen_core.records import EvaluationReport, RunReport
 from digen_core.resume import evaluation_config
+from digen_core.schedule_config import mlflow_of_environment
 
 if TYPE_CHECKING:
     from deployments.live_view import LiveView
+    from deployments.prefect_server import PrefectApi
 
 SETTINGS = {
     # Without these each start also waits for name look-ups where there is no network.
@@ -72,6 +74,7 @@ def run_evaluation(
     from digen_core.data import evaluation_prompts
 
     evaluation_prompts(config)  # refused before anything starts
+    mlflow_of_environment()
     with orchestrated(config):
         from flows.evaluate_run import evaluate_run
 
@@ -79,8 +82,13 @@ def run_evaluation(
         return report
 
 
-def pause_run(flow_run_id: str, off: bool) -> None:
+def pause_run(run_dir: Path, flow_run_id: str, off: bool) -> None:
     """Have a run of which Prefect knows paused, or go on.
+
+    Args:
+        run_dir: folder of the run.
+        flow_run_id: of the run in Prefect.
+        off: let it go on.
 
     Raises:
         ConfigError: no server of Prefect answers, or the run does not run.
@@ -90,7 +98,8 @@ def pause_run(flow_run_id: str, off: bool) -> None:
 
     from deployments.prefect_server import set_state
 
-    set_state(flow_run_id, Running() if off else Paused(), "paused" if off else "running")
+    runs_dir, state = run_dir.resolve().parent, Running() if off else Paused()
+    set_state(runs_dir, flow_run_id, state, "paused" if off else "running")
 
 
 @contextmanager
@@ -100,19 +109,19 @@ def orchestrated(config: RunConfig) -> "Iterator[LiveView]":
 
     with failures_in_one_line(), LiveView(config, config.name) as view:
         view.on_phase("starting Prefect")
-        with prefect_ready(Path(config.tracking.runs_dir)) as api_url:
-            view.on_phase(f"Prefect: {api_url.removesuffix('/api')}")
+        with prefect_ready(Path(config.tracking.runs_dir)) as api:
+            view.on_prefect(api)
             yield view
 
 
 @contextmanager
-def prefect_ready(log_dir: Path) -> Iterator[str]:
-    """Yield the address of a Prefect server, one of our own if there is none."""
+def prefect_ready(log_dir: Path) -> "Iterator[PrefectApi]":
+    """Yield a Prefect server, one of our own if none is configured."""
     apply_settings()
     from deployments.prefect_server import prefect_server
 
-    with prefect_server(log_dir) as api_url:
-        yield api_url
+    with prefect_server(log_dir) as api:
+        yield api
 
 
 def apply_settings() -> None:

@@ -16,6 +16,7 @@ from deployments.shipped import find_config
 from digen_core.config import ConfigError, RunConfig
 from digen_core.config_file import config_of_run, load_config
 from digen_core.config_keys import key_of_option, parse_value
+from digen_core.reading import shown
 
 ConfigTokens = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 
@@ -51,6 +52,17 @@ def parse_arguments(tokens: Sequence[str]) -> ConfigArguments:
         else:
             raise ConfigError(f"unexpected argument {token!r}; settings look like --seed 1")
     return ConfigArguments(path, settings)
+
+
+def require_plain(arguments: Sequence[str]) -> None:
+    """Check that arguments are texts, as those of a shell are.
+
+    Raises:
+        ConfigError: one holds a NUL.
+    """
+    for argument in arguments:
+        if "\0" in argument:
+            raise ConfigError(f"the argument {shown(argument)} holds a NUL; leave it out")
 
 
 def config_of(

@@ -1,14 +1,17 @@
-"""The Prefect server that a command talks to: the configured one, a running one, or its own."""
+"""The Prefect server that a command talks to: the configured one, or one of its own."""
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import httpx
@@ -17,12 +20,15 @@ from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
     PREFECT_API_URL,
     PREFECT_CLIENT_MAX_RETRIES,
     get_current_settings,
     temporary_settings,
 )
 
+from deployments.operation.state import write_privately
+from deployments.sign_in import is_answered, link_to
 from digen_core.config import ConfigError
 
 DEFAULT_PORT = 4200
@@ -35,54 +41,92 @@ RECORDER_SETTINGS = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "500",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
 }
-_SERVER_SETTINGS = {
+_OF_A_COMMAND = {
     # The pages of runs, tasks and artifacts do not need a copy of every event.
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false",
     # It lives as long as a command: nobody gives it automations.
     "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
-    **RECORDER_SETTINGS,
 }
 
 
-@contextmanager
-def prefect_server(log_dir: Path) -> Iterator[str]:
-    """Yield the API's address, and end the server afterwards if it was started here.
+@dataclass(frozen=True, slots=True)
+class PrefectApi:
+    """Where a Prefect server is."""
 
-    A server of our own has the UI, so that a run can be watched, and one database for the flow
-    and its workers. Without it Prefect starts a hidden server in each process.
+    url: str
+    auth: str | None = None
+    """``user:password`` of a server that digen started."""
+
+    def page(self) -> str:
+        """Return the address of its pages; one that signs a browser in, if digen started it."""
+        return link_to(self.url, self.auth) if self.auth else self.url.removesuffix("/api")
+
+
+def server_command(host: str, api_url: str, names: Collection[str] = ()) -> list[str]:
+    """Return the command that starts a server.
 
     Args:
-        log_dir: folder for the log of a server that is started.
+        host: to listen on.
+        api_url: of its API.
+        names: by which others call it.
+    """
+    command = [sys.executable, "-m", "deployments.prefect_app", "--host", host]
+    command += ["--port", str(urlsplit(api_url).port)]
+    return [*command, *(word for name in names for word in ("--name", name))]
+
+
+def server_settings(api_url: str, auth: str | None) -> dict[str, str]:
+    """Return the variables of a server: who may come in, and what it spends its time on."""
+    asks = {"PREFECT_SERVER_API_AUTH_STRING": auth} if auth else {}
+    return {
+        **asks,
+        **RECORDER_SETTINGS,
+        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": api_url.removesuffix("/api"),
+        "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",
+        "PREFECT_SERVER_UI_API_URL": "/api",  # under whatever name and port it is reached
+    }
+
+
+@contextmanager
+def prefect_server(log_dir: Path) -> Iterator[PrefectApi]:
+    """Yield a server, and end it afterwards if it was started here.
+
+    It is the configured one (PREFECT_API_URL, a Prefect profile, prefect.toml in this folder). No
+    other that runs is taken: whose it is cannot be known. A server of our own has the UI, so that a
+    run can be watched, and one database for the flow and its workers. Without it Prefect starts a
+    hidden server in each process.
+
+    Args:
+        log_dir: folder for the log of a server that is started, and for the variables by which
+            other commands reach it.
 
     Raises:
         RuntimeError: the server does not start; the message names its log.
     """
     configured = get_current_settings().api.url
     if configured is not None:
-        yield configured
-        return
-    running = local_api(DEFAULT_PORT)
-    if is_lasting(running):
-        with _used(running):
-            yield running
+        yield PrefectApi(configured)
         return
     port = DEFAULT_PORT if is_free(DEFAULT_PORT) else any_free_port()
+    api = PrefectApi(local_api(port), f"digen:{secrets.token_urlsafe(18)}")
     log_dir.mkdir(parents=True, exist_ok=True)
-    log_path = log_dir / "prefect-server.log"
+    log_path, variables = log_dir / "prefect-server.log", variables_of(log_dir, port)
     with log_path.open("ab") as log:
-        server = [sys.executable, "-m", "prefect", "server", "start", "--port", str(port)]
+        server = server_command("127.0.0.1", api.url)
         process = subprocess.Popen(
             [sys.executable, "-m", "deployments.tied", *server],  # ends with us, even if killed
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches the run first, which then ends the server
-            env={**os.environ, **_SERVER_SETTINGS, "PREFECT_SERVER_UI_API_URL": local_api(port)},
+            env={**os.environ, **_OF_A_COMMAND, **server_settings(api.url, api.auth)},
         )
     try:
-        _wait_until_healthy(local_api(port), process, log_path)
-        with _used(local_api(port)):
-            yield local_api(port)
+        _wait_until_ours(api, process, log_path)
+        lines = [f"{name}={value}\n" for name, value in _environment(api).items()]
+        write_privately(variables, "".join(lines))
+        with _used(api):
+            yield api
     finally:
         APILogWorker.drain_all(timeout=10)  # what is still on its way to the server
         process.terminate()
@@ -90,12 +134,19 @@ def prefect_server(log_dir: Path) -> Iterator[str]:
             process.wait(timeout=20)
         except subprocess.TimeoutExpired:
             process.kill()
+        variables.unlink(missing_ok=True)
 
 
-def set_state(flow_run_id: str, state: State[Any], before: str) -> None:
-    """Set the state of a flow run at the server that is configured or answers on Prefect's port.
+def variables_of(folder: Path, port: int | str) -> Path:
+    """Return the file of the variables by which a command's own server is reached."""
+    return folder / f"prefect-server-{port}.env"
+
+
+def set_state(runs_dir: Path, flow_run_id: str, state: State[Any], before: str) -> None:
+    """Set the state of a flow run at the configured server, or at that of a command.
 
     Args:
+        runs_dir: folder of the runs, in which commands keep how their servers are reached.
         flow_run_id: of the run.
         state: its new state.
         before: what the run has to be now: running or paused.
@@ -103,54 +154,71 @@ def set_state(flow_run_id: str, state: State[Any], before: str) -> None:
     Raises:
         ConfigError: it is not, or no server knows it.
     """
-    api_url = get_current_settings().api.url or local_api(DEFAULT_PORT)
-    with temporary_settings({PREFECT_API_URL: api_url, PREFECT_CLIENT_MAX_RETRIES: 0}):
+    for api in _known_servers(runs_dir):
+        settings = {PREFECT_API_URL: api.url, PREFECT_CLIENT_MAX_RETRIES: 0}
+        if api.auth is not None:
+            settings[PREFECT_API_AUTH_STRING] = api.auth
         try:
-            with get_client(sync_client=True) as client:
+            with temporary_settings(settings), get_client(sync_client=True) as client:
                 now = client.read_flow_run(UUID(flow_run_id)).state
                 if now is None or now.type.value.lower() != before:
                     name = now.name if now else "unknown"
                     raise ConfigError(f"the run is {name} in Prefect, not {before}")
                 client.set_flow_run_state(flow_run_id, state, force=True)
-        except (httpx.HTTPError, ObjectNotFound) as error:
-            raise ConfigError(
-                f"the Prefect server at {api_url} does not know the run; set PREFECT_API_URL to "
-                "the address that the run printed, followed by /api"
-            ) from error
+                return
+        except (httpx.HTTPError, ObjectNotFound):
+            continue  # it ended, or is another run's
+    raise ConfigError(
+        f"no Prefect server knows the run: neither the configured one nor one of {runs_dir}; set "
+        "PREFECT_API_URL, and PREFECT_API_AUTH_STRING if it asks for a password, to those of the "
+        "server that the run uses"
+    )
+
+
+def _known_servers(runs_dir: Path) -> Iterator[PrefectApi]:
+    """Yield the configured server, and those of commands that run."""
+    configured = get_current_settings().api.url
+    if configured is not None:
+        yield PrefectApi(configured)
+    for path in sorted(runs_dir.glob(variables_of(Path(), "*").name)):
+        lines = path.read_text().splitlines()
+        values = dict(line.split("=", 1) for line in lines if "=" in line)
+        yield PrefectApi(values.get("PREFECT_API_URL", ""), values.get("PREFECT_API_AUTH_STRING"))
+
+
+def _environment(api: PrefectApi) -> dict[str, str]:
+    """Return the variables by which a process uses a server that was started here."""
+    assert api.auth is not None
+    return {"PREFECT_API_URL": api.url, "PREFECT_API_AUTH_STRING": api.auth}
 
 
 @contextmanager
-def _used(api_url: str) -> Iterator[None]:
-    """Point this process and those that it starts at an API."""
-    before = os.environ.get("PREFECT_API_URL")
-    os.environ["PREFECT_API_URL"] = api_url
+def _used(api: PrefectApi) -> Iterator[None]:
+    """Point this process and those that it starts at a server that was started here."""
+    variables = _environment(api)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
-        with temporary_settings({PREFECT_API_URL: api_url}):
+        with temporary_settings({PREFECT_API_URL: api.url, PREFECT_API_AUTH_STRING: api.auth}):
             yield
     finally:
-        del os.environ["PREFECT_API_URL"]
-        if before is not None:
-            os.environ["PREFECT_API_URL"] = before
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
 
 
-def _wait_until_healthy(api_url: str, process: subprocess.Popen[bytes], log_path: Path) -> None:
+def _wait_until_ours(api: PrefectApi, process: subprocess.Popen[bytes], log_path: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
-    while not is_healthy(api_url):
+    while not is_ours(api):
         if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"the Prefect server at {api_url} did not start; see {log_path}")
+            raise RuntimeError(f"the Prefect server at {api.url} did not start; see {log_path}")
         time.sleep(0.2)
 
 
-def is_lasting(api_url: str) -> bool:
-    """Say whether a server runs that is not another command's own: that one ends with its command.
-
-    A command's own server is told by its settings: nobody else turns the triggers off.
-    """
-    try:
-        settings = httpx.get(f"{api_url}/admin/settings", timeout=2.0).json()
-        return bool(settings["server"]["services"]["triggers"]["enabled"])
-    except (httpx.HTTPError, ValueError, KeyError):
-        return False
+def is_ours(api: PrefectApi) -> bool:
+    """Say whether the server that was started answers, and not somebody else's on its port."""
+    return is_healthy(api.url) and (api.auth is None or is_answered(api.url, api.auth))
 
 
 def is_healthy(api_url: str) -> bool:

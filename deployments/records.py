@@ -14,6 +14,9 @@ class Records:
     def on_phase(self, text: str) -> None:
         """Nothing to keep."""
 
+    def on_step(self, done: int, total: int) -> None:
+        """Nothing to keep."""
+
     def on_open(self, run_dir: Path) -> None:
         """Nothing to keep."""
 

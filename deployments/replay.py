@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from deployments.terminal import plain
 from digen_core.replay import KeptIteration, kept_iteration, replay_config
 from tasks.replay import Replayed, replay
 
@@ -25,16 +26,15 @@ def print_replay(run_dir: Path, kept: KeptIteration, replayed: Replayed) -> None
     """Print the update's metrics beside the run's own, and how far the weights are apart."""
     console = Console(highlight=False, soft_wrap=True)
     num_pairs = sum(pack.num_pairs for pack in kept.packs)
-    title = (
-        f"iteration {kept.record.iteration}: version {kept.version} trained on {num_pairs} pairs"
-    )
+    number = kept.record.iteration + 1
+    title = f"iteration {number}: version {kept.version} trained on {num_pairs} pairs"
     table = Table(title=title, title_justify="left")
     table.add_column("metric")
     for heading in ("run", "replay"):
         table.add_column(heading, justify="right")
     for name, value in replayed.metrics.items():
         own = kept.record.metrics.get(name)
-        table.add_row(name, "" if own is None else f"{own:.6g}", f"{value:.6g}")
+        table.add_row(plain(name), "" if own is None else f"{own:.6g}", f"{value:.6g}")
     console.print(table)
     version = replayed.state.version
     if replayed.difference is None:

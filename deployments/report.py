@@ -1,16 +1,18 @@
 """The report of a run: timelines, idle time by cause, predictions, rewards, and a trace to open."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, median_low
 
-import pyarrow as pa
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table as Grid
 
+from deployments.report_rewards import evaluation_table, reward_curves
+from deployments.summary import LEGEND
+from deployments.terminal import plain
 from digen_core.config import ConfigError
 from digen_core.config_file import require_run
 from digen_core.control.protocol import Device
@@ -25,7 +27,6 @@ from digen_core.trace.spans import DEVICES_OF_RUN, SPANS_OF_RUN, read_devices, r
 from digen_core.trace.style import IDLE_STYLES
 from digen_core.trace.timeline import draw_timeline
 from digen_core.trace.windows import Window, iteration_windows
-from digen_core.transport.samples import read_samples
 
 MAX_TIMELINES = 20
 """Of a run with more iterations only some are drawn."""
@@ -59,6 +60,7 @@ class Report:
     """A written report."""
 
     trace: RunTrace
+    evaluations: Table | None
     out: Path
 
 
@@ -73,12 +75,13 @@ def write_report(run_dir: Path, out: Path, every: bool = False) -> Report:
     Raises:
         ConfigError: the folder is no run's, holds no spans, or ``out`` cannot be written.
     """
-    trace = read_trace(run_dir)
+    trace, evaluations = read_trace(run_dir), evaluation_table(run_dir)
     shown = shown_iterations(trace.windows, every)
-    pictures = {f"timeline-{number:06d}.png": _timeline(trace, number) for number in shown}
+    pictures = {name_of(index): _timeline(trace, index) for index in shown}
     pictures["idle.png"] = draw_idle(trace.all_gaps, trace.devices, trace.seconds, trace.name)
-    if curves := _curves_of(run_dir):
-        pictures["rewards.png"] = draw_curves(curves)
+    curves, errors = reward_curves(run_dir)
+    if curves:
+        pictures["rewards.png"] = draw_curves(curves, errors)
     images = {name: png_of(figure) for name, figure in pictures.items()}
     trace_text = json.dumps(chrome_trace(trace.spans, trace.devices, trace.all_gaps))
     try:
@@ -86,10 +89,10 @@ def write_report(run_dir: Path, out: Path, every: bool = False) -> Report:
         for name, image in images.items():
             (out / name).write_bytes(image)
         (out / "trace.json").write_text(trace_text)
-        (out / "report.html").write_text(_page(trace, shown, images))
+        (out / "report.html").write_text(_page(trace, shown, images, evaluations))
     except OSError as error:
         raise ConfigError(f"cannot write the report to {out}: {error.strerror}") from error
-    return Report(trace, out)
+    return Report(trace, evaluations, out)
 
 
 def read_trace(run_dir: Path) -> RunTrace:
@@ -134,31 +137,49 @@ def print_report(report: Report, console: Console | None = None) -> None:
     """Print where the device time went, how good the prediction was, and where the report is."""
     console = console or Console(highlight=False, soft_wrap=True)
     trace = report.trace
-    table = _idle_table(trace)
-    grid = Grid(title=_summary(trace), title_justify="left")
-    for number, column in enumerate(table.columns):
-        grid.add_column(column, justify="right" if number in (1, 2) else "left")
-    for row in table.rows:
-        grid.add_row(*row)
-    console.print(grid)
+    _print(console, _idle_table(trace), _summary(trace), (1, 2))
     console.print(_verdict(trace), markup=False)
+    if report.evaluations is not None:
+        title = "held-out prompts, mean ± standard error over the prompts"
+        _print(console, report.evaluations, title, (1, 2, 3))
     console.print(f"page      {report.out / 'report.html'}", markup=False)
     console.print(
         f"Perfetto  {report.out / 'trace.json'}, to open at ui.perfetto.dev", markup=False
     )
 
 
-def _timeline(trace: RunTrace, iteration: int) -> Figure:
-    window, gaps = trace.windows[iteration], trace.gaps[iteration]
-    return draw_timeline(trace.spans, gaps, trace.devices, window, f"iteration {iteration}")
+def _print(console: Console, table: Table, title: str, numbers: Collection[int]) -> None:
+    """Print a table, the columns of numbers to the right."""
+    grid = Grid(title=plain(title), title_justify="left")
+    for place, column in enumerate(table.columns):
+        grid.add_column(plain(column), justify="right" if place in numbers else "left")
+    for row in table.rows:
+        grid.add_row(*map(plain, row))
+    console.print(grid)
 
 
-def _page(trace: RunTrace, shown: Iterable[int], images: Mapping[str, bytes]) -> str:
+def name_of(index: int) -> str:
+    """Return the file of an iteration's timeline; its number counts from 1."""
+    return f"timeline-{index + 1:06d}.png"
+
+
+def _timeline(trace: RunTrace, index: int) -> Figure:
+    window, gaps = trace.windows[index], trace.gaps[index]
+    return draw_timeline(trace.spans, gaps, trace.devices, window, f"iteration {index + 1}")
+
+
+def _page(
+    trace: RunTrace,
+    shown: Iterable[int],
+    images: Mapping[str, bytes],
+    evaluations: Table | None,
+) -> str:
     predictions: list[Part] = [_verdict(trace)]
     if trace.prediction:
         predictions.append(_prediction_table(trace, trace.prediction, shown))
-    timelines: list[Part] = [images[f"timeline-{number:06d}.png"] for number in shown]
-    rewards: Part = images.get("rewards.png", "The run keeps no samples.")
+    timelines: list[Part] = [images[name_of(index)] for index in shown]
+    rewards: list[Part] = [images.get("rewards.png", "The run keeps no samples.")]
+    rewards += [evaluations, LEGEND] if evaluations is not None else []
     return page(
         f"Report of {trace.name}",
         [
@@ -166,7 +187,7 @@ def _page(trace: RunTrace, shown: Iterable[int], images: Mapping[str, bytes]) ->
             ("Idle time by device", [images["idle.png"]]),
             ("Predicted and measured", predictions),
             ("Timelines", timelines),
-            ("Rewards", [rewards]),
+            ("Rewards", rewards),
             ("Trace", ["trace.json beside this page opens at https://ui.perfetto.dev."]),
         ],
     )
@@ -203,7 +224,8 @@ def _prediction_table(trace: RunTrace, prediction: Prediction, shown: Iterable[i
     predicted = prediction.predicted_seconds
     measured = [(number, trace.windows[number].seconds) for number in shown]
     rows = [
-        [f"{k}", f"{predicted:.3g}", f"{t:.3g}", f"{predicted / t - 1:+.1%}"] for k, t in measured
+        [f"{k + 1}", f"{predicted:.3g}", f"{t:.3g}", f"{predicted / t - 1:+.1%}"]
+        for k, t in measured
     ]
     return Table(("iteration", "predicted seconds", "measured seconds", "error"), rows)
 
@@ -213,21 +235,3 @@ def _prediction_of(run_dir: Path) -> Prediction | None:
         return read_prediction(run_dir)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {error}") from error
-
-
-def _curves_of(run_dir: Path) -> dict[str, dict[int, float]]:
-    """Return the mean reward, and the share of exact images where one is rewarded, by iteration."""
-    try:
-        samples = read_samples(run_dir / "samples")
-    except FileNotFoundError:
-        return {}
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"cannot read the samples of {run_dir}: {error}") from error
-    names = ["reward", *(name for name in samples.column_names if name.endswith("/exact"))]
-    return {name: _means(samples, name) for name in names}
-
-
-def _means(samples: pa.Table, name: str) -> dict[int, float]:
-    means = samples.group_by("iteration").aggregate([(name, "mean")]).sort_by("iteration")
-    iterations: Sequence[int] = means["iteration"].to_pylist()
-    return dict(zip(iterations, means[f"{name}_mean"].to_pylist(), strict=True))

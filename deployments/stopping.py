@@ -14,6 +14,8 @@ from typing import Final
 
 import psutil
 
+from digen_core.plain_text import printable
+
 STOP_SECONDS: Final = 8.0
 INTERRUPTED: Final = 130
 SHOW_CURSOR: Final = "\x1b[?25h"
@@ -47,7 +49,7 @@ class Stopping:
             except psutil.NoSuchProcess:
                 continue
         cursor = SHOW_CURSOR if sys.stderr.isatty() else ""
-        sys.stderr.write(f"{cursor}digen: {' '.join(self.text.split())}\n")
+        sys.stderr.write(f"{cursor}digen: {printable(' '.join(self.text.split()))}\n")
         sys.stderr.flush()
         os._exit(INTERRUPTED)
 

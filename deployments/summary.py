@@ -3,7 +3,14 @@
 from rich.console import Console
 from rich.table import Table
 
+from deployments.terminal import plain
+from digen_core.noise import NOISE
 from digen_core.records import EvaluationReport, RunReport
+from tasks.display import change_text, mean_text, verdict
+
+LEGEND = (
+    f"±: standard error over the prompts; within noise: a change of less than {NOISE:g} of its own"
+)
 
 
 def print_run(report: RunReport, seconds: float, console: Console | None = None) -> None:
@@ -15,16 +22,20 @@ def print_run(report: RunReport, seconds: float, console: Console | None = None)
         console: to print on.
     """
     console = console or Console(highlight=False, soft_wrap=True)
-    table = Table(title="held-out prompts, mean over samples", title_justify="left")
+    title = "held-out prompts, mean over samples"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))  # 80 columns
     table.add_column("reward")
     for name in ("before", "after", "change"):
         table.add_column(name, justify="right")
+    table.add_column("")
     for name in _ordered(report.after):
-        before = report.before.rewards.get(name) if report.before else None
-        after = report.after.rewards[name]
-        change = "" if before is None else f"{round(after - before, 3) + 0.0:+.3f}"  # never -0.000
-        table.add_row(name, "" if before is None else f"{before:.3f}", f"{after:.3f}", change)
+        first = report.before  # None: it was lost
+        change = report.after.change_since(first, name) if first else None
+        before = mean_text(first, name) if first and change else ""
+        after = mean_text(report.after, name)
+        table.add_row(plain(name), before, after, change_text(change), verdict(change))
     console.print(table)
+    console.print(LEGEND)
     if report.version == 0:
         console.print("no iteration made an update: in none did a group's rewards differ")
     console.print(
@@ -37,7 +48,7 @@ def print_run(report: RunReport, seconds: float, console: Console | None = None)
         ("run folder", report.run_dir),
         ("evaluate", f"digen evaluate {report.run_dir}"),
         ("MLflow", report.view),
-        ("Prefect", "prefect server start, then http://127.0.0.1:4200 (or your PREFECT_API_URL)"),
+        ("Prefect", "digen up --no-workers (or your PREFECT_API_URL)"),
     ):
         console.print(f"{label:<11} {text}", markup=False)
 
@@ -51,9 +62,9 @@ def print_evaluation(report: EvaluationReport, console: Console | None = None) -
         title_justify="left",
     )
     table.add_column("reward")
-    table.add_column("mean", justify="right")
+    table.add_column("mean ± standard error", justify="right")
     for name in _ordered(report):
-        table.add_row(name, f"{report.rewards[name]:.3f}")
+        table.add_row(plain(name), mean_text(report, name))
     console.print(table)
 
 

@@ -10,7 +10,7 @@ from digen_core.config import ConfigError, RunConfig
 from digen_core.data import Prompt, evaluation_prompts, normal_text, train_prompts
 from digen_core.model_checks import check_model
 from digen_core.planning.profile import load_profile
-from digen_core.reachable import check_scheduler, check_server, check_writable
+from digen_core.reachable import check_scheduler, check_tracking, check_writable
 from digen_core.reward_checks import check_rewards
 
 
@@ -74,4 +74,4 @@ def _check_surroundings(config: RunConfig) -> None:
         check_scheduler(label, config.cluster.address)
     if uri := config.tracking.uri:
         label = "tracking.mlflow_uri" if config.tracking.mlflow_uri else "MLFLOW_TRACKING_URI"
-        check_server(label, uri)
+        check_tracking(label, uri)

@@ -4,7 +4,7 @@ A config is complete before anything starts: derived values are properties, unkn
 and combinations that cannot work are refused here with the values that clash and a way out.
 """
 
-from typing import Any, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,7 +15,8 @@ from digen_core.reward_config import RewardConfig, ShapesConfig
 from digen_core.reward_keys import with_types
 from digen_core.rollout_config import EvaluationConfig, RolloutConfig
 from digen_core.schedule_config import ClusterConfig, ScheduleConfig, TrackingConfig
-from digen_core.strict import Strict
+from digen_core.strict import AtMost, Strict, unusable
+from digen_core.strict import ConfigError as ConfigError
 from digen_core.train_config import TrainConfig
 
 WITH_BARRIER = ("colocated", "colocated-strong", "disaggregated")
@@ -24,6 +25,9 @@ WITH_BARRIER = ("colocated", "colocated-strong", "disaggregated")
 FRAGMENT_TOKENS = 8192
 """Most tokens of a fragment whose size is "auto": some thousand keep a GPU busy; eight images of
 512 x 512 pixels are what the recipes for SD3.5 denoise together."""
+
+MAX_STEPS_PER_ITERATION: Final = 2**24
+"""Denoising steps of an iteration, of all samples: hundreds of times those of the recipes."""
 
 COMPILED_ROUNDING = 2e-3
 """Largest |log-ratio| of fresh samples of a compiled model in half precision, as seen in runs."""
@@ -50,7 +54,7 @@ class RunConfig(Strict):
     seed: int = Field(0, ge=0, lt=2**63)
     """Every random stream is derived from (seed, iteration, group, sample, step)."""
 
-    num_iterations: int = Field(10, ge=1)
+    num_iterations: Annotated[int, AtMost(1_000_000, "so many take years")] = Field(10, ge=1)
     """Rounds of prompts; each ends in one optimizer step."""
 
     max_minutes: float | None = Field(None, gt=0)
@@ -74,6 +78,13 @@ class RunConfig(Strict):
     cluster: ClusterConfig = ClusterConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     tracking: TrackingConfig = TrackingConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_values(cls, values: object) -> object:
+        for problem in unusable(values):
+            raise ValueError(f"{problem}.")
+        return values
 
     @model_validator(mode="before")
     @classmethod
@@ -188,6 +199,18 @@ class RunConfig(Strict):
         return with_types(rewards)
 
     @model_validator(mode="after")
+    def _check_work(self) -> Self:
+        steps = self.samples_per_iteration * self.rollout.num_steps
+        if steps > MAX_STEPS_PER_ITERATION:
+            raise ValueError(
+                f"rollout.prompts_per_iteration ({self.rollout.prompts_per_iteration}) x "
+                f"group_size ({self.rollout.group_size}) x num_steps ({self.rollout.num_steps}) is "
+                f"{steps} denoising steps an iteration; use at most {MAX_STEPS_PER_ITERATION}: "
+                "all of them are planned and held in memory."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_algorithm(self) -> Self:
         self.algorithm.check_steps(self.rollout.num_steps)
         if self.trained_per_group > self.rollout.group_size:
@@ -293,7 +316,3 @@ class RunConfig(Strict):
                 f"theirs; give a reward pool = {pool!r}, or leave it out."
             )
         return self
-
-
-class ConfigError(ValueError):
-    """A config, or something it names, cannot be used; the message is one line for the user."""

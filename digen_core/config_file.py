@@ -3,9 +3,7 @@
 TOML has no null, so the string "null" stands for it where a key may be null: lora = "null".
 """
 
-import json
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from digen_core.addresses import redacted
 from digen_core.config import ConfigError, RunConfig
 from digen_core.config_keys import (
     entry_of,
@@ -23,6 +22,13 @@ from digen_core.config_keys import (
     longest_known,
     suggestion,
     tables_of,
+)
+from digen_core.reading import (
+    SETTINGS_BYTES,
+    UnreadableError,
+    read_json_object,
+    read_toml,
+    shown,
 )
 from digen_core.reward_keys import (
     NULL,
@@ -33,6 +39,7 @@ from digen_core.reward_keys import (
 )
 
 CONFIG_OF_RUN = "config.json"  # in the folder of a run
+_LONG: Final = 100  # characters of what is no typo
 _MESSAGES: Final = {
     "model_type": "is a table of keys",
     "missing": "a value is missing",
@@ -127,10 +134,11 @@ def tree_of_run(run_dir: Path) -> dict[str, Any]:
     """
     require_run(run_dir)
     try:
-        tree: dict[str, Any] = json.loads((run_dir / CONFIG_OF_RUN).read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{run_dir} is no run: it has no readable {CONFIG_OF_RUN}") from error
-    return tree
+        return read_json_object(run_dir / CONFIG_OF_RUN, "its config", SETTINGS_BYTES)
+    except UnreadableError as error:
+        raise ConfigError(
+            f"{run_dir} is no run: it has no readable {CONFIG_OF_RUN} ({error})"
+        ) from error
 
 
 def describe(error: ValidationError) -> str:
@@ -182,8 +190,11 @@ def _message(item: ErrorDetails) -> str:
 
 def _got(value: object, choices: str) -> str:
     """Return the value that was given, and which of the choices, if any, it may be a typo of."""
-    near = get_close_matches(str(value), re.findall("'([^']*)'", str(choices)), 1)
-    return f" (got {value!r}" + (f"; did you mean {near[0]!r}?)" if near else ")")
+    given = value if isinstance(value, str) and len(value) < _LONG else ""
+    names = re.findall("'([^']*)'", str(choices))
+    near = [name for name in names if name == f"flow_{given}"]  # grpo: that of the field
+    near = near or get_close_matches(given, names, 1)
+    return f" (got {redacted(shown(value))}" + (f"; did you mean {near[0]!r}?)" if near else ")")
 
 
 def describe_fields(error: ValidationError, model: type[BaseModel]) -> str:
@@ -199,7 +210,7 @@ def describe_fields(error: ValidationError, model: type[BaseModel]) -> str:
         elif item["type"] == "missing":
             problems.append(f"{key} is missing")
         else:
-            problems.append(f"{key}: {message} (got {item['input']!r})" if key else message)
+            problems.append(f"{key}: {message}{_got(item['input'], '')}" if key else message)
     return "; ".join(problems)
 
 
@@ -212,14 +223,14 @@ def _location(parts: Sequence[str]) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
+        return read_toml(path, "the config file")
+    except UnreadableError as error:
+        if path.exists():
+            raise
         others = {other.stem: other for other in sorted(path.parent.glob("*.toml"))}
         near = get_close_matches(path.stem, others, 1)
         hint = f"; did you mean {others[near[0]]}?" if near else ""
-        raise ConfigError(f"cannot read the config file {path}: {error.strerror}{hint}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        raise ConfigError(f"{error}{hint}") from error
 
 
 def _lay(tree: dict[str, Any], key: str, value: Any) -> None:

@@ -3,7 +3,6 @@
 Where the user names what is in a table, NAME stands for the names: cluster.reward_workers.NAME.
 """
 
-import tomllib
 from difflib import get_close_matches
 from functools import cache
 from types import NoneType, UnionType
@@ -13,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from digen_core.config import ConfigError, RunConfig
+from digen_core.reading import parse_toml
 from digen_core.reward_keys import kind_of_option, split_key
 
 NAME: Final = "NAME"
@@ -106,8 +106,8 @@ def parse_value(key: str, text: str) -> Any:
             f"{key} is a table of keys; set one of them, for example {key}{inner[len(known) :]}"
         )
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = parse_toml(f"value = {text}")["value"]
+    except ValueError:
         return text
     return text if _is_text(kind) and not isinstance(value, str) else value
 
@@ -120,6 +120,28 @@ def longest_known(location: str) -> str:
     return key or "the config"
 
 
+OTHER_NAMES: Final = {
+    "lr": "train.learning_rate",
+    "learning_rate": "train.learning_rate",
+    "steps": "num_iterations",
+    "epochs": "num_iterations",
+    "max_steps": "num_iterations",
+    "iterations": "num_iterations",
+    "batch_size": "rollout.prompts_per_iteration",
+    "num_generations": "rollout.group_size",
+    "beta": "algorithm.kl_coefficient",
+    "lora_rank": "train.lora.rank",
+    "lora_alpha": "train.lora.alpha",
+    "weight_decay": "train.weight_decay",
+    "output_dir": "tracking.runs_dir",
+    "resolution": "model.height",
+    "guidance": "model.guidance_scale",
+    "cfg": "model.guidance_scale",
+    "resume_from_checkpoint": "--resume RUN",
+}
+"""What other programs call a key, with or without a table before it -> the key."""
+
+
 def suggestion(key: str) -> str:
     """Return "did you mean ...?" for an unknown dotted key, or where all keys are listed."""
     parent, _, leaf = key.rpartition(".")
@@ -127,6 +149,8 @@ def suggestion(key: str) -> str:
     by_leaf: dict[str, list[str]] = {}
     for known in known_keys():
         by_leaf.setdefault(known.rpartition(".")[2], []).append(known)
+    if leaf in OTHER_NAMES and leaf not in by_leaf:
+        return f"did you mean {OTHER_NAMES[leaf]}?"
     siblings = [k.rpartition(".")[2] for k in known_keys() if k.rpartition(".")[0] == table]
     if leaf in by_leaf:
         return f"did you mean {' or '.join(by_leaf[leaf])}?"

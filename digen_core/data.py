@@ -5,14 +5,21 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from digen_core.config import ConfigError, RunConfig
+from digen_core.reading import listed, shown
 from digen_core.shipped import located
+from digen_core.strict import is_plain
 from digen_core.tables import Row, read_rows
+
+MAX_CHARACTERS: Final = 100_000
+"""Of a prompt; the text encoders read some thousand."""
+WEIGHTS: Final = (1e-9, 1e9)
+"""Smallest and largest weight of a prompt, so that sums of them keep the small ones."""
 
 Metadata = Mapping[str, Any]
 """What else a prompt's row says: column -> what JSON can hold."""
@@ -152,7 +159,7 @@ def _rows_of_split(config: RunConfig, split: str) -> list[Row]:
     if not found:
         raise ConfigError(
             f"{prompts.train} has no row whose {prompts.split_column!r} is {split!r}, but "
-            f"{', '.join(map(repr, sorted(set(values))[:5]))}; correct prompts.split_column, "
+            f"{listed(map(repr, sorted(set(values))), 5)}; correct prompts.split_column, "
             "prompts.train_split or prompts.evaluation_split"
         )
     return found
@@ -205,7 +212,14 @@ def _parse(config: RunConfig, rows: Sequence[Row], *, weighted: bool = False) ->
 def _text(row: Row, column: str) -> str:
     value = row.values.get(column)
     if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{row.origin} has no prompt: its {column!r} is {value!r}; write a text")
+        raise ConfigError(
+            f"{row.origin} has no prompt: its {column!r} is {shown(value)}; write a text"
+        )
+    if len(value) > MAX_CHARACTERS or not is_plain(value):
+        raise ConfigError(
+            f"{row.origin} is no prompt: its {column!r} is {shown(value, 80)}; write a text of at "
+            f"most {MAX_CHARACTERS} characters, without NUL and halves of characters (surrogates)"
+        )
     return value.strip()
 
 
@@ -213,11 +227,11 @@ def _metadata(row: Row, columns: Sequence[str]) -> Metadata:
     metadata = {name: row.values.get(name) for name in columns}
     for name, value in metadata.items():
         try:
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError) as error:
+            json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(
-                f"{row.origin}: its {name!r} is {value!r}, which JSON cannot hold; rewards get "
-                "texts, finite numbers, true, false, null, and lists and objects of these"
+                f"{row.origin}: its {name!r} is {shown(value)}, which JSON cannot hold; rewards "
+                "get texts, finite numbers, true, false, null, and lists and objects of these"
             ) from error
     return metadata
 
@@ -226,8 +240,12 @@ def _weight(row: Row, column: str) -> float:
     value = row.values.get(column)
     try:
         weight = math.nan if value is None or isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         weight = math.nan
-    if not math.isfinite(weight) or weight < 0:
-        raise ConfigError(f"{row.origin}: its {column!r} is {value!r}; a weight is 0 or more")
+    least, most = WEIGHTS
+    if weight != 0 and not least <= weight <= most:
+        raise ConfigError(
+            f"{row.origin}: its {column!r} is {shown(value)}; a weight is 0, or from {least:g} to "
+            f"{most:g}"
+        )
     return weight

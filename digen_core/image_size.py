@@ -4,13 +4,13 @@ Its adapter knows when it is loaded; of a local folder the small config files te
 anything starts, without torch.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from digen_core.config import ConfigError
 from digen_core.model_config import Family, ModelConfig
+from digen_core.reading import read_json_object
 
 _Settings = Mapping[str, Any]
 
@@ -45,7 +45,7 @@ def check_local_size(model: ModelConfig) -> None:
     folder = Path(model.source)
     try:
         vae, transformer = (
-            json.loads((folder / part / "config.json").read_text(encoding="utf-8"))
+            read_json_object(folder / part / "config.json", "the model's")
             for part in ("vae", "transformer")
         )
         side = _SIDE_OF_TOKEN[model.family](vae, transformer)

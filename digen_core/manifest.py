@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 
 from digen_core.config import ConfigError, RunConfig
+from digen_core.reading import UnreadableError, read_json
 from digen_core.strict import Strict
 
 CHECKPOINTS_OF_RUN: Final = "checkpoints"
@@ -163,8 +164,10 @@ def read_lineage(run_dir: Path) -> Lineage | None:
     """
     path = run_dir / LINEAGE_OF_RUN
     try:
-        return Lineage.model_validate_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        return Lineage.model_validate(read_json(path, "where the run comes from,"))
+    except UnreadableError:
+        if path.exists():
+            raise
         return None
-    except (OSError, ValueError) as error:
+    except ValidationError as error:
         raise ConfigError(f"cannot read {path}: {' '.join(str(error).split())}") from error

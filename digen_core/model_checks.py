@@ -3,7 +3,7 @@
 Each check raises ConfigError with one line: what is wrong, its value, and what to do.
 """
 
-import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +14,14 @@ from digen_core.hub import check_source, hub_failure
 from digen_core.image_size import check_local_size
 from digen_core.lora_targets import check_targets
 from digen_core.model_config import Family, ModelConfig
+from digen_core.reading import (
+    JSON_BYTES,
+    UnreadableError,
+    read_json,
+    read_json_object,
+    require_file,
+    shown,
+)
 from digen_core.weight_files import layers_of, shapes_in, shapes_in_folder
 
 FAMILY_PIPELINES: Final[dict[Family, str]] = {
@@ -25,6 +33,7 @@ FAMILY_PIPELINES: Final[dict[Family, str]] = {
 }
 """The `_class_name` that a model folder's model_index.json must have, by family."""
 
+_PART: Final = re.compile(r"\w{1,100}")  # a subfolder of a pipeline
 _VOCABULARIES: Final = {"tokenizer.json", "vocab.json", "spiece.model"}
 
 
@@ -56,17 +65,15 @@ def check_model_folder(model: ModelConfig) -> None:
     """
     folder = Path(model.source)
     index_file = folder / "model_index.json"
-    try:
-        index: Any = json.loads(index_file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    if not index_file.exists():
         raise ConfigError(
             f"model.path {model.path} has no model_index.json; give the top folder of a diffusers "
             "pipeline, as save_pretrained writes it"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path: cannot read {index_file}: {error}") from error
+        )
+    index: Any = read_json(index_file, "the model's index")
     wanted = FAMILY_PIPELINES[model.family]
     found = index.get("_class_name") if isinstance(index, dict) else None
+    found = found if isinstance(found, str) else None
     if found != wanted:
         raise ConfigError(
             f"model.path {model.path} holds a {found}, but model.family {model.family!r} needs a "
@@ -90,37 +97,59 @@ def _check_part(folder: Path, name: str) -> None:
 
     Tokenizers need a closer look: without a vocabulary transformers makes an empty one, silently.
     """
+    if not _PART.fullmatch(name):
+        raise ConfigError(
+            f"model.path {folder} has a model_index.json with the part {shown(name)}, which is no "
+            "name of a subfolder; copy or download the model again"
+        )
     found = {file.name for file in (folder / name).glob("*")}
     lack = "" if found else f"the subfolder {name}"
     if found and name.startswith("tokenizer") and not found & _VOCABULARIES:
         lack = f"a vocabulary in {name}: {' or '.join(sorted(_VOCABULARIES))}"
+    if name == "scheduler" and "scheduler_config.json" not in found:
+        lack = "scheduler/scheduler_config.json"
     if lack:
         raise ConfigError(
             f"model.path {folder} lacks {lack}, which its model_index.json asks for; copy or "
             "download the model again"
         )
-    settings = folder / name / "config.json"
-    if settings.exists():  # tokenizers and schedulers have others
-        _read_json(settings)
+    for file in (folder / name).glob("*.json"):  # settings, vocabularies, indices of weights
+        _read_object(file)
+    for file in (folder / name).glob("*.model"):
+        _check_pieces(file)
     shapes_in_folder(folder / name)
     for index in (folder / name).glob("*.safetensors.index.json"):
         _check_shards(index)
 
 
-def _read_json(file: Path) -> Any:
+def _read_object(file: Path) -> dict[str, Any]:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {file}: {error}; copy or download it again") from error
+        return read_json_object(file, "the model's")
+    except UnreadableError as error:
+        raise ConfigError(f"{error}; copy or download it again") from error
+
+
+def _check_pieces(file: Path) -> None:
+    """Check that the vocabulary of a SentencePiece tokenizer is whole."""
+    from sentencepiece import SentencePieceProcessor
+
+    require_file(file, "the vocabulary", JSON_BYTES)
+    try:
+        SentencePieceProcessor().LoadFromFile(str(file))
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"{file} is no whole SentencePiece vocabulary; copy or download it again"
+        ) from error
 
 
 def _check_shards(index: Path) -> None:
     """Check that the files are there over which an index spreads weights."""
-    tree = _read_json(index)
-    weights = tree.get("weight_map") if isinstance(tree, dict) else None
+    weights = _read_object(index).get("weight_map")
     if not isinstance(weights, dict):
         raise ConfigError(f"{index} has no weight_map; copy or download it again")
-    for name in sorted(set(weights.values()) - {file.name for file in index.parent.iterdir()}):
+    for name in sorted(
+        set(map(str, weights.values())) - {file.name for file in index.parent.iterdir()}
+    ):
         raise ConfigError(f"{index.parent / name} is missing; copy or download the model again")
 
 

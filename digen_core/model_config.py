@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from digen_core.shipped import MaybeShipped, located
-from digen_core.strict import Strict
+from digen_core.strict import AtMost, PathText, Strict
 
 Family = Literal["flux", "sd3", "qwen_image", "wan", "hunyuan_video"]
 """A model family: an adapter in digen_core/models."""
@@ -31,6 +31,12 @@ VIDEO_FAMILIES: Final[tuple[Family, ...]] = ("wan", "hunyuan_video")
 
 MAX_TOKENS: Final = 512
 """Of a prompt, that the text encoders were trained with."""
+
+MAX_SAMPLE_TOKENS: Final = 2**17
+"""Of a sample; 129 frames of 720 x 1280 pixels are 118,800."""
+
+_SIDE: Final = AtMost(8192, "no family makes images of so many pixels")
+_FRAMES: Final = AtMost(1025, "no family makes videos of so many frames")
 
 EMBEDDED: Final = "digen:models/shapes"
 """The embedded model, a tiny FLUX."""
@@ -77,13 +83,13 @@ def _of_the_model(name: str) -> Callable[[dict[str, Any]], Any]:
 class AdapterConfig(Strict):
     """A LoRA that is there before the run, as diffusers saves and loads it."""
 
-    path: str = Field(min_length=1)
+    path: PathText = Field(min_length=1)
     """Folder, safetensors file or hub id."""
 
     weight: float = 1.0
     """Factor of what it adds."""
 
-    file: str | None = None
+    file: PathText | None = None
     """Name of the safetensors file, if the folder has several."""
 
     revision: str | None = None
@@ -118,17 +124,17 @@ class ModelConfig(Strict):
     Workers need a C++ compiler (CPU) or a C compiler (CUDA), and compile before the first
     iteration and in it."""
 
-    height: int = Field(default_factory=_of_the_model("height"), ge=8)
+    height: Annotated[int, _SIDE] = Field(default_factory=_of_the_model("height"), ge=8)
     """Image height in pixels; what it must be a multiple of depends on the model, often 16."""
 
-    width: int = Field(default_factory=_of_the_model("width"), ge=8)
+    width: Annotated[int, _SIDE] = Field(default_factory=_of_the_model("width"), ge=8)
     """Image width in pixels, likewise."""
 
-    num_frames: int = Field(default_factory=_of_the_model("num_frames"), ge=1)
+    num_frames: Annotated[int, _FRAMES] = Field(default_factory=_of_the_model("num_frames"), ge=1)
     """Frames of a video: 1 makes images; more, which are 1 + a multiple of 4, take a video family
     (wan, hunyuan_video)."""
 
-    sizes: tuple[Size, ...] = ()
+    sizes: Annotated[tuple[Size, ...], Field(max_length=1000)] = ()
     """[[height, width, frames], ...] of training samples, if they are to be of several sizes: the
     groups take them in turn. Evaluations keep to height, width and num_frames."""
 
@@ -176,6 +182,7 @@ class ModelConfig(Strict):
     @model_validator(mode="after")
     def _check(self) -> Self:
         self._check_frames("model.num_frames", self.num_frames)
+        self._check_tokens("model.height, width and num_frames", self.size)
         for name in self.adapters:
             if not re.fullmatch("[A-Za-z0-9_-]+", name):
                 raise ValueError(
@@ -189,7 +196,16 @@ class ModelConfig(Strict):
                     "of at least 8 pixels and at least one frame."
                 )
             self._check_frames(f"the number of frames of model.sizes[{place}]", frames)
+            self._check_tokens(f"model.sizes[{place}]", (height, width, frames))
         return self
+
+    def _check_tokens(self, name: str, size: Size) -> None:
+        if (number := tokens_of(size)) > MAX_SAMPLE_TOKENS:
+            raise ValueError(
+                f"{name} {'are' if 'and' in name else 'is'} {list(size)}, a sample of {number} "
+                f"tokens; use at most {MAX_SAMPLE_TOKENS}: the families' longest videos have "
+                "118800, and every sample is held in memory."
+            )
 
     def _check_frames(self, name: str, frames: int) -> None:
         if frames > 1 and self.family not in VIDEO_FAMILIES:

@@ -1,16 +1,25 @@
 """Whether a folder can be written to, and whether something answers at an address."""
 
+import os
 import re
 import socket
+from importlib.metadata import entry_points
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
+from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
 from digen_core.config import ConfigError
+from digen_core.reading import shown
 
+_TRACKING: Final = frozenset(
+    {"", "file", "http", "https", "databricks", "uc", "sqlite", "postgresql", "mysql", "mssql"}
+)
+"""Schemes of addresses that MLflow knows without plugins."""
+_DASK: Final = frozenset({"", "tcp", "tls", "ucx", "ucxx", "ws", "wss", "inproc"})
 _TIMEOUT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 15.0  # a busy server takes some
 _ADDRESS: Final = re.compile(
@@ -29,8 +38,10 @@ def check_writable(label: str, folder: Path) -> None:
         ConfigError: they cannot.
     """
     existing = folder
-    while not existing.exists() and existing != existing.parent:
+    while not os.path.lexists(existing) and existing != existing.parent:
         existing = existing.parent
+    if existing.is_symlink() and not existing.exists():
+        raise ConfigError(f"{label}, but the link {existing} leads nowhere")
     if not existing.is_dir():
         raise ConfigError(f"{label}, but {existing} is a file")
     try:
@@ -51,6 +62,10 @@ def check_scheduler(label: str, address: str) -> None:
         ConfigError: nothing does, or it is no address.
     """
     found = parse_address(label, address)
+    if found["scheme"] not in _DASK:
+        raise ConfigError(
+            f"{label} is {address}, but Dask knows no {found['scheme']}://; use tcp:// or tls://"
+        )
     if (found["scheme"] or "tcp") not in ("tcp", "tls"):
         return
     try:
@@ -72,6 +87,28 @@ def parse_address(label: str, address: str) -> dict[str, str]:
     if found is None:
         raise ConfigError(f"{label} is {address!r}; use an address such as tcp://10.0.0.1:8786")
     return found.groupdict(default="")
+
+
+def check_tracking(label: str, uri: str) -> None:
+    """Check that an address is one that MLflow knows, and that a server listens if it names one.
+
+    Args:
+        label: where the address is from, for the error.
+        uri: of MLflow; a path is a folder.
+
+    Raises:
+        ConfigError: it is none, or none does.
+    """
+    scheme = urlsplit(uri).scheme.partition("+")[0] if ":" in uri else ""
+    plugins = {point.name for point in entry_points(group="mlflow.tracking_store")}
+    if scheme not in _TRACKING | plugins:
+        raise ConfigError(
+            f"{label} begins with {shown(scheme)}:, which MLflow does not know; use http(s)://, "
+            "file:, a database such as sqlite:///runs/mlflow.db, or databricks"
+        )
+    if scheme in ("http", "https") and not urlsplit(uri).hostname:
+        raise ConfigError(f"{label} is {uri}, which names no machine; use http://HOST:PORT")
+    check_server(label, uri)
 
 
 def check_server(label: str, url: str) -> None:

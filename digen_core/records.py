@@ -3,7 +3,10 @@
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from pydantic import Field
+
 from digen_core.data import Metadata
+from digen_core.noise import Change, paired_change, standard_error, unpaired_change
 from digen_core.strict import Strict
 
 
@@ -87,6 +90,24 @@ class EvaluationReport(Strict):
     num_samples: int
     rewards: dict[str, float]
     """Mean of each reward component over all samples, and `reward`, their weighted sum."""
+
+    by_prompt: dict[str, list[float | None]] = Field(default_factory=dict)
+    """The same of each prompt, in order; null where none of its samples has a score."""
+
+    def standard_error(self, name: str) -> float | None:
+        """Return the standard error of a component's mean; None where it is not known."""
+        means = [mean for mean in self.by_prompt.get(name, []) if mean is not None]
+        return standard_error(means)
+
+    def change_since(self, before: "EvaluationReport", name: str) -> Change | None:
+        """Return how a component changed on the same prompts; None if one lacks it."""
+        if name not in self.rewards or name not in before.rewards:
+            return None
+        value = self.rewards[name] - before.rewards[name]
+        pair = before.by_prompt.get(name, []), self.by_prompt.get(name, [])
+        if len(pair[0]) == len(pair[1]):
+            return paired_change(*pair, value)
+        return unpaired_change(value, before.standard_error(name), self.standard_error(name))
 
 
 class RunReport(Strict):

@@ -88,7 +88,7 @@ def kept_iteration(run_dir: Path, config: RunConfig, iteration: int) -> KeptIter
     segments = read_segments(run_dir, iteration)
     if not segments:
         raise ConfigError(
-            f"{run_dir} keeps no trajectories of iteration {iteration}; set "
+            f"{run_dir} keeps no trajectories of iteration {iteration + 1}; set "
             "tracking.keep_trajectories before the run"
         )
     trained = {
@@ -97,7 +97,7 @@ def kept_iteration(run_dir: Path, config: RunConfig, iteration: int) -> KeptIter
         if group not in found.skipped
     }
     if not trained:
-        raise ConfigError(f"iteration {iteration}: no group has a signal with these settings")
+        raise ConfigError(f"iteration {iteration + 1}: no group has a signal with these settings")
     _require_steps(config, iteration, segments)
     packs = _packs(config, iteration, segments, trained)
     return KeptIteration(
@@ -108,11 +108,11 @@ def kept_iteration(run_dir: Path, config: RunConfig, iteration: int) -> KeptIter
 def _record_of(run_dir: Path, iteration: int) -> IterationRecord:
     records = {record.iteration: record for record in read_metrics(run_dir / METRICS_OF_RUN)}
     if iteration not in records:
-        known = f"0 to {max(records)}" if records else "none yet"
-        raise ConfigError(f"{run_dir} has finished no iteration {iteration}; it has {known}")
+        known = f"1 to {max(records) + 1}" if records else "none yet"
+        raise ConfigError(f"{run_dir} has finished no iteration {iteration + 1}; it has {known}")
     if "train/grad_norm" not in records[iteration].metrics:
         raise ConfigError(
-            f"iteration {iteration} of {run_dir} made no update: no group had a signal"
+            f"iteration {iteration + 1} of {run_dir} made no update: no group had a signal"
         )
     return records[iteration]
 
@@ -152,8 +152,8 @@ def _require_steps(config: RunConfig, iteration: int, segments: list[Segment]) -
         )
         if holders != {s.fragment for s in segments} or not recorded:
             raise ConfigError(
-                f"these settings train step {step}, whose latents iteration {iteration} did not "
-                "keep; leave the trained steps as they were"
+                f"these settings train step {step}, whose latents iteration {iteration + 1} did "
+                "not keep; leave the trained steps as they were"
             )
 
 

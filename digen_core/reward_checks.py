@@ -5,6 +5,8 @@ Each check raises ConfigError with one line: what is wrong, its value, and what 
 
 import inspect
 import os
+import sys
+import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -140,7 +142,7 @@ def _check_function(reward: FunctionConfig) -> None:
         raise ConfigError(
             f"{error}; it must be installed, or its folder be in PYTHONPATH"
         ) from error
-    except Exception as error:  # whatever the user's module does when it is imported
+    except (Exception, SystemExit) as error:  # whatever the user's module does when it is imported
         raise ConfigError(
             f"rewards: importing {reward.function!r} raised {type(error).__name__}: {error}"
         ) from error
@@ -149,10 +151,22 @@ def _check_function(reward: FunctionConfig) -> None:
             f"rewards: {reward.function!r} is a function, but has the options {reward.options}; "
             "only a class takes them"
         )
+    if _is_pythons(reward.function.partition(":")[0]):
+        raise ConfigError(
+            f"rewards: {reward.function!r} is of Python's own library, which has no rewards; name "
+            "a function of (images, prompts) that you wrote, as module:function"
+        )
     if isinstance(found, type):
         _check_call(reward.function, "made", found, (), ("device", *reward.options))
     else:
         _check_call(reward.function, "called", found, ("images", "prompts"), ())
+
+
+def _is_pythons(module: str) -> bool:
+    """Say whether a module that is imported is Python's own, and no file of the user's so named."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    is_elsewhere = file is not None and not Path(file).is_relative_to(sysconfig.get_path("stdlib"))
+    return module.partition(".")[0] in sys.stdlib_module_names and not is_elsewhere
 
 
 def _check_call(

@@ -15,9 +15,10 @@ A name with a colon is a function of the user's own, ``module:function``.
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Final, Literal, get_args
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from digen_core.strict import Strict
+from digen_core.addresses import public_address
+from digen_core.strict import Duration, PathText, Strict
 
 Takes = Literal["images", "videos"]
 
@@ -28,6 +29,13 @@ def _not_a_role(name: str) -> str:
     if name in ("rollout", "trainer", "both"):
         raise ValueError(f"a pool cannot be called {name}, which is a role; use another name")
     return name
+
+
+def _public(url: object) -> object:
+    if not isinstance(url, str):
+        return url
+    instead = "name the environment variable that holds a token: token_variable"
+    return public_address("the url of a remote reward", url, instead)
 
 
 PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$"), AfterValidator(_not_a_role)]
@@ -103,13 +111,13 @@ class OcrConfig(ImageReward):
 class ClipConfig(Strict):
     """A CLIP model of transformers."""
 
-    path: str = "openai/clip-vit-large-patch14"
+    path: PathText = "openai/clip-vit-large-patch14"
     """Folder or hub id of the model, loaded with from_pretrained."""
 
     revision: str | None = None
     """Hub revision of `path`; null is the default branch."""
 
-    processor: str | None = None
+    processor: PathText | None = None
     """Folder or hub id of tokenizer and image processor; null: those of `path`."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -135,7 +143,7 @@ class PickScoreConfig(ImageReward, ClipConfig):
 
     type: Literal["pickscore"] = "pickscore"
 
-    path: str = PICKSCORE
+    path: PathText = PICKSCORE
     """Folder or hub id of the model, loaded with from_pretrained."""
 
     @property
@@ -151,7 +159,7 @@ class HpsConfig(ImageReward, ClipConfig):
 
     type: Literal["hps"] = "hps"
 
-    path: str
+    path: PathText
     """Folder or hub id of HPS v2's weights in the format of transformers."""
 
 
@@ -160,7 +168,7 @@ class AestheticConfig(ImageReward, ClipConfig):
 
     type: Literal["aesthetic"] = "aesthetic"
 
-    head: str
+    head: PathText
     """Safetensors file of the predictor's linear layers."""
 
 
@@ -195,8 +203,12 @@ class RemoteConfig(_ChoosesInput):
 
     type: Literal["remote"] = "remote"
 
-    url: str = Field(pattern=r"^https?://\S+$")
-    """Where batches are posted to."""
+    url: Annotated[str, BeforeValidator(_public)] = Field(
+        pattern=r"^https?://\S+$",
+        # By this Prefect's server refuses a form with a password before it keeps it.
+        json_schema_extra={"pattern": r"^https?://[^\s/?#@]+([/?#]\S*)?$"},
+    )
+    """Where batches are posted to; a token goes into `token_variable`, not in here."""
 
     body: Literal["arrow", "json"] = "arrow"
     """arrow: an IPC stream of uint8 tensors; json: PNG files in base64."""
@@ -204,8 +216,8 @@ class RemoteConfig(_ChoosesInput):
     batch_size: int = Field(32, ge=1)
     """Samples in one request."""
 
-    timeout: float = Field(60.0, gt=0)
-    """Seconds without an answer after which an attempt has failed."""
+    timeout: Duration = Field(60.0, gt=0)
+    """Seconds for a request, from its start to the end of its answer; then it has failed."""
 
     max_attempts: int = Field(4, ge=1, le=100)
     """Calls before the reward counts as failed."""

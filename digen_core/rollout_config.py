@@ -3,24 +3,27 @@
 Importing this module must not import torch.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from digen_core.algorithm_base import Transition
-from digen_core.strict import Strict
+from digen_core.strict import AtMost, Strict
+
+_SAMPLES: Final = AtMost(65_536, "every sample is planned and held in memory")
+_STEPS: Final = AtMost(1000, "models are trained with 1000 noise levels")
 
 
 class RolloutConfig(Strict):
     """How trajectories are sampled."""
 
-    prompts_per_iteration: int = Field(8, ge=1)
+    prompts_per_iteration: Annotated[int, _SAMPLES] = Field(8, ge=1)
     """Prompts, hence groups, in one iteration."""
 
-    group_size: int = Field(16, ge=2)
+    group_size: Annotated[int, _SAMPLES] = Field(16, ge=2)
     """Samples per prompt. A group of one has no advantage by construction."""
 
-    num_steps: int = Field(8, ge=2)
+    num_steps: Annotated[int, _STEPS] = Field(8, ge=2)
     """Denoising steps per trajectory."""
 
     transition: Transition = "flow_sde"
@@ -42,11 +45,11 @@ class RolloutConfig(Strict):
     largest that leaves each of cluster.rollout_workers a fragment of every group, and whose samples
     have at most 8192 tokens together (a token: 16 x 16 pixels, 4 frames)."""
 
-    refill: int = Field(0, ge=0)
+    refill: Annotated[int, AtMost(100, "each time is drawn for all groups")] = Field(0, ge=0)
     """Times that a group whose rewards are all equal is replaced by one of another prompt, drawn
     for the iteration; one that is equal again after that is skipped."""
 
-    steps_per_task: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
+    steps_per_task: Annotated[int, Field(ge=1), _STEPS] | Literal["auto"] = 1
     """Denoising steps in one task; auto groups them so that orchestration stays below 3%."""
 
     @model_validator(mode="after")
@@ -68,14 +71,14 @@ class RolloutConfig(Strict):
 class EvaluationConfig(Strict):
     """How a version is judged: noiseless sampling of prompts that were never trained on."""
 
-    samples_per_prompt: int = Field(8, ge=1)
+    samples_per_prompt: Annotated[int, _SAMPLES] = Field(8, ge=1)
     """Images per evaluation prompt."""
 
-    num_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    num_steps: Annotated[int, Field(ge=1), _STEPS] | Literal["auto"] = "auto"
     """Denoising steps (ODE); auto: as many as the family's pipeline takes by default."""
 
     every: int = Field(0, ge=0)
     """Iterations between two evaluations during the run; 0 evaluates before and after only."""
 
-    grid_prompts: int = Field(8, ge=1)
+    grid_prompts: Annotated[int, AtMost(1000, "a picture shows them all")] = Field(8, ge=1)
     """Evaluation prompts shown in the image grids before, during and after."""

@@ -4,38 +4,79 @@ Importing this module must not import torch.
 """
 
 import os
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
+from digen_core.addresses import public_address
 from digen_core.reward_config import PoolName
-from digen_core.strict import Strict
+from digen_core.strict import AtMost, Duration, PathText, Strict
+
+_WORKERS: Final = AtMost(16_384, "each is a process, and planned for by itself")
+_THREADS: Final = AtMost(1024, "no machine has so many cores")
+_VERSIONS: Final = AtMost(100, "so many versions are held in memory")
+
+
+def _must_be_a_folder(path: str) -> str:
+    if not path.strip():
+        raise PydanticCustomError("no_folder", "must name a folder, such as runs")
+    if "://" in path:
+        raise PydanticCustomError("no_folder", "must be a folder of this machine, not an address")
+    return path
+
+
+_INSTEAD_OF_PASSWORD: Final = (
+    "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN (a "
+    "database reads the password file of its own client)"
+)
+
+
+def mlflow_of_environment() -> str | None:
+    """Return the address of MLflow that the environment names.
+
+    Raises:
+        ConfigError: a password is in it.
+    """
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    return public_address("MLFLOW_TRACKING_URI", uri, _INSTEAD_OF_PASSWORD) if uri else None
+
+
+def _public(uri: str) -> str:
+    return public_address("tracking.mlflow_uri", uri, _INSTEAD_OF_PASSWORD)
 
 
 class ClusterConfig(Strict):
     """Which devices a run uses."""
 
-    rollout_workers: int = Field(1, ge=1)
+    rollout_workers: Annotated[int, _WORKERS] = Field(1, ge=1)
     """Worker processes that generate and score."""
 
-    trainer_workers: int = Field(1, ge=1)
+    trainer_workers: Annotated[int, _WORKERS] = Field(1, ge=1)
     """Worker processes that train."""
 
-    reward_workers: dict[PoolName, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    reward_workers: dict[PoolName, Annotated[int, Field(ge=1), _WORKERS]] = Field(
+        default_factory=dict
+    )
     """Worker processes that only score, by the name of their pool."""
 
-    threads_per_worker: int = Field(1, ge=1)
+    threads_per_worker: Annotated[int, _THREADS] = Field(1, ge=1)
     """CPU threads of each worker's engine."""
 
-    heartbeat_timeout: float = Field(20.0, ge=5)
+    tls: bool = True
+    """Whether the workers that a run starts encrypt what they say and take in nobody else. Without
+    it every user of this machine can run code as you; with it a task costs up to 1 ms more, and
+    100 MB from worker to worker 0.1 s more."""
+
+    heartbeat_timeout: Duration = Field(20.0, ge=5)
     """Seconds without a heartbeat after which a worker counts as lost: its process is frozen, or
     its machine out of reach. Workers send one every 0.5 to 2 s, whatever they compute."""
 
-    task_timeout: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    task_timeout: Annotated[Duration, Field(gt=0)] | Literal["auto"] = "auto"
     """Seconds after which a task that does not end counts as hung, and its worker as lost; auto:
     20 times what such a task is expected to take, but at least 10 minutes, and 2 hours to load."""
 
-    rejoin_timeout: float = Field(3600.0, ge=0)
+    rejoin_timeout: Duration = Field(3600.0, ge=0)
     """Seconds that a run waits for a worker when the last one of a role is lost; then it ends, and
     can be resumed."""
 
@@ -74,16 +115,16 @@ class ScheduleConfig(Strict):
     """Largest share of an iteration's groups that may begin on an older version. Null: 0.5 for
     tcss, 0 for the others. Above 0 in tcss and elastic only."""
 
-    max_staleness: int = Field(1, ge=1)
+    max_staleness: Annotated[int, _VERSIONS] = Field(1, ge=1)
     """Largest number of updates between the version that generates and the version trained."""
 
-    helpers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    helpers: Annotated[int, Field(ge=0), _WORKERS] | Literal["auto"] = "auto"
     """Trainers that may generate while they have no pairs; auto: as many as is predicted to pay."""
 
-    assistants: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    assistants: Annotated[int, Field(ge=0), _WORKERS] | Literal["auto"] = "auto"
     """Rollout devices that may train while they have no fragments; auto: those that pay."""
 
-    profile: str | None = None
+    profile: PathText | None = None
     """What this recipe costs: the profile.json of an earlier run, to predict and plan with from the
     start; null measures it when the workers are ready, and every run goes on learning it."""
 
@@ -125,22 +166,27 @@ class ScheduleConfig(Strict):
 class TrackingConfig(Strict):
     """Where results go, and what is kept beside the rows of the samples."""
 
-    runs_dir: str = "runs"
+    runs_dir: Annotated[PathText, AfterValidator(_must_be_a_folder)] = "runs"
     """Folder of all runs: one folder per run, and MLflow's database."""
 
-    mlflow_uri: str | None = None
+    mlflow_uri: Annotated[str, AfterValidator(_public)] | None = None
     """MLflow tracking server; null is that of the environment variable MLFLOW_TRACKING_URI, or the
-    SQLite file mlflow.db in runs_dir."""
+    SQLite file mlflow.db in runs_dir. A password goes into MLFLOW_TRACKING_USERNAME and
+    MLFLOW_TRACKING_PASSWORD, not in here."""
 
     @property
     def uri(self) -> str | None:
-        """Address of MLflow; None: the SQLite file in ``runs_dir``."""
-        return self.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or None
+        """Address of MLflow; None: the SQLite file in ``runs_dir``.
 
-    experiment: str = Field("digen", min_length=1)
+        Raises:
+            ConfigError: a password is in that of the environment.
+        """
+        return self.mlflow_uri or mlflow_of_environment()
+
+    experiment: str = Field("digen", pattern=r"\S")
     """MLflow experiment."""
 
-    registered_model: str | None = Field(None, min_length=1)
+    registered_model: str | None = Field(None, pattern=r"^[^/:]*[^/:\s][^/:]*$")
     """Name in MLflow's model registry that each run adds a version to; null is the run's `name`."""
 
     keep_images: Literal["none", "extremes", "all"] = "none"

@@ -12,6 +12,8 @@ from typing import Annotated, Final
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
+from digen_core.strict import PathText
+
 SCHEME: Final = "digen:"
 
 _PACKAGE: Final = "deployments"  # whose data they are; nothing of it is imported
@@ -37,5 +39,5 @@ def _must_be_shipped(path: str) -> str:
     return path
 
 
-MaybeShipped = Annotated[str, AfterValidator(_must_be_shipped)]
+MaybeShipped = Annotated[PathText, AfterValidator(_must_be_shipped)]
 """A path, or the name of a file that digen ships."""

@@ -3,17 +3,20 @@
 Importing this module must not import torch.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from digen_core.strict import Strict
+from digen_core.strict import AtMost, Strict
+
+_RANK: Final = AtMost(4096, "that is no low rank; lora = 'null' trains all weights")
+_PACK: Final = AtMost(65_536, "its pairs are held in memory together")
 
 
 class LoraConfig(Strict):
     """Low-rank adapters on the transformer; the base weights stay frozen."""
 
-    rank: int = Field(32, ge=1)
+    rank: Annotated[int, _RANK] = Field(32, ge=1)
     """Rank of the update."""
 
     alpha: float = Field(64.0, gt=0)
@@ -50,7 +53,7 @@ class TrainConfig(Strict):
     max_grad_norm: float = Field(1.0, gt=0)
     """The gradient's norm is clipped to this before the step."""
 
-    pack_size: int = Field(16, ge=1)
+    pack_size: Annotated[int, _PACK] = Field(16, ge=1)
     """Pairs (one sample at one trained step) in one forward and backward."""
 
     lora: LoraConfig | None = LoraConfig()

@@ -5,6 +5,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from digen_core.config import ConfigError
+from digen_core.reading import require_file
 
 
 def shapes_in(file: Path) -> dict[str, tuple[int, ...]]:
@@ -13,6 +14,7 @@ def shapes_in(file: Path) -> dict[str, tuple[int, ...]]:
     Raises:
         ConfigError: it is none, or part of it is missing.
     """
+    require_file(file, "the weights")
     try:
         with safe_open(file, framework="numpy") as opened:
             names = list(opened.keys())

@@ -10,7 +10,7 @@ from prefect.futures import PrefectFuture
 from digen_core.config import ConfigError
 from digen_core.manifest import DamagedError
 from flows.losses import DevicesLostError, look, look_if_due
-from flows.session import Session
+from flows.session import Session, count
 from tasks.completions import Completion, Completions, mark_crashed
 
 POLL_SECONDS = 1.0
@@ -111,14 +111,20 @@ class Batch:
             self._labels.pop(task_run_id, None)
         self._session.watch.end(task_run_ids)
 
-    def receipts(self) -> dict[UUID, dict[str, Any]]:
+    def receipts(self, *, counted: bool = False) -> dict[UUID, dict[str, Any]]:
         """Wait for all tasks; return their receipts by task run id.
+
+        Args:
+            counted: tell the observers how many there are.
 
         Raises:
             Exception: what ``next`` raises; then those that are still pending stay so.
         """
         found: dict[UUID, dict[str, Any]] = {}
+        total = self.num_pending
         while self.num_pending:
+            if counted:
+                count(len(found), total)
             task_run_id, receipt = self.next()
             found[task_run_id] = receipt
         return found

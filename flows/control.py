@@ -165,7 +165,7 @@ def ending_as_asked(body: Callable[P, R]) -> Callable[P, R | State[Any]]:
         except RunCancelledError as error:
             return Cancelled(message=str(error))
         except KeyboardInterrupt:
-            return Cancelled(message="stopped by Ctrl-C")
+            return Cancelled(message="stopped by Ctrl-C or digen cancel")
 
     return call
 

@@ -12,13 +12,13 @@ from prefect.futures import PrefectFuture
 
 from digen_core.config import RunConfig
 from digen_core.records import EvaluationReport
-from digen_core.rewards.failures import component_means, settle
+from digen_core.rewards.failures import component_means, grouped_means, settle
 from digen_core.rewards.scoring import Asked
 from flows.batch import Batch, require_devices
 from flows.losses import DevicesLostError, StateLostError
 from flows.publishing import publish_evaluation
 from flows.scoring import merged_rewards
-from flows.session import Session, say, session_of
+from flows.session import Session, count, say, session_of
 from flows.subflows import on_cluster
 from tasks.completions import Completions
 from tasks.evaluate import sample_and_score, thumbnails
@@ -103,6 +103,7 @@ class _Evaluation:
         """Return the parts with all that was asked of them."""
         self._submit(self._parts)
         while self._batch.num_pending:
+            count(sum(part.is_done for part in self._parts), len(self._parts))
             try:
                 self._take(*self._batch.next())
             except DevicesLostError as lost:
@@ -207,10 +208,11 @@ def evaluate_once(session: Session, tag: str) -> None:
 def _report(session: Session, parts: Sequence[dict[str, list[float]]]) -> EvaluationReport:
     """Average the rewards of all tasks; for scores that failed, they are one group."""
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    means = component_means(settle(columns, session.config.reward_weights))
+    settled = settle(columns, session.config.reward_weights)
     return EvaluationReport(
         version=session.version,
         num_prompts=len(session.evaluation_prompts),
         num_samples=sum(len(part["reward"]) for part in parts),
-        rewards=means,
+        rewards=component_means(settled),
+        by_prompt=grouped_means(settled, session.config.evaluation.samples_per_prompt),
     )

@@ -4,7 +4,7 @@
 |   -> optimizer step -> push to every worker
 """
 
-from prefect import State, flow
+from prefect import State, flow, runtime
 from prefect.states import Cancelled
 
 from digen_core.config import RunConfig
@@ -21,7 +21,13 @@ from flows.telling import tell_of_clipping
 from tasks.completions import Completions
 
 
-@flow(name="iteration", flow_run_name="{run_id}-i{index:04d}", validate_parameters=False)
+def name_of_run() -> str:
+    """Return the name of the flow run of an iteration that is opened; people count from 1."""
+    parameters = runtime.flow_run.parameters
+    return f"{parameters['run_id']}-i{parameters['index'] + 1:04d}"
+
+
+@flow(name="iteration", flow_run_name=name_of_run, validate_parameters=False)
 def iteration(run_id: str, index: int) -> State | None:
     """Stay open while the conductor runs one round of prompts, then publish its record."""
     session = session_of(run_id)

@@ -78,7 +78,7 @@ class IterationRuns:
         """
         self._num_ended += 1
         if isinstance(ended.error, HTTPError) and ended.index < self.num_opened:
-            logger.warning("iteration %d has no page in Prefect: %s", ended.index, ended.error)
+            logger.warning("iteration %d has no page in Prefect: %s", ended.index + 1, ended.error)
         elif ended.error is not None:
             raise ended.error
 

@@ -7,7 +7,7 @@ from digen_core.control.protocol import Device, Role
 from digen_core.planning.profile import Measured
 from digen_core.reward_probe import NUM_SAMPLES, probed_by_workers
 from flows.batch import Batch
-from flows.session import Session, say
+from flows.session import Session, count, say
 from flows.telling import tell
 from flows.workload import layout_of
 from tasks.emulation import EmulatedConfig, body_of
@@ -26,7 +26,9 @@ def load_models(session: Session, batch: Batch, devices: Iterable[Device]) -> No
             body = body_of(session.config, load_model)
             future = batch.submit(body, label, device.name, session.config, device.name, roles)
             loading[future.task_run_id] = session.addresses[device.name]
+    total = len(loading)
     while loading:
+        count(total - len(loading), total)
         task_run_id, _ = batch.next()
         session.loaded.add(loading.pop(task_run_id))
 
@@ -36,7 +38,9 @@ def load_pools(session: Session, batch: Batch) -> None:
     for pool in Pool.all_of(session.config):
         for worker in session.pools[pool.name]:
             batch.submit(load_rewards, f"load rewards on {worker}", worker, pool)
-    batch.receipts()
+    if batch.num_pending:
+        say("loading the rewards on their workers")
+    batch.receipts(counted=True)
 
 
 def probe_loaded_rewards(session: Session, batch: Batch) -> None:
@@ -83,8 +87,8 @@ def measure_costs(
     """
     if isinstance(session.config, EmulatedConfig):
         return {}
-    if session.config.model.compile:
-        say("compiling the model and measuring it; compiling may take minutes")
+    compiling = "compiling the model and measuring it; compiling may take minutes"
+    say(compiling if session.config.model.compile else "measuring what work costs")
     generating = [device.name for device in devices if "rollout" in roles_of(session, device)]
     prompt = session.prompts[0].text
     where = [*generating, *session.rollout_devices()][0]
@@ -100,7 +104,7 @@ def measure_costs(
             roles_of(session, device),
         )
         measuring[future.task_run_id] = device
-    receipts = batch.receipts()
+    receipts = batch.receipts(counted=True)
     return {
         device: Measured.model_validate(receipts[task_run_id]["measured"])
         for task_run_id, device in measuring.items()

@@ -57,6 +57,7 @@ def train(session: Session) -> None:
         for index in range(session.num_iterations, config.num_iterations):
             if tag := session.evaluation_before(index):
                 evaluate_once(session, tag)
+                say("training")
             conductor.complete(index, last=session.last_before_evaluation(index))
             if conductor.out_of_time:
                 say(f"max_minutes ({config.max_minutes:g}) have passed: no more iterations")

@@ -1,8 +1,5 @@
 """Hand what happened to everyone who keeps or shows it: disk, MLflow, Prefect, the terminal."""
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import time
@@ -18,15 +15,12 @@ from digen_core.transport.images import prune_images
 from digen_core.transport.metrics import METRICS_OF_RUN, write_metrics
 from digen_core.transport.samples import write_samples
 from digen_core.transport.trajectories import prune_trajectories
+from flows.disk import naming
 from flows.losses import StateLostError
 from flows.session import Session, observers
 from tasks.calls import WorkerLostError
 from tasks.checkpoint import keep_checkpoint
 from tasks.emulation import EmulatedConfig
-
-
-class CannotWriteError(RuntimeError):
-    """The run's folder cannot be written to; the message says which and why."""
 
 
 def publish_iteration(
@@ -63,20 +57,6 @@ def _keep(session: Session, record: IterationRecord, history: RewardHistory | No
         _keep_checkpoint(session, record, history)
     session.tracker.log_iteration(record)
     session.tracker.log_versions(dict(session.hashes))
-
-
-@contextmanager
-def naming(folder: Path) -> Iterator[None]:
-    """Name the folder that the body could not write to, as when its disk is full.
-
-    Raises:
-        CannotWriteError: in place of an OSError.
-    """
-    try:
-        yield
-    except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
-        raise CannotWriteError(f"cannot write to {folder}: {why}") from error
 
 
 def _prune_samples(session: Session, record: IterationRecord) -> None:

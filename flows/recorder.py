@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from digen_core.control.protocol import Fragment
+from digen_core.noise import error_of, standard_error
 from digen_core.records import IterationRecord, Picture, SampleRow, Span
 from digen_core.rewards.failures import component_means, settle
 from digen_core.trace.gaps import idle_gaps
@@ -228,8 +229,22 @@ class IterationRecorder:
             "reward/mean": mean(total),
             "reward/std": mean(pstdev(values) for values in groups.values()),
             **{f"reward/{name}": value for name, value in component_means(arrays).items()},
+            **self._reward_errors(),
             "groups/zero_variance": float(len(self._skipped)),
             **({"groups/refilled": float(len(self._replaced))} if self._round.refill else {}),
+        }
+
+    def _reward_errors(self) -> dict[str, float]:
+        """Return the standard errors of the means: the groups' prompts are what varies."""
+        by_group: dict[str, list[float]] = {}
+        for group in sorted({fragment.group for fragment in self._rewards}):
+            parts = [self._rewards[fragment] for fragment in self._parts_of(group)]
+            columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            for name, value in component_means(columns).items():
+                by_group.setdefault("mean" if name == "reward" else name, []).append(value)
+        errors = {name: standard_error(means) for name, means in by_group.items()}
+        return {
+            error_of(f"reward/{name}"): error for name, error in errors.items() if error is not None
         }
 
     def _staleness_metrics(self) -> dict[str, float]:

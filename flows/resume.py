@@ -30,6 +30,7 @@ from digen_core.manifest import (
     read_manifest,
 )
 from digen_core.resume import AUTO, Resumption, newest_run, resumption_of
+from digen_core.run_state import LOCK_OF_RUN
 from digen_core.trace.spans import DEVICES_OF_RUN, read_devices
 from digen_core.training.checkpoints import remove_checkpoint
 from digen_core.training.retention import evaluations_of
@@ -39,8 +40,6 @@ from flows.losses import StateLostError
 from flows.session import Session, observers, say, warn
 from flows.telling import tell
 from tasks.emulation import EmulatedConfig
-
-LOCK_OF_RUN = ".lock"
 
 
 @contextmanager
@@ -194,12 +193,17 @@ def _stand_at(session: Session, resumption: Resumption) -> None:
     session.evaluations = dict(sorted(reports, key=lambda item: item[1].version))
 
 
+COUNTED_FROM_ONE = {EVALUATIONS_OF_RUN, "grids", "timelines", "videos"}
+"""Folders with files that people look at; those of data name the index of an iteration."""
+
+
 def discard(run_dir: Path, resumption: Resumption) -> None:
     """Remove what a run did after the checkpoint that it goes on from."""
     version = resumption.manifest.version if resumption.manifest else 0
     for path in run_dir.glob("*/iteration-*"):  # files, or folders of images and trajectories
         number = re.fullmatch(r"iteration-(\d+)", path.stem)
-        if number is None or int(number[1]) < resumption.num_iterations:
+        first = 1 if path.parent.name in COUNTED_FROM_ONE else 0
+        if number is None or int(number[1]) - first < resumption.num_iterations:
             continue
         if path.is_dir():
             shutil.rmtree(path)

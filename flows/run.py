@@ -20,9 +20,10 @@ from digen_core.planning.profile import load_profile
 from digen_core.transport.files import replace_text
 from digen_core.transport.metrics import METRICS_OF_RUN
 from flows.control import RunCancelledError, following, is_stop
+from flows.disk import naming_full_disk
 from flows.resume import folder_to_resume, go_on, locked, resuming
 from flows.scheduling import measured_costs, resolve_layout
-from flows.session import Session, observers, registered, say, warn, watching
+from flows.session import Session, count, observers, registered, say, warn, watching
 from flows.workload import layout_of
 from tasks.artifacts import RunArtifacts
 from tasks.calls import SchedulerLostError
@@ -48,6 +49,7 @@ def open_run(config: RunConfig, resume: str | None = None) -> Iterator[Session]:
         ConfigError: the config cannot be used, or not to go on with that run.
     """
     with ExitStack() as stack:
+        stack.enter_context(naming_full_disk(Path(config.tracking.runs_dir)))
         folder = folder_to_resume(config, resume)
         resumption = stack.enter_context(resuming(config, folder)) if folder else None
         client, address, devices, config = stack.enter_context(_devices(config))
@@ -119,7 +121,7 @@ def connected(config: RunConfig, local: list[Device]) -> Iterator[tuple[str, Cli
         say(f"waiting: another run uses the cluster at {cluster.address}")
 
     with (
-        run_cluster(cluster, local) as address,
+        run_cluster(cluster, local, count) as address,
         shared_client(address) as client,
         nullcontext() if cluster.address is None else exclusive(client, on_wait),
     ):
@@ -224,7 +226,7 @@ def _telling_how_to_resume(session: Session) -> Iterator[None]:
         after = f"after iteration {session.num_kept}"
         how = f"resume it with: digen train --resume {session.run_dir}"
         if isinstance(error, KeyboardInterrupt | RunCancelledError):
-            why = f"{str(error) or 'stopped by Ctrl-C'} {after}"
+            why = f"{str(error) or 'stopped by Ctrl-C or digen cancel'} {after}"
             raise RunCancelledError(f"{why}; {how}") from None
         if isinstance(error, Exception):
             error.add_note(f"{after}; {how}")

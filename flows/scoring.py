@@ -86,8 +86,9 @@ class Scoring:
             tell(
                 self._session,
                 "reward-failed",
-                f"iteration {it.index}: {note} (on {receipt['device']}; said once an iteration). "
-                "Where a score is missing, the mean of its group counts; the worker's log has more",
+                f"iteration {it.index + 1}: {note} (on {receipt['device']}; said once an "
+                "iteration). Where a score is missing, the mean of its group counts; the worker's "
+                "log has more",
             )
 
 

@@ -37,6 +37,10 @@ class Observer(Protocol):
         """Something that takes a while begins."""
         ...
 
+    def on_step(self, done: int, total: int) -> None:
+        """Some of the equal pieces of what began last are done."""
+        ...
+
     def on_warning(self, text: str) -> None:
         """Something is wrong that the run can live with."""
         ...
@@ -188,7 +192,7 @@ class Session:
         if index == 0:
             return "before"
         every = self.config.evaluation.every
-        return f"iteration-{index - 1:04d}" if every and index % every == 0 else None
+        return f"iteration-{index:04d}" if every and index % every == 0 else None
 
     def report(self) -> RunReport:
         """Return what the run achieved."""
@@ -250,6 +254,12 @@ def say(text: str) -> None:
     """Tell the observers what begins."""
     for observer in _observers:
         observer.on_phase(text)
+
+
+def count(done: int, total: int) -> None:
+    """Tell the observers how many pieces are done of what began."""
+    for observer in _observers:
+        observer.on_step(done, total)
 
 
 def warn(text: str) -> None:

@@ -48,8 +48,9 @@ def tell_of_clipping(session: Session, record: IterationRecord) -> None:
         tell(
             session,
             "fresh-samples-clipped",
-            f"iteration {record.iteration}: rollout and trainer round log-probs differently, by up "
-            f"to {error:.1g}, which is more than algorithm.clip_range ({algorithm.clip_range:g}): "
-            "fresh samples are clipped. Set algorithm.correction = 'recompute', which takes stale "
+            f"iteration {record.iteration + 1}: rollout and trainer round log-probs differently, "
+            f"by up to {error:.1g}, which is more than algorithm.clip_range "
+            f"({algorithm.clip_range:g}): fresh samples are clipped. "
+            "Set algorithm.correction = 'recompute', which takes stale "
             "samples for fresh ones, or compute in float32 (said once)",
         )

@@ -36,19 +36,26 @@ from tenacity import (
     wait_fixed,
 )
 
+from digen_core.addresses import redacted
 from digen_core.config import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord, Picture
 from tasks.display import (
     Progress,
     busy_fractions,
+    change_between,
+    change_text,
     duration,
     headlines,
     idle_causes,
+    is_component,
     label_of,
     line_chart,
+    mean_text,
     sparkline,
-    text_of,
+    value_text,
+    verdict,
 )
+from tasks.markdown import cell, code, escaped, inline
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +132,12 @@ class RunArtifacts:
 
     def on_phase(self, text: str) -> None:
         """Show what begins."""
-        self._progress.phase = text
+        self._progress.begin(text)
+        self._publish()
+
+    def on_step(self, done: int, total: int) -> None:
+        """Show how far the phase is."""
+        self._progress.num_steps, self._progress.steps = done, total
         self._publish()
 
     def on_open(self, run_dir: Path) -> None:
@@ -213,7 +225,7 @@ class RunArtifacts:
         progress = self._progress
         return _State(
             percent=round(100 * progress.fraction, 1),
-            description=f"{self._run_id}: {describe(progress)}",
+            description=escaped(f"{self._run_id}: {describe(progress)}"),
             report=report_of(self._run_id, progress, self._links),
         )
 
@@ -221,7 +233,10 @@ class RunArtifacts:
 def describe(progress: Progress) -> str:
     """Return how far a run is, in one line."""
     total, left = progress.config.num_iterations, progress.seconds_left
-    parts = [f"{progress.num_finished} of {total} iterations", progress.phase]
+    phase = progress.phase
+    if progress.steps:
+        phase += f" ({progress.num_steps} of {progress.steps})"
+    parts = [f"{progress.num_finished} of {total} iterations", phase]
     parts.append(f"{duration(progress.elapsed_seconds)} elapsed")
     if left is not None and progress.num_finished < total:
         parts.append(f"about {duration(left)} left")
@@ -230,9 +245,10 @@ def describe(progress: Progress) -> str:
 
 def report_of(run_id: str, progress: Progress, links: Mapping[str, str]) -> str:
     """Return a run's report as Markdown."""
-    parts = [f"# {run_id}", describe(progress)]
+    parts = [f"# {escaped(run_id)}", escaped(describe(progress))]
     if progress.warnings:
-        parts.append("\n".join(f"- **Warning:** {text}" for text in progress.warnings[-SHOWN:]))
+        lines = [f"- **Warning:** {inline(text)}" for text in progress.warnings[-SHOWN:]]
+        parts.append("\n".join(lines))
     rewards = [value for value in progress.trend("reward/mean") if math.isfinite(value)]
     if rewards:
         svg = line_chart("mean reward of each iteration", rewards)
@@ -246,7 +262,7 @@ def report_of(run_id: str, progress: Progress, links: Mapping[str, str]) -> str:
 
 def _show_iteration(record: IterationRecord) -> None:
     text = iteration_report(record, record.timeline.result() if record.timeline else b"")
-    description = f"iteration {record.iteration}: metrics, devices and samples"
+    description = f"iteration {record.iteration + 1}: metrics, devices and samples"
     create_markdown_artifact(text, key=ITERATION_KEY, description=description)
 
 
@@ -257,9 +273,9 @@ def iteration_report(record: IterationRecord, timeline: bytes) -> str:
         record: of the iteration.
         timeline: its picture as PNG, or nothing.
     """
-    parts = [f"# iteration {record.iteration}: {record.seconds:.3g} s"]
+    parts = [f"# iteration {record.iteration + 1}: {record.seconds:.3g} s"]
     if names := headlines(record.metrics):
-        rows = [f"| {label_of(n)} | {text_of(n, record.metrics[n])} |" for n in names]
+        rows = [f"| {_label(n)} | {value_text(n, record.metrics)} |" for n in names]
         parts.append("\n".join(["| metric | value |", "|---|---:|", *rows]))
     if timeline:
         parts.append(_embedded("what the devices did", "png", timeline))
@@ -273,7 +289,7 @@ def _samples_table(pictures: Sequence[Picture]) -> str:
     """Return a row for each prompt: its samples, each with its reward."""
     groups = groupby(pictures, key=lambda picture: picture.prompt)
     rows = [
-        [_one_cell(prompt), *(f"{_embedded(prompt, 'jpeg', p.jpeg)} {p.reward:.3f}" for p in group)]
+        [cell(prompt), *(f"{_embedded(prompt, 'jpeg', p.jpeg)} {p.reward:.3f}" for p in group)]
         for prompt, group in groups
     ]
     num_columns = max(map(len, rows))
@@ -282,13 +298,14 @@ def _samples_table(pictures: Sequence[Picture]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def _one_cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+def _label(name: str) -> str:
+    """Return what a metric is called, for a table; components have the names that rewards gave."""
+    return cell(label_of(name)) if is_component(name) else label_of(name)
 
 
 def _embedded(alt: str, kind: str, picture: bytes) -> str:
     """Return a picture inside the text."""
-    alt = re.sub(r"[^\w ,.]", "", _one_cell(alt))
+    alt = re.sub(r"[^\w ,.]", "", " ".join(alt.split()))
     return f"![{alt}](data:image/{kind};base64,{base64.b64encode(picture).decode()})"
 
 
@@ -299,34 +316,49 @@ def _idle_table(record: IterationRecord) -> str:
     lines = [f"| | busy | {' | '.join(causes)} |", "|---" + "|---:" * (len(causes) + 1) + "|"]
     for name, shares in idle.items():
         values = [1 - sum(shares.values()), *(shares[cause] for cause in causes)]
-        lines.append(f"| {name} | {' | '.join(f'{value:.0%}' for value in values)} |")
+        label = cell(name) if name in record.idle else name
+        lines.append(f"| {label} | {' | '.join(f'{value:.0%}' for value in values)} |")
     return "\n".join(lines)
 
 
 def _metrics_table(progress: Progress) -> str:
+    """Return a row for each metric; of means with ±, their standard errors over the prompts."""
     first, last = progress.history[0], progress.history[-1]
-    lines = ["| metric | first | last | trend |", "|---|---:|---:|---|"]
+    lines = ["| metric | first | last | change | trend |", "|---|---:|---:|---|---|"]
     for name in headlines(last):
-        before = text_of(name, first[name]) if name in first else ""
+        before = value_text(name, first) if name in first else ""
         trend = sparkline(progress.trend(name), 32)
-        lines.append(f"| {label_of(name)} | {before} | {text_of(name, last[name])} | {trend} |")
+        cells = [before, value_text(name, last), verdict(change_between(name, first, last)), trend]
+        lines.append(f"| {_label(name)} | {' | '.join(cells)} |")
     lines += [
-        f"| busy: {device} | | {share:.0%} | |" for device, share in busy_fractions(last).items()
+        f"| busy: {cell(device)} | | {share:.0%} | | |"
+        for device, share in busy_fractions(last).items()
     ]
     return "\n".join(lines)
 
 
 def _evaluation_table(evaluations: Mapping[str, EvaluationReport]) -> str:
+    """Return a row for each component; of several evaluations, how the last differs from the first.
+
+    ± is the standard error over the prompts.
+    """
     tags = list(evaluations)
-    heads = [f"{tag} (version {evaluations[tag].version})" for tag in tags]
-    lines = [f"| evaluation | {' | '.join(heads)} |", "|---" + "|---:" * len(tags) + "|"]
+    first, last = evaluations[tags[0]], evaluations[tags[-1]]
+    heads = [f"{cell(tag)} (version {evaluations[tag].version})" for tag in tags]
+    heads += ["change", ""] if len(tags) > 1 else []
+    lines = [f"| evaluation | {' | '.join(heads)} |", "|---" + "|---:" * len(heads) + "|"]
     names = list(dict.fromkeys(name for tag in tags for name in evaluations[tag].rewards))
     for name in names:
-        values = [evaluations[tag].rewards.get(name) for tag in tags]
-        texts = ["" if value is None else f"{value:.3f}" for value in values]
-        lines.append(f"| {name} | {' | '.join(texts)} |")
+        reports = [evaluations[tag] for tag in tags]
+        texts = [mean_text(report, name) if name in report.rewards else "" for report in reports]
+        if len(tags) > 1:
+            change = last.change_since(first, name)
+            texts += [change_text(change), verdict(change)]
+        lines.append(f"| {cell(name)} | {' | '.join(texts)} |")
     return "\n".join(lines)
 
 
 def _link(target: str) -> str:
-    return f"<{target}>" if target.startswith("http") else f"`{target}`"
+    """Return an address that can be clicked, or a command."""
+    is_address = re.fullmatch(r"https?://[^\s<>]+", target) is not None
+    return f"<{redacted(target)}>" if is_address else code(target)

@@ -5,14 +5,16 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import dask
-from distributed import Client, Lock, Nanny, Scheduler, SpecCluster
+from distributed import Client, Lock, Nanny, SpecCluster
 
 from digen_core.config import ConfigError
 from digen_core.control.protocol import Device, Role
 from digen_core.schedule_config import ClusterConfig
+from tasks.listening import TaskWorker, own_scheduler, own_tls_settings
 from tasks.presence import ROLES, kinds_of, present_workers
 
 # What Dask would do all the time in each process: sample the stacks of all threads and measure the
@@ -40,8 +42,18 @@ def local_devices(config: ClusterConfig, *, colocated: bool = False) -> list[Dev
 
 
 @contextmanager
-def run_cluster(config: ClusterConfig, devices: list[Device]) -> Iterator[str]:
-    """Yield the address of a scheduler: the configured one, or a new one with these workers."""
+def run_cluster(
+    config: ClusterConfig,
+    devices: list[Device],
+    on_started: Callable[[int, int], None] = lambda done, total: None,
+) -> Iterator[str]:
+    """Yield the address of a scheduler: the configured one, or a new one with these workers.
+
+    Args:
+        config: of the cluster.
+        devices: to start if none is configured.
+        on_started: is called with how many workers have started, and of how many.
+    """
     if config.address is not None:
         yield config.address
         return
@@ -49,14 +61,14 @@ def run_cluster(config: ClusterConfig, devices: list[Device]) -> Iterator[str]:
     workers = {device.name: _worker(device.roles) for device in devices}
     for pool, number in config.reward_workers.items():
         workers |= {f"{pool}-{index}": _worker([pool]) for index in range(number)}
-    scheduler = {
-        "cls": Scheduler,
-        "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"},
-    }
+    nanny = _counted_nanny(len(workers), on_started)
+    workers = {name: {**worker, "cls": nanny} for name, worker in workers.items()}
+    scheduler = own_scheduler(config.tls)
     # A worker that its nanny starts again imports torch: it is not given up meanwhile.
     patient = {"distributed.deploy.lost-worker-timeout": "10m"}
+    settings = settings_of_workers(config.threads_per_worker) | own_tls_settings(config.tls)
     with (
-        dask.config.set(settings_of_workers(config.threads_per_worker) | patient),
+        dask.config.set(settings | patient),
         SpecCluster(scheduler=scheduler, workers=workers, silence_logs=logging.ERROR) as cluster,
     ):
         yield cluster.scheduler_address
@@ -107,11 +119,26 @@ def as_environment(settings: Mapping[str, object]) -> dict[str, str]:
     }
 
 
+def _counted_nanny(total: int, on_started: Callable[[int, int], None]) -> type[Nanny]:
+    """Return a class whose instances, ``total`` of them, say when their workers have started."""
+    started = count(1)
+
+    class CountedNanny(Nanny):  # type: ignore[misc]
+        async def start_unsafe(self) -> Nanny:
+            own = await super().start_unsafe()
+            if (done := next(started)) <= total:  # later ones take the place of lost workers
+                on_started(done, total)
+            return own
+
+    return CountedNanny
+
+
 def _worker(resources: Iterable[str]) -> dict[str, Any]:
     """Describe a worker process, which runs one task at a time."""
     return {
         "cls": Nanny,
         "options": {
+            "worker_class": TaskWorker,
             "host": "127.0.0.1",
             "nthreads": 1,
             "resources": dict.fromkeys(resources, 1),

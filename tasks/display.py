@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from digen_core.config import RunConfig
+from digen_core.noise import WITHIN_NOISE, Change, error_of, unpaired_change, with_error
 from digen_core.records import EvaluationReport, IterationRecord
 
 HEADLINES: Final = {
@@ -37,6 +38,9 @@ class Progress:
 
     config: RunConfig
     phase: str = "starting"
+    num_steps: int = 0  # of the phase that are done
+    steps: int = 0  # of the phase; 0: it has none that are counted
+    phase_began: float = field(default_factory=monotonic)
     version: int = 0
     num_finished: int = 0
     history: list[dict[str, float]] = field(default_factory=list)  # metrics of each iteration
@@ -45,6 +49,16 @@ class Progress:
     evaluations: dict[str, EvaluationReport] = field(default_factory=dict)  # by tag, in order
     warnings: list[str] = field(default_factory=list)
     started: float = field(default_factory=monotonic)
+
+    def begin(self, phase: str) -> None:
+        """Note what begins."""
+        self.phase, self.phase_began = phase, monotonic()
+        self.num_steps = self.steps = 0
+
+    @property
+    def phase_seconds(self) -> float:
+        """Time since the phase began."""
+        return monotonic() - self.phase_began
 
     def add_iteration(self, record: IterationRecord) -> None:
         """Note a finished iteration. Its samples are not kept."""
@@ -102,6 +116,40 @@ def label_of(name: str) -> str:
 def text_of(name: str, value: float) -> str:
     """Return a metric's value as it is shown."""
     return format(value, ".3f" if is_component(name) else HEADLINES[name][1])
+
+
+def value_text(name: str, metrics: Mapping[str, float]) -> str:
+    """Return a metric's value, and its standard error if the metrics have one."""
+    style = ".3f" if is_component(name) else HEADLINES[name][1]
+    return with_error(text_of(name, metrics[name]), metrics.get(error_of(name)), style)
+
+
+def change_between(
+    name: str, first: Mapping[str, float], last: Mapping[str, float]
+) -> Change | None:
+    """Return how a metric with a standard error changed between iterations; None if it has none."""
+    errors = first.get(error_of(name)), last.get(error_of(name))
+    if name not in first or name not in last or None in errors:
+        return None
+    return unpaired_change(last[name] - first[name], *errors)
+
+
+def mean_text(report: EvaluationReport, name: str) -> str:
+    """Return a component of an evaluation with its standard error: "0.573 ± 0.021"."""
+    return with_error(f"{report.rewards[name]:.3f}", report.standard_error(name))
+
+
+def change_text(change: Change | None) -> str:
+    """Return a change with its standard error: "+0.177 ± 0.024"; nothing of None."""
+    if change is None:
+        return ""
+    value = round(change.value, 3) + 0.0  # never -0.000
+    return with_error(f"{value:+.3f}", change.error)
+
+
+def verdict(change: Change | None) -> str:
+    """Return what to say of a change that chance may have made; else nothing."""
+    return WITHIN_NOISE if change is not None and change.is_noise else ""
 
 
 def busy_fractions(metrics: Mapping[str, float]) -> dict[str, float]:

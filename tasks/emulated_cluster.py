@@ -10,11 +10,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import dask
-from distributed import Client, Scheduler, SpecCluster
+from distributed import Client, SpecCluster
 
 from digen_core.control.protocol import Device
 from tasks.cluster import QUIET, as_environment
 from tasks.emulation import DEVICE, REWARD_SERVERS
+from tasks.listening import TASK_WORKER, own_scheduler, own_tls_settings
 
 DEVICES_PER_PROCESS = 16
 THREADS_BESIDE = 8  # of a device: what does not hold it, such as a push
@@ -26,18 +27,15 @@ START_SECONDS = 120.0
 def emulated_cluster(devices: Sequence[Device]) -> Iterator[str]:
     """Yield the address of a scheduler whose workers are these devices and the reward servers."""
     logging.getLogger("distributed").setLevel(logging.ERROR)
-    scheduler = {
-        "cls": Scheduler,
-        "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"},
-    }
+    scheduler, tls = own_scheduler(tls=True), own_tls_settings(tls=True)
     specs = _specs_of(devices)
     with (
-        dask.config.set(QUIET),
+        dask.config.set(QUIET | tls),
         SpecCluster(scheduler=scheduler, workers={}, silence_logs=logging.ERROR) as cluster,
         ExitStack() as hosts,
     ):
         for spec in specs:
-            hosts.enter_context(_host(cluster.scheduler_address, spec))
+            hosts.enter_context(_host(cluster.scheduler_address, spec, QUIET | tls))
         with Client(cluster.scheduler_address, set_as_default=False) as client:
             client.wait_for_workers(sum(map(len, specs)), timeout=START_SECONDS)
         yield cluster.scheduler_address
@@ -56,28 +54,27 @@ def _specs_of(devices: Sequence[Device]) -> list[dict[str, Any]]:
 
 def _worker(name: str, num_threads: int, resources: dict[str, int]) -> dict[str, Any]:
     return {
-        "cls": "distributed.Worker",
+        "cls": TASK_WORKER,
         "opts": {
             "name": name,
             "host": "127.0.0.1",
             "nthreads": num_threads,
             "resources": resources,
             "memory_limit": 0,
-            "dashboard": False,
             "preload": ["tasks.emulation"],
         },
     }
 
 
 @contextmanager
-def _host(address: str, spec: dict[str, Any]) -> Iterator[None]:
+def _host(address: str, spec: dict[str, Any], settings: dict[str, Any]) -> Iterator[None]:
     """Run the workers of a spec in one process while the body runs."""
     command = [sys.executable, "-m", "distributed.cli.dask_spec", address]
     process = subprocess.Popen(
         [*command, "--spec", json.dumps(spec)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, **as_environment(QUIET)},
+        env={**os.environ, **as_environment(settings)},
         start_new_session=True,  # Ctrl-C reaches the run first, which then ends its workers
     )
     try:

@@ -4,7 +4,8 @@
 
 takes the options of ``dask worker``, or with --cuda those of ``dask cuda worker``, which starts a
 worker for each visible GPU. A worker runs one task at a time, and its engine computes on
-OMP_NUM_THREADS CPU threads, or on one.
+OMP_NUM_THREADS CPU threads, or on one. Without TLS it listens on this machine only, unless
+--insecure says that nobody else is in the network.
 """
 
 import os
@@ -15,6 +16,7 @@ import dask
 
 from digen_core.config import ConfigError
 from tasks.cluster import PRELOAD, settings_of_workers
+from tasks.listening import INSECURE, options_of_worker
 
 # The model's memory is no matter for Dask, which would pause a worker that it finds too full.
 DEFAULTS = ("--nthreads", "1", "--memory-limit", "0", "--no-dashboard")
@@ -25,16 +27,19 @@ def resources_of(declared: Collection[str]) -> str:
     return " ".join(f"{name}=1" for name in sorted(declared))
 
 
-def run_worker(arguments: Sequence[str], *, cuda: bool = False) -> None:
+def run_worker(arguments: Sequence[str], *, cuda: bool = False, insecure: bool = False) -> None:
     """Run a worker until it is stopped.
 
     Args:
         arguments: of ``dask worker``.
         cuda: Start one for each visible GPU, by dask-cuda.
+        insecure: Let it listen on a network without TLS.
 
     Raises:
-        ConfigError: dask-cuda is not installed.
+        ConfigError: dask-cuda is not installed; or the worker would listen on a network without
+            TLS, and may not.
     """
+    listening = options_of_worker(arguments, insecure=insecure)
     if cuda:
         try:
             from dask_cuda.cli import worker as command
@@ -48,9 +53,22 @@ def run_worker(arguments: Sequence[str], *, cuda: bool = False) -> None:
     num_threads = int(os.environ.get("OMP_NUM_THREADS") or 1)
     with dask.config.set(settings_of_workers(num_threads) | preload):
         command.main(
-            [*DEFAULTS, *options, *arguments], prog_name="digen worker", standalone_mode=False
+            [*DEFAULTS, *listening, *options, *arguments],
+            prog_name="digen worker",
+            standalone_mode=False,
         )
 
 
+def main(words: Sequence[str]) -> int:
+    """Run a worker as a command line says, and return the exit code."""
+    arguments = [word for word in words if word not in ("--cuda", INSECURE)]
+    try:
+        run_worker(arguments, cuda="--cuda" in words, insecure=INSECURE in words)
+    except ConfigError as error:
+        sys.stderr.write(f"digen: {error}\n")
+        return 2
+    return 0
+
+
 if __name__ == "__main__":
-    run_worker([word for word in sys.argv[1:] if word != "--cuda"], cuda="--cuda" in sys.argv)
+    sys.exit(main(sys.argv[1:]))

@@ -170,7 +170,7 @@ REFUSED = {
     "a negative weight": (
         '{"prompt": "a", "w": -1}',
         {"weight_column": "w"},
-        "line 1: its 'w' is -1; a weight is 0 or more",
+        "line 1: its 'w' is -1; a weight is 0, or from 1e-09 to 1e+09",
     ),
     "an infinite weight": ('{"prompt": "a", "w": Infinity}', {"weight_column": "w"}, "'w' is inf"),
     "a weight that is none": ('{"prompt": "a", "w": true}', {"weight_column": "w"}, "'w' is True"),

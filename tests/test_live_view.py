@@ -8,9 +8,12 @@ from rich.console import Console
 
 from deployments.errors import RunStoppedError
 from deployments.live_view import LiveView
+from deployments.panel import share_lines
+from deployments.prefect_server import PrefectApi
 from digen_core.config import RunConfig
+from digen_core.noise import error_of
 from digen_core.records import EvaluationReport, IterationRecord
-from tasks.display import Progress, duration, line_chart, sparkline
+from tasks.display import HEADLINES, Progress, duration, line_chart, sparkline
 
 CONFIG = RunConfig(num_iterations=4)
 
@@ -34,7 +37,10 @@ def record_of(iteration: int, seconds: float = 8.0) -> IterationRecord:
 
 def report_of(version: int, reward: float) -> EvaluationReport:
     rewards = {"reward": reward, "shapes/exact": reward / 2}
-    return EvaluationReport(version=version, num_prompts=16, num_samples=128, rewards=rewards)
+    prompts = {name: [value - 0.125, value + 0.125] * 8 for name, value in rewards.items()}
+    return EvaluationReport(
+        version=version, num_prompts=16, num_samples=128, rewards=rewards, by_prompt=prompts
+    )
 
 
 def terminal() -> Console:
@@ -57,26 +63,26 @@ def test_the_page_before_the_first_iteration():
         view.on_phase("starting workers")
         page = page_of(view)
     assert "digen  shapes-1" in page
-    assert "0/4 iterations" in page
+    assert "0 of 4 iterations" in page
     assert "starting workers" in page
     assert "left" not in line_with(page, "iterations")
 
 
 def test_the_page_shows_how_the_run_goes():
     with LiveView(CONFIG, "shapes-1", terminal()) as view:
-        view.on_evaluation("before", report_of(0, 0.25))
         for iteration in range(3):
             view.on_iteration(record_of(iteration))
         page = page_of(view)
-    assert "0:08 left" in line_with(page, "3/4 iterations")
+        view.on_evaluation("before", report_of(0, 0.25))
+        assert "before (v0)" in page_of(view)
+    assert "0:08 left" in line_with(page, "3 of 4 iterations")
     assert line_with(page, "▁▅█").split()[1:4] == ["reward", "0.250", "0.750"]
-    assert "│ shapes/exact                 0.125     0.125  ▁▁▁ " in page
+    assert line_with(page, " shapes/exact  ").split()[1:4] == ["shapes/exact", "0.125", "0.125"]
     assert "12.3%" in line_with(page, "clipped")
     assert "0.00125" in line_with(page, "KL to the base model")
     assert "15.2" in line_with(page, "images/s")
     assert line_with(page, "rollout-0").split()[2] == "75%"
     assert "push 20%, tail 5%" in line_with(page, "rollout-0")
-    assert "before (v0)" in page
 
 
 def test_many_causes_leave_room_for_the_rest_of_the_line():
@@ -85,11 +91,11 @@ def test_many_causes_leave_room_for_the_rest_of_the_line():
     with LiveView(CONFIG, "shapes-1", terminal()) as view:
         view.on_iteration(IterationRecord(0, 1, 8.0, metrics, idle={"rollout-0": idle}))
         lines = page_of(view).splitlines()
-    (place,) = [number for number, line in enumerate(lines) if "rollout-0" in line]
-    assert lines[place].split()[1:3] == ["rollout-0", "41%"]
-    assert "━━━━ " in lines[place]  # 4 of 10
-    assert lines[place].split("━ ")[1].strip("│ ") == "tail 24%, starvation 20%, fill 10%,"
-    assert lines[place + 1].strip("│ ") == "orchestration 5%"
+    (line,) = [line for line in lines if "rollout-0" in line]
+    assert line.split()[1:3] == ["rollout-0", "41%"]
+    assert "━━━━ " in line  # 4 of 10
+    assert line.split("━ ")[1].strip("│ ").startswith("tail 24%, starvation 20%, fill 10%")
+    assert max(map(len, lines)) == 88
 
 
 def test_the_page_compares_the_first_evaluation_with_the_last():
@@ -98,8 +104,15 @@ def test_the_page_compares_the_first_evaluation_with_the_last():
         view.on_evaluation("version 2", report_of(2, 0.375))
         view.on_evaluation("after", report_of(4, 0.75))
         page = page_of(view)
-    assert "before (v0)  after (v4)    change" in line_with(page, "evaluation")
-    assert line_with(page, "reward").split()[2:5] == ["0.250", "0.750", "+0.500"]
+    heads = ["evaluation", "before", "(v0)", "after", "(v4)", "change"]
+    assert line_with(page, "evaluation").split()[1:-1] == heads
+    cells = line_with(page, "reward").split()
+    # every prompt moved by the same: the change has no error, each mean has one
+    assert cells[2:-1] == [
+        *("0.250", "±", "0.032"),
+        *("0.750", "±", "0.032"),
+        *("+0.500", "±", "0.000"),
+    ]
 
 
 def test_the_last_page_stays_on_the_screen():
@@ -109,7 +122,7 @@ def test_the_last_page_stays_on_the_screen():
         view.on_iteration(record_of(3))
     screen = console.file.getvalue()
     assert "warning: the lamp is broken" in screen
-    assert "4/4 iterations" in screen
+    assert "4 of 4 iterations" in screen
     assert "finished" in screen
 
 
@@ -125,9 +138,10 @@ def test_without_a_terminal_each_event_is_one_ascii_line():
     assert [line.split("  ")[-1] for line in output.splitlines()] == [
         "run shapes-1, 4 iterations",
         "starting workers",
-        "evaluation before: version 0, 128 samples of 16 prompts: reward 0.250, shapes/exact 0.125",
+        "evaluation before: version 0, 128 samples of 16 prompts: reward 0.250 +- 0.032, "
+        "shapes/exact 0.125 +- 0.032",
         "warning: the lamp is broken",
-        "iteration 1/4: reward 0.250, shapes/exact 0.125, std within groups 0.120, "
+        "iteration 1 of 4: reward 0.250, shapes/exact 0.125, std within groups 0.120, "
         "groups without signal 1, KL to the base model 0.00125, clipped 12.3%, gradient norm 0.5, "
         "images/s 15.2, devices busy 75% (idle: push 20%, tail 5%), 0:24 left",
         "finished",
@@ -208,3 +222,128 @@ def test_a_chart_ends_at_its_last_value():
     assert ">1.000</text>" in chart
     assert ">0.000</text>" in chart
     assert ">3</text>" in chart
+
+
+def test_only_a_terminal_is_told_how_to_sign_in_to_prefect(monkeypatch):
+    api, out = PrefectApi("http://127.0.0.1:4200/api", "digen:s3cret"), io.StringIO()
+    with LiveView(CONFIG, "shapes-1", Console(file=out)) as view:
+        view.on_prefect(api)
+    assert "Prefect: http://127.0.0.1:4200\n" in out.getvalue()
+    assert "sign-in" not in out.getvalue()
+
+    now = 1000.0
+    monkeypatch.setattr("deployments.live_view.monotonic", lambda: now)
+    with LiveView(CONFIG, "shapes-1", terminal()) as view:
+        view.on_prefect(api)
+        first, again = (line_with(page_of(view), "Prefect  ") for _ in range(2))
+        assert "http://127.0.0.1:4200/sign-in?code=" in first
+        assert "s3cret" not in first
+        assert first == again
+        now += 61.0  # a link is good once: there is a new one soon
+        assert line_with(page_of(view), "Prefect  ") != first
+
+
+def test_names_give_the_terminal_no_orders():
+    hostile = "[/red]\x1b[31m"
+    record = record_of(0)
+    record.metrics.update({f"reward/{hostile}/x": 1.0, f"device/{hostile}/busy_fraction": 0.5})
+    with LiveView(CONFIG, "shapes-1", terminal()) as view:
+        view.on_iteration(record)
+        view.on_phase(hostile)
+        view.on_evaluation("before", report_of(0, 0.5).model_copy(update={"rewards": {hostile: 1}}))
+        page = page_of(view)
+    assert page.count("[/red]") == 4
+    assert "\x1b" not in page
+
+
+def test_a_change_within_the_noise_says_so():
+    noisy = {"standard_error/reward/mean": 0.25}
+    with LiveView(CONFIG, "shapes-1", terminal()) as view:
+        view.on_iteration(IterationRecord(0, 1, 8.0, {"reward/mean": 0.25, **noisy}))
+        view.on_iteration(IterationRecord(1, 2, 8.0, {"reward/mean": 0.5, **noisy}))
+        assert line_with(page_of(view), "reward").split()[-2] == "noise"
+        view.on_iteration(IterationRecord(2, 3, 8.0, {"reward/mean": 1.25, **noisy}))
+        line = line_with(page_of(view), "reward")
+    assert line.split()[2:8] == ["0.250", "±", "0.250", "1.250", "±", "0.250"]
+    assert "noise" not in line
+
+
+def big_run(view: LiveView, num_devices: int) -> None:
+    """Tell all that there is to show: every headline, components, and many devices."""
+    names = [f"rollout-{number}" for number in range(num_devices)]
+    parts = {f"reward/{name}/score": 0.5 for name in ("a_reward_with_a_long_name", "ocr", "clip")}
+    metrics = {name: 0.5 for name in HEADLINES} | parts
+    metrics |= {f"device/{name}/busy_fraction": 0.5 for name in names}
+    metrics |= {error_of(name): 0.125 for name in ("reward/mean", *parts)}
+    idle = {name: {"starvation": 0.2, "orchestration": 0.2, "tail": 0.1} for name in names}
+    rewards = {name.removeprefix("reward/"): 0.5 for name in parts} | {"reward": 0.5}
+    prompts = {name: [0.25, 0.75] * 8 for name in rewards}
+    report = EvaluationReport(
+        version=110, num_prompts=16, num_samples=128, rewards=rewards, by_prompt=prompts
+    )
+    for tag in ("before", "iteration-0010", "iteration-0020"):
+        view.on_evaluation(tag, report)
+    for iteration in range(3):
+        view.on_iteration(IterationRecord(iteration, iteration + 1, 8.0, metrics, idle=idle))
+    view.on_phase(
+        "evaluating version 110 on 2048 prompts, which takes a while and says so at length"
+    )
+    view.on_step(3, 32)
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (80, 12), (60, 20), (120, 50)])
+@pytest.mark.parametrize("num_devices", [2, 64])
+def test_the_page_fits_the_terminal(width, height, num_devices):
+    size = {"width": width, "height": height, "color_system": None}
+    console = Console(file=io.StringIO(), force_terminal=True, **size)
+    paper = Console(file=io.StringIO(), **size)
+    with LiveView(RunConfig(num_iterations=110), "shapes-20260101-120000", console) as view:
+        big_run(view, num_devices)
+        paper.print(view.render())
+    lines = paper.file.getvalue().splitlines()
+    assert len(lines) < height  # one stays for the cursor
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    assert "3 of 110 iter" in text
+    assert "3 of 32" in text
+    if height >= 24:
+        assert "reward " in text
+        assert "evaluation" in text
+        assert "rollout-0" in text
+        assert (" more " in text) == (num_devices == 64 or height == 24)
+    if (width, height) == (80, 24):
+        assert text.count("0.500 ± 0.125") >= 4
+        assert text.count("±") >= 10
+        assert "…" not in line_with(text, "change")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "room", "given"),
+    [
+        ([3, 4, 5], 12, [3, 4, 5]),
+        ([3, 10, 5], 12, [3, 4, 5]),
+        ([10, 10], 8, [4, 4]),
+        ([2, 30], 6, [2, 4]),
+        ([], 5, []),
+        ([3, 3], 0, [0, 0]),
+    ],
+)
+def test_lines_are_taken_from_the_longest(wanted, room, given):
+    assert share_lines(wanted, room) == given
+
+
+def test_a_phase_without_a_terminal_says_how_far_it_is_now_and_then(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("deployments.live_view.monotonic", lambda: now[0])
+    console = Console(file=io.StringIO(), width=80)
+    with LiveView(CONFIG, "shapes-1", console) as view:
+        view.on_phase("loading the model on the workers")
+        for done, seconds in ((0, 1), (1, 31), (2, 40), (3, 62)):
+            now[0] = 100.0 + seconds
+            view.on_step(done, 8)
+    lines = [line.split("  ")[-1] for line in console.file.getvalue().splitlines()]
+    assert lines[1:-1] == [
+        "loading the model on the workers",
+        "loading the model on the workers: 1 of 8",
+        "loading the model on the workers: 3 of 8",
+    ]

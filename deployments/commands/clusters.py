@@ -26,7 +26,8 @@ def show(
         way: ssh: a script that starts each worker on its host; cuda: one that lets dask-cuda start
             a worker for each GPU of a host; slurm: a job array for each kind; kubernetes: what the
             Dask operator takes. Scripts use what 'digen up --host' left in runs/up/env.
-        tls: Whether the parts of Dask use TLS; for kubernetes only, scripts follow 'digen up'.
+        tls: Whether the parts of Dask use TLS, as 'digen up' was told. Without it whoever reaches a
+            worker can run code there.
         out: Folder to write the files to, instead of printing them.
     """
     from deployments.plan import find_cluster

@@ -1,5 +1,6 @@
 """Commands that run servers and workers: up, down, status and worker."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,7 +9,6 @@ from cyclopts import Parameter
 
 from digen_core.config import ConfigError
 
-Switch = bool | None
 PORTS = (4200, 5000, 8786, 8787)
 
 
@@ -18,9 +18,10 @@ def up(
     *,
     workers: bool = True,
     host: str = "127.0.0.1",
-    tls: Switch = None,
-    prefect_auth: Switch = None,
-    mlflow_auth: Switch = None,
+    tls: bool = True,
+    prefect_auth: bool = True,
+    mlflow_auth: bool | None = None,
+    names: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
     deployments: Path | None = None,
     ports: tuple[int, int, int, int] = PORTS,
 ) -> int:
@@ -37,31 +38,38 @@ def up(
         workers: Start the cluster's workers here, save those for which the file names hosts. 'digen
             cluster show' prints what starts them elsewhere.
         host: Address to listen on; 0.0.0.0 lets other machines in.
-        tls: Encrypt and authenticate what the parts of Dask say to each other. This and the next
-            two are on where other machines are let in, else off.
-        prefect_auth: Let Prefect ask for a password.
-        mlflow_auth: Let MLflow ask for a password.
+        tls: Encrypt and authenticate what the parts of Dask say to each other. Without it every
+            user of this machine, and of the network with --host, can run code as you; with it a
+            task costs up to 1 ms more, and 100 MB from worker to worker 0.1 s more.
+        prefect_auth: Let Prefect ask for a password, which the printed link gives to a browser.
+        mlflow_auth: Let MLflow ask for a password, at 0.1 s of CPU for each request; default: where
+            other machines are let in.
+        names: More names by which browsers and programs call the servers, as behind a proxy; to
+            others they do not answer.
         deployments: File of the deployments; default: that which digen ships.
         ports: Four, of Prefect, MLflow, the Dask scheduler and its dashboard; where one is taken,
             another is used.
     """
     if any(not 0 < port < 65536 for port in ports):
         raise ConfigError(f"--ports are {' '.join(map(str, ports))}; use 1 to 65535")
+    for extra in names or []:
+        if not re.fullmatch(r"[A-Za-z0-9.:-]+", extra):
+            raise ConfigError(f"--names has {extra!r}; give names of hosts, without scheme or port")
 
     from deployments.local import failures_in_one_line
-    from deployments.operation.access import is_loopback
     from deployments.operation.state import Options
     from deployments.operation.up import up as start_all
     from digen_core.shipped import data_folder
+    from tasks.listening import is_loopback
 
-    is_open = not is_loopback(host)
     options = Options(
         cluster=cluster,
         workers=workers,
         host=host,
-        tls=is_open if tls is None else tls,
-        prefect_auth=is_open if prefect_auth is None else prefect_auth,
-        mlflow_auth=is_open if mlflow_auth is None else mlflow_auth,
+        tls=tls,
+        prefect_auth=prefect_auth,
+        mlflow_auth=not is_loopback(host) if mlflow_auth is None else mlflow_auth,
+        names=tuple(names or ()),
         deployments=str(deployments or data_folder("prefect.yaml")),
         ports=ports,
     )
@@ -70,7 +78,7 @@ def up(
 
     from deployments.operation.describe import describe
 
-    sys.stdout.write(describe(state))
+    sys.stdout.write(describe(state, is_terminal=sys.stdout.isatty()))
     return 0
 
 
@@ -104,7 +112,7 @@ def status() -> int:
     if state is None:
         sys.stdout.write("nothing is up in this folder; 'digen up' starts everything\n")
         return 1
-    sys.stdout.write(describe(state))
+    sys.stdout.write(describe(state, is_terminal=sys.stdout.isatty()))
     return 0 if all(service.process for service in state.services) else 1
 
 
@@ -117,10 +125,14 @@ def worker(
     pool: str | None = None,
     threads: int = 1,
     cuda: Annotated[bool, Parameter(negative="")] = False,
+    insecure: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Start a worker that joins a Dask cluster, until it is stopped.
 
-    Example: digen worker tcp://10.0.0.1:8786 --name gpu-0 --role rollout
+    Example: digen worker tls://10.0.0.1:8786 --name gpu-0 --role rollout
+
+    It listens on the address by which it reaches the scheduler. With a scheduler of another machine
+    that takes TLS, tls://..., whose keys are in the variables of runs/up/env: set -a; . runs/up/env
 
     Args:
         scheduler: Address of the Dask scheduler; default: that in DASK_SCHEDULER_ADDRESS.
@@ -129,16 +141,22 @@ def worker(
         pool: It only scores, for rewards whose ``pool`` has this name.
         threads: CPU threads.
         cuda: Start one worker for each GPU that is visible, by dask-cuda.
+        insecure: Listen on the network without TLS, too. Whoever reaches this machine there can
+            then run code on it: only for a network in which nobody else is.
     """
     import os
 
     if scheduler is None and "DASK_SCHEDULER_ADDRESS" not in os.environ:
-        raise ConfigError("which scheduler? For example: digen worker tcp://10.0.0.1:8786 --name a")
+        raise ConfigError("which scheduler? For example: digen worker tls://10.0.0.1:8786 --name a")
     if threads < 1:
         raise ConfigError(f"--threads is {threads}; use 1 or more")
     os.environ["OMP_NUM_THREADS"] = str(threads)
 
-    from digen_core.planning.groups import ROLES
+    from digen_core.planning.groups import ROLES, check_name
+
+    check_name("--name", name)
+    if pool is not None:
+        check_name("--pool", pool)
 
     if pool in ROLES:
         raise ConfigError(f"--pool is {pool}, which is a role; use --role {pool}, or another name")
@@ -147,12 +165,13 @@ def worker(
     from tasks.worker import resources_of, run_worker
 
     label = "the scheduler's address" if scheduler else "DASK_SCHEDULER_ADDRESS"
-    parse_address(label, scheduler or os.environ["DASK_SCHEDULER_ADDRESS"])
-    arguments = [] if scheduler is None else [scheduler]
+    address = scheduler or os.environ["DASK_SCHEDULER_ADDRESS"]
+    parse_address(label, address)
     resources = resources_of(ROLES[role] if pool is None else {pool})
     with failures_in_one_line("the worker"):
         try:
-            run_worker([*arguments, "--name", name, "--resources", resources], cuda=cuda)
+            named = [address, "--name", name, "--resources", resources]
+            run_worker(named, cuda=cuda, insecure=insecure)
         except RuntimeError as error:  # that it did not start; its cause says why
             raise error.__cause__ or error from None
     return 0

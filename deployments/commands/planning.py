@@ -9,6 +9,8 @@ from deployments.overrides import ConfigTokens, config_of, parse_arguments
 from deployments.shipped import recipe_files
 from digen_core.config import ConfigError
 
+MOST_ITERATIONS = 1000
+
 
 def simulate(
     scenario: str,
@@ -42,10 +44,11 @@ def simulate(
     from deployments import simulate as command
 
     found, layouts = command.find_scenario(scenario), command.layouts_of(layout)
-    if iterations < command.LEAST_ITERATIONS or seed < 0:
+    least = command.LEAST_ITERATIONS
+    if not least <= iterations <= MOST_ITERATIONS or not 0 <= seed < 2**63:
         raise ConfigError(
-            f"--iterations is {iterations} and --seed {seed}; "
-            f"use iterations >= {command.LEAST_ITERATIONS}, seed >= 0"
+            f"--iterations is {iterations} and --seed {seed}; use {least} <= iterations <= "
+            f"{MOST_ITERATIONS}, since each is simulated, and 0 <= seed < 2^63"
         )
 
     from digen_core.planning.search import Fixed

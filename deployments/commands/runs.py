@@ -8,9 +8,11 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from deployments.overrides import ConfigTokens, config_of, parse_arguments
+from digen_core.addresses import redacted
 from digen_core.config import ConfigError
 from digen_core.config_file import require_run
 from digen_core.config_keys import parse_value
+from digen_core.plain_text import printable
 from digen_core.resume import AUTO, newest_run, resumption_of
 from digen_core.shipped import located
 
@@ -45,7 +47,7 @@ def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:
 
     from digen_core.reward_probe import probe_before_start
 
-    probe_before_start(config, lambda text: sys.stderr.write(f"digen: warning: {text}\n"))
+    probe_before_start(config, _warn)
 
     from deployments import local, summary
 
@@ -89,7 +91,7 @@ def replay(run: Path, iteration: int, /, *tokens: ConfigTokens) -> int:
 
     Args:
         run: Folder of the run.
-        iteration: Its number, from 0.
+        iteration: Its number, from 1.
         tokens: Keys of algorithm and train with their values.
     """
     require_run(run)
@@ -106,7 +108,7 @@ def replay(run: Path, iteration: int, /, *tokens: ConfigTokens) -> int:
     from deployments.replay import run_replay
 
     with failures_in_one_line():
-        run_replay(run, iteration, overrides)
+        run_replay(run, iteration - 1, overrides)
     return 0
 
 
@@ -128,8 +130,68 @@ def pause(run: Path, /, *, off: Annotated[bool, Parameter(negative="")] = False)
 
     from deployments import local
 
-    local.pause_run(lineage.flow_run_ids[-1], off)
+    local.pause_run(run, lineage.flow_run_ids[-1], off)
     sys.stdout.write("it goes on\n" if off else "it pauses when its iteration is over\n")
+    return 0
+
+
+def cancel(run: str, /, *, runs_dir: Path = Path("runs")) -> int:
+    """End a run that is being trained, in order; it can be resumed.
+
+    Example: digen cancel runs/shapes-20260101-120000
+
+    A run on this machine gets what Ctrl-C sends. For one elsewhere Prefect is told, whose address
+    PREFECT_API_URL has to name.
+
+    Args:
+        run: Its name, or its folder.
+        runs_dir: Folder of the runs.
+    """
+    from digen_core.run_state import find_run
+
+    folder = find_run(run, runs_dir)
+
+    from deployments.cancelling import cancel_run
+
+    ended = cancel_run(folder)
+    how = "nothing is left to do"
+    if ended.num_left or ended.num_iterations is None:
+        how = f"resume it with: digen train --resume {folder}"
+    sys.stdout.write(f"{folder.name} ended after {ended.num_done} iterations; {how}\n")
+    return 0
+
+
+def ls(
+    runs_dir: Path = Path("runs"), /, *, json: Annotated[bool, Parameter(negative="")] = False
+) -> int:
+    """List the runs of a folder: when they began, whether they run, and how far and good they are.
+
+    Example: digen ls
+    Example: digen ls runs --json
+
+    A run is running, finished, or stopped: then it can be resumed. After ± stands the standard
+    error.
+
+    Args:
+        runs_dir: Folder of the runs.
+        json: Print JSON, an object for each run.
+    """
+    from digen_core.run_state import runs_in, state_of
+
+    if not runs_dir.is_dir():
+        raise ConfigError(
+            f"there is no folder {runs_dir}; runs are in tracking.runs_dir of a config"
+        )
+    runs = [state_of(folder) for folder in runs_in(runs_dir)]
+
+    from deployments.run_list import as_json, print_runs
+
+    if json:
+        sys.stdout.write(as_json(runs) + "\n")
+    elif runs:
+        print_runs(runs)
+    else:
+        sys.stdout.write(f"{runs_dir} holds no runs yet; for example: digen train shapes\n")
     return 0
 
 
@@ -150,7 +212,14 @@ def report(
         every: Draw every timeline; else of more than 20 iterations only the first, one of median
             length and the last.
     """
-    from deployments.report import print_report, write_report
+    require_run(run)
 
-    print_report(write_report(run, out or run / "report", every))
+    from deployments.report import print_report, write_report
+    from digen_core.transport.files import inside
+
+    print_report(write_report(run, out or inside(run, "report"), every))
     return 0
+
+
+def _warn(text: str) -> None:
+    sys.stderr.write(f"digen: warning: {printable(redacted(text))}\n")

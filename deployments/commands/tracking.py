@@ -1,13 +1,15 @@
 """Commands about what runs logged."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from digen_core.addresses import redacted
 from digen_core.config import ConfigError
+from digen_core.config_file import tree_of_run
+from digen_core.plain_text import printable
 
 LOCAL_MLFLOW = "sqlite:///runs/mlflow.db"
 
@@ -32,25 +34,32 @@ def compare(
         mlflow_uri: MLflow with runs that are given by name; default: MLFLOW_TRACKING_URI, else
             runs/mlflow.db.
     """
+    if mlflow_uri is not None:
+        from digen_core.reachable import check_tracking
+
+        check_tracking("--mlflow-uri", mlflow_uri)
     if not others:
         raise ConfigError(f"what is {run} to be compared with? Give two runs or more")
+    for folder in filter(Path.is_dir, map(Path, (run, *others))):
+        tree_of_run(folder)  # MLflow takes seconds to import: mistakes are told before
 
     from rich.console import Console
 
     from deployments import compare as command
+    from digen_core.schedule_config import mlflow_of_environment
     from tasks.tracking.history import read_run
 
-    uri = mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or LOCAL_MLFLOW
+    uri = mlflow_uri or mlflow_of_environment() or LOCAL_MLFLOW
     runs = [read_run(target, uri) for target in (run, *others)]
     names = command.metrics_to_show(runs, metric or [])
     console = Console(highlight=False, soft_wrap=True)
     command.print_comparison(runs, names, console)
     if names:
-        console.print(f"curves: {command.write_curves(runs, names, out)}")
+        console.print(f"curves: {command.write_curves(runs, names, out)}", markup=False)
     return 0
 
 
-def sync(run: Path, /, *others: Path) -> int:
+def sync(run: Path, /, *others: Path, mlflow_uri: str | None = None) -> int:
     """Send what runs logged and MLflow has not taken: after a crash, or while it was away.
 
     Example: digen sync runs/shapes-20260101-120000
@@ -60,12 +69,14 @@ def sync(run: Path, /, *others: Path) -> int:
     Args:
         run: Folder of a run.
         others: More of them.
+        mlflow_uri: MLflow to send to, where that of the run is neither the one in
+            MLFLOW_TRACKING_URI nor mlflow.db beside the run's folder.
     """
     from tasks.tracking.sync import send_rest
 
     code = 0
     for folder in (run, *others):
-        sent = send_rest(folder)
+        sent = send_rest(folder, mlflow_uri)
         if sent.is_busy:
             text = f"is alive and sends by itself; {sent.num_left} entries are waiting"
         elif sent.num_left:
@@ -73,5 +84,5 @@ def sync(run: Path, /, *others: Path) -> int:
             code = 1
         else:
             text = f"{sent.num_sent} entries sent to {sent.uri}"
-        sys.stdout.write(f"{sent.name}: {text}\n")
+        sys.stdout.write(printable(redacted(f"{sent.name}: {text}")) + "\n")
     return code

@@ -1,32 +1,31 @@
 """Keys and passwords between the parts: TLS of Dask, basic auth of Prefect and of MLflow."""
 
 import secrets
-from pathlib import Path
+from collections.abc import Mapping
 
 from distributed import Security
 
 from deployments.operation.state import FOLDER, Options, write_privately
+from tasks.cluster import as_environment
+from tasks.listening import ENCRYPTED, tls_settings
 
 USER = "digen"
 CERTIFICATE, KEY = FOLDER / "tls" / "certificate.pem", FOLDER / "tls" / "key.pem"
 PASSWORD = FOLDER / "password"
 MLFLOW_AUTH = FOLDER / "mlflow-auth.ini"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def is_loopback(host: str) -> bool:
-    """Say whether only this machine reaches a host."""
-    return host in LOOPBACK
+def make_access(options: Options, *, is_prefect_ours: bool, is_mlflow_ours: bool) -> dict[str, str]:
+    """Make what the options ask for, and return the variables by which a process gets in.
 
-
-def make_access(options: Options) -> dict[str, str]:
-    """Make what the options ask for, and return the variables by which a process gets in."""
+    Servers that ran before have passwords of their own, which processes find as this one does.
+    """
     environment: dict[str, str] = {}
     if options.tls:
         environment |= _tls()
-    if options.prefect_auth:
+    if options.prefect_auth and is_prefect_ours:
         environment["PREFECT_API_AUTH_STRING"] = f"{USER}:{_password()}"
-    if options.mlflow_auth:
+    if options.mlflow_auth and is_mlflow_ours:
         environment["MLFLOW_TRACKING_USERNAME"] = USER
         environment["MLFLOW_TRACKING_PASSWORD"] = _password()
     return environment
@@ -40,11 +39,9 @@ def _password() -> str:
     return PASSWORD.read_text()
 
 
-def server_environment(environment: dict[str, str]) -> dict[str, str]:
-    """Return the variables by which the servers know who may come in."""
+def mlflow_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which MLflow's server knows who may come in."""
     servers: dict[str, str] = {}
-    if "PREFECT_API_AUTH_STRING" in environment:
-        servers["PREFECT_SERVER_API_AUTH_STRING"] = environment["PREFECT_API_AUTH_STRING"]
     if "MLFLOW_TRACKING_PASSWORD" in environment:
         write_privately(MLFLOW_AUTH, _mlflow_auth(environment["MLFLOW_TRACKING_PASSWORD"]))
         servers["MLFLOW_AUTH_CONFIG_PATH"] = str(MLFLOW_AUTH.resolve())
@@ -70,20 +67,7 @@ def _tls() -> dict[str, str]:
     CERTIFICATE.parent.mkdir(parents=True, exist_ok=True)
     write_privately(CERTIFICATE, made.tls_ca_file)
     write_privately(KEY, made.tls_client_key)
-    return tls_environment(CERTIFICATE.resolve(), KEY.resolve())
-
-
-def tls_environment(certificate: Path, key: Path) -> dict[str, str]:
-    """Return the variables that make every part of Dask use a certificate and its key."""
-    prefix = "DASK_DISTRIBUTED__COMM__"
-    environment = {
-        f"{prefix}REQUIRE_ENCRYPTION": "True",
-        f"{prefix}TLS__CA_FILE": str(certificate),
-    }
-    for part in ("SCHEDULER", "WORKER", "CLIENT"):
-        environment[f"{prefix}TLS__{part}__CERT"] = str(certificate)
-        environment[f"{prefix}TLS__{part}__KEY"] = str(key)
-    return environment
+    return as_environment(ENCRYPTED | tls_settings(CERTIFICATE.resolve(), KEY.resolve()))
 
 
 def _mlflow_auth(password: str) -> str:

@@ -11,18 +11,23 @@ from urllib.parse import urlsplit
 import httpx
 from prefect.settings import get_current_settings
 
-from deployments.operation.access import is_loopback, server_environment
-from deployments.operation.state import Options, Service
+from deployments.operation.access import mlflow_environment
+from deployments.operation.state import Options, Service, State
 from deployments.prefect_server import (
-    RECORDER_SETTINGS,
+    PrefectApi,
     any_free_port,
     is_free,
     is_healthy,
-    is_lasting,
-    local_api,
+    is_ours,
+    server_command,
+    server_settings,
 )
 from digen_core.config import ConfigError
+from digen_core.schedule_config import mlflow_of_environment
+from tasks import dashboard
 from tasks.cluster import QUIET, as_environment
+from tasks.listening import is_loopback
+from tasks.same_origin import LOOPBACK_NAMES
 
 READY_SECONDS = 300.0  # a busy machine imports slowly
 POLL_SECONDS = 0.2
@@ -48,11 +53,10 @@ def choose_port(wanted: int, taken: set[int]) -> int:
     return port
 
 
-def reused_addresses(options: Options, *, own_toml: bool) -> dict[str, str]:
-    """Return the addresses of servers that run already and are not ours.
+def reused_addresses(*, own_toml: bool) -> dict[str, str]:
+    """Return the addresses of servers that run already, are not ours, and are configured.
 
     Args:
-        options: what is asked for.
         own_toml: the file prefect.toml is left from an earlier ``digen up``: what it says is gone.
 
     Raises:
@@ -62,14 +66,11 @@ def reused_addresses(options: Options, *, own_toml: bool) -> dict[str, str]:
     configured = os.environ.get("PREFECT_API_URL")
     if configured is None and not own_toml:
         configured = get_current_settings().api.url
-    running = local_api(options.ports[0])
     if configured is not None:
         if not is_healthy(configured):
             raise ConfigError(f"no Prefect server answers at {configured} (PREFECT_API_URL)")
         found[PREFECT] = configured
-    elif is_loopback(options.host) and not options.prefect_auth and is_lasting(running):
-        found[PREFECT] = running
-    if mlflow := os.environ.get("MLFLOW_TRACKING_URI"):
+    if mlflow := mlflow_of_environment():
         if not mlflow.startswith("http") or not answers(f"{mlflow.rstrip('/')}/health"):
             raise ConfigError(f"no MLflow server answers at {mlflow} (MLFLOW_TRACKING_URI)")
         found[MLFLOW] = mlflow
@@ -105,15 +106,14 @@ def commands_of(
     options: Options, addresses: Mapping[str, str], environment: Mapping[str, str]
 ) -> dict[str, tuple[list[str], dict[str, str]]]:
     """Return command and environment of each server, by name."""
-    servers = server_environment(environment)
+    auth = environment.get("PREFECT_API_AUTH_STRING")
     return {
-        PREFECT: (_prefect(options, addresses[PREFECT]), {
-            **servers,
-            **RECORDER_SETTINGS,
-            "PREFECT_SERVER_UI_API_URL": addresses[PREFECT],
-        }),
+        PREFECT: (
+            server_command(options.host, addresses[PREFECT], names_of(options)),
+            server_settings(addresses[PREFECT], auth),
+        ),
         MLFLOW: (_mlflow(options, addresses[MLFLOW]), {
-            **servers,
+            **mlflow_environment(environment),
             # Eight processes that judge what language models say.
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         }),
@@ -124,9 +124,12 @@ def commands_of(
     }  # fmt: skip
 
 
-def _prefect(options: Options, address: str) -> list[str]:
-    command = [sys.executable, "-m", "prefect", "server", "start"]
-    return [*command, "--host", options.host, "--port", str(_port(address))]
+def names_of(options: Options) -> list[str]:
+    """Return the names by which browsers and programs may call the servers."""
+    names = {*LOOPBACK_NAMES, *options.names}
+    if not is_loopback(options.host):
+        names |= {reachable_host(options.host), socket.gethostname(), socket.getfqdn()}
+    return sorted(name.lower() for name in names)
 
 
 def _mlflow(options: Options, address: str) -> list[str]:
@@ -138,23 +141,27 @@ def _mlflow(options: Options, address: str) -> list[str]:
     command += ["--artifacts-destination", (runs / "mlartifacts").as_uri()]
     if options.mlflow_auth:
         command += ["--app-name", "basic-auth"]
-    if not is_loopback(options.host):
-        hosts = {"localhost", "127.0.0.1", reachable_host(options.host), socket.gethostname()}
-        command += ["--allowed-hosts", ",".join(f"{host}:*" for host in sorted(hosts))]
-    return command
+    # By itself it answers to every name that begins as a private address does: 10.evil.example.
+    hosts = [f"[[]{name}]" if ":" in name else name for name in names_of(options)]
+    allowed = [pattern for host in hosts for pattern in (host, f"{host}:*")]
+    origins = [f"{scheme}://{host}" for scheme in ("http", "https") for host in allowed]
+    command += ["--allowed-hosts", ",".join(allowed)]
+    return [*command, "--cors-allowed-origins", ",".join(origins)]
 
 
 def _scheduler(options: Options, addresses: Mapping[str, str]) -> list[str]:
     command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", options.host]
     command += ["--port", str(_port(addresses[DASK]))]
     command += ["--protocol", "tls" if options.tls else "tcp"]
-    return [*command, "--dashboard-address", f"127.0.0.1:{_port(addresses[DASHBOARD])}"]
+    command += ["--dashboard-address", f"127.0.0.1:{_port(addresses[DASHBOARD])}"]
+    return [*command, "--preload", dashboard.PRELOAD]
 
 
-def is_ready(name: str, address: str) -> bool:
+def is_ready(name: str, state: State) -> bool:
     """Say whether a server answers."""
+    address = state.addresses[name]
     if name == PREFECT:
-        return is_healthy(address)
+        return is_ours(PrefectApi(address, state.environment.get("PREFECT_API_AUTH_STRING")))
     if name == MLFLOW:
         return answers(f"{address}/health")
     with socket.socket() as probe:

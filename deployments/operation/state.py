@@ -33,6 +33,7 @@ class Options(Strict):
     tls: bool
     prefect_auth: bool
     mlflow_auth: bool
+    names: tuple[str, ...]  # by which others call the servers, beside the host
     deployments: str
     ports: tuple[int, int, int, int]  # Prefect, MLflow, Dask scheduler, its dashboard
 

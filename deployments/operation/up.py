@@ -107,9 +107,12 @@ def _current(options: Options) -> State:
         return state
     if state is not None:
         _remove(state, [])
-    reused = reused_addresses(options, own_toml=own_toml)
+    reused = reused_addresses(own_toml=own_toml)
     addresses = new_addresses(options, reused)
-    environment = environment_of(addresses, make_access(options))
+    access = make_access(
+        options, is_prefect_ours=PREFECT not in reused, is_mlflow_ours=MLFLOW not in reused
+    )
+    environment = environment_of(addresses, access)
     return State(
         options=options, addresses=addresses, reused=tuple(reused), environment=environment
     )
@@ -133,8 +136,7 @@ class _Starter:
         for name in ours:
             self._start(name, *commands[name])
         for name in ours:
-            address = state.addresses[name]
-            wait_until_ready(self._running[name], lambda n=name, a=address: is_ready(n, a))
+            wait_until_ready(self._running[name], lambda n=name: is_ready(n, state))
 
     def workers(self, workers: Sequence[Worker]) -> None:
         """Start the Dask workers, and wait until the scheduler has them."""
@@ -142,7 +144,8 @@ class _Starter:
             return
         self._tell([worker.name for worker in workers])
         for worker in workers:
-            command = [sys.executable, "-m", "tasks.worker", *worker.arguments]
+            arguments = worker.arguments(self.state.options.tls)
+            command = [sys.executable, "-m", "tasks.worker", *arguments]
             self._start(worker.name, command, {**self.state.environment, **worker.environment})
         names = {worker.name for worker in workers}
         address, security = self.state.addresses[DASK], dask_security(self.state.options)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from digen_core.planning.cluster import Cluster
 from digen_core.planning.groups import DeviceGroup, RewardGroup
 from tasks.cluster import THREAD_VARIABLES
+from tasks.listening import INSECURE
 from tasks.worker import resources_of
 
 
@@ -18,10 +19,14 @@ class Worker:
     host: str | None  # where it runs; None: on this machine, or wherever it is started
     gpu: int | None  # its number on the host
 
-    @property
-    def arguments(self) -> list[str]:
-        """Of ``dask worker``; the scheduler is that of DASK_SCHEDULER_ADDRESS."""
-        return ["--name", self.name, "--resources", resources_of(self.group.declared)]
+    def arguments(self, tls: bool) -> list[str]:
+        """Return those of ``tasks.worker``; the scheduler is that of DASK_SCHEDULER_ADDRESS.
+
+        Args:
+            tls: of the cluster. Who switches it off is asked no second time.
+        """
+        named = ["--name", self.name, "--resources", resources_of(self.group.declared)]
+        return named if tls else [*named, INSECURE]
 
     @property
     def environment(self) -> dict[str, str]:

@@ -1,11 +1,11 @@
 """A cluster as numbers: which devices it has, and what they cost in seconds, money and energy."""
 
-import tomllib
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -14,16 +14,20 @@ from digen_core.config_file import describe_fields
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device, Role
 from digen_core.planning.groups import ROLES, DeviceGroup, RewardGroup
+from digen_core.reading import read_toml
 from digen_core.strict import Strict
+
+SlurmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.,@/-]*$", max_length=255)]
+"""Stands in a line of a job script."""
 
 
 class SlurmConfig(Strict):
     """How SLURM is asked for devices."""
 
-    partition: str | None = None
+    partition: SlurmName | None = None
     """Partition; null is SLURM's default."""
 
-    account: str | None = None
+    account: SlurmName | None = None
     """Account that pays."""
 
     walltime: str = Field("12:00:00", pattern=r"^(\d+-)?\d{1,3}:\d\d:\d\d$")
@@ -36,7 +40,7 @@ class SlurmConfig(Strict):
 class KubernetesConfig(Strict):
     """Where the pods of a cluster run."""
 
-    image: str = Field("digen:latest", min_length=1)
+    image: str = Field("digen:latest", pattern=r"^[A-Za-z0-9][A-Za-z0-9_./:@-]*$")
     """Container image in which digen is installed."""
 
     name: str = Field("digen", pattern=r"^[a-z]([a-z0-9-]*[a-z0-9])?$", max_length=40)
@@ -176,7 +180,7 @@ class Cluster(Strict):
         Raises:
             ConfigError: neither says what a kind costs.
         """
-        known = profile.kinds if profile else {}
+        known = {_name_of(kind): found for kind, found in profile.kinds.items()} if profile else {}
         reference = next(iter(known.values()), self.reference)
         kinds = {
             group.kind: known.get(group.kind) or self._costs_of(group, reference)
@@ -209,6 +213,11 @@ class Cluster(Strict):
         )
 
 
+def _name_of(kind: str) -> str:
+    """Return how a cluster file writes the kind of a worker, the name of its GPU: "NVIDIA-H200"."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", kind)
+
+
 def _scaled(line: Linear, speed: float) -> Linear:
     return Linear(fixed=line.fixed / speed, per_item=line.per_item / speed)
 
@@ -220,10 +229,6 @@ def load_cluster(path: Path) -> Cluster:
         ConfigError: the file is missing or not TOML, or a key or value is wrong.
     """
     try:
-        return Cluster.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ConfigError(f"cannot read the cluster {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        return Cluster.model_validate(read_toml(path, "the cluster"))
     except ValidationError as error:
         raise ConfigError(f"{path}: {describe_fields(error, Cluster)}") from error

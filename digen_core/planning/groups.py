@@ -1,13 +1,13 @@
 """Groups of equal devices in a cluster file: those that generate or train, and those that score."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from digen_core.control.costs import DeviceCosts
 from digen_core.control.protocol import Role
 from digen_core.reward_config import PoolName
-from digen_core.strict import Strict
+from digen_core.strict import AtMost, ConfigError, Strict
 
 ROLES: dict[str, frozenset[Role]] = {
     "rollout": frozenset({"rollout"}),
@@ -16,13 +16,41 @@ ROLES: dict[str, frozenset[Role]] = {
 }
 
 
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=63)]
+"""Stands in names of workers, files and jobs, and in scripts."""
+
+
+def check_name(label: str, name: str) -> None:
+    """Check the name of a worker or of a pool.
+
+    Args:
+        label: where it is from, for the error.
+        name: to check.
+
+    Raises:
+        ConfigError: it cannot stand in files, jobs and scripts.
+    """
+    try:
+        TypeAdapter(Name).validate_python(name)
+    except ValidationError as error:
+        raise ConfigError(
+            f"{label} is {name!r}; use at most 63 letters, digits, '_', '.' and '-', the first a "
+            "letter or a digit"
+        ) from error
+
+
+_HOST = r"^([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_:][A-Za-z0-9_.:-]*$"
+Host = Annotated[str, Field(pattern=_HOST, max_length=255)]
+"""As ``ssh`` takes it, and no option of it."""
+
+
 class WorkerGroup(Strict):
     """Equal devices, each with a worker of its own."""
 
-    kind: str = Field(min_length=1)
+    kind: Name
     """What they are, for example h100."""
 
-    count: int = Field(ge=1)
+    count: Annotated[int, AtMost(16_384, "each device is planned for by itself")] = Field(ge=1)
     """How many there are."""
 
     price_per_hour: float = Field(0.0, ge=0)
@@ -31,7 +59,7 @@ class WorkerGroup(Strict):
     watts: float = Field(0.0, ge=0)
     """Of one device at work; an idle one is counted alike."""
 
-    site: str = ""
+    site: str = Field("", pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]*)?$", max_length=63)
     """Where they are: on Kubernetes the zone that the workers are put in."""
 
     cuda: bool = False
@@ -40,7 +68,7 @@ class WorkerGroup(Strict):
     threads: int = Field(1, ge=1)
     """CPU threads of each worker."""
 
-    hosts: tuple[str, ...] = ()
+    hosts: tuple[Host, ...] = ()
     """Machines that hold them, each an equal share: as ``ssh`` takes them, user@host."""
 
 

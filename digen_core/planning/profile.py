@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from digen_core.config import ConfigError
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device
+from digen_core.reading import JSON_BYTES, UnreadableError, read_bytes
 from digen_core.records import Span
 from digen_core.strict import Strict
 
@@ -171,11 +172,9 @@ def load_profile(path: str | Path) -> Costs:
         ConfigError: there is no such file, or it holds no costs.
     """
     try:
-        return Costs.model_validate_json(Path(path).read_bytes())
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read the profile {path}: {error.strerror}; give the {PROFILE_OF_RUN} of a run"
-        ) from error
+        return Costs.model_validate_json(read_bytes(Path(path), "the profile", JSON_BYTES))
+    except UnreadableError as error:
+        raise ConfigError(f"{error}; give the {PROFILE_OF_RUN} of a run") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"

@@ -40,14 +40,35 @@ def component_means(columns: Mapping[str, Array]) -> dict[str, float]:
 
     A score that no sample has is left out.
     """
-    means = {}
+    known = {column: columns[column][_known(columns, column)] for column in columns}
+    return {column: float(np.mean(values)) for column, values in known.items() if len(values)}
+
+
+def grouped_means(columns: Mapping[str, Array], size: int) -> dict[str, list[float | None]]:
+    """Return the means of each column over neighbours, such as the samples of a prompt.
+
+    Args:
+        columns: [groups * size] by name.
+        size: samples of a group.
+
+    Returns:
+        [groups] by name, of a score over the samples that have one; None where there are none.
+    """
+    found: dict[str, list[float | None]] = {}
     for column, values in columns.items():
-        name, _, component = column.rpartition("/")
-        mark = columns.get(f"{name}/{FAILED}")
-        known = values if mark is None or component != "score" else values[mark == 0]
-        if len(known):
-            means[column] = float(np.mean(known))
-    return means
+        known = _known(columns, column)
+        groups = zip(values.reshape(-1, size), known.reshape(-1, size), strict=True)
+        found[column] = [float(own[there].mean()) if there.any() else None for own, there in groups]
+    return found
+
+
+def _known(columns: Mapping[str, Array], column: str) -> NDArray[np.bool_]:
+    """Return which samples have a value in a column: of a score those that did not fail."""
+    name, _, component = column.rpartition("/")
+    mark = columns.get(f"{name}/{FAILED}")
+    if mark is None or component != "score":
+        return np.ones(len(columns[column]), bool)
+    return np.equal(mark, 0)
 
 
 def _marked(columns: Mapping[str, Array]) -> list[str]:

@@ -90,7 +90,10 @@ def decode_answer(data: bytes, count: int) -> dict[str, list[float]]:
     Raises:
         ValueError: it is not what the protocol says.
     """
-    tree: Any = json.loads(data)
+    try:
+        tree: Any = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("answered lists in lists in lists, which JSON's reader cannot") from error
     if not isinstance(tree, Mapping) or "score" not in tree:
         raise ValueError(f"answered {_short(tree)}, not an object with a list 'score'")
     for name, values in tree.items():
@@ -98,7 +101,10 @@ def decode_answer(data: bytes, count: int) -> dict[str, list[float]]:
             raise ValueError(f"answered {_short(values)} as {name!r}, not a list of numbers")
         if len(values) != count:
             raise ValueError(f"answered {len(values)} numbers as {name!r} for {count} samples")
-    return {str(name): [float(value) for value in values] for name, values in tree.items()}
+    try:
+        return {str(name): [float(value) for value in values] for name, values in tree.items()}
+    except OverflowError as error:
+        raise ValueError("answered an integer that is too large for a number") from error
 
 
 def _is_number(value: object) -> bool:

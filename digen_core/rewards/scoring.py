@@ -168,7 +168,7 @@ def _components(
     try:
         with torch.no_grad():
             result = attempts(function, images, asked.prompts, **_extras(function, asked))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         attempt = attempts.statistics["attempt_number"]
         after = f" (attempt {attempt} of {config.max_attempts})" if attempt > 1 else ""
         raise RewardError(f"reward {name!r} {_reason(error)}{after}") from error
@@ -194,7 +194,7 @@ def _may_pass(error: BaseException) -> bool:
     return isinstance(error, Exception) and not isinstance(error, PermanentError | ConfigError)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """Say what a function raised; digen's own words stand without the name of their class."""
     if isinstance(error, PermanentError | TransientError):
         return f"failed: {error}"

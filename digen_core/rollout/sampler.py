@@ -158,7 +158,7 @@ def denoise(
             logprob = LOGPROBS[config.transition](x_next, transition)
         if not torch.isfinite(x_next).all():
             raise FloatingPointError(
-                f"iteration {group[0]}, group {group[1]}: the latent became NaN or infinite at "
+                f"iteration {group[0] + 1}, group {group[1]}: the latent became NaN or infinite at "
                 f"step {step} (sigma {float(sigmas[step]):.4f}); check dtype and weights."
             )
         yield DenoisedStep(step, x, x_next, logprob, kl)

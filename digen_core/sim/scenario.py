@@ -1,24 +1,24 @@
 """A scenario: a recipe and a cluster as numbers, from which schedules are simulated and planned."""
 
-import tomllib
 from collections import Counter
 from dataclasses import replace
 from itertools import count
 from math import ceil
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Final, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from digen_core.config import ConfigError
+from digen_core.config import MAX_STEPS_PER_ITERATION, ConfigError
 from digen_core.config_file import describe_fields
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Workload
+from digen_core.reading import read_toml
 from digen_core.sim.deal import BOTH, deal
 from digen_core.sim.least_time import Group, Work, least_seconds
 from digen_core.sim.problem import MIN_ROLLOUT_SHARE
-from digen_core.strict import Strict
+from digen_core.strict import AtMost, Strict
 
 TIMES = (
     "d0",
@@ -35,10 +35,14 @@ TIMES = (
 )
 
 
+_MANY: Final = AtMost(65_536, "each is simulated by itself")
+_STEPS: Final = AtMost(1000, "models are trained with 1000 noise levels")
+
+
 class DeviceKind(Strict):
     """Devices that take less time, or more, than the scenario's constants say."""
 
-    count: int = Field(ge=1)
+    count: Annotated[int, _MANY] = Field(ge=1)
     """How many there are."""
 
     generation: float = Field(1.0, gt=0)
@@ -57,28 +61,28 @@ class Scenario(Strict):
     description: str = ""
     """What it stands for."""
 
-    devices: int = Field(ge=2)
+    devices: Annotated[int, _MANY] = Field(ge=2)
     """Devices in all (P)."""
 
-    prompts: int = Field(ge=1)
+    prompts: Annotated[int, _MANY] = Field(ge=1)
     """Groups of an iteration (N)."""
 
-    group_size: int = Field(ge=1)
+    group_size: Annotated[int, _MANY] = Field(ge=1)
     """Samples of a group (G)."""
 
-    trained_per_group: int = Field(ge=1)
+    trained_per_group: Annotated[int, _MANY] = Field(ge=1)
     """Samples of a group that are trained; fewer than group_size with best-of-n."""
 
-    steps: int = Field(ge=1)
+    steps: Annotated[int, _STEPS] = Field(ge=1)
     """Denoising steps (T)."""
 
-    trained_steps: int = Field(ge=1)
+    trained_steps: Annotated[int, _STEPS] = Field(ge=1)
     """Trained steps of a trajectory (K)."""
 
-    fragment_size: int = Field(ge=1)
+    fragment_size: Annotated[int, _MANY] = Field(ge=1)
     """Samples of a group that are denoised together."""
 
-    pack_size: int = Field(ge=1)
+    pack_size: Annotated[int, _MANY] = Field(ge=1)
     """Most pairs in one forward and backward (b), in layouts that pack."""
 
     d0: float = Field(ge=0)
@@ -102,7 +106,7 @@ class Scenario(Strict):
     reward_seconds: float = Field(0.0, ge=0)
     """A sample on a reward server; 0 when the generating device scores."""
 
-    reward_servers: int = Field(1, ge=1)
+    reward_servers: Annotated[int, _MANY] = Field(1, ge=1)
     """Samples that are scored at the same time."""
 
     push: float = Field(0.0, ge=0)
@@ -128,6 +132,11 @@ class Scenario(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if (work := self.prompts * self.group_size * self.steps) > MAX_STEPS_PER_ITERATION:
+            raise ValueError(
+                f"prompts x group_size x steps is {work}; use at most {MAX_STEPS_PER_ITERATION}: "
+                "every step of every sample is simulated"
+            )
         for part, whole in (("trained_per_group", "group_size"), ("trained_steps", "steps")):
             if getattr(self, part) > getattr(self, whole):
                 raise ValueError(
@@ -277,10 +286,6 @@ def load_scenario(path: Path) -> Scenario:
         ConfigError: the file is missing or not TOML, or a key or value is wrong.
     """
     try:
-        return Scenario.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ConfigError(f"cannot read the scenario {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        return Scenario.model_validate(read_toml(path, "the scenario"))
     except ValidationError as error:
         raise ConfigError(f"{path}: {describe_fields(error, Scenario)}") from error

@@ -123,7 +123,7 @@ class Simulation:
         while len(self._ends) < num_iterations:
             if not self._clock.advance():
                 raise SimulationError(
-                    f"stalled at {self._clock.now:.1f} s in iteration {len(self._ends)}: "
+                    f"stalled at {self._clock.now:.1f} s in iteration {len(self._ends) + 1}: "
                     f"{self._controller!r}"
                 )
         return make_report(
@@ -293,7 +293,7 @@ class Simulation:
 
     def _finish_iteration(self, do: protocol.FinishIteration) -> None:
         if do.iteration != len(self._ends):
-            raise SimulationError(f"iteration {len(self._ends)} should end before: {do}")
+            raise SimulationError(f"iteration {len(self._ends) + 1} should end before: {do}")
         self._ends.append(self._clock.now)
         self._ledger.finish(do.iteration)
         self._offer()

@@ -73,11 +73,28 @@ def _stack(axes: Axes, rows: Sequence[float], shares: Mapping[Cause, Sequence[fl
             left = [start + value for start, value in zip(left, values, strict=True)]
 
 
-def draw_curves(curves: Mapping[str, Mapping[int, float]]) -> Figure:
+def draw_band(
+    axes: Axes,
+    places: Sequence[float],
+    values: Sequence[float],
+    errors: Sequence[float],
+    colour: str,
+) -> None:
+    """Draw one standard error to either side of a curve; none of them are known where all are 0."""
+    if any(errors):
+        low = [value - error for value, error in zip(values, errors, strict=True)]
+        high = [value + error for value, error in zip(values, errors, strict=True)]
+        axes.fill_between(places, low, high, color=colour, alpha=0.18, linewidth=0)
+
+
+def draw_curves(
+    curves: Mapping[str, Mapping[int, float]], errors: Mapping[str, Mapping[int, float]]
+) -> Figure:
     """Return curves over iterations, by their names.
 
     Args:
         curves: name -> iteration -> value.
+        errors: the standard errors, likewise, of those that have one.
     """
     figure = Figure(figsize=(9, 3.4), dpi=110, layout="constrained")
     axes = figure.add_subplot()
@@ -85,9 +102,13 @@ def draw_curves(curves: Mapping[str, Mapping[int, float]]) -> Figure:
         colour, style = LINE_COLOURS[number % len(LINE_COLOURS)], "os^D"[number % 4]
         marker = style if len(values) <= 30 else ""
         axes.plot(list(values), list(values.values()), color=colour, marker=marker, label=name)
+        spread = [errors.get(name, {}).get(iteration, 0.0) for iteration in values]
+        draw_band(axes, list(values), list(values.values()), spread, colour)
     axes.set_xlabel("iteration")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_title("mean over the samples of each iteration", loc="left", fontsize=11)
+    axes.set_title(
+        "mean over the samples of each iteration, ± one standard error", loc="left", fontsize=11
+    )
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     return figure

@@ -68,7 +68,7 @@ def main() -> None:
     spans, devices, iteration = pickle.load(sys.stdin.buffer)
     window = iteration_windows(spans)[iteration]
     gaps = idle_gaps(spans, devices, window)
-    figure = draw_timeline(spans, gaps, devices, window, f"iteration {iteration}")
+    figure = draw_timeline(spans, gaps, devices, window, f"iteration {iteration + 1}")
     sys.stdout.buffer.write(png_of(figure, COLOURS))
 
 

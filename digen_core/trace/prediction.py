@@ -1,9 +1,10 @@
 """What the planner expected of an iteration, as a run's folder keeps it."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from digen_core.reading import read_json_object
 
 SCHEDULE_OF_RUN: Final = "schedule.json"
 
@@ -27,7 +28,7 @@ def read_prediction(run_dir: Path) -> Prediction | None:
     if not path.exists():
         return None
     try:
-        tree = json.loads(path.read_text())
+        tree = read_json_object(path, "the prediction")
         return Prediction(str(tree["layout"]), float(tree["predicted_seconds"]))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: it must hold a layout and its predicted_seconds") from error

@@ -186,7 +186,7 @@ def _by(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, list
 
 
 def _label_of(span: Span, with_iteration: bool) -> str:
-    iteration = f"i{span.iteration} " if with_iteration else ""
+    iteration = f"i{span.iteration + 1} " if with_iteration else ""
     if span.kind in ("step", "publish"):
         return f"{iteration}v{span.version}" if span.version >= 0 else ""
     return f"{iteration}g{span.group}" if span.group >= 0 else ""

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from digen_core.strict import ConfigError
+
 
 def replace_text(path: Path, text: str) -> None:
     """Write a file whole, and have it on disk before this returns; the folder must be there."""
@@ -48,6 +50,22 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Return a path in a folder that others may have made; neither it nor what is in it leads out.
+
+    Raises:
+        ConfigError: it does, by its name or by a link.
+    """
+    path, root = folder / name, folder.resolve()
+    for part in (path, *(path.rglob("*") if path.is_dir() else ())):
+        if not part.resolve().is_relative_to(root):
+            raise ConfigError(
+                f"{part} leads out of {folder}, to {part.resolve()}, which is not read or written; "
+                "was the folder made by somebody else?"
+            )
+    return path
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric, Param, Run
 from mlflow.exceptions import MlflowException
 
+from digen_core.transport.files import inside
 from tasks.tracking.spool import Entry, RunOfSpool
 
 MAX_METRICS_PER_CALL: Final = 1000  # MLflow's limits
@@ -84,7 +85,7 @@ class Delivery:
             self._log_path(run_id, entry["path"], entry["folder"])
 
     def _log_path(self, run_id: str, path: str, folder: str) -> None:
-        source = self._run_dir / path
+        source = inside(self._run_dir, path)
         if source.is_dir():
             self._client.log_artifacts(run_id, str(source), folder or None)
         else:
@@ -133,7 +134,8 @@ class Delivery:
                 tags=entry["tags"],
                 model_type=entry["model_type"],
             )
-            client.log_model_artifacts(model.model_id, str(self._run_dir / entry["path"]))
+            folder = inside(self._run_dir, entry["path"])
+            client.log_model_artifacts(model.model_id, str(folder))
             client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
             client.log_outputs(
                 run.mlflow_run_id, [LoggedModelOutput(model.model_id, entry["step"])]

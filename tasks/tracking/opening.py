@@ -11,7 +11,7 @@ from mlflow.entities import Param
 from digen_core.config import ConfigError, RunConfig
 from tasks.tracking.delivery import MAX_PARAMS_PER_CALL
 from tasks.tracking.environment import digen_version, git_revision
-from tasks.tracking.server import MlflowError, experiment_of, first_line, tracking_uri
+from tasks.tracking.server import MlflowError, experiment_of, first_line, share_view, tracking_uri
 from tasks.tracking.spool import RunOfSpool, Spool
 
 
@@ -28,6 +28,7 @@ def begin(
     try:
         client = MlflowClient(uri)
         experiment_id = experiment_of(client, uri, config)
+        share_view(client, experiment_id)
         tags = _tags(run_dir, flow_run_id)
         info = client.create_run(experiment_id, run_name=run_id, tags=tags).info
         for start in range(0, len(params), MAX_PARAMS_PER_CALL):

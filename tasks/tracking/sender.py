@@ -6,6 +6,7 @@ from threading import Event, Thread
 from time import monotonic, sleep
 from typing import Final
 
+from digen_core.addresses import redacted
 from tasks.tracking.delivery import Delivery, Sized, batches
 from tasks.tracking.server import first_line, is_refusal
 from tasks.tracking.spool import Entry, Spool
@@ -92,7 +93,7 @@ class Sender:
                 self._note_failure(error)
                 return
             if self._failing_since is not None:
-                logger.info("MLflow at %s answers again.", self._spool.run.uri)
+                logger.info("MLflow at %s answers again.", redacted(self._spool.run.uri))
                 self._failing_since = None
 
     def _send_part(self, part: list[Sized]) -> None:
@@ -115,7 +116,7 @@ class Sender:
     def _set_aside(self, entry: Entry, error: Exception) -> None:
         logger.warning(
             "MLflow at %s did not take %s of %s; it is kept in %s: %s",
-            self._spool.run.uri,
+            redacted(self._spool.run.uri),
             entry["key"],
             self._spool.run.name,
             self._spool.folder,
@@ -141,7 +142,7 @@ class Sender:
         logger.warning(
             "MLflow at %s does not take what %s logs; the run goes on, and what it logs is kept in "
             "%s and sent later: %s",
-            self._spool.run.uri,
+            redacted(self._spool.run.uri),
             self._spool.run.name,
             self._spool.folder,
             first_line(error),

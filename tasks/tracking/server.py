@@ -2,17 +2,26 @@
 
 import logging
 from pathlib import Path
+from typing import Final
 
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from requests import RequestException
+from sqlalchemy.exc import SQLAlchemyError
 
-from digen_core.config import RunConfig
+from digen_core.addresses import redacted
+from digen_core.config import ConfigError, RunConfig
+from digen_core.schedule_config import mlflow_of_environment
+from tasks.tracking.view import KEY, VIEW_TAG, view_state
 
 # Its lines tell of tables that it makes, and of versions of torch that it writes down otherwise.
 logging.getLogger("mlflow").setLevel(logging.ERROR)
 
-MlflowError = (MlflowException, RequestException)
+DATABASE_OF_RUNS: Final = "mlflow.db"  # in the folder of all runs
+KEY_OF_VIEW: Final = "viewStateShareKey"
+"""Of MLflow's addresses."""
+
+MlflowError = (MlflowException, RequestException, SQLAlchemyError)
 """What a call of MLflow raises if it is not taken."""
 
 
@@ -22,7 +31,13 @@ def tracking_uri(config: RunConfig) -> str:
         return config.tracking.uri
     runs_dir = Path(config.tracking.runs_dir).resolve()
     runs_dir.mkdir(parents=True, exist_ok=True)
-    return f"sqlite:///{runs_dir / 'mlflow.db'}"
+    return f"sqlite:///{runs_dir / DATABASE_OF_RUNS}"
+
+
+def is_own(run_dir: Path, uri: str) -> bool:
+    """Say whether an address is the environment's, or that of the file beside a run's folder."""
+    beside = f"sqlite:///{run_dir.resolve().parent / DATABASE_OF_RUNS}"
+    return uri in (mlflow_of_environment(), beside)
 
 
 def experiment_of(client: MlflowClient, uri: str, config: RunConfig) -> str:
@@ -38,20 +53,31 @@ def experiment_of(client: MlflowClient, uri: str, config: RunConfig) -> str:
     return str(client.create_experiment(config.tracking.experiment, location, tags))
 
 
-def page_of(uri: str, experiment_id: str, mlflow_run_id: str) -> str:
-    """Return how to look at a run: its address, or the command that serves it."""
+def page_of(uri: str, experiment_id: str) -> str:
+    """Return where an experiment's runs are shown; of a file, after the command that serves it."""
+    place = f"#/experiments/{experiment_id}/runs?{KEY_OF_VIEW}={KEY}"
     if uri.startswith("http"):
-        return f"{uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{mlflow_run_id}"
-    return f"mlflow ui --backend-store-uri {uri}"
+        return f"{uri.rstrip('/')}/{place}"
+    # By itself it answers pages of any name that begins as a private address does.
+    server = f"mlflow ui --allowed-hosts 127.0.0.1:5000 --backend-store-uri {uri}"
+    return f"{server}, then http://127.0.0.1:5000/{place}"
+
+
+def share_view(client: MlflowClient, experiment_id: str) -> None:
+    """Have the experiment hold the view that the address names."""
+    state = view_state()
+    if client.get_experiment(experiment_id).tags.get(VIEW_TAG) != state:
+        client.set_experiment_tag(experiment_id, VIEW_TAG, state)
 
 
 def is_refusal(error: Exception) -> bool:
     """Return whether to say the same again would be in vain; else MLflow may take it later."""
-    if isinstance(error, (FileNotFoundError, KeyError, AttributeError, TypeError)):
-        return True  # what was to be sent is gone, or damaged
+    # What was to be sent is gone, is not in the run's folder, or is damaged.
+    if isinstance(error, FileNotFoundError | ConfigError | KeyError | AttributeError | TypeError):
+        return True
     return isinstance(error, MlflowException) and error.get_http_status_code() == 400
 
 
 def first_line(error: Exception) -> str:
-    """Return what a person needs of an error."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    """Return what a person needs of an error, without what is secret in addresses."""
+    return redacted(str(error).strip().partition("\n")[0]) or type(error).__name__

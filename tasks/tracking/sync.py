@@ -6,9 +6,12 @@ from time import time, time_ns
 
 from mlflow import MlflowClient
 
+from digen_core.addresses import redacted
 from digen_core.config import ConfigError
+from digen_core.transport.files import inside
 from tasks.tracking.delivery import Delivery
 from tasks.tracking.sender import Sender
+from tasks.tracking.server import DATABASE_OF_RUNS, is_own
 from tasks.tracking.spool import FOLDER, Spool
 
 
@@ -23,12 +26,21 @@ class Sent:
     is_busy: bool  # a process of the run is alive, and sends itself
 
 
-def send_rest(run_dir: Path) -> Sent:
+def send_rest(run_dir: Path, uri: str | None = None) -> Sent:
     """Send what is left in a run's folder; a run whose process is gone is told of as killed.
 
+    The folder may be somebody else's: no file goes out that is not in it, and it cannot name a
+    server that then gets this user's password.
+
+    Args:
+        run_dir: the run's folder.
+        uri: of MLflow; None: that in the folder, if it is this user's own.
+
     Raises:
-        ConfigError: the folder holds nothing for MLflow.
+        ConfigError: the folder holds nothing for MLflow, leads out of itself, or names an MLflow
+            that is neither the environment's nor the file beside it.
     """
+    inside(run_dir, FOLDER)
     spool = Spool.open(run_dir)
     if spool is None and (run_dir / FOLDER).is_dir():
         raise ConfigError(
@@ -37,19 +49,38 @@ def send_rest(run_dir: Path) -> Sent:
         )
     if spool is None:
         raise ConfigError(f"{run_dir} holds nothing for MLflow; give the folder of a run")
+    for entry in spool.read():
+        if entry["kind"] in ("file", "model"):
+            inside(run_dir, str(entry.get("path", "")))
+    run = spool.run.model_copy(update={"uri": uri or _own_uri(run_dir, spool.run.uri)})
     before = spool.num_unsent + len(spool.aside())
     with spool.sending() as may_send:
         if not may_send:
-            return Sent(spool.run.name, spool.run.uri, 0, before, is_busy=True)
+            return Sent(run.name, run.uri, 0, before, is_busy=True)
     if not _has_ended(spool):
         end = {"status": "KILLED", "message": "its process ended without a word"}
         spool.append(f"status {time_ns()}", "status", time=int(time() * 1000), **end)
         before += 1
-    Sender(spool, Delivery(MlflowClient(spool.run.uri), spool.run, run_dir)).close()
+    Sender(spool, Delivery(MlflowClient(run.uri), run, run_dir)).close()
     left = spool.num_unsent + len(spool.aside())
-    return Sent(spool.run.name, spool.run.uri, before - left, left, is_busy=False)
+    return Sent(run.name, run.uri, before - left, left, is_busy=False)
+
+
+def _own_uri(run_dir: Path, uri: str) -> str:
+    """Return the address in a run's folder.
+
+    Raises:
+        ConfigError: this user did not name it.
+    """
+    if not is_own(run_dir, uri):
+        raise ConfigError(
+            f"{run_dir} was logged to MLflow at {redacted(uri)}, which is neither that of "
+            f"MLFLOW_TRACKING_URI nor {DATABASE_OF_RUNS} beside the folder; if it is meant, say "
+            f"so: --mlflow-uri {redacted(uri)}"
+        )
+    return uri
 
 
 def _has_ended(spool: Spool) -> bool:
-    words = [entry["status"] for entry in spool.read() if entry["kind"] == "status"]
+    words = [entry.get("status") for entry in spool.read() if entry["kind"] == "status"]
     return bool(words) and words[-1] != "RUNNING"

@@ -19,12 +19,15 @@ import numpy as np
 from mlflow import MlflowClient
 from PIL import Image
 
+from digen_core.addresses import redacted
 from digen_core.config import RunConfig
 from digen_core.config_file import CONFIG_OF_RUN
 from digen_core.manifest import EVALUATIONS_OF_RUN
+from digen_core.noise import error_of
 from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.transport.files import replace_bytes, replace_text
 from tasks.display import draw_grid
+from tasks.markdown import inline
 from tasks.tracking.delivery import Delivery
 from tasks.tracking.environment import (
     ENVIRONMENT_OF_RUN,
@@ -33,9 +36,7 @@ from tasks.tracking.environment import (
 from tasks.tracking.model import package
 from tasks.tracking.opening import begin, flatten, go_on
 from tasks.tracking.sender import Sender
-from tasks.tracking.server import (
-    page_of,
-)
+from tasks.tracking.server import is_own, page_of
 from tasks.tracking.spool import Spool
 
 logger = logging.getLogger(__name__)
@@ -137,13 +138,13 @@ class Tracker:
         """
         step = record.iteration + 1
         _check(record.metrics, step)
-        name = f"iteration {record.iteration:04d}"
+        name = f"iteration {step:04d}"
         is_new = self._append(
             name, "metrics", metrics=record.metrics, step=step, time=_milliseconds()
         )
         if is_new and record.timeline is not None:
             self._pictures.append(record.timeline)
-            path = f"timelines/iteration-{record.iteration:04d}.png"
+            path = f"timelines/iteration-{step:04d}.png"
             record.timeline.add_done_callback(partial(self._log_picture, path))
 
     def log_versions(self, hashes: Mapping[int, str]) -> None:
@@ -175,6 +176,8 @@ class Tracker:
             ValueError: a reward is NaN or infinite.
         """
         metrics = {f"evaluation/{name}": value for name, value in report.rewards.items()}
+        errors = {name: report.standard_error(name) for name in report.rewards}
+        metrics |= {error_of(f"evaluation/{n}"): e for n, e in errors.items() if e is not None}
         _check(metrics, report.version)
         name = tag if self._in_training else self._unused(tag)
         self._append(
@@ -248,17 +251,18 @@ class Tracker:
             self._append_status(status, message)
         self._sender.close()
         if num_left := self._spool.num_unsent + len(self._spool.aside()):
+            uri, run_dir = redacted(self.uri), self._spool.run_dir
             logger.warning(
                 "MLflow at %s has not taken %d entries of %s yet; 'digen sync %s' sends them.",
-                self.uri,
+                uri,
                 num_left,
                 self._spool.run.name,
-                self._spool.run_dir,
+                run_dir if is_own(run_dir, self.uri) else f"{run_dir} --mlflow-uri {uri}",
             )
 
     def describe(self) -> str:
-        """Return how to look at the run: its address, or the command that serves it."""
-        return page_of(self.uri, self.experiment_id, self.mlflow_run_id)
+        """Return where the runs of the experiment are shown, and what serves them."""
+        return page_of(redacted(self.uri), self.experiment_id)
 
     def _append(self, key: str, kind: str, **content: Any) -> bool:
         is_new = self._spool.append(key, kind, **content)
@@ -266,7 +270,7 @@ class Tracker:
         return is_new
 
     def _append_status(self, status: str, message: str = "") -> None:
-        now = _milliseconds()
+        now, message = _milliseconds(), inline(message) if message else ""  # MLflow shows Markdown
         self._append(f"status {time.time_ns()}", "status", status=status, message=message, time=now)
 
     def _log_file(self, path: str, content: bytes, **of: Any) -> None:

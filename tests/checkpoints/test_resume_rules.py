@@ -145,15 +145,21 @@ def test_what_came_after_the_checkpoint_is_removed(run_dir):
         (run_dir / "samples" / f"iteration-{iteration:06d}.parquet").touch()
         (run_dir / "images" / f"iteration-{iteration:06d}").mkdir(parents=True)
         (run_dir / "images" / f"iteration-{iteration:06d}" / "g00-s00.png").touch()
-    for tag, version in {"before": 0, "iteration-0003": 4, "iteration-0004": 5}.items():
+    for tag, version in {"before": 0, "iteration-0004": 4, "iteration-0005": 5}.items():
         report = EvaluationReport(version=version, num_prompts=1, num_samples=1, rewards={})
         (run_dir / "evaluation").mkdir(exist_ok=True)
         (run_dir / "evaluation" / f"{tag}.json").write_text(report.model_dump_json())
+    (run_dir / "timelines").mkdir()
+    for number in (3, 4, 5):
+        (run_dir / "timelines" / f"iteration-{number:04d}.png").touch()
     discard(run_dir, resumption_of(changed(run_dir), run_dir))
     assert [record.iteration for record in read_metrics(run_dir / "metrics")] == [0, 1, 2, 3]
     assert len(list((run_dir / "samples").iterdir())) == 4
     assert len(list((run_dir / "images").rglob("*.png"))) == 4
-    assert evaluations_of(run_dir).keys() == {"before", "iteration-0003"}
+    assert evaluations_of(run_dir).keys() == {"before", "iteration-0004"}
+    assert sorted(p.name for p in (run_dir / "timelines").iterdir()) == [
+        "iteration-0003.png", "iteration-0004.png",
+    ]  # fmt: skip
 
 
 def test_two_do_not_write_to_one_run(run_dir):

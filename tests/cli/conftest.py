@@ -21,6 +21,7 @@ evaluation = "evaluation.txt"
 [rollout]
 prompts_per_iteration = 2
 """
+SETTINGS = {"tokenizer": "tokenizer.json", "scheduler": "scheduler_config.json"}
 PARTS = ("transformer", "vae", "text_encoder", "tokenizer", "scheduler")
 
 
@@ -67,7 +68,7 @@ def job(tmp_path, monkeypatch, local):
     index = {"_class_name": "FluxPipeline", "image_encoder": [None, None]}
     for part in PARTS:
         (tmp_path / "model" / part).mkdir(parents=True)
-        name = "tokenizer.json" if part == "tokenizer" else "config.json"
+        name = SETTINGS.get(part, "config.json")
         (tmp_path / "model" / part / name).write_text("{}")
         index[part] = ["diffusers", "X"]
     (tmp_path / "model" / "model_index.json").write_text(json.dumps(index))
@@ -93,4 +94,4 @@ def refused(job, local, capsys):
 
 
 def files(folder):
-    return {p: p.stat().st_mtime_ns for p in folder.rglob("*") if "__pycache__" not in p.parts}
+    return {p: p.lstat().st_mtime_ns for p in folder.rglob("*") if "__pycache__" not in p.parts}

@@ -78,7 +78,7 @@ def test_folders_and_mlflow_tell_the_same(runs):
     [
         (["compare", "slow"], "what is slow to be compared with?"),
         (["compare", "slow", "none"], "there is no run none, neither as a folder nor in MLflow"),
-        (["compare", "slow", "."], ". is no run that was tracked"),
+        (["compare", "slow", "."], ". is no run: it has no readable config.json"),
         (["compare", "slow", "fast", "--metric", "x"], "no run has a metric x; there are eval"),
         (["sync", "nowhere"], "nowhere holds nothing for MLflow; give the folder of a run"),
     ],

@@ -1,63 +1,68 @@
-"""Which Prefect server a command takes: never one that ends with another command."""
+"""Which Prefect server a command takes: the configured one, or its own; never one that it finds."""
 
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+import socket
+from types import SimpleNamespace
+from uuid import uuid4
 
 import pytest
+from prefect.states import Paused
 
 from deployments import prefect_server
+from digen_core.config import ConfigError
 
 
-@pytest.fixture(params=[True, False], ids=["lasting", "of a command"])
-def running(request):
-    """A server's page of settings, as Prefect 3.8 has it."""
-    triggers = {"enabled": request.param}
-    body = json.dumps({"server": {"services": {"triggers": triggers}}}).encode()
-
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *arguments):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Page)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield request.param, server.server_port
-    server.shutdown()
+class NotStartedError(Exception):
+    pass
 
 
-def test_a_server_of_another_command_is_left_alone(running, monkeypatch, tmp_path):
-    lasts, port = running
-    started = []
-
-    class NotStartedError(Exception):
-        pass
+@pytest.fixture
+def started(monkeypatch):
+    """Commands of the servers that are started, none of which is."""
+    commands = []
 
     def popen(command, **options):
-        started.append(command[-1])
+        commands.append((command, options["env"]))
         raise NotStartedError
 
-    monkeypatch.setattr(prefect_server, "DEFAULT_PORT", port)
-    monkeypatch.setattr(prefect_server, "get_current_settings", lambda: _Unconfigured)
     monkeypatch.setattr(prefect_server.subprocess, "Popen", popen)
-    if lasts:
-        with prefect_server.prefect_server(tmp_path) as url:
-            assert url == f"http://127.0.0.1:{port}/api"
-        return
-    with pytest.raises(NotStartedError), prefect_server.prefect_server(tmp_path):
-        pass
-    assert started
-    assert started != [str(port)]
+    return commands
 
 
-class _Unconfigured:
-    class api:  # noqa: N801
-        url = None
+def configure(monkeypatch, url):
+    settings = SimpleNamespace(api=SimpleNamespace(url=url))
+    monkeypatch.setattr(prefect_server, "get_current_settings", lambda: settings)
 
 
-def test_nothing_there_is_no_lasting_server():
-    assert not prefect_server.is_lasting("http://127.0.0.1:9/api")
+def test_a_server_that_is_found_is_left_alone(started, monkeypatch, tmp_path):
+    """Whoever started it, a neighbour or another project: what it is told, its owner can read."""
+    configure(monkeypatch, None)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        monkeypatch.setattr(prefect_server, "DEFAULT_PORT", port)
+        with pytest.raises(NotStartedError), prefect_server.prefect_server(tmp_path):
+            pass
+    ((command, environment),) = started
+    assert "deployments.prefect_app" in command
+    assert str(port) not in command
+    assert "127.0.0.1" in command
+    password = environment["PREFECT_SERVER_API_AUTH_STRING"].removeprefix("digen:")
+    assert len(password) == 24
+    assert not any(password in word for word in command)  # every user can list commands
+
+
+def test_the_configured_server_is_taken(started, monkeypatch, tmp_path):
+    configure(monkeypatch, "http://configured.example/api")
+    with prefect_server.prefect_server(tmp_path) as api:
+        assert api == prefect_server.PrefectApi("http://configured.example/api")
+        assert api.page() == "http://configured.example"
+    assert not started
+
+
+def test_a_run_that_no_server_knows_is_said(monkeypatch, tmp_path):
+    configure(monkeypatch, None)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    text = f"PREFECT_API_URL=http://127.0.0.1:{port}/api\nPREFECT_API_AUTH_STRING=digen:x\n"
+    prefect_server.variables_of(tmp_path, port).write_text(text)  # of a command that was killed
+    with pytest.raises(ConfigError, match="no Prefect server knows the run: neither the c"):
+        prefect_server.set_state(tmp_path, str(uuid4()), Paused(), "running")

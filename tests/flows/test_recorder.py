@@ -167,6 +167,9 @@ def test_metrics_by_hand(recorder, session):
         # 0.5 + 1.5 + 1 and 1.5 + 0.5 of 7.5 seconds; a push is no work
         "device/rollout-0/busy_fraction": 3 / 7.5,
         "device/trainer-0/busy_fraction": 2 / 7.5,
+        # both groups' means are 1 and 0.5
+        "standard_error/reward/mean": 0,
+        "standard_error/reward/shapes/score": 0,
         "makespan/predicted_error": 9 / 7.5 - 1,
         "orchestration/steps_per_task": 3,
         "workers/present": 2,

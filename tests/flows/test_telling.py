@@ -35,7 +35,7 @@ def test_rounding_that_clips_fresh_samples_is_said_once(told):
         telling.tell_of_clipping(session, record_with(replay_error=error))
     ((event, text),) = told
     assert event == "fresh-samples-clipped"
-    assert text.startswith("iteration 3: rollout and trainer round log-probs differently, by up to")
+    assert text.startswith("iteration 4: rollout and trainer round log-probs differently, by up to")
     assert "0.001, which is more than algorithm.clip_range (0.0001)" in text
 
 
@@ -107,7 +107,7 @@ def test_who_stops_a_run_is_told_how_to_go_on(monkeypatch):
             return raised
 
     how = "after iteration 4; resume it with: digen train --resume runs/x"
-    assert str(stopped_by(KeyboardInterrupt())) == f"stopped by Ctrl-C {how}"
+    assert str(stopped_by(KeyboardInterrupt())) == f"stopped by Ctrl-C or digen cancel {how}"
     assert stopped_by(ValueError("odd")).__notes__ == [how]
     assert warned == []
     stopped_by(SystemExit(143))

@@ -112,6 +112,9 @@ class Watch:
     def __init__(self):
         self.records = []
 
+    def on_step(self, done, total):
+        pass
+
     def on_phase(self, text):
         pass
 

@@ -50,7 +50,7 @@ def test_an_iterations_page_says_what_the_devices_waited_for():
     record = IterationRecord(7, 8, 12.5, metrics, idle=idle)
     without = iteration_report(record, b"")
     assert without.splitlines() == [
-        "# iteration 7: 12.5 s",
+        "# iteration 8: 12.5 s",
         "",
         "| | busy | fill | push |",
         "|---|---:|---:|---:|",
@@ -92,7 +92,7 @@ def test_a_flow_has_a_progress_bar_and_a_report(prefect_backend):
     assert progress.description.startswith("shapes-1: 3 of 4 iterations, finished, 0:0")
     assert progress.description.endswith("about 0:08 left")
     assert report.type == "markdown"
-    assert "| reward | 0.250 | 0.750 | ▁▅█ |" in report.data
+    assert "| reward | 0.250 | 0.750 |  | ▁▅█ |" in report.data
     assert "- **Warning:** the lamp is broken" in report.data
 
 
@@ -139,10 +139,10 @@ def test_the_report_shows_metrics_evaluations_and_links():
         progress.add_iteration(record_of(iteration))
     progress.evaluations = {"before": report_at(0, 0.25), "after": report_at(3, 0.75)}
     report = report_of("shapes-1", progress, LINKS)
-    assert "| shapes/exact | 0.125 | 0.125 | ▁▁▁ |" in report
-    assert "| busy: rollout-0 | | 75% | |" in report
-    assert "| evaluation | before (version 0) | after (version 3) |\n|---|---:|---:|" in report
-    assert "| reward | 0.250 | 0.750 |\n" in report
+    assert "| shapes/exact | 0.125 | 0.125 |  | ▁▁▁ |" in report
+    assert "| busy: rollout-0 | | 75% | | |" in report
+    assert "| evaluation | before (version 0) | after (version 3) | change |  |\n" in report
+    assert "| reward | 0.250 | 0.750 | +0.500 |  |\n" in report
     assert "- Dask: <http://127.0.0.1:8787/status>\n" in report
     assert "- MLflow: `mlflow ui --backend-store-uri x`\n" in report
     (picture,) = re.findall(r"!\[mean reward]\(data:image/svg\+xml;base64,(.*)\)", report)

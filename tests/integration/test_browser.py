@@ -1,7 +1,11 @@
-"""A person's way through the pages: a deployment is run with its form, and two runs compared."""
+"""A person's way through the pages: a deployment is run with its form, and two runs compared.
+
+And what other pages in the same browser can do meanwhile: nothing.
+"""
 
 import json
 import os
+import pty
 import re
 import shutil
 import socket
@@ -9,16 +13,21 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import httpx
 import pytest
+from prefect_access import headers_of
 
 pytestmark = [pytest.mark.operation, pytest.mark.timeout(600)]
 
 REPOSITORY = Path(__file__).parents[2]
+DIGEN = [sys.executable, "-c", "from deployments.cli import main; main()"]
 PAGE_SECONDS = 60.0
 RUN_SECONDS = 240.0
+EVIL = "evil.example"
 SMALL = {"Num Iterations": "2", "Prompts Per Iteration": "2", "Samples Per Prompt": "2"}
 
 
@@ -33,8 +42,12 @@ def page():
     if chromium is None:
         pytest.skip("Chromium is missing; on Debian: apt install chromium")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        opened = browser.new_page(viewport={"width": 1300, "height": 1200})
+        # A name of somebody else's leads here: by its own server, or by DNS rebinding to ours.
+        rules = f"--host-resolver-rules=MAP {EVIL} 127.0.0.1"
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", rules])
+        # One context: an attacker's page has the cookies and the storage of the person's browser.
+        context = browser.new_context(viewport={"width": 1300, "height": 1200})
+        opened = context.new_page()
         opened.set_default_timeout(1000 * PAGE_SECONDS)
         yield opened
         browser.close()
@@ -42,33 +55,57 @@ def page():
 
 @pytest.fixture(scope="module")
 def services(page, tmp_path_factory):
-    """Addresses of what ``digen up`` starts in an empty folder, by name."""
+    """Addresses of what ``digen up`` starts in an empty folder; ``headers`` of programs."""
     folder = tmp_path_factory.mktemp("project")
     started = digen(folder, "up", "--ports", *free_ports(4))
     found = re.findall(r"^(\w+) +(http\S+)$", started, re.MULTILINE)
-    yield dict(found)
+    lines = (folder / "runs" / "up" / "env").read_text().splitlines()
+    auth = dict(line.split("=", 1) for line in lines)["PREFECT_API_AUTH_STRING"]
+    addresses = dict(found)
+    headers = headers_of(f"{addresses['Prefect']}/api", auth)
+    page.goto(printed_link(folder))
+    page.get_by_text("Deployments").first.wait_for()
+    yield {**addresses, "headers": headers}
     digen(folder, "down")
     assert all(refuses(address) for _, address in found)
 
 
 def digen(folder, *arguments):
-    code = "from deployments.cli import main; main()"
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("PREFECT_API")},
-        "PREFECT_HOME": str(folder / "prefect"),
-        "PYTHONPATH": str(REPOSITORY),
-        "PWD": str(folder),
-    }
     done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
+        [*DIGEN, *map(str, arguments)],
         cwd=folder,
-        env=environment,
+        env=environment_in(folder),
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert "sign-in" not in done.stdout  # what is not a terminal may be a log
     return done.stdout
+
+
+def environment_in(folder):
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PREFECT_API")},
+        "PREFECT_HOME": str(folder / "prefect"),
+        "PYTHONPATH": str(REPOSITORY),
+        "PWD": str(folder),
+    }
+
+
+def printed_link(folder):
+    """Return the link that ``digen status`` prints in a terminal."""
+    ours, its = pty.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        process = subprocess.Popen(
+            [*DIGEN, "status"], cwd=folder, env=environment_in(folder), stdout=its
+        )
+        os.close(its)
+        text = b""
+        while b"sign-in?code=" not in text or not text.endswith(b"\n"):
+            text += terminal.read(4096)
+        process.wait(60)
+    return re.search(r"http\S+/sign-in\S+", text.decode())[0]
 
 
 def free_ports(count):
@@ -88,7 +125,12 @@ def refuses(address):
 
 
 def ask(services, path, **body):
-    response = httpx.post(f"{services['Prefect']}/api/{path}", json=body, timeout=PAGE_SECONDS)
+    response = httpx.post(
+        f"{services['Prefect']}/api/{path}",
+        json=body,
+        headers=services["headers"],
+        timeout=PAGE_SECONDS,
+    )
     response.raise_for_status()
     return response.json()
 
@@ -99,7 +141,8 @@ def deployment_of(services):
 
 
 def run_of(services, run_id):
-    return httpx.get(f"{services['Prefect']}/api/flow_runs/{run_id}", timeout=PAGE_SECONDS).json()
+    url = f"{services['Prefect']}/api/flow_runs/{run_id}"
+    return httpx.get(url, headers=services["headers"], timeout=PAGE_SECONDS).json()
 
 
 def wait_until_completed(services, run_id):
@@ -144,6 +187,81 @@ def second_run(services, first_run):
     deployment_id = deployment_of(services)["id"]
     path = f"deployments/{deployment_id}/create_flow_run"
     return ask(services, path, parameters=parameters)["id"]
+
+
+ATTACK = """
+async ([prefect, mlflow, deployment]) => {
+  const tried = [];
+  const attempt = async (name, what) => {
+    try { tried.push([name, await what()]); } catch (error) { tried.push([name, String(error)]); }
+  };
+  // Without a type and without asking: the "simple request" of a page, which needs no consent.
+  const body = (tree) => new Blob([JSON.stringify(tree)]);
+  const post = (url, tree) => fetch(url, {method: "POST", mode: "no-cors", body: body(tree)});
+  const run = {job_variables: {command: "touch owned"}, state: {type: "SCHEDULED"}};
+  const url = `${prefect}/api/deployments/${deployment}/create_flow_run`;
+  await attempt("simple", async () => (await post(url, run)).type);
+  await attempt("mlflow", async () =>
+    (await post(`${mlflow}/api/2.0/mlflow/experiments/create`, {name: "owned"})).type);
+  await attempt("read", async () => (await fetch(`${prefect}/api/admin/settings`)).status);
+  await attempt("same", async () =>
+    (await fetch(`/api/deployments/${deployment}/create_flow_run`,
+      {method: "POST", body: body(run)})).status);
+  for (const path of ["events/in", "events/out"]) {
+    await attempt(path, () => new Promise((resolve) => {
+      const socket = new WebSocket(`${prefect.replace("http", "ws")}/api/${path}`, ["prefect"]);
+      socket.onopen = () => resolve("open");
+      socket.onerror = () => resolve("closed");
+    }));
+  }
+  tried.push(["password", localStorage.getItem("prefect-password")]);
+  return tried;
+}
+"""
+
+
+@pytest.fixture
+def evil_server(tmp_path):
+    """A server of somebody else's with one page."""
+
+    class Page(SimpleHTTPRequestHandler):
+        def __init__(self, *arguments):
+            super().__init__(*arguments, directory=str(tmp_path))
+
+        def log_message(self, *arguments):
+            pass
+
+    (tmp_path / "index.html").write_text("<!doctype html><title>evil</title>")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.mark.parametrize("rebound", [False, True])
+def test_another_page_starts_nothing_and_learns_nothing(page, services, evil_server, rebound):
+    deployment = deployment_of(services)["id"]
+    before = ask(services, "flow_runs/count"), tracked_names(services)
+    port = services["Prefect"].rpartition(":")[2] if rebound else evil_server
+    other = page.context.new_page()
+    answer = other.goto(f"http://{EVIL}:{port}/")
+    assert answer.status == (403 if rebound else 200)
+    addresses = services["Prefect"], services["MLflow"]
+    if rebound:  # now Prefect's server is the page's own, and MLflow's the next
+        addresses = tuple(address.replace("127.0.0.1", EVIL) for address in addresses)
+    tried = dict(other.evaluate(ATTACK, [*addresses, deployment]))
+    other.close()
+    assert tried["events/in"] == tried["events/out"] == "closed"
+    assert tried["read"] in (403, "TypeError: Failed to fetch")
+    assert tried["same"] == (403 if rebound else 501)
+    assert tried["password"] is None
+    assert before == (ask(services, "flow_runs/count"), tracked_names(services))
+
+
+def tracked_names(services):
+    """Return the names of MLflow's experiments."""
+    api = f"{services['MLflow']}/api/2.0/mlflow/experiments/search"
+    return [one["name"] for one in httpx.post(api, json={"max_results": 9}).json()["experiments"]]
 
 
 def test_a_run_is_started_with_the_form_and_shown(page, services, first_run, second_run):

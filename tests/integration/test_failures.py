@@ -102,7 +102,7 @@ def test_on_a_running_cluster_the_workers_try_functions_too(
 def test_a_lost_worker_is_named(tree, prefect_backend):
     from tasks.calls import WorkerLostError
 
-    with pytest.raises(WorkerLostError, match=r"worker rollout-0 \(tcp://.*\) was lost"):
+    with pytest.raises(WorkerLostError, match=r"worker rollout-0 \(tls://.*\) was lost"):
         run(tree, {"rewards": {"smooth_rewards:kills_its_worker": 1.0}})
     assert training_in_mlflow(tree["tracking"]["runs_dir"]).info.status == "FAILED"
 

@@ -112,7 +112,7 @@ def test_a_replay_with_other_settings_is_told_apart(trained, capsys):
     run_dir = str(trained[1])
     assert digen(["replay", run_dir, "2", "--train.learning-rate", "1e-2"]) == 0
     out = capsys.readouterr().out
-    assert "iteration 2: version 2 trained on 16 pairs" in out
+    assert "iteration 3: version 2 trained on 16 pairs" in out
     (line,) = (line for line in out.splitlines() if "train/learning_rate" in line)
     assert ("0.001" in line, "0.01" in line) == (True, True)
     kept = kept_iteration(trained[1], replay_config(trained[1], {"train.learning_rate": 1e-2}), 2)
@@ -122,8 +122,8 @@ def test_a_replay_with_other_settings_is_told_apart(trained, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("0", "keeps no trajectories of iteration 0; set tracking.keep_trajectories"),
-        ("7", "has finished no iteration 7; it has 0 to 2"),
+        ("1", "keeps no trajectories of iteration 1; set tracking.keep_trajectories"),
+        ("7", "has finished no iteration 7; it has 1 to 3"),
         ("2 --rollout.num-steps 4", "rollout.num_steps cannot be changed in a replay"),
         ("2 --train.lora.rank 8", "train.lora.rank cannot be changed in a replay"),
         ("2 --algorithm.window [2,1,3]", "these settings train step 2, whose latents"),

@@ -47,6 +47,9 @@ class Story(Watch):
     def on_warning(self, text):
         self.warnings.append(text)
 
+    def on_step(self, done, total):
+        pass
+
     def on_phase(self, text):
         self.phases.append(text)
         self.see(text)

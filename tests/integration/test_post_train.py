@@ -39,6 +39,9 @@ class Watching(Watch):
         self.client = client
         self.phases, self.evaluations, self.keys = [], [], []
 
+    def on_step(self, done, total):
+        pass
+
     def on_phase(self, text):
         self.phases.append(text)
         deadline = time.monotonic() + 5  # the scheduler frees keys a little later
@@ -106,7 +109,7 @@ def test_the_config_is_kept_whole(run):
 
 
 def test_evaluations_are_kept(run):
-    tags = {"before": 0, "iteration-0000": 1, "after": 2}
+    tags = {"before": 0, "iteration-0001": 1, "after": 2}
     assert {path.stem for path in run.dir.glob("evaluation/*.json")} == tags.keys()
     for tag, version in tags.items():
         content = json.loads((run.dir / "evaluation" / f"{tag}.json").read_text())
@@ -242,8 +245,8 @@ def test_mlflow_has_the_artifacts(run, mlflow_run, tmp_path):
     client, found = mlflow_run
     names = artifacts_of(client, found.info.run_id)
     assert {"config.json", "evaluation/before.json", "evaluation/after.json"} <= names
-    assert {"environment.txt", "timelines/iteration-0000.png"} <= names
-    assert {"grids/before.png", "grids/iteration-0000.png", "grids/after.png"} <= names
+    assert {"environment.txt", "timelines/iteration-0001.png"} <= names
+    assert {"grids/before.png", "grids/iteration-0001.png", "grids/after.png"} <= names
     config = client.download_artifacts(found.info.run_id, "config.json", tmp_path)
     assert RunConfig.model_validate_json(Path(config).read_text()) == run.config
     with Image.open(client.download_artifacts(found.info.run_id, "grids/after.png", tmp_path)) as g:
@@ -294,7 +297,7 @@ def test_prefect_has_a_flow_run_for_each_part_and_a_task_run_for_each_task(run):
         parts += [f"evaluate-{tag}" for tag, _ in run.watch.evaluations]
         assert set(flow_runs) == {run_id, *(f"{run_id}-{part}" for part in parts)}
         assert all(flow_run.state.is_completed() for flow_run in found)
-        ids = {"any_": [flow_runs[f"{run_id}-i0001"].id]}
+        ids = {"any_": [flow_runs[f"{run_id}-i0002"].id]}
         deadline = time.monotonic() + 30  # the server lags behind
         while True:
             task_runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=ids))

@@ -26,6 +26,9 @@ class Asking(Watch):
         if record.iteration == 1:
             self.thread.start()
 
+    def on_step(self, done, total):
+        pass
+
     def on_phase(self, text):
         self.phase = text
 

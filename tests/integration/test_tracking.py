@@ -18,6 +18,7 @@ from digen_core.records import EvaluationReport, IterationRecord
 from tasks.tracking import Tracker, sender
 from tasks.tracking.environment import read_environment
 from tasks.tracking.opening import flatten
+from tasks.tracking.server import page_of
 from tasks.tracking.sync import send_rest
 
 
@@ -293,7 +294,7 @@ def test_an_entry_that_is_refused_is_set_aside(tracker, runs_dir, request, caplo
     tracker.log_iteration(record_of(2, **{"no: name!": 0.5}))
     tracker.log_iteration(record_of(3, **{"reward/mean": 0.5}))
     tracker.finish("FINISHED")
-    assert f"did not take iteration 0001 of {request.node.name}" in caplog.text
+    assert f"did not take iteration 0002 of {request.node.name}" in caplog.text
     (entry,) = tracker._spool.aside()
     assert entry["metrics"] == {"no: name!": 0.5}
     assert send_rest(folder).num_left == 1
@@ -374,3 +375,19 @@ def test_images_of_another_shape_are_refused(tracker):
     with pytest.raises(ValueError, match="2 prompts label 1 rows"):
         tracker.log_images("before", ["a", "b"], np.zeros((1, 2, 32, 32, 3), np.uint8), step=0)
     tracker.finish("FAILED")
+
+
+def test_the_address_opens_the_runs_of_the_experiment_with_reward_and_evaluation_first(tracker):
+    client = MlflowClient(tracker.uri)
+    tags = client.get_experiment(tracker.experiment_id).tags
+    view = json.loads(tags["mlflow.sharedViewState.digen"])
+    assert view["selectedColumns"][1] == "metrics.`evaluation/reward`"
+    assert [section["name"] for section in view["compareRunSections"][:2]] == [
+        "evaluation", "reward",
+    ]  # fmt: skip
+    assert view["compareRunCharts"][0]["metricKey"] == "evaluation/reward"
+    place = f"#/experiments/{tracker.experiment_id}/runs?viewStateShareKey=digen"
+    assert tracker.describe().endswith(f", then http://127.0.0.1:5000/{place}")
+    assert page_of("http://host:5000/", "7") == (
+        "http://host:5000/#/experiments/7/runs?viewStateShareKey=digen"
+    )

@@ -173,6 +173,26 @@ def test_guidance_moves_away_from_the_negative_prompt(tiny_families, policies, n
     )
 
 
+@pytest.mark.parametrize("name", ["sd3", "wan"])
+def test_gradients_go_through_both_velocities_of_guidance(tiny_families, name):
+    """As in FlowGRPO of November 2025; in July the negative prompt's velocity was detached."""
+
+    def gradient(scale: float, prompt: str) -> torch.Tensor:
+        policy = load_tiny(tiny_families[name], name, "float64", guidance_scale=scale)
+        x, sigma, condition = some_batch(policy, prompt=prompt)
+        weights = next(p for n, p in policy.transformer.named_parameters() if "to_q.weight" in n)
+        weights.requires_grad_(True)
+        velocity = policy.velocity(x, sigma, condition)
+        along = torch.linspace(-1, 1, velocity.numel(), dtype=torch.float64).view_as(velocity)
+        return torch.autograd.grad((velocity * along).sum(), weights)[0]
+
+    positive, negative = gradient(1.0, PROMPTS[0]), gradient(1.0, NEGATIVE)
+    guided = gradient(3.0, PROMPTS[0])
+    error = (guided - (3 * positive - 2 * negative)).norm()
+    assert error < 1e-4 * guided.norm()  # parts of the embeddings are float32
+    assert (guided - 3 * positive).norm() > 0.1 * guided.norm()  # as if it were detached
+
+
 def test_qwens_guidance_by_hand(policies):
     positive, negative = torch.tensor([[[3.0, 4.0]]]), torch.tensor([[[3.0, 1.0]]])
     # 1 + 3 (4 - 1) = 10 beside 3, at the length 5 of the positive one

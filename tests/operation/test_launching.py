@@ -100,6 +100,14 @@ def test_over_ssh_each_host_gets_its_own_workers(cluster):
         assert resources in command
 
 
+@pytest.mark.parametrize("way", ["ssh", "cuda", "slurm", "kubernetes"])
+def test_workers_listen_without_tls_only_where_it_was_switched_off(cluster, way):
+    secure, insecure = ("".join(files_for(cluster, way, tls).values()) for tls in (True, False))
+    assert "--insecure" not in secure
+    starts = {"ssh": "tasks.worker", "cuda": "--cuda", "slurm": "tasks.worker"}
+    assert insecure.count("--insecure") == insecure.count(starts.get(way, "DASK_WORKER_NAME"))
+
+
 def test_dask_cuda_is_called_once_for_each_host_of_a_group(cluster):
     commands = commands_in(files_for(cluster, "cuda", tls=True)["workers.sh"])
     assert [host for host, _ in commands] == ["node-1", "me@node-2", "node-3", "node-1", "node-3"]

@@ -32,6 +32,7 @@ OPTIONS = Options(
     tls=False,
     prefect_auth=False,
     mlflow_auth=False,
+    names=(),
     deployments="deployments/prefect.yaml",
     ports=(4200, 5000, 8786, 8787),
 )

@@ -142,6 +142,59 @@ def test_a_wrong_file_is_refused_in_one_line(old, new, message, tmp_path):
     assert "\n" not in str(error.value)
 
 
+HOSTILE = {
+    "an option of ssh": ('hosts = ["-oProxyCommand=touch x"]', "devices.0.hosts.0: "),
+    "an option without spaces": ('hosts = ["-oProxyCommand=id"]', "devices.0.hosts.0: "),
+    "an option as the user": ('hosts = ["-l@node-1"]', "devices.0.hosts.0: "),
+    "an option after the user": ('hosts = ["me@-oProxyCommand=id"]', "devices.0.hosts.0: "),
+    "two lines in a host": ('hosts = ["node-1\\nrm"]', "devices.0.hosts.0: "),
+    "a command in a host": ('hosts = ["node-1;id"]', "devices.0.hosts.0: "),
+    "no host": ('hosts = [""]', "devices.0.hosts.0: "),
+    "two lines in a site": ('site = "a\\nb"', "devices.0.site: "),
+    "a path as a site": ('site = "../a"', "devices.0.site: "),
+    "two lines in a partition": ('[slurm]\npartition = "a\\n#SBATCH -w x"', "slurm.partition: "),
+    "a space in an account": ('[slurm]\naccount = "a b"', "slurm.account: "),
+    "an option as a partition": ('[slurm]\npartition = "--wrap"', "slurm.partition: "),
+    "two lines in an image": ('[kubernetes]\nimage = "a\\nb"', "kubernetes.image: "),
+}
+KINDS = {"two lines": "a\\nb", "a space": "a b", "a path": "../a", "an option": "-a", "empty": ""}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_what_would_be_another_command_is_refused(case, tmp_path):
+    line, key = HOSTILE[case]
+    path = tmp_path / "mine.toml"
+    if line.startswith("["):
+        path.write_text(f"{MIXED}\n{line}\n")
+    else:
+        path.write_text(MIXED.replace("watts = 700", f"watts = 700\n{line}", 1))
+    with pytest.raises(ConfigError, match=rf"{key}.*pattern '\^.*\(got '[^\n]*'\)") as error:
+        load_cluster(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_a_kind_is_a_name(case, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(MIXED.replace('kind = "h100"', f'kind = "{KINDS[case]}"'))
+    with pytest.raises(ConfigError, match=r"devices.0.kind: .*pattern '\^\[A-Za-z0-9\]"):
+        load_cluster(path)
+
+
+@pytest.mark.parametrize("host", ["node-1", "me@10.0.0.1", "a_b.c@node.example.org", "::1"])
+def test_hosts_as_ssh_takes_them(host, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(MIXED.replace("watts = 700", f'watts = 700\nhosts = ["{host}"]', 1))
+    assert load_cluster(path).devices[0].hosts == (host,)
+
+
+def test_a_gpus_name_is_written_with_hyphens(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(MIXED.replace('"a100"', '"NVIDIA-A100-SXM4-40GB"'))
+    costs = load_cluster(path).costs(Costs(kinds={"NVIDIA A100-SXM4-40GB": LINE}))
+    assert costs.kinds["NVIDIA-A100-SXM4-40GB"] == LINE
+
+
 def test_one_device_is_too_few(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('devices = [{ kind = "h100", count = 1 }]')

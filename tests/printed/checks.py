@@ -55,6 +55,7 @@ STARTS = (
     "deployments.bench_runner.bench_runner",
     "deployments.bench_tracking.bench_tracking",
     "deployments.bench_utilization.main",
+    "deployments.cancelling.cancel_run",
     "deployments.local.pause_run",
     "deployments.local.run_evaluation",
     "deployments.operation.up.down",

@@ -53,6 +53,7 @@ class Server:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.handle_error = lambda *args: None  # who asked may have had enough
         self.url = f"http://127.0.0.1:{self._server.server_port}/score"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
@@ -164,13 +165,15 @@ def test_a_slow_server_is_given_up_and_asked_again(server):
     score(server, timeout=0.2, max_attempts=2)
     assert time.monotonic() - started < 0.6
     server.answers = [slow]
-    with pytest.raises(RewardError, match=r"gave no answer in 0.2 s$"):
+    with pytest.raises(RewardError, match=r"gave no whole answer in 0.2 s$"):
         score(server, timeout=0.2)
 
 
 def test_a_server_that_is_not_there_is_named(server):
     server.close()
-    with pytest.raises(RewardError, match=r"127.0.0.1:\d+/score cannot be reached: .*refused"):
+    with pytest.raises(
+        RewardError, match=r"127.0.0.1:\d+/score cannot be reached: All connection attempts fai"
+    ):
         score(server)
     server.close = lambda: None
 
@@ -231,6 +234,18 @@ def test_a_token_is_sent_and_must_be_there(server, monkeypatch):
     monkeypatch.delenv("SCORER_TOKEN")
     with pytest.raises(ConfigError, match="the environment variable SCORER_TOKEN, which is not se"):
         score(server, token_variable="SCORER_TOKEN")
+
+
+def test_numbers_that_are_none_are_refused(server):
+    for text, message in (
+        ("[" * 60_000, "answered lists in lists in lists"),
+        ('{"score": [1, 1, 1, 1, 1' + "0" * 400 + "]}", "an integer that is too large for a numb"),
+        ('{"score": [1, 1, 1, 1, 1' + "0" * 9000 + "]}", "answered what is not JSON: Exceeds"),
+    ):
+        server.answers = [says(200, text)]
+        with pytest.raises(RewardError, match=message):
+            score(server, max_attempts=3)
+    assert len(server.requests) == 3
 
 
 def test_the_arrow_body_is_read_by_any_arrow():

@@ -176,7 +176,7 @@ def test_denoising_leaves_no_graph(policy):
 def test_a_latent_that_becomes_nan_is_an_error_with_its_place(policy):
     x = initial_latent(policy, seed=7, group=GROUP, samples=range(4))
     x[3] = torch.nan
-    with pytest.raises(FloatingPointError, match=r"iteration 2, group 1: .* at step 1 \(sigma 0.7"):
+    with pytest.raises(FloatingPointError, match=r"iteration 3, group 1: .* at step 1 \(sigma 0.7"):
         run(policy, steps=range(1, 4), x=x)
 
 

@@ -137,7 +137,7 @@ PACK = protocol.Pack(0, 0, (protocol.PairBlock(FRAGMENT, 0, 0, 1),))
 
 def test_a_stall_shows_the_controller(scenario):
     controller, simulation = script(scenario)
-    with pytest.raises(SimulationError, match=r"stalled at 0\.0 s in iteration 0: Script"):
+    with pytest.raises(SimulationError, match=r"stalled at 0\.0 s in iteration 1: Script"):
         simulation.run(3)
     assert [e.iteration for e in controller.events if hasattr(e, "trained_steps")] == [0, 1]
 
@@ -154,7 +154,7 @@ def test_a_stall_shows_the_controller(scenario):
         (protocol.Train(PACK, 0, "trainer-0"), "group 0 has no advantages"),
         (protocol.Step(0, 1, "trainer-0"), "the newest version is 0"),
         (protocol.Push(1, "rollout-0"), "the newest version is 0"),
-        (protocol.FinishIteration(1, True), "iteration 0 should end before"),
+        (protocol.FinishIteration(1, True), "iteration 1 should end before"),
     ],
 )
 def test_what_cannot_be_done_is_refused(order, message, scenario):

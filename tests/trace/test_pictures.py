@@ -59,7 +59,7 @@ def test_a_timeline_shows_the_window_of_each_device():
 def test_labels_name_the_iteration_where_several_are_shown():
     spans = [denoise("rollout-0", 100, 105), denoise("rollout-0", 105, 110, iteration=1)]
     figure = draw_timeline(spans, [], devices_of(1, 0), WINDOW, "iteration 0")
-    assert {"i0 g0", "i1 g0"} <= set(texts(figure))
+    assert {"i1 g0", "i2 g0"} <= set(texts(figure))
 
 
 def test_a_label_that_does_not_fit_is_left_out():
@@ -98,9 +98,13 @@ def test_the_idle_chart_stacks_shares_up_to_one():
 
 
 def test_curves_are_drawn_over_iterations():
-    figure = draw_curves({"reward": {0: 0.5, 2: 0.75}, "shapes/exact": {0: 0.0, 2: 0.25}})
+    curves = {"reward": {1: 0.5, 3: 0.75}, "shapes/exact": {1: 0.0, 3: 0.25}}
+    figure = draw_curves(curves, {"reward": {1: 0.125, 3: 0.25}})
     lines = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[0].lines}
     assert lines == {
-        "reward": [[0, 0.5], [2, 0.75]],
-        "shapes/exact": [[0, 0.0], [2, 0.25]],
+        "reward": [[1, 0.5], [3, 0.75]],
+        "shapes/exact": [[1, 0.0], [3, 0.25]],
     }
+    (band,) = figure.axes[0].collections  # only the reward's errors are known
+    bounds = band.get_datalim(figure.axes[0].transData)
+    assert (bounds.ymin, bounds.ymax) == (0.375, 1.0)

@@ -45,7 +45,7 @@ def test_a_report_has_all_its_parts(run_dir, capsys):
     out = run_dir / "report"
     assert sorted(path.name for path in out.iterdir()) == [
         *("idle.png", "report.html", "rewards.png"),
-        *("timeline-000000.png", "timeline-000001.png", "trace.json"),
+        *("timeline-000001.png", "timeline-000002.png", "trace.json"),
     ]
     assert len(json.loads((out / "trace.json").read_text())["traceEvents"]) > 100
     page = (out / "report.html").read_text()

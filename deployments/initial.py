@@ -1,0 +1,130 @@
+"""``digen init``: a config from a few answers, checked as a run's is before anything is written."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from digen_core.config import ConfigError
+from digen_core.config_file import config_of_tree
+from digen_core.config_toml import literal
+from digen_core.model_config import EMBEDDED
+
+HELD_OUT: Final = 0.1
+"""Fraction of the prompts that evaluations keep where no file of theirs is given."""
+MAX_HELD_OUT: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a new config is made of."""
+
+    name: str
+    family: str
+    model: str
+    prompts: str
+    evaluation: str | None
+    rewards: tuple[str, ...]
+    gpus: int
+
+
+Tree = dict[str, Any]
+
+
+def tree_of(answers: Answers) -> Tree:
+    """Return the keys of the config, by table; all others keep their defaults."""
+    small = answers.model == EMBEDDED
+    prompts: Tree = {"train": answers.prompts}
+    if answers.evaluation is not None:
+        prompts["evaluation"] = answers.evaluation
+    else:
+        prompts["evaluation_fraction"] = HELD_OUT
+    layout = "elastic" if answers.gpus == 0 else "colocated" if answers.gpus == 1 else "auto"
+    return {
+        "name": answers.name,
+        "num_iterations": 100,
+        "model": {
+            "family": answers.family,
+            "path": answers.model,
+            "dtype": "float32" if small or answers.gpus == 0 else "bfloat16",
+        },
+        "prompts": prompts,
+        "rewards": dict.fromkeys(answers.rewards, 1.0),
+        "algorithm": {"type": "flow_grpo"},
+        "train": {"learning_rate": 1.2e-3 if small else 3e-4, "lora": {"rank": 32, "alpha": 64.0}},
+        "schedule": {"layout": layout},
+    }
+
+
+def text_of(tree: Mapping[str, Any]) -> str:
+    """Return the config file, with a line on how to learn more."""
+    lines = [
+        "# Made by 'digen init'. Keys that are not here keep their defaults: 'digen config show'"
+    ]
+    lines += ["# with this file prints all of them with their meanings.", ""]
+    lines += list(_lines(tree, ""))
+    return "\n".join(lines) + "\n"
+
+
+def _lines(table: Mapping[str, Any], prefix: str) -> Sequence[str]:
+    values = [f"{_key(k)} = {literal(v)}" for k, v in table.items() if not isinstance(v, Mapping)]
+    for name, inner in table.items():
+        if isinstance(inner, Mapping):
+            values += ["", f"[{prefix}{_key(name)}]", *_lines(inner, f"{prefix}{_key(name)}.")]
+    return values
+
+
+def _key(name: str) -> str:
+    return name if name.replace("_", "").replace("-", "").isalnum() else literal(name)
+
+
+def cluster_text(answers: Answers) -> str:
+    """Return the file of a cluster with the GPUs of this machine, a worker each."""
+    plural = "s" if answers.gpus > 1 else ""
+    lines = [f"description = {literal(f'{answers.gpus} GPU{plural} of this machine')}", ""]
+    lines += ["[[devices]]", 'kind = "gpu"', f"count = {answers.gpus}", "cuda = true"]
+    return "\n".join(lines) + "\n"
+
+
+def write_config(path: Path, answers: Answers) -> list[Path]:
+    """Check a new config as a run's is, and write it, with a cluster file if there are GPUs.
+
+    Raises:
+        ConfigError: a file is there already or cannot be written, or a run would be refused.
+    """
+    files = {path: text_of(tree_of(answers))}
+    if answers.gpus:
+        files[path.with_name(f"{path.stem}-cluster.toml")] = cluster_text(answers)
+    for target in files:
+        if target.exists():
+            raise ConfigError(f"{target} is there already; name another file, or remove it")
+
+    from digen_core.checks import check_inputs
+
+    check_inputs(config_of_tree(tree_of(answers), str(path)))
+    for target, text in files.items():
+        try:
+            target.write_text(text)
+        except OSError as error:
+            raise ConfigError(f"cannot write {target}: {error.strerror}") from error
+    return list(files)
+
+
+def ask(question: str, default: str, option: str) -> str:
+    """Ask a person; where nobody can answer, the default is taken.
+
+    Raises:
+        ConfigError: there is no default, and nobody to ask.
+    """
+    if sys.stdin.isatty():
+        from rich.prompt import Prompt
+
+        if default:
+            return Prompt.ask(question, default=default)
+        while not (answer := Prompt.ask(question).strip()):
+            continue
+        return answer
+    if not default:
+        raise ConfigError(f"{question}? There is nobody to ask here; say so by {option}")
+    return default

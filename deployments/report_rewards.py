@@ -1,0 +1,78 @@
+"""What a run's folder says of its rewards: curves of training, evaluations, and the noise."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pydantic import ValidationError
+
+from digen_core.config import ConfigError
+from digen_core.noise import standard_error
+from digen_core.records import EvaluationReport
+from digen_core.trace.page import Table
+from digen_core.training.retention import evaluations_of
+from digen_core.transport.samples import read_samples
+from tasks.display import change_text, mean_text, verdict
+
+Curves = dict[str, dict[int, float]]
+"""Name -> number of the iteration, from 1 -> value."""
+
+
+def reward_curves(run_dir: Path) -> tuple[Curves, Curves]:
+    """Return the mean reward, and the share of exact images where one is rewarded.
+
+    Returns:
+        The means over the samples of each iteration, and their standard errors over its groups.
+
+    Raises:
+        ConfigError: the samples cannot be read.
+    """
+    try:
+        samples = read_samples(run_dir / "samples")
+    except FileNotFoundError:
+        return {}, {}
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"cannot read the samples of {run_dir}: {error}") from error
+    names = ["reward", *(name for name in samples.column_names if name.endswith("/exact"))]
+    curves = {name: _means(samples, name, ["iteration"]) for name in names}
+    return curves, {name: _errors(samples, name) for name in names}
+
+
+def _means(samples: pa.Table, name: str, keys: list[str]) -> dict[int, float]:
+    means = samples.group_by(keys).aggregate([(name, "mean")]).sort_by("iteration")
+    numbers = [index + 1 for index in means["iteration"].to_pylist()]
+    return dict(zip(numbers, means[f"{name}_mean"].to_pylist(), strict=True))
+
+
+def _errors(samples: pa.Table, name: str) -> dict[int, float]:
+    groups = samples.group_by(["iteration", "group"]).aggregate([(name, "mean")])
+    index, means = (groups[column].to_numpy() for column in ("iteration", f"{name}_mean"))
+    errors = {int(i) + 1: standard_error(means[index == i].tolist()) for i in np.unique(index)}
+    return {number: error for number, error in errors.items() if error is not None}
+
+
+def evaluation_table(run_dir: Path) -> Table | None:
+    """Return the first and the last evaluation of a run, and how they differ; None without any.
+
+    Raises:
+        ConfigError: one of them cannot be read.
+    """
+    try:
+        found = sorted(evaluations_of(run_dir).items(), key=lambda item: item[1].version)
+    except (ValidationError, OSError, ValueError) as error:
+        why = " ".join(str(error).split())
+        raise ConfigError(f"cannot read the evaluations of {run_dir}: {why}") from error
+    if not found:
+        return None
+    (first_tag, first), (last_tag, last) = found[0], found[-1]
+    names = sorted(last.rewards, key=lambda name: (name != "reward", name))
+    if len(found) == 1:
+        return Table(("evaluation", first_tag), [[name, mean_text(last, name)] for name in names])
+    rows = [_row(first, last, name) for name in names]
+    return Table(("evaluation", first_tag, last_tag, "change", ""), rows)
+
+
+def _row(first: EvaluationReport, last: EvaluationReport, name: str) -> list[str]:
+    change = last.change_since(first, name)
+    before = "" if change is None else mean_text(first, name)
+    return [name, before, mean_text(last, name), change_text(change), verdict(change)]

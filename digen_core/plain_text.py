@@ -1,0 +1,12 @@
+"""Text that others wrote, fit to be shown: by a terminal, which takes some characters as orders."""
+
+import re
+from typing import Final
+
+_ORDERS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters save for tab and newline, and those that turn the direction of writing."""
+
+
+def printable(text: str) -> str:
+    """Return a text with a replacement character for each that is an order to what shows it."""
+    return _ORDERS.sub("\N{REPLACEMENT CHARACTER}", text)

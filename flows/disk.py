@@ -1,0 +1,50 @@
+"""Disks: what goes wrong with one names the folder that could not be written to."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from safetensors import SafetensorError
+
+DISK_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+
+
+class CannotWriteError(RuntimeError):
+    """The run's folder cannot be written to; the message says which and why."""
+
+
+@contextmanager
+def naming(folder: Path) -> Iterator[None]:
+    """Name the folder that the body could not write to, as when its disk is full.
+
+    Raises:
+        CannotWriteError: in place of what the system or safetensors raises.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        number = error.errno if isinstance(error, OSError) else None
+        why = os.strerror(number) if number else str(error)
+        named = CannotWriteError(f"cannot write to {folder}: {why}")
+        for note in getattr(error, "__notes__", ()):
+            named.add_note(note)
+        raise named from error
+
+
+@contextmanager
+def naming_full_disk(folder: Path) -> Iterator[None]:
+    """Name the folder whose disk is full, broken or read-only; other errors are the body's own.
+
+    Raises:
+        CannotWriteError: in place of what the system raises.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        with naming(folder):
+            raise

@@ -1,0 +1,134 @@
+"""Where the processes of a Dask cluster listen, and who may connect: whoever may can run code.
+
+A worker listens on the address by which it reaches its scheduler, so one of a scheduler on
+127.0.0.1 cannot be reached from the network. TLS with one pair for all keeps everybody else out.
+"""
+
+import functools
+import ipaddress
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import dask
+from distributed import Scheduler, Security, Worker
+from distributed.cli.dask_worker import main as dask_worker
+from distributed.comm import get_address_host
+from distributed.utils import get_ip, get_ip_interface, json_load_robust
+
+from digen_core.config import ConfigError
+from digen_core.reachable import parse_address
+from tasks import dashboard
+
+INSECURE: Final = "--insecure"
+"""Option of a worker that may listen on a network without TLS."""
+
+
+class TaskWorker(Worker):
+    """A worker without an HTTP server, which nothing of digen would ask."""
+
+    def start_http_server(self, *arguments: Any, **options: Any) -> None:
+        """Start none."""
+
+
+TASK_WORKER: Final = f"{TaskWorker.__module__}.{TaskWorker.__name__}"
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine reaches a host; of names only localhost is known."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+ENCRYPTED: Final = {"distributed.comm.require-encryption": True}
+"""Settings of a process that talks to no part of Dask without TLS."""
+
+
+def tls_settings(certificate: Path | str, key: Path | str) -> dict[str, str]:
+    """Return the Dask settings that make every part use a certificate and its key.
+
+    Args:
+        certificate: a file, or its text; it is the authority, too.
+        key: likewise.
+    """
+    settings = {"distributed.comm.tls.ca-file": str(certificate)}
+    for part in ("scheduler", "worker", "client"):
+        settings[f"distributed.comm.tls.{part}.cert"] = str(certificate)
+        settings[f"distributed.comm.tls.{part}.key"] = str(key)
+    return settings
+
+
+@functools.cache
+def _own_pair() -> tuple[str, str]:
+    """Make the certificate and the key of this process's clusters; neither is left on a disk."""
+    made = Security.temporary()
+    return made.tls_ca_file, made.tls_client_key
+
+
+def own_tls_settings(tls: bool) -> dict[str, str]:
+    """Return the Dask settings for a cluster of this process, while it starts and is used.
+
+    Args:
+        tls: whether its parts are to take nobody in who is not of this process.
+    """
+    return tls_settings(*_own_pair()) if tls else {}
+
+
+def own_scheduler(tls: bool) -> dict[str, Any]:
+    """Describe the scheduler of a cluster of this process, for a SpecCluster.
+
+    Args:
+        tls: as in `own_tls_settings`.
+    """
+    options = {
+        "host": "127.0.0.1",
+        "port": 0,
+        "protocol": "tls" if tls else "tcp",
+        "dashboard_address": "127.0.0.1:0",
+        "preload": [dashboard.PRELOAD],
+    }
+    return {"cls": Scheduler, "options": options}
+
+
+def options_of_worker(arguments: Sequence[str], *, insecure: bool) -> list[str]:
+    """Return options by which a worker listens where it reaches its scheduler, and only there.
+
+    Args:
+        arguments: of ``dask worker``; what they say of the host counts.
+        insecure: whether it may listen on a network without TLS.
+
+    Raises:
+        ConfigError: it would listen on a network without TLS, and may not; or the scheduler's
+            address is none.
+    """
+    asked = dask_worker.make_context("digen worker", list(arguments)).params
+    address = _scheduler_of(asked)
+    scheduler = parse_address("the scheduler's address", address)
+    options = ["--worker-class", TASK_WORKER]
+    if asked["listen_address"]:
+        host = get_address_host(asked["listen_address"])
+    elif asked["interface"]:
+        host = get_ip_interface(asked["interface"])
+    elif asked["host"]:
+        host = asked["host"]
+    else:
+        host = get_ip(scheduler["host"])
+        options += ["--host", host]
+    protocol = asked["protocol"] or scheduler["scheme"]
+    if protocol != "tls" and not insecure and not is_loopback(host):
+        raise ConfigError(
+            f"a worker of {address} would listen on {host} without TLS, and whoever reaches it "
+            "there could run code on this machine; use a scheduler with TLS (digen up --host ... "
+            "has it; docs/clusters.md says how to make one of your own), or "
+            f"{INSECURE} if you know that nobody else is in that network"
+        )
+    return options
+
+
+def _scheduler_of(asked: dict[str, Any]) -> str:
+    """Return the address of a worker's scheduler."""
+    if asked["scheduler_file"]:
+        return str(json_load_robust(asked["scheduler_file"])["address"])
+    return str(asked["scheduler"] or dask.config.get("scheduler-address", ""))

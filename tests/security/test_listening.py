@@ -1,0 +1,140 @@
+"""Which sockets workers and clusters open, and who can run code through them."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from distributed import Client, Security, SpecCluster
+from sockets import (
+    address_in_the_network,
+    assert_documented,
+    listening,
+    parts_of_dask,
+    run_code_at,
+)
+
+from deployments.cli import run
+from digen_core.config import ConfigError
+from digen_core.schedule_config import ClusterConfig
+from tasks.cluster import local_devices, run_cluster
+from tasks.listening import is_loopback, options_of_worker, own_scheduler
+from tasks.presence import present_workers
+from tasks.worker import main
+
+ROOT = Path(__file__).parents[2]
+PREFECT = ("127.0.0.1", 4200)
+NAMED = ["--name", "a", "--resources", "rollout=1"]
+
+
+@pytest.fixture
+def scheduler():
+    """A scheduler without TLS on this machine, as Dask's users start it."""
+    with SpecCluster(scheduler=own_scheduler(tls=False), workers={}) as cluster:
+        yield cluster.scheduler_address
+
+
+@pytest.fixture
+def worker(scheduler):
+    """The process of ``digen worker``, when the scheduler has it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tasks.worker", scheduler, *NAMED],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        with Client(scheduler, set_as_default=False) as client:
+            deadline = time.monotonic() + 120
+            while not present_workers(client):
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            yield process, client
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.mark.slow
+def test_a_worker_of_a_loopback_scheduler_is_reached_from_this_machine_only(worker):
+    process, client = worker
+    (address,) = present_workers(client)
+    sockets = listening([psutil.Process(process.pid)])
+    assert len(sockets) == 2
+    parts = parts_of_dask(client)
+    assert_documented("digen worker", sockets, parts)
+
+    # The attack is one: on this machine it runs code. From the network it must not get there.
+    here = address_in_the_network()
+    nannies = [f"tcp://{host}:{port}" for (host, port), part in parts.items() if part == "nanny"]
+    for victim in (address, *nannies):
+        assert run_code_at(victim) in {one.pid for one in sockets.values()}
+        with pytest.raises(OSError, match=r"[Tt]imed out|[Cc]onnection"):
+            run_code_at(victim.replace("127.0.0.1", here))
+
+
+@pytest.mark.slow
+def test_the_cluster_of_a_run_takes_nobody_without_its_key():
+    config = ClusterConfig()
+    before = set(listening([psutil.Process()]))
+    with (
+        run_cluster(config, local_devices(config)[:1]) as address,
+        Client(address, set_as_default=False) as client,
+    ):
+        sockets = set(listening([psutil.Process()])) - before
+        assert len(sockets) == 4
+        server = {PREFECT: "Prefect server"}  # tests/security/test_prefect.py has its socket
+        assert_documented("digen train", {*sockets, PREFECT}, parts_of_dask(client) | server)
+
+        (victim,) = present_workers(client)
+        assert run_code_at(victim) != os.getpid()  # with the key it is no attack
+        for scheme, security in (("tcp", Security()), ("tls", Security.temporary())):
+            with pytest.raises(OSError, match=r"[Tt]imed out|established"):
+                run_code_at(victim.replace("tls", scheme), security)
+
+
+REFUSED = {
+    "a scheduler of another machine": ["tcp://192.0.2.1:8786", *NAMED],
+    "no scheme": ["192.0.2.1:8786", *NAMED],
+    "another transport": ["ucx://192.0.2.1:8786", *NAMED],
+    "all interfaces": ["tcp://127.0.0.1:8786", *NAMED, "--host", "0.0.0.0"],
+    "an address to listen on": ["tcp://127.0.0.1:1", *NAMED, "--listen-address", "tcp://0.0.0.0:2"],
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_worker_that_would_listen_on_a_network_without_tls_is_refused(case):
+    with pytest.raises(ConfigError, match=r"without TLS, .*digen up --host.*--insecure if you kno"):
+        options_of_worker(REFUSED[case], insecure=False)
+    assert "--worker-class" in options_of_worker(REFUSED[case], insecure=True)
+
+
+def test_the_command_refuses_it_in_one_line(capsys, monkeypatch):
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tcp://192.0.2.1:8786")
+    assert run(["worker", "--name", "a"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("digen: a worker of tcp://192.0.2.1:8786 would listen on ")
+    assert err.count("\n") == 1
+    assert main(["tcp://192.0.2.1:8786", *NAMED]) == 2
+    assert capsys.readouterr().err == err
+
+
+ALLOWED = {
+    "TLS": (["tls://192.0.2.1:8786"], None),
+    "this machine": (["tcp://127.0.0.1:8786"], "127.0.0.1"),
+    "this machine by name": (["localhost:8786"], "127.0.0.1"),
+    "this machine, IPv6": (["tcp://[::1]:8786"], "::1"),
+}
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+def test_a_worker_listens_where_it_reaches_its_scheduler(case):
+    arguments, host = ALLOWED[case]
+    options = options_of_worker(arguments, insecure=False)
+    assert options[:3] == ["--worker-class", "tasks.listening.TaskWorker", "--host"]
+    assert is_loopback(options[3]) == (host is not None)
+    assert host in (None, options[3])
