@@ -61,4 +61,5 @@ def _cancel_in_prefect(run_dir: Path, holder: Holder) -> None:
             f"{run_dir} is trained by process {holder.pid} on {holder.host}, and has not begun in "
             "Prefect; call 'digen cancel' there"
         )
-    set_state(lineage.flow_run_ids[-1], Cancelling(), "running")
+    runs_dir = run_dir.resolve().parent
+    set_state(runs_dir, lineage.flow_run_ids[-1], Cancelling(), "running")

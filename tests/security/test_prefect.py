@@ -16,9 +16,11 @@ from prefect.states import Paused, Running
 from prefect_access import headers_of
 from sockets import address_of, documented, listening
 
-from deployments import prefect_server, sign_in
+from deployments import cancelling, prefect_server, sign_in
 from deployments.operation.registration import POOL, _make_queue
 from deployments.prefect_server import set_state, variables_of
+from digen_core.manifest import LINEAGE_OF_RUN, Lineage
+from digen_core.run_state import Holder
 
 pytestmark = pytest.mark.slow
 
@@ -179,7 +181,7 @@ def nothing():
     pass
 
 
-def test_a_run_is_paused_by_the_folders_variables(server, monkeypatch):
+def test_a_run_is_paused_and_cancelled_by_the_folders_variables(server, monkeypatch):
     async def running() -> str:
         async with get_client() as client:
             run = await client.create_flow_run(nothing)
@@ -197,6 +199,19 @@ def test_a_run_is_paused_by_the_folders_variables(server, monkeypatch):
     assert asyncio.run(state_of(run)) == "PAUSED"
     set_state(server.runs, run, Running(), "paused")
     assert asyncio.run(state_of(run)) == "RUNNING"
+
+    run_dir = server.runs / "shapes-1"  # trained on another machine, which no signal reaches
+    lineage = Lineage(
+        run_id="shapes-1", mlflow_run_id="", flow_run_ids=(run,), prompts_hash="",
+        evaluation_prompts_hash="",
+    )  # fmt: skip
+    (run_dir / LINEAGE_OF_RUN).parent.mkdir(parents=True)
+    (run_dir / LINEAGE_OF_RUN).write_text(lineage.model_dump_json())
+    held = iter([Holder(1, "elsewhere"), None])
+    monkeypatch.setattr(cancelling, "holder_of", lambda run_dir: next(held))
+    monkeypatch.setattr(cancelling, "state_of", lambda run_dir: "ended")
+    assert cancelling.cancel_run(run_dir) == "ended"
+    assert asyncio.run(state_of(run)) == "CANCELLING"
 
 
 def test_another_server_on_the_port_is_not_taken_for_ours(server):

@@ -103,7 +103,10 @@ def test_options_are_kept(small, capsys):
         ("B --split 3 --assistants 4", "--assistants is 4; use 0 to 3 with --split 3"),
         ("B --helpers 20 --assistants 13", "--helpers 20 and --assistants 13 are more than the 32"),
         ("B --stale-share 1.5", "--stale-share is 1.5; use 0 to 1"),
-        ("B --iterations 1", "--iterations is 1 and --seed 0; use iterations >= 2, seed >= 0"),
+        (
+            "B --iterations 1",
+            "--iterations is 1 and --seed 0; use 2 <= iterations <= 1000, since each is simulated",
+        ),
         ("B --sed 1", "Unknown option: --sed. Did you mean --seed?"),
     ],
 )

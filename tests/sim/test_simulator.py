@@ -181,7 +181,7 @@ def test_a_paused_fragment_is_lost_with_its_device(scenario):
     controller, simulation = script(scenario, *orders)
     simulation.lose(1.5, "rollout-0")
     resume = protocol.Generate(FRAGMENT, 1, 3, 0, "trainer-0")
-    simulation.join(2.0, protocol.Device("rollout-1", frozenset({"rollout"}), "rollout"))
+    simulation.join(2.0, protocol.Device("rollout-1", frozenset({"rollout"}), "default"))
     handle = controller.handle
     joined = protocol.DeviceJoined
     controller.handle = lambda e: handle(e) + ([resume] if isinstance(e, joined) else [])
@@ -216,7 +216,7 @@ def test_a_job_goes_on_without_a_lost_device_and_with_a_new_one(layout, lost, ti
         cluster.costs(3),
         **options,
         losses=[(time, lost)],
-        joins=[(time + 10, protocol.Device("late", frozenset({"rollout"}), "rollout"))],
+        joins=[(time + 10, protocol.Device("late", frozenset({"rollout"}), "default"))],
     )
     assert len(report.iteration_ends) == 4
     assert max(span.ended for span in report.spans if span.device == lost) <= time
