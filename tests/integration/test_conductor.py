@@ -79,11 +79,11 @@ def test_tasks_show_under_their_own_iteration(tree, cluster_address, prefect_bac
     deadline = time.monotonic() + 30  # the server lags behind
     while True:
         found = flow_runs_of(report.run_id)
-        if [found[f"i000{i}"].tasks for i in range(3)] == expected:
+        if [found[f"i000{i + 1}"].tasks for i in range(3)] == expected:
             break
         assert time.monotonic() < deadline, found
         time.sleep(0.2)
-    runs = [found[f"i000{index}"] for index in range(3)]
+    runs = [found[f"i000{index + 1}"] for index in range(3)]
     assert all(flow_run.state.is_completed() for flow_run in runs)
     assert all(flow_run.parent for flow_run in runs)
     for before, after in pairwise(runs):
@@ -100,7 +100,7 @@ def test_a_run_that_is_out_of_time_ends_after_the_iteration(tree, cluster_addres
     assert (report.num_iterations, report.version) == (1, 1)
     assert [record.iteration for record in watch.records] == [0]
     assert report.after.version == 1
-    others = [r for name, r in flow_runs_of(report.run_id).items() if name != "i0000"]
+    others = [r for name, r in flow_runs_of(report.run_id).items() if name != "i0001"]
     assert all(flow_run.state.is_cancelled() for flow_run in others)
 
 

@@ -110,7 +110,7 @@ def test_a_replay_makes_the_version_that_the_run_made(trained, iteration):
 
 def test_a_replay_with_other_settings_is_told_apart(trained, capsys):
     run_dir = str(trained[1])
-    assert digen(["replay", run_dir, "2", "--train.learning-rate", "1e-2"]) == 0
+    assert digen(["replay", run_dir, "3", "--train.learning-rate", "1e-2"]) == 0
     out = capsys.readouterr().out
     assert "iteration 3: version 2 trained on 16 pairs" in out
     (line,) = (line for line in out.splitlines() if "train/learning_rate" in line)

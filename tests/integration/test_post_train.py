@@ -207,6 +207,10 @@ def test_mlflow_has_each_evaluation_as_a_nested_run(run, mlflow_run):
         for run in nested
     } == {
         tag: {f"evaluation/{name}": value for name, value in report.rewards.items()}
+        | {
+            f"standard_error/evaluation/{name}": report.standard_error(name)
+            for name in report.rewards
+        }
         for tag, report in run.watch.evaluations
     }
 
@@ -233,7 +237,7 @@ def test_every_metric_is_in_the_docs(mlflow_run):
 def documented_metrics() -> list[re.Pattern]:
     """The names of the table in docs/algorithms.md; words in capitals stand for any."""
     text = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
-    rows = re.findall(r"^\| (`[a-z]+/.*?) \|", text[text.index("## Metrics") :], re.MULTILINE)
+    rows = re.findall(r"^\| (`[a-z_]+/.*?) \|", text[text.index("## Metrics") :], re.MULTILINE)
     names = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
     assert len(names) > 30
     return [re.compile(re.sub(r"\b[A-Z]+\b", "[^/]+", name)) for name in names]
@@ -293,7 +297,7 @@ def test_prefect_has_a_flow_run_for_each_part_and_a_task_run_for_each_task(run):
     with get_client(sync_client=True) as client:
         found = client.read_flow_runs(flow_run_filter=FlowRunFilter(name={"like_": run_id}))
         flow_runs = {flow_run.name: flow_run for flow_run in found}
-        parts = ["prepare", "i0000", "i0001", "export"]
+        parts = ["prepare", "i0001", "i0002", "export"]
         parts += [f"evaluate-{tag}" for tag, _ in run.watch.evaluations]
         assert set(flow_runs) == {run_id, *(f"{run_id}-{part}" for part in parts)}
         assert all(flow_run.state.is_completed() for flow_run in found)
