@@ -168,7 +168,7 @@ def test_timelines_are_in_mlflow(run):
     client = MlflowClient(f"sqlite:///{run.folder.parent}/mlflow.db")
     found = training_in_mlflow(run.folder.parent)
     paths = [item.path for item in client.list_artifacts(found.info.run_id, "timelines")]
-    assert paths == [f"timelines/iteration-{number:04d}.png" for number in (0, 2)]
+    assert paths == [f"timelines/iteration-{number:04d}.png" for number in (1, 3)]
     assert "idle/orchestration" in found.data.metrics
     has_prediction = (run.folder / "schedule.json").exists()
     assert ("makespan/predicted_error" in found.data.metrics) == has_prediction
@@ -185,9 +185,9 @@ def test_iterations_have_a_page_in_prefect(run):
         found = client.read_artifacts(artifact_filter=key, flow_run_filter=own)
         pages = {artifact.flow_run_id: artifact.data for artifact in found}
     shown = {flow_run.name[-4:]: pages[flow_run.id] for flow_run in flow_runs}
-    assert set(shown) == {"0000", "0001", "0002"}
+    assert set(shown) == {"0001", "0002", "0003"}
     pictures = {number for number, page in shown.items() if "](data:image/png;base64," in page}
-    assert pictures == {"0000", "0002"}
+    assert pictures == {"0001", "0003"}
     for page in shown.values():
         assert "| all devices |" in page
         assert "| trainer-1 |" in page
