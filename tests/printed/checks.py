@@ -88,6 +88,8 @@ class Reader:
             (folder / name).touch()
         monkeypatch.chdir(folder)
         monkeypatch.syspath_prepend(str(folder))
+        monkeypatch.setenv("HOME", str(folder))  # --install-completion writes there
+        monkeypatch.setenv("SHELL", "/bin/bash")
         for name in ("DASK_SCHEDULER_ADDRESS", "MLFLOW_TRACKING_URI"):
             monkeypatch.delenv(name, raising=False)
         for place in STARTS:
