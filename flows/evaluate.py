@@ -190,12 +190,12 @@ class _Evaluation:
 
     def _expected(self, part: _Part) -> float | None:
         """Return the seconds that sampling a part should take; None if costs are not known."""
-        session, settings = self._session, self._session.config.evaluation
-        if session.config.model.compile or not session.known_costs.kinds:
+        session, config = self._session, self._session.config
+        if config.model.compile or not session.known_costs.kinds:
             return None
         costs = session.known_costs.kinds[session.known[part.device].kind]
-        num_samples = len(part.prompts) * settings.samples_per_prompt
-        return costs.fragment(num_samples, settings.num_steps)
+        num_samples = len(part.prompts) * config.evaluation.samples_per_prompt
+        return costs.fragment(num_samples, config.evaluation_steps)
 
 
 def evaluate_once(session: Session, tag: str) -> None:

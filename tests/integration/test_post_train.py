@@ -22,6 +22,7 @@ CHANGES = {
     "model.device": "cpu",
     "rollout.fragment_size": 2,
     "evaluation.every": 1,
+    "evaluation.num_steps": "auto",
 }
 TRAINED_STEPS = [0, 1]  # of 3
 # 2 groups of 2 fragments; 8 samples at 2 steps make 4 packs of 4.
