@@ -4,6 +4,7 @@ A round is two iterations of the loop, then the same two on the workers. The sec
 compared: from the moment that every worker holds one version to that for the next. So what a run
 does beside the devices' work, such as publishing the last iteration and opening the next flow run,
 is in it. With a barrier nothing overlaps, so 1.0x is the limit; what is missing is shown by cause.
+Then the config's own layout on the same workers, and whose the cores' time was.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from prefect import flow
 from rich.console import Console
 from rich.table import Table
 
+from deployments.bench_core_seconds import bench_core_seconds, print_core_seconds
 from deployments.local import orchestrated
 from deployments.records import Records
 from deployments.serial import train_serially
@@ -112,20 +114,19 @@ def covered(intervals: Sequence[tuple[float, float]]) -> float:
 
 
 def main(config: RunConfig, iterations: int) -> None:
-    """Measure ``iterations`` rounds after one that warms up, and print the medians."""
-    config = config.model_copy(
-        update={
-            "num_iterations": 2 * (iterations + 1),
-            "name": "bench-overhead",
-            "cluster": config.cluster.model_copy(
-                update={"rollout_workers": 1, "trainer_workers": 1, "threads_per_worker": 1}
-            ),
-            "schedule": ScheduleConfig(layout="disaggregated"),
-        }
-    )
+    """Measure ``iterations`` rounds after one that warms up, and as many iterations twice."""
+    one_each = {"rollout_workers": 1, "trainer_workers": 1, "threads_per_worker": 1}
+    cluster = config.cluster.model_copy(update=one_each)
+    config = config.model_copy(update={"name": "bench-overhead", "cluster": cluster})
+    num_iterations = 2 * (iterations + 1)
+    barrier = {"schedule": ScheduleConfig(layout="disaggregated"), "num_iterations": num_iterations}
+    own = config.model_copy(update={"num_iterations": num_iterations})
     with orchestrated(config):
-        rows = bench_overhead(config)[1:]
+        rows = bench_overhead(config.model_copy(update=barrier))[1:]
+        measured = bench_core_seconds(own, num_iterations - 1)
     print_shares(rows)
+    serial = median(row.serial for row in rows)
+    print_core_seconds(measured, config.schedule.layout, serial)
 
 
 def print_shares(rows: Sequence[Shares]) -> None:

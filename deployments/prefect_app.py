@@ -8,6 +8,7 @@ By itself the server answers whatever page a browser here shows, and any name th
 """
 
 import argparse
+import os
 from collections.abc import Collection
 from typing import Final
 
@@ -21,6 +22,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.sign_in import PATH, SignIn
 from tasks.same_origin import LOOPBACK_NAMES, may_come_in
+
+NICENESS: Final = 5  # beside workers on one small machine it does with what they leave
 
 _REFUSAL: Final = (
     "This server answers requests to its own names and by its own pages. If it has another name, "
@@ -79,6 +82,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--name", action="append", default=[], help="of the server; repeatable")
     options = parser.parse_args()
+    os.nice(NICENESS)
     server = get_current_settings().server
     auth = server.api.auth_string
     names = LOOPBACK_NAMES.union(name.lower() for name in options.name)

@@ -36,16 +36,19 @@ START_SECONDS = 120.0
 
 # On one small machine the server competes with the work: it is to need little CPU.
 RECORDER_SETTINGS = {
-    # One transaction a second instead of one for each state of each task, which also made the
-    # opening of a flow run fail on a locked database and try again two seconds later.
+    # One transaction in some seconds instead of one for each state of each task, which also made
+    # the opening of a flow run fail on a locked database and try again two seconds later.
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "500",
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "2",
 }
 _OF_A_COMMAND = {
     # The pages of runs, tasks and artifacts do not need a copy of every event.
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false",
-    # It lives as long as a command: nobody gives it automations.
+    # It lives as long as a command: nobody gives it automations, schedules or work pools.
     "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_FOREMAN_ENABLED": "false",
 }
 
 

@@ -36,6 +36,11 @@ from tasks.emulation import EmulatedConfig
 
 POLL_SECONDS = 1.0
 
+OPENING_SECONDS = 1.5
+OPENING_SHARE = 0.25
+"""The next flow run is opened that long, or that share of an iteration, before the last one's
+seconds have passed. Earlier, Prefect would count how long it waits as its own time."""
+
 
 class Conductor:
     """Hears what happened, asks the controller what to do, and has it done.
@@ -56,13 +61,14 @@ class Conductor:
             next_iteration=session.num_iterations,
         )
         self._executor = Executor(session)
-        self._max_ahead = schedule.max_staleness if schedule.max_stale_share else 1
+        self._max_stale = schedule.max_staleness if schedule.max_stale_share else 0
         self._first = session.num_iterations  # not 0 in a run that is resumed
         self._runs = IterationRuns(session, self._first)
         self._opened: dict[int, OpenIteration] = {}  # and not finished
         self._num_offered = self._first
         self._ending: list[tuple[OpenIteration, Ended]] = []  # finished, but a task of it runs
         self._published: set[int] = set()
+        self._last_seconds = 0.0  # of the iteration that finished last
         self._fleet = Fleet(session, self._executor, self._controller.holder)
         self.out_of_time = False  # as the last finished iteration found
 
@@ -95,9 +101,9 @@ class Conductor:
             if index in self._published:
                 self._session.progress()
                 return
-            ahead = 0 if self._session.out_of_time else self._max_ahead
+            ahead = 0 if self._session.out_of_time else max(self._max_stale, 1)
             self._offer_until(min(index + ahead, last))
-            self._runs.open_until(index + ahead + 1)
+            self._open_runs()
             self._advance()
 
     def __enter__(self) -> Self:
@@ -133,6 +139,16 @@ class Conductor:
 
     # --- the flow runs --------------------------------------------------------------------
 
+    def _open_runs(self) -> None:
+        """Open the flow runs that are worked on, and the next one shortly before it is."""
+        current = self._session.num_iterations
+        needed = current + self._max_stale
+        opened = self._opened.get(current)
+        if opened is not None and opened.begun:
+            lead = max(OPENING_SECONDS, OPENING_SHARE * self._last_seconds)
+            needed += time() - opened.begun > self._last_seconds - lead
+        self._runs.open_until(needed)
+
     def _offer_until(self, index: int) -> None:
         """Offer iterations whose flow runs are open, in order."""
         while self._num_offered <= index and self._num_offered in self._opened:
@@ -153,7 +169,8 @@ class Conductor:
         session.step_seconds = opened.recorder.step_seconds or session.step_seconds
         session.num_iterations += 1
         self.out_of_time = session.out_of_time
-        self._ending.append((opened, Ended(session.version, now - opened.begun)))
+        self._last_seconds = now - opened.begun
+        self._ending.append((opened, Ended(session.version, self._last_seconds)))
         if index + 1 < self._num_offered:
             self._opened[index + 1].begun = now  # before, the devices were not its own
             self._opened[index + 1].turn.set()

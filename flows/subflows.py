@@ -9,10 +9,10 @@ from uuid import uuid4
 from httpx import TransportError
 from prefect import Flow, get_run_logger, tags
 from prefect.context import FlowRunContext
-from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY
 
 from flows.session import Session
-from tasks.prefect_api import PATIENT, api_answers
+from tasks.prefect_api import PATIENT, api_answers, with_settings
 from tasks.runner import LeanDaskTaskRunner
 
 
@@ -25,7 +25,7 @@ def on_cluster(session: Session, subflow: Flow[Any, Any], *arguments: Any) -> An
     # The run's own flow sends the heartbeats: the end of a flow waits up to a second for the thread
     # that sends its own.
     settings = {**PATIENT, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
-    with temporary_settings(settings), _context_of(session):
+    with with_settings(settings), _context_of(session):
         if api_answers():
             own, began = subflow.with_options(task_runner=runner), Event()
             own.fn = _noting(own.fn, began)

@@ -18,7 +18,7 @@ from tasks.calls import WorkerLostError
 
 STATE: Final = "WaitingForWorkers"
 TURN: Final = "WaitingForTurn"
-TURN_SECONDS: Final = 1.0
+TURN_SECONDS: Final = 3.0
 """How long an iteration may wait for its turn before its state says so."""
 
 

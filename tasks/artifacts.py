@@ -18,6 +18,7 @@ from contextvars import copy_context
 from itertools import groupby
 from pathlib import Path
 from threading import Event, Lock
+from time import monotonic
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 from uuid import UUID
@@ -67,6 +68,8 @@ LAST_WORD_SECONDS: Final = 60.0
 RETRY_SECONDS: Final = 2.0
 SHOWN: Final = 5
 """Warnings on a run's page: the last ones."""
+PAUSE_SECONDS: Final = 5.0
+"""Between two states of a run's page: each takes Prefect's server two requests."""
 OUTAGE_SECONDS: Final = 480.0
 """How long each call waits for a server that is away, as those of the run's flows do."""
 
@@ -80,8 +83,8 @@ class _State(NamedTuple):
 class RunArtifacts:
     """An observer of a run that keeps its two artifacts. Make and enter it inside the run's flow.
 
-    Calls return at once: a thread talks to the API, and while it is busy newer states replace
-    older ones. One that stays down is warned about once.
+    Calls return at once: a thread talks to the API, every few seconds, and newer states replace
+    older ones meanwhile. One that stays down is warned about once.
     """
 
     def __init__(
@@ -105,6 +108,8 @@ class RunArtifacts:
         self._pages = ThreadPoolExecutor(1, thread_name_prefix="pages")  # waits for pictures
         self._warning = Lock()  # taken by the first one
         self._publishing = Lock()
+        self._sent = -PAUSE_SECONDS
+        self._ending = Event()
         self._ended = Event()
 
     def __enter__(self) -> Self:
@@ -123,6 +128,7 @@ class RunArtifacts:
             "finished" if error_type is None else f"ended by {error_type.__name__}"
         )
         self._publish()
+        self._ending.set()
         done, _ = wait(self._calls, timeout=LAST_WORD_SECONDS)
         self._ended.set()
         for executor in (self._executor, self._pages):
@@ -198,6 +204,8 @@ class RunArtifacts:
     def _send(self) -> None:
         if not self._latest:
             return  # an earlier call sent what was newer than itself
+        self._ending.wait(self._sent + PAUSE_SECONDS - monotonic())
+        self._sent = monotonic()
         state = self._latest.pop()
         try:
             self._tell(state)

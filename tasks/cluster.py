@@ -17,11 +17,13 @@ from digen_core.schedule_config import ClusterConfig
 from tasks.listening import TaskWorker, own_scheduler, own_tls_settings
 from tasks.presence import ROLES, kinds_of, present_workers
 
-# What Dask would do all the time in each process: sample the stacks of all threads and measure the
-# process. It costs workers a few percent. And if the garbage collector frees a threading.local just
-# when stacks are sampled, CPython 3.11 waits for itself for ever with the interpreter lock in hand
-# (gh-106883): a worker that does nothing, and a run that never ends.
+# What Dask would do all the time in each process: look whether its event loop answers (50 times a
+# second, which cost a small cluster 7% of a core), sample the stacks of all threads and measure the
+# process, which costs workers a few percent. And if the garbage collector frees a threading.local
+# just when stacks are sampled, CPython 3.11 waits for itself for ever with the interpreter lock in
+# hand (gh-106883): a worker that does nothing, and a run that never ends.
 QUIET = {
+    "distributed.admin.tick.interval": "1s",
     "distributed.worker.profile.enabled": False,
     "distributed.admin.system-monitor.interval": "10s",
 }

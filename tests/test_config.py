@@ -116,7 +116,9 @@ def test_every_option_of_a_reward_has_help():
     ],
 )  # fmt: skip
 def test_what_a_fragment_size_of_auto_comes_to(changes, size):
-    config = load_config(COMMITTED[0], {"rollout.group_size": 24, **changes})
+    config = load_config(
+        ROOT / "deployments/configs/shapes.toml", {"rollout.group_size": 24, **changes}
+    )
     assert config.fragment_size == size
     assert config.rollout.group_size % size == 0
     assert workload_of(config).fragment_size == size

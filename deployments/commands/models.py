@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Literal
 
 from digen_core.config import ConfigError
 from digen_core.model_config import VIDEO_FAMILIES, Family
@@ -28,14 +29,19 @@ def shapes(*, out: Path = Path("runs/models/shapes"), seed: int = 0, threads: in
     return 0
 
 
-def make_tiny(family: Family, folder: Path, /, *, seed: int = 0) -> int:
+def make_tiny(
+    family: Family, folder: Path, /, *, size: Literal["tiny", "medium"] = "tiny", seed: int = 0
+) -> int:
     """Make a tiny pipeline of a model family with random weights, to try digen with; no downloads.
 
     Example: digen make-tiny wan runs/models/tiny-wan
+    Example: digen make-tiny sd3 runs/models/medium-sd3 --size medium
 
     Args:
         family: flux, sd3, qwen_image, wan or hunyuan_video.
         folder: To save it to; it must not hold anything yet.
+        size: Of the transformer: tiny, to see that something works; medium, 10 to 50 million
+            parameters, to see what it costs.
         seed: Same seed, same weights.
     """
     _require_free(folder)
@@ -47,7 +53,7 @@ def make_tiny(family: Family, folder: Path, /, *, seed: int = 0) -> int:
     from digen_core.models.tiny import build_tiny
 
     disable_progress_bar()
-    build_tiny(family, seed=seed).save_pretrained(folder)
+    build_tiny(family, size=size, seed=seed).save_pretrained(folder)
     frames = " --model.num-frames 5" if family in VIDEO_FAMILIES else ""
     sys.stdout.write(
         f"{folder} holds a random {family} pipeline; two iterations with it: digen train "

@@ -123,19 +123,19 @@ def choose_helpers(
         return
     rollouts, trainers = fleet.with_home("rollout"), fleet.with_home("trainer")
     helpers, assistants = schedule.helpers, schedule.assistants
-    if helpers is None:
-        counts = {"rollouts": len(rollouts), "trainers": len(trainers)}
-        helpers = num_helpers(workload, costs, num_trained_steps, **counts)
-    if not layout.trainers_help:
-        helpers = 0
-    if assistants is None:
-        assistants = len(rollouts)
-    if not layout.rollouts_train:
-        assistants = 0
     # With stale groups there is always something to generate: a helper stays with it, where
     # turning costs something. The holder, the first trainer, helps last, and never for good.
     switching = costs.switch_to_rollout + costs.switch_to_trainer
     for_good = bool(schedule.max_stale_share and switching)
+    if helpers is None:
+        counts = {"rollouts": len(rollouts), "trainers": len(trainers)}
+        if layout.rollouts_train and not for_good:
+            helpers = num_helpers_of_both(workload, costs, **counts)
+        else:
+            helpers = num_helpers(workload, costs, num_trained_steps, **counts)
+    helpers = helpers if layout.trainers_help else 0
+    assistants = len(rollouts) if assistants is None else assistants
+    assistants = assistants if layout.rollouts_train else 0
     for place, device in enumerate(trainers):
         device.may_generate = place >= max(len(trainers) - helpers, int(for_good))
         device.may_train = not (device.may_generate and for_good)
@@ -143,6 +143,19 @@ def choose_helpers(
     for place, device in enumerate(rollouts):
         device.may_train = place < assistants
         fleet.file(device)
+
+
+def num_helpers_of_both(workload: Workload, costs: Costs, *, rollouts: int, trainers: int) -> int:
+    """Return how many trainers help where rollout devices train, too: all of them or none.
+
+    All work is shared in the end, whoever begins what. So helping pays if turning there and back
+    takes less than the first pairs do, for which trainers would wait.
+    """
+    device = next(iter(costs.kinds.values()), None)
+    if device is None or not rollouts:
+        return trainers
+    first_pairs = device.generation(workload) / (rollouts * workload.num_groups)
+    return trainers if costs.switch_to_rollout + costs.switch_to_trainer < first_pairs else 0
 
 
 def num_helpers(

@@ -151,6 +151,16 @@ def test_a_helper_is_told_to_pause_once():
     assert isinstance(it.handle(p.FragmentPaused(fourth, 1))[0], p.Train)
 
 
+@pytest.mark.parametrize(("switch", "helps"), [(0.0, True), (100.0, False)])
+def test_elastic_trainers_generate_while_they_would_wait_if_turning_is_cheap(switch, helps):
+    # Training is most of the work, so that in TAG, where rollout devices do not train, none helps.
+    workload = make_workload(fragment_size=4, num_steps=1)
+    for layout, expected in (("elastic", helps), ("tag", False)):
+        it = started(layout, 1, 1, workload=workload, switch=switch)
+        begun = it.handle(p.IterationOffered(0, TRAINED))
+        assert {do.device for do in begun} == {"rollout-0", *(["trainer-0"] if expected else [])}
+
+
 def test_elastic_rollout_devices_train_when_nothing_is_left_to_generate():
     it = started("elastic", 1, 1, workload=make_workload(num_groups=1, pack_size=2))
     it.handle(p.IterationOffered(0, TRAINED))

@@ -240,7 +240,7 @@ def test_a_worker_is_added(live, prefect_backend):
         story.session.client.sync(start)
 
     story = Story(event_of(p.FragmentGenerated, 0), add)
-    live(story, num_iterations=8)
+    live(story, num_iterations=24)
     assert story.said("worker rollout-9 has joined")
     devices = {span.device for record in story.records for span in record.spans}
     assert "rollout-9" in devices

@@ -6,6 +6,7 @@ from families import FAMILIES, load_tiny
 
 from deployments.cli import run
 from digen_core.models.tiny import build_tiny
+from digen_core.rollout.evaluation import sample_images
 
 MAX_BYTES = 5_000_000
 
@@ -34,6 +35,18 @@ def test_make_tiny_writes_into_an_empty_folder_and_no_other(tmp_path, capsys):
     assert run(["make-tiny", "wan", str(tmp_path)]) == 0
     assert run(["make-tiny", "wan", str(tmp_path)]) == 2
     assert "exists already; remove it or choose another folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_medium_model_is_one_that_the_family_runs(family, tmp_path):
+    assert run(["make-tiny", family, str(tmp_path / family), "--size", "medium"]) == 0
+    policy = load_tiny(str(tmp_path / family), family)
+    num_parameters = sum(w.numel() for w in policy.transformer.parameters())
+    assert 10e6 < num_parameters < 50e6
+    tiny = sum(w.numel() for w in build_tiny(family).transformer.parameters())
+    assert num_parameters > 50 * tiny
+    images = sample_images(policy, ["a dog"], range(1), num_samples=1, num_steps=2, seed=0)
+    assert images.isfinite().all()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

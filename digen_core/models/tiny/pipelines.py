@@ -1,11 +1,13 @@
 """A tiny pipeline of each family: the classes of the published models, random float32 weights.
 
-Four heads of 16 channels, two blocks of each kind, latents of 4 channels and 1/8 of the image's
-sides; built offline in a second, 1 to 3 MB on disk.
+Latents of 4 channels and 1/8 of the image's sides; built offline in seconds. The transformer has
+one of two sizes (`SIZES`): one to try things with, 1 to 3 MB on disk, and one whose steps cost as
+much more than a task as those of real models do.
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 import torch
 from diffusers import (
@@ -28,24 +30,55 @@ from digen_core.models.tiny import parts, tokenizers
 
 _LATENT_CHANNELS: Final = 4
 _TEXT_WIDTH: Final = 32
-_HEADS: Final = {"num_attention_heads": 4, "attention_head_dim": 16}
-_ROTARY_AXES: Final = (4, 4, 8)  # of a head; sums up to it
 _VAE_CHANNELS: Final = (8, 8, 8, 8)
 
+SizeName = Literal["tiny", "medium"]
 
-def build_tiny(family: Family, *, seed: int = 0) -> Any:
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large a transformer is."""
+
+    heads: int
+    head: int  # channels of each
+    blocks: int  # of each kind
+    axes: tuple[int, int, int]  # of the rotary embedding of a head; sum up to its channels
+
+    @property
+    def width(self) -> int:
+        """Channels of a token."""
+        return self.heads * self.head
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """As the classes of all families call them."""
+        return {
+            "num_attention_heads": self.heads,
+            "attention_head_dim": self.head,
+            "num_layers": self.blocks,
+        }
+
+
+SIZES: Final[dict[SizeName, Size]] = {
+    "tiny": Size(heads=4, head=16, blocks=2, axes=(4, 4, 8)),
+    "medium": Size(heads=6, head=64, blocks=6, axes=(16, 24, 24)),
+}
+
+
+def build_tiny(family: Family, *, size: SizeName = "tiny", seed: int = 0) -> Any:
     """Return a tiny pipeline with random weights.
 
     Args:
         family: whose classes, schedule and conditioning it has.
+        size: of its transformer.
         seed: of the weights; the global random state is left as it was.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _BUILDERS[family]()
+        return _BUILDERS[family](SIZES[size])
 
 
-def _flux() -> FluxPipeline:
+def _flux(size: Size) -> FluxPipeline:
     clip_tokenizer, t5_tokenizer = tokenizers.clip_tokenizer(), tokenizers.t5_tokenizer()
     return FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
@@ -57,19 +90,18 @@ def _flux() -> FluxPipeline:
         text_encoder_2=parts.t5(t5_tokenizer, _TEXT_WIDTH),
         tokenizer_2=t5_tokenizer,
         transformer=FluxTransformer2DModel(
-            **_HEADS,
+            **size.settings,
             in_channels=4 * _LATENT_CHANNELS,
-            num_layers=2,
-            num_single_layers=2,
+            num_single_layers=size.blocks,
             joint_attention_dim=_TEXT_WIDTH,
             pooled_projection_dim=_TEXT_WIDTH,
             guidance_embeds=True,
-            axes_dims_rope=_ROTARY_AXES,
+            axes_dims_rope=size.axes,
         ),
     )
 
 
-def _sd3() -> StableDiffusion3Pipeline:
+def _sd3(size: Size) -> StableDiffusion3Pipeline:
     clip_tokenizer, t5_tokenizer = tokenizers.clip_tokenizer(), tokenizers.t5_tokenizer()
     both = 2 * _TEXT_WIDTH  # the two CLIPs side by side, as wide as T5
     return StableDiffusion3Pipeline(
@@ -84,13 +116,12 @@ def _sd3() -> StableDiffusion3Pipeline:
         text_encoder_3=parts.t5(t5_tokenizer, both),
         tokenizer_3=t5_tokenizer,
         transformer=SD3Transformer2DModel(
-            **_HEADS,
+            **size.settings,
             sample_size=8,
             in_channels=_LATENT_CHANNELS,
             out_channels=_LATENT_CHANNELS,
-            num_layers=2,
             joint_attention_dim=both,
-            caption_projection_dim=64,  # heads x head
+            caption_projection_dim=size.width,
             pooled_projection_dim=both,
             pos_embed_max_size=16,
             dual_attention_layers=(0,),
@@ -99,7 +130,7 @@ def _sd3() -> StableDiffusion3Pipeline:
     )
 
 
-def _qwen_image() -> QwenImagePipeline:
+def _qwen_image(size: Size) -> QwenImagePipeline:
     tokenizer = tokenizers.qwen_tokenizer()
     return QwenImagePipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(
@@ -114,17 +145,16 @@ def _qwen_image() -> QwenImagePipeline:
         text_encoder=parts.qwen_vl(tokenizer, _TEXT_WIDTH),
         tokenizer=tokenizer,
         transformer=QwenImageTransformer2DModel(
-            **_HEADS,
+            **size.settings,
             in_channels=4 * _LATENT_CHANNELS,
             out_channels=_LATENT_CHANNELS,
-            num_layers=2,
             joint_attention_dim=_TEXT_WIDTH,
-            axes_dims_rope=_ROTARY_AXES,
+            axes_dims_rope=size.axes,
         ),
     )
 
 
-def _wan() -> WanPipeline:
+def _wan(size: Size) -> WanPipeline:
     tokenizer = tokenizers.t5_tokenizer()
     return WanPipeline(
         scheduler=UniPCMultistepScheduler(
@@ -134,18 +164,17 @@ def _wan() -> WanPipeline:
         text_encoder=parts.umt5(tokenizer, _TEXT_WIDTH),
         tokenizer=tokenizer,
         transformer=WanTransformer3DModel(
-            **_HEADS,
+            **size.settings,
             in_channels=_LATENT_CHANNELS,
             out_channels=_LATENT_CHANNELS,
             text_dim=_TEXT_WIDTH,
             freq_dim=64,
-            ffn_dim=128,
-            num_layers=2,
+            ffn_dim=2 * size.width,
         ),
     )
 
 
-def _hunyuan_video() -> HunyuanVideoPipeline:
+def _hunyuan_video(size: Size) -> HunyuanVideoPipeline:
     clip_tokenizer, llama_tokenizer = tokenizers.clip_tokenizer(), tokenizers.llama_tokenizer()
     return HunyuanVideoPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=7.0),
@@ -155,20 +184,19 @@ def _hunyuan_video() -> HunyuanVideoPipeline:
         text_encoder_2=parts.clip(clip_tokenizer, _TEXT_WIDTH),
         tokenizer_2=clip_tokenizer,
         transformer=HunyuanVideoTransformer3DModel(
-            **_HEADS,
+            **size.settings,
             in_channels=_LATENT_CHANNELS,
             out_channels=_LATENT_CHANNELS,
-            num_layers=2,
-            num_single_layers=2,
+            num_single_layers=size.blocks,
             num_refiner_layers=1,
             text_embed_dim=_TEXT_WIDTH,
             pooled_projection_dim=_TEXT_WIDTH,
-            rope_axes_dim=_ROTARY_AXES,
+            rope_axes_dim=size.axes,
         ),
     )
 
 
-_BUILDERS: Final[dict[Family, Callable[[], Any]]] = {
+_BUILDERS: Final[dict[Family, Callable[[Size], Any]]] = {
     "flux": _flux,
     "sd3": _sd3,
     "qwen_image": _qwen_image,
