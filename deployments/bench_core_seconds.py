@@ -34,6 +34,9 @@ PREFECT: Final = "Prefect's server"
 OTHERS: Final = "other processes of the run"
 IDLE: Final = "idle, or not of the run"
 
+WARM_UP: Final = 3
+"""Iterations that are run first: memory and caches settle, and costs are learned."""
+
 _THREADS: Final = {"IO loop": DASK, "Dask-": DASK, "AsyncProcess": DASK, "mlflow": MLFLOW}
 """How the names of this process's threads begin -> the part that they are of."""
 
@@ -53,12 +56,12 @@ class CoreSeconds:
 
 @flow(name="bench-core-seconds", validate_parameters=False)
 def bench_core_seconds(config: RunConfig, iterations: int) -> CoreSeconds:
-    """Run a config, and account for all iterations but the first, which warms up."""
-    last = iterations
+    """Run a config, and account for all iterations but the first ones, which warm up."""
+    last = WARM_UP + iterations - 1
     with open_run(config) as session, on_cluster(session, prepare) as conductor:
-        conductor.complete(0, last=last)
-        started, before = time(), parts_of(session.client)
-        for index in range(1, last + 1):
+        for index in range(last + 1):
+            if index == WARM_UP:
+                started, before = time(), parts_of(session.client)
             conductor.complete(index, last=last)
         after, ended = parts_of(session.client), time()
     return per_iteration(before, after, ended - started, iterations, os.cpu_count() or 1)
@@ -80,7 +83,8 @@ def per_iteration(
         iterations: that were run.
         num_cores: of the machine.
     """
-    used = {name: (after[name] - before.get(name, 0.0)) / iterations for name in after}
+    # A process that has ended takes its seconds with it.
+    used = {n: max(0.0, after[n] - before.get(n, 0.0)) / iterations for n in after}
     idle = num_cores * seconds / iterations - sum(used.values())
     return CoreSeconds(seconds / iterations, {**used, IDLE: max(0.0, idle)})
 

@@ -17,7 +17,7 @@ from prefect import flow
 from rich.console import Console
 from rich.table import Table
 
-from deployments.bench_core_seconds import bench_core_seconds, print_core_seconds
+from deployments.bench_core_seconds import WARM_UP, bench_core_seconds, print_core_seconds
 from deployments.local import orchestrated
 from deployments.records import Records
 from deployments.serial import train_serially
@@ -120,10 +120,10 @@ def main(config: RunConfig, iterations: int) -> None:
     config = config.model_copy(update={"name": "bench-overhead", "cluster": cluster})
     num_iterations = 2 * (iterations + 1)
     barrier = {"schedule": ScheduleConfig(layout="disaggregated"), "num_iterations": num_iterations}
-    own = config.model_copy(update={"num_iterations": num_iterations})
+    own = config.model_copy(update={"num_iterations": WARM_UP + num_iterations})
     with orchestrated(config):
         rows = bench_overhead(config.model_copy(update=barrier))[1:]
-        measured = bench_core_seconds(own, num_iterations - 1)
+        measured = bench_core_seconds(own, num_iterations)
     print_shares(rows)
     serial = median(row.serial for row in rows)
     print_core_seconds(measured, config.schedule.layout, serial)

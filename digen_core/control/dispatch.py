@@ -65,7 +65,7 @@ class Dispatcher:
         last: DeviceState | None = None
         while device := self._fleet.next_with_room(depth, last, without_work):
             traits = self._fleet.traits_of(device)
-            if self._deep_enough(device, iterations, depth):
+            if self._deep_enough(device, iterations, version, depth):
                 instructions += self._next(device, iterations, version, another_offered)
             if self._fleet.traits_of(device) == traits:
                 without_work.add(traits)
@@ -79,7 +79,7 @@ class Dispatcher:
         return self._helping.pauses(iterations, version)
 
     def _deep_enough(
-        self, device: DeviceState, iterations: Sequence[Iteration], depth: int
+        self, device: DeviceState, iterations: Sequence[Iteration], version: int, depth: int
     ) -> bool:
         """Keep the last pieces of work for whichever device is free first.
 
@@ -91,7 +91,7 @@ class Dispatcher:
             return False
         others = self._fleet.num(device.mode) - 1
         if device.mode == "rollout":
-            return len(iterations[0].queue) > others
+            return len(iterations[0].queue) > others + self._fleet.num_awaited(version)
         return iterations[0].pool.num_pairs > others * self._workload.pack_size
 
     def _next(

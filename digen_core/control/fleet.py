@@ -183,6 +183,14 @@ class Fleet:
         """Return how many devices do, or get ready for, the work of a role."""
         return sum(num for traits, num in self._index.counts() if traits.mode == mode)
 
+    def num_awaited(self, version: int) -> int:
+        """Return how many devices may generate, but train until a version arrives."""
+        return sum(
+            num
+            for traits, num in self._index.counts()
+            if traits.may_generate and traits.mode == "trainer" and version not in traits.loaded
+        )
+
     def all_busy(self, mode: Role) -> bool:
         """Say whether all those devices have something to do."""
         return all(traits.num_queued or traits.mode != mode for traits, _ in self._index.counts())

@@ -18,7 +18,7 @@ class AsksAll(Dispatcher):
     def _fill(self, depth, iterations, version, another_offered):
         fleet, instructions = self._fleet, []
         for device in sorted(fleet, key=lambda own: (-fleet.generation_rate(own), own.number)):
-            if len(device.queue) < depth and self._deep_enough(device, iterations, depth):
+            if len(device.queue) < depth and self._deep_enough(device, iterations, version, depth):
                 instructions += self._next(device, iterations, version, another_offered)
         return instructions
 

@@ -282,3 +282,31 @@ def test_a_missing_role_is_refused():
             Schedule(LAYOUTS["disaggregated"]),
             make_costs(),
         )
+
+
+def test_the_first_to_get_a_version_leaves_a_fragment_to_those_that_wait_for_it():
+    workload = make_workload(fragment_size=4)  # a fragment for each device
+    it = started("colocated-strong", 1, 1, workload=workload, queue_depth=2)
+    it.handle(p.IterationOffered(0, TRAINED))
+    told = list(scored(it, *fragments_of(workload, 0, 0), *fragments_of(workload, 0, 1)))
+    told += it.handle(p.AdvantagesComputed(0, (0, 1)))
+    while not any(isinstance(do, p.Push) for do in told):
+        told = [do for done in events_of(told) for do in it.handle(done)]
+    first, second = (do.device for do in told if isinstance(do, p.Push))
+    it.handle(p.IterationOffered(1, TRAINED))
+    given = it.handle(p.VersionLoaded(first, 1)) + it.handle(p.VersionLoaded(second, 1))
+    assert [do.device for do in given if isinstance(do, p.Generate)] == [first, second]
+
+
+def events_of(told) -> list:
+    """What follows when devices have done what they were told."""
+    events = []
+    for do in told:
+        match do:
+            case p.Train(pack):
+                events.append(p.PackTrained(pack))
+            case p.Reduce(iteration):
+                events.append(p.GradientReduced(iteration))
+            case p.Step(version):
+                events.append(p.Stepped(version + 1))
+    return events
