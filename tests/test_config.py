@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,8 +73,12 @@ def test_there_are_committed_configs():
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
-def test_every_committed_config_loads_and_names_files_that_exist(path):
+def test_every_committed_config_loads_and_names_files_that_exist(path, tmp_path, monkeypatch):
     config = load_config(path)
+    monkeypatch.chdir(tmp_path)
+    made = re.findall(r"^# .*: digen (make-tiny .*)", path.read_text(), re.MULTILINE)
+    for command in made:  # it says how its model is made
+        assert run(command.split()) == 0
     assert Path(located(config.prompts.train)).is_file()
     assert Path(located(config.prompts.evaluation)).is_file()
     assert Path(config.model.source).is_dir()
