@@ -48,23 +48,23 @@ class CoreSeconds:
     seconds: float  # of wall clock, an iteration
     parts: Mapping[str, float]  # core-seconds of an iteration; with IDLE all of the machine's
 
-    @property
-    def share_of_bodies(self) -> float:
-        """Of all core-seconds, those of task bodies."""
-        return self.parts[BODIES] / sum(self.parts.values())
+    def share(self, name: str) -> float:
+        """Return the share of a part in all core-seconds."""
+        return self.parts[name] / sum(self.parts.values())
 
 
 @flow(name="bench-core-seconds", validate_parameters=False)
-def bench_core_seconds(config: RunConfig, iterations: int) -> CoreSeconds:
+def bench_core_seconds(config: RunConfig) -> CoreSeconds:
     """Run a config, and account for all iterations but the first ones, which warm up."""
-    last = WARM_UP + iterations - 1
+    last = config.num_iterations - 1
     with open_run(config) as session, on_cluster(session, prepare) as conductor:
         for index in range(last + 1):
             if index == WARM_UP:
                 started, before = time(), parts_of(session.client)
             conductor.complete(index, last=last)
         after, ended = parts_of(session.client), time()
-    return per_iteration(before, after, ended - started, iterations, os.cpu_count() or 1)
+    measured = config.num_iterations - WARM_UP
+    return per_iteration(before, after, ended - started, measured, os.cpu_count() or 1)
 
 
 def per_iteration(
@@ -140,9 +140,8 @@ def print_core_seconds(measured: CoreSeconds, layout: str, serial: float) -> Non
     table.add_column("who")
     table.add_column("core-seconds", justify="right")
     table.add_column("share", justify="right")
-    whole = sum(measured.parts.values())
     for name, seconds in measured.parts.items():
-        table.add_row(name, f"{seconds:.3f}", f"{seconds / whole:.1%}")
+        table.add_row(name, f"{seconds:.3f}", f"{measured.share(name):.1%}")
     console = Console()
     console.print(table)
     console.print(

@@ -114,7 +114,10 @@ def covered(intervals: Sequence[tuple[float, float]]) -> float:
 
 
 def main(config: RunConfig, iterations: int) -> None:
-    """Measure ``iterations`` rounds after one that warms up, and as many iterations twice."""
+    """Measure ``iterations`` rounds after one that warms up, then the config's own layout.
+
+    Of that as many iterations are measured as all rounds have, after WARM_UP others.
+    """
     one_each = {"rollout_workers": 1, "trainer_workers": 1, "threads_per_worker": 1}
     cluster = config.cluster.model_copy(update=one_each)
     config = config.model_copy(update={"name": "bench-overhead", "cluster": cluster})
@@ -123,7 +126,7 @@ def main(config: RunConfig, iterations: int) -> None:
     own = config.model_copy(update={"num_iterations": WARM_UP + num_iterations})
     with orchestrated(config):
         rows = bench_overhead(config.model_copy(update=barrier))[1:]
-        measured = bench_core_seconds(own, num_iterations)
+        measured = bench_core_seconds(own)
     print_shares(rows)
     serial = median(row.serial for row in rows)
     print_core_seconds(measured, config.schedule.layout, serial)

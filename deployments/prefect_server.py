@@ -36,7 +36,7 @@ START_SECONDS = 120.0
 
 # On one small machine the server competes with the work: it is to need little CPU.
 RECORDER_SETTINGS = {
-    # One transaction in some seconds instead of one for each state of each task, which also made
+    # One transaction every two seconds instead of one for each state of each task, which also made
     # the opening of a flow run fail on a locked database and try again two seconds later.
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "500",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "2",

@@ -16,6 +16,9 @@ from digen_core.strict import AtMost, PathText, Strict
 Family = Literal["flux", "sd3", "qwen_image", "wan", "hunyuan_video"]
 """A model family: an adapter in digen_core/models."""
 
+TinySize = Literal["tiny", "medium"]
+"""How large a pipeline is that ``digen make-tiny`` makes: a key of its sizes."""
+
 Size = tuple[int, int, int]
 """Height and width in pixels, and frames."""
 

@@ -36,8 +36,8 @@ from tasks.emulation import EmulatedConfig
 
 POLL_SECONDS = 1.0
 
-OPENING_SECONDS = 1.5
-OPENING_SHARE = 0.25
+LEAD_SECONDS = 1.5
+LEAD_SHARE = 0.25
 """The next flow run is opened that long, or that share of an iteration, before the last one's
 seconds have passed. Earlier, Prefect would count how long it waits as its own time."""
 
@@ -145,7 +145,7 @@ class Conductor:
         needed = current + self._max_stale
         opened = self._opened.get(current)
         if opened is not None and opened.begun:
-            lead = max(OPENING_SECONDS, OPENING_SHARE * self._last_seconds)
+            lead = max(LEAD_SECONDS, LEAD_SHARE * self._last_seconds)
             needed += time() - opened.begun > self._last_seconds - lead
         self._runs.open_until(needed)
 

@@ -205,10 +205,10 @@ class RunArtifacts:
         if not self._latest:
             return  # an earlier call sent what was newer than itself
         self._ending.wait(self._sent + PAUSE_SECONDS - monotonic())
-        self._sent = monotonic()
         state = self._latest.pop()
         try:
             self._tell(state)
+            self._sent = monotonic()
         except TransportError:
             if not self._latest:
                 self._latest.append(state)

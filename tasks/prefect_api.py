@@ -59,8 +59,7 @@ def with_settings(updates: Mapping[Setting, Any]) -> Iterator[None]:
     if known is None or base != context.settings:
         made = context.settings.copy_with_update(updates=updates)
         known = _KnownSettings(profile=context.profile, settings=made)
+        known.serialize()  # its copies have it
         _known[key] = context.settings, known
-    entered = known.model_copy()
-    entered._serialized = known.serialize()
-    with entered:
+    with known.model_copy():  # a context is entered once at a time
         yield

@@ -15,7 +15,7 @@ def test_parts_by_hand():
     measured = per_iteration(before, after, seconds=6.0, iterations=2, num_cores=2)
     assert measured.seconds == 3.0
     assert measured.parts == {BODIES: 3.0, FLOW: 0.25, MLFLOW: 0.25, IDLE: 2.5}
-    assert measured.share_of_bodies == 0.5
+    assert measured.share(BODIES) == 0.5
 
 
 def test_more_than_the_cores_have_leaves_nothing_idle():

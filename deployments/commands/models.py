@@ -2,10 +2,9 @@
 
 import sys
 from pathlib import Path
-from typing import Literal
 
 from digen_core.config import ConfigError
-from digen_core.model_config import VIDEO_FAMILIES, Family
+from digen_core.model_config import VIDEO_FAMILIES, Family, TinySize
 from digen_core.reachable import check_writable
 
 
@@ -29,9 +28,7 @@ def shapes(*, out: Path = Path("runs/models/shapes"), seed: int = 0, threads: in
     return 0
 
 
-def make_tiny(
-    family: Family, folder: Path, /, *, size: Literal["tiny", "medium"] = "tiny", seed: int = 0
-) -> int:
+def make_tiny(family: Family, folder: Path, /, *, size: TinySize = "tiny", seed: int = 0) -> int:
     """Make a tiny pipeline of a model family with random weights, to try digen with; no downloads.
 
     Example: digen make-tiny wan runs/models/tiny-wan

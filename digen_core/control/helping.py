@@ -128,14 +128,15 @@ def choose_helpers(
     switching = costs.switch_to_rollout + costs.switch_to_trainer
     for_good = bool(schedule.max_stale_share and switching)
     if helpers is None:
+        shared = layout.rollouts_train and not for_good
         counts = {"rollouts": len(rollouts), "trainers": len(trainers)}
-        if layout.rollouts_train and not for_good:
-            helpers = num_helpers_of_both(workload, costs, **counts)
-        else:
-            helpers = num_helpers(workload, costs, num_trained_steps, **counts)
-    helpers = helpers if layout.trainers_help else 0
-    assistants = len(rollouts) if assistants is None else assistants
-    assistants = assistants if layout.rollouts_train else 0
+        helpers = num_helpers(workload, costs, num_trained_steps, shared=shared, **counts)
+    if not layout.trainers_help:
+        helpers = 0
+    if assistants is None:
+        assistants = len(rollouts)
+    if not layout.rollouts_train:
+        assistants = 0
     for place, device in enumerate(trainers):
         device.may_generate = place >= max(len(trainers) - helpers, int(for_good))
         device.may_train = not (device.may_generate and for_good)
@@ -145,26 +146,22 @@ def choose_helpers(
         fleet.file(device)
 
 
-def num_helpers_of_both(workload: Workload, costs: Costs, *, rollouts: int, trainers: int) -> int:
-    """Return how many trainers help where rollout devices train, too: all of them or none.
-
-    All work is shared in the end, whoever begins what. So helping pays if turning there and back
-    takes less than the first pairs do, for which trainers would wait.
-    """
-    device = next(iter(costs.kinds.values()), None)
-    if device is None or not rollouts:
-        return trainers
-    first_pairs = device.generation(workload) / (rollouts * workload.num_groups)
-    return trainers if costs.switch_to_rollout + costs.switch_to_trainer < first_pairs else 0
-
-
 def num_helpers(
-    workload: Workload, costs: Costs, num_trained_steps: int, *, rollouts: int, trainers: int
+    workload: Workload,
+    costs: Costs,
+    num_trained_steps: int,
+    *,
+    shared: bool,
+    rollouts: int,
+    trainers: int,
 ) -> int:
     """Return how many trainers help, on-policy: all of them or none, by the closed forms.
 
     +tsp takes p + q + (n-1) max(p, q); with help it is h + s + W_t / M, where all devices generate
     for h seconds (docs/scheduling.md). Helping needs h to be at least one fragment.
+
+    Where rollout devices train, too, ``shared``, nothing is left to those who began it. So helping
+    pays if turning there and back takes less than p, for which trainers would wait.
     """
     device = next(iter(costs.kinds.values()), None)
     if device is None or not rollouts:
@@ -175,6 +172,8 @@ def num_helpers(
     p = generation / (rollouts * workload.num_groups)
     q = training / (trainers * workload.num_groups)
     switching = costs.switch_to_rollout + costs.switch_to_trainer
+    if shared:
+        return trainers if switching < p else 0
     share = rollouts / (rollouts + trainers)
     help_seconds = share * (generation / rollouts + q - switching - training / trainers)
     without = p + q + (workload.num_groups - 1) * max(p, q)

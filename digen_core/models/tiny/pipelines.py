@@ -1,13 +1,13 @@
 """A tiny pipeline of each family: the classes of the published models, random float32 weights.
 
 Latents of 4 channels and 1/8 of the image's sides; built offline in seconds. The transformer has
-one of two sizes (`SIZES`): one to try things with, 1 to 3 MB on disk, and one whose steps cost as
-much more than a task as those of real models do.
+one of two sizes (`SIZES`): one to try things with, 1 to 3 MB on disk, and one whose steps cost
+far more than a task does, as those of real models do.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from diffusers import (
@@ -25,18 +25,16 @@ from diffusers import (
     WanTransformer3DModel,
 )
 
-from digen_core.model_config import Family
+from digen_core.model_config import Family, TinySize
 from digen_core.models.tiny import parts, tokenizers
 
 _LATENT_CHANNELS: Final = 4
 _TEXT_WIDTH: Final = 32
 _VAE_CHANNELS: Final = (8, 8, 8, 8)
 
-SizeName = Literal["tiny", "medium"]
-
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class TransformerSize:
     """How large a transformer is."""
 
     heads: int
@@ -59,13 +57,13 @@ class Size:
         }
 
 
-SIZES: Final[dict[SizeName, Size]] = {
-    "tiny": Size(heads=4, head=16, blocks=2, axes=(4, 4, 8)),
-    "medium": Size(heads=6, head=64, blocks=6, axes=(16, 24, 24)),
+SIZES: Final[dict[TinySize, TransformerSize]] = {
+    "tiny": TransformerSize(heads=4, head=16, blocks=2, axes=(4, 4, 8)),
+    "medium": TransformerSize(heads=6, head=64, blocks=6, axes=(16, 24, 24)),
 }
 
 
-def build_tiny(family: Family, *, size: SizeName = "tiny", seed: int = 0) -> Any:
+def build_tiny(family: Family, *, size: TinySize = "tiny", seed: int = 0) -> Any:
     """Return a tiny pipeline with random weights.
 
     Args:
@@ -78,7 +76,7 @@ def build_tiny(family: Family, *, size: SizeName = "tiny", seed: int = 0) -> Any
         return _BUILDERS[family](SIZES[size])
 
 
-def _flux(size: Size) -> FluxPipeline:
+def _flux(size: TransformerSize) -> FluxPipeline:
     clip_tokenizer, t5_tokenizer = tokenizers.clip_tokenizer(), tokenizers.t5_tokenizer()
     return FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
@@ -101,7 +99,7 @@ def _flux(size: Size) -> FluxPipeline:
     )
 
 
-def _sd3(size: Size) -> StableDiffusion3Pipeline:
+def _sd3(size: TransformerSize) -> StableDiffusion3Pipeline:
     clip_tokenizer, t5_tokenizer = tokenizers.clip_tokenizer(), tokenizers.t5_tokenizer()
     both = 2 * _TEXT_WIDTH  # the two CLIPs side by side, as wide as T5
     return StableDiffusion3Pipeline(
@@ -130,7 +128,7 @@ def _sd3(size: Size) -> StableDiffusion3Pipeline:
     )
 
 
-def _qwen_image(size: Size) -> QwenImagePipeline:
+def _qwen_image(size: TransformerSize) -> QwenImagePipeline:
     tokenizer = tokenizers.qwen_tokenizer()
     return QwenImagePipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(
@@ -154,7 +152,7 @@ def _qwen_image(size: Size) -> QwenImagePipeline:
     )
 
 
-def _wan(size: Size) -> WanPipeline:
+def _wan(size: TransformerSize) -> WanPipeline:
     tokenizer = tokenizers.t5_tokenizer()
     return WanPipeline(
         scheduler=UniPCMultistepScheduler(
@@ -174,7 +172,7 @@ def _wan(size: Size) -> WanPipeline:
     )
 
 
-def _hunyuan_video(size: Size) -> HunyuanVideoPipeline:
+def _hunyuan_video(size: TransformerSize) -> HunyuanVideoPipeline:
     clip_tokenizer, llama_tokenizer = tokenizers.clip_tokenizer(), tokenizers.llama_tokenizer()
     return HunyuanVideoPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=7.0),
@@ -196,7 +194,7 @@ def _hunyuan_video(size: Size) -> HunyuanVideoPipeline:
     )
 
 
-_BUILDERS: Final[dict[Family, Callable[[Size], Any]]] = {
+_BUILDERS: Final[dict[Family, Callable[[TransformerSize], Any]]] = {
     "flux": _flux,
     "sd3": _sd3,
     "qwen_image": _qwen_image,

@@ -1,0 +1,48 @@
+"""Settings of Prefect that are made once and used for each flow run of a run."""
+
+from prefect.context import SettingsContext
+from prefect.settings import (
+    PREFECT_API_REQUEST_TIMEOUT,
+    PREFECT_CLIENT_MAX_RETRIES,
+    get_current_settings,
+    temporary_settings,
+)
+
+from tasks.prefect_api import with_settings
+
+
+def retries() -> int:
+    return get_current_settings().client.max_retries
+
+
+def test_settings_hold_in_the_body_and_nest():
+    before = retries()
+    with with_settings({PREFECT_CLIENT_MAX_RETRIES: before + 1}):
+        assert retries() == before + 1
+        with with_settings({PREFECT_CLIENT_MAX_RETRIES: before + 2}):
+            assert retries() == before + 2
+        assert retries() == before + 1
+    assert retries() == before
+
+
+def test_they_are_what_temporary_settings_would_be_and_are_serialized_once():
+    updates = {PREFECT_CLIENT_MAX_RETRIES: 7}
+    with temporary_settings(updates):
+        expected = SettingsContext.get()
+    seen = []
+    for _ in range(2):
+        with with_settings(updates):
+            assert get_current_settings() == expected.settings
+            seen.append(SettingsContext.get().serialize())
+    assert seen[0] == expected.serialize()
+    assert seen[1] is seen[0]
+
+
+def test_other_settings_around_them_are_taken_over():
+    updates = {PREFECT_CLIENT_MAX_RETRIES: 7}
+    with with_settings(updates):
+        pass
+    with temporary_settings({PREFECT_API_REQUEST_TIMEOUT: 3.5}), with_settings(updates):
+        assert get_current_settings().api.request_timeout == 3.5
+        assert SettingsContext.get().serialize()["settings"]["api"]["request_timeout"] == 3.5
+        assert retries() == 7
