@@ -1,6 +1,6 @@
 """What each layout makes of a run with real compute, beside the serial loop, interleaved.
 
-In each round every layout runs some iterations on workers of its own, after one that warms up; so
+In each round every layout runs some iterations on workers of its own, after some that warm up; so
 all of them see the same machine. Seconds are from the moment that all devices hold a version to
 that for the next.
 """
@@ -17,6 +17,7 @@ from prefect import flow
 from rich.console import Console
 from rich.table import Table
 
+from deployments.bench_core_seconds import WARM_UP
 from deployments.bench_layouts import iteration_ends
 from deployments.local import failures_in_one_line, prefect_ready
 from deployments.records import Records
@@ -88,7 +89,8 @@ def measure(
     experiment = f"{config.tracking.experiment}-bench"  # on a server, beside the trainings
     update = {"runs_dir": runs_dir, "experiment": experiment}
     tracking = config.tracking.model_copy(update=update)
-    config = config.model_copy(update={"tracking": tracking, "name": "bench"})
+    whole = {"max_minutes": None}  # every iteration is measured
+    config = config.model_copy(update={"tracking": tracking, "name": "bench", **whole})
     for number in range(rounds):
         for row in rows:
             say(f"round {number + 1} of {rounds}: {row.name} ...")
@@ -102,22 +104,21 @@ def _measure(row: Row, config: RunConfig, iterations: int) -> None:
         row.seconds += serial_seconds(config, iterations)
         return
     schedule = config.schedule.model_copy(update={"layout": row.name})
-    warm_up = 2 if row.name == "tcss" else 1  # the first ones have nothing that was begun early
-    update = {"schedule": schedule, "num_iterations": iterations + warm_up}
+    update = {"schedule": schedule, "num_iterations": WARM_UP + iterations}
     row.layout, row.split, records = run_layout(config.model_copy(update=update))
-    ends = iteration_ends(span for record in records for span in record.spans)[warm_up - 1 :]
+    ends = iteration_ends(span for record in records for span in record.spans)[WARM_UP - 1 :]
     row.seconds += [last - first for first, last in pairwise(ends)]
-    for record in records[warm_up:]:
+    for record in records[WARM_UP:]:
         row.errors.append(record.metrics["makespan/predicted_error"])
         row.busy.append(1 - sum(v for k, v in record.metrics.items() if k.startswith("idle/")))
 
 
 def serial_seconds(config: RunConfig, iterations: int) -> list[float]:
-    """Return the seconds of each iteration of the serial loop, after one that warms up."""
-    config = config.model_copy(update={"num_iterations": iterations + 1})
+    """Return the seconds of each iteration of the serial loop, after those that warm up."""
+    config = config.model_copy(update={"num_iterations": WARM_UP + iterations})
     ends: list[float] = []
     train_serially(config, lambda index, row: ends.append(time()))
-    return [last - first for first, last in pairwise(ends)]
+    return [last - first for first, last in pairwise(ends[WARM_UP - 1 :])]
 
 
 @flow(
