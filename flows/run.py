@@ -28,6 +28,7 @@ from flows.workload import layout_of
 from tasks.artifacts import RunArtifacts
 from tasks.calls import SchedulerLostError
 from tasks.cluster import devices_of, exclusive, in_one_role, local_devices, run_cluster
+from tasks.prefect_api import one_async_client
 from tasks.presence import addresses_of, require_pools, workers_of_pools
 from tasks.runner import shared_client
 from tasks.stopping import stop_tasks
@@ -50,6 +51,7 @@ def open_run(config: RunConfig, resume: str | None = None) -> Iterator[Session]:
     """
     with ExitStack() as stack:
         stack.enter_context(naming_full_disk(Path(config.tracking.runs_dir)))
+        stack.enter_context(one_async_client())
         folder = folder_to_resume(config, resume)
         resumption = stack.enter_context(resuming(config, folder)) if folder else None
         client, address, devices, config = stack.enter_context(_devices(config))

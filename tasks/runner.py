@@ -5,6 +5,7 @@ futures passed as parameters become edges of the Dask graph, workers report stat
 It leaves out what the stock one repeats for every task:
     - the context of a flow run is serialised once, and sent without the flow's function;
     - a worker thread builds that context once (`tasks.runner_engine`);
+    - a task run is not reported as pending, a moment before it runs;
     - tasks that do not persist their results compute no cache key;
     - one Dask client serves a flow run and its subflows.
 """

@@ -21,13 +21,14 @@ from uuid import UUID
 from distributed import Worker, get_worker
 from distributed.worker import _worker_cvar
 from prefect import State, tags
+from prefect.client.schemas.objects import TaskRun
 from prefect.context import (
     FlowRunContext,
     SettingsContext,
     SyncClientContext,
     hydrated_context,
 )
-from prefect.task_engine import run_task_async, run_task_sync
+from prefect.task_engine import _create_task_run_locally, run_task_async, run_task_sync
 from prefect.tasks import Task
 
 from tasks.receipts import collecting, is_collecting
@@ -91,16 +92,15 @@ def _load_task(blob: bytes) -> Task[Any, Any]:
 
 def _run(task: Task[Any, Any], call: Call, worker: Worker) -> State:
     _worker_cvar.set(worker)  # the context was made on any worker of this process
-    arguments: dict[str, Any] = {
-        "task": task,
-        "task_run_id": call.task_run_id,
-        "parameters": call.parameters,
-        "wait_for": call.wait_for,
-        "dependencies": call.dependencies,
-        "return_type": "state",
-        "context": None,
-    }
     with tags(*call.tags), collecting() as receipt:
+        arguments: dict[str, Any] = {
+            "task": task,
+            "task_run": _pending_run(task, call),
+            "parameters": call.parameters,
+            "wait_for": call.wait_for,
+            "return_type": "state",
+            "context": None,
+        }
         try:
             if task.isasync:
                 state = asyncio.run(run_task_async(**arguments))
@@ -113,6 +113,21 @@ def _run(task: Task[Any, Any], call: Call, worker: Worker) -> State:
     if call.topic is not None:
         _send_receipt(worker, call.topic, call.task_run_id, state, receipt)
     return state
+
+
+def _pending_run(task: Task[Any, Any], call: Call) -> TaskRun:
+    """Return a task run for the engine to begin with.
+
+    One that the engine makes itself is reported as pending, a moment before it runs: a third of all
+    events, each of which takes the worker and Prefect's server a millisecond or two.
+    """
+    return _create_task_run_locally(
+        task,
+        call.task_run_id,
+        call.parameters,
+        wait_for=call.wait_for,
+        extra_task_inputs=call.dependencies,
+    )
 
 
 def _send_receipt(

@@ -8,6 +8,7 @@ import dask
 import pytest
 from distributed import Client, LocalCluster
 from prefect import tags, task, unmapped
+from prefect.client.orchestration import PrefectClient, get_client
 from prefect.context import FlowRunContext
 from prefect_dask import DaskTaskRunner
 from runner_flows import (
@@ -31,6 +32,7 @@ from runner_flows import (
 
 from deployments import bench_runner
 from tasks import runner
+from tasks.prefect_api import one_async_client
 from tasks.runner import LeanDaskTaskRunner, shared_client
 from tasks.runner_pickle import dump_call, load_call
 
@@ -201,6 +203,45 @@ def test_a_subflow_shares_the_client_and_the_last_user_closes_it(lean):
     assert clients[0] is clients[1] is clients[2]
     assert clients[0].status == "closed"
     assert not runner._sessions
+
+
+def test_a_task_run_reports_two_states_and_not_that_it_is_pending(lean):
+    def body():
+        return flow_run_id(), double.submit(1).task_run_id
+
+    run_id, task_run_id = run(lean, body)
+    recorded(run_id, 1)
+
+    with get_client(sync_client=True) as client:
+        states = client.read_task_run_states(task_run_id)
+    assert sorted(state.name for state in states) == ["Completed", "Running"]
+
+
+def test_subflows_share_an_asynchronous_client_while_a_run_is_open(lean, monkeypatch):
+    opened = []
+    enter = PrefectClient.__aenter__
+
+    async def entering(client):
+        if not client._started:
+            opened.append(client)
+        return await enter(client)
+
+    monkeypatch.setattr(PrefectClient, "__aenter__", entering)
+
+    def subflow():
+        return double.submit(1).result()
+
+    def body():
+        return [run(lean.duplicate(), subflow) for _ in range(3)]
+
+    def open_run():
+        with one_async_client():
+            return body()
+
+    assert run(lean, open_run) == run(lean, body) == [2, 2, 2]
+    (one, *others) = opened
+    assert len(others) == 3
+    assert one._closed
 
 
 def test_a_client_that_was_passed_in_stays_open(lean):
