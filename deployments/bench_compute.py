@@ -87,10 +87,14 @@ def measure(
     """Return what the serial loop and each layout took; ``say`` hears of each that begins."""
     rows = [Row(name) for name in (SERIAL, *names)]
     experiment = f"{config.tracking.experiment}-bench"  # on a server, beside the trainings
-    update = {"runs_dir": runs_dir, "experiment": experiment}
-    tracking = config.tracking.model_copy(update=update)
-    whole = {"max_minutes": None}  # every iteration is measured
-    config = config.model_copy(update={"tracking": tracking, "name": "bench", **whole})
+    tracking = {"runs_dir": runs_dir, "experiment": experiment}
+    config = config.model_copy(
+        update={
+            "name": "bench",
+            "max_minutes": None,  # every iteration is measured
+            "tracking": config.tracking.model_copy(update=tracking),
+        }
+    )
     for number in range(rounds):
         for row in rows:
             say(f"round {number + 1} of {rounds}: {row.name} ...")

@@ -120,8 +120,13 @@ def main(config: RunConfig, iterations: int) -> None:
     """
     one_each = {"rollout_workers": 1, "trainer_workers": 1, "threads_per_worker": 1}
     cluster = config.cluster.model_copy(update=one_each)
-    whole = {"max_minutes": None}  # every iteration is measured
-    config = config.model_copy(update={"name": "bench-overhead", "cluster": cluster, **whole})
+    config = config.model_copy(
+        update={
+            "name": "bench-overhead",
+            "max_minutes": None,  # every iteration is measured
+            "cluster": cluster,
+        }
+    )
     num_iterations = 2 * (iterations + 1)
     barrier = {"schedule": ScheduleConfig(layout="disaggregated"), "num_iterations": num_iterations}
     own = config.model_copy(update={"num_iterations": WARM_UP + num_iterations})

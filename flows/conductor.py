@@ -85,6 +85,9 @@ class Conductor:
     def complete(self, index: int, last: int) -> None:
         """Run until an iteration is over and its record is published.
 
+        Not to be called any more once the run is `out_of_time`: nothing begins, and it would wait
+        for ever.
+
         Args:
             index: of the iteration.
             last: the iterations up to this one may begin as soon as the layout lets them.

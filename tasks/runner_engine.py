@@ -93,15 +93,15 @@ def _load_task(blob: bytes) -> Task[Any, Any]:
 def _run(task: Task[Any, Any], call: Call, worker: Worker) -> State:
     _worker_cvar.set(worker)  # the context was made on any worker of this process
     with tags(*call.tags), collecting() as receipt:
-        arguments: dict[str, Any] = {
-            "task": task,
-            "task_run": _pending_run(task, call),
-            "parameters": call.parameters,
-            "wait_for": call.wait_for,
-            "return_type": "state",
-            "context": None,
-        }
         try:
+            arguments: dict[str, Any] = {
+                "task": task,
+                "task_run": _pending_run(task, call),
+                "parameters": call.parameters,
+                "wait_for": call.wait_for,
+                "return_type": "state",
+                "context": None,
+            }
             if task.isasync:
                 state = asyncio.run(run_task_async(**arguments))
             else:

@@ -1,0 +1,26 @@
+"""The bench of real compute on a run's workers, measured to the end."""
+
+import pytest
+from integration_support import merged
+
+from deployments.bench_compute import measure
+from digen_core.config import RunConfig
+
+pytestmark = pytest.mark.slow
+
+
+def test_every_iteration_is_measured_whatever_time_the_run_would_have(
+    tree, cluster_address, prefect_backend, tmp_path
+):
+    changes = {"max_minutes": 1e-6, "cluster.scheduler_address": cluster_address(1, 1)}
+    config = RunConfig.model_validate(merged(tree, changes))
+    said = []
+
+    serial, elastic = measure(config, ["elastic"], 1, 2, str(tmp_path), said.append)
+
+    assert said == ["round 1 of 1: serial ...", "round 1 of 1: elastic ..."]
+    assert (elastic.layout, elastic.split) == ("elastic", "1:1")
+    for row in (serial, elastic):
+        assert len(row.seconds) == 2
+        assert min(row.seconds) > 0
+    assert len(elastic.busy) == len(elastic.errors) == 2
