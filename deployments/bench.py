@@ -8,8 +8,8 @@ from cyclopts import App, Parameter
 
 from deployments.overrides import ConfigTokens, config_of
 from deployments.shipped import shipped_configs
-from digen_core.config import ConfigError
-from digen_core.config_file import is_config, load_config
+from digen_core.config.load import is_config, load_config
+from digen_core.errors import UserError
 
 T = TypeVar("T")
 Several = Annotated[list[T] | None, Parameter(consume_multiple=True, negative="")]
@@ -28,7 +28,7 @@ def runner(*, num_tasks: int = 60, rounds: int = 3) -> int:
         rounds: Interleaved rounds.
     """
     if num_tasks < 2 or rounds < 1:
-        raise ConfigError(
+        raise UserError(
             f"--num-tasks is {num_tasks} and --rounds {rounds}; use num-tasks >= 2, rounds >= 1"
         )
 
@@ -51,9 +51,9 @@ def overhead(*tokens: ConfigTokens, iterations: int = 3) -> int:
     """
     config = config_of(tokens, "digen bench overhead")
     if iterations < 1:
-        raise ConfigError(f"--iterations is {iterations}; use 1 or more")
+        raise UserError(f"--iterations is {iterations}; use 1 or more")
 
-    from digen_core.checks import check_inputs
+    from digen_core.preflight.run import check_inputs
 
     check_inputs(config)
 
@@ -75,9 +75,9 @@ def packs(*tokens: ConfigTokens, rounds: int = 7) -> int:
     """
     config = config_of(tokens, "digen bench packs")
     if rounds < 1:
-        raise ConfigError(f"--rounds is {rounds}; use 1 or more")
+        raise UserError(f"--rounds is {rounds}; use 1 or more")
 
-    from digen_core.checks import check_inputs
+    from digen_core.preflight.run import check_inputs
 
     check_inputs(config)
 
@@ -109,14 +109,14 @@ def utilization(
     """
     config = config_of(tokens, "digen bench utilization")
     if not 0 < blocks <= 1 or rounds < 1:
-        raise ConfigError(
+        raise UserError(
             f"--blocks is {blocks} and --rounds {rounds}; use blocks above 0 and up to 1, "
             "rounds >= 1"
         )
     if peak_tflops is not None and not 0 < peak_tflops < inf:
-        raise ConfigError(f"--peak-tflops is {peak_tflops}; use a number above 0")
+        raise UserError(f"--peak-tflops is {peak_tflops}; use a number above 0")
 
-    from digen_core.model_checks import check_compiler, check_device
+    from digen_core.preflight.model import check_compiler, check_device
 
     check_device(config.model, here=True)
     check_compiler(config.model)
@@ -139,7 +139,7 @@ def tracking(*, rounds: int = 3, iterations: int = 6, step_seconds: float = 0.1)
         step_seconds: Of an emulated denoising step.
     """
     if rounds < 1 or iterations < 1 or not 0 < step_seconds <= 10:
-        raise ConfigError(
+        raise UserError(
             f"--rounds is {rounds}, --iterations {iterations} and --step-seconds {step_seconds}; "
             "use rounds >= 1, iterations >= 1, step-seconds above 0 and up to 10"
         )
@@ -166,7 +166,7 @@ def controller(*, layout: Several[str] = None, devices: Several[int] = None) -> 
     names = layouts_of(layout or ["colocated-strong", "tsp", "tag", "elastic", "tcss"])
     sizes = sorted(set(devices or [64, 256, 1024]))
     if sizes[0] < 2:
-        raise ConfigError(f"--devices names {sizes[0]}; use 2 or more")
+        raise UserError(f"--devices names {sizes[0]}; use 2 or more")
 
     from deployments import bench_controller
 
@@ -246,7 +246,7 @@ def _require_all(**options: tuple[object, bool, str]) -> None:
     """Refuse the first option, as (value, whether it is right, what is), that is wrong."""
     for name, (value, is_right, rule) in options.items():
         if not is_right:
-            raise ConfigError(f"--{name.replace('_', '-')} is {value}; use {rule}")
+            raise UserError(f"--{name.replace('_', '-')} is {value}; use {rule}")
 
 
 @bench.command(usage="Usage: digen bench learning CONFIG [--layout NAME ...] [--KEY VALUE ...]")
@@ -273,12 +273,12 @@ def learning(
     config = config_of(tokens, "digen bench learning")
     names = layouts_of(layout or ["elastic", "tcss"])
     if metric != "reward" and metric.rpartition("/")[0] not in config.rewards:
-        raise ConfigError(
+        raise UserError(
             f"--metric is {metric}; use reward, or REWARD/COMPONENT with one of the config's "
             f"rewards: {', '.join(config.rewards)}"
         )
 
-    from digen_core.checks import check_inputs
+    from digen_core.preflight.run import check_inputs
 
     check_inputs(config)
 
@@ -302,7 +302,7 @@ def algorithms(*tokens: ConfigTokens, only: Several[str] = None, seeds: Several[
     """
     config = config_of(tokens, "digen bench algorithms")
 
-    from digen_core.checks import check_inputs
+    from digen_core.preflight.run import check_inputs
 
     check_inputs(config)
 
@@ -310,7 +310,7 @@ def algorithms(*tokens: ConfigTokens, only: Several[str] = None, seeds: Several[
 
     unknown = [name for name in only or [] if name not in bench_algorithms.SETTINGS]
     if unknown:
-        raise ConfigError(
+        raise UserError(
             f"--only names {unknown[0]!r}; use some of {', '.join(bench_algorithms.SETTINGS)}"
         )
     bench_algorithms.main(config, only or list(bench_algorithms.SETTINGS), seeds or [0, 1, 2])
@@ -329,7 +329,7 @@ def _real_layouts(path: Path, layout: list[str] | None, rounds: int, iterations:
         name if name == "auto" else layouts_of([name])[0] for name in dict.fromkeys(layout or REAL)
     ]
 
-    from digen_core.checks import check_inputs
+    from digen_core.preflight.run import check_inputs
 
     check_inputs(config)
 

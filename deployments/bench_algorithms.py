@@ -15,7 +15,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 
 SDE: Final = {"transition": "flow_sde", "noise_level": 0.7}
 WINDOW: Final = {"window": (4, 0, 7)}

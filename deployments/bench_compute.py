@@ -22,7 +22,7 @@ from deployments.bench_layouts import iteration_ends
 from deployments.local import failures_in_one_line, prefect_ready
 from deployments.records import Records
 from deployments.serial import train_serially
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.records import IterationRecord
 from flows.prepare import prepare
 from flows.run import open_run
@@ -67,7 +67,7 @@ def main(config: RunConfig, names: Sequence[str], *, rounds: int, iterations: in
         iterations: to measure in each round.
 
     Raises:
-        ConfigError: the input cannot be used.
+        UserError: the input cannot be used.
         RunFailedError: a run failed.
     """
     console = Console(highlight=False, soft_wrap=True)

@@ -19,7 +19,7 @@ from prefect import flow
 from rich.console import Console
 from rich.table import Table
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from flows.prepare import prepare
 from flows.run import open_run
 from flows.subflows import on_cluster

@@ -73,7 +73,7 @@ def main(
         seed: of the jitter.
 
     Raises:
-        ConfigError: the scenario asks for what a run cannot do.
+        UserError: the scenario asks for what a run cannot do.
         RunFailedError: a run failed.
     """
     from flows.emulate import emulated_config

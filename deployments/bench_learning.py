@@ -15,13 +15,14 @@ from rich.table import Table
 from deployments.local import failures_in_one_line, prefect_ready
 from deployments.records import Records
 from deployments.serial import train_serially
-from digen_core.config import ConfigError, RunConfig
-from digen_core.config_file import CONFIG_OF_RUN
-from digen_core.data import evaluation_prompts, prompts_hash, train_prompts
-from digen_core.manifest import CHECKPOINTS_OF_RUN, Lineage, Position
+from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, Lineage, Position
+from digen_core.checkpoints.tensors import write_checkpoint
+from digen_core.config.load import CONFIG_OF_RUN
+from digen_core.config.run import RunConfig
+from digen_core.data.prompts import evaluation_prompts, prompts_hash, train_prompts
+from digen_core.errors import UserError
 from digen_core.records import EvaluationReport
 from digen_core.trace.charts import LINE_COLOURS
-from digen_core.training.checkpoints import write_checkpoint
 from digen_core.training.optimizer import initial_state
 from flows.evaluate_run import evaluate_run
 from flows.post_train import post_train
@@ -53,7 +54,7 @@ def main(
         folder: that gets the runs and ``learning.png``.
 
     Raises:
-        ConfigError: the input cannot be used.
+        UserError: the input cannot be used.
         RunFailedError: a run failed.
     """
     console = Console(highlight=False, soft_wrap=True)
@@ -69,7 +70,7 @@ def main(
             for way in ways:
                 report, curve = _trained(way.name, config.model_copy(update={"seed": seed}))
                 if metric not in report.rewards:
-                    raise ConfigError(f"no {metric} among {', '.join(report.rewards)}")
+                    raise UserError(f"no {metric} among {', '.join(report.rewards)}")
                 way.final[seed], way.curves[seed] = report.rewards[metric], curve
                 console.print(f"{way.name}, seed {seed}: {metric} {way.final[seed]:.3f}")
     print_ways(ways, metric, config, console)

@@ -21,9 +21,9 @@ from deployments.bench_core_seconds import WARM_UP, bench_core_seconds, print_co
 from deployments.local import orchestrated
 from deployments.records import Records
 from deployments.serial import train_serially
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
+from digen_core.config.schedule import ScheduleConfig
 from digen_core.records import IterationRecord
-from digen_core.schedule_config import ScheduleConfig
 from flows.prepare import prepare
 from flows.run import open_run
 from flows.session import watching

@@ -6,9 +6,9 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
-from digen_core.data import train_prompts
+from digen_core.data.prompts import train_prompts
 from digen_core.planning.profile import LineFit
 from tasks.measure import pack_seconds
 
@@ -17,7 +17,7 @@ def main(config: RunConfig, rounds: int) -> None:
     """Time packs of 1, 2, 4, ... pairs up to the config's pack size, and fit a + b c.
 
     Raises:
-        ConfigError: the model cannot be loaded.
+        UserError: the model cannot be loaded.
     """
     largest = config.train.pack_size
     sizes = sorted({*(2**power for power in range(largest.bit_length())), largest})

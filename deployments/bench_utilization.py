@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.size import reading_settings, settings_folder
-from digen_core.config import ConfigError, RunConfig
+from digen_core.config.run import RunConfig
+from digen_core.errors import UserError
 from digen_core.models.loading import build_trainable
 from digen_core.models.pipeline_policy import PipelinePolicy
 from digen_core.models.policy import Condition
@@ -53,7 +54,7 @@ def main(config: RunConfig, share: float, rounds: int, peak_tflops: float | None
         peak_tflops: of the device in the model's dtype, 10^12 FLOP a second; None: not known.
 
     Raises:
-        ConfigError: the model's settings are not there or do not fit the config, or the model does
+        UserError: the model's settings are not there or do not fit the config, or the model does
             not fit into the device's memory.
     """
     with TemporaryDirectory() as temporary, reading_settings(config):
@@ -119,7 +120,7 @@ def _built(config: RunConfig, folder: Path) -> PipelinePolicy:
     try:
         return build_trainable(config, folder)
     except torch.OutOfMemoryError as error:
-        raise ConfigError(
+        raise UserError(
             f"the model does not fit into the memory of model.device {config.model.device!r}; "
             "build a smaller share of its blocks with --blocks"
         ) from error

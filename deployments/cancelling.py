@@ -7,9 +7,9 @@ from time import monotonic, sleep
 from typing import Final
 
 from deployments.errors import RunFailedError
-from digen_core.config import ConfigError
-from digen_core.manifest import read_lineage
-from digen_core.run_state import Holder, RunState, holder_of, state_of
+from digen_core.checkpoints.manifest import read_lineage
+from digen_core.checkpoints.run_state import Holder, RunState, holder_of, state_of
+from digen_core.errors import UserError
 
 END_SECONDS: Final = 60.0
 """How long a run may take to end: its own limit is shorter (deployments/stopping.py)."""
@@ -20,12 +20,12 @@ def cancel_run(run_dir: Path) -> RunState:
     """Have a run end in order, and return where it stands when its process has let go of it.
 
     Raises:
-        ConfigError: nobody trains it, or it is trained elsewhere and Prefect does not know it.
+        UserError: nobody trains it, or it is trained elsewhere and Prefect does not know it.
         RunFailedError: its process does not end.
     """
     holder = holder_of(run_dir)
     if holder is None:
-        raise ConfigError(f"{run_dir} is not being trained; 'digen ls' lists what is")
+        raise UserError(f"{run_dir} is not being trained; 'digen ls' lists what is")
     if not (holder.is_here and _interrupted(holder)):
         _cancel_in_prefect(run_dir, holder)
     deadline = monotonic() + END_SECONDS
@@ -57,7 +57,7 @@ def _cancel_in_prefect(run_dir: Path, holder: Holder) -> None:
 
     lineage = read_lineage(run_dir)
     if lineage is None or not lineage.flow_run_ids:
-        raise ConfigError(
+        raise UserError(
             f"{run_dir} is trained by process {holder.pid} on {holder.host}, and has not begun in "
             "Prefect; call 'digen cancel' there"
         )

@@ -28,10 +28,10 @@ from deployments.errors import RunFailedError, RunStoppedError, one_line
 from deployments.local import apply_settings
 from deployments.overrides import require_plain
 from deployments.stopping import install
-from digen_core.addresses import redacted
-from digen_core.config import ConfigError
-from digen_core.config_keys import UnknownKeyError
-from digen_core.reading import shown
+from digen_core.config.keys import UnknownKeyError
+from digen_core.errors import UserError
+from digen_core.inputs.addresses import redacted
+from digen_core.inputs.reading import shown
 
 WELCOME = """\
 digen: reinforcement-learning post-training of diffusion and flow-matching models
@@ -115,7 +115,7 @@ def run(arguments: Sequence[str]) -> int:
         code = _call(arguments)
     except UnknownKeyError as error:
         return _fail(_option_like(arguments, error.key) or error, 2)
-    except (ConfigError, CycloptsError) as error:
+    except (UserError, CycloptsError) as error:
         return _fail(_command_for(arguments) or error, 2)
     except RunFailedError as error:
         return _fail(error, 1)
@@ -154,7 +154,7 @@ def _call(arguments: Sequence[str]) -> object:
     """Call the command of a command line.
 
     Raises:
-        ConfigError: the system refuses a file or folder that it names, before anything starts; what
+        UserError: the system refuses a file or folder that it names, before anything starts; what
             has started tells its failures itself.
     """
     require_plain(arguments)
@@ -166,7 +166,7 @@ def _call(arguments: Sequence[str]) -> object:
         if error.filename is None:
             raise
         named = shown(os.fspath(error.filename))
-        raise ConfigError(f"cannot use {named}: {error.strerror}") from error
+        raise UserError(f"cannot use {named}: {error.strerror}") from error
 
 
 def _option_like(arguments: Sequence[str], key: str) -> str | None:

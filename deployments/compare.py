@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.terminal import plain
-from digen_core.config import ConfigError
-from digen_core.noise import Change, error_of, unpaired_change, with_error
+from digen_core.errors import UserError
+from digen_core.statistics import Change, error_of, unpaired_change, with_error
 from digen_core.trace.charts import LINE_COLOURS, draw_band
 from tasks.display import sparkline, verdict
 from tasks.tracking.history import RunData
@@ -35,12 +35,12 @@ def metrics_to_show(runs: Sequence[RunData], asked: Sequence[str]) -> list[str]:
     """Return the names of the metrics to show.
 
     Raises:
-        ConfigError: one that was asked for is in no run.
+        UserError: one that was asked for is in no run.
     """
     known = {name for run in runs for name in run.metrics}
     for name in asked:
         if name not in known:
-            raise ConfigError(f"no run has a metric {name}; there are {', '.join(sorted(known))}")
+            raise UserError(f"no run has a metric {name}; there are {', '.join(sorted(known))}")
     if asked:
         return list(asked)
     return [name for start in SHOWN for name in sorted(known) if name.startswith(start)]

@@ -10,9 +10,9 @@ from pydantic import Field
 
 from deployments import bench_compute
 from deployments import plan as planning
-from digen_core.checks import check_inputs
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.control.layout import LayoutName
+from digen_core.preflight.run import check_inputs
 from flows.configured import configured_flow
 from tasks.markdown import escaped
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from digen_core.config import ConfigError
-from digen_core.config_file import config_of_tree
-from digen_core.config_toml import literal
-from digen_core.model_config import EMBEDDED
+from digen_core.config.load import config_of_tree
+from digen_core.config.model import EMBEDDED
+from digen_core.config.toml import literal
+from digen_core.errors import UserError
 
 HELD_OUT: Final = 0.1
 """Fraction of the prompts that evaluations keep where no file of theirs is given."""
@@ -91,23 +91,23 @@ def write_config(path: Path, answers: Answers) -> list[Path]:
     """Check a new config as a run's is, and write it, with a cluster file if there are GPUs.
 
     Raises:
-        ConfigError: a file is there already or cannot be written, or a run would be refused.
+        UserError: a file is there already or cannot be written, or a run would be refused.
     """
     files = {path: text_of(tree_of(answers))}
     if answers.gpus:
         files[path.with_name(f"{path.stem}-cluster.toml")] = cluster_text(answers)
     for target in files:
         if target.exists():
-            raise ConfigError(f"{target} is there already; name another file, or remove it")
+            raise UserError(f"{target} is there already; name another file, or remove it")
 
-    from digen_core.checks import check_inputs
+    from digen_core.preflight.run import check_inputs
 
     check_inputs(config_of_tree(tree_of(answers), str(path)))
     for target, text in files.items():
         try:
             target.write_text(text)
         except OSError as error:
-            raise ConfigError(f"cannot write {target}: {error.strerror}") from error
+            raise UserError(f"cannot write {target}: {error.strerror}") from error
     return list(files)
 
 
@@ -115,7 +115,7 @@ def ask(question: str, default: str, option: str) -> str:
     """Ask a person; where nobody can answer, the default is taken.
 
     Raises:
-        ConfigError: there is no default, and nobody to ask.
+        UserError: there is no default, and nobody to ask.
     """
     if sys.stdin.isatty():
         from rich.prompt import Prompt
@@ -126,5 +126,5 @@ def ask(question: str, default: str, option: str) -> str:
             continue
         return answer
     if not default:
-        raise ConfigError(f"{question}? There is nobody to ask here; say so by {option}")
+        raise UserError(f"{question}? There is nobody to ask here; say so by {option}")
     return default

@@ -15,7 +15,7 @@ import yaml
 from deployments.operation.access import CERTIFICATE, KEY
 from deployments.operation.state import ENVIRONMENT, FOLDER
 from deployments.operation.workers import Worker, workers_of
-from digen_core.config import ConfigError
+from digen_core.errors import UserError
 from digen_core.planning.cluster import Cluster
 from digen_core.planning.groups import DeviceGroup, RewardGroup
 from tasks.cluster import as_environment
@@ -36,7 +36,7 @@ def files_for(cluster: Cluster, way: Way, tls: bool) -> dict[str, str]:
         tls: whether the parts of Dask are to use TLS; a script takes the keys from the environment.
 
     Raises:
-        ConfigError: the cluster file lacks what this way needs.
+        UserError: the cluster file lacks what this way needs.
     """
     match way:
         case "ssh":
@@ -67,7 +67,7 @@ def _cuda_lines(cluster: Cluster, tls: bool) -> Iterator[str]:
     for worker in workers_of(cluster):
         if worker.gpu is None:
             kind = worker.group.kind
-            raise ConfigError(f"devices of kind {kind} are no GPUs; set their cuda = true")
+            raise UserError(f"devices of kind {kind} are no GPUs; set their cuda = true")
         by_host.setdefault((id(worker.group), worker.host), []).append(worker)
     for first, *others in by_host.values():  # the workers are called after the first: h100-0-0, ...
         gpus = ",".join(str(worker.gpu) for worker in (first, *others))
@@ -84,7 +84,7 @@ def _over_ssh(worker: Worker, command: str) -> str:
     """Return the line that starts a command in the background on a worker's host."""
     if worker.host is None:
         kind = worker.group.kind
-        raise ConfigError(f"devices of kind {kind} have no hosts; set their hosts = [...]")
+        raise UserError(f"devices of kind {kind} have no hosts; set their hosts = [...]")
     log = shlex.quote(str(FOLDER / f"{worker.name}.log"))
     there = f"cd {shlex.quote(str(Path.cwd()))}; {USE_ENVIRONMENT}; "
     start = f"{there}nohup env {command} >{log} 2>&1 &"
@@ -95,12 +95,12 @@ def _slurm_scripts(cluster: Cluster, tls: bool) -> dict[str, str]:
     """Return a job array for each group of devices.
 
     Raises:
-        ConfigError: dask-jobqueue is not installed.
+        UserError: dask-jobqueue is not installed.
     """
     try:
         from dask_jobqueue.slurm import SLURMJob
     except ImportError as error:
-        raise ConfigError("job scripts need dask-jobqueue: pip install 'digen[slurm]'") from error
+        raise UserError("job scripts need dask-jobqueue: pip install 'digen[slurm]'") from error
     first: dict[str, int] = {}
     scripts = {}
     for group in cluster.groups:

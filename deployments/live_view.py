@@ -17,9 +17,9 @@ from rich.live import Live
 from deployments.errors import RunStoppedError
 from deployments.panel import draw_page
 from deployments.stopping import stopping
-from digen_core.addresses import redacted
-from digen_core.config import RunConfig
-from digen_core.plain_text import printable
+from digen_core.config.run import RunConfig
+from digen_core.inputs.addresses import redacted
+from digen_core.inputs.text import printable
 from digen_core.records import EvaluationReport, IterationRecord
 from tasks.display import (
     Progress,

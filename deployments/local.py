@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deployments.errors import RunFailedError, RunStoppedError
-from digen_core.config import ConfigError, RunConfig
+from digen_core.checkpoints.resume import evaluation_config
+from digen_core.config.run import RunConfig
+from digen_core.config.schedule import mlflow_of_environment
+from digen_core.errors import UserError
 from digen_core.records import EvaluationReport, RunReport
-from digen_core.resume import evaluation_config
-from digen_core.schedule_config import mlflow_of_environment
 
 if TYPE_CHECKING:
     from deployments.live_view import LiveView
@@ -36,7 +37,7 @@ def run_training(config: RunConfig, resume: Path | None = None) -> RunReport:
         resume: folder of a run to go on with; None starts a new one.
 
     Raises:
-        ConfigError: the input cannot be used, as was found before anything started or by a worker.
+        UserError: the input cannot be used, as was found before anything started or by a worker.
         RunFailedError: the run failed later; what it had done is kept.
         RunStoppedError: somebody stopped it.
     """
@@ -65,13 +66,13 @@ def run_evaluation(
         samples_per_prompt: other than the run's.
 
     Raises:
-        ConfigError: the folder is not a run's, or holds no version yet.
+        UserError: the folder is not a run's, or holds no version yet.
         RunFailedError: the evaluation failed.
     """
     asked = (str(prompts) if prompts else None, samples_per_prompt)
     config = evaluation_config(run_dir, *asked)
 
-    from digen_core.data import evaluation_prompts
+    from digen_core.data.prompts import evaluation_prompts
 
     evaluation_prompts(config)  # refused before anything starts
     mlflow_of_environment()
@@ -91,7 +92,7 @@ def pause_run(run_dir: Path, flow_run_id: str, off: bool) -> None:
         off: let it go on.
 
     Raises:
-        ConfigError: no server of Prefect answers, or the run does not run.
+        UserError: no server of Prefect answers, or the run does not run.
     """
     apply_settings()
     from prefect.states import Paused, Running
@@ -135,7 +136,7 @@ def failures_in_one_line(what: str = "the run") -> Iterator[None]:
     """Turn every error into RunFailedError that does not speak to the user already."""
     try:
         yield
-    except (ConfigError, RunStoppedError):
+    except (UserError, RunStoppedError):
         raise
     except Exception as error:
         text = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])

@@ -13,10 +13,11 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from deployments.shipped import find_config
-from digen_core.config import ConfigError, RunConfig
-from digen_core.config_file import config_of_run, load_config
-from digen_core.config_keys import key_of_option, parse_value
-from digen_core.reading import shown
+from digen_core.config.keys import key_of_option, parse_value
+from digen_core.config.load import config_of_run, load_config
+from digen_core.config.run import RunConfig
+from digen_core.errors import UserError
+from digen_core.inputs.reading import shown
 
 ConfigTokens = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 
@@ -33,7 +34,7 @@ def parse_arguments(tokens: Sequence[str]) -> ConfigArguments:
     """Sort tokens into the config file and settings, in whatever order they come.
 
     Raises:
-        ConfigError: a setting lacks its value, or a token is neither.
+        UserError: a setting lacks its value, or a token is neither.
     """
     path: Path | None = None
     settings: dict[str, str] = {}
@@ -44,13 +45,13 @@ def parse_arguments(tokens: Sequence[str]) -> ConfigArguments:
             name, equals, text = token[2:].partition("=")
             if not equals:
                 if not rest or rest[0].startswith("--"):
-                    raise ConfigError(f"--{name} needs a value, as in --{name} VALUE")
+                    raise UserError(f"--{name} needs a value, as in --{name} VALUE")
                 text = rest.pop(0)
             settings[key_of_option(name)] = text
         elif path is None and not token.startswith("-"):
             path = Path(token)
         else:
-            raise ConfigError(f"unexpected argument {token!r}; settings look like --seed 1")
+            raise UserError(f"unexpected argument {token!r}; settings look like --seed 1")
     return ConfigArguments(path, settings)
 
 
@@ -58,11 +59,11 @@ def require_plain(arguments: Sequence[str]) -> None:
     """Check that arguments are texts, as those of a shell are.
 
     Raises:
-        ConfigError: one holds a NUL.
+        UserError: one holds a NUL.
     """
     for argument in arguments:
         if "\0" in argument:
-            raise ConfigError(f"the argument {shown(argument)} holds a NUL; leave it out")
+            raise UserError(f"the argument {shown(argument)} holds a NUL; leave it out")
 
 
 def config_of(
@@ -76,13 +77,13 @@ def config_of(
         run_dir: folder of a run whose config takes the place of the file, if none is given.
 
     Raises:
-        ConfigError: a token, key or value is wrong, or there is no such config.
+        UserError: a token, key or value is wrong, or there is no such config.
     """
     arguments = parse_arguments(tokens)
     overrides = {key: parse_value(key, text) for key, text in arguments.settings.items()}
     if arguments.path is None and run_dir is not None:
         return config_of_run(run_dir, overrides)
     if command and arguments.path is None:
-        raise ConfigError(f"which config? For example: {command} shapes")
+        raise UserError(f"which config? For example: {command} shapes")
     path = None if arguments.path is None else find_config(str(arguments.path))
     return load_config(path, overrides)

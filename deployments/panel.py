@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deployments.terminal import plain
-from digen_core.plain_text import printable
+from digen_core.inputs.text import printable
 from digen_core.records import EvaluationReport
 from tasks.display import (
     Progress,

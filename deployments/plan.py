@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.shipped import find_file
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
+from digen_core.config.shipped import data_folder
 from digen_core.control.layout import LayoutName
 from digen_core.planning.cluster import Cluster, load_cluster
 from digen_core.planning.job import Job
 from digen_core.planning.planner import JobPlan, plan_config
 from digen_core.planning.profile import load_profile
-from digen_core.shipped import data_folder
 from digen_core.trace.gaps import CAUSES, idle_gaps
 from digen_core.trace.metrics import idle_seconds
 from digen_core.trace.windows import Window
@@ -63,7 +63,7 @@ def plan(config: RunConfig, cluster: Cluster) -> list[Row]:
             If neither does, the costs are estimated from the model's size.
 
     Raises:
-        ConfigError: the costs are not known, or no layout fits the devices.
+        UserError: the costs are not known, or no layout fits the devices.
     """
     schedule = config.schedule
     profile = load_profile(schedule.profile) if schedule.profile else None
@@ -82,7 +82,7 @@ def find_cluster(name: str) -> Cluster:
     """Return a shipped cluster by its name, or one from a TOML file.
 
     Raises:
-        ConfigError: it is neither, or the file is wrong.
+        UserError: it is neither, or the file is wrong.
     """
     return load_cluster(find_file("cluster", name, CLUSTERS))
 

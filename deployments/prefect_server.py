@@ -29,7 +29,7 @@ from prefect.settings import (
 
 from deployments.operation.state import write_privately
 from deployments.sign_in import is_answered, link_to
-from digen_core.config import ConfigError
+from digen_core.errors import UserError
 
 DEFAULT_PORT = 4200
 START_SECONDS = 120.0
@@ -155,7 +155,7 @@ def set_state(runs_dir: Path, flow_run_id: str, state: State[Any], before: str) 
         before: what the run has to be now: running or paused.
 
     Raises:
-        ConfigError: it is not, or no server knows it.
+        UserError: it is not, or no server knows it.
     """
     for api in _known_servers(runs_dir):
         settings = {PREFECT_API_URL: api.url, PREFECT_CLIENT_MAX_RETRIES: 0}
@@ -166,12 +166,12 @@ def set_state(runs_dir: Path, flow_run_id: str, state: State[Any], before: str) 
                 now = client.read_flow_run(UUID(flow_run_id)).state
                 if now is None or now.type.value.lower() != before:
                     name = now.name if now else "unknown"
-                    raise ConfigError(f"the run is {name} in Prefect, not {before}")
+                    raise UserError(f"the run is {name} in Prefect, not {before}")
                 client.set_flow_run_state(flow_run_id, state, force=True)
                 return
         except (httpx.HTTPError, ObjectNotFound):
             continue  # it ended, or is another run's
-    raise ConfigError(
+    raise UserError(
         f"no Prefect server knows the run: neither the configured one nor one of {runs_dir}; set "
         "PREFECT_API_URL, and PREFECT_API_AUTH_STRING if it asks for a password, to those of the "
         "server that the run uses"

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.terminal import plain
-from digen_core.replay import KeptIteration, kept_iteration, replay_config
+from digen_core.reference.replay import KeptIteration, kept_iteration, replay_config
 from tasks.replay import Replayed, replay
 
 
@@ -16,7 +16,7 @@ def run_replay(run_dir: Path, iteration: int, overrides: Mapping[str, Any]) -> N
     """Train an iteration of a run again, perhaps otherwise, and print what came of it.
 
     Raises:
-        ConfigError: it cannot be replayed.
+        UserError: it cannot be replayed.
     """
     kept = kept_iteration(run_dir, replay_config(run_dir, overrides), iteration)
     print_replay(run_dir, kept, replay(run_dir, kept))

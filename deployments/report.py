@@ -13,9 +13,9 @@ from rich.table import Table as Grid
 from deployments.report_rewards import evaluation_table, reward_curves
 from deployments.summary import LEGEND
 from deployments.terminal import plain
-from digen_core.config import ConfigError
-from digen_core.config_file import require_run
+from digen_core.config.load import require_run
 from digen_core.control.protocol import Device
+from digen_core.errors import UserError
 from digen_core.records import Span
 from digen_core.trace.charts import draw_curves, draw_idle
 from digen_core.trace.gaps import CAUSES, Gap, clip, idle_gaps
@@ -73,7 +73,7 @@ def write_report(run_dir: Path, out: Path, every: bool = False) -> Report:
         every: draw every iteration's timeline, however many there are.
 
     Raises:
-        ConfigError: the folder is no run's, holds no spans, or ``out`` cannot be written.
+        UserError: the folder is no run's, holds no spans, or ``out`` cannot be written.
     """
     trace, evaluations = read_trace(run_dir), evaluation_table(run_dir)
     shown = shown_iterations(trace.windows, every)
@@ -91,7 +91,7 @@ def write_report(run_dir: Path, out: Path, every: bool = False) -> Report:
         (out / "trace.json").write_text(trace_text)
         (out / "report.html").write_text(_page(trace, shown, images, evaluations))
     except OSError as error:
-        raise ConfigError(f"cannot write the report to {out}: {error.strerror}") from error
+        raise UserError(f"cannot write the report to {out}: {error.strerror}") from error
     return Report(trace, evaluations, out)
 
 
@@ -99,22 +99,22 @@ def read_trace(run_dir: Path) -> RunTrace:
     """Return what a run's folder tells about its devices.
 
     Raises:
-        ConfigError: the folder is no run's, or its spans, devices or prediction cannot be read.
+        UserError: the folder is no run's, or its spans, devices or prediction cannot be read.
     """
     require_run(run_dir)
     try:
         spans = read_spans(run_dir / SPANS_OF_RUN)
         devices = read_devices(run_dir / DEVICES_OF_RUN)
     except FileNotFoundError as error:
-        raise ConfigError(
+        raise UserError(
             f"{run_dir} holds no spans to report on; runs keep them in {SPANS_OF_RUN}/ and "
             f"{DEVICES_OF_RUN} from their first iteration on"
         ) from error
     except (ValueError, OSError) as error:
-        raise ConfigError(f"cannot read the spans of {run_dir}: {error}") from error
+        raise UserError(f"cannot read the spans of {run_dir}: {error}") from error
     windows = {k: window for k, window in iteration_windows(spans).items() if window.seconds > 0}
     if not windows or not devices:
-        raise ConfigError(f"{run_dir} holds no spans to report on: no iteration is in them")
+        raise UserError(f"{run_dir} holds no spans to report on: no iteration is in them")
     whole = Window(min(w.started for w in windows.values()), max(w.ended for w in windows.values()))
     gaps = idle_gaps(spans, devices, whole)
     parts = {iteration: clip(gaps, window) for iteration, window in windows.items()}
@@ -234,4 +234,4 @@ def _prediction_of(run_dir: Path) -> Prediction | None:
     try:
         return read_prediction(run_dir)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {error}") from error
+        raise UserError(f"cannot read {error}") from error

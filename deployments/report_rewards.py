@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 from pydantic import ValidationError
 
-from digen_core.config import ConfigError
-from digen_core.noise import standard_error
+from digen_core.checkpoints.retention import evaluations_of
+from digen_core.errors import UserError
 from digen_core.records import EvaluationReport
+from digen_core.statistics import standard_error
 from digen_core.trace.page import Table
-from digen_core.training.retention import evaluations_of
 from digen_core.transport.samples import read_samples
 from tasks.display import change_text, mean_text, verdict
 
@@ -25,14 +25,14 @@ def reward_curves(run_dir: Path) -> tuple[Curves, Curves]:
         The means over the samples of each iteration, and their standard errors over its groups.
 
     Raises:
-        ConfigError: the samples cannot be read.
+        UserError: the samples cannot be read.
     """
     try:
         samples = read_samples(run_dir / "samples")
     except FileNotFoundError:
         return {}, {}
     except (ValueError, OSError) as error:
-        raise ConfigError(f"cannot read the samples of {run_dir}: {error}") from error
+        raise UserError(f"cannot read the samples of {run_dir}: {error}") from error
     names = ["reward", *(name for name in samples.column_names if name.endswith("/exact"))]
     curves = {name: _means(samples, name, ["iteration"]) for name in names}
     return curves, {name: _errors(samples, name) for name in names}
@@ -55,13 +55,13 @@ def evaluation_table(run_dir: Path) -> Table | None:
     """Return the first and the last evaluation of a run, and how they differ; None without any.
 
     Raises:
-        ConfigError: one of them cannot be read.
+        UserError: one of them cannot be read.
     """
     try:
         found = sorted(evaluations_of(run_dir).items(), key=lambda item: item[1].version)
     except (ValidationError, OSError, ValueError) as error:
         why = " ".join(str(error).split())
-        raise ConfigError(f"cannot read the evaluations of {run_dir}: {why}") from error
+        raise UserError(f"cannot read the evaluations of {run_dir}: {why}") from error
     if not found:
         return None
     (first_tag, first), (last_tag, last) = found[0], found[-1]

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from digen_core.noise import error_of
-from digen_core.run_state import RunState
+from digen_core.checkpoints.run_state import RunState
+from digen_core.statistics import error_of
 
 NOTHING = "-"
 WIDTH = 1000

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from digen_core.config import RunConfig
-from digen_core.data import evaluation_prompts, train_prompts
+from digen_core.config.run import RunConfig
+from digen_core.data.prompts import evaluation_prompts, train_prompts
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import ALL_PARTS, Policy
 from digen_core.models.trainable import set_weights
-from digen_core.reference import SerialRun, post_train_serially
+from digen_core.reference.loop import SerialRun, post_train_serially
 from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import Asked, score_images
 from digen_core.rollout.evaluation import sample_images

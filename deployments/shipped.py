@@ -3,8 +3,8 @@
 from difflib import get_close_matches
 from pathlib import Path
 
-from digen_core.config import ConfigError
-from digen_core.shipped import data_folder
+from digen_core.config.shipped import data_folder
+from digen_core.errors import UserError
 
 CONFIGS = data_folder("configs")
 RECIPES = CONFIGS / "recipes"
@@ -26,7 +26,7 @@ def find_config(name: str) -> Path:
     """Return a shipped config or recipe by its name, or the path of one's own.
 
     Raises:
-        ConfigError: it is neither.
+        UserError: it is neither.
     """
     return find_file("config", name, CONFIGS, RECIPES)
 
@@ -40,19 +40,19 @@ def find_file(noun: str, name: str, *folders: Path) -> Path:
         folders: of the shipped ones.
 
     Raises:
-        ConfigError: it is neither.
+        UserError: it is neither.
     """
     shipped, path = _by_name(*folders), Path(name)
     if name in shipped:
         return shipped[name]
     if path.suffix == ".toml" and not path.exists() and path.stem in shipped:
-        raise ConfigError(
+        raise UserError(
             f"cannot read {name}: there is none (seen from {Path.cwd()}); the {noun} that digen "
             f"ships is called {path.stem}"
         )
     if path.suffix != ".toml" and not path.exists():
         near = get_close_matches(name, shipped, 3) if len(shipped) > _MANY else []
-        raise ConfigError(
+        raise UserError(
             f"there is no {noun} {name}; use {', '.join(near or shipped)} or a TOML file like one "
             "of them"
         )

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.shipped import find_file
-from digen_core.config import ConfigError
+from digen_core.config.shipped import data_folder
 from digen_core.control.layout import LAYOUTS, LayoutName
+from digen_core.errors import UserError
 from digen_core.planning.search import Fixed, Plan, search
-from digen_core.shipped import data_folder
 from digen_core.sim.bounds import lower_bound
 from digen_core.sim.scenario import Scenario, load_scenario
 
@@ -61,7 +61,7 @@ def simulate(
         seed: the first one of the jitter.
 
     Raises:
-        ConfigError: what is fixed does not fit the scenario.
+        UserError: what is fixed does not fit the scenario.
     """
     _check(scenario, fixed)
 
@@ -78,7 +78,7 @@ def find_scenario(name: str) -> Scenario:
     """Return a shipped scenario by its name, or one from a TOML file.
 
     Raises:
-        ConfigError: it is neither, or the file is wrong.
+        UserError: it is neither, or the file is wrong.
     """
     return load_scenario(find_file("scenario", name, SCENARIOS))
 
@@ -87,7 +87,7 @@ def layouts_of(names: Sequence[str] | None) -> list[LayoutName]:
     """Return the layouts of these names, which may have a plus; all if there are none.
 
     Raises:
-        ConfigError: there is no such layout.
+        UserError: there is no such layout.
     """
     by_name = {str(layout): layout for layout in LAYOUTS}
     found = []
@@ -96,7 +96,7 @@ def layouts_of(names: Sequence[str] | None) -> list[LayoutName]:
         if layout is None:
             near = get_close_matches(name, by_name, 1)
             hint = f"did you mean {near[0]}?" if near else f"use {', '.join(by_name)}"
-            raise ConfigError(f"there is no layout {name}; {hint}")
+            raise UserError(f"there is no layout {name}; {hint}")
         found.append(layout)
     return found
 
@@ -176,11 +176,11 @@ def _check(scenario: Scenario, fixed: Fixed) -> None:
     """Refuse quantities that the scenario's devices do not have.
 
     Raises:
-        ConfigError: naming the option, its value and what it may be.
+        UserError: naming the option, its value and what it may be.
     """
     split, devices = fixed.num_rollout, scenario.devices
     if split is not None and not 1 <= split < devices:
-        raise ConfigError(f"--split is {split}; of {devices} devices use 1 to {devices - 1}")
+        raise UserError(f"--split is {split}; of {devices} devices use 1 to {devices - 1}")
     at_split = "" if split is None else f" with --split {split}"
     for option, value, most in (
         ("--helpers", fixed.helpers, devices - (split or scenario.splits[0])),
@@ -188,9 +188,9 @@ def _check(scenario: Scenario, fixed: Fixed) -> None:
         ("--stale-share", fixed.stale_share, 1),
     ):
         if value is not None and not 0 <= value <= most:
-            raise ConfigError(f"{option} is {value}; use 0 to {most}{at_split}")
+            raise UserError(f"{option} is {value}; use 0 to {most}{at_split}")
     if (fixed.helpers or 0) + (fixed.assistants or 0) > devices:
-        raise ConfigError(
+        raise UserError(
             f"--helpers {fixed.helpers} and --assistants {fixed.assistants} are more than the "
             f"{devices} devices"
         )

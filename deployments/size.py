@@ -9,9 +9,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from digen_core.config import ConfigError, RunConfig
+from digen_core.config.run import RunConfig
+from digen_core.config.shipped import data_folder, located
+from digen_core.errors import UserError
 from digen_core.planning.sizes import Sizes, sizes_of
-from digen_core.shipped import data_folder, located
 
 MODEL_CONFIGS = data_folder("model_configs")
 
@@ -20,14 +21,14 @@ def settings_folder(path: str) -> Path:
     """Return where the settings of a model are: its own folder, or the shipped ones of a hub id.
 
     Raises:
-        ConfigError: the model is neither here nor one whose settings are shipped.
+        UserError: the model is neither here nor one whose settings are shipped.
     """
     folder = Path(located(path))
     if folder.is_dir():
         return folder
     shipped = {model.name: model for model in sorted(MODEL_CONFIGS.iterdir())}
     if folder.name not in shipped:
-        raise ConfigError(
+        raise UserError(
             f"model.path {path} is no folder here, and the settings that digen ships are of "
             f"{', '.join(shipped)} only; use one of these, or the folder of the model"
         )
@@ -38,7 +39,7 @@ def size(config: RunConfig) -> Sizes:
     """Count what a config's model needs.
 
     Raises:
-        ConfigError: the model's settings are not there, or do not fit the config.
+        UserError: the model's settings are not there, or do not fit the config.
     """
     with reading_settings(config):
         return sizes_of(config, settings_folder(config.model.path))
@@ -49,14 +50,14 @@ def reading_settings(config: RunConfig) -> Iterator[None]:
     """Let what is wrong with the settings of a config's model say whose they are.
 
     Raises:
-        ConfigError: in place of an OSError or a ValueError of the body.
+        UserError: in place of an OSError or a ValueError of the body.
     """
     try:
         yield
-    except ConfigError:  # which is a ValueError, and says it all
+    except UserError:  # which is a ValueError, and says it all
         raise
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path {config.model.path}: {error}") from error
+        raise UserError(f"model.path {config.model.path}: {error}") from error
 
 
 def as_json(rows: Mapping[str, Sizes]) -> str:

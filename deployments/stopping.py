@@ -14,7 +14,7 @@ from typing import Final
 
 import psutil
 
-from digen_core.plain_text import printable
+from digen_core.inputs.text import printable
 
 STOP_SECONDS: Final = 8.0
 INTERRUPTED: Final = 130

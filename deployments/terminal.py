@@ -2,7 +2,7 @@
 
 from rich.text import Text
 
-from digen_core.plain_text import printable
+from digen_core.inputs.text import printable
 
 
 def plain(text: str) -> Text:

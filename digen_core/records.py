@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from pydantic import Field
 
-from digen_core.data import Metadata
-from digen_core.noise import Change, paired_change, standard_error, unpaired_change
-from digen_core.strict import Strict
+from digen_core.config.base import Strict
+from digen_core.data.prompts import Metadata
+from digen_core.statistics import Change, paired_change, standard_error, unpaired_change
 
 
 @dataclass(frozen=True, slots=True)

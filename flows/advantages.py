@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from digen_core.algorithms.ddpo import RewardHistory
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.training import advantages
 from digen_core.training.advantages import Advantages, Columns
 from tasks.emulation import EmulatedConfig

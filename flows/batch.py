@@ -7,8 +7,8 @@ from uuid import UUID
 import dask
 from prefect.futures import PrefectFuture
 
-from digen_core.config import ConfigError
-from digen_core.manifest import DamagedError
+from digen_core.checkpoints.manifest import DamagedError
+from digen_core.errors import UserError
 from flows.losses import DevicesLostError, look, look_if_due
 from flows.session import Session, count
 from tasks.completions import Completion, Completions, mark_crashed
@@ -146,7 +146,7 @@ def require_success(completion: Completion, label: str, where: str) -> None:
     """Raise what a person can act on if a task did not succeed.
 
     Raises:
-        ConfigError: because of what the user asked for, as the worker found.
+        UserError: because of what the user asked for, as the worker found.
         DamagedError: because a checkpoint is damaged.
         TaskFailedError: for another reason, which the message gives.
     """
@@ -155,8 +155,8 @@ def require_success(completion: Completion, label: str, where: str) -> None:
     if completion.state_type == "CRASHED":
         mark_crashed(completion)
     message = completion.message.removeprefix("Task run encountered an exception ")
-    if message.startswith(f"{ConfigError.__name__}: "):
-        raise ConfigError(message.removeprefix(f"{ConfigError.__name__}: "))
+    if message.startswith(f"{UserError.__name__}: "):
+        raise UserError(message.removeprefix(f"{UserError.__name__}: "))
     if message.startswith(f"{DamagedError.__name__}: "):
         raise DamagedError(message.removeprefix(f"{DamagedError.__name__}: "))
     raise TaskFailedError(f"{label} on {where} failed: {message}")

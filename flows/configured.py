@@ -9,9 +9,9 @@ from prefect import Flow, get_client, runtime
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 
-from digen_core.config_file import config_of_tree, tree_of_run
-from digen_core.config_merge import merge_configs
-from digen_core.resume import AUTO
+from digen_core.checkpoints.resume import AUTO
+from digen_core.config.load import config_of_tree, tree_of_run
+from digen_core.config.merge import merge_configs
 
 
 class ConfiguredFlow(Flow[..., Any]):
@@ -25,7 +25,7 @@ class ConfiguredFlow(Flow[..., Any]):
         """Return the parameters in their types.
 
         Raises:
-            ConfigError: the config is wrong; Prefect shows the message as that of the failed run.
+            UserError: the config is wrong; Prefect shows the message as that of the failed run.
         """
         config = parameters.get("config")
         if isinstance(config, Mapping):
@@ -43,7 +43,7 @@ def _completed(given: Mapping[str, Any], resume: str | None) -> Mapping[str, Any
         resume: folder of the run that is resumed, if one is; "auto": the config says which.
 
     Raises:
-        ConfigError: the run that is to be resumed has no config.
+        UserError: the run that is to be resumed has no config.
     """
     deployed = _of_deployment()
     if resume and resume != AUTO:

@@ -5,14 +5,14 @@ from typing import Literal
 
 from prefect import flow
 
-from digen_core.algorithm_config import FlowGrpoConfig
-from digen_core.config import ConfigError
-from digen_core.model_config import PromptsConfig
+from digen_core.config.algorithm import FlowGrpoConfig
+from digen_core.config.model import PromptsConfig
+from digen_core.config.rollout import RolloutConfig
+from digen_core.config.schedule import ClusterConfig, ScheduleConfig, TrackingConfig
+from digen_core.config.train import TrainConfig
+from digen_core.errors import UserError
 from digen_core.planning.search import Choice
-from digen_core.rollout_config import RolloutConfig
-from digen_core.schedule_config import ClusterConfig, ScheduleConfig, TrackingConfig
 from digen_core.sim.scenario import Scenario
-from digen_core.train_config import TrainConfig
 from flows.prepare import prepare
 from flows.run import new_run_dir, session_on
 from flows.subflows import on_cluster
@@ -66,10 +66,10 @@ def emulated_config(
         seed: of the jitter.
 
     Raises:
-        ConfigError: the scenario asks for what a run cannot do.
+        UserError: the scenario asks for what a run cannot do.
     """
     if scenario.trained_per_group < scenario.group_size:
-        raise ConfigError(
+        raise UserError(
             f"trained_per_group is {scenario.trained_per_group} of group_size "
             f"{scenario.group_size}; a run trains all samples of a group yet, so make them equal"
         )
@@ -105,4 +105,4 @@ def emulated_config(
             tracking=TrackingConfig(runs_dir=str(folder)),
         )
     except ValueError as error:
-        raise ConfigError(f"the scenario cannot be run: {error}") from error
+        raise UserError(f"the scenario cannot be run: {error}") from error

@@ -10,7 +10,7 @@ import numpy as np
 from prefect import flow
 from prefect.futures import PrefectFuture
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.records import EvaluationReport
 from digen_core.rewards.failures import component_means, grouped_means, settle
 from digen_core.rewards.scoring import Asked

@@ -5,17 +5,17 @@ from pathlib import Path
 from prefect import flow
 from pydantic import PositiveInt
 
-from digen_core.checks import check_inputs
-from digen_core.config import ConfigError
-from digen_core.config_file import CONFIG_OF_RUN
-from digen_core.manifest import (
+from digen_core.checkpoints.manifest import (
     CHECKPOINTS_OF_RUN,
     DamagedError,
     checkpoints_in,
     last_checkpoint,
 )
+from digen_core.checkpoints.resume import evaluation_config
+from digen_core.config.load import CONFIG_OF_RUN
+from digen_core.errors import UserError
+from digen_core.preflight.run import check_inputs
 from digen_core.records import EvaluationReport
-from digen_core.resume import evaluation_config
 from flows.batch import Batch
 from flows.evaluate import evaluate
 from flows.joining import await_roles
@@ -43,7 +43,7 @@ def evaluate_run(
         samples_per_prompt: Images per prompt, other than the run's.
 
     Raises:
-        ConfigError: the folder is not a run's, or holds no version yet.
+        UserError: the folder is not a run's, or holds no version yet.
     """
     run_dir = latest_run(Path("runs")) if run == LATEST else Path(run)
     config = evaluation_config(run_dir, prompts, samples_per_prompt)
@@ -65,12 +65,12 @@ def latest_run(runs_dir: Path) -> Path:
     """Return the newest run that kept a version.
 
     Raises:
-        ConfigError: there is none.
+        UserError: there is none.
     """
     folders = runs_dir.glob(f"*/{CHECKPOINTS_OF_RUN}")
     kept = [folder.parent for folder in folders if checkpoints_in(folder)]
     if not kept:
-        raise ConfigError(f"{runs_dir} holds no run with a trained version; train one first")
+        raise UserError(f"{runs_dir} holds no run with a trained version; train one first")
     return max(kept, key=lambda run: (run / CONFIG_OF_RUN).stat().st_mtime)
 
 
@@ -96,9 +96,9 @@ def newest_checkpoint(session: Session) -> Path:
     """Return the newest checkpoint of a session's run that is not known to be damaged.
 
     Raises:
-        ConfigError: there is none.
+        UserError: there is none.
     """
     checkpoint, _ = last_checkpoint(session.run_dir / CHECKPOINTS_OF_RUN, session.damaged)
     if checkpoint is None:
-        raise ConfigError(f"{session.run_dir} holds no whole version")
+        raise UserError(f"{session.run_dir} holds no whole version")
     return checkpoint

@@ -7,8 +7,8 @@
 from prefect import State, flow, runtime
 from prefect.states import Cancelled
 
-from digen_core.config import RunConfig
-from digen_core.data import Prompt, prompts_of_iteration, prompts_of_refills
+from digen_core.config.run import RunConfig
+from digen_core.data.prompts import Prompt, prompts_of_iteration, prompts_of_refills
 from digen_core.rollout.steps import steps_of_iteration
 from digen_core.transport.trajectories import forget_trajectories
 from flows.open_iteration import OpenIteration, Published

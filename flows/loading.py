@@ -5,7 +5,7 @@ from uuid import UUID
 
 from digen_core.control.protocol import Device, Role
 from digen_core.planning.profile import Measured
-from digen_core.reward_probe import NUM_SAMPLES, probed_by_workers
+from digen_core.preflight.reward_probe import NUM_SAMPLES, probed_by_workers
 from flows.batch import Batch
 from flows.session import Session, count, say
 from flows.telling import tell

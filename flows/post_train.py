@@ -7,11 +7,11 @@ Each iteration ends with its record and a checkpoint on disk: flows/publishing.p
 is lost that holds the optimizer's state, the run resumes by itself from its last checkpoint.
 """
 
-from digen_core.checks import check_run
-from digen_core.config import RunConfig
-from digen_core.manifest import DamagedError
+from digen_core.checkpoints.manifest import DamagedError
+from digen_core.config.run import RunConfig
+from digen_core.preflight.reward_probe import probe_before_start
+from digen_core.preflight.run import check_run
 from digen_core.records import RunReport
-from digen_core.reward_probe import probe_before_start
 from flows.configured import configured_flow
 from flows.control import ending_as_asked
 from flows.evaluate import evaluate_once

@@ -5,8 +5,8 @@ from typing import Final
 
 from prefect import flow
 
-from digen_core.data import Prompt
-from digen_core.model_config import MAX_TOKENS
+from digen_core.config.model import MAX_TOKENS
+from digen_core.data.prompts import Prompt
 from digen_core.rollout.steps import Steps
 from flows.batch import Batch
 from flows.conductor import Conductor

@@ -7,7 +7,7 @@ from time import time
 import numpy as np
 
 from digen_core.algorithms.ddpo import RewardHistory
-from digen_core.manifest import Position
+from digen_core.checkpoints.manifest import Position
 from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.trace.drawing import draw_apart, is_drawn
 from digen_core.trace.spans import DEVICES_OF_RUN, SPANS_OF_RUN, write_devices, write_spans

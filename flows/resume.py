@@ -16,10 +16,7 @@ from prefect import get_client, runtime
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState
 from prefect.states import Crashed
 
-from digen_core.config import ConfigError, RunConfig
-from digen_core.config_file import CONFIG_OF_RUN, require_run
-from digen_core.control.protocol import Device
-from digen_core.manifest import (
+from digen_core.checkpoints.manifest import (
     CHECKPOINTS_OF_RUN,
     EVALUATIONS_OF_RUN,
     LINEAGE_OF_RUN,
@@ -29,11 +26,15 @@ from digen_core.manifest import (
     read_lineage,
     read_manifest,
 )
-from digen_core.resume import AUTO, Resumption, newest_run, resumption_of
-from digen_core.run_state import LOCK_OF_RUN
+from digen_core.checkpoints.resume import AUTO, Resumption, newest_run, resumption_of
+from digen_core.checkpoints.retention import evaluations_of
+from digen_core.checkpoints.run_state import LOCK_OF_RUN
+from digen_core.checkpoints.tensors import remove_checkpoint
+from digen_core.config.load import CONFIG_OF_RUN, require_run
+from digen_core.config.run import RunConfig
+from digen_core.control.protocol import Device
+from digen_core.errors import UserError
 from digen_core.trace.spans import DEVICES_OF_RUN, read_devices
-from digen_core.training.checkpoints import remove_checkpoint
-from digen_core.training.retention import evaluations_of
 from digen_core.transport.files import replace_text, try_lock
 from digen_core.transport.metrics import METRICS_OF_RUN, read_metrics
 from flows.losses import StateLostError
@@ -47,7 +48,7 @@ def resuming(config: RunConfig, run_dir: Path) -> Iterator[Resumption]:
     """Yield from where a run can go on, while no other process does.
 
     Raises:
-        ConfigError: another process does, or the run cannot go on with this config.
+        UserError: another process does, or the run cannot go on with this config.
     """
     require_run(run_dir)
     with locked(run_dir):
@@ -62,12 +63,12 @@ def locked(run_dir: Path) -> Iterator[None]:
     """Keep other processes from writing in a run's folder; the lock goes with this process.
 
     Raises:
-        ConfigError: another process has the lock.
+        UserError: another process has the lock.
     """
     path = run_dir / LOCK_OF_RUN
     with try_lock(path) as is_ours:
         if not is_ours:
-            raise ConfigError(
+            raise UserError(
                 f"{run_dir} is being trained by process {path.read_text()}; wait until it has "
                 "ended, or stop it first"
             )
@@ -95,7 +96,7 @@ def begun_before(config: RunConfig) -> Path | None:
     if runtime.deployment.id is None:
         return None
     for path in Path(config.tracking.runs_dir).glob(f"*/{LINEAGE_OF_RUN}"):
-        with suppress(ConfigError):  # that of another run may be damaged
+        with suppress(UserError):  # that of another run may be damaged
             lineage = read_lineage(path.parent)
             if lineage and runtime.flow_run.id in lineage.flow_run_ids:
                 return path.parent

@@ -11,11 +11,12 @@ from prefect import runtime
 from prefect.client.orchestration import get_client
 from prefect.exceptions import Pause
 
-from digen_core.config import ConfigError, RunConfig
-from digen_core.config_file import CONFIG_OF_RUN
+from digen_core.checkpoints.manifest import LINEAGE_OF_RUN, Lineage
+from digen_core.config.load import CONFIG_OF_RUN
+from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device
-from digen_core.data import evaluation_prompts, prompts_hash, train_prompts
-from digen_core.manifest import LINEAGE_OF_RUN, Lineage
+from digen_core.data.prompts import evaluation_prompts, prompts_hash, train_prompts
+from digen_core.errors import UserError
 from digen_core.planning.profile import load_profile
 from digen_core.transport.files import replace_text
 from digen_core.transport.metrics import METRICS_OF_RUN
@@ -47,7 +48,7 @@ def open_run(config: RunConfig, resume: str | None = None) -> Iterator[Session]:
         resume: folder of the run that goes on, or "auto": the newest one of the config's name.
 
     Raises:
-        ConfigError: the config cannot be used, or not to go on with that run.
+        UserError: the config cannot be used, or not to go on with that run.
     """
     with ExitStack() as stack:
         stack.enter_context(naming_full_disk(Path(config.tracking.runs_dir)))
@@ -223,7 +224,7 @@ def _telling_how_to_resume(session: Session) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if isinstance(error, Pause | ConfigError):  # it goes on; or nothing stays of it
+        if isinstance(error, Pause | UserError):  # it goes on; or nothing stays of it
             raise
         after = f"after iteration {session.num_kept}"
         how = f"resume it with: digen train --resume {session.run_dir}"
@@ -255,7 +256,7 @@ def _new_run(config: RunConfig) -> Iterator[Path]:
     try:
         with locked(run_dir):
             yield run_dir
-    except ConfigError:
+    except UserError:
         spool = Spool.open(run_dir)
         is_told = spool is None or not spool.num_unsent  # else MLflow still lacks how it ended
         if is_told and not (run_dir / METRICS_OF_RUN).exists():

@@ -11,10 +11,10 @@ from typing import Final
 
 from distributed import Client, Future
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs
 from digen_core.control.protocol import CostsUpdated, Device
-from digen_core.data import train_prompts
+from digen_core.data.prompts import train_prompts
 from digen_core.planning.job import Job
 from digen_core.planning.planner import plan_config
 from digen_core.planning.predict import predicted_seconds
@@ -36,7 +36,7 @@ def measured_costs(config: RunConfig, client: Client, devices: Sequence[Device])
     """Load the model on one worker of each kind and measure it there, for lack of a profile.
 
     Raises:
-        ConfigError: the model cannot be loaded.
+        UserError: the model cannot be loaded.
     """
     firsts = {device.kind: device for device in reversed(devices)}.values()
     how = (
@@ -77,7 +77,7 @@ def resolve_layout(
         costs: what work costs.
 
     Raises:
-        ConfigError: the devices can do none of the layouts.
+        UserError: the devices can do none of the layouts.
     """
     job = Job.of(config, tuple(devices), with_kinds(costs, devices))
     best = plan_config(job, config)[0]

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Event, Fragment, FragmentScored, Score
 from digen_core.rewards.sums import with_reward
 from flows.denoising import about

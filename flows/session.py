@@ -14,11 +14,11 @@ from distributed import Client
 from prefect.futures import PrefectFuture
 
 from digen_core.algorithms.ddpo import RewardHistory
-from digen_core.config import RunConfig
+from digen_core.checkpoints.manifest import Lineage
+from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs
 from digen_core.control.protocol import Device
-from digen_core.data import Metadata, Prompt
-from digen_core.manifest import Lineage
+from digen_core.data.prompts import Metadata, Prompt
 from digen_core.planning.profile import Profile
 from digen_core.records import EvaluationReport, IterationRecord, RunReport
 from digen_core.rollout.steps import Steps

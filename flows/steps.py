@@ -2,7 +2,7 @@
 
 import math
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 
 # What a task costs its worker and the flow, as `digen bench runner` measures it.
 TASK_SECONDS = 0.010

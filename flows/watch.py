@@ -16,7 +16,7 @@ from uuid import UUID
 
 from distributed import Client
 
-from digen_core.schedule_config import ClusterConfig
+from digen_core.config.schedule import ClusterConfig
 from tasks.presence import Presence, present_workers
 
 LOOK_SECONDS: Final = 3.0

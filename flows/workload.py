@@ -1,6 +1,6 @@
 """Tell the controller what a config asks for."""
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.control.layout import LAYOUTS, Layout
 from digen_core.control.schedule import Schedule, Workload
 from digen_core.planning import job

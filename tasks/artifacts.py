@@ -37,8 +37,8 @@ from tenacity import (
     wait_fixed,
 )
 
-from digen_core.addresses import redacted
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
+from digen_core.inputs.addresses import redacted
 from digen_core.records import EvaluationReport, IterationRecord, Picture
 from tasks.display import (
     Progress,

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from distributed import Client
 
-from digen_core.manifest import CHECKPOINTS_OF_RUN, Position
-from digen_core.training.checkpoints import write_checkpoint
+from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, Position
+from digen_core.checkpoints.retention import prune
+from digen_core.checkpoints.tensors import write_checkpoint
 from digen_core.training.optimizer import TrainState
-from digen_core.training.retention import prune
 from tasks.calls import on_worker
 from tasks.engine import engine_of
 
@@ -31,7 +31,7 @@ def keep_checkpoint(
     Raises:
         OSError: the checkpoint could not be written; those before it are still there.
         WorkerLostError: the worker is gone.
-        ConfigError: there is no such metric as config.checkpoints.best_by.
+        UserError: there is no such metric as config.checkpoints.best_by.
     """
     on_worker(client, worker, _write, run_id, version, run_dir, position, seconds=None)
 

@@ -11,9 +11,9 @@ from typing import Any
 import dask
 from distributed import Client, Lock, Nanny, SpecCluster
 
-from digen_core.config import ConfigError
+from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device, Role
-from digen_core.schedule_config import ClusterConfig
+from digen_core.errors import UserError
 from tasks.listening import TaskWorker, own_scheduler, own_tls_settings
 from tasks.presence import ROLES, kinds_of, present_workers
 
@@ -163,7 +163,7 @@ def devices_of(client: Client, *, colocated: bool = False) -> list[Device]:
     """Return the workers of a cluster that declare a role; their kinds are their processors.
 
     Raises:
-        ConfigError: a role that a run needs is declared by no worker, or, for a colocated layout,
+        UserError: a role that a run needs is declared by no worker, or, for a colocated layout,
             not by every one.
     """
     workers = present_workers(client)
@@ -172,12 +172,12 @@ def devices_of(client: Client, *, colocated: bool = False) -> list[Device]:
     devices = sorted(devices, key=lambda device: device.name)
     for role in ROLES:
         if not any(role in device.roles for device in devices):
-            raise ConfigError(
+            raise UserError(
                 f"no worker of the cluster has the role {role!r} (of {len(workers)} workers); "
                 f"start one with --resources '{role}=1'"
             )
     if colocated and (single := [device.name for device in devices if len(device.roles) == 1]):
-        raise ConfigError(
+        raise UserError(
             f"workers {', '.join(single)} have one role only, but a colocated layout needs both on "
             "every worker; start them with --resources 'rollout=1 trainer=1'"
         )

@@ -29,10 +29,10 @@ import numpy as np
 from distributed import get_worker
 from prefect import Task, task
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs, DeviceCosts
 from digen_core.control.protocol import Device, Fragment, Pack, Role
-from digen_core.data import Metadata
+from digen_core.data.prompts import Metadata
 from digen_core.sim.scenario import Scenario
 from tasks import receipts
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from digen_core.config import RunConfig
-from digen_core.model_config import Size
+from digen_core.config.model import Size
+from digen_core.config.run import RunConfig
 from digen_core.models.compiled import compile_meter
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import ALL_PARTS, TRAINER_PARTS, Policy

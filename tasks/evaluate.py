@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from prefect import task
 
-from digen_core.data import Prompt
+from digen_core.data.prompts import Prompt
 from digen_core.rewards.scoring import Asked
 from digen_core.rollout.evaluation import sample_images
 from digen_core.training.optimizer import PolicyVersion

@@ -16,8 +16,8 @@ from distributed.cli.dask_worker import main as dask_worker
 from distributed.comm import get_address_host
 from distributed.utils import get_ip, get_ip_interface, json_load_robust
 
-from digen_core.config import ConfigError
-from digen_core.reachable import parse_address
+from digen_core.errors import UserError
+from digen_core.preflight.network import parse_address
 from tasks import dashboard
 
 INSECURE: Final = "--insecure"
@@ -100,7 +100,7 @@ def options_of_worker(arguments: Sequence[str], *, insecure: bool) -> list[str]:
         insecure: whether it may listen on a network without TLS.
 
     Raises:
-        ConfigError: it would listen on a network without TLS, and may not; or the scheduler's
+        UserError: it would listen on a network without TLS, and may not; or the scheduler's
             address is none.
     """
     asked = dask_worker.make_context("digen worker", list(arguments)).params
@@ -118,7 +118,7 @@ def options_of_worker(arguments: Sequence[str], *, insecure: bool) -> list[str]:
         options += ["--host", host]
     protocol = asked["protocol"] or scheduler["scheme"]
     if protocol != "tls" and not insecure and not is_loopback(host):
-        raise ConfigError(
+        raise UserError(
             f"a worker of {address} would listen on {host} without TLS, and whoever reaches it "
             "there could run code on this machine; use a scheduler with TLS (digen up --host ... "
             "has it; docs/clusters.md says how to make one of your own), or "

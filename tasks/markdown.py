@@ -6,8 +6,8 @@ even bare addresses become links.
 
 import re
 
-from digen_core.addresses import redacted
-from digen_core.plain_text import printable
+from digen_core.inputs.addresses import redacted
+from digen_core.inputs.text import printable
 
 
 def code(text: str) -> str:

@@ -10,7 +10,7 @@ import torch
 from prefect import task
 from torch import Tensor
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
 from digen_core.models.policy import Condition, Policy
 from digen_core.planning.profile import LineFit, Measured
@@ -41,7 +41,7 @@ def measure_alone(config: RunConfig, prompt: str) -> Measured:
     """Load the model on a worker of no run yet, and measure the work of both roles.
 
     Raises:
-        ConfigError: the model cannot be loaded.
+        UserError: the model cannot be loaded.
     """
     engine = load_engine("measure", config, "measure", ROLES)
     return _measured(engine, engine.policy.encode([prompt]), ROLES)
@@ -63,7 +63,7 @@ def pack_seconds(
         out.
 
     Raises:
-        ConfigError: the model cannot be loaded.
+        UserError: the model cannot be loaded.
     """
     engine = load_engine("measure", config, "measure", ROLES)
     condition = engine.policy.encode([prompt])

@@ -9,8 +9,8 @@ from distributed import Client, Scheduler
 from distributed.core import rpc
 from distributed.metrics import time
 
-from digen_core.config import ConfigError
 from digen_core.control.protocol import Role
+from digen_core.errors import UserError
 from tasks.calls import on_scheduler, on_workers
 
 ROLES: Final[tuple[Role, ...]] = ("rollout", "trainer")
@@ -84,11 +84,11 @@ def require_pools(client: Client, pools: Iterable[str]) -> None:
     """Check that every pool has a worker.
 
     Raises:
-        ConfigError: one has none.
+        UserError: one has none.
     """
     for pool, names in workers_of_pools(client, pools).items():
         if not names:
-            raise ConfigError(
+            raise UserError(
                 f"no worker of the cluster is in the pool {pool!r}, which a reward names; start "
                 f"one with: digen worker SCHEDULER --name {pool}-0 --pool {pool}"
             )

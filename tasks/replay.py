@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from digen_core.config import ConfigError
-from digen_core.manifest import CHECKPOINTS_OF_RUN, name_of
-from digen_core.replay import KeptIteration
-from digen_core.training.checkpoints import read_checkpoint
+from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, name_of
+from digen_core.checkpoints.tensors import read_checkpoint
+from digen_core.errors import UserError
+from digen_core.reference.replay import KeptIteration
 from digen_core.training.optimizer import TrainState, initial_state, published
 from tasks import receipts
 from tasks.engine import Engine, version_zero
@@ -36,7 +36,7 @@ def replay(run_dir: Path, kept: KeptIteration) -> Replayed:
         kept: of the iteration, and the settings to learn with.
 
     Raises:
-        ConfigError: the model cannot be loaded, a pack does not fit into memory, or a checkpoint
+        UserError: the model cannot be loaded, a pack does not fit into memory, or a checkpoint
             is damaged.
         FloatingPointError: the loss is not finite.
     """
@@ -61,7 +61,7 @@ def replay(run_dir: Path, kept: KeptIteration) -> Replayed:
                 previous=total,
             )
         if receipt["too_large"]:
-            raise ConfigError(
+            raise UserError(
                 f"a pack of {pack.num_pairs} pairs does not fit into memory; use a smaller "
                 "--train.pack-size"
             )
@@ -76,7 +76,7 @@ def _state_before(engine: Engine, kept: KeptIteration) -> TrainState:
         return initial_state(version_zero(engine), keeps_old=keeps_old)
     state = read_checkpoint(kept.checkpoint)
     if keeps_old != (state.old is not None):
-        raise ConfigError(
+        raise UserError(
             "algorithm.old_policy_decay: the run's checkpoints "
             f"{'have no' if keeps_old else 'have an'} old policy; leave it as it was"
         )

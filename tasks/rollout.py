@@ -10,7 +10,7 @@ from prefect import task
 from torch import Tensor
 
 from digen_core.control.protocol import Fragment
-from digen_core.data import Metadata
+from digen_core.data.prompts import Metadata
 from digen_core.rewards.pixels import as_pixels
 from digen_core.rollout.sampler import DenoisedStep, ReferenceKl, denoise, initial_latent
 from digen_core.rollout.steps import steps_to_keep

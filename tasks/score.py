@@ -9,12 +9,12 @@ import torch
 from distributed import get_worker
 from prefect import task
 
-from digen_core.config import RunConfig
-from digen_core.data import Metadata, Prompt
-from digen_core.model_config import ModelConfig
+from digen_core.config.model import ModelConfig
+from digen_core.config.rewards import RewardConfig
+from digen_core.config.run import RunConfig
+from digen_core.data.prompts import Metadata, Prompt
 from digen_core.models.policy import resolve_device
-from digen_core.reward_config import RewardConfig
-from digen_core.reward_probe import probe
+from digen_core.preflight.reward_probe import probe
 from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardFn, score_images
 from digen_core.transport.arrays import to_tensor
@@ -50,7 +50,7 @@ def load_rewards(run_id: str, label: str, pool: Pool) -> None:
     """Load what a pool scores with.
 
     Raises:
-        ConfigError: a reward cannot be made.
+        UserError: a reward cannot be made.
     """
     with span_on_receipt(str(get_worker().name)):
         _functions_of(run_id, pool)
@@ -77,7 +77,7 @@ def probe_rewards(
         prompts: of the run.
 
     Raises:
-        ConfigError: a reward fails.
+        UserError: a reward fails.
     """
     functions = engine_of(run_id).rewards if pool is None else _functions_of(run_id, pool)
     with span_on_receipt(str(get_worker().name)):

@@ -6,9 +6,10 @@ from time import time
 
 from prefect import task
 
-from digen_core.config import ConfigError, RunConfig
-from digen_core.model_checks import explain_load_error
-from digen_core.training.checkpoints import read_checkpoint
+from digen_core.checkpoints.tensors import read_checkpoint
+from digen_core.config.run import RunConfig
+from digen_core.errors import UserError
+from digen_core.preflight.model import explain_load_error
 from digen_core.training.optimizer import TrainState
 from tasks import receipts
 from tasks.engine import Engine, build_engine, working
@@ -26,12 +27,12 @@ def load_engine(run_id: str, config: RunConfig, device: str, roles: Collection[s
     """Build the engine of a worker.
 
     Raises:
-        ConfigError: the model cannot be loaded.
+        UserError: the model cannot be loaded.
     """
     try:
         return build_engine(run_id, config, device, frozenset(roles))
     except OSError as error:  # its causes, which explain it, are lost on the way to the flow
-        raise ConfigError(explain_load_error(config.model, error)) from error
+        raise UserError(explain_load_error(config.model, error)) from error
 
 
 @task(name="count tokens", task_run_name="{label}")

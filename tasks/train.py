@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from prefect import task
 
-from digen_core.config import RunConfig
+from digen_core.config.model import Size
+from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Pack, PairBlock
-from digen_core.model_config import Size
 from digen_core.rollout.steps import steps_of_iteration
 from digen_core.training.gradient import PackMetrics
 from digen_core.training.gradient_sum import GradientSum, add, pack_gradient

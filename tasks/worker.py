@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 
 import dask
 
-from digen_core.config import ConfigError
+from digen_core.errors import UserError
 from tasks.cluster import PRELOAD, settings_of_workers
 from tasks.listening import INSECURE, options_of_worker
 
@@ -36,7 +36,7 @@ def run_worker(arguments: Sequence[str], *, cuda: bool = False, insecure: bool =
         insecure: Let it listen on a network without TLS.
 
     Raises:
-        ConfigError: dask-cuda is not installed; or the worker would listen on a network without
+        UserError: dask-cuda is not installed; or the worker would listen on a network without
             TLS, and may not.
     """
     listening = options_of_worker(arguments, insecure=insecure)
@@ -44,7 +44,7 @@ def run_worker(arguments: Sequence[str], *, cuda: bool = False, insecure: bool =
         try:
             from dask_cuda.cli import worker as command
         except ImportError as error:
-            raise ConfigError("--cuda needs dask-cuda: pip install 'digen[cuda]'") from error
+            raise UserError("--cuda needs dask-cuda: pip install 'digen[cuda]'") from error
     else:
         from distributed.cli.dask_worker import main as command
     # By --preload, the process that only watches over the worker would import it, too.
@@ -64,7 +64,7 @@ def main(words: Sequence[str]) -> int:
     arguments = [word for word in words if word not in ("--cuda", INSECURE)]
     try:
         run_worker(arguments, cuda="--cuda" in words, insecure=INSECURE in words)
-    except ConfigError as error:
+    except UserError as error:
         sys.stderr.write(f"digen: {error}\n")
         return 2
     return 0

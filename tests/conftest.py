@@ -42,7 +42,7 @@ def tiny_flux(tmp_path_factory) -> str:
     """Folder of a FLUX pipeline with random weights, a few thousand parameters."""
     import torch
 
-    from digen_core.models.tiny_flux import build_tiny_flux
+    from digen_core.models.tiny.flux import build_tiny_flux
 
     folder = tmp_path_factory.mktemp("tiny_flux")
     torch.manual_seed(0)
@@ -53,7 +53,7 @@ def tiny_flux(tmp_path_factory) -> str:
 @pytest.fixture(scope="session")
 def tiny_families(tmp_path_factory) -> dict[str, str]:
     """Folder of a tiny pipeline with random weights, by family."""
-    from digen_core.models import LOADERS
+    from digen_core.models.families import LOADERS
     from digen_core.models.tiny import build_tiny
 
     folders = {}

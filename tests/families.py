@@ -6,8 +6,8 @@ import torch
 from diffusers import DiffusionPipeline
 from tiny_policies import load
 
-from digen_core.model_config import VIDEO_FAMILIES
-from digen_core.models import LOADERS
+from digen_core.config.model import VIDEO_FAMILIES
+from digen_core.models.families import LOADERS
 from digen_core.models.hunyuan_video import prompt_template
 from digen_core.models.policy import ALL_PARTS, Policy
 

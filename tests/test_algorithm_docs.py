@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from digen_core.algorithm_config import AlgorithmConfig
+from digen_core.config.algorithm import AlgorithmConfig
 
 PAGE = (Path(__file__).parents[1] / "docs" / "algorithms.md").read_text()
 SETTINGS = PAGE[PAGE.index("## Settings") : PAGE.index("Keys of other tables")]

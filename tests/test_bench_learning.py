@@ -7,7 +7,7 @@ from rich.console import Console
 
 from deployments.bench_algorithms import SETTINGS, config_of
 from deployments.bench_learning import Way, draw, print_ways, smoothed
-from digen_core.config_file import load_config
+from digen_core.config.load import load_config
 from digen_core.rollout.steps import steps_of_iteration
 
 SHAPES = Path(__file__).parents[1] / "deployments/configs/shapes.toml"

@@ -4,7 +4,7 @@ import pytest
 
 from deployments.bench_compute import Row, print_rows
 from deployments.bench_packs import fitted, print_packs
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
 
 

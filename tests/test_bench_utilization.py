@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from deployments.bench_utilization import Row, cut_settings, noise_condition, print_rows, rows_of
 from deployments.cli import run
 from deployments.size import MODEL_CONFIGS
-from digen_core.config import RunConfig
-from digen_core.models import ADAPTERS
+from digen_core.config.run import RunConfig
+from digen_core.models.families import ADAPTERS
 from digen_core.models.loading import build_trainable
 from digen_core.planning.sizes import Sizes, sizes_of
 from tasks.measure import work_seconds

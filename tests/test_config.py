@@ -8,16 +8,17 @@ import yaml
 
 from deployments.cli import run
 from deployments.overrides import config_of
-from digen_core.algorithm_config import FlowGrpoConfig
-from digen_core.config import ConfigError, RunConfig
-from digen_core.config_file import load_config
-from digen_core.config_keys import NAME, known_keys
-from digen_core.config_toml import as_toml
-from digen_core.model_config import AdapterConfig, ModelConfig
+from digen_core.config.algorithm import FlowGrpoConfig
+from digen_core.config.keys import NAME, known_keys
+from digen_core.config.load import load_config
+from digen_core.config.model import AdapterConfig, ModelConfig
+from digen_core.config.rewards import REWARD_TYPES, ShapesConfig
+from digen_core.config.run import RunConfig
+from digen_core.config.shipped import located
+from digen_core.config.toml import as_toml
+from digen_core.config.train import LoraConfig, TrainConfig
+from digen_core.errors import ConfigError
 from digen_core.planning.job import workload_of
-from digen_core.reward_config import REWARD_TYPES, ShapesConfig
-from digen_core.shipped import located
-from digen_core.train_config import LoraConfig, TrainConfig
 
 ROOT = Path(__file__).parents[1]
 COMMITTED = sorted((ROOT / "deployments" / "configs").glob("*.toml"))
@@ -43,7 +44,7 @@ def modules_after(code):
 
 
 def test_configs_load_without_torch():
-    assert modules_after("import digen_core.config, digen_core.config_file") == []
+    assert modules_after("import digen_core.config.run, digen_core.config.load") == []
 
 
 def test_help_and_mistakes_cost_nothing_heavy(tmp_path):

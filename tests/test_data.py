@@ -8,10 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from digen_core.config import ConfigError, RunConfig
-from digen_core.config_file import load_config
-from digen_core.data import Prompt, evaluation_prompts, train_prompts
-from digen_core.model_config import PromptsConfig
+from digen_core.config.load import load_config
+from digen_core.config.model import PromptsConfig
+from digen_core.config.run import RunConfig
+from digen_core.data.prompts import Prompt, evaluation_prompts, train_prompts
+from digen_core.errors import UserError
 
 ROWS = [
     {"caption": "a red circle", "text": "7", "share": 1.0, "part": "train"},
@@ -139,7 +140,7 @@ def test_prompts_of_ones_own_need_others_to_be_judged_on():
     """Not those of the embedded world, which its own prompts get if nothing is said."""
     assert PromptsConfig().evaluation == "digen:prompts/shapes_evaluation.txt"
     wanted = "prompts.train is p.csv, but nothing says which prompts are for evaluation; set "
-    with pytest.raises(ConfigError, match=wanted):
+    with pytest.raises(UserError, match=wanted):
         load_config(None, {"prompts.train": "p.csv"})
     config = load_config(None, {"prompts.train": "p.csv", "prompts.evaluation_fraction": 0.1})
     assert config.prompts.evaluation is None
@@ -192,7 +193,7 @@ REFUSED = {
 def test_what_is_wrong_with_a_row_is_said_with_its_place(content, settings, message, tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text(content)
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(UserError) as error:
         train_prompts(config_of(train=str(path), **settings))
     assert str(path) in str(error.value)
     assert message in str(error.value)
@@ -218,19 +219,19 @@ def test_a_file_that_cannot_be_read_is_a_config_error(name, content, tmp_path):
     if content is not None:
         path.write_bytes(content)
     named = tmp_path if name == "state.json" else path
-    with pytest.raises(ConfigError, match=str(tmp_path)):
+    with pytest.raises(UserError, match=str(tmp_path)):
         train_prompts(config_of(train=str(named)))
 
 
 def test_a_folder_with_several_splits_is_refused(tmp_path):
     write_pattern(tmp_path)
-    with pytest.raises(ConfigError, match=r"the splits test, train; give one, as in .*/test-\*"):
+    with pytest.raises(UserError, match=r"the splits test, train; give one, as in .*/test-\*"):
         train_prompts(config_of(train=str(tmp_path), column="caption"))
     saved = tmp_path / "saved"
     (saved / "train").mkdir(parents=True)
     write_saved(saved / "train")
     (saved / "dataset_dict.json").write_text('{"splits": ["train"]}')
-    with pytest.raises(ConfigError, match="the splits train; give one, as in"):
+    with pytest.raises(UserError, match="the splits train; give one, as in"):
         train_prompts(config_of(train=str(saved), column="caption"))
 
 

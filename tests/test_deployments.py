@@ -12,10 +12,11 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 
-from digen_core.config import ConfigError, RunConfig
-from digen_core.config_file import config_of_tree
-from digen_core.config_keys import known_keys
-from digen_core.config_merge import TABLES, merge_configs
+from digen_core.config.keys import known_keys
+from digen_core.config.load import config_of_tree
+from digen_core.config.merge import TABLES, merge_configs
+from digen_core.config.run import RunConfig
+from digen_core.errors import UserError
 
 TREE = yaml.safe_load((Path(__file__).parents[1] / "deployments" / "prefect.yaml").read_text())
 DEPLOYMENTS = {tree["entrypoint"].rpartition(".")[2]: tree for tree in TREE["deployments"]}
@@ -95,7 +96,7 @@ def test_wrong_values_are_refused_by_the_form_and_in_one_line_by_the_run(config,
     refused = refusal({"config": config}, parameter_schema(flow).model_dump_for_openapi())
     assert form in refused
     assert bool(form) == bool(refused)
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(UserError) as error:
         flow.validate_parameters({"config": config})
     assert str(error.value).startswith("the parameter config: ")
     assert flow_says in str(error.value)
@@ -197,7 +198,7 @@ def test_what_a_form_sends_is_whole():
     [{"rollout": 3}, {"rewards": {"a b": 1}}, {"algorithm": {"type": "x"}}, {"rolout": {"a": 1}}],
 )
 def test_what_is_wrong_with_keys_that_are_given_is_told(given):
-    with pytest.raises(ConfigError, match=r"^test: "):
+    with pytest.raises(UserError, match=r"^test: "):
         merged(given)
 
 
@@ -237,5 +238,5 @@ def test_a_flow_run_that_resumes_completes_its_config_with_the_runs(flow_run, tm
         update={"cluster": kept.cluster.model_copy(update={"rollout_workers": 2})}
     )
     assert flow_run({"config": SHAPES}, resume)["config"] == kept
-    with pytest.raises(ConfigError, match=r"there is no run folder .*missing"):
+    with pytest.raises(UserError, match=r"there is no run folder .*missing"):
         flow_run({"config": SHAPES}, {"resume": str(tmp_path / "missing")})

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from digen_core.config_reference import reference
+from digen_core.config.reference_page import reference
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

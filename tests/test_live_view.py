@@ -10,9 +10,9 @@ from deployments.errors import RunStoppedError
 from deployments.live_view import LiveView
 from deployments.panel import share_lines
 from deployments.prefect_server import PrefectApi
-from digen_core.config import RunConfig
-from digen_core.noise import error_of
+from digen_core.config.run import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord
+from digen_core.statistics import error_of
 from tasks.display import HEADLINES, Progress, duration, line_chart, sparkline
 
 CONFIG = RunConfig(num_iterations=4)

@@ -8,12 +8,12 @@ from tiny_policies import load
 
 from deployments.shipped import recipe_files
 from deployments.size import settings_folder
-from digen_core.checks import check_inputs
-from digen_core.config import RunConfig
-from digen_core.config_file import load_config
-from digen_core.data import Prompt
+from digen_core.config.load import load_config
+from digen_core.config.run import RunConfig
+from digen_core.data.prompts import Prompt
 from digen_core.models.trainable import initial_weights, make_trainable, trainable_parameters
-from digen_core.reference import post_train_serially
+from digen_core.preflight.run import check_inputs
+from digen_core.reference.loop import post_train_serially
 from digen_core.rewards import reward_functions
 
 DOCS = Path(__file__).parents[1] / "docs/recipes.md"
@@ -55,7 +55,7 @@ def brightness(images, prompts):
 def test_a_recipe_is_ready_to_run(recipe, monkeypatch):
     """Prompts, rewards and devices are checked as before a run, as if a hub had the rest."""
     asked = set()
-    name = "digen_core.hub.check_available"
+    name = "digen_core.preflight.hub.check_available"
     monkeypatch.setattr(name, lambda label, repo, files, revision: asked.add(repo))
     config = load_config(FILES[recipe])
     check_inputs(config)

@@ -5,12 +5,14 @@ import pytest
 import torch
 from tiny_policies import load_trainable
 
-from digen_core import reference, reference_group
-from digen_core.config import ConfigError, RunConfig
-from digen_core.data import Prompt, prompts_of_iteration
+from digen_core.config.rewards import FunctionConfig
+from digen_core.config.run import RunConfig
+from digen_core.data.prompts import Prompt, prompts_of_iteration
+from digen_core.errors import UserError
 from digen_core.models.trainable import initial_weights, set_weights
-from digen_core.reference import post_train_serially
-from digen_core.reward_config import FunctionConfig
+from digen_core.reference import group as reference_group
+from digen_core.reference import loop as reference
+from digen_core.reference.loop import post_train_serially
 from digen_core.rollout.evaluation import sample_images
 
 TEXTS = ["a red circle", "a blue square", "two green triangles"]
@@ -324,5 +326,5 @@ def test_each_group_has_a_version_of_its_own(train):
 
 def test_float16_is_refused():
     config = RunConfig.model_validate({"model": {"dtype": "float16"}})
-    with pytest.raises(ConfigError, match=r"model\.dtype is float16, whose loss the serial loop"):
+    with pytest.raises(UserError, match=r"model\.dtype is float16, whose loss the serial loop"):
         post_train_serially(config, None, [], {})

@@ -7,9 +7,10 @@ import pytest
 from pydantic import ValidationError
 
 from deployments.overrides import config_of
-from digen_core.algorithm_config import AlgorithmConfig
-from digen_core.config import WITH_BARRIER, ConfigError, RunConfig
+from digen_core.config.algorithm import AlgorithmConfig
+from digen_core.config.run import WITH_BARRIER, RunConfig
 from digen_core.control.layout import LAYOUTS
+from digen_core.errors import ConfigError
 from digen_core.planning.job import layouts_for
 from digen_core.training.objectives import OBJECTIVES
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from digen_core.model_config import ModelConfig
-from digen_core.models import LOADERS
+from digen_core.config.model import ModelConfig
+from digen_core.config.train import LoraConfig
+from digen_core.models.families import LOADERS
 from digen_core.models.policy import ALL_PARTS, Policy
 from digen_core.models.trainable import make_trainable, trainable_parameters
-from digen_core.train_config import LoraConfig
 
 LORA = LoraConfig(rank=4, alpha=8)
 

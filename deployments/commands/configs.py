@@ -14,7 +14,7 @@ def show(*tokens: ConfigTokens) -> int:
     """
     config = config_of(tokens)
 
-    from digen_core.config_toml import as_toml
+    from digen_core.config.toml import as_toml
 
     sys.stdout.write(as_toml(config))
     return 0
@@ -25,7 +25,7 @@ def reference() -> int:
 
     Example: digen config reference > docs/configuration.md
     """
-    from digen_core.config_reference import reference as page
+    from digen_core.config.reference_page import reference as page
 
     sys.stdout.write(page())
     return 0

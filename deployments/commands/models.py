@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from digen_core.config import ConfigError
-from digen_core.model_config import VIDEO_FAMILIES, Family, TinySize
-from digen_core.reachable import check_writable
+from digen_core.config.model import VIDEO_FAMILIES, Family, TinySize
+from digen_core.errors import UserError
+from digen_core.preflight.network import check_writable
 
 
 def shapes(*, out: Path = Path("runs/models/shapes"), seed: int = 0, threads: int = 2) -> int:
@@ -20,7 +20,7 @@ def shapes(*, out: Path = Path("runs/models/shapes"), seed: int = 0, threads: in
     """
     _require_free(out)
     if threads < 1 or seed < 0:
-        raise ConfigError(f"--threads is {threads} and --seed {seed}; use threads >= 1, seed >= 0")
+        raise UserError(f"--threads is {threads} and --seed {seed}; use threads >= 1, seed >= 0")
 
     from deployments.pretraining import pretrain
 
@@ -43,7 +43,7 @@ def make_tiny(family: Family, folder: Path, /, *, size: TinySize = "tiny", seed:
     """
     _require_free(folder)
     if seed < 0:
-        raise ConfigError(f"--seed is {seed}; use 0 or more")
+        raise UserError(f"--seed is {seed}; use 0 or more")
 
     from transformers.utils.logging import disable_progress_bar
 
@@ -86,5 +86,5 @@ def convert_hps(checkpoint: Path, folder: Path, /) -> int:
 def _require_free(folder: Path) -> None:
     """Check that a folder is missing or empty, and can be written to."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} exists already; remove it or choose another folder")
+        raise UserError(f"{folder} exists already; remove it or choose another folder")
     check_writable(f"the folder is {folder}", folder)

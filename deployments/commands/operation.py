@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from digen_core.config import ConfigError
+from digen_core.errors import UserError
 
 PORTS = (4200, 5000, 8786, 8787)
 
@@ -51,15 +51,15 @@ def up(
             another is used.
     """
     if any(not 0 < port < 65536 for port in ports):
-        raise ConfigError(f"--ports are {' '.join(map(str, ports))}; use 1 to 65535")
+        raise UserError(f"--ports are {' '.join(map(str, ports))}; use 1 to 65535")
     for extra in names or []:
         if not re.fullmatch(r"[A-Za-z0-9.:-]+", extra):
-            raise ConfigError(f"--names has {extra!r}; give names of hosts, without scheme or port")
+            raise UserError(f"--names has {extra!r}; give names of hosts, without scheme or port")
 
     from deployments.local import failures_in_one_line
     from deployments.operation.state import Options
     from deployments.operation.up import up as start_all
-    from digen_core.shipped import data_folder
+    from digen_core.config.shipped import data_folder
     from tasks.listening import is_loopback
 
     options = Options(
@@ -147,9 +147,9 @@ def worker(
     import os
 
     if scheduler is None and "DASK_SCHEDULER_ADDRESS" not in os.environ:
-        raise ConfigError("which scheduler? For example: digen worker tls://10.0.0.1:8786 --name a")
+        raise UserError("which scheduler? For example: digen worker tls://10.0.0.1:8786 --name a")
     if threads < 1:
-        raise ConfigError(f"--threads is {threads}; use 1 or more")
+        raise UserError(f"--threads is {threads}; use 1 or more")
     os.environ["OMP_NUM_THREADS"] = str(threads)
 
     from digen_core.planning.groups import ROLES, check_name
@@ -159,9 +159,9 @@ def worker(
         check_name("--pool", pool)
 
     if pool in ROLES:
-        raise ConfigError(f"--pool is {pool}, which is a role; use --role {pool}, or another name")
+        raise UserError(f"--pool is {pool}, which is a role; use --role {pool}, or another name")
     from deployments.local import failures_in_one_line
-    from digen_core.reachable import parse_address
+    from digen_core.preflight.network import parse_address
     from tasks.worker import resources_of, run_worker
 
     label = "the scheduler's address" if scheduler else "DASK_SCHEDULER_ADDRESS"

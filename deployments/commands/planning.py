@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from deployments.overrides import ConfigTokens, config_of, parse_arguments
 from deployments.shipped import recipe_files
-from digen_core.config import ConfigError
+from digen_core.errors import UserError
 
 MOST_ITERATIONS = 1000
 
@@ -46,7 +46,7 @@ def simulate(
     found, layouts = command.find_scenario(scenario), command.layouts_of(layout)
     least = command.LEAST_ITERATIONS
     if not least <= iterations <= MOST_ITERATIONS or not 0 <= seed < 2**63:
-        raise ConfigError(
+        raise UserError(
             f"--iterations is {iterations} and --seed {seed}; use {least} <= iterations <= "
             f"{MOST_ITERATIONS}, since each is simulated, and 0 <= seed < 2^63"
         )

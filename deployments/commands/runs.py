@@ -8,13 +8,13 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from deployments.overrides import ConfigTokens, config_of, parse_arguments
-from digen_core.addresses import redacted
-from digen_core.config import ConfigError
-from digen_core.config_file import require_run
-from digen_core.config_keys import parse_value
-from digen_core.plain_text import printable
-from digen_core.resume import AUTO, newest_run, resumption_of
-from digen_core.shipped import located
+from digen_core.checkpoints.resume import AUTO, newest_run, resumption_of
+from digen_core.config.keys import parse_value
+from digen_core.config.load import require_run
+from digen_core.config.shipped import located
+from digen_core.errors import UserError
+from digen_core.inputs.addresses import redacted
+from digen_core.inputs.text import printable
 
 
 def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:
@@ -39,13 +39,13 @@ def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:
     if is_auto:
         resume = newest_run(config)
 
-    from digen_core.checks import check_run
+    from digen_core.preflight.run import check_run
 
     check_run(config)
     if resume is not None:
         resumption_of(config, resume)
 
-    from digen_core.reward_probe import probe_before_start
+    from digen_core.preflight.reward_probe import probe_before_start
 
     probe_before_start(config, _warn)
 
@@ -70,9 +70,9 @@ def evaluate(
     """
     require_run(run)
     if samples_per_prompt is not None and samples_per_prompt < 1:
-        raise ConfigError(f"--samples-per-prompt is {samples_per_prompt}; use 1 or more")
+        raise UserError(f"--samples-per-prompt is {samples_per_prompt}; use 1 or more")
     if prompts is not None and not Path(located(str(prompts))).exists():
-        raise ConfigError(f"cannot read the prompt file {prompts}: there is none")
+        raise UserError(f"cannot read the prompt file {prompts}: there is none")
 
     from deployments import local, summary
 
@@ -97,10 +97,10 @@ def replay(run: Path, iteration: int, /, *tokens: ConfigTokens) -> int:
     require_run(run)
     arguments = parse_arguments(tokens)
     if arguments.path is not None:
-        raise ConfigError(f"unexpected argument {str(arguments.path)!r}; it takes RUN ITERATION")
+        raise UserError(f"unexpected argument {str(arguments.path)!r}; it takes RUN ITERATION")
     overrides = {key: parse_value(key, text) for key, text in arguments.settings.items()}
 
-    from digen_core.replay import replay_config
+    from digen_core.reference.replay import replay_config
 
     replay_config(run, overrides)
 
@@ -122,11 +122,11 @@ def pause(run: Path, /, *, off: Annotated[bool, Parameter(negative="")] = False)
         run: Folder of a run that is being trained.
         off: Let it go on.
     """
-    from digen_core.manifest import read_lineage
+    from digen_core.checkpoints.manifest import read_lineage
 
     lineage = read_lineage(run)
     if lineage is None or not lineage.flow_run_ids:
-        raise ConfigError(f"{run} is no run that is being trained; give one such as runs/NAME")
+        raise UserError(f"{run} is no run that is being trained; give one such as runs/NAME")
 
     from deployments import local
 
@@ -147,7 +147,7 @@ def cancel(run: str, /, *, runs_dir: Path = Path("runs")) -> int:
         run: Its name, or its folder.
         runs_dir: Folder of the runs.
     """
-    from digen_core.run_state import find_run
+    from digen_core.checkpoints.run_state import find_run
 
     folder = find_run(run, runs_dir)
 
@@ -176,12 +176,10 @@ def ls(
         runs_dir: Folder of the runs.
         json: Print JSON, an object for each run.
     """
-    from digen_core.run_state import runs_in, state_of
+    from digen_core.checkpoints.run_state import runs_in, state_of
 
     if not runs_dir.is_dir():
-        raise ConfigError(
-            f"there is no folder {runs_dir}; runs are in tracking.runs_dir of a config"
-        )
+        raise UserError(f"there is no folder {runs_dir}; runs are in tracking.runs_dir of a config")
     runs = [state_of(folder) for folder in runs_in(runs_dir)]
 
     from deployments.run_list import as_json, print_runs

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from digen_core.config import ConfigError
+from digen_core.errors import UserError
 
 
 def init(
@@ -37,7 +37,7 @@ def init(
         gpus: Of this machine; with some, a cluster file is written, too, for 'digen up'.
     """
     from deployments.initial import Answers, ask, write_config
-    from digen_core.model_config import EMBEDDED, Family
+    from digen_core.config.model import EMBEDDED, Family
 
     model = model or ask("Model (a folder or an id on the hub)", EMBEDDED, "--model")
     embedded = model == EMBEDDED
@@ -45,7 +45,7 @@ def init(
     asked = f"Family ({', '.join(families)})"
     family = family or ("flux" if embedded else ask(asked, "flux", "--family"))
     if family not in families:
-        raise ConfigError(f"--family is {family}; use one of {', '.join(families)}")
+        raise UserError(f"--family is {family}; use one of {', '.join(families)}")
     shipped = "digen:prompts/shapes_{}.txt"
     default = shipped.format("train") if embedded else ""
     prompts = prompts or ask("File of prompts to train on", default, "--prompts")
@@ -54,7 +54,7 @@ def init(
     rewards = reward or ask("Reward", "shapes" if embedded else "", "--reward").split(",")
     count = gpus if gpus is not None else _number(ask("GPUs of this machine", "0", "--gpus"))
     if count < 0:
-        raise ConfigError(f"--gpus is {count}; use 0 or more")
+        raise UserError(f"--gpus is {count}; use 0 or more")
     names = tuple(name.strip() for name in rewards)
     answers = Answers(file.stem, family, model, prompts, evaluation, names, count)
     written = write_config(file, answers)
@@ -86,4 +86,4 @@ def _number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ConfigError(f"--gpus is {text}; use a whole number") from None
+        raise UserError(f"--gpus is {text}; use a whole number") from None

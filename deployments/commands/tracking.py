@@ -6,10 +6,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from digen_core.addresses import redacted
-from digen_core.config import ConfigError
-from digen_core.config_file import tree_of_run
-from digen_core.plain_text import printable
+from digen_core.config.load import tree_of_run
+from digen_core.errors import UserError
+from digen_core.inputs.addresses import redacted
+from digen_core.inputs.text import printable
 
 LOCAL_MLFLOW = "sqlite:///runs/mlflow.db"
 
@@ -35,18 +35,18 @@ def compare(
             runs/mlflow.db.
     """
     if mlflow_uri is not None:
-        from digen_core.reachable import check_tracking
+        from digen_core.preflight.network import check_tracking
 
         check_tracking("--mlflow-uri", mlflow_uri)
     if not others:
-        raise ConfigError(f"what is {run} to be compared with? Give two runs or more")
+        raise UserError(f"what is {run} to be compared with? Give two runs or more")
     for folder in filter(Path.is_dir, map(Path, (run, *others))):
         tree_of_run(folder)  # MLflow takes seconds to import: mistakes are told before
 
     from rich.console import Console
 
     from deployments import compare as command
-    from digen_core.schedule_config import mlflow_of_environment
+    from digen_core.config.schedule import mlflow_of_environment
     from tasks.tracking.history import read_run
 
     uri = mlflow_uri or mlflow_of_environment() or LOCAL_MLFLOW

@@ -3,7 +3,7 @@
 from deployments.operation.services import DASHBOARD, DASK, MLFLOW, PREFECT
 from deployments.operation.state import ENVIRONMENT, FOLDER, State
 from deployments.sign_in import link_to
-from digen_core.addresses import redacted
+from digen_core.inputs.addresses import redacted
 
 SIGN_IN = f"a new link: digen status, in a terminal; or digen:PASSWORD of {FOLDER / 'password'}"
 RUN = "prefect deployment run post-train/shapes --watch"

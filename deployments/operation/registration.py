@@ -18,7 +18,7 @@ from prefect.states import Cancelled, Crashed, State
 from prefect.workers.process import ProcessWorker
 
 from deployments.operation.state import FOLDER
-from digen_core.config import ConfigError
+from digen_core.errors import UserError
 
 POOL, QUEUE = "digen", "cluster"
 UNDER_WAY = {"state": {"type": {"any_": ["RUNNING", "PENDING", "PAUSED", "CANCELLING"]}}}
@@ -34,7 +34,7 @@ def register(deployments: str, environment: Mapping[str, str]) -> None:
         environment: by which Prefect's server is reached.
 
     Raises:
-        ConfigError: Prefect refuses the file; the message names the log.
+        UserError: Prefect refuses the file; the message names the log.
     """
     with _at(environment):
         asyncio.run(_make_queue())
@@ -51,7 +51,7 @@ def register(deployments: str, environment: Mapping[str, str]) -> None:
             timeout=DEPLOY_SECONDS,
         )
     if made.returncode:
-        raise ConfigError(f"Prefect did not take the deployments of {deployments}; see {log}")
+        raise UserError(f"Prefect did not take the deployments of {deployments}; see {log}")
 
 
 async def _make_queue() -> None:

@@ -22,8 +22,8 @@ from deployments.prefect_server import (
     server_command,
     server_settings,
 )
-from digen_core.config import ConfigError
-from digen_core.schedule_config import mlflow_of_environment
+from digen_core.config.schedule import mlflow_of_environment
+from digen_core.errors import UserError
 from tasks import dashboard
 from tasks.cluster import QUIET, as_environment
 from tasks.listening import is_loopback
@@ -60,7 +60,7 @@ def reused_addresses(*, own_toml: bool) -> dict[str, str]:
         own_toml: the file prefect.toml is left from an earlier ``digen up``: what it says is gone.
 
     Raises:
-        ConfigError: a configured one does not answer.
+        UserError: a configured one does not answer.
     """
     found = {}
     configured = os.environ.get("PREFECT_API_URL")
@@ -68,11 +68,11 @@ def reused_addresses(*, own_toml: bool) -> dict[str, str]:
         configured = get_current_settings().api.url
     if configured is not None:
         if not is_healthy(configured):
-            raise ConfigError(f"no Prefect server answers at {configured} (PREFECT_API_URL)")
+            raise UserError(f"no Prefect server answers at {configured} (PREFECT_API_URL)")
         found[PREFECT] = configured
     if mlflow := mlflow_of_environment():
         if not mlflow.startswith("http") or not answers(f"{mlflow.rstrip('/')}/health"):
-            raise ConfigError(f"no MLflow server answers at {mlflow} (MLFLOW_TRACKING_URI)")
+            raise UserError(f"no MLflow server answers at {mlflow} (MLFLOW_TRACKING_URI)")
         found[MLFLOW] = mlflow
     return found
 
@@ -181,14 +181,14 @@ def wait_until_ready(service: Service, ready: Callable[[], bool]) -> None:
     """Wait for a process to be ready.
 
     Raises:
-        ConfigError: it ends, or is not ready in time; the message names its log.
+        UserError: it ends, or is not ready in time; the message names its log.
     """
     deadline = time.monotonic() + READY_SECONDS
     while not ready():
         if service.process is None:
-            raise ConfigError(f"{service.name} ended as it started; {service.log} says why")
+            raise UserError(f"{service.name} ended as it started; {service.log} says why")
         if time.monotonic() > deadline:
-            raise ConfigError(
+            raise UserError(
                 f"{service.name} was not ready in {READY_SECONDS:.0f} s; see {service.log}"
             )
         time.sleep(POLL_SECONDS)

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 from pydantic import ValidationError
 
-from digen_core.config import ConfigError
-from digen_core.strict import Strict
+from digen_core.config.base import Strict
+from digen_core.errors import UserError
 from digen_core.transport.files import try_lock
 
 FOLDER = Path("runs/up")
@@ -89,14 +89,14 @@ def load_state() -> State | None:
     """Return what an earlier ``digen up`` left, if it is not down.
 
     Raises:
-        ConfigError: the file is damaged.
+        UserError: the file is damaged.
     """
     try:
         return State.model_validate_json(STATE.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
-        raise ConfigError(f"cannot read {STATE}; end what it names, and remove it") from error
+        raise UserError(f"cannot read {STATE}; end what it names, and remove it") from error
 
 
 @contextmanager
@@ -104,12 +104,12 @@ def locked() -> Iterator[None]:
     """Run the body while no other command starts or ends services of this folder.
 
     Raises:
-        ConfigError: one does.
+        UserError: one does.
     """
     FOLDER.mkdir(parents=True, exist_ok=True)
     with try_lock(FOLDER / "lock") as is_ours:
         if not is_ours:
-            raise ConfigError("another digen up or digen down is at work in this folder")
+            raise UserError("another digen up or digen down is at work in this folder")
         yield
 
 

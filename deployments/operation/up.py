@@ -34,7 +34,7 @@ from deployments.operation.state import (
 )
 from deployments.operation.workers import Worker, workers_of
 from deployments.plan import find_cluster
-from digen_core.config import ConfigError
+from digen_core.errors import UserError
 from tasks.presence import present_workers
 
 PREFECT_TOML = Path("prefect.toml")
@@ -50,10 +50,10 @@ def up(options: Options, say: Callable[[str], None]) -> State:
     If a part fails, all parts that this call started are ended again.
 
     Raises:
-        ConfigError: a part does not start, or other options are in force.
+        UserError: a part does not start, or other options are in force.
     """
     if not Path(options.deployments).is_file():
-        raise ConfigError(
+        raise UserError(
             f"there is no {options.deployments} here; call digen up in the folder of the project, "
             "or name another file by --deployments"
         )
@@ -76,7 +76,7 @@ def down(say: Callable[[str], None]) -> int:
     """End what ``up`` started, and nothing else; return the number of processes.
 
     Raises:
-        ConfigError: the state is damaged, or another command is at work.
+        UserError: the state is damaged, or another command is at work.
     """
     with locked():
         state = load_state()
@@ -94,14 +94,14 @@ def _current(options: Options) -> State:
     """Return the state to go on from: that of an earlier call, if its parts still run.
 
     Raises:
-        ConfigError: they run with other options.
+        UserError: they run with other options.
     """
     state, own_toml = load_state(), _is_our_toml()
     if state is not None and any(service.process for service in state.services):
         if state.options != options:
             asked, own = options.model_dump(), state.options.model_dump()
             key = next(key for key in own if own[key] != asked[key])
-            raise ConfigError(
+            raise UserError(
                 f"digen is up with {key} {own[key]}, not {asked[key]}; run 'digen down' first"
             )
         return state

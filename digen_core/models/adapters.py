@@ -11,8 +11,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from digen_core.config import ConfigError
-from digen_core.model_config import AdapterConfig
+from digen_core.config.model import AdapterConfig
+from digen_core.errors import ConfigError
 
 
 def fold_adapters(pipeline: Any, adapters: Mapping[str, AdapterConfig]) -> None:

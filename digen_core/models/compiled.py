@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import torch
 
-from digen_core.compiler import require_compiler
-from digen_core.model_config import ModelConfig
+from digen_core.config.model import ModelConfig
+from digen_core.models.compiler import require_compiler
 from digen_core.models.policy import Policy
 
 MAX_RECOMPILES: Final = 64

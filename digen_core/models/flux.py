@@ -8,7 +8,7 @@ import torch
 from diffusers import AutoencoderKL, FluxPipeline
 from torch import Tensor
 
-from digen_core.image_size import require_multiples
+from digen_core.models.image_size import require_multiples
 from digen_core.models.pipeline_policy import PipelinePolicy, unscaled
 from digen_core.models.policy import Condition
 from digen_core.models.schedules import dynamic_shift, scheduler_sigmas

@@ -6,9 +6,9 @@ import diffusers
 import torch
 import transformers
 
-from digen_core.config import RunConfig
-from digen_core.models import ADAPTERS, LOADERS
+from digen_core.config.run import RunConfig
 from digen_core.models.compiled import compile_blocks
+from digen_core.models.families import ADAPTERS, LOADERS
 from digen_core.models.pipeline_policy import PipelinePolicy
 from digen_core.models.policy import Part, Policy
 from digen_core.models.trainable import make_trainable

@@ -19,10 +19,10 @@ import torch
 from diffusers import AutoModel
 from torch import Tensor, nn
 
-from digen_core.config import ConfigError
-from digen_core.image_size import require_multiples
-from digen_core.model_config import ModelConfig, Size
+from digen_core.config.model import ModelConfig, Size
+from digen_core.errors import ConfigError
 from digen_core.models.adapters import fold_adapters
+from digen_core.models.image_size import require_multiples
 from digen_core.models.policy import TORCH_DTYPES, Condition, Part, resolve_device
 from digen_core.models.schedules import shifted_sigmas
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, Self
 import torch
 from torch import Tensor
 
-from digen_core.model_config import Size
+from digen_core.config.model import Size
 
 Part = Literal["transformer", "text_encoders", "vae"]
 ALL_PARTS: frozenset[Part] = frozenset({"transformer", "text_encoders", "vae"})

@@ -11,9 +11,9 @@ from diffusers import AutoencoderKLQwenImage, QwenImagePipeline
 from torch import Tensor
 from torch.nn.functional import pad
 
-from digen_core.config import ConfigError
-from digen_core.image_size import require_multiples
-from digen_core.model_config import ModelConfig
+from digen_core.config.model import ModelConfig
+from digen_core.errors import ConfigError
+from digen_core.models.image_size import require_multiples
 from digen_core.models.pipeline_policy import PipelinePolicy, with_latent_statistics
 from digen_core.models.policy import Condition
 from digen_core.models.schedules import dynamic_shift, scheduler_sigmas

@@ -8,7 +8,7 @@ from typing import Any
 from diffusers import AutoencoderKL, StableDiffusion3Pipeline
 from torch import Tensor
 
-from digen_core.image_size import require_multiples, require_positions
+from digen_core.models.image_size import require_multiples, require_positions
 from digen_core.models.pipeline_policy import PipelinePolicy, unscaled
 from digen_core.models.policy import Condition
 from digen_core.models.schedules import dynamic_shift, scheduler_sigmas

@@ -17,12 +17,12 @@ import peft
 import torch
 from torch import nn
 
-from digen_core.lora_targets import check_targets
+from digen_core.config.train import LoraConfig
+from digen_core.models.lora_targets import check_targets
 from digen_core.models.policy import Policy
+from digen_core.models.weight_files import layers_of
 from digen_core.seeding import INITIAL_WEIGHTS, generator_for
-from digen_core.train_config import LoraConfig
 from digen_core.transport.arrays import Weights, to_tensor
-from digen_core.weight_files import layers_of
 
 FIRST_ADAPTER: Final = "default"
 """Name of the adapter of ``make_trainable``. Weights have this name in theirs, whichever adapter

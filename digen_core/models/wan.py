@@ -8,7 +8,7 @@ from diffusers import AutoencoderKLWan, WanPipeline
 from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 from torch import Tensor
 
-from digen_core.config import ConfigError
+from digen_core.errors import ConfigError
 from digen_core.models.pipeline_policy import (
     PipelinePolicy,
     video_latent_shape,

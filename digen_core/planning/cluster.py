@@ -9,13 +9,13 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from digen_core.config import ConfigError
-from digen_core.config_file import describe_fields
+from digen_core.config.base import Strict
+from digen_core.config.load import describe_fields
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device, Role
+from digen_core.errors import UserError
+from digen_core.inputs.reading import read_toml
 from digen_core.planning.groups import ROLES, DeviceGroup, RewardGroup
-from digen_core.reading import read_toml
-from digen_core.strict import Strict
 
 SlurmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.,@/-]*$", max_length=255)]
 """Stands in a line of a job script."""
@@ -178,7 +178,7 @@ class Cluster(Strict):
                 what it says, another one what its first kind costs, over the speed.
 
         Raises:
-            ConfigError: neither says what a kind costs.
+            UserError: neither says what a kind costs.
         """
         known = {_name_of(kind): found for kind, found in profile.kinds.items()} if profile else {}
         reference = next(iter(known.values()), self.reference)
@@ -202,7 +202,7 @@ class Cluster(Strict):
         if group.costs is not None:
             return group.costs
         if reference is None:
-            raise ConfigError(
+            raise UserError(
                 f"the cluster does not say what a {group.kind} costs; give it costs or tflops, or "
                 "the cluster a reference, or set schedule.profile to the profile.json of a run"
             )
@@ -226,9 +226,9 @@ def load_cluster(path: Path) -> Cluster:
     """Read a cluster from a TOML file.
 
     Raises:
-        ConfigError: the file is missing or not TOML, or a key or value is wrong.
+        UserError: the file is missing or not TOML, or a key or value is wrong.
     """
     try:
         return Cluster.model_validate(read_toml(path, "the cluster"))
     except ValidationError as error:
-        raise ConfigError(f"{path}: {describe_fields(error, Cluster)}") from error
+        raise UserError(f"{path}: {describe_fields(error, Cluster)}") from error

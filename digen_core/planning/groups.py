@@ -4,10 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from digen_core.config.base import AtMost, Strict
+from digen_core.config.rewards import PoolName
 from digen_core.control.costs import DeviceCosts
 from digen_core.control.protocol import Role
-from digen_core.reward_config import PoolName
-from digen_core.strict import AtMost, ConfigError, Strict
+from digen_core.errors import UserError
 
 ROLES: dict[str, frozenset[Role]] = {
     "rollout": frozenset({"rollout"}),
@@ -28,12 +29,12 @@ def check_name(label: str, name: str) -> None:
         name: to check.
 
     Raises:
-        ConfigError: it cannot stand in files, jobs and scripts.
+        UserError: it cannot stand in files, jobs and scripts.
     """
     try:
         TypeAdapter(Name).validate_python(name)
     except ValidationError as error:
-        raise ConfigError(
+        raise UserError(
             f"{label} is {name!r}; use at most 63 letters, digits, '_', '.' and '-', the first a "
             "letter or a digit"
         ) from error

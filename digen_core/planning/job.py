@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import ceil
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs
 from digen_core.control.layout import LAYOUTS, LayoutName
 from digen_core.control.protocol import Device

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from digen_core.config import ConfigError, RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.control.layout import LAYOUTS, LayoutName
+from digen_core.errors import UserError
 from digen_core.planning.job import Job, layouts_for
 from digen_core.planning.search import Choice, Fixed, Plan, search, simulate_choice
 from digen_core.sim.closed_forms import FORMULAS, Terms
@@ -83,7 +84,7 @@ def plan_config(job: Job, config: RunConfig, *, search_sizes: bool = False) -> l
     """Return the plans of a job with what its config allows and fixes, the fastest first.
 
     Raises:
-        ConfigError: nothing is left to choose from.
+        UserError: nothing is left to choose from.
     """
     schedule = config.schedule
     try:
@@ -95,7 +96,7 @@ def plan_config(job: Job, config: RunConfig, *, search_sizes: bool = False) -> l
             search_sizes=search_sizes,
         )
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise UserError(str(error)) from error
 
 
 def sizes(job: Job) -> Iterator[tuple[int, int]]:

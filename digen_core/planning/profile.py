@@ -12,12 +12,12 @@ from statistics import fmean
 
 from pydantic import ValidationError
 
-from digen_core.config import ConfigError
+from digen_core.config.base import Strict
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device
-from digen_core.reading import JSON_BYTES, UnreadableError, read_bytes
+from digen_core.errors import UserError
+from digen_core.inputs.reading import JSON_BYTES, UnreadableError, read_bytes
 from digen_core.records import Span
-from digen_core.strict import Strict
 
 PROFILE_OF_RUN = "profile.json"  # in the folder of a run
 DECAY = 0.6  # of the weight of what was seen, from one iteration to the next
@@ -169,16 +169,16 @@ def load_profile(path: str | Path) -> Costs:
     """Read the costs that a run kept.
 
     Raises:
-        ConfigError: there is no such file, or it holds no costs.
+        UserError: there is no such file, or it holds no costs.
     """
     try:
         return Costs.model_validate_json(read_bytes(Path(path), "the profile", JSON_BYTES))
     except UnreadableError as error:
-        raise ConfigError(f"{error}; give the {PROFILE_OF_RUN} of a run") from error
+        raise UserError(f"{error}; give the {PROFILE_OF_RUN} of a run") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
-        raise ConfigError(f"{path} is no profile of a run: {where}: {first['msg']}") from error
+        raise UserError(f"{path} is no profile of a run: {where}: {first['msg']}") from error
 
 
 def _observed(spans: Sequence[Span]) -> Iterator[tuple[Span, str, float]]:

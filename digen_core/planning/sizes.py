@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from digen_core.config import RunConfig
-from digen_core.models import ADAPTERS
+from digen_core.config.run import RunConfig
+from digen_core.models.families import ADAPTERS
 from digen_core.models.pipeline_policy import PipelinePolicy
 from digen_core.models.policy import TORCH_DTYPES
 from digen_core.models.trainable import make_trainable, reference_weights, trainable_parameters
@@ -47,7 +47,7 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
 
     Raises:
         OSError: the settings are not there.
-        ConfigError: the model has other sizes than the config asks for.
+        UserError: the model has other sizes than the config asks for.
         ValueError: no module matches the config's LoRA targets.
     """
     policy = ADAPTERS[config.model.family].without_weights(config.model, folder)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from digen_core.reward_config import RewardConfig
+from digen_core.config.rewards import RewardConfig
 from digen_core.rewards.aesthetic import Aesthetic
 from digen_core.rewards.clipscore import ClipScore
 from digen_core.rewards.consistency import Consistency

@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from digen_core.config import ConfigError
-from digen_core.reward_config import AestheticConfig
+from digen_core.config.rewards import AestheticConfig
+from digen_core.errors import ConfigError
 from digen_core.rewards.clip import Clip
 
 

@@ -6,8 +6,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from digen_core.config import ConfigError
-from digen_core.reward_config import ClipConfig
+from digen_core.config.rewards import ClipConfig
+from digen_core.errors import ConfigError
 from digen_core.rewards.pixels import as_pixels
 
 _DTYPES: Final = {

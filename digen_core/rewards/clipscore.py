@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from digen_core.reward_config import ClipScoreConfig
+from digen_core.config.rewards import ClipScoreConfig
 from digen_core.rewards.clip import Clip
 
 WEIGHT: Final = 2.5

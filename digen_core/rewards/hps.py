@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from digen_core.reward_config import HpsConfig
+from digen_core.config.rewards import HpsConfig
 from digen_core.rewards.clip import Clip
 
 

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
-from digen_core.data import Metadata
-from digen_core.reward_config import OcrConfig
+from digen_core.config.rewards import OcrConfig
+from digen_core.data.prompts import Metadata
 from digen_core.rewards.pixels import as_pixels
 
 _QUOTED: Final = re.compile(r'"([^"]*)"|“([^”]*)”')

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
-from digen_core.config import ConfigError
+from digen_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import CLIPModel

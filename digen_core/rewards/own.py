@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from digen_core.config import ConfigError
-from digen_core.reward_config import FunctionConfig
+from digen_core.config.rewards import FunctionConfig
+from digen_core.errors import ConfigError
 from digen_core.rewards.scoring import RewardFn
 
 

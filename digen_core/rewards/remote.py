@@ -14,9 +14,9 @@ import httpx
 import torch
 from torch import Tensor
 
-from digen_core.config import ConfigError
-from digen_core.data import Metadata
-from digen_core.reward_config import RemoteConfig
+from digen_core.config.rewards import RemoteConfig
+from digen_core.data.prompts import Metadata
+from digen_core.errors import ConfigError
 from digen_core.rewards.pixels import as_pixels
 from digen_core.rewards.remote_protocol import (
     CONTENT_TYPES,

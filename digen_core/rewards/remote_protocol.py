@@ -24,7 +24,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image
 
-from digen_core.data import Metadata
+from digen_core.data.prompts import Metadata
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
 JSON: Final = "application/json"

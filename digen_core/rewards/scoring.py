@@ -24,9 +24,9 @@ from tenacity import (
 )
 from torch import Tensor
 
-from digen_core.config import ConfigError
-from digen_core.data import Metadata, Prompt
-from digen_core.reward_config import RewardConfig, VideoReward
+from digen_core.config.rewards import RewardConfig, VideoReward
+from digen_core.data.prompts import Metadata, Prompt
+from digen_core.errors import UserError
 from digen_core.rewards.failures import FAILED
 from digen_core.rewards.sums import with_reward
 
@@ -76,7 +76,7 @@ def score_images(
     Raises:
         RewardError: a function raised, or returned NaN, Inf or the wrong number of values, and its
             failure is not neutral; or an image has values that are not finite.
-        ConfigError: a reward takes videos, but these are images.
+        UserError: a reward takes videos, but these are images.
     """
     if not torch.isfinite(images).all():
         raise RewardError("the decoded samples have NaN or Inf in them; no reward can judge them")
@@ -143,7 +143,7 @@ def _what_it_takes(name: str, config: RewardConfig, images: Tensor) -> tuple[Ten
     """Return the images or videos that a reward is called with, and how many it gets a sample."""
     if isinstance(config, VideoReward) or config.takes == "videos":
         if images.ndim != 5:
-            raise ConfigError(
+            raise UserError(
                 f"the reward {name!r} takes videos [B, F, 3, H, W], but the samples have the shape "
                 f"{list(images.shape)}; use it with a video model and several frames"
             )
@@ -191,7 +191,7 @@ def _extras(function: RewardFn, asked: Asked) -> dict[str, Sequence[Metadata]]:
 
 def _may_pass(error: BaseException) -> bool:
     """Say whether another attempt may go better."""
-    return isinstance(error, Exception) and not isinstance(error, PermanentError | ConfigError)
+    return isinstance(error, Exception) and not isinstance(error, PermanentError | UserError)
 
 
 def _reason(error: BaseException) -> str:

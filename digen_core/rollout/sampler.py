@@ -10,14 +10,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from digen_core.algorithm_base import KlScaling
 from digen_core.algorithms.flow_sde import LOGPROBS, TRANSITIONS, Transition
 from digen_core.algorithms.kl import scaled_kl
-from digen_core.config import RunConfig
+from digen_core.config.algorithm_base import KlScaling
+from digen_core.config.rollout import RolloutConfig
+from digen_core.config.run import RunConfig
 from digen_core.models.policy import Condition, Policy
 from digen_core.models.trainable import reference_weights
 from digen_core.rollout.steps import steps_of_iteration
-from digen_core.rollout_config import RolloutConfig
 from digen_core.seeding import NOISE, noise_of
 from digen_core.transport.arrays import Precision
 

@@ -6,14 +6,14 @@ whatever device they run on.
 
 from typing import NamedTuple
 
-from digen_core.algorithm_config import (
+from digen_core.algorithms.mix_grpo import mix_grpo_window
+from digen_core.algorithms.windows import random_trained_steps, trained_steps
+from digen_core.config.algorithm import (
     DanceGrpoConfig,
     DiffusionNftConfig,
     MixGrpoConfig,
 )
-from digen_core.algorithms.mix_grpo import mix_grpo_window
-from digen_core.algorithms.windows import random_trained_steps, trained_steps
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.seeding import STEPS, numpy_generator_for
 
 

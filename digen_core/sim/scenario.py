@@ -9,16 +9,17 @@ from typing import Annotated, Final, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from digen_core.config import MAX_STEPS_PER_ITERATION, ConfigError
-from digen_core.config_file import describe_fields
+from digen_core.config.base import AtMost, Strict
+from digen_core.config.load import describe_fields
+from digen_core.config.run import MAX_STEPS_PER_ITERATION
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Workload
-from digen_core.reading import read_toml
+from digen_core.errors import UserError
+from digen_core.inputs.reading import read_toml
 from digen_core.sim.deal import BOTH, deal
 from digen_core.sim.least_time import Group, Work, least_seconds
 from digen_core.sim.problem import MIN_ROLLOUT_SHARE
-from digen_core.strict import AtMost, Strict
 
 TIMES = (
     "d0",
@@ -283,9 +284,9 @@ def load_scenario(path: Path) -> Scenario:
     """Read a scenario from a TOML file.
 
     Raises:
-        ConfigError: the file is missing or not TOML, or a key or value is wrong.
+        UserError: the file is missing or not TOML, or a key or value is wrong.
     """
     try:
         return Scenario.model_validate(read_toml(path, "the scenario"))
     except ValidationError as error:
-        raise ConfigError(f"{path}: {describe_fields(error, Scenario)}") from error
+        raise UserError(f"{path}: {describe_fields(error, Scenario)}") from error

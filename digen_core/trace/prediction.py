@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from digen_core.reading import read_json_object
+from digen_core.inputs.reading import read_json_object
 
 SCHEDULE_OF_RUN: Final = "schedule.json"
 

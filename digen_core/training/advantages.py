@@ -16,7 +16,7 @@ from digen_core.algorithms.advantages import (
 )
 from digen_core.algorithms.ddpo import RewardHistory, running_advantages
 from digen_core.algorithms.grpo import zero_variance_groups
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.rewards.failures import FAILED
 
 Columns = Mapping[int, Mapping[str, Sequence[float] | np.ndarray]]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from digen_core.algorithms.diffusion_nft import nft_loss, optimality
 from digen_core.algorithms.flow_sde import LOGPROBS, TRANSITIONS, Transition
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import reference_weights
 from digen_core.training.objectives import Replay, kl_penalty, objective

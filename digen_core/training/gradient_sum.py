@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import trainable_parameters
 from digen_core.training.gradient import PackMetrics, add_metrics, pack_loss

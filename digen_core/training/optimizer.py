@@ -14,8 +14,8 @@ from diffusers.training_utils import EMAModel
 from torch import nn
 
 from digen_core.algorithms.diffusion_nft import old_policy_decay
-from digen_core.config import RunConfig
-from digen_core.train_config import TrainConfig
+from digen_core.config.run import RunConfig
+from digen_core.config.train import TrainConfig
 from digen_core.transport.arrays import Weights, content_hash
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from digen_core.algorithms.diffusion_nft import noised
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Pack, PairBlock
 from digen_core.models.policy import Condition
 from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of

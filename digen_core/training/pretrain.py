@@ -18,7 +18,7 @@ import torch
 from diffusers import FluxPipeline
 from torch import Tensor, nn
 
-from digen_core.models.tiny_flux import PROMPT_TOKENS, build_tiny_flux
+from digen_core.models.tiny.flux import PROMPT_TOKENS, build_tiny_flux
 from digen_core.worlds.shapes import parse_prompt, render, train_prompts
 
 OnProgress = Callable[[str, int, float], None]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from digen_core.strict import ConfigError
+from digen_core.errors import UserError
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -56,12 +56,12 @@ def inside(folder: Path, name: str) -> Path:
     """Return a path in a folder that others may have made; neither it nor what is in it leads out.
 
     Raises:
-        ConfigError: it does, by its name or by a link.
+        UserError: it does, by its name or by a link.
     """
     path, root = folder / name, folder.resolve()
     for part in (path, *(path.rglob("*") if path.is_dir() else ())):
         if not part.resolve().is_relative_to(root):
-            raise ConfigError(
+            raise UserError(
                 f"{part} leads out of {folder}, to {part.resolve()}, which is not read or written; "
                 "was the folder made by somebody else?"
             )

@@ -15,8 +15,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from digen_core.config import ConfigError
 from digen_core.control.protocol import Fragment
+from digen_core.errors import UserError
 from digen_core.transport.files import written_whole
 from digen_core.transport.segment import Segment
 
@@ -65,7 +65,7 @@ def read_segments(run_dir: Path, iteration: int) -> list[Segment]:
     """Return what was kept of an iteration's trajectories; empty if nothing was.
 
     Raises:
-        ConfigError: a file is damaged.
+        UserError: a file is damaged.
     """
     paths = sorted(folder_of(run_dir, iteration).glob("g*.safetensors"))
     return [_read(path) for path in paths]
@@ -77,7 +77,7 @@ def _read(path: Path) -> Segment:
             header = json.loads(file.metadata()["digen"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{path} is damaged: {error}") from error
+        raise UserError(f"{path} is damaged: {error}") from error
     first, version = header.pop("first_step"), header.pop("version")
     latents, sigmas = tensors.pop("latents"), tensors.pop("sigmas")
     logprobs = {int(name.removeprefix("logprobs/")): value for name, value in tensors.items()}

@@ -9,8 +9,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
-from digen_core.config import ConfigError
-from digen_core.config_file import tree_of_run
+from digen_core.config.load import tree_of_run
+from digen_core.errors import UserError
 from tasks.tracking.environment import ENVIRONMENT_OF_RUN, read_environment
 from tasks.tracking.opening import flatten
 from tasks.tracking.server import MlflowError, first_line
@@ -38,21 +38,21 @@ def read_run(target: str, uri: str) -> RunData:
         uri: address of MLflow.
 
     Raises:
-        ConfigError: there is no such run, or it logged nothing.
+        UserError: there is no such run, or it logged nothing.
     """
     if Path(target).is_dir():
         return _from_folder(Path(target))
     try:
         return _from_mlflow(MlflowClient(uri), target)
     except MlflowError as error:
-        raise ConfigError(
+        raise UserError(
             f"there is no folder {target}, and MLflow at {uri} was no help: {first_line(error)}"
         ) from error
 
 
 def _from_folder(run_dir: Path) -> RunData:
     if not (run_dir / FOLDER).is_dir():
-        raise ConfigError(f"{run_dir} is no run that was tracked: it has no folder {FOLDER}")
+        raise UserError(f"{run_dir} is no run that was tracked: it has no folder {FOLDER}")
     config = tree_of_run(run_dir)
     metrics: dict[str, dict[int, float]] = {}
     for entry in read_entries(run_dir):
@@ -98,13 +98,13 @@ def _find(client: MlflowClient, target: str) -> Run:
     """Return a run of any experiment by its name or id.
 
     Raises:
-        ConfigError: there is none, or several have the name.
+        UserError: there is none, or several have the name.
     """
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     for key in ("run_name", "run_id"):
         if found := client.search_runs(experiments, f"attributes.{key} = '{target}'"):
             if len(found) > 1:
                 ids = ", ".join(run.info.run_id for run in found)
-                raise ConfigError(f"several runs are called {target}; give an id: {ids}")
+                raise UserError(f"several runs are called {target}; give an id: {ids}")
             return found[0]
-    raise ConfigError(f"there is no run {target}, neither as a folder nor in MLflow")
+    raise UserError(f"there is no run {target}, neither as a folder nor in MLflow")

@@ -20,8 +20,8 @@ from mlflow.models import ModelSignature
 from mlflow.types import DataType, ParamSchema, ParamSpec, Schema
 from mlflow.types.schema import ColSpec
 
-from digen_core.config import RunConfig
-from digen_core.models import ADAPTERS
+from digen_core.config.run import RunConfig
+from digen_core.models.families import ADAPTERS
 from digen_core.models.policy import TORCH_DTYPES
 from tasks.tracking import trained_pipeline
 

@@ -8,7 +8,8 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Param
 
-from digen_core.config import ConfigError, RunConfig
+from digen_core.config.run import RunConfig
+from digen_core.errors import UserError
 from tasks.tracking.delivery import MAX_PARAMS_PER_CALL
 from tasks.tracking.environment import digen_version, git_revision
 from tasks.tracking.server import MlflowError, experiment_of, first_line, share_view, tracking_uri
@@ -21,7 +22,7 @@ def begin(
     """Make a run with its parameters and tags, and its spool.
 
     Raises:
-        ConfigError: MLflow cannot be reached or does not take the run.
+        UserError: MLflow cannot be reached or does not take the run.
     """
     uri = tracking_uri(config)
     params = [Param(key, value) for key, value in flatten(config.model_dump()).items()]
@@ -34,7 +35,7 @@ def begin(
         for start in range(0, len(params), MAX_PARAMS_PER_CALL):
             client.log_batch(info.run_id, params=params[start : start + MAX_PARAMS_PER_CALL])
     except MlflowError as error:
-        raise ConfigError(
+        raise UserError(
             f"tracking: cannot start a run in MLflow at {uri}: {first_line(error)}"
         ) from error
     run = RunOfSpool(uri=uri, experiment_id=experiment_id, mlflow_run_id=info.run_id, name=run_id)
@@ -47,17 +48,17 @@ def go_on(
     """Find a run by its id, or the one that its folder names, and open its spool.
 
     Raises:
-        ConfigError: MLflow cannot be reached or has no such run.
+        UserError: MLflow cannot be reached or has no such run.
     """
     uri, spool = tracking_uri(config), Spool.open(run_dir)
     run_id = mlflow_run_id or (spool.run.mlflow_run_id if spool else None)
     if run_id is None:
-        raise ConfigError(f"{run_dir} does not say which run of MLflow it is")
+        raise UserError(f"{run_dir} does not say which run of MLflow it is")
     try:
         client = MlflowClient(uri)
         info = client.get_run(run_id).info
     except MlflowError as error:
-        raise ConfigError(
+        raise UserError(
             f"tracking: cannot continue run {run_id} in MLflow at {uri}: {first_line(error)}"
         ) from error
     run = RunOfSpool(

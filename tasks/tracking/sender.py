@@ -6,7 +6,7 @@ from threading import Event, Thread
 from time import monotonic, sleep
 from typing import Final
 
-from digen_core.addresses import redacted
+from digen_core.inputs.addresses import redacted
 from tasks.tracking.delivery import Delivery, Sized, batches
 from tasks.tracking.server import first_line, is_refusal
 from tasks.tracking.spool import Entry, Spool

@@ -9,9 +9,10 @@ from mlflow.exceptions import MlflowException
 from requests import RequestException
 from sqlalchemy.exc import SQLAlchemyError
 
-from digen_core.addresses import redacted
-from digen_core.config import ConfigError, RunConfig
-from digen_core.schedule_config import mlflow_of_environment
+from digen_core.config.run import RunConfig
+from digen_core.config.schedule import mlflow_of_environment
+from digen_core.errors import UserError
+from digen_core.inputs.addresses import redacted
 from tasks.tracking.view import KEY, VIEW_TAG, view_state
 
 # Its lines tell of tables that it makes, and of versions of torch that it writes down otherwise.
@@ -73,7 +74,7 @@ def share_view(client: MlflowClient, experiment_id: str) -> None:
 def is_refusal(error: Exception) -> bool:
     """Return whether to say the same again would be in vain; else MLflow may take it later."""
     # What was to be sent is gone, is not in the run's folder, or is damaged.
-    if isinstance(error, FileNotFoundError | ConfigError | KeyError | AttributeError | TypeError):
+    if isinstance(error, FileNotFoundError | UserError | KeyError | AttributeError | TypeError):
         return True
     return isinstance(error, MlflowException) and error.get_http_status_code() == 400
 

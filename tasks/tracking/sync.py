@@ -6,8 +6,8 @@ from time import time, time_ns
 
 from mlflow import MlflowClient
 
-from digen_core.addresses import redacted
-from digen_core.config import ConfigError
+from digen_core.errors import UserError
+from digen_core.inputs.addresses import redacted
 from digen_core.transport.files import inside
 from tasks.tracking.delivery import Delivery
 from tasks.tracking.sender import Sender
@@ -37,18 +37,18 @@ def send_rest(run_dir: Path, uri: str | None = None) -> Sent:
         uri: of MLflow; None: that in the folder, if it is this user's own.
 
     Raises:
-        ConfigError: the folder holds nothing for MLflow, leads out of itself, or names an MLflow
+        UserError: the folder holds nothing for MLflow, leads out of itself, or names an MLflow
             that is neither the environment's nor the file beside it.
     """
     inside(run_dir, FOLDER)
     spool = Spool.open(run_dir)
     if spool is None and (run_dir / FOLDER).is_dir():
-        raise ConfigError(
+        raise UserError(
             f"{run_dir / FOLDER} does not say for which run of MLflow it is; resuming the run "
             f"mends that: digen train --resume {run_dir}"
         )
     if spool is None:
-        raise ConfigError(f"{run_dir} holds nothing for MLflow; give the folder of a run")
+        raise UserError(f"{run_dir} holds nothing for MLflow; give the folder of a run")
     for entry in spool.read():
         if entry["kind"] in ("file", "model"):
             inside(run_dir, str(entry.get("path", "")))
@@ -70,10 +70,10 @@ def _own_uri(run_dir: Path, uri: str) -> str:
     """Return the address in a run's folder.
 
     Raises:
-        ConfigError: this user did not name it.
+        UserError: this user did not name it.
     """
     if not is_own(run_dir, uri):
-        raise ConfigError(
+        raise UserError(
             f"{run_dir} was logged to MLflow at {redacted(uri)}, which is neither that of "
             f"MLFLOW_TRACKING_URI nor {DATABASE_OF_RUNS} beside the folder; if it is meant, say "
             f"so: --mlflow-uri {redacted(uri)}"

@@ -19,12 +19,12 @@ import numpy as np
 from mlflow import MlflowClient
 from PIL import Image
 
-from digen_core.addresses import redacted
-from digen_core.config import RunConfig
-from digen_core.config_file import CONFIG_OF_RUN
-from digen_core.manifest import EVALUATIONS_OF_RUN
-from digen_core.noise import error_of
+from digen_core.checkpoints.manifest import EVALUATIONS_OF_RUN
+from digen_core.config.load import CONFIG_OF_RUN
+from digen_core.config.run import RunConfig
+from digen_core.inputs.addresses import redacted
 from digen_core.records import EvaluationReport, IterationRecord
+from digen_core.statistics import error_of
 from digen_core.transport.files import replace_bytes, replace_text
 from tasks.display import draw_grid
 from tasks.markdown import inline
@@ -74,7 +74,7 @@ class Tracker:
             flow_run_id: of Prefect, kept as a tag.
 
         Raises:
-            ConfigError: MLflow cannot be reached or does not take the run.
+            UserError: MLflow cannot be reached or does not take the run.
         """
         tracker = cls(config, *begin(config, run_id, run_dir, flow_run_id))
         (run_dir / ENVIRONMENT_OF_RUN).write_text(environment())
@@ -99,7 +99,7 @@ class Tracker:
             flow_run_id: of Prefect, kept as a tag.
 
         Raises:
-            ConfigError: MLflow cannot be reached or has no such run.
+            UserError: MLflow cannot be reached or has no such run.
         """
         tracker = cls(config, *go_on(config, run_dir, mlflow_run_id))
         tracker._append_status("RUNNING")
@@ -120,7 +120,7 @@ class Tracker:
             flow_run_id: of Prefect, kept as a tag if the folder's run has none in MLflow yet.
 
         Raises:
-            ConfigError: MLflow cannot be reached or has no such run.
+            UserError: MLflow cannot be reached or has no such run.
         """
         if Spool.open(run_dir) is None:
             tracker = cls.start(config, run_dir.name, run_dir, flow_run_id)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from digen_core.config import RunConfig
-from digen_core.data import Prompt, prompts_hash
-from digen_core.manifest import Lineage, Position
+from digen_core.checkpoints.manifest import Lineage, Position
+from digen_core.config.run import RunConfig
+from digen_core.data.prompts import Prompt, prompts_hash
 from digen_core.training.optimizer import TrainState, version_hash
 
 PROMPTS = ["a red circle", "a blue square"]

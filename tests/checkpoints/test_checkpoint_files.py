@@ -8,7 +8,8 @@ from checkpoint_support import assert_same, names_in, position_of, state_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from digen_core.manifest import (
+from digen_core.checkpoints import tensors as checkpoints
+from digen_core.checkpoints.manifest import (
     MANIFEST,
     MANIFEST_SUM,
     STATE,
@@ -16,8 +17,7 @@ from digen_core.manifest import (
     last_checkpoint,
     read_manifest,
 )
-from digen_core.training import checkpoints
-from digen_core.training.checkpoints import last_state, read_checkpoint, write_checkpoint
+from digen_core.checkpoints.tensors import last_state, read_checkpoint, write_checkpoint
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -8,13 +8,14 @@ from checkpoint_support import EVALUATION_PROMPTS, PROMPTS, position_of, state_o
 
 from deployments.cli import run
 from deployments.overrides import config_of
-from digen_core.config import ConfigError, RunConfig
-from digen_core.config_file import CONFIG_OF_RUN, load_config
-from digen_core.manifest import LINEAGE_OF_RUN, STATE
+from digen_core.checkpoints.manifest import LINEAGE_OF_RUN, STATE
+from digen_core.checkpoints.resume import newest_run, resumption_of
+from digen_core.checkpoints.retention import evaluations_of
+from digen_core.checkpoints.tensors import write_checkpoint
+from digen_core.config.load import CONFIG_OF_RUN, load_config
+from digen_core.config.run import RunConfig
+from digen_core.errors import UserError
 from digen_core.records import EvaluationReport, IterationRecord
-from digen_core.resume import newest_run, resumption_of
-from digen_core.training.checkpoints import write_checkpoint
-from digen_core.training.retention import evaluations_of
 from digen_core.transport.metrics import read_metrics, write_metrics
 from flows.resume import discard, folder_to_resume, locked, resuming
 
@@ -91,7 +92,7 @@ def test_how_and_where_a_run_works_may_change(run_dir, tokens):
     ],
 )
 def test_what_a_run_learns_may_not_change(run_dir, tokens, message):
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(UserError) as error:
         resumption_of(changed(run_dir, *tokens.split()), run_dir)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
@@ -99,7 +100,7 @@ def test_what_a_run_learns_may_not_change(run_dir, tokens, message):
 
 def test_many_changes_are_counted(run_dir):
     tokens = "--seed 1 --rollout.group-size 16 --rollout.num-steps 4 --train.weight-decay 1 "
-    with pytest.raises(ConfigError, match="and 2 more; leave"):
+    with pytest.raises(UserError, match="and 2 more; leave"):
         resumption_of(changed(run_dir, *tokens.split(), "--train.adam-eps", "1"), run_dir)
 
 
@@ -107,7 +108,7 @@ def test_with_a_decaying_learning_rate_the_number_of_iterations_stays(run_dir):
     cosine = ["--train.learning-rate-decay", "cosine"]
     (run_dir / CONFIG_OF_RUN).write_text(changed(run_dir, *cosine).model_dump_json())
     resumption_of(changed(run_dir), run_dir)
-    with pytest.raises(ConfigError, match="was 10 and is now 12, but with"):
+    with pytest.raises(UserError, match="was 10 and is now 12, but with"):
         resumption_of(changed(run_dir, "--num-iterations", "12"), run_dir)
 
 
@@ -117,7 +118,7 @@ def test_of_prompts_the_content_counts_not_the_place(run_dir, tmp_path, name):
     config = changed(run_dir, f"--prompts.{name}", "moved.txt")
     assert resumption_of(config, run_dir).num_iterations == 4
     moved.write_text("a green circle")
-    with pytest.raises(ConfigError, match=f"prompts.{name}: the content of moved.txt has changed"):
+    with pytest.raises(UserError, match=f"prompts.{name}: the content of moved.txt has changed"):
         resumption_of(config, run_dir)
 
 
@@ -163,7 +164,7 @@ def test_what_came_after_the_checkpoint_is_removed(run_dir):
 
 
 def test_two_do_not_write_to_one_run(run_dir):
-    with locked(run_dir), pytest.raises(ConfigError) as error, resuming(changed(run_dir), run_dir):
+    with locked(run_dir), pytest.raises(UserError) as error, resuming(changed(run_dir), run_dir):
         pass
     assert str(error.value).startswith(f"{run_dir} is being trained by process {os.getpid()} on ")
     with resuming(changed(run_dir), run_dir):  # it was let go
@@ -183,7 +184,7 @@ def test_two_do_not_write_to_one_run(run_dir):
 def test_a_wrong_resumption_is_one_line_before_anything_starts(
     run_dir, tokens, message, capsys, monkeypatch
 ):
-    monkeypatch.setattr("digen_core.checks.check_inputs", lambda config: None)
+    monkeypatch.setattr("digen_core.preflight.run.check_inputs", lambda config: None)
     assert run(["train", *tokens]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
@@ -214,7 +215,7 @@ def test_the_newest_run_of_a_name(folders, newest, tmp_path):
 
 
 def test_auto_goes_on_with_the_newest_run_and_with_no_other(run_dir, capsys, monkeypatch):
-    monkeypatch.setattr("digen_core.checks.check_inputs", lambda config: None)
+    monkeypatch.setattr("digen_core.preflight.run.check_inputs", lambda config: None)
     name = f"{changed(run_dir, 'job.toml').name}-20260101-120000"
     run_dir.rename(run_dir.parent / name)
     assert run(["train", "job.toml", "--resume", "auto", "--seed", "3"]) == 2

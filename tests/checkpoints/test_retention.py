@@ -5,11 +5,11 @@ from checkpoint_support import names_in, position_of, state_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from digen_core.checkpoint_config import CheckpointConfig
-from digen_core.config import ConfigError
+from digen_core.checkpoints.retention import evaluations_of, kept, prune
+from digen_core.checkpoints.tensors import read_checkpoint, write_checkpoint
+from digen_core.config.checkpoint import CheckpointConfig
+from digen_core.errors import UserError
 from digen_core.records import EvaluationReport
-from digen_core.training.checkpoints import read_checkpoint, write_checkpoint
-from digen_core.training.retention import evaluations_of, kept, prune
 
 VERSIONS = st.lists(st.integers(1, 60), unique=True, max_size=20)
 CONFIGS = st.builds(
@@ -72,7 +72,7 @@ def test_the_best_by_evaluation(tmp_path):
 def test_a_metric_that_there_is_not_is_refused_and_nothing_is_removed(tmp_path):
     run_with(tmp_path, {1: 0.5, 2: 0.5})
     config = CheckpointConfig(keep_last=1, keep_best=1, best_by="train/kl")
-    with pytest.raises(ConfigError, match=r"best_by is train/kl, but there are only reward/mean"):
+    with pytest.raises(UserError, match=r"best_by is train/kl, but there are only reward/mean"):
         prune(tmp_path, config)
     assert names_in(tmp_path / "checkpoints") == ["v0001", "v0002"]
 

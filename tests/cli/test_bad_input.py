@@ -526,7 +526,7 @@ def test_servers_that_do_not_answer_are_refused(refused, free_port, monkeypatch)
 
 
 def test_a_server_that_listens_but_does_not_answer_is_refused(refused, monkeypatch):
-    monkeypatch.setattr("digen_core.reachable.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("digen_core.preflight.network.ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url = f"http://127.0.0.1:{mute.getsockname()[1]}"
         message = refused(["train", "job.toml", "--tracking.mlflow-uri", url])

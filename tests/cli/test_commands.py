@@ -9,8 +9,8 @@ from deployments.cli import run
 from deployments.errors import RunFailedError
 from deployments.local import failures_in_one_line
 from deployments.summary import print_run
-from digen_core.config_file import load_config
-from digen_core.model_checks import explain_load_error
+from digen_core.config.load import load_config
+from digen_core.preflight.model import explain_load_error
 from digen_core.records import EvaluationReport, RunReport
 
 

@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from deployments.cli import run
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord
 from tasks.tracking import Tracker
 from tasks.tracking.history import read_run

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from digen_core.config import ConfigError
-from digen_core.resume import evaluation_config
+from digen_core.checkpoints.resume import evaluation_config
+from digen_core.errors import UserError
 
 DEEP = "[" * 200_000
 DIGITS = "9" * 5000
@@ -490,7 +490,7 @@ def test_an_absurd_number_is_refused_with_the_reason(key, refused):
 @pytest.mark.parametrize("content", ["[]", "null", "{", BINARY, DEEP[:90_000]])
 def test_a_run_to_evaluate_whose_config_is_none_is_refused(content, tmp_path):
     write("config.json", content)(tmp_path)
-    with pytest.raises(ConfigError, match=r"it has no readable config\.json"):
+    with pytest.raises(UserError, match=r"it has no readable config\.json"):
         evaluation_config(tmp_path, None, None)
 
 
@@ -509,7 +509,7 @@ def test_numbers_whose_product_is_absurd_are_refused(refused):
 def test_files_of_windows_are_taken(change, job, local, monkeypatch):
     from deployments.cli import run
 
-    monkeypatch.setattr("digen_core.reward_probe.probe_before_start", lambda *_: None)
+    monkeypatch.setattr("digen_core.preflight.reward_probe.probe_before_start", lambda *_: None)
     for name in ("job.toml", "train.txt", "evaluation.txt"):
         (job / name).write_bytes(change((job / name).read_bytes()))
     assert run(TRAIN) == 0
@@ -522,7 +522,7 @@ def test_a_file_that_may_not_be_read_is_refused(job, refused, monkeypatch):
     def denied(path, *_arguments, **_named):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("digen_core.reading.os.open", denied)
+    monkeypatch.setattr("digen_core.inputs.reading.os.open", denied)
     assert refused(TRAIN) == "cannot read the config file job.toml: Permission denied"
 
 

@@ -8,7 +8,7 @@ import pytest
 from prefect.states import Paused
 
 from deployments import prefect_server
-from digen_core.config import ConfigError
+from digen_core.errors import UserError
 
 
 class NotStartedError(Exception):
@@ -64,5 +64,5 @@ def test_a_run_that_no_server_knows_is_said(monkeypatch, tmp_path):
         port = probe.getsockname()[1]
     text = f"PREFECT_API_URL=http://127.0.0.1:{port}/api\nPREFECT_API_AUTH_STRING=digen:x\n"
     prefect_server.variables_of(tmp_path, port).write_text(text)  # of a command that was killed
-    with pytest.raises(ConfigError, match="no Prefect server knows the run: neither the c"):
+    with pytest.raises(UserError, match="no Prefect server knows the run: neither the c"):
         prefect_server.set_state(tmp_path, str(uuid4()), Paused(), "running")

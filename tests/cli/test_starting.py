@@ -11,12 +11,12 @@ import pytest
 from deployments.cli import OTHER_WORDS, app, run
 from deployments.run_list import first_sentence
 from deployments.shipped import shipped_configs
-from digen_core.checks import check_inputs
-from digen_core.config import RunConfig
-from digen_core.config_file import load_config
-from digen_core.config_keys import OTHER_NAMES, known_keys
+from digen_core.checkpoints.run_state import holder_of, state_of
+from digen_core.config.keys import OTHER_NAMES, known_keys
+from digen_core.config.load import load_config
+from digen_core.config.run import RunConfig
+from digen_core.preflight.run import check_inputs
 from digen_core.records import EvaluationReport, IterationRecord
-from digen_core.run_state import holder_of, state_of
 from digen_core.transport.metrics import write_metrics
 from flows.resume import locked
 

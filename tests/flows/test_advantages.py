@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from flows.advantages import advantages_of
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device, Fragment
 from digen_core.records import Span
 from digen_core.rollout.steps import Steps

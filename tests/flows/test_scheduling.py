@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from digen_core.config import ConfigError, RunConfig
+from digen_core.config.rollout import RolloutConfig
+from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import CostsUpdated, Device
+from digen_core.errors import UserError
 from digen_core.planning.profile import Measured, load_profile
 from digen_core.records import Span
-from digen_core.rollout_config import RolloutConfig
 from flows.scheduling import learn_costs, resolve_layout, start_profile
 from flows.session import Session
 
@@ -85,7 +86,7 @@ def test_auto_is_stale_only_with_leave():
 
 
 def test_help_that_is_asked_for_and_not_there():
-    with pytest.raises(ConfigError, match="no split of 2 devices has"):
+    with pytest.raises(UserError, match="no split of 2 devices has"):
         resolve_layout(config(layout="auto", helpers=7), SPLIT, COSTS)
 
 

@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from digen_core.config import RunConfig
-from digen_core.rollout_config import RolloutConfig
+from digen_core.config.rollout import RolloutConfig
+from digen_core.config.run import RunConfig
 from flows.steps import (
     FLOW_SECONDS,
     MAX_FLOW_SHARE,

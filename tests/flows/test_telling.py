@@ -7,8 +7,9 @@ import pytest
 from prefect.exceptions import Pause
 from prefect.states import Suspended
 
-from digen_core.config import ConfigError, RunConfig
-from digen_core.data import Prompt
+from digen_core.config.run import RunConfig
+from digen_core.data.prompts import Prompt
+from digen_core.errors import UserError
 from digen_core.records import IterationRecord
 from flows import prepare, run, telling
 
@@ -114,5 +115,5 @@ def test_who_stops_a_run_is_told_how_to_go_on(monkeypatch):
     assert warned == [f"terminated {how}"]
     suspended = Pause(state=Suspended())
     assert stopped_by(suspended) is suspended  # Prefect goes on with it
-    assert not hasattr(stopped_by(ConfigError("wrong")), "__notes__")  # its folder goes
+    assert not hasattr(stopped_by(UserError("wrong")), "__notes__")  # its folder goes
     assert len(warned) == 1

@@ -4,7 +4,7 @@ from uuid import UUID
 
 import pytest
 
-from digen_core.schedule_config import ClusterConfig
+from digen_core.config.schedule import ClusterConfig
 from flows import watch
 from flows.watch import Limits, Watch
 from tasks.presence import Presence

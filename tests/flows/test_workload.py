@@ -2,10 +2,10 @@
 
 import pytest
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
+from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Schedule, Workload
-from digen_core.schedule_config import ClusterConfig
 from flows.session import Session
 from flows.workload import schedule_of, workload_of
 from tasks.cluster import local_devices

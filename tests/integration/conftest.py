@@ -15,7 +15,7 @@ def cluster_address(request):
     """Return a function (rollout, trainers) -> address of a cluster of worker processes."""
     from contextlib import ExitStack
 
-    from digen_core.schedule_config import ClusterConfig
+    from digen_core.config.schedule import ClusterConfig
     from tasks.cluster import local_devices, run_cluster
 
     stack, addresses = ExitStack(), {}
@@ -37,7 +37,7 @@ def four_workers(prefect_backend):
     from distributed import Client
     from layout_runs import MAX_WORKERS
 
-    from digen_core.schedule_config import ClusterConfig
+    from digen_core.config.schedule import ClusterConfig
     from tasks.cluster import local_devices, run_cluster
 
     config = ClusterConfig(rollout_workers=MAX_WORKERS)

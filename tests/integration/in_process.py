@@ -9,9 +9,9 @@ from random import Random
 import numpy as np
 from packs import make_packs
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Fragment
-from digen_core.data import train_prompts
+from digen_core.data.prompts import train_prompts
 from digen_core.rewards.failures import settle
 from digen_core.training.advantages import advantages_of
 from digen_core.transport.arrays import Weights

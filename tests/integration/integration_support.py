@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from tiny_policies import TINY
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}  # of a run's weights to the reference's
 
@@ -74,11 +74,11 @@ def training_in_mlflow(runs_dir: Path | str):
 
 def reference(config: RunConfig, **options):
     """Run the serial loop for a config."""
-    from digen_core.data import train_prompts
-    from digen_core.models import LOADERS
+    from digen_core.data.prompts import train_prompts
+    from digen_core.models.families import LOADERS
     from digen_core.models.policy import ALL_PARTS
     from digen_core.models.trainable import make_trainable
-    from digen_core.reference import post_train_serially
+    from digen_core.reference.loop import post_train_serially
     from digen_core.rewards import reward_functions
 
     torch.manual_seed(1)  # version 0 may not depend on the global generator
@@ -90,7 +90,7 @@ def reference(config: RunConfig, **options):
 
 def initial(config: RunConfig):
     """Return version 0."""
-    from digen_core.models import LOADERS
+    from digen_core.models.families import LOADERS
     from digen_core.models.policy import TRAINER_PARTS
     from digen_core.models.trainable import initial_weights, make_trainable
 

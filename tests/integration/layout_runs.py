@@ -11,7 +11,7 @@ import pytest
 from integration_support import TOLERANCE, Watch, distance, initial, merged, reference
 from prefect import flow
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.control import protocol as p
 from digen_core.control.controller import Controller
 from digen_core.control.layout import LAYOUTS
@@ -230,7 +230,7 @@ def check_weights(run: Run, tolerance: float | None = None) -> None:
     The largest difference relative to the largest weight is below ``tolerance``; None: that of the
     model's dtype.
     """
-    from digen_core.training.checkpoints import last_state
+    from digen_core.checkpoints.tensors import last_state
 
     versions, config = run.versions(), run.config
     key = (config.model_dump_json(exclude=NOT_SERIAL), tuple(sorted(versions.items())))

@@ -15,7 +15,7 @@ from prefect.client.schemas.filters import (
 )
 from prefect.context import FlowRunContext
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord
 from tasks import artifacts
 from tasks.artifacts import RunArtifacts, iteration_report, report_of

@@ -4,7 +4,7 @@ import pytest
 from integration_support import merged
 
 from deployments.bench_compute import measure
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 
 pytestmark = pytest.mark.slow
 

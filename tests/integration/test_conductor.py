@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from integration_support import Watch, merged
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 
 pytestmark = pytest.mark.slow
 

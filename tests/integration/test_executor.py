@@ -8,9 +8,9 @@ import torch
 from integration_support import merged
 from prefect import flow
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.control import protocol as p
-from digen_core.data import Prompt
+from digen_core.data.prompts import Prompt
 
 pytestmark = pytest.mark.slow
 

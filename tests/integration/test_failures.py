@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from integration_support import merged, only_run, training_in_mlflow
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def test_a_failing_reward_is_named(reward, message, tree, cluster_address, prefe
 def test_what_a_worker_finds_wrong_with_the_config_is_said_as_such(
     tree, tiny_flux, tmp_path, cluster_address, prefect_backend
 ):
-    from digen_core.config import ConfigError
+    from digen_core.errors import UserError
 
     model = tmp_path / "model"
     shutil.copytree(tiny_flux, model)
@@ -60,7 +60,7 @@ def test_what_a_worker_finds_wrong_with_the_config_is_said_as_such(
     file.write_text(json.dumps(json.loads(file.read_text()) | {"invert_sigmas": True}))
     changes = {"model.path": str(model), "cluster.scheduler_address": cluster_address(1, 1)}
     runs_dir = Path(tree["tracking"]["runs_dir"])
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(UserError) as error:
         run(tree, changes)
     assert str(error.value).startswith(f"the scheduler of model.path {model} gives 3 steps the")
     assert training_in_mlflow(runs_dir).info.status == "FAILED"
@@ -77,10 +77,10 @@ def test_what_a_worker_finds_wrong_with_the_config_is_said_as_such(
 def test_a_class_that_is_broken_is_told_before_anything_is_generated(
     reward, where, tree, prefect_backend
 ):
-    from digen_core.config import ConfigError
+    from digen_core.errors import UserError
 
     changes = {"rewards": {"smooth_rewards:OneValue": reward}, **where}
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(UserError) as error:
         run(tree, changes)
     assert str(error.value) == (
         "reward 'smooth_rewards:OneValue' returned shape (1,) for 2 images; it was tried on two "
@@ -92,10 +92,10 @@ def test_a_class_that_is_broken_is_told_before_anything_is_generated(
 def test_on_a_running_cluster_the_workers_try_functions_too(
     tree, cluster_address, prefect_backend, monkeypatch
 ):
-    from digen_core.config import ConfigError
+    from digen_core.errors import UserError
 
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", cluster_address(1, 1))  # workers do not know it
-    with pytest.raises(ConfigError, match="lamp is broken; it was tried on two grey images"):
+    with pytest.raises(UserError, match="lamp is broken; it was tried on two grey images"):
         run(tree, {"rewards": {"smooth_rewards:broken": 1.0}})
 
 
@@ -108,15 +108,15 @@ def test_a_lost_worker_is_named(tree, prefect_backend):
 
 
 def test_a_cluster_without_trainers_is_refused(tree, prefect_backend):
-    from digen_core.config import ConfigError
+    from digen_core.config.schedule import ClusterConfig
     from digen_core.control.protocol import Device
-    from digen_core.schedule_config import ClusterConfig
+    from digen_core.errors import UserError
     from tasks.cluster import run_cluster
 
     only_rollout = [Device("rollout-0", frozenset({"rollout"}))]
     with (
         run_cluster(ClusterConfig(), only_rollout) as address,
-        pytest.raises(ConfigError, match="no worker of the cluster has the role 'trainer'"),
+        pytest.raises(UserError, match="no worker of the cluster has the role 'trainer'"),
     ):
         run(tree, {"cluster.scheduler_address": address})
     assert not Path(tree["tracking"]["runs_dir"]).exists()

@@ -10,7 +10,7 @@ import pytest
 from families import FAMILIES, HEIGHT, NEGATIVE, TOKENS, WIDTH
 from layout_runs import Case, check_weights, marked
 
-from digen_core.model_config import VIDEO_FAMILIES
+from digen_core.config.model import VIDEO_FAMILIES
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,7 @@ import pytest
 from integration_support import TOLERANCE, distance, initial, merged, reference
 from layout_runs import train_only
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +79,7 @@ def in_turns() -> list:
 
 @pytest.mark.parametrize(("case", "workers"), in_turns())
 def test_weights_equal_the_serial_reference(case, workers, tree, cluster_address, prefect_backend):
-    from digen_core.training.checkpoints import last_state
+    from digen_core.checkpoints.tensors import last_state
 
     changes = {**CASES[case], "cluster.scheduler_address": cluster_address(*workers)}
     config = RunConfig.model_validate(merged(tree, changes))

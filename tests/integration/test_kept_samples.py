@@ -11,10 +11,10 @@ from layout_runs import train_only
 from PIL import Image
 
 from deployments.cli import run as digen
-from digen_core.config import RunConfig
-from digen_core.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
-from digen_core.replay import kept_iteration, replay_config
-from digen_core.training.checkpoints import read_checkpoint
+from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
+from digen_core.checkpoints.tensors import read_checkpoint
+from digen_core.config.run import RunConfig
+from digen_core.reference.replay import kept_iteration, replay_config
 from digen_core.transport.samples import read_samples
 from tasks.replay import replay
 

@@ -15,7 +15,7 @@ from distributed import Client
 from integration_support import Watch, distance, initial, merged, only_run, reference
 from smooth_rewards import HANG_VARIABLE
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.control import protocol as p
 from digen_core.control.controller import Controller
 
@@ -130,7 +130,7 @@ def live(tree, prefect_backend, follow):
 
 def check(folder: Path, config: RunConfig, report) -> None:
     """Compare weights, samples and rewards with the serial loop's."""
-    from digen_core.training.checkpoints import last_state
+    from digen_core.checkpoints.tensors import last_state
     from digen_core.transport.samples import read_samples
 
     expected, state = reference(config), last_state(folder)

@@ -4,8 +4,8 @@ import pytest
 from integration_support import TOLERANCE, distance, merged, reference
 from layout_runs import train_only
 
-from digen_core.config import RunConfig
-from digen_core.training.checkpoints import last_state
+from digen_core.checkpoints.tensors import last_state
+from digen_core.config.run import RunConfig
 
 pytestmark = pytest.mark.slow
 

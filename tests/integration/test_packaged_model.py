@@ -10,11 +10,11 @@ from families import FAMILIES, HEIGHT, NEGATIVE, TOKENS, WIDTH, frames_of, load_
 from PIL import Image, ImageSequence
 from tiny_policies import moved_weights
 
-from digen_core.config import RunConfig
-from digen_core.model_config import VIDEO_FAMILIES
+from digen_core.config.model import VIDEO_FAMILIES
+from digen_core.config.run import RunConfig
+from digen_core.config.train import LoraConfig
 from digen_core.models.export import save_for_diffusers
 from digen_core.models.trainable import make_trainable, set_weights
-from digen_core.train_config import LoraConfig
 from tasks.tracking.model import package
 
 LORA = LoraConfig(rank=3, alpha=10)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from integration_support import HELD_OUT, PROMPTS, Watch, merged, tree_of
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 
 pytestmark = pytest.mark.slow
 
@@ -121,7 +121,7 @@ def test_evaluations_are_kept(run):
 
 
 def test_every_sample_is_kept(run):
-    from digen_core.data import Prompt, prompts_of_iteration
+    from digen_core.data.prompts import Prompt, prompts_of_iteration
     from digen_core.transport.samples import read_samples
 
     rows = read_samples(run.dir / "samples").to_pylist()
@@ -217,7 +217,7 @@ def test_mlflow_has_each_evaluation_as_a_nested_run(run, mlflow_run):
 
 
 def test_each_version_names_its_parent(run, mlflow_run, tmp_path):
-    from digen_core.training.checkpoints import last_state
+    from digen_core.checkpoints.tensors import last_state
 
     client, found = mlflow_run
     path = client.download_artifacts(found.info.run_id, "versions.jsonl", tmp_path)
@@ -265,8 +265,8 @@ def test_the_saved_adapters_are_the_average_in_the_stock_pipeline(
     from diffusers import FluxPipeline
     from tiny_policies import load, load_trainable
 
+    from digen_core.checkpoints.tensors import last_state
     from digen_core.models.trainable import set_weights
-    from digen_core.training.checkpoints import last_state
 
     client, found = mlflow_run
     state = last_state(run.dir)

@@ -9,7 +9,7 @@ import pytest
 from integration_support import Watch, merged
 from prefect_process import prefect_process
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 
 pytestmark = pytest.mark.operation
 

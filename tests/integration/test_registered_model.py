@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors import safe_open
 from tiny_policies import TINY, load_trainable, moved_weights
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.models.export import save_for_diffusers
 from digen_core.models.trainable import set_weights
 from digen_core.rollout.evaluation import sample_images

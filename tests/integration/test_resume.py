@@ -13,8 +13,8 @@ import psutil
 import pytest
 from integration_support import TOLERANCE, Watch, distance, initial, merged, only_run, reference
 
-from digen_core.config import RunConfig
-from digen_core.config_toml import as_toml
+from digen_core.config.run import RunConfig
+from digen_core.config.toml import as_toml
 
 pytestmark = pytest.mark.slow
 
@@ -43,8 +43,8 @@ def check_run(folder: Path, config: RunConfig) -> None:
     """Compare what a run left behind with the serial loop's."""
     from mlflow import MlflowClient
 
-    from digen_core.manifest import read_lineage
-    from digen_core.training.checkpoints import last_state
+    from digen_core.checkpoints.manifest import read_lineage
+    from digen_core.checkpoints.tensors import last_state
     from digen_core.transport.samples import read_samples
 
     expected, state = reference(config), last_state(folder)
@@ -216,7 +216,7 @@ def test_damaged_files_do_not_refuse_a_resume(
     tree, cluster_address, prefect_backend, capsys, caplog
 ):
     from deployments.cli import run
-    from digen_core.training.checkpoints import last_state
+    from digen_core.checkpoints.tensors import last_state
     from flows.post_train import post_train
     from flows.session import watching
 

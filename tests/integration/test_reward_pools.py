@@ -5,11 +5,12 @@ import pyarrow.dataset as ds
 import pytest
 from integration_support import TOLERANCE, distance, merged, only_run, reference
 
-from digen_core.config import ConfigError, RunConfig
+from digen_core.checkpoints.tensors import last_state
+from digen_core.config.run import RunConfig
+from digen_core.errors import UserError
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import ALL_PARTS
-from digen_core.reward_checks import check_rewards
-from digen_core.training.checkpoints import last_state
+from digen_core.preflight.rewards import check_rewards
 from digen_core.transport.samples import read_samples
 
 pytestmark = pytest.mark.slow
@@ -73,7 +74,7 @@ def test_a_lost_worker_of_a_pool_comes_back(tree, prefect_backend, tmp_path):
 def test_a_pool_without_workers_is_refused(tree):
     changes = CHANGES | {"cluster.reward_workers": {"judges": 1}}
     config = RunConfig.model_validate(merged(tree, changes))
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(UserError) as error:
         check_rewards(config, [], [])
     assert str(error.value) == (
         "rewards.second.pool is 'elders', but the run starts no such workers; set "
@@ -91,5 +92,5 @@ def test_a_running_cluster_without_the_pool_is_refused(tree, cluster_address, pr
     from flows.post_train import post_train
 
     changes = CHANGES | {"cluster.scheduler_address": cluster_address(1, 1)}
-    with pytest.raises(ConfigError, match="no worker of the cluster is in the pool 'elders'"):
+    with pytest.raises(UserError, match="no worker of the cluster is in the pool 'elders'"):
         post_train(RunConfig.model_validate(merged(tree, changes)))

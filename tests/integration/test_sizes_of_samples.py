@@ -6,8 +6,9 @@ from families import FAMILIES, TOKENS, frames_of, load_tiny
 from in_process import train_in_process
 from integration_support import distance, initial, reference, tree_of
 
-from digen_core.config import ConfigError, RunConfig
-from digen_core.model_config import VIDEO_FAMILIES
+from digen_core.config.model import VIDEO_FAMILIES
+from digen_core.config.run import RunConfig
+from digen_core.errors import UserError
 from digen_core.rollout.sampler import initial_latent
 
 SIZES = {"flux": [[32, 32, 1], [16, 48, 1], [48, 32, 1]], "wan": [[32, 32, 5], [16, 32, 1]]}
@@ -70,5 +71,5 @@ def test_a_policy_at_a_size_is_one_that_was_loaded_for_it(family, tiny_families)
 
 
 def test_a_size_that_the_model_cannot_have_is_refused(tiny_families):
-    with pytest.raises(ConfigError, match="16 x 20; this flux model needs multiples of 16"):
+    with pytest.raises(UserError, match="16 x 20; this flux model needs multiples of 16"):
         load_tiny(tiny_families["flux"], "flux").at_size((16, 20, 1))

@@ -6,7 +6,7 @@ import time
 import pytest
 from integration_support import Watch, merged, only_run, training_in_mlflow
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 
 pytestmark = pytest.mark.slow
 
@@ -64,7 +64,7 @@ def test_a_run_is_paused_resumed_and_cancelled(tree, cluster_address, prefect_ba
     from prefect.client.schemas.filters import FlowRunFilter, LogFilter
     from prefect.exceptions import CancelledRun
 
-    from digen_core.manifest import CHECKPOINTS_OF_RUN, last_checkpoint
+    from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, last_checkpoint
     from flows.post_train import post_train
     from flows.session import watching
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from integration_support import Watch, merged, training_in_mlflow, tree_of
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,8 @@ from mlflow import MlflowClient
 from mlflow_server import free_port
 from PIL import Image
 
-from digen_core.config import ConfigError, RunConfig
+from digen_core.config.run import RunConfig
+from digen_core.errors import UserError
 from digen_core.records import EvaluationReport, IterationRecord
 from tasks.tracking import Tracker, sender
 from tasks.tracking.environment import read_environment
@@ -355,16 +356,16 @@ def test_a_run_that_ended_without_a_word_is_told_of_as_killed(tracker, runs_dir,
 
 def test_resuming_needs_the_run(tracker, tmp_path, runs_dir):
     tracker.finish("FAILED")
-    with pytest.raises(ConfigError, match="does not say which run of MLflow it is"):
+    with pytest.raises(UserError, match="does not say which run of MLflow it is"):
         Tracker.resume(config_in(runs_dir), tmp_path)
-    with pytest.raises(ConfigError, match="cannot continue run 123 in MLflow at sqlite"):
+    with pytest.raises(UserError, match="cannot continue run 123 in MLflow at sqlite"):
         Tracker.resume(config_in(runs_dir), tmp_path, "123")
 
 
 def test_a_server_that_cannot_be_reached_is_a_config_error(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     uri = f"http://127.0.0.1:{free_port()}"
-    with pytest.raises(ConfigError, match=f"cannot start a run in MLflow at {uri}") as caught:
+    with pytest.raises(UserError, match=f"cannot start a run in MLflow at {uri}") as caught:
         start(config_in(tmp_path, mlflow_uri=uri), tmp_path / "run")
     assert "\n" not in str(caught.value)
 

@@ -9,7 +9,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow_server import MlflowServer
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord
 from tasks.tracking import Tracker
 

@@ -8,12 +8,13 @@ from families import HEIGHT, WIDTH, load_tiny, stock
 from safetensors.torch import save_file
 from tiny_policies import moved_weights
 
-from digen_core.checks import check_inputs
-from digen_core.config import ConfigError, RunConfig
+from digen_core.config.run import RunConfig
+from digen_core.config.train import LoraConfig
+from digen_core.errors import UserError
 from digen_core.models.export import save_for_diffusers
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.models.trainable import make_trainable, reference_weights, set_weights
-from digen_core.train_config import LoraConfig
+from digen_core.preflight.run import check_inputs
 
 LORA = LoraConfig(rank=3, alpha=10)  # a strength that is lost if alpha is
 FAMILIES = ("flux", "wan")
@@ -92,9 +93,9 @@ def test_adapters_have_weights_and_add_up(tiny_families, adapters):
 @pytest.mark.slow
 def test_an_adapter_of_something_else_is_refused(tiny_families, adapters):
     flux, wan = tiny_families["flux"], str(adapters["wan"])
-    with pytest.raises(ConfigError, match=r"model.adapters.turbo \(.*\) changes decoder, encoder"):
+    with pytest.raises(UserError, match=r"model.adapters.turbo \(.*\) changes decoder, encoder"):
         load_tiny(flux, "flux", adapters={"turbo": {"path": f"{flux}/vae"}})
-    with pytest.raises(ConfigError, match=r"model.adapters.turbo \(.*turbo_wan"):
+    with pytest.raises(UserError, match=r"model.adapters.turbo \(.*turbo_wan"):
         load_tiny(flux, "flux", adapters={"turbo": {"path": wan}})
 
 
@@ -116,7 +117,7 @@ def test_an_adapter_that_fits_in_part_is_refused(
 ):
     fitting = layer("transformer_blocks.0.attn.to_q", 64, 64)
     save_file(fitting | layer(name, inputs, outputs), tmp_path / "turbo.safetensors")
-    with pytest.raises(ConfigError, match=f"is of another model: {message}"):
+    with pytest.raises(UserError, match=f"is of another model: {message}"):
         load_tiny(tiny_families["flux"], "flux", adapters={"x": {"path": str(tmp_path)}})
 
 
@@ -135,5 +136,5 @@ def test_what_can_be_known_before_the_start(adapter, message, tiny_flux, tmp_pat
         (tmp_path / f"{name}.safetensors").touch()
     adapter = {**adapter, "path": adapter["path"].format(tmp=tmp_path)}
     model = {"path": tiny_flux, "height": HEIGHT, "width": WIDTH, "adapters": {"turbo": adapter}}
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         check_inputs(RunConfig.model_validate({"model": model}))

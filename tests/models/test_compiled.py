@@ -7,10 +7,10 @@ import pytest
 import torch
 from tiny_policies import load_trainable, moved_weights
 
-from digen_core.compiler import require_compiler
-from digen_core.config import ConfigError
-from digen_core.model_config import ModelConfig
+from digen_core.config.model import ModelConfig
+from digen_core.errors import UserError
 from digen_core.models.compiled import compile_blocks, compile_meter
+from digen_core.models.compiler import require_compiler
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
 
 
@@ -88,11 +88,11 @@ def test_blocks_are_compiled_anew_as_often_as_it_takes_in_every_task(tiny_flux, 
 @pytest.mark.parametrize(("device", "variable"), [("cpu", "CXX"), ("cuda", "CC")])
 def test_a_machine_without_a_compiler_is_told_apart(device, variable, monkeypatch, tmp_path):
     monkeypatch.setenv(variable, "no-such-compiler")
-    with pytest.raises(ConfigError, match=f"but no-such-compiler is not there; .* in {variable}"):
+    with pytest.raises(UserError, match=f"but no-such-compiler is not there; .* in {variable}"):
         require_compiler(device)
     monkeypatch.delenv(variable)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="needs a compiler on every worker, but g"):
+    with pytest.raises(UserError, match="needs a compiler on every worker, but g"):
         require_compiler(device)
     (tmp_path / "g++").touch(mode=0o755)
     (tmp_path / "clang").touch(mode=0o755)

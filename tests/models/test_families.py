@@ -23,13 +23,13 @@ from families import (
 )
 from tiny_policies import TINY
 
-from digen_core.config import ConfigError
-from digen_core.config_file import load_config
-from digen_core.model_checks import check_model_folder
-from digen_core.model_config import VIDEO_FAMILIES, ModelConfig
-from digen_core.models import ADAPTERS
+from digen_core.config.load import load_config
+from digen_core.config.model import VIDEO_FAMILIES, ModelConfig
+from digen_core.errors import UserError
+from digen_core.models.families import ADAPTERS
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.models.schedules import shifted_sigmas
+from digen_core.preflight.model import check_model_folder
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
@@ -151,7 +151,7 @@ def test_a_shift_replaces_the_familys_schedule(tiny_families, family):
 @pytest.mark.filterwarnings("ignore:invalid value encountered in divide")
 def test_a_schedule_that_is_none_is_refused(policies):
     # diffusers stretches Qwen-Image's single sigma by 0 / 0
-    with pytest.raises(ConfigError, match=r"gives 1 steps the noise levels \[nan, 0.0\], which do"):
+    with pytest.raises(UserError, match=r"gives 1 steps the noise levels \[nan, 0.0\], which do"):
         policies["qwen_image"].sigmas(1)
 
 
@@ -311,9 +311,9 @@ def test_pixels_that_are_no_numbers_are_refused(policies, family):
 @pytest.mark.parametrize("size", [{"width": 40}, {"height": 24, "width": 24}])
 def test_a_size_that_does_not_fit_is_refused_before_and_by_the_loading(tiny_families, family, size):
     message = rf"is \d+ x \d+; this {family} model needs multiples of 16"
-    with pytest.raises(ConfigError, match=message) as loading:
+    with pytest.raises(UserError, match=message) as loading:
         load_tiny(tiny_families[family], family, **size)
-    with pytest.raises(ConfigError, match=message) as before:
+    with pytest.raises(UserError, match=message) as before:
         check_size(tiny_families[family], family, **size)
     assert str(before.value) == str(loading.value)
 
@@ -336,7 +336,7 @@ def test_sizes_of_models_with_other_vaes_and_patches(tiny_families, family, tmp_
     file = tmp_path / "model" / part / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     check_size(str(tmp_path / "model"), family, height=32, width=64)
-    with pytest.raises(ConfigError, match="needs multiples of 32"):
+    with pytest.raises(UserError, match="needs multiples of 32"):
         check_size(str(tmp_path / "model"), family, height=32, width=48)
 
 
@@ -365,11 +365,9 @@ def test_what_a_config_leaves_out_is_as_the_familys_pipeline_has_it(family):
 
 
 def test_an_image_larger_than_sd3s_positions_is_refused(tiny_families):
-    with pytest.raises(
-        ConfigError, match="is 32 x 512; this sd3 model has positions for 256 x 256"
-    ):
+    with pytest.raises(UserError, match="is 32 x 512; this sd3 model has positions for 256 x 256"):
         load_tiny(tiny_families["sd3"], "sd3", width=512)
-    with pytest.raises(ConfigError, match="positions for 256 x 256"):
+    with pytest.raises(UserError, match="positions for 256 x 256"):
         check_size(tiny_families["sd3"], "sd3", height=272)
     check_size(tiny_families["sd3"], "sd3", height=256)
 
@@ -407,7 +405,7 @@ def test_wan_2_2_is_refused(tiny_families, tmp_path):
     pipeline = stock(tiny_families["wan"])
     pipeline.register_to_config(boundary_ratio=0.9)
     pipeline.save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"is a Wan 2.2 pipeline .* use Wan 2.1"):
+    with pytest.raises(UserError, match=r"is a Wan 2.2 pipeline .* use Wan 2.1"):
         load_tiny(str(tmp_path), "wan")
 
 
@@ -418,5 +416,5 @@ def test_model_folders_are_checked_before_anything_is_loaded(tiny_families, fami
     config = load_config(None, {"model.family": family, "model.path": str(folder), **size}).model
     check_model_folder(config)
     shutil.rmtree(folder / "transformer")
-    with pytest.raises(ConfigError, match="lacks the subfolder transformer"):
+    with pytest.raises(UserError, match="lacks the subfolder transformer"):
         check_model_folder(config)

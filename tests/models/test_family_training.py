@@ -9,14 +9,14 @@ from families import FAMILIES, load_tiny, stock
 from packs import make_packs
 from tiny_policies import moved_weights
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
+from digen_core.config.train import LoraConfig
 from digen_core.control.protocol import Fragment
 from digen_core.models.export import save_for_diffusers
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.models.trainable import make_trainable, set_weights, trainable_parameters
 from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.rollout.steps import steps_of_iteration
-from digen_core.train_config import LoraConfig
 from digen_core.training.gradient_sum import GradientSum, add, pack_gradient
 from digen_core.training.objectives import OBJECTIVES
 from digen_core.training.pairs import gather_pairs

@@ -6,9 +6,10 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 from tiny_policies import LORA, load, load_trainable, moved_weights
 
+from digen_core.config.train import LoraConfig
 from digen_core.models.export import save_for_diffusers
 from digen_core.models.policy import ALL_PARTS, TRAINER_PARTS
-from digen_core.models.tiny_flux import PROMPT_TOKENS
+from digen_core.models.tiny.flux import PROMPT_TOKENS
 from digen_core.models.trainable import (
     initial_weights,
     make_trainable,
@@ -19,7 +20,6 @@ from digen_core.models.trainable import (
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
-from digen_core.train_config import LoraConfig
 
 PROMPTS = ["a red circle", "two blue squares left of a green triangle"]
 VARIANTS = ["static", "shifted", "like dev"]

@@ -17,11 +17,12 @@ from huggingface_hub.errors import (
 )
 from safetensors.torch import save_file
 
-from digen_core.config import ConfigError, RunConfig
-from digen_core.hub import check_available
-from digen_core.lora_targets import check_targets
-from digen_core.model_checks import check_model
-from digen_core.weight_files import layers_of, shapes_in
+from digen_core.config.run import RunConfig
+from digen_core.errors import ConfigError
+from digen_core.models.lora_targets import check_targets
+from digen_core.models.weight_files import layers_of, shapes_in
+from digen_core.preflight.hub import check_available
+from digen_core.preflight.model import check_model
 
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from diffusers import FluxPipeline
 
-from digen_core.models.tiny_flux import PROMPT_TOKENS, build_tiny_flux
+from digen_core.models.tiny.flux import PROMPT_TOKENS, build_tiny_flux
 from digen_core.rewards.shapes import shapes
 from digen_core.training.pretrain import PretrainConfig, pretrain_shapes
 from digen_core.worlds.shapes import all_prompts

@@ -8,8 +8,8 @@ import torch
 from diffusers import FluxPipeline
 from tiny_policies import LORA, load, load_trainable
 
-from digen_core.algorithm_config import FlowGrpoConfig
-from digen_core.config import RunConfig
+from digen_core.config.algorithm import FlowGrpoConfig
+from digen_core.config.run import RunConfig
 from digen_core.models.export import save_for_diffusers
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
 from digen_core.models.versions import versions_of

@@ -15,7 +15,7 @@ from digen_core.algorithms.grpo import clipped_surrogate, group_advantages
 from digen_core.algorithms.grpo_guard import guarded_surrogate
 from digen_core.algorithms.kl import flowgrpo_kl, transition_kl
 from digen_core.algorithms.mix_grpo import mix_grpo_window
-from digen_core.train_config import TrainConfig
+from digen_core.config.train import TrainConfig
 from digen_core.training.optimizer import moving_average, step_average
 
 GRADIENT = "loss|policy_loss|ratio|grad_log_prob|grad_mean"

@@ -13,7 +13,7 @@ from deployments.cli import run
 from deployments.launching import files_for
 from deployments.operation.workers import workers_of
 from deployments.plan import CLUSTERS
-from digen_core.config import ConfigError
+from digen_core.errors import UserError
 from digen_core.planning.cluster import load_cluster
 
 MIXED = """
@@ -190,9 +190,9 @@ def test_the_schema_of_the_operator_is_no_empty_one(cluster):
 
 def test_what_a_way_lacks_is_said(cluster):
     bare = load_cluster(CLUSTERS / "2-cores.toml")
-    with pytest.raises(ConfigError, match=r"kind core have no hosts; set their hosts = \[...\]"):
+    with pytest.raises(UserError, match=r"kind core have no hosts; set their hosts = \[...\]"):
         files_for(bare, "ssh", tls=True)
-    with pytest.raises(ConfigError, match="kind core are no GPUs; set their cuda = true"):
+    with pytest.raises(UserError, match="kind core are no GPUs; set their cuda = true"):
         files_for(bare, "cuda", tls=True)
 
 

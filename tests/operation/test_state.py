@@ -21,7 +21,7 @@ from deployments.operation.state import (
     locked,
     start,
 )
-from digen_core.config import ConfigError
+from digen_core.errors import UserError
 
 SLEEP = "import time; time.sleep(600)"
 FAMILY = f"import subprocess, sys; subprocess.run([sys.executable, '-c', '{SLEEP}'])"
@@ -116,10 +116,10 @@ def test_no_state_is_nothing_and_a_damaged_one_is_said():
     assert load_state() is None
     STATE.parent.mkdir(parents=True)
     STATE.write_text("{}")
-    with pytest.raises(ConfigError, match=r"cannot read runs/up/state.json; end what it names"):
+    with pytest.raises(UserError, match=r"cannot read runs/up/state.json; end what it names"):
         load_state()
 
 
 def test_two_commands_do_not_start_things_at_once():
-    with locked(), pytest.raises(ConfigError, match="another digen up or digen down"), locked():
+    with locked(), pytest.raises(UserError, match="another digen up or digen down"), locked():
         pass

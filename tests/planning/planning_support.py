@@ -1,6 +1,6 @@
 """Small jobs to plan."""
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device
 from digen_core.planning.job import BOTH, Job

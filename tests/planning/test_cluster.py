@@ -3,8 +3,8 @@
 import pytest
 
 from deployments.plan import CLUSTERS, find_cluster
-from digen_core.config import ConfigError
 from digen_core.control.costs import Costs, DeviceCosts, Linear
+from digen_core.errors import UserError
 from digen_core.planning.cluster import load_cluster
 from digen_core.planning.estimate import with_estimates
 from digen_core.planning.sizes import Sizes
@@ -135,7 +135,7 @@ def test_a_profile_wins_kind_in_two_groups_differ(tmp_path):
 def test_a_wrong_file_is_refused_in_one_line(old, new, message, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(MIXED.replace(old, new, 1))
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(UserError) as error:
         load_cluster(path)
     assert message in str(error.value)
     assert str(error.value).startswith(str(path))
@@ -168,7 +168,7 @@ def test_what_would_be_another_command_is_refused(case, tmp_path):
         path.write_text(f"{MIXED}\n{line}\n")
     else:
         path.write_text(MIXED.replace("watts = 700", f"watts = 700\n{line}", 1))
-    with pytest.raises(ConfigError, match=rf"{key}.*pattern '\^.*\(got '[^\n]*'\)") as error:
+    with pytest.raises(UserError, match=rf"{key}.*pattern '\^.*\(got '[^\n]*'\)") as error:
         load_cluster(path)
     assert "\n" not in str(error.value)
 
@@ -177,7 +177,7 @@ def test_what_would_be_another_command_is_refused(case, tmp_path):
 def test_a_kind_is_a_name(case, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(MIXED.replace('kind = "h100"', f'kind = "{KINDS[case]}"'))
-    with pytest.raises(ConfigError, match=r"devices.0.kind: .*pattern '\^\[A-Za-z0-9\]"):
+    with pytest.raises(UserError, match=r"devices.0.kind: .*pattern '\^\[A-Za-z0-9\]"):
         load_cluster(path)
 
 
@@ -198,20 +198,20 @@ def test_a_gpus_name_is_written_with_hyphens(tmp_path):
 def test_one_device_is_too_few(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('devices = [{ kind = "h100", count = 1 }]')
-    with pytest.raises(ConfigError, match="one device in all, but a run takes two or more"):
+    with pytest.raises(UserError, match="one device in all, but a run takes two or more"):
         load_cluster(path)
 
 
 def test_costs_that_nobody_knows(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('devices = [{ kind = "h100", count = 2 }]')
-    with pytest.raises(ConfigError, match="does not say what a h100 costs; give it costs or"):
+    with pytest.raises(UserError, match="does not say what a h100 costs; give it costs or"):
         load_cluster(path).costs()
 
 
 def test_clusters_are_found_by_name(tmp_path):
     assert find_cluster("2-cores") == load_cluster(CLUSTERS / "2-cores.toml")
-    with pytest.raises(ConfigError, match=r"no cluster 3-cores; use 16x-mixed, 2-cores, 32x-h100"):
+    with pytest.raises(UserError, match=r"no cluster 3-cores; use 16x-mixed, 2-cores, 32x-h100"):
         find_cluster("3-cores")
-    with pytest.raises(ConfigError, match=r"cannot read the cluster .*no\.toml: No such file"):
+    with pytest.raises(UserError, match=r"cannot read the cluster .*no\.toml: No such file"):
         find_cluster(str(tmp_path / "no.toml"))

@@ -7,7 +7,7 @@ import pytest
 
 from deployments.cli import run
 from deployments.plan import find_cluster, plan
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.trace.gaps import CAUSES
 
 SMALL = """

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from digen_core.config import ConfigError
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device
+from digen_core.errors import UserError
 from digen_core.planning.profile import (
     LineFit,
     Measured,
@@ -182,6 +182,6 @@ def test_a_file_that_is_no_profile_is_refused_in_one_line(text, message, tmp_pat
     path = tmp_path / "profile.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(ConfigError, match=message) as error:
+    with pytest.raises(UserError, match=message) as error:
         load_profile(path)
     assert "\n" not in str(error.value)

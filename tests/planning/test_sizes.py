@@ -13,12 +13,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from deployments.cli import run
 from deployments.shipped import RECIPES, recipe_files
 from deployments.size import as_markdown, print_sizes, size
-from digen_core.config import RunConfig
-from digen_core.config_file import load_config
-from digen_core.models import ADAPTERS
+from digen_core.config.load import load_config
+from digen_core.config.run import RunConfig
+from digen_core.config.train import LoraConfig
+from digen_core.models.families import ADAPTERS
 from digen_core.models.trainable import make_trainable, trainable_parameters
 from digen_core.planning.sizes import Sizes, sizes_of
-from digen_core.train_config import LoraConfig
 from digen_core.transport.arrays import to_array, to_arrays
 
 SETTINGS = Path(__file__).parents[2] / "deployments/model_configs"

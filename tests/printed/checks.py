@@ -20,10 +20,10 @@ from cyclopts import CycloptsError, MissingArgumentError
 from pages import ROOT, Printed, parts_of
 
 from deployments.cli import run
-from digen_core.config import RunConfig
-from digen_core.config_file import load_config
-from digen_core.data import evaluation_prompts, prompts_hash, train_prompts
-from digen_core.manifest import Lineage
+from digen_core.checkpoints.manifest import Lineage
+from digen_core.config.load import load_config
+from digen_core.config.run import RunConfig
+from digen_core.data.prompts import evaluation_prompts, prompts_hash, train_prompts
 
 PREFECT_YAML = ROOT / "deployments" / "prefect.yaml"
 SAMPLES = {
@@ -97,7 +97,7 @@ class Reader:
         monkeypatch.setattr("deployments.local.run_training", _train)
         monkeypatch.setattr("deployments.operation.up.up", _up)
         # Hubs and scorers are elsewhere.
-        monkeypatch.setattr("digen_core.hub.check_available", lambda *arguments: None)
+        monkeypatch.setattr("digen_core.preflight.hub.check_available", lambda *arguments: None)
         name = "digen_core.rewards.remote.Remote.__call__"
         monkeypatch.setattr(name, lambda self, samples, *asked: {"score": torch.ones(len(samples))})
 
@@ -302,8 +302,8 @@ def _check_deployment(arguments: dict, answer: str) -> None:
     from prefect.utilities.callables import parameter_schema
     from prefect.utilities.schema_tools.validation import ValidationError, validate
 
-    from digen_core.config_file import config_of_tree
-    from digen_core.config_merge import merge_configs
+    from digen_core.config.load import config_of_tree
+    from digen_core.config.merge import merge_configs
 
     deployed = {}
     for tree in yaml.safe_load(PREFECT_YAML.read_text())["deployments"]:

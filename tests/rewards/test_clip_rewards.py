@@ -8,14 +8,14 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional
 
-from digen_core.config import ConfigError
-from digen_core.reward_config import (
+from digen_core.config.rewards import (
     AestheticConfig,
     ClipScoreConfig,
     ConsistencyConfig,
     HpsConfig,
     PickScoreConfig,
 )
+from digen_core.errors import UserError
 from digen_core.rewards.aesthetic import Aesthetic, load_head
 from digen_core.rewards.clip import Clip
 from digen_core.rewards.clipscore import ClipScore
@@ -156,19 +156,19 @@ def test_the_chain_of_layers_is_in_the_order_of_their_numbers(folder, expected, 
 def test_a_head_that_does_not_fit_is_refused(tmp_path, prefixes, widths, message):
     head = str(tmp_path / "head.safetensors")
     head_of(head, prefixes, widths)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         load_head(head, WIDTH)
 
 
 def test_a_head_that_is_no_safetensors_file_is_refused(tmp_path):
     path = tmp_path / "head.pth"
     path.write_bytes(b"PK\x03\x04" * 8)
-    with pytest.raises(ConfigError, match=r"cannot read the aesthetic head .*head.pth"):
+    with pytest.raises(UserError, match=r"cannot read the aesthetic head .*head.pth"):
         load_head(str(path), WIDTH)
 
 
 def test_a_model_that_is_not_there_is_refused_in_one_line(tmp_path):
-    with pytest.raises(ConfigError, match=f"the CLIP model {tmp_path} with the processor") as error:
+    with pytest.raises(UserError, match=f"the CLIP model {tmp_path} with the processor") as error:
         Clip(ClipScoreConfig(path=str(tmp_path)), CPU)
     assert "\n" not in str(error.value)
 

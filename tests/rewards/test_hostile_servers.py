@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from digen_core.reward_config import RemoteConfig
+from digen_core.config.rewards import RemoteConfig
 from digen_core.rewards.remote import ANSWER_BYTES, ANSWER_BYTES_PER_SAMPLE, Remote
 from digen_core.rewards.scoring import PermanentError, RewardError, TransientError, score_images
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from digen_core.algorithms.grpo import group_advantages
-from digen_core.reward_config import FunctionConfig
+from digen_core.config.rewards import FunctionConfig
 from digen_core.rewards.failures import component_means, settle
 from digen_core.rewards.scoring import RewardError, score_images
 

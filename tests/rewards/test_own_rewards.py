@@ -3,8 +3,9 @@ import sys
 import pytest
 import torch
 
-from digen_core.config import ConfigError, RunConfig
-from digen_core.reward_config import FunctionConfig
+from digen_core.config.rewards import FunctionConfig
+from digen_core.config.run import RunConfig
+from digen_core.errors import UserError
 from digen_core.rewards import REWARDS, reward_functions
 from digen_core.rewards.own import own_reward
 from digen_core.rewards.scoring import score_images
@@ -80,12 +81,12 @@ def test_a_class_is_made_once_with_its_options_on_the_worker_s_device():
     ],
 )
 def test_what_cannot_be_made_is_refused(found, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         own_reward(found, CPU)
 
 
 def test_every_type_of_reward_can_be_made():
-    from digen_core.reward_config import REWARD_TYPES
+    from digen_core.config.rewards import REWARD_TYPES
 
     assert REWARDS.keys() == REWARD_TYPES.keys()
 

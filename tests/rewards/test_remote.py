@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from digen_core.config import ConfigError
-from digen_core.reward_config import RemoteConfig
+from digen_core.config.rewards import RemoteConfig
+from digen_core.errors import UserError
 from digen_core.rewards.pixels import as_pixels
 from digen_core.rewards.remote import Remote
 from digen_core.rewards.remote_protocol import ARROW, JSON, decode_request, encode_request
@@ -232,7 +232,7 @@ def test_a_token_is_sent_and_must_be_there(server, monkeypatch):
     score(server, token_variable="SCORER_TOKEN")
     assert server.requests[0][2]["Authorization"] == "Bearer s3cret"
     monkeypatch.delenv("SCORER_TOKEN")
-    with pytest.raises(ConfigError, match="the environment variable SCORER_TOKEN, which is not se"):
+    with pytest.raises(UserError, match="the environment variable SCORER_TOKEN, which is not se"):
         score(server, token_variable="SCORER_TOKEN")
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from deployments.overrides import config_of
-from digen_core.config import RunConfig
-from digen_core.config_file import load_config
-from digen_core.data import evaluation_prompts, train_prompts
-from digen_core.reward_config import REWARD_TYPES
+from digen_core.config.load import load_config
+from digen_core.config.rewards import REWARD_TYPES
+from digen_core.config.run import RunConfig
+from digen_core.data.prompts import evaluation_prompts, train_prompts
 from digen_core.rewards import reward_functions
 from digen_core.rewards.own import own_reward
 from digen_core.rewards.remote_protocol import decode_answer

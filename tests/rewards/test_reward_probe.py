@@ -8,11 +8,17 @@ import broken_rewards
 import pytest
 import torch
 
-from digen_core import reward_probe
-from digen_core.config import ConfigError, RunConfig
-from digen_core.data import Prompt
-from digen_core.reward_config import REWARD_TYPES
-from digen_core.reward_probe import probe, probe_before_start, probed_by_workers, probed_here
+from digen_core.config.rewards import REWARD_TYPES
+from digen_core.config.run import RunConfig
+from digen_core.data.prompts import Prompt
+from digen_core.errors import UserError
+from digen_core.preflight import reward_probe
+from digen_core.preflight.reward_probe import (
+    probe,
+    probe_before_start,
+    probed_by_workers,
+    probed_here,
+)
 from digen_core.rewards import reward_functions
 
 CPU = torch.device("cpu")
@@ -52,7 +58,7 @@ def config_of(tmp_path):
 )
 def test_a_broken_function_is_refused_or_warned_of(name, message, config_of):
     warnings = []
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(UserError) as error:
         probe_before_start(config_of({f"broken_rewards:{name}": 1.0}), warnings.append)
     assert str(error.value) == f"reward 'broken_rewards:{name}' {message}{TRIED}"
     assert warnings == []
@@ -116,7 +122,7 @@ def test_each_reward_is_either_quick_or_loads_a_model():
 def test_the_workers_say_the_same(config_of):
     rewards = config_of({"broken_rewards:OneValue": 1.0}).rewards
     functions = reward_functions(rewards, CPU)
-    with pytest.raises(ConfigError, match=re.escape("returned shape (1,) for 2 images; it was")):
+    with pytest.raises(UserError, match=re.escape("returned shape (1,) for 2 images; it was")):
         probe(functions, rewards, (32, 32, 1), [Prompt("a red circle")], CPU, pytest.fail)
 
 
@@ -141,9 +147,7 @@ def test_a_server_is_asked_once(config_of):
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/score"
         config = config_of({"judge": {"type": "remote", "url": url, "pool": "p"}})
-        with pytest.raises(
-            ConfigError, match=r"reward 'judge' failed: .* tried on two grey images"
-        ):
+        with pytest.raises(UserError, match=r"reward 'judge' failed: .* tried on two grey images"):
             probe_before_start(config, pytest.fail)
         server.shutdown()
     assert Scorer.num_requests == 1
@@ -152,5 +156,5 @@ def test_a_server_is_asked_once(config_of):
 def test_a_server_that_is_not_there_is_told(config_of):
     remote = {"type": "remote", "url": "http://127.0.0.1:9/", "max_attempts": 2}
     remote["backoff_seconds"] = 0
-    with pytest.raises(ConfigError, match=r"cannot be reached: .* \(attempt 2 of 2\)"):
+    with pytest.raises(UserError, match=r"cannot be reached: .* \(attempt 2 of 2\)"):
         probe_before_start(config_of({"judge": remote}), pytest.fail)

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from digen_core.config import ConfigError
-from digen_core.reward_config import FunctionConfig
+from digen_core.config.rewards import FunctionConfig
+from digen_core.errors import UserError
 from digen_core.rewards.own import import_reward
 from digen_core.rewards.scoring import PermanentError, RewardError, score_images
 
@@ -127,7 +127,7 @@ def test_a_video_reward_gets_whole_videos_and_refuses_images():
 
     assert score(shape, VIDEOS, takes="videos")["reward"].tolist() == [9, 9, 9]
     for on_failure in ("fail", "neutral"):
-        with pytest.raises(ConfigError, match=r"'mine' takes videos .* the shape \[3, 3, 8, 8\]"):
+        with pytest.raises(UserError, match=r"'mine' takes videos .* the shape \[3, 3, 8, 8\]"):
             score(shape, takes="videos", on_failure=on_failure)
 
 
@@ -160,7 +160,7 @@ def test_attempts_are_counted_and_end():
     assert flaky.num_calls == 3
 
 
-@pytest.mark.parametrize("error", [PermanentError, ConfigError])
+@pytest.mark.parametrize("error", [PermanentError, UserError])
 def test_what_cannot_be_mended_is_not_tried_again(error):
     flaky = Flaky(5, error)
     with pytest.raises(RewardError, match=r"busy$"):
@@ -193,5 +193,5 @@ def test_a_reward_of_the_users_is_imported():
     ],
 )
 def test_a_reward_that_cannot_be_imported_is_refused(path, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         import_reward(path)

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from tiny_policies import load_trainable, moved_weights
 
 from digen_core.algorithms.flow_sde import LOGPROBS, TRANSITIONS
+from digen_core.config.rollout import RolloutConfig
 from digen_core.models.trainable import reference_weights, set_weights
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import ReferenceKl, denoise, initial_latent
-from digen_core.rollout_config import RolloutConfig
 from digen_core.seeding import EVALUATION_NOISE, NOISE, noise_of
 
 CONFIG = RolloutConfig(num_steps=4)

@@ -10,8 +10,9 @@ from deployments.cli import run
 from deployments.live_view import LiveView
 from deployments.operation.describe import describe
 from deployments.operation.state import Options, State
-from digen_core.addresses import redacted, secret_in
-from digen_core.config import ConfigError, RunConfig
+from digen_core.config.run import RunConfig
+from digen_core.errors import UserError
+from digen_core.inputs.addresses import redacted, secret_in
 from tasks.tracking.server import first_line
 
 FINE = [
@@ -81,7 +82,7 @@ def test_what_a_reward_says_before_the_run_is_text_without_passwords(tmp_path, m
     body = 'def score(*a):\n    raise ValueError("\\x1b[2J no answer from http://u:s3cret@h:1")\n'
     (tmp_path / "hostile_rewards.py").write_text(body)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(local, "run_training", lambda *a: (_ for _ in ()).throw(ConfigError("end")))
+    monkeypatch.setattr(local, "run_training", lambda *a: (_ for _ in ()).throw(UserError("end")))
     rewards = '{"hostile_rewards:score" = {on_failure = "neutral"}}'
     assert run(["train", "shapes", "--rewards", rewards]) == 2
     err = capsys.readouterr().err

@@ -18,8 +18,8 @@ from sockets import (
 )
 
 from deployments.cli import run
-from digen_core.config import ConfigError
-from digen_core.schedule_config import ClusterConfig
+from digen_core.config.schedule import ClusterConfig
+from digen_core.errors import UserError
 from tasks.cluster import local_devices, run_cluster
 from tasks.listening import is_loopback, options_of_worker, own_scheduler
 from tasks.presence import present_workers
@@ -108,7 +108,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_worker_that_would_listen_on_a_network_without_tls_is_refused(case):
-    with pytest.raises(ConfigError, match=r"without TLS, .*digen up --host.*--insecure if you kno"):
+    with pytest.raises(UserError, match=r"without TLS, .*digen up --host.*--insecure if you kno"):
         options_of_worker(REFUSED[case], insecure=False)
     assert "--worker-class" in options_of_worker(REFUSED[case], insecure=True)
 

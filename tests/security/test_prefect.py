@@ -19,8 +19,8 @@ from sockets import address_of, documented, listening
 from deployments import cancelling, prefect_server, sign_in
 from deployments.operation.registration import POOL, _make_queue
 from deployments.prefect_server import set_state, variables_of
-from digen_core.manifest import LINEAGE_OF_RUN, Lineage
-from digen_core.run_state import Holder
+from digen_core.checkpoints.manifest import LINEAGE_OF_RUN, Lineage
+from digen_core.checkpoints.run_state import Holder
 
 pytestmark = pytest.mark.slow
 

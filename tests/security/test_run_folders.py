@@ -10,7 +10,7 @@ import pytest
 from mlflow import MlflowClient
 
 from deployments.cli import run
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.records import IterationRecord
 from tasks.tracking import Tracker
 

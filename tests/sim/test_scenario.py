@@ -3,7 +3,7 @@
 import pytest
 
 from deployments.simulate import SCENARIOS
-from digen_core.config import ConfigError
+from digen_core.errors import UserError
 from digen_core.sim.scenario import Scenario, load_scenario
 
 SHIPPED = sorted(SCENARIOS.glob("*.toml"))
@@ -97,7 +97,7 @@ def test_a_wrong_scenario_is_refused(change, message, tmp_path):
     kept = [line for line in lines if not line.startswith(f"{key} =")]
     path = tmp_path / "mine.toml"
     path.write_text("\n".join([change, *kept]))
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(UserError) as error:
         load_scenario(path)
     assert message in str(error.value)
     assert str(path) in str(error.value)
@@ -106,10 +106,10 @@ def test_a_wrong_scenario_is_refused(change, message, tmp_path):
 def test_a_missing_key_is_named(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text("devices = 4")
-    with pytest.raises(ConfigError, match="prompts is missing; group_size is missing"):
+    with pytest.raises(UserError, match="prompts is missing; group_size is missing"):
         load_scenario(path)
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"cannot read the scenario .*no\.toml: No such file"):
+    with pytest.raises(UserError, match=r"cannot read the scenario .*no\.toml: No such file"):
         load_scenario(tmp_path / "no.toml")

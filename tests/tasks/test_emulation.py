@@ -8,7 +8,8 @@ from statistics import median
 
 import pytest
 
-from digen_core.config import ConfigError, RunConfig
+from digen_core.config.run import RunConfig
+from digen_core.errors import UserError
 from digen_core.planning.search import Choice
 from digen_core.sim.scenario import Scenario
 from flows.emulate import emulated_config
@@ -134,7 +135,7 @@ def test_reward_servers_take_the_first_group_first():
 
 def test_best_of_n_is_refused(scenario, tmp_path):
     scenario = scenario.model_copy(update={"trained_per_group": 1})
-    with pytest.raises(ConfigError, match="trained_per_group is 1 of group_size 2; "):
+    with pytest.raises(UserError, match="trained_per_group is 1 of group_size 2; "):
         emulated_config(scenario, Choice("tsp", 2), tmp_path, num_iterations=3)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tiny_policies import TINY
 
-from digen_core.config import RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.models.trainable import initial_weights, trainable_parameters
 from digen_core.training.optimizer import PolicyVersion
 from digen_core.transport.arrays import content_hash, to_arrays

@@ -6,8 +6,8 @@ import re
 import pytest
 from markdown_it import MarkdownIt
 
-from digen_core.config import RunConfig
-from digen_core.plain_text import printable
+from digen_core.config.run import RunConfig
+from digen_core.inputs.text import printable
 from digen_core.records import EvaluationReport, IterationRecord, Picture
 from digen_core.trace.page import Table, page
 from tasks.artifacts import iteration_report, report_of

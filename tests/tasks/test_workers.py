@@ -5,8 +5,8 @@ from threading import Event, Thread
 import pytest
 from distributed import Client
 
+from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device
-from digen_core.schedule_config import ClusterConfig
 from tasks.cluster import devices_of, exclusive, in_one_role
 from tasks.presence import Presence, addresses_of, present_workers
 
@@ -72,7 +72,7 @@ def test_nothing_samples_the_stacks_of_a_worker():
 
     from distributed import Client
 
-    from digen_core.schedule_config import ClusterConfig
+    from digen_core.config.schedule import ClusterConfig
     from tasks.cluster import local_devices, run_cluster
 
     def sampling(dask_worker):

@@ -13,11 +13,11 @@ from packs import make_packs
 from tiny_policies import LORA, load_trainable, moved_weights
 
 from digen_core.algorithms.flow_sde import flow_sde_transition
-from digen_core.config import RunConfig
+from digen_core.config.rollout import RolloutConfig
+from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Fragment, Pack, PairBlock
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
 from digen_core.rollout.sampler import denoise, initial_latent
-from digen_core.rollout_config import RolloutConfig
 from digen_core.training.gradient import PackMetrics
 from digen_core.training.gradient_sum import GradientSum, add, pack_gradient
 from digen_core.training.pairs import Pairs, gather_pairs

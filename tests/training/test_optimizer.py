@@ -10,7 +10,7 @@ import torch
 from diffusers.training_utils import EMAModel
 from torch import nn
 
-from digen_core.train_config import TrainConfig
+from digen_core.config.train import TrainConfig
 from digen_core.training.optimizer import (
     TrainState,
     averaged,

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis.extra.numpy import array_shapes, arrays
 from tiny_policies import load_trainable
 
-from digen_core.config import RunConfig
+from digen_core.config.rollout import RolloutConfig
+from digen_core.config.run import RunConfig
+from digen_core.config.train import TrainConfig
 from digen_core.control.protocol import Fragment
 from digen_core.models.trainable import initial_weights
 from digen_core.rollout.sampler import denoise, initial_latent
-from digen_core.rollout_config import RolloutConfig
-from digen_core.train_config import TrainConfig
 from digen_core.training.gradient_sum import pack_gradient
 from digen_core.training.optimizer import initial_state, optimizer_step, published
 from digen_core.training.pairs import Pairs

@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image, ImageSequence
 
-from digen_core.config import ConfigError
 from digen_core.control.protocol import Fragment
+from digen_core.errors import UserError
 from digen_core.transport.arrays import to_stored
 from digen_core.transport.images import name_of, prune_images, write_image
 from digen_core.transport.segment import Segment
@@ -55,7 +55,7 @@ def test_a_segment_without_such_steps_is_not_kept(tmp_path):
 def test_a_damaged_file_is_one_line(tmp_path):
     path = write_segment(tmp_path, segment_of(), steps=STEPS)
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(ConfigError, match=r"t02\.safetensors is damaged"):
+    with pytest.raises(UserError, match=r"t02\.safetensors is damaged"):
         read_segments(tmp_path, 3)
 
 

@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("deployments", "digen_core", "flows", "tasks")
 CHECK_ALL = """
 from deployments.shipped import shipped_configs
-from digen_core.config_file import load_config
-from digen_core.data import evaluation_prompts, train_prompts
+from digen_core.config.load import load_config
+from digen_core.data.prompts import evaluation_prompts, train_prompts
 for path in shipped_configs().values():
     config = load_config(path)
     assert train_prompts(config) and evaluation_prompts(config)

@@ -25,7 +25,7 @@ from diffusers import (
     WanTransformer3DModel,
 )
 
-from digen_core.model_config import Family, TinySize
+from digen_core.config.model import Family, TinySize
 from digen_core.models.tiny import parts, tokenizers
 
 _LATENT_CHANNELS: Final = 4

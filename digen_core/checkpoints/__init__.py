@@ -1,0 +1,1 @@
+"""Checkpoints: manifests, tensors, retention, resume, and a run's state as its folder tells it."""

@@ -1,0 +1,174 @@
+"""A run's checkpoints as files: which there are, what each is of, and whether it is whole.
+
+| RUN/checkpoints/v0007/manifest.json        all but the tensors, as :class:`Manifest`
+| RUN/checkpoints/v0007/manifest.sha256      of the manifest, as ``sha256sum`` writes it
+| RUN/checkpoints/v0007/state.safetensors    ``<part>/<parameter>``; the parts are those of hashes
+
+Importing this module must not import torch: a mistake in ``--resume`` shows at once. Tensors are
+read and written in :mod:`digen_core.checkpoints.tensors`.
+"""
+
+import hashlib
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+
+from digen_core.config.base import Strict
+from digen_core.config.run import RunConfig
+from digen_core.errors import UserError
+from digen_core.inputs.reading import UnreadableError, read_json
+
+CHECKPOINTS_OF_RUN: Final = "checkpoints"
+EVALUATIONS_OF_RUN: Final = "evaluation"
+"""Folders of a run's folder."""
+LINEAGE_OF_RUN: Final = "lineage.json"
+MANIFEST: Final = "manifest.json"
+MANIFEST_SUM: Final = "manifest.sha256"
+STATE: Final = "state.safetensors"
+
+
+class DamagedError(UserError):
+    """A checkpoint is not what was written; the message names it and what is wrong."""
+
+
+class Lineage(Strict):
+    """Where a run comes from: kept from its start on, so that it can always be resumed."""
+
+    run_id: str
+    mlflow_run_id: str
+    flow_run_ids: tuple[str, ...]
+    """Of Prefect: the flow run that began the run, and those that resumed it."""
+
+    prompts_hash: str
+    """Of the training prompts, in their order."""
+
+    evaluation_prompts_hash: str
+
+
+class Position(Strict):
+    """How far a run is, save for the tensors."""
+
+    num_iterations: int
+    """Finished ones. Prompts, noise and steps of the next follow from its number and the seed."""
+
+    metrics: dict[str, float]
+    """Of the last of them."""
+
+    reward_history: dict[str, tuple[float, ...]]
+    """DDPO's: the last rewards of each prompt, the oldest first; empty for other algorithms."""
+
+    lineage: Lineage
+    config: RunConfig
+
+
+class Manifest(Position):
+    """All of a checkpoint but its tensors."""
+
+    version: int
+    """Updates so far. The learning rate, Adam's step and the average's step follow from it."""
+
+    weights_hash: str
+    """Content hash by which the version is pushed."""
+
+    hashes: dict[str, str]
+    """Content hash of each part: weights, exp_avg, exp_avg_sq, and ema and old where they differ
+    from the weights."""
+
+
+def name_of(version: int) -> str:
+    """Return the name of a version's folder."""
+    return f"v{version:04d}"
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the complete checkpoints in a folder, the oldest first; what is half-written is none.
+
+    They may be damaged since.
+    """
+    found = [path for path in folder.glob("v*") if re.fullmatch(r"v\d{4,}", path.name)]
+    return sorted(found, key=lambda path: int(path.name[1:]))
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    """Return what a checkpoint is of; its tensors are looked at, but not read.
+
+    Raises:
+        DamagedError: a file of it is missing, cut off, or holds other tensors than it should.
+    """
+    try:
+        content = (checkpoint / MANIFEST).read_bytes()
+        if sum_of(content) != (checkpoint / MANIFEST_SUM).read_text(encoding="utf-8"):
+            raise damaged(checkpoint, f"{MANIFEST} does not have the hash in {MANIFEST_SUM}")
+        manifest = Manifest.model_validate_json(content)
+        with safe_open(checkpoint / STATE, framework="numpy") as file:  # refuses a cut-off file
+            parts = {name.partition("/")[0] for name in file.keys()}  # noqa: SIM118
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise damaged(
+            checkpoint, f"{MANIFEST}: {'.'.join(map(str, problem['loc']))} {problem['msg']}"
+        ) from error
+    except (OSError, UnicodeDecodeError, SafetensorError) as error:
+        raise damaged(checkpoint, str(error)) from error
+    if checkpoint.name != name_of(manifest.version) or parts != set(manifest.hashes):
+        raise damaged(checkpoint, f"its manifest is of {name_of(manifest.version)} with {parts}")
+    return manifest
+
+
+def sum_of(manifest: bytes) -> str:
+    """Return what the file beside a manifest says of it."""
+    return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n"
+
+
+def last_checkpoint(
+    folder: Path, excluded: Collection[Path] = ()
+) -> tuple[Path | None, list[DamagedError]]:
+    """Return the newest checkpoint that is whole, None if there is none, and what newer ones lack.
+
+    What its tensors hold is verified when they are read.
+
+    Args:
+        folder: of a run's checkpoints.
+        excluded: those whose tensors were found to be damaged.
+
+    Raises:
+        DamagedError: there are some, but none is whole.
+    """
+    complaints: list[DamagedError] = []
+    for checkpoint in reversed(checkpoints_in(folder)):
+        if checkpoint in excluded:
+            continue
+        try:
+            read_manifest(checkpoint)
+        except DamagedError as error:
+            complaints.append(error)
+        else:
+            return checkpoint, complaints
+    if complaints:
+        raise complaints[0]
+    return None, []
+
+
+def damaged(checkpoint: Path, why: str) -> DamagedError:
+    """Return the error that tells a person about a damaged checkpoint."""
+    return DamagedError(f"checkpoint {checkpoint} is damaged: {' '.join(why.split())}")
+
+
+def read_lineage(run_dir: Path) -> Lineage | None:
+    """Return where a run comes from; None if it ended before it was tracked.
+
+    Raises:
+        UserError: the file cannot be understood.
+    """
+    path = run_dir / LINEAGE_OF_RUN
+    try:
+        return Lineage.model_validate(read_json(path, "where the run comes from,"))
+    except UnreadableError:
+        if path.exists():
+            raise
+        return None
+    except ValidationError as error:
+        raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from error

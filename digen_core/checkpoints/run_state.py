@@ -1,0 +1,154 @@
+"""The state of a run, as its folder tells it: running, finished or stopped, and how far it is.
+
+Nothing here imports torch, Prefect or MLflow: ``digen ls`` shows it at once. Damaged files that a
+run could go on without are passed over.
+"""
+
+import fcntl
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import ValidationError
+
+from digen_core.checkpoints.manifest import EVALUATIONS_OF_RUN
+from digen_core.config.load import CONFIG_OF_RUN, config_of_run, require_run
+from digen_core.errors import UserError
+from digen_core.records import EvaluationReport, IterationRecord
+from digen_core.transport.metrics import METRICS_OF_RUN, read_metrics
+
+LOCK_OF_RUN: Final = ".lock"
+"""Held, and written into, by the process that trains."""
+
+State = Literal["running", "finished", "stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that trains a run."""
+
+    pid: int
+    host: str
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is a process of this machine."""
+        return self.host == os.uname().nodename
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """How far a run is."""
+
+    folder: Path
+    began: datetime
+    state: State
+    num_done: int  # iterations
+    num_iterations: int | None  # None: its config cannot be read
+    last: IterationRecord | None
+    evaluation: EvaluationReport | None  # the newest
+
+    @property
+    def num_left(self) -> int:
+        """Iterations that the config asks for and that are not done."""
+        return max(0, (self.num_iterations or 0) - self.num_done)
+
+
+def runs_in(runs_dir: Path) -> list[Path]:
+    """Return the folders of runs, the oldest first.
+
+    Raises:
+        UserError: the folder cannot be read.
+    """
+    try:
+        found = [path for path in runs_dir.iterdir() if (path / CONFIG_OF_RUN).is_file()]
+    except OSError as error:
+        raise UserError(f"cannot read {runs_dir}: {error.strerror}") from error
+    return sorted(found, key=lambda path: (_began(path), path.name))
+
+
+def find_run(run: str, runs_dir: Path) -> Path:
+    """Return the folder of a run that is given by folder or name.
+
+    Raises:
+        UserError: there is none.
+    """
+    named = runs_dir / run
+    folder = named if not Path(run).is_dir() and named.is_dir() else Path(run)
+    require_run(folder if folder.is_dir() or "/" in run else named)
+    return folder
+
+
+def state_of(run_dir: Path) -> RunState:
+    """Return how far a run is.
+
+    Raises:
+        UserError: the folder is not there.
+    """
+    require_run(run_dir)
+    try:
+        total: int | None = config_of_run(run_dir).num_iterations
+    except UserError:
+        total = None
+    records = _records(run_dir)
+    evaluations = _evaluations(run_dir)
+    last = records[-1] if records else None
+    after, version = evaluations.get("after"), last.version if last else 0
+    is_over = after is not None and after.version == version
+    state: State = "running" if holder_of(run_dir) else "finished" if is_over else "stopped"
+    newest = max(evaluations.values(), key=lambda report: report.version, default=None)
+    done = last.iteration + 1 if last else 0
+    return RunState(run_dir, _began(run_dir), state, done, total, last, newest)
+
+
+def holder_of(run_dir: Path) -> Holder | None:
+    """Return the process that trains a run; None: nobody does."""
+    path = run_dir / LOCK_OF_RUN
+    try:
+        pid, _, host = path.read_text().partition(" on ")
+        holder = Holder(int(pid), host.strip())
+        if holder.is_here and not _exists(holder.pid):
+            return None
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return holder
+    except (OSError, ValueError):  # there is none, or it is of a run that has only begun
+        return None
+    return None
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
+
+
+def _began(run_dir: Path) -> datetime:
+    """Return when a run was begun: a resumed one writes its config again, but not this file."""
+    first = run_dir / "tracking" / "run.json"
+    path = first if first.is_file() else run_dir / CONFIG_OF_RUN
+    return datetime.fromtimestamp(path.stat().st_mtime)
+
+
+def _records(run_dir: Path) -> list[IterationRecord]:
+    try:
+        return read_metrics(run_dir / METRICS_OF_RUN)
+    except (OSError, ValueError, TypeError):
+        return []
+
+
+def _evaluations(run_dir: Path) -> dict[str, EvaluationReport]:
+    found = {}
+    for path in run_dir.glob(f"{EVALUATIONS_OF_RUN}/*.json"):
+        try:
+            found[path.stem] = EvaluationReport.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            continue
+    return found

@@ -1,0 +1,103 @@
+"""The base of everything that is read from a file or a form, and bounds that say their reason."""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic import GetJsonSchemaHandler as GetJson
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+
+class Strict(BaseModel):
+    """A config node: immutable, unknown keys are errors, attribute docstrings are the help text."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """The largest number that a field takes, and why: a mistyped one must not fill the memory."""
+
+    most: int
+    why: str
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Check a number after everything else."""
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJson) -> JsonSchemaValue:
+        """Say the bound in the JSON schema, as ``le`` does."""
+        return {**handler(schema), "maximum": self.most}
+
+    def _check(self, value: float) -> float:
+        if value > self.most:
+            raise PydanticCustomError(
+                "too_large", "must be at most {most}: {why}", {"most": self.most, "why": self.why}
+            )
+        return value
+
+
+_MAX_CHARACTERS: Final = 10_000
+_MAX_BITS: Final = 128
+_MAX_DEPTH: Final = 20
+
+
+def unusable(tree: object, depth: int = 0) -> Iterator[str]:
+    """Yield what is wrong with a tree of values wherever it stands, whatever its keys mean."""
+    if depth > _MAX_DEPTH:
+        yield f"tables and lists nest more than {_MAX_DEPTH} deep"
+        return
+    inner: Iterable[object] = ()
+    if isinstance(tree, dict):
+        inner = chain(tree, tree.values())
+    elif isinstance(tree, list | tuple):
+        inner = tree
+    else:
+        yield from _unusable_leaf(tree)
+    for value in inner:
+        yield from unusable(value, depth + 1)
+
+
+def _unusable_leaf(value: object) -> Iterator[str]:
+    if isinstance(value, str) and len(value) > _MAX_CHARACTERS:
+        yield f"a text has {len(value)} characters; use at most {_MAX_CHARACTERS}"
+    elif isinstance(value, str) and not is_plain(value):
+        yield f"the text {value[:100]!r} holds NUL or half a character (a surrogate)"
+    elif isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        yield f"a number has {value.bit_length()} binary digits; use at most {_MAX_BITS}"
+
+
+def is_plain(text: str) -> bool:
+    """Say whether a text can be written as UTF-8, and to databases, which take no NUL."""
+    return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+MAX_PATH: Final = 1000
+MAX_NAME: Final = 255
+
+
+def _must_be_a_path(path: str) -> str:
+    names = os.fsencode(path).split(b"/")
+    if "\0" in path or max(map(len, names)) > MAX_NAME or len(path) > MAX_PATH:
+        raise PydanticCustomError(
+            "no_path",
+            "no file can be called so: a path has at most {most} characters, {name} bytes of them "
+            "between two slashes, and no NUL",
+            {"most": MAX_PATH, "name": MAX_NAME},
+        )
+    return path
+
+
+PathText = Annotated[str, AfterValidator(_must_be_a_path)]
+"""A path that some file might have."""
+
+Duration = Annotated[float, AtMost(31_536_000, "these are the seconds of a year")]
+"""Seconds; many more overflow clocks."""

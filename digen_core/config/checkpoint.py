@@ -1,0 +1,44 @@
+"""Which checkpoints of a run are kept.
+
+Importing this module must not import torch.
+"""
+
+from typing import Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from digen_core.config.base import Strict
+
+EVALUATION: Final = "evaluation/"
+"""What a metric of a version's evaluation begins with; ``evaluation/reward`` is the total."""
+
+_BEGINNINGS: Final = (EVALUATION, "reward/", "train/")
+
+
+class CheckpointConfig(Strict):
+    """Which checkpoints are kept; a new one is complete before an old one is removed."""
+
+    keep_last: int = Field(2, ge=1)
+    """The newest; with two, a damaged one costs one iteration."""
+
+    keep_every: int = Field(0, ge=0)
+    """Also every version that is a multiple of this; 0 for none."""
+
+    keep_best: int = Field(0, ge=0)
+    """Also as many as this of the best by best_by; 0 for none."""
+
+    best_by: str = "evaluation/reward"
+    """Metric of the best: evaluation/<reward> of the versions that were evaluated (see
+    evaluation.every), or a metric of the iteration that made a version: reward/mean, train/kl."""
+
+    best_is: Literal["highest", "lowest"] = "highest"
+    """Which values of best_by are the best."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.best_by.startswith(_BEGINNINGS):
+            raise ValueError(
+                f"checkpoints.best_by is {self.best_by!r}; use a metric that begins with "
+                f"{', '.join(_BEGINNINGS[:-1])} or {_BEGINNINGS[-1]}, for example reward/mean."
+            )
+        return self

@@ -1,0 +1,292 @@
+"""Which model is post-trained, and on which prompts.
+
+Importing this module must not import torch.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from math import ceil
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+
+from pydantic import Field, model_validator
+
+from digen_core.config.base import AtMost, PathText, Strict
+from digen_core.config.shipped import MaybeShipped, located
+
+Family = Literal["flux", "sd3", "qwen_image", "wan", "hunyuan_video"]
+"""A model family: an adapter in digen_core/models."""
+
+TinySize = Literal["tiny", "medium"]
+"""How large a pipeline is that ``digen make-tiny`` makes: a key of its sizes."""
+
+Size = tuple[int, int, int]
+"""Height and width in pixels, and frames."""
+
+
+def tokens_of(size: Size) -> int:
+    """Return about how many tokens a transformer makes of a sample: 16 x 16 pixels and 4 frames."""
+    height, width, frames = size
+    return ceil(height / 16) * ceil(width / 16) * ((frames - 1) // 4 + 1)
+
+
+VIDEO_FAMILIES: Final[tuple[Family, ...]] = ("wan", "hunyuan_video")
+
+
+MAX_TOKENS: Final = 512
+"""Of a prompt, that the text encoders were trained with."""
+
+MAX_SAMPLE_TOKENS: Final = 2**17
+"""Of a sample; 129 frames of 720 x 1280 pixels are 118,800."""
+
+_SIDE: Final = AtMost(8192, "no family makes images of so many pixels")
+_FRAMES: Final = AtMost(1025, "no family makes videos of so many frames")
+
+EMBEDDED: Final = "digen:models/shapes"
+"""The embedded model, a tiny FLUX."""
+
+
+class Defaults(NamedTuple):
+    """What a model is used with where a config does not say otherwise."""
+
+    height: int
+    width: int
+    num_frames: int
+    max_sequence_length: int
+    guidance_scale: float
+    num_inference_steps: int  # of evaluations
+
+
+FAMILY_DEFAULTS: Final[Mapping[Family, Defaults]] = {
+    "flux": Defaults(1024, 1024, 1, 512, 3.5, 28),
+    "sd3": Defaults(1024, 1024, 1, 256, 7.0, 28),
+    "qwen_image": Defaults(1024, 1024, 1, 512, 4.0, 50),
+    "wan": Defaults(240, 416, 33, 512, 5.0, 50),
+    "hunyuan_video": Defaults(480, 480, 53, 256, 6.0, 50),
+}
+"""The defaults of each family's pipeline in diffusers: those of its ``__call__``, and of images the
+size of the published transformers' 128 x 128 latents. The pipelines' videos (Wan 480 x 832 and 81
+frames, HunyuanVideo 720 x 1280 and 129) are too large to be trained on in numbers: theirs are the
+sizes of published RL, FlowGRPO's for Wan (arXiv:2505.05470, github yifan123/flow_grpo) and
+DanceGRPO's for HunyuanVideo (arXiv:2505.07818, github XueZeyue/DanceGRPO)."""
+
+EMBEDDED_DEFAULTS: Final = Defaults(32, 32, 1, 12, 3.5, 8)
+"""What the embedded model was trained with."""
+
+
+def default_of(family: Family, path: str) -> Defaults:
+    """Return what a model is used with where a config does not say otherwise."""
+    return EMBEDDED_DEFAULTS if path == EMBEDDED else FAMILY_DEFAULTS[family]
+
+
+def _of_the_model(name: str) -> Callable[[dict[str, Any]], Any]:
+    """Return what makes the default of a field from the family and the path, which come before."""
+    return lambda fields: getattr(default_of(fields["family"], fields["path"]), name)
+
+
+class AdapterConfig(Strict):
+    """A LoRA that is there before the run, as diffusers saves and loads it."""
+
+    path: PathText = Field(min_length=1)
+    """Folder, safetensors file or hub id."""
+
+    weight: float = 1.0
+    """Factor of what it adds."""
+
+    file: PathText | None = None
+    """Name of the safetensors file, if the folder has several."""
+
+    revision: str | None = None
+    """Hub revision; null is the default branch."""
+
+
+class ModelConfig(Strict):
+    """Which pipeline is post-trained, and in what precision."""
+
+    family: Family = "flux"
+    """Model family: FLUX.1, Stable Diffusion 3 and 3.5, Qwen-Image, Wan 2.1 or HunyuanVideo."""
+
+    path: MaybeShipped = Field(EMBEDDED, min_length=1)
+    """Diffusers folder or hub id, loaded with from_pretrained; digen:models/shapes is the embedded
+    model, wherever digen is installed."""
+
+    revision: str | None = None
+    """Hub revision; null is the default branch."""
+
+    adapters: dict[str, AdapterConfig] = Field(default_factory=dict)
+    """LoRAs to start from, a table for each, by a name of yours. They are folded into the weights
+    when the model is loaded, in this order; what is trained, and exported, comes on top of them."""
+
+    dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
+    """Precision of weights and activations. Latents and log-probs stay float32 or better."""
+
+    device: str = "auto"
+    """Torch device of the workers: auto takes cuda where a worker has one, else cpu."""
+
+    compile: bool | Literal["max-autotune-no-cudagraphs"] = False
+    """torch.compile for the transformer's blocks: true, or the mode that tries several kernels.
+    Workers need a C++ compiler (CPU) or a C compiler (CUDA), and compile before the first
+    iteration and in it."""
+
+    height: Annotated[int, _SIDE] = Field(default_factory=_of_the_model("height"), ge=8)
+    """Image height in pixels; what it must be a multiple of depends on the model, often 16."""
+
+    width: Annotated[int, _SIDE] = Field(default_factory=_of_the_model("width"), ge=8)
+    """Image width in pixels, likewise."""
+
+    num_frames: Annotated[int, _FRAMES] = Field(default_factory=_of_the_model("num_frames"), ge=1)
+    """Frames of a video: 1 makes images; more, which are 1 + a multiple of 4, take a video family
+    (wan, hunyuan_video)."""
+
+    sizes: Annotated[tuple[Size, ...], Field(max_length=1000)] = ()
+    """[[height, width, frames], ...] of training samples, if they are to be of several sizes: the
+    groups take them in turn. Evaluations keep to height, width and num_frames."""
+
+    max_sequence_length: int = Field(
+        default_factory=_of_the_model("max_sequence_length"), ge=1, le=MAX_TOKENS
+    )
+    """Tokens a prompt is padded or cut to (by T5, UMT5, Llama or Qwen2.5-VL, whichever the family
+    has; CLIP always takes 77 or its own)."""
+
+    guidance_scale: float = Field(default_factory=_of_the_model("guidance_scale"), ge=0)
+    """flux, hunyuan_video: embedded guidance, an input of models distilled with it (FLUX.1-dev 3.5,
+    HunyuanVideo 6), ignored by others. sd3, wan, qwen_image: classifier-free guidance (SD3.5 4.5,
+    Wan 5, Qwen-Image 4, which also keeps the velocity's norm); it doubles the compute, and at 1 or
+    less there is none."""
+
+    negative_prompt: str = ""
+    """What classifier-free guidance steers away from (Qwen-Image is used with a single space);
+    families with embedded guidance ignore it."""
+
+    shift: float | None = Field(None, gt=0)
+    """Replace the family's own schedule by sigma = shift u / (1 + (shift - 1) u), u falling evenly
+    from 1 to 0 (DanceGRPO: 3, HunyuanVideo 5). Null: the family's own."""
+
+    @property
+    def source(self) -> str:
+        """Where from_pretrained finds the model: ``path``, or the folder of a shipped one."""
+        return located(self.path)
+
+    @property
+    def defaults(self) -> Defaults:
+        """What the model is used with where the config does not say otherwise."""
+        return default_of(self.family, self.path)
+
+    @property
+    def size(self) -> Size:
+        """What samples have where ``sizes`` does not say otherwise."""
+        return self.height, self.width, self.num_frames
+
+    def at_size(self, size: Size) -> "ModelConfig":
+        """Return the config of the same model for one other size."""
+        height, width, frames = size
+        changes = {"height": height, "width": width, "num_frames": frames, "sizes": ()}
+        return self.model_copy(update=changes)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self._check_frames("model.num_frames", self.num_frames)
+        self._check_tokens("model.height, width and num_frames", self.size)
+        for name in self.adapters:
+            if not re.fullmatch("[A-Za-z0-9_-]+", name):
+                raise ValueError(
+                    f"model.adapters has the name {name!r}, which is not made of letters, digits, "
+                    "_ and - only; rename it."
+                )
+        for place, (height, width, frames) in enumerate(self.sizes):
+            if min(height, width) < 8 or frames < 1:
+                raise ValueError(
+                    f"model.sizes[{place}] is {[height, width, frames]}; needs height and width "
+                    "of at least 8 pixels and at least one frame."
+                )
+            self._check_frames(f"the number of frames of model.sizes[{place}]", frames)
+            self._check_tokens(f"model.sizes[{place}]", (height, width, frames))
+        return self
+
+    def _check_tokens(self, name: str, size: Size) -> None:
+        if (number := tokens_of(size)) > MAX_SAMPLE_TOKENS:
+            raise ValueError(
+                f"{name} {'are' if 'and' in name else 'is'} {list(size)}, a sample of {number} "
+                f"tokens; use at most {MAX_SAMPLE_TOKENS}: the families' longest videos have "
+                "118800, and every sample is held in memory."
+            )
+
+    def _check_frames(self, name: str, frames: int) -> None:
+        if frames > 1 and self.family not in VIDEO_FAMILIES:
+            raise ValueError(
+                f"{name} is {frames}, but {self.family} makes images; use 1, or "
+                f"a video family ({', '.join(VIDEO_FAMILIES)})."
+            )
+        if (frames - 1) % 4:
+            raise ValueError(
+                f"{name} is {frames}; video models take 1 + a multiple of 4: "
+                f"use {frames - (frames - 1) % 4}."
+            )
+
+
+_SHAPES_TRAIN: Final = "digen:prompts/shapes_train.txt"
+_SHAPES_EVALUATION: Final = "digen:prompts/shapes_evaluation.txt"
+
+
+class PromptsConfig(Strict):
+    """Where prompts come from, as docs/prompts.md says in full.
+
+    Files: text (a prompt a line; empty lines are skipped), JSON Lines, CSV or Parquet; or folders
+    of a Hugging Face dataset.
+    """
+
+    train: MaybeShipped = Field(_SHAPES_TRAIN, min_length=1)
+    """Prompts that are trained on: a file, a folder, or a pattern such as data/train-*.parquet.
+    digen:prompts/NAME is a file that digen ships."""
+
+    evaluation: Annotated[MaybeShipped, Field(min_length=1)] | None = None
+    """Prompts kept for evaluation only, likewise; null: rows of `train`, as split_column or
+    evaluation_fraction says. Prompts of your own need one of the three; those of the embedded world
+    have theirs."""
+
+    column: str = Field("prompt", min_length=1)
+    """Column of the prompts."""
+
+    metadata_columns: tuple[str, ...] = ()
+    """Columns that rewards get with each prompt, and the run's samples keep."""
+
+    weight_column: str | None = None
+    """Column of `train` that says how often a prompt is drawn, relative to the others; null: all
+    equally often."""
+
+    split_column: str | None = None
+    """Column of `train` that says what a row is for; null: all rows are trained on."""
+
+    train_split: str = "train"
+    """Value in split_column of the rows that are trained on."""
+
+    evaluation_split: str = "evaluation"
+    """Value in split_column of the rows for evaluation; rows with other values are left out."""
+
+    evaluation_fraction: float | None = Field(None, gt=0, lt=1)
+    """Share of the prompts of `train` that is kept for evaluation, drawn from the run's seed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_evaluation(cls, values: object) -> object:
+        """Add the evaluation prompts of the embedded world to its train prompts, if none are."""
+        splits = ("split_column", "evaluation_fraction")
+        if not isinstance(values, dict) or any(values.get(key) is not None for key in splits):
+            return values
+        if values.get("train", _SHAPES_TRAIN) != _SHAPES_TRAIN:
+            return values
+        return {"evaluation": _SHAPES_EVALUATION, **values}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.split_column is not None and self.evaluation_fraction is not None:
+            raise ValueError(
+                f"prompts.split_column is {self.split_column!r} and prompts.evaluation_fraction "
+                f"{self.evaluation_fraction}; use one of them."
+            )
+        if self.evaluation is None and self.split_column is None is self.evaluation_fraction:
+            raise ValueError(
+                f"prompts.train is {self.train}, but nothing says which prompts are for "
+                "evaluation; set prompts.evaluation to a file of others, or "
+                "prompts.evaluation_fraction to 0.1 to hold out a tenth, or prompts.split_column."
+            )
+        return self

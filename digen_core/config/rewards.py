@@ -1,0 +1,259 @@
+"""The rewards of a config: for each its weight, its options, and what its failure means.
+
+A reward is written as a weight, or as a table of options:
+
+    [rewards]
+    shapes = 1.0                      # a type of reward, by its name
+
+    [rewards.quality]                 # any name, with a type
+    type = "remote"
+    url = "http://127.0.0.1:8000/score"
+
+A name with a colon is a function of the user's own, ``module:function``.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Final, Literal, get_args
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from digen_core.config.base import Duration, PathText, Strict
+from digen_core.inputs.addresses import public_address
+
+Takes = Literal["images", "videos"]
+
+PICKSCORE: Final = "yuvalkirstain/PickScore_v1"
+
+
+def _not_a_role(name: str) -> str:
+    if name in ("rollout", "trainer", "both"):
+        raise ValueError(f"a pool cannot be called {name}, which is a role; use another name")
+    return name
+
+
+def _public(url: object) -> object:
+    if not isinstance(url, str):
+        return url
+    instead = "name the environment variable that holds a token: token_variable"
+    return public_address("the url of a remote reward", url, instead)
+
+
+PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$"), AfterValidator(_not_a_role)]
+"""Of workers that only score; they declare it as a resource, as the others do their roles."""
+
+
+class RewardBase(Strict):
+    """What every reward has."""
+
+    weight: float = 1.0
+    """Factor in the weighted sum."""
+
+    on_failure: Literal["fail", "neutral"] = "fail"
+    """What follows when no attempt gave a number. fail: the run ends. neutral: the sample counts
+    with the mean of its group in this reward, and in the metric `reward/NAME/failed`."""
+
+    max_attempts: int = Field(1, ge=1, le=100)
+    """Calls before the reward counts as failed."""
+
+    backoff_seconds: float = Field(0.5, ge=0, le=60)
+    """Pause before the second attempt, at most; it doubles with every further one, up to 60 s."""
+
+    pool: PoolName | None = None
+    """Pool of workers that score it beside the devices that generate; null: the device that
+    generated a sample scores it. See docs/rewards.md."""
+
+
+class ImageReward(RewardBase):
+    """A reward that looks at single images."""
+
+    takes: ClassVar[Takes] = "images"
+
+    frame_stride: int = Field(4, ge=1)
+    """Of a video every so many-th frame is judged, from the first one; the score is the mean."""
+
+
+class VideoReward(RewardBase):
+    """A reward that looks at whole videos."""
+
+    takes: ClassVar[Takes] = "videos"
+
+
+class ShapesConfig(ImageReward):
+    """The verifier of the world `shapes`."""
+
+    type: Literal["shapes"] = "shapes"
+
+
+class JpegCompressibilityConfig(ImageReward):
+    """Minus the kB of the image as a JPEG."""
+
+    type: Literal["jpeg_compressibility"] = "jpeg_compressibility"
+
+
+class JpegIncompressibilityConfig(ImageReward):
+    """The kB of the image as a JPEG."""
+
+    type: Literal["jpeg_incompressibility"] = "jpeg_incompressibility"
+
+
+class OcrConfig(ImageReward):
+    """How much of the prompt's quoted text can be read in the image."""
+
+    type: Literal["ocr"] = "ocr"
+
+    text_column: str | None = None
+    """Metadata column of the text to be read; null: what the prompt quotes. See docs/prompts.md."""
+
+    min_confidence: float = Field(0.5, ge=0, le=1)
+    """Lines that the engine is less sure of are taken as unread."""
+
+
+class ClipConfig(Strict):
+    """A CLIP model of transformers."""
+
+    path: PathText = "openai/clip-vit-large-patch14"
+    """Folder or hub id of the model, loaded with from_pretrained."""
+
+    revision: str | None = None
+    """Hub revision of `path`; null is the default branch."""
+
+    processor: PathText | None = None
+    """Folder or hub id of tokenizer and image processor; null: those of `path`."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of the model."""
+
+    batch_size: int = Field(32, ge=1)
+    """Images embedded at once."""
+
+    @property
+    def processor_path(self) -> str:
+        """Where tokenizer and image processor come from."""
+        return self.processor or self.path
+
+
+class ClipScoreConfig(ImageReward, ClipConfig):
+    """Agreement of image and prompt, as CLIP sees it."""
+
+    type: Literal["clipscore"] = "clipscore"
+
+
+class PickScoreConfig(ImageReward, ClipConfig):
+    """What people would pick, as PickScore predicts it."""
+
+    type: Literal["pickscore"] = "pickscore"
+
+    path: PathText = PICKSCORE
+    """Folder or hub id of the model, loaded with from_pretrained."""
+
+    @property
+    def processor_path(self) -> str:
+        """The published model comes without a processor: it is that of the CLIP it began as."""
+        if self.processor is None and self.path == PICKSCORE:
+            return "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+        return super().processor_path
+
+
+class HpsConfig(ImageReward, ClipConfig):
+    """What people prefer, as HPS v2 predicts it."""
+
+    type: Literal["hps"] = "hps"
+
+    path: PathText
+    """Folder or hub id of HPS v2's weights in the format of transformers."""
+
+
+class AestheticConfig(ImageReward, ClipConfig):
+    """How much people like the image, whatever the prompt: LAION's predictor."""
+
+    type: Literal["aesthetic"] = "aesthetic"
+
+    head: PathText
+    """Safetensors file of the predictor's linear layers."""
+
+
+class ConsistencyConfig(VideoReward, ClipConfig):
+    """How alike the frames of a video are, as CLIP sees them."""
+
+    type: Literal["consistency"] = "consistency"
+
+
+class MotionConfig(VideoReward):
+    """How much moves in a video, as far as it moves and does not flicker."""
+
+    type: Literal["motion"] = "motion"
+
+    enough: float = Field(0.01, gt=0, le=1)
+    """Motion that scores fully, per frame, as a fraction of the frame's shorter side."""
+
+
+class _ChoosesInput(RewardBase):
+    """A reward that digen does not know: the user says what it takes."""
+
+    takes: Takes = "images"
+    """images: [B, 3, H, W], of a video every frame_stride-th frame; videos: [B, F, 3, H, W]."""
+
+    frame_stride: int = Field(4, ge=1)
+    """Of a video every so many-th frame is judged, from the first one; the score is the mean.
+    For rewards that take images."""
+
+
+class RemoteConfig(_ChoosesInput):
+    """A scorer that answers over HTTP; docs/rewards.md has its protocol."""
+
+    type: Literal["remote"] = "remote"
+
+    url: Annotated[str, BeforeValidator(_public)] = Field(
+        pattern=r"^https?://\S+$",
+        # By this Prefect's server refuses a form with a password before it keeps it.
+        json_schema_extra={"pattern": r"^https?://[^\s/?#@]+([/?#]\S*)?$"},
+    )
+    """Where batches are posted to; a token goes into `token_variable`, not in here."""
+
+    body: Literal["arrow", "json"] = "arrow"
+    """arrow: an IPC stream of uint8 tensors; json: PNG files in base64."""
+
+    batch_size: int = Field(32, ge=1)
+    """Samples in one request."""
+
+    timeout: Duration = Field(60.0, gt=0)
+    """Seconds for a request, from its start to the end of its answer; then it has failed."""
+
+    max_attempts: int = Field(4, ge=1, le=100)
+    """Calls before the reward counts as failed."""
+
+    token_variable: str | None = None
+    """Environment variable of the workers whose value is sent as a bearer token; null: none is."""
+
+
+class FunctionConfig(_ChoosesInput):
+    """A function or class of the user's own."""
+
+    type: Literal["function"] = "function"
+
+    function: str
+    """`module:function`, or `module:Class`, of which each worker makes one object."""
+
+    options: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    """Arguments of the class, besides `device`."""
+
+
+RewardConfig = Annotated[
+    ShapesConfig
+    | JpegCompressibilityConfig
+    | JpegIncompressibilityConfig
+    | OcrConfig
+    | ClipScoreConfig
+    | PickScoreConfig
+    | HpsConfig
+    | AestheticConfig
+    | ConsistencyConfig
+    | MotionConfig
+    | RemoteConfig
+    | FunctionConfig,
+    Field(discriminator="type"),
+]
+
+REWARD_TYPES: Final[Mapping[str, type[RewardBase]]] = {
+    kind.model_fields["type"].default: kind for kind in get_args(get_args(RewardConfig)[0])
+}

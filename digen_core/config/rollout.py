@@ -1,0 +1,84 @@
+"""How trajectories are sampled, and versions judged.
+
+Importing this module must not import torch.
+"""
+
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from digen_core.config.algorithm_base import Transition
+from digen_core.config.base import AtMost, Strict
+
+_SAMPLES: Final = AtMost(65_536, "every sample is planned and held in memory")
+_STEPS: Final = AtMost(1000, "models are trained with 1000 noise levels")
+
+
+class RolloutConfig(Strict):
+    """How trajectories are sampled."""
+
+    prompts_per_iteration: Annotated[int, _SAMPLES] = Field(8, ge=1)
+    """Prompts, hence groups, in one iteration."""
+
+    group_size: Annotated[int, _SAMPLES] = Field(16, ge=2)
+    """Samples per prompt. A group of one has no advantage by construction."""
+
+    num_steps: Annotated[int, _STEPS] = Field(8, ge=2)
+    """Denoising steps per trajectory."""
+
+    transition: Transition = "flow_sde"
+    """Stochastic sampler: FlowGRPO's SDE, coefficients-preserving sampling, DanceGRPO's SDE,
+    FlowGRPO's for Wan, or LongCat-Video's (FlowGRPO's with a truncated std)."""
+
+    noise_level: float = Field(0.7, gt=0)
+    """Scale of the injected noise; its meaning is the transition's (flow_sde 0.7, dance 0.3)."""
+
+    initial_noise: Literal["sample", "group", "iteration"] = "sample"
+    """Which samples start from one noise: none, those of a group, or all of the iteration."""
+
+    storage: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Precision that trajectories travel and are kept in. Latents are rounded to it before their
+    log-probs are taken, so that the replay stays exact; half precision halves the bytes."""
+
+    fragment_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Samples of one group denoised together in one batch, a divisor of group_size. auto: the
+    largest that leaves each of cluster.rollout_workers a fragment of every group, and whose samples
+    have at most 8192 tokens together (a token: 16 x 16 pixels, 4 frames)."""
+
+    refill: Annotated[int, AtMost(100, "each time is drawn for all groups")] = Field(0, ge=0)
+    """Times that a group whose rewards are all equal is replaced by one of another prompt, drawn
+    for the iteration; one that is equal again after that is skipped."""
+
+    steps_per_task: Annotated[int, Field(ge=1), _STEPS] | Literal["auto"] = 1
+    """Denoising steps in one task; auto groups them so that orchestration stays below 3%."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.fragment_size != "auto" and self.group_size % self.fragment_size:
+            raise ValueError(
+                f"rollout.group_size ({self.group_size}) is not a multiple of "
+                f"rollout.fragment_size ({self.fragment_size}); choose a divisor of "
+                f"{self.group_size}, or 'auto'."
+            )
+        if self.transition == "cps" and self.noise_level > 1:
+            raise ValueError(
+                f"rollout.noise_level is {self.noise_level}, but cps takes a share of the noise in "
+                "(0, 1]."
+            )
+        return self
+
+
+class EvaluationConfig(Strict):
+    """How a version is judged: noiseless sampling of prompts that were never trained on."""
+
+    samples_per_prompt: Annotated[int, _SAMPLES] = Field(8, ge=1)
+    """Images per evaluation prompt."""
+
+    num_steps: Annotated[int, Field(ge=1), _STEPS] | Literal["auto"] = "auto"
+    """Denoising steps (ODE); auto: as many as the family's pipeline takes by default."""
+
+    every: int = Field(0, ge=0)
+    """Iterations between two evaluations during the run; 0 evaluates before and after only."""
+
+    grid_prompts: Annotated[int, AtMost(1000, "a picture shows them all")] = Field(8, ge=1)
+    """Evaluation prompts shown in the image grids before, during and after."""

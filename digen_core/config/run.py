@@ -1,0 +1,317 @@
+"""What a run is: one frozen, validated tree. Importing this module must not import torch.
+
+A config is complete before anything starts: derived values are properties, unknown keys are errors,
+and combinations that cannot work are refused here with the values that clash and a way out.
+"""
+
+from typing import Annotated, Any, Final, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from digen_core.config.algorithm import AlgorithmConfig, FlowGrpoConfig
+from digen_core.config.base import AtMost, Strict, unusable
+from digen_core.config.checkpoint import CheckpointConfig
+from digen_core.config.model import ModelConfig, PromptsConfig, Size, tokens_of
+from digen_core.config.reward_keys import with_types
+from digen_core.config.rewards import RewardConfig, ShapesConfig
+from digen_core.config.rollout import EvaluationConfig, RolloutConfig
+from digen_core.config.schedule import ClusterConfig, ScheduleConfig, TrackingConfig
+from digen_core.config.train import TrainConfig
+
+WITH_BARRIER = ("colocated", "colocated-strong", "disaggregated")
+"""Layouts that train when all rewards of the iteration are there."""
+
+FRAGMENT_TOKENS = 8192
+"""Most tokens of a fragment whose size is "auto": some thousand keep a GPU busy; eight images of
+512 x 512 pixels are what the recipes for SD3.5 denoise together."""
+
+MAX_STEPS_PER_ITERATION: Final = 2**24
+"""Denoising steps of an iteration, of all samples: hundreds of times those of the recipes."""
+
+COMPILED_ROUNDING = 2e-3
+"""Largest |log-ratio| of fresh samples of a compiled model in half precision, as seen in runs."""
+
+
+def _number_or_any_table(schema: dict[str, Any]) -> None:
+    """Let the JSON schema take what ``with_types`` takes: a weight, or a table without its type."""
+    tables = schema["additionalProperties"]["oneOf"]
+    schema["additionalProperties"] = {"anyOf": [{"type": "number", "title": "weight"}, *tables]}
+
+
+def _any_table(schema: dict[str, Any]) -> None:
+    """Let the JSON schema take a table without its type, which fits several."""
+    del schema["discriminator"]
+    schema["anyOf"] = schema.pop("oneOf")
+
+
+class RunConfig(Strict):
+    """One post-training run."""
+
+    name: str = Field("shapes", max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    """Prefix of the run's folder and of its name in Prefect and MLflow."""
+
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Every random stream is derived from (seed, iteration, group, sample, step)."""
+
+    num_iterations: Annotated[int, AtMost(1_000_000, "so many take years")] = Field(10, ge=1)
+    """Rounds of prompts; each ends in one optimizer step."""
+
+    max_minutes: float | None = Field(None, gt=0)
+    """Stop at the end of the iteration in which this much time has passed; null never stops."""
+
+    rewards: dict[str, RewardConfig] = Field(
+        default={"shapes": ShapesConfig()}, json_schema_extra=_number_or_any_table
+    )
+    """Each reward's weight, or a table of its options: see docs/rewards.md. A name is a type of
+    reward, or any name with a type, or your own `module:function`."""
+
+    model: ModelConfig = ModelConfig()
+    prompts: PromptsConfig = PromptsConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    algorithm: AlgorithmConfig = Field(FlowGrpoConfig(), json_schema_extra=_any_table)
+    """What is learnt from the rewards; its type names it."""
+
+    train: TrainConfig = TrainConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoints: CheckpointConfig = CheckpointConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    tracking: TrackingConfig = TrackingConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_values(cls, values: object) -> object:
+        for problem in unusable(values):
+            raise ValueError(f"{problem}.")
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_algorithm_type(cls, values: object) -> object:
+        """Take FlowGRPO where settings of an algorithm are given but not its name."""
+        algorithm = values.get("algorithm") if isinstance(values, dict) else None
+        if isinstance(values, dict) and isinstance(algorithm, dict):
+            return {**values, "algorithm": {"type": "flow_grpo", **algorithm}}
+        return values
+
+    @property
+    def samples_per_iteration(self) -> int:
+        """Samples of one iteration: N groups of G."""
+        return self.rollout.prompts_per_iteration * self.rollout.group_size
+
+    @property
+    def fragment_size(self) -> int:
+        """Samples of one group denoised together: what ``rollout.fragment_size`` "auto" comes to.
+
+        The largest divisor of the group size that leaves every rollout worker a fragment of each
+        group (1 if there are more of them than samples) and holds at most ``FRAGMENT_TOKENS``.
+        """
+        if self.rollout.fragment_size != "auto":
+            return self.rollout.fragment_size
+        group_size, sizes = self.rollout.group_size, (self.model.size, *self.model.sizes)
+        most = min(
+            group_size // min(self.cluster.rollout_workers, group_size),
+            FRAGMENT_TOKENS // max(map(tokens_of, sizes)),
+        )
+        return max(n for n in range(1, max(most, 1) + 1) if group_size % n == 0)
+
+    @property
+    def evaluation_steps(self) -> int:
+        """Denoising steps of an evaluation: what ``evaluation.num_steps`` "auto" comes to."""
+        if self.evaluation.num_steps != "auto":
+            return self.evaluation.num_steps
+        return self.model.defaults.num_inference_steps
+
+    @property
+    def trained_per_group(self) -> int:
+        """Samples of a group that are trained."""
+        return self.algorithm.best_of or self.rollout.group_size
+
+    @property
+    def num_trained_steps(self) -> int:
+        """Trained steps of a trajectory (K)."""
+        return self.algorithm.num_trained(self.rollout.num_steps)
+
+    @property
+    def trains_clean(self) -> bool:
+        """Whether clean latents are trained, noised anew, in place of sampled transitions."""
+        return self.algorithm.type == "diffusion_nft"
+
+    @property
+    def keeps_old(self) -> bool:
+        """Whether another policy than the trained one generates, which lags behind it."""
+        algorithm = self.algorithm
+        return algorithm.type == "diffusion_nft" and algorithm.old_policy_decay != "none"
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether the base model is asked for, in training or in rollouts."""
+        return bool(self.algorithm.kl_coefficient or self.kl_reward)
+
+    @property
+    def kl_reward(self) -> float:
+        """Factor of the KL divergence that is taken off the reward."""
+        return 0.0 if self.algorithm.type == "diffusion_nft" else self.algorithm.kl_reward
+
+    @property
+    def velocities_per_step(self) -> float:
+        """Forward passes of a denoising step, on average.
+
+        A KL that is taken off the reward asks the reference policy, too, in trained steps.
+        """
+        asked = self.num_trained_steps if self.kl_reward else 0
+        return 1 + asked / self.rollout.num_steps
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs (sample, trained step) of an update, those of skipped groups included."""
+        groups = self.rollout.prompts_per_iteration
+        return groups * self.trained_per_group * self.num_trained_steps
+
+    def size_of(self, iteration: int, group: int) -> Size:
+        """Return the size of a group's samples; a group has that of the one it takes the place of.
+
+        The groups of the run, one iteration after the other, take the model's sizes in turn.
+        """
+        if not self.model.sizes:
+            return self.model.size
+        count = self.rollout.prompts_per_iteration
+        return self.model.sizes[(iteration * count + group % count) % len(self.model.sizes)]
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """The weight of each reward."""
+        return {name: reward.weight for name, reward in self.rewards.items()}
+
+    @property
+    def pools(self) -> list[str]:
+        """Names of the pools of workers that only score."""
+        return sorted({reward.pool for reward in self.rewards.values() if reward.pool is not None})
+
+    def rewards_of(self, pool: str | None) -> dict[str, RewardConfig]:
+        """Return the rewards that a pool scores; None: those of the devices that generate."""
+        return {name: reward for name, reward in self.rewards.items() if reward.pool == pool}
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _with_reward_types(cls, rewards: object) -> object:
+        return with_types(rewards)
+
+    @model_validator(mode="after")
+    def _check_work(self) -> Self:
+        steps = self.samples_per_iteration * self.rollout.num_steps
+        if steps > MAX_STEPS_PER_ITERATION:
+            raise ValueError(
+                f"rollout.prompts_per_iteration ({self.rollout.prompts_per_iteration}) x "
+                f"group_size ({self.rollout.group_size}) x num_steps ({self.rollout.num_steps}) is "
+                f"{steps} denoising steps an iteration; use at most {MAX_STEPS_PER_ITERATION}: "
+                "all of them are planned and held in memory."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_algorithm(self) -> Self:
+        self.algorithm.check_steps(self.rollout.num_steps)
+        if self.trained_per_group > self.rollout.group_size:
+            raise ValueError(
+                f"algorithm.best_of ({self.algorithm.best_of}) is above rollout.group_size "
+                f"({self.rollout.group_size}); sample larger groups or train fewer."
+            )
+        self._check_trimmed()
+        if self.rollout.refill and self.algorithm.type == "ddpo":
+            raise ValueError(
+                f"rollout.refill is {self.rollout.refill}, but ddpo skips no group, as equal "
+                "rewards still differ from the prompt's earlier ones; use 0."
+            )
+        self._check_transition()
+        self._check_rounding()
+        return self
+
+    def _check_rounding(self) -> None:
+        """Refuse clip ranges that the rounding of compiled half precision leaves.
+
+        Flow-DPPO has none. GRPO-Guard's, of normalised ratios, is far narrower than the rounding.
+        """
+        model, algorithm = self.model, self.algorithm
+        is_half = model.dtype in ("bfloat16", "float16")
+        if not (model.compile and is_half):
+            return
+        if algorithm.type == "diffusion_nft" or algorithm.type == "flow_dppo":
+            return
+        if algorithm.correction == "none" and algorithm.clip_range < COMPILED_ROUNDING:
+            raise ValueError(
+                f"model.compile with model.dtype {model.dtype} rounds log-probs of rollouts "
+                f"otherwise than those of training, by up to {COMPILED_ROUNDING:g}, so that fresh "
+                f"samples would leave algorithm.clip_range ({algorithm.clip_range:g}); use "
+                "algorithm.correction 'recompute', which takes stale samples for fresh ones, or "
+                "model.dtype float32."
+            )
+
+    def _check_trimmed(self) -> None:
+        """Refuse groups of which too few rewards stay to have a spread."""
+        size, ratio = self.rollout.group_size, self.algorithm.trimmed_ratio
+        if size - int(size * ratio) < 2:
+            raise ValueError(
+                f"algorithm.trimmed_ratio ({ratio}) leaves one reward of rollout.group_size "
+                f"({size}), which has no spread; lower it or sample larger groups."
+            )
+
+    def _check_transition(self) -> None:
+        """Refuse transitions that the algorithm's maths is not for."""
+        transition, num_steps = self.rollout.transition, self.rollout.num_steps
+        allowed = self.algorithm.transitions
+        if transition not in allowed:
+            raise ValueError(
+                f"algorithm.type {self.algorithm.type} is not for rollout.transition {transition}; "
+                f"use {' or '.join(allowed)}."
+            )
+        if self.algorithm.needs_noise and self.rollout.storage != "float32":
+            raise ValueError(
+                f"rollout.storage is {self.rollout.storage}, but algorithm.type "
+                f"{self.algorithm.type} takes the noise back out of the latents; use float32."
+            )
+        if transition == "cps" and self.algorithm.end_of_noise(num_steps) == num_steps:
+            raise ValueError(
+                f"the last cps step ({num_steps}) is noiseless and has no log-prob to train; use "
+                f"algorithm.trained_fraction 0.99, or a window with high <= {num_steps - 1}."
+            )
+
+    @model_validator(mode="after")
+    def _check_schedule(self) -> Self:
+        if not self.algorithm.needs_all_rewards:
+            return self
+        schedule, what = self.schedule, f"advantage_scale {self.algorithm.advantage_scale!r}"
+        remedy = "advantage_scale 'group' or "
+        if self.algorithm.type == "ddpo":
+            what, remedy = "ddpo", ""
+        if schedule.layout not in (*WITH_BARRIER, "auto"):
+            raise ValueError(
+                f"algorithm: {what} needs all rewards of the iteration, but schedule.layout "
+                f"{schedule.layout} trains groups before that; use {remedy}"
+                f"layout {', '.join(WITH_BARRIER[:-1])} or {WITH_BARRIER[-1]}."
+            )
+        if schedule.stale_share:
+            raise ValueError(
+                f"schedule.max_stale_share is {schedule.max_stale_share}, but {what} needs all "
+                "rewards of the iteration, which no layout with stale groups waits for; use 0."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_rewards(self) -> Self:
+        if not self.rewards:
+            raise ValueError("rewards is empty; name at least one, for example shapes = 1.0.")
+        if not any(self.reward_weights.values()):
+            raise ValueError(f"rewards {self.reward_weights} all weigh 0; nothing would be learnt.")
+        neutral = [name for name, reward in self.rewards.items() if reward.on_failure == "neutral"]
+        if neutral and self.algorithm.type == "ddpo":
+            raise ValueError(
+                f"rewards.{neutral[0]}.on_failure is 'neutral', but ddpo would remember the "
+                "rewards that are filled in; use 'fail', or another algorithm."
+            )
+        for pool in sorted(self.cluster.reward_workers.keys() - self.pools):
+            raise ValueError(
+                f"cluster.reward_workers starts workers of the pool {pool!r}, but no reward is "
+                f"theirs; give a reward pool = {pool!r}, or leave it out."
+            )
+        return self

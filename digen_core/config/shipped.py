@@ -1,0 +1,43 @@
+"""Files that digen ships: ``digen:models/shapes`` names one in a config, wherever digen lies.
+
+What follows the colon is a place in the package's data. Each process finds its own copy, so a
+config that names one works in any folder and on any machine with digen. All other paths are
+relative to the working folder. Importing this module must not import torch.
+"""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
+
+from digen_core.config.base import PathText
+
+SCHEME: Final = "digen:"
+
+_PACKAGE: Final = "deployments"  # whose data they are; nothing of it is imported
+
+
+def data_folder(*parts: str) -> Path:
+    """Return a folder of the shipped data, such as that of the configs."""
+    return Path(str(files(_PACKAGE))).joinpath(*parts)
+
+
+def located(path: str) -> str:
+    """Return where a path of a config leads: to the shipped file that it names, or as it is."""
+    if not path.startswith(SCHEME):
+        return path
+    return str(data_folder(path.removeprefix(SCHEME)))
+
+
+def _must_be_shipped(path: str) -> str:
+    if path.startswith(SCHEME) and not Path(located(path)).exists():
+        kind = "models" if "models" in path else "prompts"
+        names = sorted(f"{SCHEME}{kind}/{found.name}" for found in data_folder(kind).iterdir())
+        raise PydanticCustomError("not_shipped", f"digen ships only {', '.join(names)}")
+    return path
+
+
+MaybeShipped = Annotated[PathText, AfterValidator(_must_be_shipped)]
+"""A path, or the name of a file that digen ships."""

@@ -1,0 +1,252 @@
+"""Prompts: read them once, and deal them to iterations without replacement."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from digen_core.config.base import is_plain
+from digen_core.config.run import RunConfig
+from digen_core.config.shipped import located
+from digen_core.data.tables import Row, read_rows
+from digen_core.errors import ConfigError
+from digen_core.inputs.reading import listed, shown
+
+MAX_CHARACTERS: Final = 100_000
+"""Of a prompt; the text encoders read some thousand."""
+WEIGHTS: Final = (1e-9, 1e9)
+"""Smallest and largest weight of a prompt, so that sums of them keep the small ones."""
+
+Metadata = Mapping[str, Any]
+"""What else a prompt's row says: column -> what JSON can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt, and what rewards get to know about it."""
+
+    text: str
+    metadata: Metadata = field(default_factory=dict)
+    weight: float = 1.0  # how often it is drawn, relative to the others
+    origin: str = field(default="", compare=False)  # "prompts.jsonl line 3"
+
+
+def train_prompts(config: RunConfig) -> list[Prompt]:
+    """Return the prompts that a run trains on.
+
+    Raises:
+        ConfigError: they cannot be read; the message names file, line or row, and column.
+    """
+    prompts = config.prompts
+    found = _parse(config, _rows_of_split(config, prompts.train_split), weighted=True)
+    if prompts.evaluation_fraction is not None:
+        held_out = _held_out(config, found)
+        found = [prompt for prompt in found if normal_text(prompt.text) not in held_out]
+    if not any(prompt.weight for prompt in found):
+        raise ConfigError(
+            f"prompts.weight_column {prompts.weight_column!r} is 0 in all of {prompts.train}"
+        )
+    return found
+
+
+def evaluation_prompts(config: RunConfig) -> list[Prompt]:
+    """Return the prompts that a run is judged on.
+
+    Raises:
+        ConfigError: as for ``train_prompts``.
+    """
+    prompts = config.prompts
+    if prompts.evaluation is not None:
+        columns = [prompts.column, *prompts.metadata_columns]
+        return _parse(config, read_rows(located(prompts.evaluation), columns))
+    found = _parse(config, _rows_of_split(config, prompts.evaluation_split))
+    if prompts.evaluation_fraction is None:
+        return found
+    held_out = _held_out(config, found)
+    return [prompt for prompt in found if normal_text(prompt.text) in held_out]
+
+
+def prompts_of_iteration(
+    prompts: Sequence[Prompt], iteration: int, count: int, *, seed: int
+) -> list[Prompt]:
+    """Return the prompts of an iteration: an endless pass in shuffled epochs, ``count`` at a time.
+
+    An epoch has as many draws as there are prompts, in an order made from (seed, epoch) alone.
+    Every prompt is drawn once in it; with weights, as often as its share of them says, rounded up
+    or down so that the mean over epochs is that share. An iteration that crosses an epoch's end
+    goes on into the next epoch's order.
+    """
+    orders: dict[int, NDArray[np.intp]] = {}
+    picked = []
+    for position in range(iteration * count, (iteration + 1) * count):
+        epoch, index = divmod(position, len(prompts))
+        if epoch not in orders:
+            orders[epoch] = _order(np.array([p.weight for p in prompts]), seed, epoch)
+        picked.append(prompts[orders[epoch][index]])
+    return picked
+
+
+def _order(weights: NDArray[np.float64], seed: int, epoch: int) -> NDArray[np.intp]:
+    """Return the prompts' indices in the order of an epoch, as many as there are prompts.
+
+    The copies of a prompt are spread evenly: copy j of c lies at (j + u) / c of the epoch, u being
+    the prompt's place in the shuffle. Equal weights leave the shuffle as it is.
+    """
+    # Reading prompts must not cost torch, which seeding imports.
+    from digen_core.seeding import PROMPT_ORDER, numpy_generator_for
+
+    generator = numpy_generator_for(seed, PROMPT_ORDER, epoch)
+    shuffled: NDArray[np.intp] = generator.permutation(len(weights))
+    if (weights == weights[0]).all():
+        return shuffled
+    counts = _systematic_counts(weights[shuffled], generator.random())
+    owner = np.repeat(np.arange(len(weights)), counts)
+    copy = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    place = (copy + (owner + 0.5) / len(weights)) / counts[owner]
+    return shuffled[owner[np.argsort(place, kind="stable")]]
+
+
+def _systematic_counts(weights: NDArray[np.float64], offset: float) -> NDArray[np.intp]:
+    """Return how often each of n items is drawn in n draws, by systematic sampling.
+
+    Laid end to end the weights are a line that is cut n times, evenly, from a random offset on: an
+    item gets n w / sum(w) draws, rounded up or down, and exactly that in the mean.
+
+    Args:
+        weights: [n], some above 0.
+        offset: in [0, 1).
+    """
+    ends = np.cumsum(weights)
+    cuts = (offset + np.arange(len(weights))) * (ends[-1] / len(weights))
+    last = int(np.flatnonzero(weights)[-1])  # rounding may put the last cut past the line's end
+    drawn = np.minimum(np.searchsorted(ends, cuts, side="right"), last)
+    return np.bincount(drawn, minlength=len(weights))
+
+
+def prompts_of_refills(
+    prompts: Sequence[Prompt], own: Sequence[Prompt], iteration: int, rounds: int, *, seed: int
+) -> list[Prompt]:
+    """Return the prompts that may take the place of an iteration's own, round after round.
+
+    Group g of N is replaced by group g + N, that one by g + 2 N, so that it does not matter in
+    which order groups are found to need it. They are the other prompts, in an order drawn for the
+    iteration, again and again if there are few; the own ones only if there are no others.
+    """
+    if not rounds:
+        return []
+    from digen_core.seeding import REFILL, numpy_generator_for
+
+    drawable = [prompt for prompt in prompts if prompt.weight]
+    others = [prompt for prompt in drawable if prompt not in own] or drawable
+    order = numpy_generator_for(seed, REFILL, iteration).permutation(len(others))
+    return [others[order[place % len(others)]] for place in range(rounds * len(own))]
+
+
+def _rows_of_split(config: RunConfig, split: str) -> list[Row]:
+    """Return the rows of ``prompts.train`` that belong to a split, or all if it has none."""
+    prompts = config.prompts
+    named = (prompts.weight_column, prompts.split_column)
+    columns = [prompts.column, *prompts.metadata_columns, *(name for name in named if name)]
+    rows = read_rows(located(prompts.train), columns)
+    if prompts.split_column is None:
+        return rows
+    values = [str(row.values.get(prompts.split_column)) for row in rows]
+    found = [row for row, value in zip(rows, values, strict=True) if value == split]
+    if not found:
+        raise ConfigError(
+            f"{prompts.train} has no row whose {prompts.split_column!r} is {split!r}, but "
+            f"{listed(map(repr, sorted(set(values))), 5)}; correct prompts.split_column, "
+            "prompts.train_split or prompts.evaluation_split"
+        )
+    return found
+
+
+def _held_out(config: RunConfig, prompts: Sequence[Prompt]) -> set[str]:
+    """Draw the texts that are kept for evaluation: the same for any order of the rows."""
+    fraction = config.prompts.evaluation_fraction
+    assert fraction is not None
+    texts = {normal_text(prompt.text) for prompt in prompts}
+    count = round(fraction * len(texts))
+    if not 0 < count < len(texts):
+        raise ConfigError(
+            f"prompts.evaluation_fraction is {fraction}, but {config.prompts.train} has only "
+            f"{len(texts)} different prompts; that leaves none for "
+            f"{'evaluation' if not count else 'training'}"
+        )
+
+    def drawn(text: str) -> bytes:
+        return hashlib.blake2b(f"{config.seed} {text}".encode(), digest_size=16).digest()
+
+    return set(sorted(texts, key=drawn)[:count])
+
+
+def prompts_hash(prompts: Sequence[Prompt]) -> str:
+    """Return 16 hex digits that name prompts, with their metadata and weights, and their order."""
+    rows = [[prompt.text, dict(prompt.metadata), prompt.weight] for prompt in prompts]
+    return hashlib.blake2b(json.dumps(rows, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def normal_text(text: str) -> str:
+    """Return a prompt's text in the form in which equal prompts are equal."""
+    return " ".join(text.split()).casefold()
+
+
+def _parse(config: RunConfig, rows: Sequence[Row], *, weighted: bool = False) -> list[Prompt]:
+    prompts = config.prompts
+    weight_column = prompts.weight_column if weighted else None
+    return [
+        Prompt(
+            _text(row, prompts.column),
+            _metadata(row, prompts.metadata_columns),
+            1.0 if weight_column is None else _weight(row, weight_column),
+            row.origin,
+        )
+        for row in rows
+    ]
+
+
+def _text(row: Row, column: str) -> str:
+    value = row.values.get(column)
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(
+            f"{row.origin} has no prompt: its {column!r} is {shown(value)}; write a text"
+        )
+    if len(value) > MAX_CHARACTERS or not is_plain(value):
+        raise ConfigError(
+            f"{row.origin} is no prompt: its {column!r} is {shown(value, 80)}; write a text of at "
+            f"most {MAX_CHARACTERS} characters, without NUL and halves of characters (surrogates)"
+        )
+    return value.strip()
+
+
+def _metadata(row: Row, columns: Sequence[str]) -> Metadata:
+    metadata = {name: row.values.get(name) for name in columns}
+    for name, value in metadata.items():
+        try:
+            json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"{row.origin}: its {name!r} is {shown(value)}, which JSON cannot hold; rewards "
+                "get texts, finite numbers, true, false, null, and lists and objects of these"
+            ) from error
+    return metadata
+
+
+def _weight(row: Row, column: str) -> float:
+    value = row.values.get(column)
+    try:
+        weight = math.nan if value is None or isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        weight = math.nan
+    least, most = WEIGHTS
+    if weight != 0 and not least <= weight <= most:
+        raise ConfigError(
+            f"{row.origin}: its {column!r} is {shown(value)}; a weight is 0, or from {least:g} to "
+            f"{most:g}"
+        )
+    return weight

@@ -1,0 +1,38 @@
+"""Which layers of a transformer a LoRA may be attached to, and what is named that is none."""
+
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
+
+from digen_core.errors import ConfigError
+
+
+def check_targets(targets: Sequence[str], layers: Collection[str]) -> None:
+    """Check that each target ends the name of a layer, as peft takes them.
+
+    Args:
+        targets: suffixes of names, such as to_q or to_out.0.
+        layers: dotted names of all layers with a matrix of weights.
+
+    Raises:
+        ConfigError: one fits no layer.
+    """
+    for target in targets:
+        if not any(f".{layer}".endswith(f".{target}") for layer in layers):
+            near = get_close_matches(target, sorted(_suffixes(layers)), 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"for example {_examples(layers)}"
+            raise ConfigError(
+                f"train.lora.targets names {target!r}, but no linear layer of the transformer is "
+                f"called so; {hint}"
+            )
+
+
+def _suffixes(layers: Collection[str]) -> set[str]:
+    """Return all dotted ends of names, but for those that are numbers."""
+    parts = [layer.split(".") for layer in layers]
+    ends = {".".join(own[place:]) for own in parts for place in range(len(own))}
+    return {end for end in ends if not end[0].isdigit()}
+
+
+def _examples(layers: Collection[str]) -> str:
+    ends = {layer.rpartition(".")[2] for layer in layers}
+    return ", ".join(sorted(end for end in ends if not end.isdigit())[:8])

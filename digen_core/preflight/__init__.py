@@ -1,0 +1,1 @@
+"""Pre-flight checks: what fails before anything starts, each in one line."""

@@ -1,0 +1,194 @@
+"""What can be known to be wrong with the rewards of a config before anything starts.
+
+Each check raises ConfigError with one line: what is wrong, its value, and what to do.
+"""
+
+import inspect
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from digen_core.config.rewards import (
+    AestheticConfig,
+    ClipConfig,
+    FunctionConfig,
+    OcrConfig,
+    RemoteConfig,
+    RewardConfig,
+)
+from digen_core.config.run import RunConfig
+from digen_core.config.schedule import ClusterConfig
+from digen_core.data.prompts import Prompt
+from digen_core.errors import ConfigError
+from digen_core.preflight.hub import check_source
+
+
+def check_rewards(config: RunConfig, train: list[Prompt], evaluation: list[Prompt]) -> None:
+    """Check that every reward can be made and can judge every prompt, without loading models.
+
+    Args:
+        config: of the run.
+        train: prompts to train on.
+        evaluation: prompts for evaluation.
+
+    Raises:
+        ConfigError: one cannot; the message is one line.
+    """
+    if any(reward.type == "shapes" for reward in config.rewards.values()):
+        _check_shapes_prompts(train, evaluation)
+    for name, reward in config.rewards.items():
+        _check_pool(name, reward, config.cluster)
+        _check_frames(name, reward, config)
+        if isinstance(reward, OcrConfig):
+            _check_wanted_texts(reward, config.prompts.metadata_columns, [*train, *evaluation])
+        _check_files(name, reward, here=config.cluster.address is None)
+        if isinstance(reward, FunctionConfig):
+            _check_function(reward)
+
+
+def _check_pool(name: str, reward: RewardConfig, cluster: ClusterConfig) -> None:
+    """Check that the run starts workers of a reward's pool, if it starts its workers."""
+    if cluster.address is None and reward.pool not in (None, *cluster.reward_workers):
+        raise ConfigError(
+            f"rewards.{name}.pool is {reward.pool!r}, but the run starts no such workers; set "
+            f"cluster.reward_workers.{reward.pool} to their number"
+        )
+
+
+def _check_frames(name: str, reward: RewardConfig, config: RunConfig) -> None:
+    """Check that a reward that takes videos gets some."""
+    if reward.takes != "videos":
+        return
+    frames = {"model.num_frames": config.model.num_frames}
+    frames |= {f"model.sizes[{i}][2]": size[2] for i, size in enumerate(config.model.sizes)}
+    for key in (key for key, number in frames.items() if number == 1):
+        raise ConfigError(
+            f"the reward {name!r} takes videos, but {key} is 1; use several frames "
+            "(1 + a multiple of 4) of a video family, or another reward"
+        )
+
+
+def _check_shapes_prompts(train: list[Prompt], evaluation: list[Prompt]) -> None:
+    """Check that the reward ``shapes`` can judge every prompt, and that no scene is in both sets.
+
+    A scene has several wordings, so comparing the prompts alone is not enough.
+    """
+    from digen_core.worlds.shapes import Scene, parse_prompt
+
+    found: dict[Scene, tuple[list[Prompt], Prompt]] = {}
+    for prompts in (train, evaluation):
+        _check_prompts("shapes", prompts, lambda prompt: parse_prompt(prompt.text))
+        for prompt in prompts:
+            known, other = found.setdefault(parse_prompt(prompt.text), (prompts, prompt))
+            if known is not prompts:
+                raise ConfigError(
+                    f"the evaluation prompt {prompt.text!r} asks for the same as the train prompt "
+                    f"{other.text!r}; keep one of them"
+                )
+
+
+def _check_wanted_texts(ocr: OcrConfig, columns: Sequence[str], prompts: list[Prompt]) -> None:
+    from digen_core.rewards.ocr import wanted_text
+
+    if ocr.text_column is not None and ocr.text_column not in columns:
+        raise ConfigError(
+            f"the reward 'ocr' has the text_column {ocr.text_column!r}, which is not one of "
+            f"prompts.metadata_columns {list(columns)}; add it there"
+        )
+    _check_prompts("ocr", prompts, lambda p: wanted_text(p.text, p.metadata, ocr.text_column))
+
+
+def _check_prompts(kind: str, prompts: list[Prompt], judge: Callable[[Prompt], object]) -> None:
+    for prompt in prompts:
+        try:
+            judge(prompt)
+        except ValueError as error:
+            raise ConfigError(f"{prompt.origin} is not for the reward {kind!r}: {error}") from error
+
+
+def _check_files(name: str, reward: RewardConfig, *, here: bool) -> None:
+    """Check that models are there, or can be downloaded if they are loaded here."""
+    if isinstance(reward, AestheticConfig) and not Path(reward.head).is_file():
+        raise ConfigError(
+            f"rewards.{name}.head {reward.head} is no file (seen from {Path.cwd()}); give the "
+            "safetensors file of the predictor's layers"
+        )
+    token = reward.token_variable if isinstance(reward, RemoteConfig) else None
+    if here and token is not None and not os.environ.get(token):
+        raise ConfigError(
+            f"rewards.{name}.token_variable is {token}, which is not set in the environment; "
+            "export it before the start"
+        )
+    if isinstance(reward, ClipConfig):
+        files = {
+            "path": ["config.json"],
+            "processor": ["preprocessor_config.json", "processor_config.json"],
+        }
+        for key, path in (("path", reward.path), ("processor", reward.processor_path)):
+            if not Path(path).is_dir():
+                revision = reward.revision if path == reward.path else None
+                label = f"rewards.{name}.{key} {path}"
+                check_source(label, path, files[key], revision, here=here)
+
+
+def _check_function(reward: FunctionConfig) -> None:
+    """Check that a function or class of the user's can be imported."""
+    from digen_core.rewards.own import import_reward
+
+    try:
+        found = import_reward(reward.function)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}; it must be installed, or its folder be in PYTHONPATH"
+        ) from error
+    except (Exception, SystemExit) as error:  # whatever the user's module does when it is imported
+        raise ConfigError(
+            f"rewards: importing {reward.function!r} raised {type(error).__name__}: {error}"
+        ) from error
+    if reward.options and not isinstance(found, type):
+        raise ConfigError(
+            f"rewards: {reward.function!r} is a function, but has the options {reward.options}; "
+            "only a class takes them"
+        )
+    if _is_pythons(reward.function.partition(":")[0]):
+        raise ConfigError(
+            f"rewards: {reward.function!r} is of Python's own library, which has no rewards; name "
+            "a function of (images, prompts) that you wrote, as module:function"
+        )
+    if isinstance(found, type):
+        _check_call(reward.function, "made", found, (), ("device", *reward.options))
+    else:
+        _check_call(reward.function, "called", found, ("images", "prompts"), ())
+
+
+def _is_pythons(module: str) -> bool:
+    """Say whether a module that is imported is Python's own, and no file of the user's so named."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    is_elsewhere = file is not None and not Path(file).is_relative_to(sysconfig.get_path("stdlib"))
+    return module.partition(".")[0] in sys.stdlib_module_names and not is_elsewhere
+
+
+def _check_call(
+    name: str,
+    how: str,
+    function: Callable[..., object],
+    positional: Sequence[str],
+    named: Sequence[str],
+) -> None:
+    """Check that a function or class of the user's takes what it will be given."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # it is not written in Python
+        return
+    given = dict.fromkeys(named)
+    if how == "called" and "metadata" in signature.parameters:
+        given["metadata"] = None
+    try:
+        signature.bind(*positional, **given)
+    except TypeError as error:
+        raise ConfigError(
+            f"rewards: {name!r} is {how} with ({', '.join((*positional, *given))}), but takes "
+            f"{signature}: {error}"
+        ) from error

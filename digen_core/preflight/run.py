@@ -1,0 +1,78 @@
+"""What can be known to be wrong before anything starts: files, folders, names, devices.
+
+Each check raises ConfigError with one line: what is wrong, its value, and what to do. Checks that
+need no torch come first, so that the usual mistakes show at once.
+"""
+
+from pathlib import Path
+
+from digen_core.config.run import RunConfig
+from digen_core.data.prompts import Prompt, evaluation_prompts, normal_text, train_prompts
+from digen_core.errors import ConfigError
+from digen_core.planning.profile import load_profile
+from digen_core.preflight.model import check_model
+from digen_core.preflight.network import check_scheduler, check_tracking, check_writable
+from digen_core.preflight.rewards import check_rewards
+
+
+def check_run(config: RunConfig) -> None:
+    """Check all that a run reads, writes and talks to, without loading the model.
+
+    Raises:
+        ConfigError: something is missing or does not fit; the message is one line.
+    """
+    check_inputs(config)
+    _check_surroundings(config)
+
+
+def check_inputs(config: RunConfig) -> None:
+    """Check the prompts, rewards and model of a config, without loading it.
+
+    Raises:
+        ConfigError: something is missing or does not fit; the message is one line.
+    """
+    train, evaluation = train_prompts(config), evaluation_prompts(config)
+    _check_held_out(config, train, evaluation)
+    _check_enough_prompts(config, train)
+    check_rewards(config, train, evaluation)
+    check_model(config)
+
+
+def _check_held_out(config: RunConfig, train: list[Prompt], evaluation: list[Prompt]) -> None:
+    trained = {normal_text(prompt.text) for prompt in train}
+    shared = [prompt for prompt in evaluation if normal_text(prompt.text) in trained]
+    if not shared:
+        return
+    what = (
+        f"{len(shared)} of {len(evaluation)} evaluation prompts are trained on, the first being "
+        f"{shared[0].text!r}"
+    )
+    if config.prompts.evaluation is None:
+        raise ConfigError(f"{what}; put all its rows into one split ({shared[0].origin})")
+    raise ConfigError(
+        f"{what}; keep them in one of {config.prompts.train} and {config.prompts.evaluation} only"
+    )
+
+
+def _check_enough_prompts(config: RunConfig, train: list[Prompt]) -> None:
+    wanted = config.rollout.prompts_per_iteration
+    if wanted > len(train):
+        raise ConfigError(
+            f"rollout.prompts_per_iteration is {wanted}, but {config.prompts.train} has only "
+            f"{len(train)} prompts to train on; use at most {len(train)}"
+        )
+
+
+def _check_surroundings(config: RunConfig) -> None:
+    """Check where results go, what work is said to cost, and the servers that are to be used."""
+    runs_dir = config.tracking.runs_dir
+    check_writable(f"tracking.runs_dir is {runs_dir}", Path(runs_dir))
+    if config.schedule.profile is not None:
+        load_profile(config.schedule.profile)
+    if config.cluster.address is not None:
+        is_own = config.cluster.scheduler_address is not None
+        label = "cluster.scheduler_address" if is_own else "DASK_SCHEDULER_ADDRESS"
+        check_scheduler(label, config.cluster.address)
+    if uri := config.tracking.uri:
+        label = "tracking.mlflow_uri" if config.tracking.mlflow_uri else "MLFLOW_TRACKING_URI"
+        check_tracking(label, uri)

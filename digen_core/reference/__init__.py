@@ -1,0 +1,1 @@
+"""The serial reference: a whole run as one loop. Every schedule must equal its weights."""

@@ -1,0 +1,176 @@
+"""The groups of the serial reference: how one is sampled, and what each of its pairs loses."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from digen_core.algorithms.diffusion_nft import nft_loss, noised, optimality
+from digen_core.algorithms.flow_sde import LOGPROBS, TRANSITIONS, Transition
+from digen_core.algorithms.kl import scaled_kl
+from digen_core.config.run import RunConfig
+from digen_core.models.policy import Policy
+from digen_core.models.trainable import reference_weights
+from digen_core.rollout.sampler import initial_latent, rounded
+from digen_core.rollout.steps import steps_of_iteration
+from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
+from digen_core.training.objectives import Replay, kl_penalty, objective
+
+
+@dataclass
+class Group:
+    """G trajectories of one prompt."""
+
+    policy: Policy  # for the size of its samples
+    condition: dict[str, torch.Tensor]
+    latents: list[torch.Tensor]  # T + 1 of [G, ...]
+    means: dict[int, torch.Tensor]  # noisy step -> [G, ...] where it would go without its noise
+    logprobs: dict[int, torch.Tensor]  # noisy step -> [G]
+    noise: Callable[[int, int], torch.Tensor]  # (purpose, step) -> [G, ...]
+    sigmas: torch.Tensor  # [T + 1]
+    trained: tuple[int, ...]  # K steps
+    advantages: torch.Tensor | None = None  # [G] or [G, K]; None: the group is skipped
+    chosen: list[int] | None = None  # samples to train; None: all
+    old_velocities: dict[int, torch.Tensor] = field(default_factory=dict)  # step -> [G, ...]
+
+
+def sample_group(config: RunConfig, policy: Policy, text: str, group: tuple[int, int]) -> Group:
+    """Denoise the samples of one group: some steps are noisy, the others plain Euler steps."""
+    rollout, samples = config.rollout, range(config.rollout.group_size)
+    policy = policy.at_size(config.size_of(*group))
+    sigmas = policy.sigmas(rollout.num_steps).to(policy.device)
+    condition = {
+        name: value.expand(len(samples), *value.shape[1:])
+        for name, value in policy.encode([text]).items()
+    }
+
+    def noise(purpose: int, step: int) -> torch.Tensor:
+        drawn = noise_of(
+            policy.latent_shape,
+            seed=config.seed,
+            purpose=purpose,
+            group=group,
+            samples=samples,
+            step=step,
+        )
+        return drawn.to(policy.device, policy.latent_dtype)
+
+    x = initial_latent(policy, seed=config.seed, group=group, samples=samples, config=rollout)
+    latents, means, logprobs = [x], {}, {}
+    noisy_steps, trained_steps = steps_of_iteration(config, group[0])
+    for step in range(rollout.num_steps):
+        here, there = (sigmas[i].expand(len(x)) for i in (step, step + 1))
+        mean, std = TRANSITIONS[rollout.transition](
+            x,
+            policy.velocity(x, here, condition),
+            here,
+            there,
+            noise_level=rollout.noise_level if step in noisy_steps else 0.0,
+            sigma_max=float(sigmas[1]),
+        )
+        x = mean
+        if step in noisy_steps:
+            x, means[step] = mean + std * noise(NOISE, step + 1), mean
+        x = rounded(x, rollout.storage)
+        if step in noisy_steps:
+            logprobs[step] = LOGPROBS[rollout.transition](x, Transition(mean, std))
+        latents.append(x)
+    return Group(policy, condition, latents, means, logprobs, noise, sigmas, trained_steps)
+
+
+def step_kl(config: RunConfig, group: Group) -> np.ndarray:
+    """Return how far the transitions that were sampled are from the base model's, [G, K]."""
+    assert config.algorithm.type != "diffusion_nft"
+    columns = []
+    for step in group.trained:
+        with reference_weights(group.policy):
+            base = _transition(config, group, step)
+        size, scaling = group.sigmas[step] - group.sigmas[step + 1], config.algorithm.kl
+        columns.append(scaled_kl(group.means[step], base.mean, base.std, size, scaling=scaling))
+    found: np.ndarray = torch.stack(columns, dim=1).cpu().numpy()
+    return found
+
+
+def _transition(config: RunConfig, group: Group, step: int) -> Transition:
+    """Return where the policy's weights lead from the latents [G, ...] before a noisy step."""
+    x = group.latents[step]
+    here, there = (group.sigmas[i].expand(len(x)) for i in (step, step + 1))
+    return TRANSITIONS[config.rollout.transition](
+        x,
+        group.policy.velocity(x, here, group.condition),
+        here,
+        there,
+        noise_level=config.rollout.noise_level,
+        sigma_max=float(group.sigmas[1]),
+    )
+
+
+def replay_losses(config: RunConfig, group: Group, step: int) -> torch.Tensor:
+    """Return the objective and the KL divergence of each sample at one step, [G]."""
+    algorithm, x = config.algorithm, group.latents[step]
+    assert group.advantages is not None
+    assert algorithm.type != "diffusion_nft"
+    reference, advantages = None, group.advantages
+    if advantages.ndim == 2:
+        advantages = advantages[:, group.trained.index(step)]
+    if algorithm.kl_coefficient:
+        with reference_weights(group.policy):
+            reference = _transition(config, group, step)
+    new = _transition(config, group, step)
+    replay = Replay(
+        new,
+        LOGPROBS[config.rollout.transition](group.latents[step + 1], new),
+        group.means[step],
+        group.logprobs[step],
+        advantages,
+        group.sigmas[step].expand(len(x)),
+        group.sigmas[step + 1].expand(len(x)),
+        float(group.sigmas[1]),
+    )
+    losses = objective(replay, algorithm).per_pair
+    if reference is not None:
+        losses = losses + algorithm.kl_coefficient * kl_penalty(replay, reference, algorithm)
+    return losses
+
+
+@torch.no_grad()
+def add_old_velocities(groups: list[Group]) -> None:
+    """Ask the old policy, whose weights the policy has, for its velocities."""
+    for group in groups:
+        for step in group.trained:
+            x, sigma = _noised(group, step)
+            group.old_velocities[step] = group.policy.velocity(x, sigma, group.condition)
+
+
+def _noised(group: Group, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the clean latents [G, ...] at a step's noise level, and that level [G]."""
+    sigma = group.sigmas[step].expand(len(group.latents[-1]))
+    return noised(group.latents[-1], group.noise(FORWARD_NOISE, step + 1), sigma), sigma
+
+
+def forward_losses(config: RunConfig, group: Group, step: int) -> torch.Tensor:
+    """Return DiffusionNFT's loss of each sample at one noise level, [G]."""
+    algorithm, x_0 = config.algorithm, group.latents[-1]
+    assert group.advantages is not None
+    assert algorithm.type == "diffusion_nft"
+    x, sigma = _noised(group, step)
+    reference = None
+    if algorithm.kl_coefficient:
+        with reference_weights(group.policy):
+            reference = group.policy.velocity(x, sigma, group.condition)
+    velocity = group.policy.velocity(x, sigma, group.condition)
+    return nft_loss(
+        velocity,
+        group.old_velocities.get(step, velocity.detach()),
+        reference,
+        x,
+        x_0,
+        sigma,
+        optimality(
+            group.advantages, max_advantage=algorithm.max_advantage, mode=algorithm.advantage_mode
+        ),
+        beta=algorithm.beta,
+        max_advantage=algorithm.max_advantage,
+        reference_coefficient=algorithm.kl_coefficient,
+    ).per_pair

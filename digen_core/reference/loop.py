@@ -1,0 +1,216 @@
+"""The reference: a whole run as a plain serial loop in one process. Every schedule must equal it.
+
+For each iteration: sample G images for each of N prompts step by step, score them, centre the
+scores within each group, replay every trained transition with gradients, and step the optimizer
+once. No batching tricks, no workers; state lives in torch's own optimizer. Told which versions a
+stale schedule generated with, it generates with those.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+
+from digen_core.algorithms.ddpo import RewardHistory
+from digen_core.config.run import RunConfig
+from digen_core.data.prompts import Prompt, prompts_of_iteration, prompts_of_refills
+from digen_core.errors import ConfigError
+from digen_core.models.policy import Policy
+from digen_core.models.trainable import (
+    initial_weights,
+    set_weights,
+    trainable_parameters,
+)
+from digen_core.reference.group import (
+    Group,
+    add_old_velocities,
+    forward_losses,
+    replay_losses,
+    sample_group,
+    step_kl,
+)
+from digen_core.rewards.failures import component_means, settle
+from digen_core.rewards.scoring import RewardFn, score_images
+from digen_core.training.advantages import advantages_of
+from digen_core.training.optimizer import (
+    adamw,
+    learning_rate_of,
+    mixed,
+    moving_average,
+    old_decay_of,
+    step_average,
+)
+from digen_core.transport.arrays import Weights
+
+Columns = dict[str, np.ndarray]
+"""Rewards and their components of the samples of a group, each [G]."""
+
+
+@dataclass
+class SerialRun:
+    """What the loop leaves behind."""
+
+    weights: Weights
+    ema: Weights
+    metrics: list[dict[str, float]] = field(default_factory=list)  # one row per iteration
+
+
+def post_train_serially(
+    config: RunConfig,
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    rewards: Mapping[str, RewardFn],
+    *,
+    on_iteration: Callable[[int, dict[str, float]], None] = lambda index, row: None,
+    version_of: Callable[[int, int], int] | None = None,
+) -> SerialRun:
+    """Train ``policy`` (with its trainable parameters chosen) for ``config.num_iterations``.
+
+    Args:
+        config: of the run.
+        policy: left with the last weights.
+        prompts: to train on.
+        rewards: by name.
+        on_iteration: is told each iteration and its row of metrics.
+        version_of: (iteration, group) -> the policy version that generates the group, version n
+            being the weights after n updates; None: the newest.
+
+    Raises:
+        ConfigError: in float16 the gradients of single pairs are 0, and this loop scales none.
+    """
+    if config.model.dtype == "float16":
+        raise ConfigError(
+            "model.dtype is float16, whose loss the serial loop does not scale; use bfloat16 or "
+            "float32 to compare with it"
+        )
+    set_weights(policy, initial_weights(policy, config.train.lora, seed=config.seed))
+    parameters = trainable_parameters(policy)
+    rate = config.train.learning_rate
+    optimizer = adamw(list(parameters.values()), config.train, learning_rate=rate)
+    average = moving_average(parameters.values(), config.train)
+    metrics, updates = [], 0
+    history: RewardHistory = {}
+    versions = [_weights_of(parameters)]
+    generators = versions[:]  # what samples: the versions, or an old policy that lags behind them
+    for iteration in range(config.num_iterations):
+        generated_by = partial(_generator, generators, version_of, iteration, updates)
+        groups, row, history = _rollout(
+            config, policy, prompts, rewards, iteration, generated_by, history
+        )
+        if config.keeps_old:
+            set_weights(policy, generators[updates])
+            add_old_velocities(groups)
+        set_weights(policy, versions[updates])
+        rate = learning_rate_of(config.train, updates, config.num_iterations)
+        norm = _train(config, optimizer, groups, rate)
+        if norm is not None:
+            updates += 1
+            versions.append(_weights_of(parameters))
+            old, decay = generators[-1], old_decay_of(config, updates)
+            generators.append(mixed(old, versions[-1], decay) if decay else versions[-1])
+            step_average(average, parameters.values(), updates, config.train)
+        row["train/grad_norm"] = norm or 0.0
+        metrics.append(row)
+        on_iteration(iteration, row)
+    weights = versions[updates]
+    shadows = zip(parameters, average.shadow_params, strict=True)
+    ema = {name: shadow.cpu().numpy() for name, shadow in shadows}
+    return SerialRun(weights, ema if config.train.ema_decay else weights, metrics)
+
+
+def _generator(
+    generators: list[Weights],
+    version_of: Callable[[int, int], int] | None,
+    iteration: int,
+    newest: int,
+    group: int,
+) -> Weights:
+    """Return the weights that generate a group."""
+    return generators[newest if version_of is None else version_of(iteration, group)]
+
+
+def _weights_of(parameters: Mapping[str, torch.nn.Parameter]) -> Weights:
+    """Return a copy of the weights as they are now."""
+    return {name: p.detach().cpu().numpy().copy() for name, p in parameters.items()}
+
+
+@torch.no_grad()
+def _rollout(
+    config: RunConfig,
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    rewards: Mapping[str, RewardFn],
+    iteration: int,
+    generated_by: Callable[[int], Weights],
+    history: RewardHistory,
+) -> tuple[list[Group], dict[str, float], RewardHistory]:
+    """Sample each group of one iteration with its weights, score it, and give it advantages."""
+    groups, columns, kl = dict[int, Group](), dict[int, Columns](), dict[int, np.ndarray]()
+    prompts = _prompts_of(config, prompts, iteration)
+    texts = [prompt.text for prompt in prompts]
+    count, size = config.rollout.prompts_per_iteration, config.rollout.group_size
+    drawn = current = list(range(count))
+    while drawn:
+        for index in drawn:
+            set_weights(policy, generated_by(index))
+            groups[index] = sample_group(config, policy, texts[index], (iteration, index))
+            images = groups[index].policy.decode(groups[index].latents[-1])
+            metadata = [prompts[index].metadata] * size
+            scored = score_images(rewards, config.rewards, images, [texts[index]] * size, metadata)
+            columns[index] = settle(scored, config.reward_weights)
+            if config.kl_reward:
+                kl[index] = step_kl(config, groups[index])
+        asked = {index: columns[index] for index in current}
+        found = advantages_of(config, asked, dict(enumerate(texts)), history, kl or None)
+        drawn = [index + count for index in found.skipped if index + count < len(texts)]
+        current = sorted({*current, *drawn} - {index - count for index in drawn})
+    for index in set(current) - set(found.skipped):
+        values = torch.from_numpy(found.values[index])
+        groups[index].advantages = values.to(policy.device, policy.latent_dtype)
+        groups[index].chosen = list(found.chosen[index]) if found.chosen else None
+    row = _means(list(columns.values()), list(kl.values()))
+    row["groups/zero_variance"] = float(len(found.skipped))
+    if config.rollout.refill:
+        row["groups/refilled"] = float(len(groups) - count)
+    return [groups[index] for index in current], row, found.history
+
+
+def _means(columns: list[Columns], kl: list[np.ndarray]) -> dict[str, float]:
+    """Return the means over all samples that were drawn."""
+    scored = {name: np.concatenate([column[name] for column in columns]) for name in columns[0]}
+    means = {f"reward/{name}": mean for name, mean in component_means(scored).items()}
+    row = {"reward/mean": means.pop("reward/reward"), **means}
+    return {**row, "reward/kl": float(np.mean(kl))} if kl else row
+
+
+def _prompts_of(config: RunConfig, prompts: Sequence[Prompt], iteration: int) -> list[Prompt]:
+    """Return the prompts of an iteration's groups, and of those that may take their place."""
+    rollout, seed = config.rollout, config.seed
+    own = prompts_of_iteration(prompts, iteration, rollout.prompts_per_iteration, seed=seed)
+    return [*own, *prompts_of_refills(prompts, own, iteration, rollout.refill, seed=seed)]
+
+
+def _train(
+    config: RunConfig,
+    optimizer: torch.optim.Optimizer,
+    groups: list[Group],
+    learning_rate: float,
+) -> float | None:
+    """Add up the gradient of every pair of the iteration, and step once. Returns its norm."""
+    optimizer.zero_grad()
+    informative = [group for group in groups if group.advantages is not None]
+    for group in informative:
+        for step in group.trained:
+            lose = forward_losses if config.trains_clean else replay_losses
+            losses = lose(config, group, step)
+            chosen = losses if group.chosen is None else losses[group.chosen]
+            (chosen.sum() / config.num_pairs).backward()  # type: ignore[no-untyped-call]
+    if not informative:
+        return None
+    (options,) = optimizer.param_groups
+    options["lr"], parameters = learning_rate, options["params"]
+    norm = torch.nn.utils.clip_grad_norm_(parameters, config.train.max_grad_norm)
+    optimizer.step()
+    return float(norm)

@@ -1,0 +1,180 @@
+"""What a run kept of an iteration, to train it again without generating; and what cannot be.
+
+A replay may learn otherwise (``algorithm``, ``train``), but from the samples as they are.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from digen_core.algorithms.ddpo import RewardHistory
+from digen_core.checkpoints.manifest import (
+    CHECKPOINTS_OF_RUN,
+    checkpoints_in,
+    name_of,
+    read_manifest,
+)
+from digen_core.config.load import config_of_run
+from digen_core.config.run import RunConfig
+from digen_core.control.packing import PairPool, pairs_by_step
+from digen_core.control.protocol import Pack
+from digen_core.errors import UserError
+from digen_core.records import IterationRecord
+from digen_core.rollout.steps import steps_of_iteration, steps_to_keep
+from digen_core.training.advantages import advantages_of
+from digen_core.transport.metrics import METRICS_OF_RUN, read_metrics
+from digen_core.transport.samples import SCHEMA, file_of
+from digen_core.transport.segment import Segment
+from digen_core.transport.trajectories import read_segments
+
+MAY_CHANGE: Final = re.compile(r"algorithm\..*|train\.(?!lora).*|model\.device")
+"""Keys that a replay may set: what is learnt from the samples, and where."""
+
+
+@dataclass(frozen=True)
+class KeptIteration:
+    """All that an iteration's update was made of."""
+
+    config: RunConfig
+    version: int  # that was trained
+    checkpoint: Path | None  # of that version; None: the run's start
+    record: IterationRecord  # of the run, without samples and spans
+    prompts: dict[int, str]  # by group
+    advantages: dict[int, np.ndarray]  # group -> [G]
+    packs: list[Pack]
+    segments: list[Segment]
+
+
+def replay_config(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
+    """Return a run's config with other settings for learning.
+
+    Raises:
+        UserError: the folder is no run's, or a key is wrong or about the samples.
+    """
+    config = config_of_run(run_dir, overrides)
+    for key in overrides:
+        if not MAY_CHANGE.fullmatch(key):
+            raise UserError(
+                f"{key} cannot be changed in a replay: the samples are as they are; it takes "
+                "algorithm.*, train.* (but train.lora) and model.device"
+            )
+    if config.kl_reward:
+        raise UserError(
+            f"algorithm.kl_reward is {config.kl_reward}: the divergences that it takes off the "
+            "rewards are not kept, so such an iteration cannot be replayed"
+        )
+    return config
+
+
+def kept_iteration(run_dir: Path, config: RunConfig, iteration: int) -> KeptIteration:
+    """Return what a run kept of an iteration.
+
+    Args:
+        run_dir: folder of the run.
+        config: to learn with.
+        iteration: from 0.
+
+    Raises:
+        UserError: something is missing that its update needs, or it had none.
+    """
+    record = _record_of(run_dir, iteration)
+    version = record.version - 1
+    checkpoint, history = _before(run_dir, version)
+    rows = pq.read_table(file_of(run_dir / "samples", iteration)).to_pylist()
+    prompts, columns = _by_group(rows)
+    count = config.rollout.prompts_per_iteration
+    columns = {g: c for g, c in columns.items() if g + count not in columns}  # not those replaced
+    found = advantages_of(config, columns, prompts, history)
+    segments = read_segments(run_dir, iteration)
+    if not segments:
+        raise UserError(
+            f"{run_dir} keeps no trajectories of iteration {iteration + 1}; set "
+            "tracking.keep_trajectories before the run"
+        )
+    trained = {
+        group: found.chosen.get(group, tuple(range(len(values))))
+        for group, values in found.values.items()
+        if group not in found.skipped
+    }
+    if not trained:
+        raise UserError(f"iteration {iteration + 1}: no group has a signal with these settings")
+    _require_steps(config, iteration, segments)
+    packs = _packs(config, iteration, segments, trained)
+    return KeptIteration(
+        config, version, checkpoint, record, prompts, found.values, packs, segments
+    )
+
+
+def _record_of(run_dir: Path, iteration: int) -> IterationRecord:
+    records = {record.iteration: record for record in read_metrics(run_dir / METRICS_OF_RUN)}
+    if iteration not in records:
+        known = f"1 to {max(records) + 1}" if records else "none yet"
+        raise UserError(f"{run_dir} has finished no iteration {iteration + 1}; it has {known}")
+    if "train/grad_norm" not in records[iteration].metrics:
+        raise UserError(
+            f"iteration {iteration + 1} of {run_dir} made no update: no group had a signal"
+        )
+    return records[iteration]
+
+
+def _before(run_dir: Path, version: int) -> tuple[Path | None, RewardHistory]:
+    """Return the checkpoint of the version that was trained, and DDPO's rewards before it."""
+    folder = run_dir / CHECKPOINTS_OF_RUN
+    checkpoint = folder / name_of(version)
+    if checkpoint.exists():
+        return checkpoint, dict(read_manifest(checkpoint).reward_history)
+    if version == 0:  # follows from the seed
+        return None, {}
+    kept = ", ".join(path.name for path in checkpoints_in(folder)) or "none"
+    raise UserError(
+        f"{run_dir} keeps no checkpoint of version {version}, which was trained then, but {kept}; "
+        "set checkpoints.keep_every = 1 before the run, or replay another iteration"
+    )
+
+
+def _by_group(rows: list[dict[str, Any]]) -> tuple[dict[int, str], dict[int, dict[str, Any]]]:
+    """Return prompt and rewards [G] of each group; rows are in the order of the samples."""
+    prompts: dict[int, str] = {}
+    columns: dict[int, dict[str, Any]] = defaultdict(lambda: defaultdict(list))
+    rewards = ["reward", *(name for name in rows[0] if name not in SCHEMA.names)]
+    for row in rows:
+        prompts[row["group"]] = row["prompt"]
+        for name in rewards:
+            columns[row["group"]][name].append(row[name])
+    return prompts, columns
+
+
+def _require_steps(config: RunConfig, iteration: int, segments: list[Segment]) -> None:
+    for step in steps_to_keep(config, iteration):
+        holders = {s.fragment for s in segments if s.covers(step)}
+        recorded = config.trains_clean or all(
+            step in s.logprobs for s in segments if s.covers(step)
+        )
+        if holders != {s.fragment for s in segments} or not recorded:
+            raise UserError(
+                f"these settings train step {step}, whose latents iteration {iteration + 1} did "
+                "not keep; leave the trained steps as they were"
+            )
+
+
+def _packs(
+    config: RunConfig,
+    iteration: int,
+    segments: list[Segment],
+    trained: Mapping[int, tuple[int, ...]],
+) -> list[Pack]:
+    """Return the pairs of the update in packs, fragment by fragment and step by step."""
+    pool, steps = PairPool(), steps_of_iteration(config, iteration).trained
+    for fragment in sorted({segment.fragment for segment in segments}):
+        samples = [s for s in fragment.samples if s in trained.get(fragment.group, ())]
+        pool.add(pairs_by_step(fragment, steps, samples))
+    packs: list[Pack] = []
+    while pool.num_pairs:
+        packs.append(Pack(iteration, len(packs), pool.take(config.train.pack_size)))
+    return packs
