@@ -24,11 +24,11 @@ from deployments.records import Records
 from deployments.serial import train_serially
 from digen_core.config.run import RunConfig
 from digen_core.records import IterationRecord
+from flows.launch import open_run
 from flows.prepare import prepare
-from flows.run import open_run
-from flows.session import watching
-from flows.subflows import on_cluster
-from flows.workload import layout_of
+from flows.runtime.session import watching
+from flows.runtime.subflows import on_cluster
+from flows.runtime.workload import layout_of
 
 SERIAL = "serial"
 BASELINES = {

@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from digen_core.config.run import RunConfig
+from flows.launch import open_run
 from flows.prepare import prepare
-from flows.run import open_run
-from flows.subflows import on_cluster
+from flows.runtime.subflows import on_cluster
 from tasks.span import body_cpu_seconds
 
 BODIES: Final = "task bodies"

@@ -105,8 +105,8 @@ def main(
 def run_emulated(config: "EmulatedConfig") -> tuple[list[Span], Schedule]:
     """Run on emulated devices; return the spans, in seconds of wall clock, and the schedule."""
     from flows.emulate import emulate
-    from flows.session import watching
-    from flows.workload import schedule_of
+    from flows.runtime.session import watching
+    from flows.runtime.workload import schedule_of
 
     records = Records()
     with watching(records):

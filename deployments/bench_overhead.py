@@ -24,10 +24,10 @@ from deployments.serial import train_serially
 from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ScheduleConfig
 from digen_core.records import IterationRecord
+from flows.launch import open_run
 from flows.prepare import prepare
-from flows.run import open_run
-from flows.session import watching
-from flows.subflows import on_cluster
+from flows.runtime.session import watching
+from flows.runtime.subflows import on_cluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from digen_core.config.train import TrainConfig
 from digen_core.errors import UserError
 from digen_core.planning.search import Choice
 from digen_core.sim.scenario import Scenario
+from flows.launch import new_run_dir, session_on
 from flows.prepare import prepare
-from flows.run import new_run_dir, session_on
-from flows.subflows import on_cluster
+from flows.runtime.subflows import on_cluster
 from tasks.emulated_cluster import emulated_cluster
 from tasks.emulation import EmulatedConfig
 from tasks.runner import shared_client

@@ -14,12 +14,12 @@ from digen_core.config.run import RunConfig
 from digen_core.records import EvaluationReport
 from digen_core.rewards.failures import component_means, grouped_means, settle
 from digen_core.rewards.scoring import Asked
-from flows.batch import Batch, require_devices
-from flows.losses import DevicesLostError, StateLostError
-from flows.publishing import publish_evaluation
-from flows.scoring import merged_rewards
-from flows.session import Session, count, say, session_of
-from flows.subflows import on_cluster
+from flows.runtime.fleet.batch import Batch, require_devices
+from flows.runtime.fleet.losses import DevicesLostError, StateLostError
+from flows.runtime.publishing import publish_evaluation
+from flows.runtime.scoring import merged_rewards
+from flows.runtime.session import Session, count, say, session_of
+from flows.runtime.subflows import on_cluster
 from tasks.completions import Completions
 from tasks.evaluate import sample_and_score, thumbnails
 from tasks.score import Pool, score

@@ -16,16 +16,16 @@ from digen_core.config.load import CONFIG_OF_RUN
 from digen_core.errors import UserError
 from digen_core.preflight.run import check_inputs
 from digen_core.records import EvaluationReport
-from flows.batch import Batch
 from flows.evaluate import evaluate
-from flows.joining import await_roles
-from flows.loading import load_models
-from flows.losses import DevicesLostError, StateLostError
+from flows.launch import reopen_run
 from flows.prepare import restore_version, tell_of_cut_prompts
-from flows.run import reopen_run
-from flows.session import Session, session_of
-from flows.subflows import on_cluster
-from flows.telling import tell
+from flows.runtime.fleet.batch import Batch
+from flows.runtime.fleet.joining import await_roles
+from flows.runtime.fleet.loading import load_models
+from flows.runtime.fleet.losses import DevicesLostError, StateLostError
+from flows.runtime.notify import tell
+from flows.runtime.session import Session, session_of
+from flows.runtime.subflows import on_cluster
 from tasks.completions import Completions
 
 LATEST = "latest"

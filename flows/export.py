@@ -2,10 +2,10 @@
 
 from prefect import flow
 
-from flows.batch import Batch
-from flows.losses import DevicesLostError, StateLostError
-from flows.publishing import publish_model
-from flows.session import session_of
+from flows.runtime.fleet.batch import Batch
+from flows.runtime.fleet.losses import DevicesLostError, StateLostError
+from flows.runtime.publishing import publish_model
+from flows.runtime.session import session_of
 from tasks.completions import Completions
 from tasks.export import export_weights
 

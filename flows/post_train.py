@@ -2,9 +2,10 @@
 
 | prepare: every worker loads the model; version 0, or that of a checkpoint, is pushed
 | evaluate -> iteration 0 -> iteration 1 -> ... -> evaluate -> export
-The conductor runs the iterations; in a stale layout one begins while the one before still trains.
-Each iteration ends with its record and a checkpoint on disk: flows/publishing.py. Where the worker
-is lost that holds the optimizer's state, the run resumes by itself from its last checkpoint.
+The conductor (flows/runtime/conductor.py), one loop around one controller, runs the iterations; in
+a stale layout one begins while the one before still trains. Each iteration ends with its record and
+a checkpoint on disk (flows/runtime/publishing.py). Where the worker is lost that holds the
+optimizer's state, the run resumes by itself from its last checkpoint.
 """
 
 from digen_core.checkpoints.manifest import DamagedError
@@ -13,15 +14,15 @@ from digen_core.preflight.reward_probe import probe_before_start
 from digen_core.preflight.run import check_run
 from digen_core.records import RunReport
 from flows.configured import configured_flow
-from flows.control import ending_as_asked
 from flows.evaluate import evaluate_once
 from flows.export import export
-from flows.losses import StateLostError
+from flows.launch import open_run
 from flows.prepare import prepare
-from flows.resume import go_back
-from flows.run import open_run
-from flows.session import Session, say, warn
-from flows.subflows import on_cluster
+from flows.reopen import go_back
+from flows.runtime.fleet.losses import StateLostError
+from flows.runtime.requests import ending_as_asked
+from flows.runtime.session import Session, say, warn
+from flows.runtime.subflows import on_cluster
 
 
 @configured_flow(name="post-train", flow_run_name="{config.name}")

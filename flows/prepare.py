@@ -8,16 +8,16 @@ from prefect import flow
 from digen_core.config.model import MAX_TOKENS
 from digen_core.data.prompts import Prompt
 from digen_core.rollout.steps import Steps
-from flows.batch import Batch
-from flows.conductor import Conductor
-from flows.joining import await_roles
-from flows.loading import load_models, load_pools, measure_costs, probe_loaded_rewards
-from flows.losses import DevicesLostError, StateLostError
-from flows.open_iteration import OpenIteration
-from flows.recorder import IterationRecorder
-from flows.scheduling import start_profile
-from flows.session import Round, Session, say, session_of
-from flows.telling import tell
+from flows.runtime.conductor import Conductor
+from flows.runtime.fleet.batch import Batch
+from flows.runtime.fleet.joining import await_roles
+from flows.runtime.fleet.loading import load_models, load_pools, measure_costs, probe_loaded_rewards
+from flows.runtime.fleet.losses import DevicesLostError, StateLostError
+from flows.runtime.notify import tell
+from flows.runtime.open_iteration import OpenIteration
+from flows.runtime.recorder import IterationRecorder
+from flows.runtime.scheduling import start_profile
+from flows.runtime.session import Round, Session, say, session_of
 from tasks.completions import Completions
 from tasks.emulation import EmulatedConfig, body_of
 from tasks.setup import count_tokens, restore_state

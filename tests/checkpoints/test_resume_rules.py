@@ -17,7 +17,7 @@ from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.transport.metrics import read_metrics, write_metrics
-from flows.resume import discard, folder_to_resume, locked, resuming
+from flows.reopen import discard, folder_to_resume, locked, resuming
 
 TOML = """\
 num_iterations = 10

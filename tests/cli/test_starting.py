@@ -18,7 +18,7 @@ from digen_core.config.run import RunConfig
 from digen_core.preflight.run import check_inputs
 from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.transport.metrics import write_metrics
-from flows.resume import locked
+from flows.reopen import locked
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_a_folder_without_runs(here, capsys):
 HOLD = """
 import sys, time
 from pathlib import Path
-from flows.resume import locked
+from flows.reopen import locked
 with locked(Path(sys.argv[1])):
     try:
         print("holds", flush=True)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from digen_core.config.run import RunConfig
-from flows.advantages import advantages_of
+from flows.runtime.advantages import advantages_of
 
 
 def config(**algorithm):

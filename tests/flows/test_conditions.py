@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from digen_core.rollout.steps import Steps
-from flows.conditions import Conditions
-from flows.open_iteration import OpenIteration
-from flows.session import Round
+from flows.runtime.conditions import Conditions
+from flows.runtime.open_iteration import OpenIteration
+from flows.runtime.session import Round
 
 
 class Submitter:

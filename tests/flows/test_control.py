@@ -7,8 +7,8 @@ import pytest
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelled, Cancelling, Completed, Failed, Paused, Running, Suspended
 
-from flows import control
-from flows.control import Control, RunCancelledError, ending_as_asked
+from flows.runtime import requests as control
+from flows.runtime.requests import Control, RunCancelledError, ending_as_asked
 
 
 class Server:

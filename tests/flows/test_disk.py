@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from flows.disk import CannotWriteError, naming, naming_full_disk
+from flows.runtime.disk import CannotWriteError, naming, naming_full_disk
 
 FOLDER = Path("runs/x")
 

@@ -12,8 +12,8 @@ from digen_core.rollout.steps import Steps
 from digen_core.trace.gaps import CAUSES
 from digen_core.trace.live import LiveTrace
 from digen_core.training.advantages import Advantages
-from flows.recorder import IterationRecorder
-from flows.session import Round
+from flows.runtime.recorder import IterationRecorder
+from flows.runtime.session import Round
 
 FIRST, SECOND = Fragment(4, 0, 0, 0, 2), Fragment(4, 0, 1, 2, 2)
 THIRD = Fragment(4, 1, 0, 0, 4)

@@ -12,8 +12,8 @@ from digen_core.control.protocol import CostsUpdated, Device
 from digen_core.errors import UserError
 from digen_core.planning.profile import Measured, load_profile
 from digen_core.records import Span
-from flows.scheduling import learn_costs, resolve_layout, start_profile
-from flows.session import Session
+from flows.runtime.scheduling import learn_costs, resolve_layout, start_profile
+from flows.runtime.session import Session
 
 BOTH = frozenset({"rollout", "trainer"})
 FREE = [Device("worker-0", BOTH), Device("worker-1", BOTH)]

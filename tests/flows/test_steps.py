@@ -8,7 +8,7 @@ from hypothesis import given
 
 from digen_core.config.rollout import RolloutConfig
 from digen_core.config.run import RunConfig
-from flows.steps import (
+from flows.runtime.workload import (
     FLOW_SECONDS,
     MAX_FLOW_SHARE,
     MAX_ORCHESTRATION_SHARE,

@@ -11,7 +11,9 @@ from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt
 from digen_core.errors import UserError
 from digen_core.records import IterationRecord
-from flows import prepare, run, telling
+from flows import launch as run
+from flows import prepare
+from flows.runtime import notify as telling
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from uuid import UUID
 import pytest
 
 from digen_core.config.schedule import ClusterConfig
-from flows import watch
-from flows.watch import Limits, Watch
+from flows.runtime.fleet import watch
+from flows.runtime.fleet.watch import Limits, Watch
 from tasks.presence import Presence
 
 TASK = UUID(int=7)

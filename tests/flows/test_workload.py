@@ -6,8 +6,8 @@ from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Schedule, Workload
-from flows.session import Session
-from flows.workload import schedule_of, workload_of
+from flows.runtime.session import Session
+from flows.runtime.workload import schedule_of, workload_of
 from tasks.cluster import local_devices
 
 

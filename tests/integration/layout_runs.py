@@ -173,18 +173,18 @@ class Run:
 
 def run_case(case: Case, tree: dict, address: str, monkeypatch, **changes) -> Run:
     """Run the job as a case says, with a controller that may disturb it."""
-    from flows.joining import new_workers
-    from flows.session import watching
+    from flows.runtime.fleet.joining import new_workers
+    from flows.runtime.session import watching
 
     settings = {**JOB, **case.changes, **changes, "cluster.scheduler_address": address}
     config = RunConfig.model_validate(merged(tree, settings))
-    monkeypatch.setattr("flows.run.devices_of", lambda client, colocated: case.devices)
+    monkeypatch.setattr("flows.launch.devices_of", lambda client, colocated: case.devices)
     names = {device.name for device in case.devices}  # others of the cluster do not join
     monkeypatch.setattr(
-        "flows.joining.new_workers",
+        "flows.runtime.fleet.joining.new_workers",
         lambda *known: [worker for worker in new_workers(*known) if worker.name in names],
     )
-    monkeypatch.setattr("flows.conductor.Controller", DisturbedController)
+    monkeypatch.setattr("flows.runtime.conductor.Controller", DisturbedController)
     monkeypatch.setattr(DisturbedController, "pause_odds", 0.5 if case.pauses else 0.0)
     monkeypatch.setattr(DisturbedController, "begins_with_two", bool(case.share))
     watch = Watch()
@@ -196,9 +196,9 @@ def run_case(case: Case, tree: dict, address: str, monkeypatch, **changes) -> Ru
 @flow(name="train only", validate_parameters=False)
 def train_only(config: RunConfig) -> Path:
     """Do what post_train does, without evaluations and export; return the run's folder."""
+    from flows.launch import open_run
     from flows.prepare import prepare
-    from flows.run import open_run
-    from flows.subflows import on_cluster
+    from flows.runtime.subflows import on_cluster
 
     with open_run(config) as session:
         with on_cluster(session, prepare) as conductor:

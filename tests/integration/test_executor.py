@@ -20,10 +20,10 @@ NUM_STEPS = 5
 @pytest.fixture
 def in_a_run(tree, cluster_address, prefect_backend):
     """Return a function that calls a body with the session of a run that is ready."""
+    from flows.launch import open_run
     from flows.prepare import prepare
-    from flows.run import open_run
-    from flows.session import session_of
-    from flows.subflows import on_cluster
+    from flows.runtime.session import session_of
+    from flows.runtime.subflows import on_cluster
     from tasks.completions import Completions
 
     changes = {
@@ -53,7 +53,7 @@ class Driver:
     """An executor with one open iteration, without a controller."""
 
     def __init__(self, session, index=0):
-        from flows.executor import Executor
+        from flows.runtime.executor import Executor
 
         self.session = session
         self.executor = Executor(session)
@@ -61,9 +61,9 @@ class Driver:
         self.fragment = p.Fragment(index, 0, 0, 0, 4)
 
     def open(self, index):
-        from flows.iteration import round_of
-        from flows.open_iteration import OpenIteration
-        from flows.recorder import IterationRecorder
+        from flows.runtime.iteration import round_of
+        from flows.runtime.open_iteration import OpenIteration
+        from flows.runtime.recorder import IterationRecorder
 
         round_ = round_of(self.session.config, self.session.prompts, index)
         self.iteration = OpenIteration(round_, IterationRecorder(self.session, round_), 1)

@@ -88,7 +88,7 @@ def event_of(kind: type, iteration: int) -> Callable[[object], bool]:
 @pytest.fixture
 def follow(monkeypatch):
     """Return a function that lets a story see the events and the session of a run."""
-    from flows.session import session_of
+    from flows.runtime.session import session_of
 
     def let_see(story: Story) -> None:
         class Told(Controller):
@@ -101,7 +101,7 @@ def follow(monkeypatch):
             story.session = session_of(run_id)
             return story.session
 
-        monkeypatch.setattr("flows.conductor.Controller", Told)
+        monkeypatch.setattr("flows.runtime.conductor.Controller", Told)
         for module in ("prepare", "evaluate", "export", "iteration"):
             monkeypatch.setattr(f"flows.{module}.session_of", known)
 
@@ -112,7 +112,7 @@ def follow(monkeypatch):
 def live(tree, prefect_backend, follow):
     """Return a function that runs the job through a story and checks what it leaves."""
     from flows.post_train import post_train
-    from flows.session import watching
+    from flows.runtime.session import watching
 
     def run(story: Story, **changes) -> Path:
         follow(story)
@@ -278,7 +278,7 @@ def test_a_lost_scheduler_is_said_and_the_run_can_be_resumed(
     tree, prefect_backend, follow, own_cluster
 ):
     from flows.post_train import post_train
-    from flows.session import watching
+    from flows.runtime.session import watching
     from tasks.calls import SchedulerLostError
 
     address, scheduler = own_cluster

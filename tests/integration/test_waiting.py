@@ -12,9 +12,9 @@ WAITS_SECONDS = 3.0
 def test_an_iteration_that_waits_for_its_turn_is_not_running(prefect_backend, monkeypatch):
     from prefect import flow, get_client, runtime
 
-    from flows.waiting import TURN, wait_for_turn
+    from flows.runtime.fleet.waiting import TURN, wait_for_turn
 
-    monkeypatch.setattr("flows.waiting.TURN_SECONDS", 0.01)
+    monkeypatch.setattr("flows.runtime.fleet.waiting.TURN_SECONDS", 0.01)
     ids = []
 
     @flow
@@ -37,7 +37,7 @@ def test_an_iteration_that_waits_for_its_turn_is_not_running(prefect_backend, mo
 
 
 def test_one_whose_turn_it_is_says_nothing(prefect_backend):
-    from flows.waiting import wait_for_turn
+    from flows.runtime.fleet.waiting import wait_for_turn
 
     turn = Event()
     turn.set()

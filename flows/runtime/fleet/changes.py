@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 
 from digen_core.control.protocol import CostsUpdated, DeviceJoined, DevicesLost, Event
-from flows.executor import Executor
-from flows.joining import Joined, JoinFailed, Joining
-from flows.losses import StateLostError, look, look_if_due
-from flows.scheduling import add_kind
-from flows.session import Session, say
-from flows.waiting import Waiting
+from flows.runtime.executor import Executor
+from flows.runtime.fleet.joining import Joined, JoinFailed, Joining
+from flows.runtime.fleet.losses import StateLostError, look, look_if_due
+from flows.runtime.fleet.waiting import Waiting
+from flows.runtime.scheduling import add_kind
+from flows.runtime.session import Session, say
 from tasks.presence import recompute_elsewhere
 
 

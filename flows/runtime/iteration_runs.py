@@ -11,10 +11,10 @@ from typing import Final
 from httpx import HTTPError
 from prefect.exceptions import CancelledRun
 
-from flows.iteration import iteration
-from flows.open_iteration import OpenIteration
-from flows.session import Session
-from flows.subflows import on_cluster
+from flows.runtime.iteration import iteration
+from flows.runtime.open_iteration import OpenIteration
+from flows.runtime.session import Session
+from flows.runtime.subflows import on_cluster
 from tasks.prefect_api import api_answers
 
 logger = logging.getLogger(__name__)

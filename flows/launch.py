@@ -20,12 +20,12 @@ from digen_core.errors import UserError
 from digen_core.planning.profile import load_profile
 from digen_core.transport.files import replace_text
 from digen_core.transport.metrics import METRICS_OF_RUN
-from flows.control import RunCancelledError, following, is_stop
-from flows.disk import naming_full_disk
-from flows.resume import folder_to_resume, go_on, locked, resuming
-from flows.scheduling import measured_costs, resolve_layout
-from flows.session import Session, count, observers, registered, say, warn, watching
-from flows.workload import layout_of
+from flows.reopen import folder_to_resume, go_on, locked, resuming
+from flows.runtime.disk import naming_full_disk
+from flows.runtime.requests import RunCancelledError, following, is_stop
+from flows.runtime.scheduling import measured_costs, resolve_layout
+from flows.runtime.session import Session, count, observers, registered, say, warn, watching
+from flows.runtime.workload import layout_of
 from tasks.artifacts import RunArtifacts
 from tasks.calls import SchedulerLostError
 from tasks.cluster import devices_of, exclusive, in_one_role, local_devices, run_cluster

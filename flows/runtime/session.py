@@ -23,8 +23,8 @@ from digen_core.planning.profile import Profile
 from digen_core.records import EvaluationReport, IterationRecord, RunReport
 from digen_core.rollout.steps import Steps
 from digen_core.trace.live import LiveTrace
-from flows.control import Control
-from flows.watch import Watch
+from flows.runtime.fleet.watch import Watch
+from flows.runtime.requests import Control
 from tasks.tracking import Tracker
 
 MAX_FRAGMENTS = 1 << 16  # of a group
@@ -123,7 +123,9 @@ class Session:
     told: set[str] = field(default_factory=set)  # warnings that are given once
     empty_since: dict[str, float] = field(default_factory=dict)  # pools without a worker
     losses: Counter[str] = field(default_factory=Counter)  # of each worker, since the last progress
-    joining: dict[str, Any] = field(default_factory=dict)  # name -> Newcomer of flows/joining.py
+    joining: dict[str, Any] = field(
+        default_factory=dict
+    )  # name -> Newcomer of flows/runtime/fleet/joining.py
     num_lost: int = 0  # workers
     num_joined: int = 0
     num_resumed: int = 0  # times that it went back to its last checkpoint

@@ -15,9 +15,9 @@ from digen_core.transport.images import prune_images
 from digen_core.transport.metrics import METRICS_OF_RUN, write_metrics
 from digen_core.transport.samples import write_samples
 from digen_core.transport.trajectories import prune_trajectories
-from flows.disk import naming
-from flows.losses import StateLostError
-from flows.session import Session, observers
+from flows.runtime.disk import naming
+from flows.runtime.fleet.losses import StateLostError
+from flows.runtime.session import Session, observers
 from tasks.calls import WorkerLostError
 from tasks.checkpoint import keep_checkpoint
 from tasks.emulation import EmulatedConfig

@@ -9,8 +9,8 @@ from prefect.futures import PrefectFuture
 
 from digen_core.checkpoints.manifest import DamagedError
 from digen_core.errors import UserError
-from flows.losses import DevicesLostError, look, look_if_due
-from flows.session import Session, count
+from flows.runtime.fleet.losses import DevicesLostError, look, look_if_due
+from flows.runtime.session import Session, count
 from tasks.completions import Completion, Completions, mark_crashed
 
 POLL_SECONDS = 1.0

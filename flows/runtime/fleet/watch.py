@@ -4,7 +4,7 @@
 | frozen   no heartbeat for cluster.heartbeat_timeout seconds, in two looks
 | hung     one of its tasks takes longer than it may, though the process answers
 
-Only what is known is said here; :mod:`flows.losses` acts on it.
+Only what is known is said here; :mod:`flows.runtime.fleet.losses` acts on it.
 """
 
 from collections.abc import Collection, Iterable, Mapping

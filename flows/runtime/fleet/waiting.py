@@ -13,7 +13,7 @@ from prefect.exceptions import PrefectException
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Pending, Running, State
 
-from flows.session import Session, say
+from flows.runtime.session import Session, say
 from tasks.calls import WorkerLostError
 
 STATE: Final = "WaitingForWorkers"

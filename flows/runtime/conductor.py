@@ -23,14 +23,14 @@ from digen_core.control.protocol import (
     Switch,
     Switched,
 )
-from flows.control import is_stop
-from flows.executor import Executor
-from flows.fleet import Fleet
-from flows.iteration_runs import IterationRuns, RunEnded
-from flows.joining import Joined, JoinFailed
-from flows.open_iteration import Ended, OpenIteration, Published
-from flows.session import Session, say
-from flows.workload import schedule_of, workload_of
+from flows.runtime.executor import Executor
+from flows.runtime.fleet.changes import Fleet
+from flows.runtime.fleet.joining import Joined, JoinFailed
+from flows.runtime.iteration_runs import IterationRuns, RunEnded
+from flows.runtime.open_iteration import Ended, OpenIteration, Published
+from flows.runtime.requests import is_stop
+from flows.runtime.session import Session, say
+from flows.runtime.workload import schedule_of, workload_of
 from tasks.completions import Completion
 from tasks.emulation import EmulatedConfig
 

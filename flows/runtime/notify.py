@@ -4,7 +4,7 @@ from prefect import get_run_logger
 from prefect.events import emit_event
 
 from digen_core.records import IterationRecord
-from flows.session import Session, warn
+from flows.runtime.session import Session, warn
 
 
 def tell(session: Session, event: str, text: str) -> None:

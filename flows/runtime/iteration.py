@@ -11,14 +11,14 @@ from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt, prompts_of_iteration, prompts_of_refills
 from digen_core.rollout.steps import steps_of_iteration
 from digen_core.transport.trajectories import forget_trajectories
-from flows.open_iteration import OpenIteration, Published
-from flows.publishing import publish_iteration
-from flows.recorder import IterationRecorder
-from flows.scheduling import learn_costs
-from flows.session import Round, session_of
-from flows.steps import steps_per_task
-from flows.telling import tell_of_clipping
-from flows.waiting import wait_for_turn
+from flows.runtime.fleet.waiting import wait_for_turn
+from flows.runtime.notify import tell_of_clipping
+from flows.runtime.open_iteration import OpenIteration, Published
+from flows.runtime.publishing import publish_iteration
+from flows.runtime.recorder import IterationRecorder
+from flows.runtime.scheduling import learn_costs
+from flows.runtime.session import Round, session_of
+from flows.runtime.workload import steps_per_task
 from tasks.completions import Completions
 
 

@@ -12,9 +12,9 @@ from digen_core.control.protocol import (
     FragmentPaused,
     Generate,
 )
-from flows.conditions import Conditions
-from flows.open_iteration import OpenIteration
-from flows.submitter import Submitter
+from flows.runtime.conditions import Conditions
+from flows.runtime.open_iteration import OpenIteration
+from flows.runtime.submission import Submitter
 from tasks.rollout import denoise_steps
 
 LOOK_AHEAD = 2  # tasks of a device that are submitted: one runs, the other is ready to

@@ -6,10 +6,10 @@ from uuid import UUID
 from digen_core.control.protocol import Device, Role
 from digen_core.planning.profile import Measured
 from digen_core.preflight.reward_probe import NUM_SAMPLES, probed_by_workers
-from flows.batch import Batch
-from flows.session import Session, count, say
-from flows.telling import tell
-from flows.workload import layout_of
+from flows.runtime.fleet.batch import Batch
+from flows.runtime.notify import tell
+from flows.runtime.session import Session, count, say
+from flows.runtime.workload import layout_of
 from tasks.emulation import EmulatedConfig, body_of
 from tasks.measure import measure
 from tasks.rollout import encode

@@ -5,9 +5,9 @@ from dataclasses import replace
 from time import monotonic
 from typing import Final
 
-from flows.session import Session
-from flows.telling import tell
-from flows.watch import Seen
+from flows.runtime.fleet.watch import Seen
+from flows.runtime.notify import tell
+from flows.runtime.session import Session
 from tasks.calls import WorkerLostError
 from tasks.presence import Presence, dismiss
 

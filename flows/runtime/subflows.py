@@ -11,7 +11,7 @@ from prefect import Flow, get_run_logger, tags
 from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY
 
-from flows.session import Session
+from flows.runtime.session import Session
 from tasks.prefect_api import PATIENT, api_answers, with_settings
 from tasks.runner import LeanDaskTaskRunner
 

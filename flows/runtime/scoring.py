@@ -8,11 +8,11 @@ import numpy as np
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Event, Fragment, FragmentScored, Score
 from digen_core.rewards.sums import with_reward
-from flows.denoising import about
-from flows.open_iteration import OpenIteration
-from flows.session import Session
-from flows.submitter import Submitter
-from flows.telling import tell
+from flows.runtime.generation import about
+from flows.runtime.notify import tell
+from flows.runtime.open_iteration import OpenIteration
+from flows.runtime.session import Session
+from flows.runtime.submission import Submitter
 from tasks.rollout import decode_and_score
 from tasks.score import Pool, score
 

@@ -22,9 +22,9 @@ from digen_core.planning.profile import Measured, Profile, costs_of, load_profil
 from digen_core.records import Span
 from digen_core.trace.prediction import SCHEDULE_OF_RUN
 from digen_core.transport.files import replace_text
-from flows.session import Session, say
-from flows.watch import Watch
-from flows.workload import schedule_of, workload_of
+from flows.runtime.fleet.watch import Watch
+from flows.runtime.session import Session, say
+from flows.runtime.workload import schedule_of, workload_of
 from tasks.emulation import EmulatedConfig
 from tasks.measure import measure_alone
 from tasks.presence import ROLES, dismiss

@@ -18,7 +18,7 @@ from digen_core.trace.usage import Usage, usage_metrics
 from digen_core.trace.windows import iteration_windows
 from digen_core.training.advantages import Advantages
 from digen_core.transport.images import name_of
-from flows.session import Round, Session
+from flows.runtime.session import Round, Session
 
 TRAINING_KINDS = ("train", "reduce", "step")
 

@@ -16,15 +16,15 @@ from prefect import flow
 
 from digen_core.control.protocol import Device, Role
 from digen_core.planning.profile import Measured
-from flows.batch import Batch
-from flows.loading import load_models, measure_costs
-from flows.losses import DevicesLostError, look
-from flows.session import Session, session_of
-from flows.subflows import on_cluster
-from flows.telling import tell
-from flows.waiting import Waiting
-from flows.watch import LOOK_SECONDS
-from flows.workload import layout_of
+from flows.runtime.fleet.batch import Batch
+from flows.runtime.fleet.loading import load_models, measure_costs
+from flows.runtime.fleet.losses import DevicesLostError, look
+from flows.runtime.fleet.waiting import Waiting
+from flows.runtime.fleet.watch import LOOK_SECONDS
+from flows.runtime.notify import tell
+from flows.runtime.session import Session, session_of
+from flows.runtime.subflows import on_cluster
+from flows.runtime.workload import layout_of
 from tasks.completions import Completions
 from tasks.presence import ROLES, Presence, kinds_of
 

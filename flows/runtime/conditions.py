@@ -8,8 +8,8 @@ from typing import Any
 
 from prefect.futures import PrefectFuture
 
-from flows.open_iteration import OpenIteration
-from flows.submitter import Submitter
+from flows.runtime.open_iteration import OpenIteration
+from flows.runtime.submission import Submitter
 from tasks.rollout import encode
 
 MAX_CONDITIONS = 512

@@ -14,9 +14,9 @@ from digen_core.control.protocol import Event
 from digen_core.planning.predict import expected_seconds
 from digen_core.records import Span
 from digen_core.trace.usage import Usage
-from flows.batch import require_success
-from flows.open_iteration import OpenIteration
-from flows.session import Session
+from flows.runtime.fleet.batch import require_success
+from flows.runtime.open_iteration import OpenIteration
+from flows.runtime.session import Session
 from tasks.completions import Completion, mark_lost
 from tasks.emulation import body_of, place_of
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from digen_core.control import protocol
 from digen_core.control.protocol import Event, Instruction
-from flows.advantages import advantages_of
-from flows.batch import TaskFailedError
-from flows.conditions import Conditions
-from flows.denoising import Denoising
-from flows.open_iteration import OpenIteration
-from flows.scoring import Scoring
-from flows.session import Session
-from flows.submitter import Submitter
+from flows.runtime.advantages import advantages_of
+from flows.runtime.conditions import Conditions
+from flows.runtime.fleet.batch import TaskFailedError
+from flows.runtime.generation import Denoising
+from flows.runtime.open_iteration import OpenIteration
+from flows.runtime.scoring import Scoring
+from flows.runtime.session import Session
+from flows.runtime.submission import Submitter
 from tasks.completions import Completion
 from tasks.emulation import switch
 from tasks.train import publish, push_weights, reduce, step, train_pack

@@ -37,9 +37,9 @@ from digen_core.errors import UserError
 from digen_core.trace.spans import DEVICES_OF_RUN, read_devices
 from digen_core.transport.files import replace_text, try_lock
 from digen_core.transport.metrics import METRICS_OF_RUN, read_metrics
-from flows.losses import StateLostError
-from flows.session import Session, observers, say, warn
-from flows.telling import tell
+from flows.runtime.fleet.losses import StateLostError
+from flows.runtime.notify import tell
+from flows.runtime.session import Session, observers, say, warn
 from tasks.emulation import EmulatedConfig
 
 
