@@ -23,7 +23,7 @@ from digen_core.config.run import RunConfig
 from flows.launch import open_run
 from flows.prepare import prepare
 from flows.runtime.subflows import on_cluster
-from tasks.span import body_cpu_seconds
+from tasks.worker.span import body_cpu_seconds
 
 BODIES: Final = "task bodies"
 WORKERS: Final = "workers, beside them"

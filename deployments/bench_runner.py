@@ -26,8 +26,8 @@ from prefect_dask import DaskTaskRunner
 from rich.console import Console
 from rich.table import Table
 
-from tasks.completions import Completions
-from tasks.runner import LeanDaskTaskRunner, shared_client
+from tasks.runner.completions import Completions
+from tasks.runner.task_runner import LeanDaskTaskRunner, shared_client
 
 CPU_MS_LIMIT = 15.0
 """The lean runner's client and worker together may spend this much CPU on one task."""

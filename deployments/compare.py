@@ -14,8 +14,8 @@ from deployments.terminal import plain
 from digen_core.errors import UserError
 from digen_core.statistics import Change, error_of, unpaired_change, with_error
 from digen_core.trace.charts import LINE_COLOURS, draw_band
-from tasks.display import sparkline, verdict
 from tasks.tracking.history import RunData
+from tasks.views.display import sparkline, verdict
 
 MISSING: Final = "-"
 SHOWN: Final = ("evaluation/", "reward/", "train/", "throughput/", "time/iteration_seconds")

@@ -14,7 +14,7 @@ from digen_core.config.run import RunConfig
 from digen_core.control.layout import LayoutName
 from digen_core.preflight.run import check_inputs
 from flows.configured import configured_flow
-from tasks.markdown import escaped
+from tasks.views.markdown import escaped
 
 Layout = LayoutName | Literal["auto"]
 

@@ -18,9 +18,9 @@ from deployments.operation.workers import Worker, workers_of
 from digen_core.errors import UserError
 from digen_core.planning.cluster import Cluster
 from digen_core.planning.groups import DeviceGroup, RewardGroup
-from tasks.cluster import as_environment
-from tasks.listening import ENCRYPTED, INSECURE, tls_settings
-from tasks.worker import resources_of
+from tasks.cluster.cluster import as_environment
+from tasks.cluster.listening import ENCRYPTED, INSECURE, tls_settings
+from tasks.worker.process import resources_of
 
 Way = Literal["ssh", "cuda", "slurm", "kubernetes"]
 USE_ENVIRONMENT = f"set -a; . {ENVIRONMENT}; set +a"
@@ -76,7 +76,7 @@ def _cuda_lines(cluster: Cluster, tls: bool) -> Iterator[str]:
 
 
 def _command(worker: Worker, variables: Mapping[str, str], tls: bool) -> str:
-    python = [sys.executable, "-m", "tasks.worker", *worker.arguments(tls)]
+    python = [sys.executable, "-m", "tasks.worker.process", *worker.arguments(tls)]
     return " ".join([*(f"{name}={value}" for name, value in variables.items()), shlex.join(python)])
 
 
@@ -117,7 +117,7 @@ def _slurm_scripts(cluster: Cluster, tls: bool) -> dict[str, str]:
             cores=group.threads,
             processes=1,
             python=sys.executable,
-            worker_command="tasks.worker",
+            worker_command="tasks.worker.process",
             worker_extra_args=[
                 "--nthreads 1 --memory-limit 0",  # the last of an option's values counts
                 f"--resources {shlex.quote(resources_of(group.declared))}",

@@ -21,7 +21,7 @@ from digen_core.config.run import RunConfig
 from digen_core.inputs.addresses import redacted
 from digen_core.inputs.text import printable
 from digen_core.records import EvaluationReport, IterationRecord
-from tasks.display import (
+from tasks.views.display import (
     Progress,
     causes_text,
     duration,

@@ -13,7 +13,7 @@ from rich.text import Text
 from deployments.terminal import plain
 from digen_core.inputs.text import printable
 from digen_core.records import EvaluationReport
-from tasks.display import (
+from tasks.views.display import (
     Progress,
     busy_fractions,
     causes_text,

@@ -4,7 +4,7 @@
         python -m deployments.prefect_app --host 127.0.0.1 --port 4200
 
 By itself the server answers whatever page a browser here shows, and any name that leads here
-(`tasks.same_origin`); and a process pool runs what it is told.
+(`tasks.cluster.same_origin`); and a process pool runs what it is told.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.sign_in import PATH, SignIn
-from tasks.same_origin import LOOPBACK_NAMES, may_come_in
+from tasks.cluster.same_origin import LOOPBACK_NAMES, may_come_in
 
 NICENESS: Final = 5  # beside workers on one small machine it does with what they leave
 

@@ -12,7 +12,7 @@ from digen_core.records import EvaluationReport
 from digen_core.statistics import standard_error
 from digen_core.trace.page import Table
 from digen_core.transport.samples import read_samples
-from tasks.display import change_text, mean_text, verdict
+from tasks.views.display import change_text, mean_text, verdict
 
 Curves = dict[str, dict[int, float]]
 """Name -> number of the iteration, from 1 -> value."""

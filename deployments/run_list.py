@@ -20,7 +20,7 @@ WIDTH = 1000
 
 def print_runs(runs: Sequence[RunState], console: Console | None = None) -> None:
     """Print a row for each run; rewards and evaluations with their standard errors."""
-    from tasks.display import mean_text, value_text
+    from tasks.views.display import mean_text, value_text
 
     console = console or Console(highlight=False, soft_wrap=True)
     table = _table("run", "begun", "state", "iterations", "reward", "evaluation")

@@ -6,7 +6,7 @@ from rich.table import Table
 from deployments.terminal import plain
 from digen_core.records import EvaluationReport, RunReport
 from digen_core.statistics import NOISE
-from tasks.display import change_text, mean_text, verdict
+from tasks.views.display import change_text, mean_text, verdict
 
 LEGEND = (
     f"±: standard error over the prompts; within noise: a change of less than {NOISE:g} of its own"

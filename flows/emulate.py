@@ -16,9 +16,9 @@ from digen_core.sim.scenario import Scenario
 from flows.launch import new_run_dir, session_on
 from flows.prepare import prepare
 from flows.runtime.subflows import on_cluster
-from tasks.emulated_cluster import emulated_cluster
+from tasks.cluster.emulated import emulated_cluster
 from tasks.emulation import EmulatedConfig
-from tasks.runner import shared_client
+from tasks.runner.task_runner import shared_client
 from tasks.tracking.untracked import Untracked
 
 

@@ -20,8 +20,8 @@ from flows.runtime.publishing import publish_evaluation
 from flows.runtime.scoring import merged_rewards
 from flows.runtime.session import Session, count, say, session_of
 from flows.runtime.subflows import on_cluster
-from tasks.completions import Completions
 from tasks.evaluate import sample_and_score, thumbnails
+from tasks.runner.completions import Completions
 from tasks.score import Pool, score
 from tasks.train import publish
 

@@ -26,7 +26,7 @@ from flows.runtime.fleet.losses import DevicesLostError, StateLostError
 from flows.runtime.notify import tell
 from flows.runtime.session import Session, session_of
 from flows.runtime.subflows import on_cluster
-from tasks.completions import Completions
+from tasks.runner.completions import Completions
 
 LATEST = "latest"
 

@@ -6,8 +6,8 @@ from flows.runtime.fleet.batch import Batch
 from flows.runtime.fleet.losses import DevicesLostError, StateLostError
 from flows.runtime.publishing import publish_model
 from flows.runtime.session import session_of
-from tasks.completions import Completions
 from tasks.export import export_weights
+from tasks.runner.completions import Completions
 
 
 @flow(name="export", flow_run_name="{run_id}-export", validate_parameters=False)

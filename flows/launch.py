@@ -26,15 +26,15 @@ from flows.runtime.requests import RunCancelledError, following, is_stop
 from flows.runtime.scheduling import measured_costs, resolve_layout
 from flows.runtime.session import Session, count, observers, registered, say, warn, watching
 from flows.runtime.workload import layout_of
-from tasks.artifacts import RunArtifacts
-from tasks.calls import SchedulerLostError
-from tasks.cluster import devices_of, exclusive, in_one_role, local_devices, run_cluster
-from tasks.prefect_api import one_async_client
-from tasks.presence import addresses_of, require_pools, workers_of_pools
-from tasks.runner import shared_client
-from tasks.stopping import stop_tasks
+from tasks.cluster.calls import SchedulerLostError
+from tasks.cluster.cluster import devices_of, exclusive, in_one_role, local_devices, run_cluster
+from tasks.cluster.presence import addresses_of, require_pools, workers_of_pools
+from tasks.cluster.stopping import stop_tasks
+from tasks.runner.prefect_api import one_async_client
+from tasks.runner.task_runner import shared_client
 from tasks.tracking import Tracker
 from tasks.tracking.spool import Spool
+from tasks.views.artifacts import RunArtifacts
 
 
 @contextmanager

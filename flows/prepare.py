@@ -18,8 +18,8 @@ from flows.runtime.open_iteration import OpenIteration
 from flows.runtime.recorder import IterationRecorder
 from flows.runtime.scheduling import start_profile
 from flows.runtime.session import Round, Session, say, session_of
-from tasks.completions import Completions
 from tasks.emulation import EmulatedConfig, body_of
+from tasks.runner.completions import Completions
 from tasks.setup import count_tokens, restore_state
 from tasks.train import start_state
 

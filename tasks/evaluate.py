@@ -9,8 +9,8 @@ from digen_core.rewards.scoring import Asked
 from digen_core.rollout.evaluation import sample_images
 from digen_core.training.optimizer import PolicyVersion
 from digen_core.transport.arrays import to_array
-from tasks.engine import working
 from tasks.score import attach_scores
+from tasks.worker.engine import working
 
 SHOWN_PER_PROMPT = 8
 THUMBNAIL_PIXELS = 128  # what goes through the flow process stays small

@@ -6,7 +6,7 @@ from prefect import task
 
 from digen_core.models.export import save_for_diffusers
 from digen_core.training.optimizer import TrainState
-from tasks.engine import working
+from tasks.worker.engine import working
 
 
 @task(name="export", task_run_name="{label}")

@@ -18,8 +18,8 @@ from digen_core.training.gradient_sum import pack_gradient
 from digen_core.training.pairs import CleanPairs, Pairs
 from digen_core.transport.arrays import Arrays, to_tensors
 from tasks import receipts
-from tasks.engine import Engine, working
 from tasks.setup import load_engine
+from tasks.worker.engine import Engine, working
 
 ROLES = ("rollout", "trainer")
 

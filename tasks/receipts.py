@@ -2,8 +2,9 @@
 
 Results of tasks are big arrays that stay on the workers. What the flow has to know to decide what
 comes next is small (seconds, rewards, a policy version) and travels as a *receipt*: the body
-attaches it, the worker sends it over Dask's event stream, and `tasks.completions.Completions` hands
-it out in the flow process. This module imports neither Prefect nor Dask, so that any task body may.
+attaches it, the worker sends it over Dask's event stream, and
+`tasks.runner.completions.Completions` hands it out in the flow process. This module imports neither
+Prefect nor Dask, so that any task body may.
 """
 
 from collections.abc import Iterator

@@ -11,10 +11,10 @@ from digen_core.errors import UserError
 from digen_core.reference.replay import KeptIteration
 from digen_core.training.optimizer import TrainState, initial_state, published
 from tasks import receipts
-from tasks.engine import Engine, version_zero
 from tasks.rollout import encode
 from tasks.setup import load_engine
 from tasks.train import step, train_pack
+from tasks.worker.engine import Engine, version_zero
 
 REPLAY = "replay"  # run id of the engine
 

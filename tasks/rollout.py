@@ -26,9 +26,9 @@ from digen_core.transport.images import name_of, write_image
 from digen_core.transport.segment import Segment
 from digen_core.transport.trajectories import write_segment
 from tasks import receipts
-from tasks.display import thumbnail
-from tasks.engine import Engine, working
 from tasks.score import attach_scores
+from tasks.views.display import thumbnail
+from tasks.worker.engine import Engine, working
 
 SHOWN_GROUPS: Final = 4
 SHOWN_SAMPLES: Final = 4

@@ -19,8 +19,8 @@ from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardFn, score_images
 from digen_core.transport.arrays import to_tensor
 from tasks import receipts
-from tasks.engine import engine_of
-from tasks.span import span_on_receipt
+from tasks.worker.engine import engine_of
+from tasks.worker.span import span_on_receipt
 
 logger = logging.getLogger(__name__)
 

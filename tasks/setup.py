@@ -12,7 +12,7 @@ from digen_core.errors import UserError
 from digen_core.preflight.model import explain_load_error
 from digen_core.training.optimizer import TrainState
 from tasks import receipts
-from tasks.engine import Engine, build_engine, working
+from tasks.worker.engine import Engine, build_engine, working
 
 
 @task(name="load model", task_run_name="{label}")

@@ -27,7 +27,7 @@ from digen_core.training.pairs import CleanPairs, gather_pairs
 from digen_core.transport.arrays import Arrays
 from digen_core.transport.segment import Segment
 from tasks import receipts
-from tasks.engine import Engine, version_zero, working
+from tasks.worker.engine import Engine, version_zero, working
 
 NOTHING = GradientSum({}, PackMetrics())
 

@@ -7,7 +7,7 @@ import pytest
 
 from deployments import bench_core_seconds as bench
 from deployments.bench_core_seconds import BODIES, FLOW, IDLE, MLFLOW, per_iteration
-from tasks.span import body_cpu_seconds, span_on_receipt
+from tasks.worker.span import body_cpu_seconds, span_on_receipt
 
 
 def test_parts_by_hand():

@@ -13,7 +13,7 @@ from deployments.prefect_server import PrefectApi
 from digen_core.config.run import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.statistics import error_of
-from tasks.display import HEADLINES, Progress, duration, line_chart, sparkline
+from tasks.views.display import HEADLINES, Progress, duration, line_chart, sparkline
 
 CONFIG = RunConfig(num_iterations=4)
 

@@ -60,7 +60,7 @@ def up(
     from deployments.operation.state import Options
     from deployments.operation.up import up as start_all
     from digen_core.config.shipped import data_folder
-    from tasks.listening import is_loopback
+    from tasks.cluster.listening import is_loopback
 
     options = Options(
         cluster=cluster,
@@ -162,7 +162,7 @@ def worker(
         raise UserError(f"--pool is {pool}, which is a role; use --role {pool}, or another name")
     from deployments.local import failures_in_one_line
     from digen_core.preflight.network import parse_address
-    from tasks.worker import resources_of, run_worker
+    from tasks.worker.process import resources_of, run_worker
 
     label = "the scheduler's address" if scheduler else "DASK_SCHEDULER_ADDRESS"
     address = scheduler or os.environ["DASK_SCHEDULER_ADDRESS"]

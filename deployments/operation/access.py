@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from distributed import Security
 
 from deployments.operation.state import FOLDER, Options, write_privately
-from tasks.cluster import as_environment
-from tasks.listening import ENCRYPTED, tls_settings
+from tasks.cluster.cluster import as_environment
+from tasks.cluster.listening import ENCRYPTED, tls_settings
 
 USER = "digen"
 CERTIFICATE, KEY = FOLDER / "tls" / "certificate.pem", FOLDER / "tls" / "key.pem"

@@ -24,10 +24,10 @@ from deployments.prefect_server import (
 )
 from digen_core.config.schedule import mlflow_of_environment
 from digen_core.errors import UserError
-from tasks import dashboard
-from tasks.cluster import QUIET, as_environment
-from tasks.listening import is_loopback
-from tasks.same_origin import LOOPBACK_NAMES
+from tasks.cluster import dashboard
+from tasks.cluster.cluster import QUIET, as_environment
+from tasks.cluster.listening import is_loopback
+from tasks.cluster.same_origin import LOOPBACK_NAMES
 
 READY_SECONDS = 300.0  # a busy machine imports slowly
 POLL_SECONDS = 0.2

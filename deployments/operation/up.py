@@ -35,7 +35,7 @@ from deployments.operation.state import (
 from deployments.operation.workers import Worker, workers_of
 from deployments.plan import find_cluster
 from digen_core.errors import UserError
-from tasks.presence import present_workers
+from tasks.cluster.presence import present_workers
 
 PREFECT_TOML = Path("prefect.toml")
 PREFECT_WORKER = "prefect-worker"
@@ -145,7 +145,7 @@ class _Starter:
         self._tell([worker.name for worker in workers])
         for worker in workers:
             arguments = worker.arguments(self.state.options.tls)
-            command = [sys.executable, "-m", "tasks.worker", *arguments]
+            command = [sys.executable, "-m", "tasks.worker.process", *arguments]
             self._start(worker.name, command, {**self.state.environment, **worker.environment})
         names = {worker.name for worker in workers}
         address, security = self.state.addresses[DASK], dask_security(self.state.options)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from digen_core.planning.cluster import Cluster
 from digen_core.planning.groups import DeviceGroup, RewardGroup
-from tasks.cluster import THREAD_VARIABLES
-from tasks.listening import INSECURE
-from tasks.worker import resources_of
+from tasks.cluster.cluster import THREAD_VARIABLES
+from tasks.cluster.listening import INSECURE
+from tasks.worker.process import resources_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Worker:
     gpu: int | None  # its number on the host
 
     def arguments(self, tls: bool) -> list[str]:
-        """Return those of ``tasks.worker``; the scheduler is that of DASK_SCHEDULER_ADDRESS.
+        """Return those of ``tasks.worker.process``; DASK_SCHEDULER_ADDRESS names the scheduler.
 
         Args:
             tls: of the cluster. Who switches it off is asked no second time.

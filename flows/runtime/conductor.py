@@ -31,8 +31,8 @@ from flows.runtime.open_iteration import Ended, OpenIteration, Published
 from flows.runtime.requests import is_stop
 from flows.runtime.session import Session, say
 from flows.runtime.workload import schedule_of, workload_of
-from tasks.completions import Completion
 from tasks.emulation import EmulatedConfig
+from tasks.runner.completions import Completion
 
 POLL_SECONDS = 1.0
 

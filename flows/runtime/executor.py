@@ -18,8 +18,8 @@ from flows.runtime.open_iteration import OpenIteration
 from flows.runtime.scoring import Scoring
 from flows.runtime.session import Session
 from flows.runtime.submission import Submitter
-from tasks.completions import Completion
 from tasks.emulation import switch
+from tasks.runner.completions import Completion
 from tasks.train import publish, push_weights, reduce, step, train_pack
 
 

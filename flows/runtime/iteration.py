@@ -19,7 +19,7 @@ from flows.runtime.recorder import IterationRecorder
 from flows.runtime.scheduling import learn_costs
 from flows.runtime.session import Round, session_of
 from flows.runtime.workload import steps_per_task
-from tasks.completions import Completions
+from tasks.runner.completions import Completions
 
 
 def name_of_run() -> str:

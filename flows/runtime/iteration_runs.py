@@ -15,7 +15,7 @@ from flows.runtime.iteration import iteration
 from flows.runtime.open_iteration import OpenIteration
 from flows.runtime.session import Session
 from flows.runtime.subflows import on_cluster
-from tasks.prefect_api import api_answers
+from tasks.runner.prefect_api import api_answers
 
 logger = logging.getLogger(__name__)
 

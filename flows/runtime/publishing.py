@@ -18,9 +18,9 @@ from digen_core.transport.trajectories import prune_trajectories
 from flows.runtime.disk import naming
 from flows.runtime.fleet.losses import StateLostError
 from flows.runtime.session import Session, observers
-from tasks.calls import WorkerLostError
-from tasks.checkpoint import keep_checkpoint
+from tasks.cluster.calls import WorkerLostError
 from tasks.emulation import EmulatedConfig
+from tasks.worker.checkpoint import keep_checkpoint
 
 
 def publish_iteration(

@@ -25,9 +25,9 @@ from digen_core.transport.files import replace_text
 from flows.runtime.fleet.watch import Watch
 from flows.runtime.session import Session, say
 from flows.runtime.workload import schedule_of, workload_of
+from tasks.cluster.presence import ROLES, dismiss
 from tasks.emulation import EmulatedConfig
 from tasks.measure import measure_alone
-from tasks.presence import ROLES, dismiss
 
 POLL_SECONDS: Final = 0.5
 

@@ -12,8 +12,8 @@ from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY
 
 from flows.runtime.session import Session
-from tasks.prefect_api import PATIENT, api_answers, with_settings
-from tasks.runner import LeanDaskTaskRunner
+from tasks.runner.prefect_api import PATIENT, api_answers, with_settings
+from tasks.runner.task_runner import LeanDaskTaskRunner
 
 
 def on_cluster(session: Session, subflow: Flow[Any, Any], *arguments: Any) -> Any:

@@ -17,8 +17,8 @@ from digen_core.trace.usage import Usage
 from flows.runtime.fleet.batch import require_success
 from flows.runtime.open_iteration import OpenIteration
 from flows.runtime.session import Session
-from tasks.completions import Completion, mark_lost
 from tasks.emulation import body_of, place_of
+from tasks.runner.completions import Completion, mark_lost
 
 URGENT = 1000  # above all fragments and packs: what others wait for
 

@@ -26,8 +26,6 @@ from digen_core.inputs.addresses import redacted
 from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.statistics import error_of
 from digen_core.transport.files import replace_bytes, replace_text
-from tasks.display import draw_grid
-from tasks.markdown import inline
 from tasks.tracking.delivery import Delivery
 from tasks.tracking.environment import (
     ENVIRONMENT_OF_RUN,
@@ -38,6 +36,8 @@ from tasks.tracking.opening import begin, flatten, go_on
 from tasks.tracking.sender import Sender
 from tasks.tracking.server import is_own, page_of
 from tasks.tracking.spool import Spool
+from tasks.views.display import draw_grid
+from tasks.views.markdown import inline
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import pytest
 from digen_core.config.schedule import ClusterConfig
 from flows.runtime.fleet import watch
 from flows.runtime.fleet.watch import Limits, Watch
-from tasks.presence import Presence
+from tasks.cluster.presence import Presence
 
 TASK = UUID(int=7)
 ADDRESSES = {"rollout-0": "tcp://a:1", "trainer-0": "tcp://a:2"}

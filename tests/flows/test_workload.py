@@ -8,7 +8,7 @@ from digen_core.control.protocol import Device
 from digen_core.control.schedule import Schedule, Workload
 from flows.runtime.session import Session
 from flows.runtime.workload import schedule_of, workload_of
-from tasks.cluster import local_devices
+from tasks.cluster.cluster import local_devices
 
 
 def config(**tree) -> RunConfig:

@@ -16,7 +16,7 @@ def cluster_address(request):
     from contextlib import ExitStack
 
     from digen_core.config.schedule import ClusterConfig
-    from tasks.cluster import local_devices, run_cluster
+    from tasks.cluster.cluster import local_devices, run_cluster
 
     stack, addresses = ExitStack(), {}
 
@@ -38,7 +38,7 @@ def four_workers(prefect_backend):
     from layout_runs import MAX_WORKERS
 
     from digen_core.config.schedule import ClusterConfig
-    from tasks.cluster import local_devices, run_cluster
+    from tasks.cluster.cluster import local_devices, run_cluster
 
     config = ClusterConfig(rollout_workers=MAX_WORKERS)
     devices = local_devices(config, colocated=True)[:MAX_WORKERS]

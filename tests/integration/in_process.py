@@ -16,10 +16,10 @@ from digen_core.rewards.failures import settle
 from digen_core.training.advantages import advantages_of
 from digen_core.transport.arrays import Weights
 from flows.runtime.iteration import round_of
-from tasks.engine import build_engine
 from tasks.receipts import collecting
 from tasks.rollout import decode_and_score, denoise_steps, encode
 from tasks.train import publish, push_weights, start_state, step, train_pack
+from tasks.worker.engine import build_engine
 
 
 def call(task, *arguments, **settings):

@@ -17,9 +17,9 @@ from prefect.context import FlowRunContext
 
 from digen_core.config.run import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord
-from tasks import artifacts
-from tasks.artifacts import RunArtifacts, iteration_report, report_of
-from tasks.display import Progress
+from tasks.views import artifacts
+from tasks.views.artifacts import RunArtifacts, iteration_report, report_of
+from tasks.views.display import Progress
 
 CONFIG = RunConfig(num_iterations=4)
 LINKS = {"Dask": "http://127.0.0.1:8787/status", "MLflow": "mlflow ui --backend-store-uri x"}
@@ -103,9 +103,11 @@ def test_an_api_that_is_down_is_warned_about_once(prefect_backend, monkeypatch, 
 
     monkeypatch.setattr(artifacts, "create_progress_artifact", refuse)
     monkeypatch.setattr(artifacts, "create_markdown_artifact", refuse)
-    with caplog.at_level(logging.WARNING, logger="tasks.artifacts"):
+    with caplog.at_level(logging.WARNING, logger="tasks.views.artifacts"):
         assert artifacts_of(watched_run(3)) == {}
-    (warning,) = [entry.message for entry in caplog.records if entry.name == "tasks.artifacts"]
+    (warning,) = [
+        entry.message for entry in caplog.records if entry.name == "tasks.views.artifacts"
+    ]
     assert "Prefect's API did not take the artifacts of shapes-1" in warning
     assert warning.endswith("connection refused")
 

@@ -21,8 +21,8 @@ from runner_flows import (
     wait_for_file,
 )
 
-from tasks.completions import Completions, mark_crashed
-from tasks.runner import LeanDaskTaskRunner
+from tasks.runner.completions import Completions, mark_crashed
+from tasks.runner.task_runner import LeanDaskTaskRunner
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_backend")]
 

@@ -24,7 +24,7 @@ def in_a_run(tree, cluster_address, prefect_backend):
     from flows.prepare import prepare
     from flows.runtime.session import session_of
     from flows.runtime.subflows import on_cluster
-    from tasks.completions import Completions
+    from tasks.runner.completions import Completions
 
     changes = {
         "rollout.num_steps": NUM_STEPS,
@@ -149,7 +149,7 @@ def test_a_prompt_that_comes_again_is_not_encoded_again(in_a_run):
 
 def limit_rows(run_id: str, limit: int | None) -> None:
     """Make a worker's policy run out of memory above some rows."""
-    from tasks.engine import _engines
+    from tasks.worker.engine import _engines
 
     policy = _engines[run_id].policy
     velocity = type(policy).velocity

@@ -100,7 +100,7 @@ def test_on_a_running_cluster_the_workers_try_functions_too(
 
 
 def test_a_lost_worker_is_named(tree, prefect_backend):
-    from tasks.calls import WorkerLostError
+    from tasks.cluster.calls import WorkerLostError
 
     with pytest.raises(WorkerLostError, match=r"worker rollout-0 \(tls://.*\) was lost"):
         run(tree, {"rewards": {"smooth_rewards:kills_its_worker": 1.0}})
@@ -111,7 +111,7 @@ def test_a_cluster_without_trainers_is_refused(tree, prefect_backend):
     from digen_core.config.schedule import ClusterConfig
     from digen_core.control.protocol import Device
     from digen_core.errors import UserError
-    from tasks.cluster import run_cluster
+    from tasks.cluster.cluster import run_cluster
 
     only_rollout = [Device("rollout-0", frozenset({"rollout"}))]
     with (

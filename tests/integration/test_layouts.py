@@ -133,7 +133,7 @@ class Killer:
 
 
 def pid_of(client, name: str) -> int:
-    from tasks.presence import addresses_of
+    from tasks.cluster.presence import addresses_of
 
     (address,) = addresses_of(client, [name]).values()
     return client.run(os.getpid, workers=[address])[address]

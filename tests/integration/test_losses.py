@@ -64,7 +64,7 @@ class Story(Watch):
         return any(all(word in text for word in words) for text in self.warnings + self.phases)
 
     def pid_of(self, name: str) -> int:
-        from tasks.calls import on_worker
+        from tasks.cluster.calls import on_worker
 
         return on_worker(self.session.client, self.session.addresses[name], os.getpid)
 
@@ -227,7 +227,7 @@ def test_a_worker_is_added(live, prefect_backend):
     """It loads, gets the version, and works from the next iteration on at the latest."""
     from distributed import Nanny
 
-    from tasks.cluster import _worker
+    from tasks.cluster.cluster import _worker
 
     nannies = []  # keeps it alive
 
@@ -267,7 +267,9 @@ def own_cluster(tmp_path):
             sleep(0.1)
         address = json.loads(file.read_text())["address"]
         for role in ("rollout", "trainer"):
-            start("tasks.worker", address, "--name", f"{role}-0", "--resources", f"{role}=1")
+            start(
+                "tasks.worker.process", address, "--name", f"{role}-0", "--resources", f"{role}=1"
+            )
         with Client(address) as client:
             client.wait_for_workers(2, timeout=100)
         yield address, scheduler
@@ -279,7 +281,7 @@ def test_a_lost_scheduler_is_said_and_the_run_can_be_resumed(
 ):
     from flows.post_train import post_train
     from flows.runtime.session import watching
-    from tasks.calls import SchedulerLostError
+    from tasks.cluster.calls import SchedulerLostError
 
     address, scheduler = own_cluster
     story = Story(event_of(p.PackTrained, 2), lambda story: scheduler.kill())

@@ -31,10 +31,10 @@ from runner_flows import (
 )
 
 from deployments import bench_runner
-from tasks import runner
-from tasks.prefect_api import one_async_client
-from tasks.runner import LeanDaskTaskRunner, shared_client
-from tasks.runner_pickle import dump_call, load_call
+from tasks.runner import task_runner as runner
+from tasks.runner.pickling import dump_call, load_call
+from tasks.runner.prefect_api import one_async_client
+from tasks.runner.task_runner import LeanDaskTaskRunner, shared_client
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_backend")]
 
@@ -265,7 +265,7 @@ def test_an_installed_task_travels_by_name():
 def test_a_worker_keeps_few_contexts(lean):
     @task
     def num_contexts():
-        from tasks import runner_engine
+        from tasks.runner import context as runner_engine
 
         return len(runner_engine._kept)
 

@@ -96,7 +96,7 @@ def test_over_ssh_each_host_gets_its_own_workers(cluster):
         assert f"{environment}{worker.group.threads} " in command
         assert f"CUDA_VISIBLE_DEVICES={worker.gpu} " in command
         resources = " ".join(f"{role}=1" for role in sorted(worker.group.declared))
-        assert f"-m tasks.worker --name {worker.name} --resources" in command
+        assert f"-m tasks.worker.process --name {worker.name} --resources" in command
         assert resources in command
 
 
@@ -104,7 +104,7 @@ def test_over_ssh_each_host_gets_its_own_workers(cluster):
 def test_workers_listen_without_tls_only_where_it_was_switched_off(cluster, way):
     secure, insecure = ("".join(files_for(cluster, way, tls).values()) for tls in (True, False))
     assert "--insecure" not in secure
-    starts = {"ssh": "tasks.worker", "cuda": "--cuda", "slurm": "tasks.worker"}
+    starts = {"ssh": "tasks.worker.process", "cuda": "--cuda", "slurm": "tasks.worker.process"}
     assert insecure.count("--insecure") == insecure.count(starts.get(way, "DASK_WORKER_NAME"))
 
 

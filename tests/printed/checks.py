@@ -68,7 +68,7 @@ STARTS = (
     "digen_core.rewards.open_clip.convert_checkpoint",
     "tasks.tracking.history.read_run",
     "tasks.tracking.sync.send_rest",
-    "tasks.worker.run_worker",
+    "tasks.worker.process.run_worker",
 )
 """Where the work of commands begins: a command that gets there has been checked."""
 

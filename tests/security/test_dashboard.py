@@ -6,8 +6,8 @@ from distributed import Client, SpecCluster
 from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
 
-from tasks.listening import own_scheduler
-from tasks.same_origin import LOOPBACK_NAMES, may_come_in
+from tasks.cluster.listening import own_scheduler
+from tasks.cluster.same_origin import LOOPBACK_NAMES, may_come_in
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,10 @@ from sockets import (
 from deployments.cli import run
 from digen_core.config.schedule import ClusterConfig
 from digen_core.errors import UserError
-from tasks.cluster import local_devices, run_cluster
-from tasks.listening import is_loopback, options_of_worker, own_scheduler
-from tasks.presence import present_workers
-from tasks.worker import main
+from tasks.cluster.cluster import local_devices, run_cluster
+from tasks.cluster.listening import is_loopback, options_of_worker, own_scheduler
+from tasks.cluster.presence import present_workers
+from tasks.worker.process import main
 
 ROOT = Path(__file__).parents[2]
 PREFECT = ("127.0.0.1", 4200)
@@ -41,7 +41,7 @@ def scheduler():
 def worker(scheduler):
     """The process of ``digen worker``, when the scheduler has it."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tasks.worker", scheduler, *NAMED],
+        [sys.executable, "-m", "tasks.worker.process", scheduler, *NAMED],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -135,6 +135,6 @@ ALLOWED = {
 def test_a_worker_listens_where_it_reaches_its_scheduler(case):
     arguments, host = ALLOWED[case]
     options = options_of_worker(arguments, insecure=False)
-    assert options[:3] == ["--worker-class", "tasks.listening.TaskWorker", "--host"]
+    assert options[:3] == ["--worker-class", "tasks.cluster.listening.TaskWorker", "--host"]
     assert is_loopback(options[3]) == (host is not None)
     assert host in (None, options[3])

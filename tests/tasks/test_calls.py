@@ -6,9 +6,15 @@ import time
 import pytest
 from distributed import Client, LocalCluster
 
-from tasks import calls
-from tasks.calls import SchedulerLostError, WorkerLostError, on_scheduler, on_worker, on_workers
-from tasks.presence import dismiss, present_workers
+from tasks.cluster import calls
+from tasks.cluster.calls import (
+    SchedulerLostError,
+    WorkerLostError,
+    on_scheduler,
+    on_worker,
+    on_workers,
+)
+from tasks.cluster.presence import dismiss, present_workers
 
 
 @pytest.fixture

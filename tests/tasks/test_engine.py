@@ -9,9 +9,9 @@ from digen_core.config.run import RunConfig
 from digen_core.models.trainable import initial_weights, trainable_parameters
 from digen_core.training.optimizer import PolicyVersion
 from digen_core.transport.arrays import content_hash, to_arrays
-from tasks import engine as engine_module
-from tasks.engine import VersionError, build_engine, version_zero, working
 from tasks.receipts import collecting
+from tasks.worker import engine as engine_module
+from tasks.worker.engine import VersionError, build_engine, version_zero, working
 
 BOTH = frozenset({"rollout", "trainer"})
 

@@ -8,7 +8,7 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from tasks.prefect_api import with_settings
+from tasks.runner.prefect_api import with_settings
 
 
 def retries() -> int:

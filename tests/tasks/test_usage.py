@@ -6,7 +6,7 @@ from mmap import mmap
 import pytest
 
 from digen_core.trace.usage import Usage, usage_metrics
-from tasks.usage import UsageMeter
+from tasks.worker.usage import UsageMeter
 
 
 def test_parts_of_an_iteration_add_up():

@@ -7,8 +7,8 @@ from distributed import Client
 
 from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device
-from tasks.cluster import devices_of, exclusive, in_one_role
-from tasks.presence import Presence, addresses_of, present_workers
+from tasks.cluster.cluster import devices_of, exclusive, in_one_role
+from tasks.cluster.presence import Presence, addresses_of, present_workers
 
 
 @pytest.fixture
@@ -21,9 +21,9 @@ def present(monkeypatch):
             for i, (name, resources, _) in enumerate(workers)
         }
         kinds = {at: worker[2] for at, worker in zip(seen, workers, strict=True)}
-        monkeypatch.setattr("tasks.cluster.present_workers", lambda client: seen)
+        monkeypatch.setattr("tasks.cluster.cluster.present_workers", lambda client: seen)
         asked = lambda client, addresses: {at: kinds[at] for at in addresses}  # noqa: E731
-        monkeypatch.setattr("tasks.cluster.kinds_of", asked)
+        monkeypatch.setattr("tasks.cluster.cluster.kinds_of", asked)
 
     return show
 
@@ -73,7 +73,7 @@ def test_nothing_samples_the_stacks_of_a_worker():
     from distributed import Client
 
     from digen_core.config.schedule import ClusterConfig
-    from tasks.cluster import local_devices, run_cluster
+    from tasks.cluster.cluster import local_devices, run_cluster
 
     def sampling(dask_worker):
         callbacks = [name for name in dask_worker.periodic_callbacks if "profile" in name]

@@ -11,7 +11,7 @@ from digen_core.checkpoints.manifest import DamagedError
 from digen_core.errors import UserError
 from flows.runtime.fleet.losses import DevicesLostError, look, look_if_due
 from flows.runtime.session import Session, count
-from tasks.completions import Completion, Completions, mark_crashed
+from tasks.runner.completions import Completion, Completions, mark_crashed
 
 POLL_SECONDS = 1.0
 

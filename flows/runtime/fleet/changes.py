@@ -9,7 +9,7 @@ from flows.runtime.fleet.losses import StateLostError, look, look_if_due
 from flows.runtime.fleet.waiting import Waiting
 from flows.runtime.scheduling import add_kind
 from flows.runtime.session import Session, say
-from tasks.presence import recompute_elsewhere
+from tasks.cluster.presence import recompute_elsewhere
 
 
 class Fleet:

@@ -25,8 +25,8 @@ from flows.runtime.notify import tell
 from flows.runtime.session import Session, session_of
 from flows.runtime.subflows import on_cluster
 from flows.runtime.workload import layout_of
-from tasks.completions import Completions
-from tasks.presence import ROLES, Presence, kinds_of
+from tasks.cluster.presence import ROLES, Presence, kinds_of
+from tasks.runner.completions import Completions
 
 END_SECONDS: Final = 5.0
 

@@ -8,8 +8,8 @@ from typing import Final
 from flows.runtime.fleet.watch import Seen
 from flows.runtime.notify import tell
 from flows.runtime.session import Session
-from tasks.calls import WorkerLostError
-from tasks.presence import Presence, dismiss
+from tasks.cluster.calls import WorkerLostError
+from tasks.cluster.presence import Presence, dismiss
 
 RESTART_SECONDS: Final = 30.0  # until a lost worker of a pool is back
 MAX_LOSSES: Final = 3

@@ -14,7 +14,7 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Pending, Running, State
 
 from flows.runtime.session import Session, say
-from tasks.calls import WorkerLostError
+from tasks.cluster.calls import WorkerLostError
 
 STATE: Final = "WaitingForWorkers"
 TURN: Final = "WaitingForTurn"

@@ -17,7 +17,7 @@ from uuid import UUID
 from distributed import Client
 
 from digen_core.config.schedule import ClusterConfig
-from tasks.presence import Presence, present_workers
+from tasks.cluster.presence import Presence, present_workers
 
 LOOK_SECONDS: Final = 3.0
 
@@ -167,7 +167,7 @@ class Watch:
 
 
 def _id_in(key: str) -> UUID:
-    """Return the task run that a Dask key names; see tasks/runner.py."""
+    """Return the task run that a Dask key names; see tasks/runner/task_runner.py."""
     try:
         return UUID(key[-36:])
     except ValueError:  # somebody else's task

@@ -14,8 +14,8 @@ from distributed import Client, Lock, Nanny, SpecCluster
 from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device, Role
 from digen_core.errors import UserError
-from tasks.listening import TaskWorker, own_scheduler, own_tls_settings
-from tasks.presence import ROLES, kinds_of, present_workers
+from tasks.cluster.listening import TaskWorker, own_scheduler, own_tls_settings
+from tasks.cluster.presence import ROLES, kinds_of, present_workers
 
 # What Dask would do all the time in each process: look whether its event loop answers (50 times a
 # second, which cost a small cluster 7% of a core), sample the stacks of all threads and measure the
@@ -27,7 +27,7 @@ QUIET = {
     "distributed.worker.profile.enabled": False,
     "distributed.admin.system-monitor.interval": "10s",
 }
-PRELOAD = "tasks.engine"  # imports what tasks need, before the first of them
+PRELOAD = "tasks.worker.engine"  # imports what tasks need, before the first of them
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -148,7 +148,7 @@ def _worker(resources: Iterable[str]) -> dict[str, Any]:
             "dashboard_address": None,
             "silence_logs": logging.ERROR,
             "env": {**_prefect_api(), "TRANSFORMERS_VERBOSITY": "error"},
-            "preload": [PRELOAD, "tasks.own_worker"],
+            "preload": [PRELOAD, "tasks.worker.own"],
         },
     }
 

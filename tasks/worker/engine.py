@@ -18,7 +18,7 @@ from digen_core.rewards.scoring import RewardFn
 from digen_core.training.optimizer import PolicyVersion, TrainState
 from digen_core.transport.arrays import Weights
 from tasks import receipts
-from tasks.span import span_on_receipt
+from tasks.worker.span import span_on_receipt
 
 
 class VersionError(RuntimeError):

@@ -11,7 +11,7 @@ from distributed.metrics import time
 
 from digen_core.control.protocol import Role
 from digen_core.errors import UserError
-from tasks.calls import on_scheduler, on_workers
+from tasks.cluster.calls import on_scheduler, on_workers
 
 ROLES: Final[tuple[Role, ...]] = ("rollout", "trainer")
 KILL_SECONDS: Final = 20.0

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from time import thread_time, time
 
 from tasks import receipts
-from tasks.transfers import received_bytes
-from tasks.usage import usage_meter
+from tasks.worker.transfers import received_bytes
+from tasks.worker.usage import usage_meter
 
 _body_cpu_seconds = 0.0
 

@@ -11,7 +11,7 @@ from prefect.client.orchestration import get_client
 from prefect.exceptions import PrefectException
 from prefect.states import Cancelled
 
-from tasks.calls import on_workers
+from tasks.cluster.calls import on_workers
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ What the stock ``DaskTaskRunner`` does, this does: Prefect's task engine runs on
 futures passed as parameters become edges of the Dask graph, workers report states to the server.
 It leaves out what the stock one repeats for every task:
     - the context of a flow run is serialised once, and sent without the flow's function;
-    - a worker thread builds that context once (`tasks.runner_engine`);
+    - a worker thread builds that context once (`tasks.runner.context`);
     - a task run is not reported as pending, a moment before it runs;
     - tasks that do not persist their results compute no cache key;
     - one Dask client serves a flow run and its subflows.
@@ -32,9 +32,9 @@ from prefect.tasks import Task
 from prefect.utilities.engine import collect_task_run_inputs_sync
 from prefect_dask.task_runners import PrefectDaskFuture
 
-from tasks.completions import Inbox, catching
-from tasks.runner_entry import run_task
-from tasks.runner_pickle import dump_call
+from tasks.runner.completions import Inbox, catching
+from tasks.runner.entry import run_task
+from tasks.runner.pickling import dump_call
 
 MAX_CACHED = 64
 

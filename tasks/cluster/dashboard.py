@@ -10,7 +10,7 @@ from distributed import Scheduler
 from tornado.httputil import HTTPMessageDelegate, HTTPServerRequest
 from tornado.web import ErrorHandler
 
-from tasks.same_origin import LOOPBACK_NAMES, may_come_in
+from tasks.cluster.same_origin import LOOPBACK_NAMES, may_come_in
 
 PRELOAD = __name__
 

@@ -13,9 +13,9 @@ import dask
 from distributed import Client, SpecCluster
 
 from digen_core.control.protocol import Device
-from tasks.cluster import QUIET, as_environment
+from tasks.cluster.cluster import QUIET, as_environment
+from tasks.cluster.listening import TASK_WORKER, own_scheduler, own_tls_settings
 from tasks.emulation import DEVICE, REWARD_SERVERS
-from tasks.listening import TASK_WORKER, own_scheduler, own_tls_settings
 
 DEVICES_PER_PROCESS = 16
 THREADS_BESIDE = 8  # of a device: what does not hold it, such as a push

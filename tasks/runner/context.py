@@ -32,8 +32,8 @@ from prefect.task_engine import _create_task_run_locally, run_task_async, run_ta
 from prefect.tasks import Task
 
 from tasks.receipts import collecting, is_collecting
-from tasks.runner_inputs import hidden, revealing
-from tasks.runner_pickle import load_call
+from tasks.runner.inputs import hidden, revealing
+from tasks.runner.pickling import load_call
 
 MAX_FLOW_RUNS = 4
 
@@ -71,7 +71,7 @@ _lock = threading.Lock()
 
 
 def execute(call: bytes, task: bytes, context: bytes, upstream: Sequence[Any]) -> State:
-    """Run one Prefect task and return its final state; see `tasks.runner_entry.run_task`."""
+    """Run one Prefect task and return its final state; see `tasks.runner.entry.run_task`."""
     loaded = Call(*load_call(call, upstream))
     inputs = hidden(loaded.parameters, upstream)
     loaded = loaded._replace(

@@ -40,7 +40,7 @@ from tenacity import (
 from digen_core.config.run import RunConfig
 from digen_core.inputs.addresses import redacted
 from digen_core.records import EvaluationReport, IterationRecord, Picture
-from tasks.display import (
+from tasks.views.display import (
     Progress,
     busy_fractions,
     change_between,
@@ -56,7 +56,7 @@ from tasks.display import (
     value_text,
     verdict,
 )
-from tasks.markdown import cell, code, escaped, inline
+from tasks.views.markdown import cell, code, escaped, inline
 
 logger = logging.getLogger(__name__)
 

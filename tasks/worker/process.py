@@ -1,6 +1,6 @@
 """A Dask worker for runs: what ``digen worker`` and all that starts workers elsewhere come down to.
 
-    python -m tasks.worker SCHEDULER --name h100-0 --resources "rollout=1 trainer=1"
+    python -m tasks.worker.process SCHEDULER --name h100-0 --resources "rollout=1 trainer=1"
 
 takes the options of ``dask worker``, or with --cuda those of ``dask cuda worker``, which starts a
 worker for each visible GPU. A worker runs one task at a time, and its engine computes on
@@ -15,8 +15,8 @@ from collections.abc import Collection, Sequence
 import dask
 
 from digen_core.errors import UserError
-from tasks.cluster import PRELOAD, settings_of_workers
-from tasks.listening import INSECURE, options_of_worker
+from tasks.cluster.cluster import PRELOAD, settings_of_workers
+from tasks.cluster.listening import INSECURE, options_of_worker
 
 # The model's memory is no matter for Dask, which would pause a worker that it finds too full.
 DEFAULTS = ("--nthreads", "1", "--memory-limit", "0", "--no-dashboard")

@@ -18,7 +18,7 @@ from distributed.utils import get_ip, get_ip_interface, json_load_robust
 
 from digen_core.errors import UserError
 from digen_core.preflight.network import parse_address
-from tasks import dashboard
+from tasks.cluster import dashboard
 
 INSECURE: Final = "--insecure"
 """Option of a worker that may listen on a network without TLS."""

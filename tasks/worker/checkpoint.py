@@ -9,8 +9,8 @@ from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, Position
 from digen_core.checkpoints.retention import prune
 from digen_core.checkpoints.tensors import write_checkpoint
 from digen_core.training.optimizer import TrainState
-from tasks.calls import on_worker
-from tasks.engine import engine_of
+from tasks.cluster.calls import on_worker
+from tasks.worker.engine import engine_of
 
 
 def keep_checkpoint(

@@ -1,0 +1,1 @@
+"""The lean task runner: Prefect tasks on Dask for a few milliseconds each."""

@@ -1,0 +1,1 @@
+"""Views of a run in Prefect, and the words and pictures that all views share."""
