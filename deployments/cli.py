@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from cyclopts import App, CycloptsError
 
-from deployments.bench import bench
+from deployments.bench.commands import bench
 from deployments.commands import (
     clusters,
     configs,

@@ -8,8 +8,9 @@ from prefect import get_run_logger
 from prefect.artifacts import create_table_artifact
 from pydantic import Field
 
-from deployments import bench_compute
-from deployments import plan as planning
+from deployments.bench import compute as bench_compute
+from deployments.shipped import find_cluster
+from deployments.views import plan as planning
 from digen_core.config.run import RunConfig
 from digen_core.control.layout import LayoutName
 from digen_core.preflight.run import check_inputs
@@ -27,7 +28,7 @@ def plan(config: RunConfig, cluster: str = "2-cores") -> list[dict[str, Any]]:
         config: Of the run that is planned.
         cluster: Name of one of deployments/clusters, or a TOML file like those.
     """
-    plans = [asdict(row) for row in planning.plan(config, planning.find_cluster(cluster))]
+    plans = [asdict(row) for row in planning.plan(config, find_cluster(cluster))]
     rows = [{key: value for key, value in row.items() if key != "idle"} for row in plans]
     create_table_artifact(
         rows, key="plan", description=escaped(f"{config.name} on {cluster}, best first")

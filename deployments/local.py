@@ -14,8 +14,8 @@ from digen_core.errors import UserError
 from digen_core.records import EvaluationReport, RunReport
 
 if TYPE_CHECKING:
-    from deployments.live_view import LiveView
-    from deployments.prefect_server import PrefectApi
+    from deployments.operation.prefect_server import PrefectApi
+    from deployments.views.live_view import LiveView
 
 SETTINGS = {
     # Without these each start also waits for name look-ups where there is no network.
@@ -97,7 +97,7 @@ def pause_run(run_dir: Path, flow_run_id: str, off: bool) -> None:
     apply_settings()
     from prefect.states import Paused, Running
 
-    from deployments.prefect_server import set_state
+    from deployments.operation.prefect_server import set_state
 
     runs_dir, state = run_dir.resolve().parent, Running() if off else Paused()
     set_state(runs_dir, flow_run_id, state, "paused" if off else "running")
@@ -106,7 +106,7 @@ def pause_run(run_dir: Path, flow_run_id: str, off: bool) -> None:
 @contextmanager
 def orchestrated(config: RunConfig) -> "Iterator[LiveView]":
     """Run the body with a Prefect server and a live view, and turn errors into one line."""
-    from deployments.live_view import LiveView
+    from deployments.views.live_view import LiveView
 
     with failures_in_one_line(), LiveView(config, config.name) as view:
         view.on_phase("starting Prefect")
@@ -119,7 +119,7 @@ def orchestrated(config: RunConfig) -> "Iterator[LiveView]":
 def prefect_ready(log_dir: Path) -> "Iterator[PrefectApi]":
     """Yield a Prefect server, one of our own if none is configured."""
     apply_settings()
-    from deployments.prefect_server import prefect_server
+    from deployments.operation.prefect_server import prefect_server
 
     with prefect_server(log_dir) as api:
         yield api

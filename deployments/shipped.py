@@ -2,12 +2,19 @@
 
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from digen_core.config.shipped import data_folder
 from digen_core.errors import UserError
 
+if TYPE_CHECKING:  # they take longer to import than all that a command starts with
+    from digen_core.planning.cluster import Cluster
+    from digen_core.sim.scenario import Scenario
+
 CONFIGS = data_folder("configs")
 RECIPES = CONFIGS / "recipes"
+CLUSTERS = data_folder("clusters")
+SCENARIOS = data_folder("scenarios")
 
 _MANY = 10  # names: of more only those like a wrong one are listed
 
@@ -29,6 +36,28 @@ def find_config(name: str) -> Path:
         UserError: it is neither.
     """
     return find_file("config", name, CONFIGS, RECIPES)
+
+
+def find_cluster(name: str) -> "Cluster":
+    """Return a shipped cluster by its name, or one from a TOML file.
+
+    Raises:
+        UserError: it is neither, or the file is wrong.
+    """
+    from digen_core.planning.cluster import load_cluster
+
+    return load_cluster(find_file("cluster", name, CLUSTERS))
+
+
+def find_scenario(name: str) -> "Scenario":
+    """Return a shipped scenario by its name, or one from a TOML file.
+
+    Raises:
+        UserError: it is neither, or the file is wrong.
+    """
+    from digen_core.sim.scenario import load_scenario
+
+    return load_scenario(find_file("scenario", name, SCENARIOS))
 
 
 def find_file(noun: str, name: str, *folders: Path) -> Path:

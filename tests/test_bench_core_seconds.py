@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from deployments import bench_core_seconds as bench
-from deployments.bench_core_seconds import BODIES, FLOW, IDLE, MLFLOW, per_iteration
+from deployments.bench import core_seconds as bench
+from deployments.bench.core_seconds import BODIES, FLOW, IDLE, MLFLOW, per_iteration
 from tasks.worker.span import body_cpu_seconds, span_on_receipt
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from deployments.bench_algorithms import SETTINGS, config_of
-from deployments.bench_learning import Way, draw, print_ways, smoothed
+from deployments.bench.algorithms import SETTINGS, config_of
+from deployments.bench.learning import Way, draw, print_ways, smoothed
 from digen_core.config.load import load_config
 from digen_core.rollout.steps import steps_of_iteration
 

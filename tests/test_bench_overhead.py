@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from deployments.bench_overhead import covered, shares_of
+from deployments.bench.overhead import covered, shares_of
 from digen_core.records import IterationRecord, Span
 
 PARTS = ("tasks", "push", "transfer", "hand_over", "orchestration")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from deployments.bench_compute import Row, print_rows
-from deployments.bench_packs import fitted, print_packs
+from deployments.bench.compute import Row, print_rows
+from deployments.bench.packs import fitted, print_packs
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
 

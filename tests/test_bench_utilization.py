@@ -11,9 +11,9 @@ from rich.console import Console
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from deployments.bench_utilization import Row, cut_settings, noise_condition, print_rows, rows_of
+from deployments.bench.utilization import Row, cut_settings, noise_condition, print_rows, rows_of
 from deployments.cli import run
-from deployments.size import MODEL_CONFIGS
+from deployments.views.size import MODEL_CONFIGS
 from digen_core.config.run import RunConfig
 from digen_core.models.families import ADAPTERS
 from digen_core.models.loading import build_trainable
@@ -144,7 +144,7 @@ def test_a_model_that_does_not_fit_is_one_line(tiny_families, monkeypatch, capsy
     def too_large(*arguments):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("deployments.bench_utilization.build_trainable", too_large)
+    monkeypatch.setattr("deployments.bench.utilization.build_trainable", too_large)
     assert run([*COMMAND, tiny_families["flux"]]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)

@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from deployments.errors import RunStoppedError
-from deployments.live_view import LiveView
-from deployments.panel import share_lines
-from deployments.prefect_server import PrefectApi
+from deployments.operation.prefect_server import PrefectApi
+from deployments.views.live_view import LiveView
+from deployments.views.panel import share_lines
 from digen_core.config.run import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.statistics import error_of
@@ -232,7 +232,7 @@ def test_only_a_terminal_is_told_how_to_sign_in_to_prefect(monkeypatch):
     assert "sign-in" not in out.getvalue()
 
     now = 1000.0
-    monkeypatch.setattr("deployments.live_view.monotonic", lambda: now)
+    monkeypatch.setattr("deployments.views.live_view.monotonic", lambda: now)
     with LiveView(CONFIG, "shapes-1", terminal()) as view:
         view.on_prefect(api)
         first, again = (line_with(page_of(view), "Prefect  ") for _ in range(2))
@@ -334,7 +334,7 @@ def test_lines_are_taken_from_the_longest(wanted, room, given):
 
 def test_a_phase_without_a_terminal_says_how_far_it_is_now_and_then(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("deployments.live_view.monotonic", lambda: now[0])
+    monkeypatch.setattr("deployments.views.live_view.monotonic", lambda: now[0])
     console = Console(file=io.StringIO(), width=80)
     with LiveView(CONFIG, "shapes-1", console) as view:
         view.on_phase("loading the model on the workers")

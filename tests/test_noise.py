@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from deployments.summary import print_evaluation, print_run
+from deployments.views.summary import print_evaluation, print_run
 from digen_core.records import EvaluationReport, RunReport
 from digen_core.rewards.failures import grouped_means
 from digen_core.statistics import Change, paired_change, standard_error, unpaired_change

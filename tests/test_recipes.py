@@ -7,7 +7,7 @@ import pytest
 from tiny_policies import load
 
 from deployments.shipped import recipe_files
-from deployments.size import settings_folder
+from deployments.views.size import settings_folder
 from digen_core.config.load import load_config
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt

@@ -30,16 +30,16 @@ def show(
             worker can run code there.
         out: Folder to write the files to, instead of printing them.
     """
-    from deployments.plan import find_cluster
+    from deployments.shipped import find_cluster
 
     found = find_cluster(cluster)
     if way is None:
-        from deployments.cluster_table import print_cluster
+        from deployments.views.cluster_table import print_cluster
 
         print_cluster(found)
         return 0
 
-    from deployments.launching import files_for
+    from deployments.operation.launching import files_for
 
     files = files_for(found, way, tls)
     if out is not None:

@@ -22,7 +22,7 @@ def shapes(*, out: Path = Path("runs/models/shapes"), seed: int = 0, threads: in
     if threads < 1 or seed < 0:
         raise UserError(f"--threads is {threads} and --seed {seed}; use threads >= 1, seed >= 0")
 
-    from deployments.pretraining import pretrain
+    from deployments.views.pretraining import pretrain
 
     pretrain(out, seed=seed, threads=threads)
     return 0

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from deployments.overrides import ConfigTokens, config_of, parse_arguments
-from deployments.shipped import recipe_files
+from deployments.shipped import find_cluster, find_scenario, recipe_files
 from digen_core.errors import UserError
 
 MOST_ITERATIONS = 1000
@@ -41,9 +41,9 @@ def simulate(
         seed: Same seed, same table.
         as_json: Print a list of objects instead of the table.
     """
-    from deployments import simulate as command
+    from deployments.views import simulate as command
 
-    found, layouts = command.find_scenario(scenario), command.layouts_of(layout)
+    found, layouts = find_scenario(scenario), command.layouts_of(layout)
     least = command.LEAST_ITERATIONS
     if not least <= iterations <= MOST_ITERATIONS or not 0 <= seed < 2**63:
         raise UserError(
@@ -80,9 +80,9 @@ def plan(
     """
     config = config_of(tokens, "digen plan")
 
-    from deployments import plan as command
+    from deployments.views import plan as command
 
-    found = command.find_cluster(cluster)
+    found = find_cluster(cluster)
     rows = command.plan(config, found)
     if as_json:
         command.write_json(rows)
@@ -110,7 +110,7 @@ def size(
     files = [named] if named else recipe_files()
     configs = {file.stem: config_of(tokens if named else [str(file), *tokens]) for file in files}
 
-    from deployments import size as command
+    from deployments.views import size as command
 
     rows = {name: command.size(config) for name, config in configs.items()}
     if as_json or markdown:

@@ -49,7 +49,8 @@ def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:
 
     probe_before_start(config, _warn)
 
-    from deployments import local, summary
+    from deployments import local
+    from deployments.views import summary
 
     summary.print_run(local.run_training(config, resume), monotonic() - started)
     return 0
@@ -74,7 +75,8 @@ def evaluate(
     if prompts is not None and not Path(located(str(prompts))).exists():
         raise UserError(f"cannot read the prompt file {prompts}: there is none")
 
-    from deployments import local, summary
+    from deployments import local
+    from deployments.views import summary
 
     summary.print_evaluation(local.run_evaluation(run, prompts, samples_per_prompt))
     return 0
@@ -105,7 +107,7 @@ def replay(run: Path, iteration: int, /, *tokens: ConfigTokens) -> int:
     replay_config(run, overrides)
 
     from deployments.local import failures_in_one_line
-    from deployments.replay import run_replay
+    from deployments.views.replay import run_replay
 
     with failures_in_one_line():
         run_replay(run, iteration - 1, overrides)
@@ -151,7 +153,7 @@ def cancel(run: str, /, *, runs_dir: Path = Path("runs")) -> int:
 
     folder = find_run(run, runs_dir)
 
-    from deployments.cancelling import cancel_run
+    from deployments.operation.cancelling import cancel_run
 
     ended = cancel_run(folder)
     how = "nothing is left to do"
@@ -182,7 +184,7 @@ def ls(
         raise UserError(f"there is no folder {runs_dir}; runs are in tracking.runs_dir of a config")
     runs = [state_of(folder) for folder in runs_in(runs_dir)]
 
-    from deployments.run_list import as_json, print_runs
+    from deployments.views.run_list import as_json, print_runs
 
     if json:
         sys.stdout.write(as_json(runs) + "\n")
@@ -212,7 +214,7 @@ def report(
     """
     require_run(run)
 
-    from deployments.report import print_report, write_report
+    from deployments.views.report import print_report, write_report
     from digen_core.transport.files import inside
 
     print_report(write_report(run, out or inside(run, "report"), every))

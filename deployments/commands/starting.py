@@ -74,8 +74,8 @@ def recipes() -> int:
 
     Example: digen recipes
     """
-    from deployments.run_list import print_configs
     from deployments.shipped import shipped_configs
+    from deployments.views.run_list import print_configs
 
     print_configs(shipped_configs())
     sys.stdout.write("train one: digen train NAME; look at it: digen config show NAME\n")

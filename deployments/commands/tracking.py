@@ -45,7 +45,7 @@ def compare(
 
     from rich.console import Console
 
-    from deployments import compare as command
+    from deployments.views import compare as command
     from digen_core.config.schedule import mlflow_of_environment
     from tasks.tracking.history import read_run
 

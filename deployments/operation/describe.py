@@ -1,8 +1,8 @@
 """What is up, in words."""
 
 from deployments.operation.services import DASHBOARD, DASK, MLFLOW, PREFECT
+from deployments.operation.sign_in import link_to
 from deployments.operation.state import ENVIRONMENT, FOLDER, State
-from deployments.sign_in import link_to
 from digen_core.inputs.addresses import redacted
 
 SIGN_IN = f"a new link: digen status, in a terminal; or digen:PASSWORD of {FOLDER / 'password'}"

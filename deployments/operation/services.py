@@ -12,8 +12,7 @@ import httpx
 from prefect.settings import get_current_settings
 
 from deployments.operation.access import mlflow_environment
-from deployments.operation.state import Options, Service, State
-from deployments.prefect_server import (
+from deployments.operation.prefect_server import (
     PrefectApi,
     any_free_port,
     is_free,
@@ -22,6 +21,7 @@ from deployments.prefect_server import (
     server_command,
     server_settings,
 )
+from deployments.operation.state import Options, Service, State
 from digen_core.config.schedule import mlflow_of_environment
 from digen_core.errors import UserError
 from tasks.cluster import dashboard

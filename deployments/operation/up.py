@@ -33,7 +33,7 @@ from deployments.operation.state import (
     write_privately,
 )
 from deployments.operation.workers import Worker, workers_of
-from deployments.plan import find_cluster
+from deployments.shipped import find_cluster
 from digen_core.errors import UserError
 from tasks.cluster.presence import present_workers
 

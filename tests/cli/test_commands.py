@@ -8,7 +8,7 @@ from rich.console import Console
 from deployments.cli import run
 from deployments.errors import RunFailedError
 from deployments.local import failures_in_one_line
-from deployments.summary import print_run
+from deployments.views.summary import print_run
 from digen_core.config.load import load_config
 from digen_core.preflight.model import explain_load_error
 from digen_core.records import EvaluationReport, RunReport

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 from prefect.states import Paused
 
-from deployments import prefect_server
+from deployments.operation import prefect_server
 from digen_core.errors import UserError
 
 
@@ -42,7 +42,7 @@ def test_a_server_that_is_found_is_left_alone(started, monkeypatch, tmp_path):
         with pytest.raises(NotStartedError), prefect_server.prefect_server(tmp_path):
             pass
     ((command, environment),) = started
-    assert "deployments.prefect_app" in command
+    assert "deployments.operation.prefect_app" in command
     assert str(port) not in command
     assert "127.0.0.1" in command
     password = environment["PREFECT_SERVER_API_AUTH_STRING"].removeprefix("digen:")

@@ -9,8 +9,8 @@ import tomllib
 import pytest
 
 from deployments.cli import OTHER_WORDS, app, run
-from deployments.run_list import first_sentence
 from deployments.shipped import shipped_configs
+from deployments.views.run_list import first_sentence
 from digen_core.checkpoints.run_state import holder_of, state_of
 from digen_core.config.keys import OTHER_NAMES, known_keys
 from digen_core.config.load import load_config

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from deployments.bench_controller import CollectorClock, exponent, measure
+from deployments.bench.controller import CollectorClock, exponent, measure
 from deployments.cli import run
 
 

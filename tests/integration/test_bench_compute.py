@@ -3,7 +3,7 @@
 import pytest
 from integration_support import merged
 
-from deployments.bench_compute import measure
+from deployments.bench.compute import measure
 from digen_core.config.run import RunConfig
 
 pytestmark = pytest.mark.slow

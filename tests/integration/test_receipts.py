@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from deployments.bench_runner import RunnerBench, TaskCost, print_bench
+from deployments.bench.runner import RunnerBench, TaskCost, print_bench
 from tasks.receipts import attach, collecting
 
 

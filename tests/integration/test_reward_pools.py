@@ -29,7 +29,7 @@ CHANGES = {
 
 
 def test_pools_score_the_same_numbers(tree, prefect_backend):
-    from deployments.serial import evaluate_serially
+    from deployments.bench.serial import evaluate_serially
     from flows.post_train import post_train
 
     config = RunConfig.model_validate(merged(tree, CHANGES))

@@ -30,7 +30,7 @@ from runner_flows import (
     where,
 )
 
-from deployments import bench_runner
+from deployments.bench import runner as bench_runner
 from tasks.runner import task_runner as runner
 from tasks.runner.pickling import dump_call, load_call
 from tasks.runner.prefect_api import one_async_client
@@ -258,7 +258,7 @@ def test_a_client_that_was_passed_in_stays_open(lean):
 def test_an_installed_task_travels_by_name():
     blob, _ = dump_call(bench_runner.increment)
 
-    assert b"deployments.bench_runner" in blob
+    assert b"deployments.bench.runner" in blob
     assert load_call(blob, ()).fn is bench_runner.increment.fn
 
 

@@ -196,7 +196,7 @@ def test_iterations_have_a_page_in_prefect(run):
 def test_the_report_has_every_span_once(run):
     import json
 
-    from deployments.report import write_report
+    from deployments.views.report import write_report
 
     report = write_report(run.folder, run.folder / "report")
     events = json.loads((report.out / "trace.json").read_text())["traceEvents"]

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from deployments.cli import run
-from deployments.launching import files_for
+from deployments.operation.launching import files_for
 from deployments.operation.workers import workers_of
-from deployments.plan import CLUSTERS
+from deployments.shipped import CLUSTERS
 from digen_core.errors import UserError
 from digen_core.planning.cluster import load_cluster
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.plan import CLUSTERS, find_cluster
+from deployments.shipped import CLUSTERS, find_cluster
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.errors import UserError
 from digen_core.planning.cluster import load_cluster

@@ -6,7 +6,8 @@ import tomllib
 import pytest
 
 from deployments.cli import run
-from deployments.plan import find_cluster, plan
+from deployments.shipped import find_cluster
+from deployments.views.plan import plan
 from digen_core.config.run import RunConfig
 from digen_core.trace.gaps import CAUSES
 

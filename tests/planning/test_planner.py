@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 from planning_support import FAST, config, free_devices, job
 
-from deployments.simulate import SCENARIOS
+from deployments.shipped import SCENARIOS
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.layout import LAYOUTS
 from digen_core.control.protocol import Device

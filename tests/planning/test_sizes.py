@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from deployments.cli import run
 from deployments.shipped import RECIPES, recipe_files
-from deployments.size import as_markdown, print_sizes, size
+from deployments.views.size import as_markdown, print_sizes, size
 from digen_core.config.load import load_config
 from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig

@@ -45,26 +45,26 @@ DOWNLOADED = ("HPS_v2.1_compressed.pt",)
 """Files that the reader has from somewhere else."""
 
 STARTS = (
-    "deployments.bench_algorithms.main",
-    "deployments.bench_compute.main",
-    "deployments.bench_controller.bench_controller",
-    "deployments.bench_layouts.main",
-    "deployments.bench_learning.main",
-    "deployments.bench_overhead.main",
-    "deployments.bench_packs.main",
-    "deployments.bench_runner.bench_runner",
-    "deployments.bench_tracking.bench_tracking",
-    "deployments.bench_utilization.main",
-    "deployments.cancelling.cancel_run",
+    "deployments.bench.algorithms.main",
+    "deployments.bench.compute.main",
+    "deployments.bench.controller.bench_controller",
+    "deployments.bench.layouts.main",
+    "deployments.bench.learning.main",
+    "deployments.bench.overhead.main",
+    "deployments.bench.packs.main",
+    "deployments.bench.runner.bench_runner",
+    "deployments.bench.tracking.bench_tracking",
+    "deployments.bench.utilization.main",
+    "deployments.operation.cancelling.cancel_run",
     "deployments.local.pause_run",
     "deployments.local.run_evaluation",
     "deployments.operation.up.down",
-    "deployments.plan.plan",
-    "deployments.pretraining.pretrain",
-    "deployments.replay.run_replay",
-    "deployments.report.write_report",
-    "deployments.simulate.simulate",
-    "deployments.size.size",
+    "deployments.views.plan.plan",
+    "deployments.views.pretraining.pretrain",
+    "deployments.views.replay.run_replay",
+    "deployments.views.report.write_report",
+    "deployments.views.simulate.simulate",
+    "deployments.views.size.size",
     "digen_core.rewards.open_clip.convert_checkpoint",
     "tasks.tracking.history.read_run",
     "tasks.tracking.sync.send_rest",
@@ -266,7 +266,7 @@ def _train(config: RunConfig, resume: Path | None = None):
 
 def _up(options, say):
     """Stand for what ``digen up`` starts; the files that it takes are looked at."""
-    from deployments.plan import find_cluster
+    from deployments.shipped import find_cluster
 
     assert find_cluster(options.cluster)
     assert yaml.safe_load(Path(options.deployments).read_text())["deployments"]

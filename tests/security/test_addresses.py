@@ -7,9 +7,9 @@ from rich.console import Console
 
 from deployments import local
 from deployments.cli import run
-from deployments.live_view import LiveView
 from deployments.operation.describe import describe
 from deployments.operation.state import Options, State
+from deployments.views.live_view import LiveView
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.inputs.addresses import redacted, secret_in

@@ -16,9 +16,9 @@ from prefect.states import Paused, Running
 from prefect_access import headers_of
 from sockets import address_of, documented, listening
 
-from deployments import cancelling, prefect_server, sign_in
+from deployments.operation import cancelling, prefect_server, sign_in
+from deployments.operation.prefect_server import set_state, variables_of
 from deployments.operation.registration import POOL, _make_queue
-from deployments.prefect_server import set_state, variables_of
 from digen_core.checkpoints.manifest import LINEAGE_OF_RUN, Lineage
 from digen_core.checkpoints.run_state import Holder
 

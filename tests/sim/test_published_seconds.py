@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.simulate import find_scenario
+from deployments.shipped import find_scenario
 from digen_core.planning.search import Fixed, search
 
 ROOT = Path(__file__).parents[2]

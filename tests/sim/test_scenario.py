@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.simulate import SCENARIOS
+from deployments.shipped import SCENARIOS
 from digen_core.errors import UserError
 from digen_core.sim.scenario import Scenario, load_scenario
 

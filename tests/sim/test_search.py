@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.simulate import find_scenario
+from deployments.shipped import find_scenario
 from digen_core.planning.search import Choice, Fixed, search, simulate_choice
 
 

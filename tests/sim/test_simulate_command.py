@@ -5,7 +5,7 @@ import json
 import pytest
 
 from deployments.cli import run
-from deployments.simulate import SCENARIOS
+from deployments.shipped import SCENARIOS
 
 SMALL = """\
 devices = 4

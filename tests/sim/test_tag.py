@@ -3,7 +3,7 @@
 import pytest
 from sim.independent_tag import seconds_of_tag
 
-from deployments.simulate import find_scenario
+from deployments.shipped import find_scenario
 from digen_core.planning.search import Choice, Fixed, search, simulate_choice
 
 RECORDED = {("D", 4): 78.1, ("F", 12): 111.8, ("A2", 8): 132.8}  # of an earlier one

@@ -145,7 +145,7 @@ def test_best_of_n_is_refused(scenario, tmp_path):
     "choice", [Choice("colocated", None), Choice("tsp", 2)], ids=lambda choice: choice.layout
 )
 def test_a_run_takes_what_its_simulation_says(choice, scenario, tmp_path, prefect_backend):
-    from deployments.bench_layouts import row_of, run_emulated
+    from deployments.bench.layouts import row_of, run_emulated
 
     slow = scenario.scaled(2.0)  # so that the machine's own work is small beside it
     config = emulated_config(slow, choice, tmp_path, num_iterations=2, steps_per_task=1)
@@ -192,7 +192,7 @@ def check_order(spans):
 def test_a_switch_at_the_end_is_heard_though_no_other_iteration_is_open(
     scenario, tmp_path, prefect_backend, monkeypatch
 ):
-    from deployments.bench_layouts import run_emulated
+    from deployments.bench.layouts import run_emulated
     from flows.runtime.iteration_runs import IterationRuns
 
     open_until = IterationRuns.open_until

@@ -7,7 +7,7 @@ import pytest
 from trace_schedules import devices_of, pipeline
 
 from deployments.cli import run
-from deployments.report import shown_iterations
+from deployments.views.report import shown_iterations
 from digen_core.records import SampleRow
 from digen_core.trace.spans import write_devices, write_spans
 from digen_core.trace.windows import Window

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from deployments.terminal import plain
+from deployments.views.terminal import plain
 from digen_core.inputs.text import printable
 from digen_core.records import EvaluationReport
 from tasks.views.display import (

@@ -53,7 +53,7 @@ def _interrupted(holder: Holder) -> bool:
 def _cancel_in_prefect(run_dir: Path, holder: Holder) -> None:
     from prefect.states import Cancelling
 
-    from deployments.prefect_server import set_state
+    from deployments.operation.prefect_server import set_state
 
     lineage = read_lineage(run_dir)
     if lineage is None or not lineage.flow_run_ids:

@@ -17,10 +17,10 @@ from prefect import flow
 from rich.console import Console
 from rich.table import Table
 
-from deployments.bench_core_seconds import WARM_UP, bench_core_seconds, print_core_seconds
+from deployments.bench.core_seconds import WARM_UP, bench_core_seconds, print_core_seconds
+from deployments.bench.records import Records
+from deployments.bench.serial import train_serially
 from deployments.local import orchestrated
-from deployments.records import Records
-from deployments.serial import train_serially
 from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ScheduleConfig
 from digen_core.records import IterationRecord

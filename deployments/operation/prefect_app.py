@@ -1,7 +1,7 @@
 """Prefect's server as digen starts it: it answers its own pages and programs with the password.
 
     PREFECT_SERVER_API_AUTH_STRING=user:password \
-        python -m deployments.prefect_app --host 127.0.0.1 --port 4200
+        python -m deployments.operation.prefect_app --host 127.0.0.1 --port 4200
 
 By itself the server answers whatever page a browser here shows, and any name that leads here
 (`tasks.cluster.same_origin`); and a process pool runs what it is told.
@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.sign_in import PATH, SignIn
+from deployments.operation.sign_in import PATH, SignIn
 from tasks.cluster.same_origin import LOOPBACK_NAMES, may_come_in
 
 NICENESS: Final = 5  # beside workers on one small machine it does with what they leave

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal
 from rich.console import Console
 from rich.table import Table
 
+from deployments.bench.records import Records
 from deployments.local import failures_in_one_line, prefect_ready
-from deployments.records import Records
 from digen_core.control.layout import LayoutName
 from digen_core.control.schedule import Schedule
 from digen_core.planning.search import Choice, search

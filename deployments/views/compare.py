@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 from rich.table import Table
 
-from deployments.terminal import plain
+from deployments.views.terminal import plain
 from digen_core.errors import UserError
 from digen_core.statistics import Change, error_of, unpaired_change, with_error
 from digen_core.trace.charts import LINE_COLOURS, draw_band

@@ -15,8 +15,8 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from deployments.errors import RunStoppedError
-from deployments.panel import draw_page
 from deployments.stopping import stopping
+from deployments.views.panel import draw_page
 from digen_core.config.run import RunConfig
 from digen_core.inputs.addresses import redacted
 from digen_core.inputs.text import printable
@@ -33,7 +33,7 @@ from tasks.views.display import (
 )
 
 if TYPE_CHECKING:
-    from deployments.prefect_server import PrefectApi
+    from deployments.operation.prefect_server import PrefectApi
 
 REFRESHES_PER_SECOND = 2
 LINK_SECONDS = 60.0

@@ -27,8 +27,8 @@ from prefect.settings import (
     temporary_settings,
 )
 
+from deployments.operation.sign_in import is_answered, link_to
 from deployments.operation.state import write_privately
-from deployments.sign_in import is_answered, link_to
 from digen_core.errors import UserError
 
 DEFAULT_PORT = 4200
@@ -73,7 +73,7 @@ def server_command(host: str, api_url: str, names: Collection[str] = ()) -> list
         api_url: of its API.
         names: by which others call it.
     """
-    command = [sys.executable, "-m", "deployments.prefect_app", "--host", host]
+    command = [sys.executable, "-m", "deployments.operation.prefect_app", "--host", host]
     command += ["--port", str(urlsplit(api_url).port)]
     return [*command, *(word for name in names for word in ("--name", name))]
 
@@ -117,7 +117,8 @@ def prefect_server(log_dir: Path) -> Iterator[PrefectApi]:
     with log_path.open("ab") as log:
         server = server_command("127.0.0.1", api.url)
         process = subprocess.Popen(
-            [sys.executable, "-m", "deployments.tied", *server],  # ends with us, even if killed
+            # It ends with us, even if we are killed.
+            [sys.executable, "-m", "deployments.operation.tied", *server],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from deployments.bench.records import Records
+from deployments.bench.serial import train_serially
 from deployments.local import failures_in_one_line, prefect_ready
-from deployments.records import Records
-from deployments.serial import train_serially
 from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, Lineage, Position
 from digen_core.checkpoints.tensors import write_checkpoint
 from digen_core.config.load import CONFIG_OF_RUN

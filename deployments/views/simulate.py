@@ -9,15 +9,12 @@ from difflib import get_close_matches
 from rich.console import Console
 from rich.table import Table
 
-from deployments.shipped import find_file
-from digen_core.config.shipped import data_folder
 from digen_core.control.layout import LAYOUTS, LayoutName
 from digen_core.errors import UserError
 from digen_core.planning.search import Fixed, Plan, search
 from digen_core.sim.bounds import lower_bound
-from digen_core.sim.scenario import Scenario, load_scenario
+from digen_core.sim.scenario import Scenario
 
-SCENARIOS = data_folder("scenarios")
 LEAST_ITERATIONS = 2  # the first one is not like the others
 
 
@@ -72,15 +69,6 @@ def simulate(
     plans = [baselines.get(layout) or plan(layout) for layout in dict.fromkeys(layouts)]
     seconds = [baseline.seconds for baseline in baselines.values()]
     return [_row(scenario, plan, *seconds) for plan in plans]
-
-
-def find_scenario(name: str) -> Scenario:
-    """Return a shipped scenario by its name, or one from a TOML file.
-
-    Raises:
-        UserError: it is neither, or the file is wrong.
-    """
-    return load_scenario(find_file("scenario", name, SCENARIOS))
 
 
 def layouts_of(names: Sequence[str] | None) -> list[LayoutName]:

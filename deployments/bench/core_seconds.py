@@ -103,7 +103,7 @@ def parts_of(client: Client) -> dict[str, float]:
         except psutil.NoSuchProcess:
             continue
         if child.pid not in pids:
-            name = PREFECT if "deployments.prefect_app" in command else OTHERS
+            name = PREFECT if "deployments.operation.prefect_app" in command else OTHERS
             parts[name] += times.user + times.system
     parts.update(_of_this_process())
     return dict(parts)

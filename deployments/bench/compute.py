@@ -17,11 +17,11 @@ from prefect import flow
 from rich.console import Console
 from rich.table import Table
 
-from deployments.bench_core_seconds import WARM_UP
-from deployments.bench_layouts import iteration_ends
+from deployments.bench.core_seconds import WARM_UP
+from deployments.bench.layouts import iteration_ends
+from deployments.bench.records import Records
+from deployments.bench.serial import train_serially
 from deployments.local import failures_in_one_line, prefect_ready
-from deployments.records import Records
-from deployments.serial import train_serially
 from digen_core.config.run import RunConfig
 from digen_core.records import IterationRecord
 from flows.launch import open_run

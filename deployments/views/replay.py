@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from deployments.terminal import plain
+from deployments.views.terminal import plain
 from digen_core.reference.replay import KeptIteration, kept_iteration, replay_config
 from tasks.replay import Replayed, replay
 

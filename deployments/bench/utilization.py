@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from deployments.size import reading_settings, settings_folder
+from deployments.views.size import reading_settings, settings_folder
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.models.loading import build_trainable

@@ -9,20 +9,15 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from deployments.shipped import find_file
 from digen_core.config.run import RunConfig
-from digen_core.config.shipped import data_folder
 from digen_core.control.layout import LayoutName
-from digen_core.planning.cluster import Cluster, load_cluster
+from digen_core.planning.cluster import Cluster
 from digen_core.planning.job import Job
 from digen_core.planning.planner import JobPlan, plan_config
 from digen_core.planning.profile import load_profile
 from digen_core.trace.gaps import CAUSES, idle_gaps
 from digen_core.trace.metrics import idle_seconds
 from digen_core.trace.windows import Window
-
-CLUSTERS = data_folder("clusters")
-
 
 ESTIMATED: Final = """\
 estimated, not measured: arithmetic over a share of the devices' peak (docs/sizes.md);
@@ -69,22 +64,13 @@ def plan(config: RunConfig, cluster: Cluster) -> list[Row]:
     profile = load_profile(schedule.profile) if schedule.profile else None
     estimated = profile is None and cluster.leaves_costs_to_data_sheets
     if estimated:
-        from deployments.size import size  # torch and diffusers, which take seconds to import
+        from deployments.views.size import size  # torch and diffusers, which take seconds to import
         from digen_core.planning.estimate import with_estimates
 
         cluster = with_estimates(cluster, size(config))
     job = Job.of(config, cluster.fleet, cluster.costs(profile))
     plans = plan_config(job, config, search_sizes=True)
     return [_row(own, cluster, estimated) for own in plans]
-
-
-def find_cluster(name: str) -> Cluster:
-    """Return a shipped cluster by its name, or one from a TOML file.
-
-    Raises:
-        UserError: it is neither, or the file is wrong.
-    """
-    return load_cluster(find_file("cluster", name, CLUSTERS))
 
 
 def print_plan(rows: Sequence[Row], title: str, console: Console | None = None) -> None:

@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
-from deployments.terminal import plain
+from deployments.views.terminal import plain
 from digen_core.planning.cluster import Cluster
 from digen_core.planning.groups import RewardGroup
 

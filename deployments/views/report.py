@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table as Grid
 
-from deployments.report_rewards import evaluation_table, reward_curves
-from deployments.summary import LEGEND
-from deployments.terminal import plain
+from deployments.views.report_rewards import evaluation_table, reward_curves
+from deployments.views.summary import LEGEND
+from deployments.views.terminal import plain
 from digen_core.config.load import require_run
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError

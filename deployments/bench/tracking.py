@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 from rich.table import Table
 
-from deployments.bench_layouts import iteration_ends
+from deployments.bench.layouts import iteration_ends
+from deployments.bench.records import Records
 from deployments.local import failures_in_one_line, prefect_ready
-from deployments.records import Records
 from digen_core.planning.search import Choice
 from digen_core.sim.scenario import Scenario
 

@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 from cyclopts import App, Parameter
 
 from deployments.overrides import ConfigTokens, config_of
-from deployments.shipped import shipped_configs
+from deployments.shipped import find_scenario, shipped_configs
 from digen_core.config.load import is_config, load_config
 from digen_core.errors import UserError
 
@@ -32,7 +32,7 @@ def runner(*, num_tasks: int = 60, rounds: int = 3) -> int:
             f"--num-tasks is {num_tasks} and --rounds {rounds}; use num-tasks >= 2, rounds >= 1"
         )
 
-    from deployments import bench_runner
+    from deployments.bench import runner as bench_runner
 
     measured = bench_runner.bench_runner(num_tasks, rounds)
     bench_runner.print_bench(measured)
@@ -57,7 +57,7 @@ def overhead(*tokens: ConfigTokens, iterations: int = 3) -> int:
 
     check_inputs(config)
 
-    from deployments import bench_overhead
+    from deployments.bench import overhead as bench_overhead
 
     bench_overhead.main(config, iterations)
     return 0
@@ -81,7 +81,7 @@ def packs(*tokens: ConfigTokens, rounds: int = 7) -> int:
 
     check_inputs(config)
 
-    from deployments import bench_packs
+    from deployments.bench import packs as bench_packs
 
     bench_packs.main(config, rounds)
     return 0
@@ -121,7 +121,7 @@ def utilization(
     check_device(config.model, here=True)
     check_compiler(config.model)
 
-    from deployments import bench_utilization
+    from deployments.bench import utilization as bench_utilization
 
     bench_utilization.main(config, blocks, rounds, peak_tflops)
     return 0
@@ -144,7 +144,7 @@ def tracking(*, rounds: int = 3, iterations: int = 6, step_seconds: float = 0.1)
             "use rounds >= 1, iterations >= 1, step-seconds above 0 and up to 10"
         )
 
-    from deployments import bench_tracking
+    from deployments.bench import tracking as bench_tracking
 
     measured = bench_tracking.bench_tracking(rounds, iterations, step_seconds)
     bench_tracking.print_bench(measured)
@@ -161,14 +161,14 @@ def controller(*, layout: Several[str] = None, devices: Several[int] = None) -> 
         layout: Layouts to measure; default: colocated-strong, tsp, tag, elastic, tcss.
         devices: Numbers of devices, each with 16 fragments; default: 64, 256, 1024.
     """
-    from deployments.simulate import layouts_of
+    from deployments.views.simulate import layouts_of
 
     names = layouts_of(layout or ["colocated-strong", "tsp", "tag", "elastic", "tcss"])
     sizes = sorted(set(devices or [64, 256, 1024]))
     if sizes[0] < 2:
         raise UserError(f"--devices names {sizes[0]}; use 2 or more")
 
-    from deployments import bench_controller
+    from deployments.bench import controller as bench_controller
 
     bench_controller.print_bench(bench_controller.bench_controller(names, sizes))
     return 0
@@ -224,12 +224,12 @@ def layouts(
         seed=(seed, seed >= 0, "0 or more"),
     )
 
-    from deployments import simulate as scenarios
+    from deployments.views import simulate as scenarios
 
-    found = scenarios.find_scenario(scenario)
+    found = find_scenario(scenario)
     names = scenarios.layouts_of(layout or list(EMULATED))
 
-    from deployments import bench_layouts
+    from deployments.bench import layouts as bench_layouts
 
     bench_layouts.main(
         found,
@@ -268,7 +268,7 @@ def learning(
         metric: Of the evaluation after training.
         output: Folder of the runs and of the curves, learning.png.
     """
-    from deployments.simulate import layouts_of
+    from deployments.views.simulate import layouts_of
 
     config = config_of(tokens, "digen bench learning")
     names = layouts_of(layout or ["elastic", "tcss"])
@@ -282,7 +282,7 @@ def learning(
 
     check_inputs(config)
 
-    from deployments import bench_learning
+    from deployments.bench import learning as bench_learning
 
     output.mkdir(parents=True, exist_ok=True)
     bench_learning.main(config, names, seeds or [0, 1, 2], metric, output)
@@ -306,7 +306,7 @@ def algorithms(*tokens: ConfigTokens, only: Several[str] = None, seeds: Several[
 
     check_inputs(config)
 
-    from deployments import bench_algorithms
+    from deployments.bench import algorithms as bench_algorithms
 
     unknown = [name for name in only or [] if name not in bench_algorithms.SETTINGS]
     if unknown:
@@ -322,7 +322,7 @@ REAL = ("colocated", "colocated-strong", "disaggregated", "auto")
 
 
 def _real_layouts(path: Path, layout: list[str] | None, rounds: int, iterations: int) -> int:
-    from deployments.simulate import layouts_of
+    from deployments.views.simulate import layouts_of
 
     config = load_config(path)
     names = [
@@ -333,7 +333,7 @@ def _real_layouts(path: Path, layout: list[str] | None, rounds: int, iterations:
 
     check_inputs(config)
 
-    from deployments import bench_compute
+    from deployments.bench import compute as bench_compute
 
     bench_compute.main(config, names, rounds=rounds, iterations=iterations)
     return 0

@@ -1,0 +1,1 @@
+"""Benchmarks: what orchestration costs, and what layouts, packs and algorithms gain."""

@@ -1,0 +1,1 @@
+"""Views: what commands print, draw and write about runs, plans and clusters."""
