@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow test-layouts test-algorithms test-families test-operation lint bench ui clean
+.PHONY: help setup train test test-fast test-slow test-slice test-layouts test-algorithms test-families test-operation lint bench ui clean
 
 # No telemetry: without these, each start also waits for name look-ups where there is no network.
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
@@ -14,6 +14,13 @@ BIN := .venv/bin
 STAMP := .venv/digen-is-set-up
 CONFIG ?= deployments/configs/shapes.toml
 ARGS ?=
+# Tests run side by side, each process with a Prefect server of its own; a file stays in one process.
+JOBS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(JOBS) --dist loadfile
+DAILY := not gpu and not layouts and not algorithms and not families and not operation
+FAST := --ignore tests/integration --ignore tests/wheel
+SEED ?= 0
+SLICE ?= 30
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | column -t -s $$'\t'
@@ -47,23 +54,29 @@ lint: setup ## style, types and the import rule
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint ## lint, then all tests that need no accelerator
-	$(BIN)/pytest -q -m "not gpu and not layouts and not algorithms and not families and not operation" $(ARGS)
+test: lint ## lint, then the tests of every change: all but the marks below and what needs a GPU
+	$(PYTEST) -m "$(DAILY)" $(ARGS)
 
-test-slow: setup ## only the tests that take more than 10 s each
-	$(BIN)/pytest -q -m "slow and not gpu and not layouts and not algorithms and not families and not operation" $(ARGS)
+test-fast: setup ## for every save: no run, no server, nothing slow; up to 3 minutes
+	HYPOTHESIS_PROFILE=fast $(PYTEST) -m "$(DAILY) and not slow" $(FAST) $(ARGS)
+
+test-slow: setup ## only the tests of every change that take more than 10 s each
+	$(PYTEST) -m "$(DAILY) and slow" $(ARGS)
+
+test-slice: setup ## some of the cases of the four targets below: SEED chooses which, SLICE how many
+	$(PYTEST) -m "not gpu" --slice $(SEED):$(SLICE) --dist load $(ARGS)
 
 test-layouts: setup ## the weights of every layout on every split of workers; up to 45 minutes
-	$(BIN)/pytest -q -m layouts $(ARGS)
+	$(PYTEST) -m layouts --dist load $(ARGS)
 
 test-algorithms: setup ## the weights of every algorithm under every layout; up to 30 minutes
-	$(BIN)/pytest -q -m algorithms $(ARGS)
+	$(PYTEST) -m algorithms --dist load $(ARGS)
 
 test-families: setup ## the weights of every model family, image and video; up to 10 minutes
-	$(BIN)/pytest -q -m families $(ARGS)
+	$(PYTEST) -m families --dist load $(ARGS)
 
 test-operation: setup ## servers that go away, killed runs, browsers, whole sessions, pages followed; up to 30 minutes
-	$(BIN)/pytest -q -m operation $(ARGS)
+	$(PYTEST) -m operation $(ARGS)
 
 bench: setup ## what a task costs: bare Dask, digen's runner, Prefect's Dask runner
 	$(BIN)/digen bench runner $(ARGS)

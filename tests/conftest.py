@@ -1,13 +1,15 @@
 import os
 from collections.abc import Iterator
+from hashlib import sha256
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
 # A busy machine may stop a test for a moment; that says nothing about the code.
-settings.register_profile("digen", deadline=None)
-settings.load_profile("digen")
+settings.register_profile("thorough", deadline=None)
+settings.register_profile("fast", max_examples=20, deadline=None)  # make test-fast
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "thorough"))
 
 # Before Prefect is imported: otherwise each start waits for name look-ups that fail.
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
@@ -15,6 +17,28 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 
 # As the command line has it: whichever test imports transformers first would show its warnings.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+SLICED = ("layouts", "algorithms", "families", "operation")  # marks of what `make test` leaves out
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take a slice: it runs some of what ``make test`` leaves out, and nothing else."""
+    parser.addoption(
+        "--slice", metavar="SEED:COUNT", help="only this many cases of the slow suites"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the cases of a slice: those whose names hash lowest together with its seed."""
+    if not (slice_ := config.getoption("--slice")):
+        return
+    seed, _, count = slice_.rpartition(":")
+    sliced = [item for item in items if any(item.get_closest_marker(mark) for mark in SLICED)]
+    sliced.sort(key=lambda item: sha256(f"{seed} {item.nodeid}".encode()).digest())
+    kept = set(sliced[: int(count)])
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
 """A run config for the tiny FLUX, and clusters that several tests share."""
 
 import pytest
-from integration_support import tree_of
+
+from support.runs import tree_of
 
 
 @pytest.fixture
@@ -35,9 +36,9 @@ def cluster_address(request):
 def four_workers(prefect_backend):
     """A client of four workers with both roles; a layout's case takes some of them."""
     from distributed import Client
-    from layout_runs import MAX_WORKERS
 
     from digen_core.config.schedule import ClusterConfig
+    from support.layout_runs import MAX_WORKERS
     from tasks.cluster.cluster import local_devices, run_cluster
 
     config = ClusterConfig(rollout_workers=MAX_WORKERS)
@@ -52,7 +53,7 @@ def four_workers(prefect_backend):
 @pytest.fixture
 def run_layout(four_workers, tree, monkeypatch):
     """Return a function that runs a layout's case when all workers are there."""
-    from layout_runs import MAX_WORKERS, run_case
+    from support.layout_runs import MAX_WORKERS, run_case
 
     def run_on_all(case, **changes):
         four_workers.wait_for_workers(MAX_WORKERS, timeout=240)

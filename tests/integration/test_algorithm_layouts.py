@@ -1,16 +1,16 @@
 """Every algorithm and option of one under every layout that takes it: weights of the serial loop.
 
 Stale layouts are compared with a serial loop that is told which versions generated. Who refuses
-which layout: tests/test_refused_layouts.py.
+which layout: tests/digen_core/config/test_refused_layouts.py.
 """
 
 from itertools import cycle
 
 import pytest
-from layout_runs import Case, check_weights
 
 from digen_core.control.layout import LAYOUTS
 from digen_core.training.objectives import OBJECTIVES
+from support.layout_runs import Case, check_weights
 
 pytestmark = pytest.mark.slow
 

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from integration_support import Watch, merged, only_run
 
 from digen_core.config.run import RunConfig
 from digen_core.planning.profile import load_profile
+from support.runs import Watch, merged, only_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_backend")]
 

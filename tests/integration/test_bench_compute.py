@@ -1,10 +1,10 @@
 """The bench of real compute on a run's workers, measured to the end."""
 
 import pytest
-from integration_support import merged
 
 from deployments.bench.compute import measure
 from digen_core.config.run import RunConfig
+from support.runs import merged
 
 pytestmark = pytest.mark.slow
 

@@ -14,16 +14,16 @@ import sys
 import time
 from contextlib import ExitStack
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Thread
 
 import httpx
 import pytest
-from prefect_access import headers_of
+
+from support.paths import ROOT
+from support.prefect_access import headers_of
 
 pytestmark = [pytest.mark.operation, pytest.mark.timeout(600)]
 
-REPOSITORY = Path(__file__).parents[2]
 DIGEN = [sys.executable, "-c", "from deployments.cli import main; main()"]
 PAGE_SECONDS = 60.0
 RUN_SECONDS = 240.0
@@ -88,7 +88,7 @@ def environment_in(folder):
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("PREFECT_API")},
         "PREFECT_HOME": str(folder / "prefect"),
-        "PYTHONPATH": str(REPOSITORY),
+        "PYTHONPATH": str(ROOT),
         "PWD": str(folder),
     }
 

@@ -7,7 +7,8 @@ import dask
 import pytest
 from distributed import LocalCluster
 from prefect import get_client, tags
-from runner_flows import (
+
+from support.runner_flows import (
     die,
     double,
     fail,
@@ -20,7 +21,6 @@ from runner_flows import (
     until,
     wait_for_file,
 )
-
 from tasks.runner.completions import Completions, mark_crashed
 from tasks.runner.task_runner import LeanDaskTaskRunner
 

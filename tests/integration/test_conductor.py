@@ -6,9 +6,9 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from integration_support import Watch, merged
 
 from digen_core.config.run import RunConfig
+from support.runs import Watch, merged
 
 pytestmark = pytest.mark.slow
 

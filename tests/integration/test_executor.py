@@ -5,12 +5,12 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from integration_support import merged
 from prefect import flow
 
 from digen_core.config.run import RunConfig
 from digen_core.control import protocol as p
 from digen_core.data.prompts import Prompt
+from support.runs import merged
 
 pytestmark = pytest.mark.slow
 

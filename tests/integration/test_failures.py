@@ -5,9 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from integration_support import merged, only_run, training_in_mlflow
 
 from digen_core.config.run import RunConfig
+from support.runs import merged, only_run, training_in_mlflow
 
 pytestmark = pytest.mark.slow
 

@@ -7,10 +7,10 @@ log-ratios are exactly 0.
 import math
 
 import pytest
-from families import FAMILIES, HEIGHT, NEGATIVE, TOKENS, WIDTH
-from layout_runs import Case, check_weights, marked
 
 from digen_core.config.model import VIDEO_FAMILIES
+from support.families import FAMILIES, HEIGHT, NEGATIVE, TOKENS, WIDTH
+from support.layout_runs import Case, check_weights, marked
 
 pytestmark = pytest.mark.slow
 

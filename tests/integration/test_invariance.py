@@ -1,10 +1,10 @@
 """The contract: the weights of a distributed run equal those of the serial reference."""
 
 import pytest
-from integration_support import TOLERANCE, distance, initial, merged, reference
-from layout_runs import train_only
 
 from digen_core.config.run import RunConfig
+from support.layout_runs import train_only
+from support.runs import TOLERANCE, distance, initial, merged, reference
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.dataset as ds
 import pytest
-from integration_support import HELD_OUT, PROMPTS, TOLERANCE, distance, merged, reference
-from layout_runs import train_only
 from PIL import Image
 
 from deployments.cli import run as digen
@@ -16,6 +14,8 @@ from digen_core.checkpoints.tensors import read_checkpoint
 from digen_core.config.run import RunConfig
 from digen_core.reference.replay import kept_iteration, replay_config
 from digen_core.transport.samples import read_samples
+from support.layout_runs import train_only
+from support.runs import HELD_OUT, PROMPTS, TOLERANCE, distance, merged, reference
 from tasks.replay import replay
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ def write_table(path: Path) -> None:
 @pytest.fixture(scope="module")
 def trained(tiny_flux, cluster_address, prefect_backend, tmp_path_factory):
     """A run of three iterations: its config and folder."""
-    from integration_support import tree_of
+    from support.runs import tree_of
 
     folder = tmp_path_factory.mktemp("kept")
     write_table(folder / "train.jsonl")

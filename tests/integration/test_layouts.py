@@ -10,10 +10,10 @@ from collections import Counter
 from itertools import cycle, product
 
 import pytest
-from layout_runs import MAX_WORKERS, Case, DisturbedController, Run, check_weights, marked
 
 from digen_core.control import protocol as p
 from digen_core.control.layout import LAYOUTS
+from support.layout_runs import MAX_WORKERS, Case, DisturbedController, Run, check_weights, marked
 
 pytestmark = pytest.mark.slow
 

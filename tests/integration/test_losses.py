@@ -12,12 +12,12 @@ from time import monotonic, sleep
 
 import pytest
 from distributed import Client
-from integration_support import Watch, distance, initial, merged, only_run, reference
 from smooth_rewards import HANG_VARIABLE
 
 from digen_core.config.run import RunConfig
 from digen_core.control import protocol as p
 from digen_core.control.controller import Controller
+from support.runs import Watch, distance, initial, merged, only_run, reference
 
 pytestmark = pytest.mark.slow
 

@@ -1,11 +1,11 @@
 """DiffusionNFT with an old policy that lags behind: it generates, and is what v is compared to."""
 
 import pytest
-from integration_support import TOLERANCE, distance, merged, reference
-from layout_runs import train_only
 
 from digen_core.checkpoints.tensors import last_state
 from digen_core.config.run import RunConfig
+from support.layout_runs import train_only
+from support.runs import TOLERANCE, distance, merged, reference
 
 pytestmark = pytest.mark.slow
 

@@ -6,15 +6,15 @@ import mlflow
 import numpy as np
 import pytest
 import torch
-from families import FAMILIES, HEIGHT, NEGATIVE, TOKENS, WIDTH, frames_of, load_tiny, stock
 from PIL import Image, ImageSequence
-from tiny_policies import moved_weights
 
 from digen_core.config.model import VIDEO_FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
 from digen_core.models.export import save_for_diffusers
 from digen_core.models.trainable import make_trainable, set_weights
+from support.families import FAMILIES, HEIGHT, NEGATIVE, TOKENS, WIDTH, frames_of, load_tiny, stock
+from support.tiny_policies import moved_weights
 from tasks.tracking.model import package
 
 LORA = LoraConfig(rank=3, alpha=10)

@@ -10,9 +10,10 @@ from urllib.parse import urlparse
 import numpy as np
 import pytest
 import torch
-from integration_support import HELD_OUT, PROMPTS, Watch, merged, tree_of
 
 from digen_core.config.run import RunConfig
+from support.paths import ROOT
+from support.runs import HELD_OUT, PROMPTS, Watch, merged, tree_of
 
 pytestmark = pytest.mark.slow
 
@@ -237,7 +238,7 @@ def test_every_metric_is_in_the_docs(mlflow_run):
 
 def documented_metrics() -> list[re.Pattern]:
     """The names of the table in docs/algorithms.md; words in capitals stand for any."""
-    text = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    text = (ROOT / "docs" / "algorithms.md").read_text()
     rows = re.findall(r"^\| (`[a-z_]+/.*?) \|", text[text.index("## Metrics") :], re.MULTILINE)
     names = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
     assert len(names) > 30
@@ -263,10 +264,10 @@ def test_the_saved_adapters_are_the_average_in_the_stock_pipeline(
     run, mlflow_run, tiny_flux, tmp_path
 ):
     from diffusers import FluxPipeline
-    from tiny_policies import load, load_trainable
 
     from digen_core.checkpoints.tensors import last_state
     from digen_core.models.trainable import set_weights
+    from support.tiny_policies import load, load_trainable
 
     client, found = mlflow_run
     state = last_state(run.dir)

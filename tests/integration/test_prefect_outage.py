@@ -6,10 +6,10 @@ import time
 from collections import Counter
 
 import pytest
-from integration_support import Watch, merged
-from prefect_process import prefect_process
 
 from digen_core.config.run import RunConfig
+from support.prefect_process import prefect_process
+from support.runs import Watch, merged
 
 pytestmark = pytest.mark.operation
 

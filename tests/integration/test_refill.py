@@ -1,7 +1,8 @@
 """Groups without signal that others take the place of: the weights of the serial loop."""
 
 import pytest
-from layout_runs import Case, check_weights, marked
+
+from support.layout_runs import Case, check_weights, marked
 
 pytestmark = pytest.mark.slow
 

@@ -6,11 +6,9 @@ import mlflow
 import numpy as np
 import pytest
 import torch
-from families import generate
 from mlflow import MlflowClient
 from PIL import Image
 from safetensors import safe_open
-from tiny_policies import TINY, load_trainable, moved_weights
 
 from digen_core.config.run import RunConfig
 from digen_core.models.export import save_for_diffusers
@@ -18,6 +16,8 @@ from digen_core.models.trainable import set_weights
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
+from support.families import generate
+from support.tiny_policies import TINY, load_trainable, moved_weights
 from tasks.tracking import Tracker
 
 PROMPTS = ["a red circle", "two blue squares"]

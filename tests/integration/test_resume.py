@@ -11,10 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from integration_support import TOLERANCE, Watch, distance, initial, merged, only_run, reference
 
 from digen_core.config.run import RunConfig
 from digen_core.config.toml import as_toml
+from support.paths import ROOT
+from support.runs import TOLERANCE, Watch, distance, initial, merged, only_run, reference
 
 pytestmark = pytest.mark.slow
 
@@ -158,8 +159,7 @@ def digen(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
     """Start the command as a user does, with the tests' Prefect server."""
     from prefect.settings import get_current_settings
 
-    here = Path(__file__).parent
-    paths = [str(here), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT / "tests/support/own"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
@@ -207,7 +207,7 @@ tied = [sys.executable, "-m", "deployments.operation.tied", *child]
 subprocess.Popen(tied, stdin=subprocess.PIPE)
 time.sleep(600)
 """
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     wait_for(lambda: len(psutil.Process(process.pid).children(recursive=True)) == 2, process)
     kill(process)
 

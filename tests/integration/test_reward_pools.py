@@ -3,7 +3,6 @@
 import numpy as np
 import pyarrow.dataset as ds
 import pytest
-from integration_support import TOLERANCE, distance, merged, only_run, reference
 
 from digen_core.checkpoints.tensors import last_state
 from digen_core.config.run import RunConfig
@@ -12,6 +11,7 @@ from digen_core.models.loading import load_trainable
 from digen_core.models.policy import ALL_PARTS
 from digen_core.preflight.rewards import check_rewards
 from digen_core.transport.samples import read_samples
+from support.runs import TOLERANCE, distance, merged, only_run, reference
 
 pytestmark = pytest.mark.slow
 

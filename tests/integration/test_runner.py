@@ -11,7 +11,9 @@ from prefect import tags, task, unmapped
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.context import FlowRunContext
 from prefect_dask import DaskTaskRunner
-from runner_flows import (
+
+from deployments.bench import runner as bench_runner
+from support.runner_flows import (
     Box,
     add,
     double,
@@ -29,8 +31,6 @@ from runner_flows import (
     wait_for_file,
     where,
 )
-
-from deployments.bench import runner as bench_runner
 from tasks.runner import task_runner as runner
 from tasks.runner.pickling import dump_call, load_call
 from tasks.runner.prefect_api import one_async_client

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from families import FAMILIES, TOKENS, frames_of, load_tiny
-from in_process import train_in_process
-from integration_support import distance, initial, reference, tree_of
 
 from digen_core.config.model import VIDEO_FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.rollout.sampler import initial_latent
+from support.families import FAMILIES, TOKENS, frames_of, load_tiny
+from support.in_process import train_in_process
+from support.runs import distance, initial, reference, tree_of
 
 SIZES = {"flux": [[32, 32, 1], [16, 48, 1], [48, 32, 1]], "wan": [[32, 32, 5], [16, 32, 1]]}
 CHANGES = {

@@ -4,9 +4,9 @@ import threading
 import time
 
 import pytest
-from integration_support import Watch, merged, only_run, training_in_mlflow
 
 from digen_core.config.run import RunConfig
+from support.runs import Watch, merged, only_run, training_in_mlflow
 
 pytestmark = pytest.mark.slow
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from integration_support import Watch, merged, training_in_mlflow, tree_of
 
 from digen_core.config.run import RunConfig
+from support.runs import Watch, merged, training_in_mlflow, tree_of
 
 pytestmark = pytest.mark.slow
 

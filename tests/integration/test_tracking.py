@@ -10,12 +10,12 @@ from urllib.parse import urlparse
 import numpy as np
 import pytest
 from mlflow import MlflowClient
-from mlflow_server import free_port
 from PIL import Image
 
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.records import EvaluationReport, IterationRecord
+from support.mlflow_server import free_port
 from tasks.tracking import Tracker, sender
 from tasks.tracking.environment import read_environment
 from tasks.tracking.opening import flatten

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mlflow import MlflowClient
-from mlflow_server import MlflowServer
 
 from digen_core.config.run import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord
+from support.mlflow_server import MlflowServer
 from tasks.tracking import Tracker
 
 pytestmark = pytest.mark.slow

@@ -4,28 +4,27 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 from distributed import Client, Security, SpecCluster
-from sockets import (
+
+from deployments.cli import run
+from digen_core.config.schedule import ClusterConfig
+from digen_core.errors import UserError
+from support.paths import ROOT
+from support.sockets import (
     address_in_the_network,
     assert_documented,
     listening,
     parts_of_dask,
     run_code_at,
 )
-
-from deployments.cli import run
-from digen_core.config.schedule import ClusterConfig
-from digen_core.errors import UserError
 from tasks.cluster.cluster import local_devices, run_cluster
 from tasks.cluster.listening import is_loopback, options_of_worker, own_scheduler
 from tasks.cluster.presence import present_workers
 from tasks.worker.process import main
 
-ROOT = Path(__file__).parents[2]
 PREFECT = ("127.0.0.1", 4200)
 NAMED = ["--name", "a", "--resources", "rollout=1"]
 

@@ -7,11 +7,11 @@ import time
 import httpx
 import psutil
 import pytest
-from sockets import address_of, documented, listening
 
 from deployments.operation.prefect_server import any_free_port
 from deployments.operation.services import MLFLOW, answers, commands_of, new_addresses
 from deployments.operation.state import Options
+from support.sockets import address_of, documented, listening
 
 pytestmark = pytest.mark.slow
 

@@ -13,14 +13,14 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_HOME, get_current_settings, temporary_settings
 from prefect.states import Paused, Running
-from prefect_access import headers_of
-from sockets import address_of, documented, listening
 
 from deployments.operation import cancelling, prefect_server, sign_in
 from deployments.operation.prefect_server import set_state, variables_of
 from deployments.operation.registration import POOL, _make_queue
 from digen_core.checkpoints.manifest import LINEAGE_OF_RUN, Lineage
 from digen_core.checkpoints.run_state import Holder
+from support.prefect_access import headers_of
+from support.sockets import address_of, documented, listening
 
 pytestmark = pytest.mark.slow
 

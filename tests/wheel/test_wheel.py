@@ -3,11 +3,11 @@
 import json
 import subprocess
 import zipfile
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from support.paths import ROOT
+
 FOLDERS = ("deployments", "digen_core", "flows", "tasks")
 CHECK_ALL = """
 from deployments.shipped import shipped_configs

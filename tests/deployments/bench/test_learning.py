@@ -1,0 +1,45 @@
+"""The benches of learning: what they print and draw from numbers by hand, and their settings."""
+
+import pytest
+from rich.console import Console
+
+from deployments.bench.algorithms import SETTINGS, config_of
+from deployments.bench.learning import Way, draw, print_ways, smoothed
+from digen_core.config.load import load_config
+from digen_core.rollout.steps import steps_of_iteration
+from support.paths import ROOT
+
+SHAPES = ROOT / "deployments/configs/shapes.toml"
+
+
+def test_means_and_spreads_by_hand(capsys):
+    ways = [
+        Way("serial", {0: 0.5, 1: 0.6, 2: 0.7}, {0: [1.0], 1: [1.0], 2: [1.0]}),
+        Way("tcss", {0: 0.4, 1: 0.6, 2: 0.5}, {0: [1.0], 1: [1.0], 2: [1.0]}),
+    ]
+    print_ways(ways, "shapes/exact", load_config(SHAPES), Console(width=100))
+    text = capsys.readouterr().out
+    assert "shapes/exact after 21120 samples" in text  # 110 iterations of 192
+    assert [line.split() for line in text.splitlines()[-2:]] == [
+        ["serial", "0.500", "0.600", "0.700", "0.600", "0.100"],
+        ["tcss", "0.400", "0.600", "0.500", "0.500", "0.100"],
+    ]
+    (axes,) = draw(ways, "reward").axes
+    assert len(axes.lines) == 6
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["serial", "tcss"]
+
+
+def test_smoothing_is_over_the_iterations_around():
+    assert smoothed([1.0, 2.0, 6.0]) == [3.0, 3.0, 3.0]
+    values = smoothed([0.0] * 10 + [9.0] + [0.0] * 10)
+    assert values[5] == 0.0
+    assert values[6:15] == [1.0] * 9
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_algorithm_trains_four_steps(name):
+    config = config_of(name, load_config(SHAPES), seed=3)
+    assert config.seed == 3
+    assert name.startswith(config.algorithm.type)
+    for iteration in range(5):
+        assert len(steps_of_iteration(config, iteration).trained) == config.num_trained_steps == 4

@@ -1,0 +1,78 @@
+"""Typos get a suggestion, and the shell completes; the examples are checked in tests/printed."""
+
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from deployments.cli import WELCOME, app, run
+from support.cli_commands import COMMANDS
+
+
+def test_there_are_commands():
+    assert {"train", "replay", "bench overhead", "config show", "cluster show"} <= COMMANDS.keys()
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if len(name) > 2])
+def test_a_typo_in_any_command_gets_a_suggestion(name, capsys):
+    *group, word = name.split()
+    typo = word[:-2] + word[-1] + word[-2]  # the last two letters in each other's place
+    assert run([*group, typo]) == 2
+    assert f'Did you mean "{word}"?' in capsys.readouterr().err
+
+
+def own_options():
+    for name, found in COMMANDS.items():
+        for argument in found.assemble_argument_collection():
+            for option in argument.names:
+                if re.fullmatch("--[a-z-]{4,}", option) and not option.startswith("--no-"):
+                    yield name, option
+
+
+@pytest.mark.parametrize(("name", "option"), list(own_options()))
+def test_a_typo_in_any_option_gets_a_suggestion(name, option, capsys):
+    typo = option[:-1] + "x"
+    required = {
+        "evaluate": ["x"],
+        "report": ["x"],
+        "simulate": ["B"],
+        "make-tiny": ["wan", "x"],
+        "convert-hps": ["x.pt", "x"],
+        "plan": ["--cluster", "2-cores"],
+    }
+    assert run([*name.split(), *required.get(name, []), typo, "3"]) == 2
+    assert re.search(f"[Dd]id you mean {option}", capsys.readouterr().err)
+
+
+def test_digen_alone_says_what_to_do_next(capsys):
+    assert run([]) == 0
+    assert capsys.readouterr().out == WELCOME
+
+
+def test_completion_knows_commands_and_options(tmp_path):
+    """Ask bash, as it asks when Tab is pressed."""
+    script = tmp_path / "digen"
+    script.write_text(app.generate_completion(prog_name="digen", shell="bash"))
+
+    def completed(words: list[str]) -> list[str]:
+        quoted = " ".join(shlex.quote(word) for word in words)
+        code = (
+            f"source {script}; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; "
+            "_digen; printf '%s\\n' \"${COMPREPLY[@]}\""
+        )
+        done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    assert completed(["digen", "rep"]) == ["report", "replay"]
+    assert completed(["digen", "bench", "lay"]) == ["layouts"]
+    assert completed(["digen", "evaluate", "--sam"]) == ["--samples-per-prompt"]
+
+
+def test_completion_installs_itself_for_the_shell(tmp_path):
+    code = "from deployments.cli import run; raise SystemExit(run(['--install-completion']))"
+    environment = {"HOME": str(tmp_path), "SHELL": "/bin/bash", "PATH": "/usr/bin:/bin"}
+    environment["PYTHONPATH"] = ":".join(sys.path)
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
+    assert (tmp_path / ".local/share/bash-completion/completions/digen").is_file()

@@ -1,0 +1,145 @@
+"""``digen report`` on a run folder as a run leaves it."""
+
+import json
+import re
+
+import pytest
+
+from deployments.cli import run
+from deployments.views.report import shown_iterations
+from digen_core.records import SampleRow
+from digen_core.trace.spans import write_devices, write_spans
+from digen_core.trace.windows import Window
+from digen_core.transport.samples import write_samples
+from support.trace_schedules import devices_of, pipeline
+
+REWARDS = {0: (0.25, 0.0), 1: (0.75, 1.0)}  # iteration -> (reward, exact)
+
+
+def row(iteration):
+    reward, exact = REWARDS[iteration]
+    return SampleRow(
+        **{"iteration": iteration, "group": 0, "sample": 0, "prompt": "a red circle", "seed": 0},
+        **{"policy_version": iteration, "worker": "rollout-0", "advantage": 1.0, "trained": True},
+        **{"steps": [0], "behaviour_logprobs": [0.5], "denoise_seconds": 1.0, "score_seconds": 1.0},
+        reward=reward,
+        rewards={"shapes/exact": exact, "shapes/score": reward},
+    )
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """A run of two iterations on three devices."""
+    folder = tmp_path / "shapes-1"
+    spans = pipeline(2, 1, num_iterations=2)
+    for iteration in (0, 1):
+        own = [span for span in spans if span.iteration == iteration]
+        write_spans(folder / "spans", iteration, own)
+        write_samples(folder / "samples", iteration, [row(iteration)])
+    write_devices(folder / "devices.parquet", devices_of(2, 1))
+    return folder
+
+
+def test_a_report_has_all_its_parts(run_dir, capsys):
+    assert run(["report", str(run_dir)]) == 0
+    out = run_dir / "report"
+    assert sorted(path.name for path in out.iterdir()) == [
+        *("idle.png", "report.html", "rewards.png"),
+        *("timeline-000001.png", "timeline-000002.png", "trace.json"),
+    ]
+    assert len(json.loads((out / "trace.json").read_text())["traceEvents"]) > 100
+    page = (out / "report.html").read_text()
+    assert page.count('<img alt="') == 4
+    assert set(re.findall(r'(?:src|href)="(.{14})', page)) == {"data:image/png"}  # self-contained
+    printed = capsys.readouterr().out
+    assert "shapes-1: 2 iterations, " in printed
+    assert "on 3 devices" in printed
+    assert "The run keeps no prediction (no schedule.json in its folder)." in printed
+
+
+def test_the_idle_table_adds_up_to_all_device_time(run_dir, capsys):
+    run(["report", str(run_dir)])
+    rows = re.findall(r"│ (\w+) +│ +([\d.]+) │ +([\d.]+)% │", capsys.readouterr().out)
+    seconds = {name: float(value) for name, value, _ in rows}
+    windows = 3 * sum(
+        max(s.ended for s in own) - min(s.queued for s in own)
+        for k in (0, 1)
+        for own in [[s for s in pipeline(2, 1, num_iterations=2) if s.iteration == k]]
+    )
+    assert sum(seconds.values()) == pytest.approx(windows, abs=0.5)
+    assert sum(float(share) for _, _, share in rows) == pytest.approx(100, abs=0.5)
+    assert min(seconds[name] for name in ("busy", "fill", "starvation", "tail", "push")) > 0
+    assert seconds["switch"] == 0
+
+
+def test_a_prediction_is_judged(run_dir, capsys):
+    spans = [s for s in pipeline(2, 1, num_iterations=2) if s.iteration == 0]
+    measured = max(s.ended for s in spans) - min(s.queued for s in spans)
+    prediction = {"layout": "gap", "predicted_seconds": measured * 0.9}
+    (run_dir / "schedule.json").write_text(json.dumps(prediction))
+    run(["report", str(run_dir), "--out", str(run_dir / "other")])
+    expected = (
+        f"Layout gap: {measured * 0.9:.3g} s an iteration predicted, {measured:.3g} s measured"
+    )
+    assert f"{expected} (median), error -10.0%" in capsys.readouterr().out
+    page = (run_dir / "other" / "report.html").read_text()
+    assert page.count('<td class="number">-10.0%</td>') == 2
+
+
+def test_a_run_without_samples_has_no_curves(run_dir):
+    for path in (run_dir / "samples").iterdir():
+        path.unlink()
+    assert run(["report", str(run_dir)]) == 0
+    assert "The run keeps no samples." in (run_dir / "report" / "report.html").read_text()
+
+
+def test_long_runs_show_the_first_the_typical_and_the_last_iteration():
+    windows = {k: Window(0, 1.0 if k < 10 else 3.0) for k in range(21)} | {12: Window(0, 2.0)}
+    assert shown_iterations(windows) == [0, 12, 20]
+    assert shown_iterations(windows, every=True) == list(range(21))
+    assert shown_iterations({k: windows[k] for k in range(20)}) == list(range(20))
+
+
+def break_spans(folder):
+    (folder / "spans" / "iteration-000001.parquet").write_bytes(b"PAR1")
+
+
+def remove_spans(folder):
+    for path in (folder / "spans").iterdir():
+        path.unlink()
+
+
+def remove_devices(folder):
+    (folder / "devices.parquet").unlink()
+
+
+def break_schedule(folder):
+    (folder / "schedule.json").write_text('{"layout": "gap"}')
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (remove_spans, "holds no spans to report on; runs keep them in spans/"),
+        (remove_devices, "holds no spans to report on; runs keep them in spans/ and devices.par"),
+        (break_spans, "cannot read the spans of "),
+        (break_schedule, "schedule.json: it must hold a layout and its predicted_seconds"),
+    ],
+)
+def test_a_run_that_cannot_be_reported_is_refused_in_one_line(run_dir, capsys, damage, message):
+    damage(run_dir)
+    assert run(["report", str(run_dir)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (run_dir / "report").exists()
+
+
+def test_a_run_that_is_missing_is_refused(tmp_path, capsys):
+    assert run(["report", str(tmp_path / "nope")]) == 2
+    assert "nope; give one such as runs/NAME" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_refused(run_dir, capsys):
+    assert run(["report", str(run_dir), "--out", str(run_dir / "devices.parquet")]) == 2
+    assert "cannot write the report to" in capsys.readouterr().err

@@ -1,0 +1,82 @@
+"""Which checkpoints stay: the newest always, and what the config asks for."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from digen_core.checkpoints.retention import evaluations_of, kept, prune
+from digen_core.checkpoints.tensors import read_checkpoint, write_checkpoint
+from digen_core.config.checkpoint import CheckpointConfig
+from digen_core.errors import UserError
+from digen_core.records import EvaluationReport
+from support.checkpoints import names_in, position_of, state_of
+
+VERSIONS = st.lists(st.integers(1, 60), unique=True, max_size=20)
+CONFIGS = st.builds(
+    CheckpointConfig,
+    keep_last=st.integers(1, 5),
+    keep_every=st.integers(0, 7),
+    keep_best=st.integers(0, 4),
+    best_is=st.sampled_from(["highest", "lowest"]),
+)
+
+
+@given(VERSIONS, st.dictionaries(st.integers(1, 60), st.floats(-1, 1)), CONFIGS)
+def test_what_is_kept(versions, scores, config):
+    found = kept(versions, scores, config)
+    assert found <= set(versions)
+    assert set(sorted(versions)[-config.keep_last :]) <= found
+    assert all((v in found) for v in versions if config.keep_every and v % config.keep_every == 0)
+    worse = {v: scores[v] for v in versions if v in scores and v not in found}
+    better = [scores[v] for v in found if v in scores]
+    sign = 1 if config.best_is == "highest" else -1
+    for score in worse.values():  # as many as are asked for are at least as good
+        assert sum(sign * other >= sign * score for other in better) >= config.keep_best
+    others = found - set(sorted(versions)[-config.keep_last :])
+    regular = {v for v in others if config.keep_every and v % config.keep_every == 0}
+    assert len(others - regular) <= config.keep_best
+
+
+def run_with(tmp_path, metrics: dict[int, float]):
+    for version, value in metrics.items():
+        position = position_of(version, **{"reward/mean": value})
+        write_checkpoint(tmp_path / "checkpoints", state_of(version), position)
+
+
+def test_a_run_keeps_the_last_those_between_and_the_best(tmp_path):
+    config = CheckpointConfig(keep_last=1, keep_every=4, keep_best=2, best_by="reward/mean")
+    for version, value in enumerate([0.1, 0.9, 0.2, 0.3, 0.8, 0.7, 0.75], start=1):
+        run_with(tmp_path, {version: value})
+        prune(tmp_path, config)
+        read_checkpoint(tmp_path / "checkpoints" / f"v{version:04d}")  # the newest is there
+    assert names_in(tmp_path / "checkpoints") == ["v0002", "v0004", "v0005", "v0007"]
+
+
+def test_the_best_by_evaluation(tmp_path):
+    run_with(tmp_path, dict.fromkeys(range(1, 6), 0.5))
+    for version, value in {0: 0.9, 2: 0.4, 3: 0.6}.items():
+        rewards = {"reward": value, "shapes/exact": -value}
+        report = EvaluationReport(version=version, num_prompts=1, num_samples=1, rewards=rewards)
+        (tmp_path / "evaluation").mkdir(exist_ok=True)
+        for tag in (f"iteration-{version}", f"again-{version}"):
+            (tmp_path / "evaluation" / f"{tag}.json").write_text(report.model_dump_json())
+    assert {tag: r.version for tag, r in evaluations_of(tmp_path).items()} == {
+        "iteration-0": 0, "iteration-2": 2, "iteration-3": 3,
+    }  # fmt: skip
+    prune(tmp_path, CheckpointConfig(keep_last=3, keep_best=1, best_by="evaluation/shapes/exact"))
+    assert names_in(tmp_path / "checkpoints") == ["v0002", "v0003", "v0004", "v0005"]
+    prune(tmp_path, CheckpointConfig(keep_last=1, keep_best=1))
+    assert names_in(tmp_path / "checkpoints") == ["v0003", "v0005"]
+
+
+def test_a_metric_that_there_is_not_is_refused_and_nothing_is_removed(tmp_path):
+    run_with(tmp_path, {1: 0.5, 2: 0.5})
+    config = CheckpointConfig(keep_last=1, keep_best=1, best_by="train/kl")
+    with pytest.raises(UserError, match=r"best_by is train/kl, but there are only reward/mean"):
+        prune(tmp_path, config)
+    assert names_in(tmp_path / "checkpoints") == ["v0001", "v0002"]
+
+
+def test_a_metric_of_no_kind_is_refused_at_once():
+    with pytest.raises(ValueError, match=r"best_by is 'loss'; use a metric that begins with"):
+        CheckpointConfig(best_by="loss")

@@ -1,0 +1,312 @@
+"""The controller: scenes by hand, one for each mechanism."""
+
+import pytest
+
+from digen_core.control import protocol as p
+from digen_core.control.controller import Controller, ControllerError
+from digen_core.control.iteration import fragments_of
+from digen_core.control.layout import LAYOUTS
+from digen_core.control.schedule import Schedule
+from support.random_cluster import (
+    ROLLOUT,
+    TRAINED,
+    make_controller,
+    make_costs,
+    make_devices,
+    make_workload,
+)
+
+
+def started(*arguments, **options) -> Controller:
+    it = make_controller(*arguments, **options)
+    for push in it.start():
+        it.handle(p.VersionLoaded(push.device, push.version))
+    return it
+
+
+def scored(it, *fragments):
+    for fragment in fragments:
+        it.handle(p.FragmentGenerated(fragment))
+        instructions = it.handle(p.FragmentScored(fragment))
+    return instructions
+
+
+def test_an_iteration_with_a_barrier():
+    it, workload = started(queue_depth=2), make_workload()
+    (first, second), (third, fourth) = (fragments_of(workload, 0, group) for group in (0, 1))
+    assert it.handle(p.IterationOffered(0, TRAINED)) == [
+        p.Generate(first, 0, 4, 0, "rollout-0"),
+        p.Generate(second, 0, 4, 0, "rollout-0"),
+    ]
+    assert it.handle(p.FragmentGenerated(first)) == [
+        p.Score(first, "rollout-0"),
+        p.Generate(third, 0, 4, 0, "rollout-0"),
+    ]
+    assert it.handle(p.FragmentScored(first)) == []
+    assert it.handle(p.FragmentGenerated(second))[0] == p.Score(second, "rollout-0")
+    assert it.handle(p.FragmentScored(second)) == []  # the barrier
+    assert scored(it, third, fourth) == [p.ComputeAdvantages(0, (0, 1))]
+    trains = it.handle(p.AdvantagesComputed(0, (0, 1), (1,)))  # group 1 carries no signal
+    # Without TSP the two trained steps of a sample are two packs on one device.
+    assert [(t.pack.num_pairs, t.pack.blocks[0].step) for t in trains] == [(1, 0), (1, 2)]
+    done = 0
+    while not isinstance(trains[0], p.Reduce):
+        trains = trains[1:] + it.handle(p.PackTrained(trains[0].pack))
+        done += 1
+    assert done == 8  # 4 samples at 2 steps, of group 0 only
+    assert trains == [p.Reduce(0, ("trainer-0",), "trainer-0")]
+    assert it.handle(p.GradientReduced(0)) == [p.Step(0, 0, "trainer-0")]
+    assert it.handle(p.Stepped(1)) == [p.Push(1, "rollout-0"), p.Push(1, "trainer-0")]
+    assert it.handle(p.VersionLoaded("trainer-0", 1)) == []
+    assert it.handle(p.VersionLoaded("rollout-0", 1)) == [p.FinishIteration(0, updated=True)]
+
+
+def test_work_ahead_waits_for_devices_that_have_none():
+    # Else rollout-0 would generate all of group 0, and its pairs would come twice as late.
+    it = make_controller("disaggregated", 2, 1, queue_depth=2)
+    it.start()
+    (first, second), (third, _) = (fragments_of(make_workload(), 0, group) for group in (0, 1))
+    assert it.handle(p.IterationOffered(0, TRAINED)) == []
+    assert it.handle(p.VersionLoaded("rollout-0", 0)) == [
+        p.Generate(first, 0, 4, 0, "rollout-0"),
+    ]
+    assert it.handle(p.VersionLoaded("rollout-1", 0)) == [
+        p.Generate(second, 0, 4, 0, "rollout-1"),
+        p.Generate(third, 0, 4, 0, "rollout-0"),
+    ]
+
+
+def test_gap_trains_a_group_while_the_next_is_generated():
+    it, workload = started("tsp"), make_workload()
+    it.handle(p.IterationOffered(0, TRAINED))
+    assert scored(it, *fragments_of(workload, 0, 0)) == [p.ComputeAdvantages(0, (0,))]
+    (train,) = it.handle(p.AdvantagesComputed(0, (0,)))
+    assert isinstance(train, p.Train)
+    assert train.pack.num_pairs == 4  # pairs of two steps may share a pack: TSP
+
+
+def test_the_last_pairs_are_shared_by_all_trainers():
+    # 8 pairs, packs of up to 8, 2 trainers: 4 each, not 8 and none.
+    it = started("tsp", 1, 2, workload=make_workload(num_groups=1, pack_size=8))
+    it.handle(p.IterationOffered(0, TRAINED))
+    scored(it, *fragments_of(make_workload(), 0, 0))
+    trains = it.handle(p.AdvantagesComputed(0, (0,)))
+    assert [(t.device, t.pack.num_pairs) for t in trains] == [("trainer-0", 4), ("trainer-1", 4)]
+
+
+def test_a_pack_that_does_not_fit_is_split_and_remembered():
+    it = started("tsp", workload=make_workload(num_groups=1, pack_size=8))
+    it.handle(p.IterationOffered(0, TRAINED))
+    scored(it, *fragments_of(make_workload(), 0, 0))
+    (train,) = it.handle(p.AdvantagesComputed(0, (0,)))
+    assert train.pack.num_pairs == 8
+    (half,) = it.handle(p.PackTooLarge(train.pack))
+    assert half.pack.num_pairs == 4
+    (rest,) = it.handle(p.PackTrained(half.pack))
+    assert rest.pack.num_pairs == 4  # remembered
+
+
+def test_tag_helps_pauses_and_resumes_elsewhere():
+    it = started("tag", 1, 1, helpers=1, workload=make_workload(num_groups=3))
+    workload = make_workload(num_groups=3)
+    offered = it.handle(p.IterationOffered(0, TRAINED))
+    first, second = fragments_of(workload, 0, 0)
+    assert p.Generate(first, 0, 4, 0, "rollout-0") in offered
+    assert p.Generate(second, 0, 4, 0, "trainer-0") in offered  # it has no pairs yet
+    it.handle(p.FragmentGenerated(second))  # and takes the next one
+    third, fourth = fragments_of(workload, 0, 1)
+    it.handle(p.FragmentScored(second))
+    it.handle(p.FragmentGenerated(first))
+    it.handle(p.FragmentScored(first))
+    paused = it.handle(p.AdvantagesComputed(0, (0,)))
+    # 3 fragments are left for the rollout device, 12 pairs and 12 to come for the trainer.
+    assert paused == [p.Pause(third, "trainer-0")]
+    (train,) = it.handle(p.FragmentPaused(third, 3))
+    assert train.device == "trainer-0"
+    assert isinstance(train, p.Train)
+    resumed = it.handle(p.FragmentGenerated(fourth))
+    assert p.Generate(third, 3, 4, 0, "rollout-0") in resumed  # no step is done twice
+
+
+def test_helpers_do_not_all_leave_a_long_generation_to_the_rollout_device():
+    # 8 fragments of 12 s: it alone would need over a minute for those that are left, while three
+    # trainers would train the 32 pairs, in packs of 2.5 s, in 7 s.
+    workload = make_workload(num_groups=4, num_steps=40)
+    it = started("tag", 1, 3, helpers=3, workload=workload)
+    it.handle(p.IterationOffered(0, TRAINED))
+    scored(it, *fragments_of(workload, 0, 0))
+    assert it.handle(p.AdvantagesComputed(0, (0,))) == []
+
+
+def test_a_helper_is_told_to_pause_once():
+    workload = make_workload(num_groups=3)
+    it = started("tag", 1, 1, helpers=1, workload=workload)
+    it.handle(p.IterationOffered(0, TRAINED))
+    groups = [fragments_of(workload, 0, group) for group in range(3)]
+    scored(it, *groups[0])
+    ((third, fourth), (fifth, _)) = groups[1:]
+    assert it.handle(p.AdvantagesComputed(0, (0,))) == [p.Pause(fourth, "trainer-0")]
+    going_on = it.handle(p.FragmentGenerated(third))
+    assert going_on == [p.Score(third, "rollout-0"), p.Generate(fifth, 0, 4, 0, "rollout-0")]
+    assert isinstance(it.handle(p.FragmentPaused(fourth, 1))[0], p.Train)
+
+
+@pytest.mark.parametrize(("switch", "helps"), [(0.0, True), (100.0, False)])
+def test_elastic_trainers_generate_while_they_would_wait_if_turning_is_cheap(switch, helps):
+    # Training is most of the work, so that in TAG, where rollout devices do not train, none helps.
+    workload = make_workload(fragment_size=4, num_steps=1)
+    for layout, expected in (("elastic", helps), ("tag", False)):
+        it = started(layout, 1, 1, workload=workload, switch=switch)
+        begun = it.handle(p.IterationOffered(0, TRAINED))
+        assert {do.device for do in begun} == {"rollout-0", *(["trainer-0"] if expected else [])}
+
+
+def test_elastic_rollout_devices_train_when_nothing_is_left_to_generate():
+    it = started("elastic", 1, 1, workload=make_workload(num_groups=1, pack_size=2))
+    it.handle(p.IterationOffered(0, TRAINED))
+    scored(it, *fragments_of(make_workload(), 0, 0))
+    trains = it.handle(p.AdvantagesComputed(0, (0,)))
+    assert {train.device for train in trains} == {"rollout-0", "trainer-0"}
+
+
+def test_turning_costs_a_switch_before_the_work():
+    it = started("elastic", 1, 1, switch=0.3, workload=make_workload(num_groups=1, pack_size=2))
+    it.handle(p.IterationOffered(0, TRAINED))
+    first, second = fragments_of(make_workload(), 0, 0)
+    it.handle(p.FragmentGenerated(first))
+    turned = it.handle(p.FragmentGenerated(second))
+    assert p.Switch("rollout-0", "trainer") in turned
+
+
+def test_tcss_begins_the_next_iteration_on_the_version_before():
+    workload = make_workload()
+    it = started("tcss", 1, 1, max_stale_share=0.5, helpers=0, assistants=0)
+    it.handle(p.IterationOffered(0, TRAINED))
+    it.handle(p.IterationOffered(1, TRAINED))
+    done = [fragment for group in (0, 1) for fragment in fragments_of(workload, 0, group)]
+    scored(it, *done[:3])
+    early = it.handle(p.FragmentGenerated(done[3]))[-1]
+    assert early.fragment.iteration == 1
+    assert early.version == 0  # generated on version 0, trained at version 1
+    one, two = fragments_of(workload, 1, 0)
+    assert p.Generate(two, 0, 4, 0, "rollout-0") in it.handle(p.FragmentGenerated(one))
+    # Half of the two groups may be stale: the second one waits for version 1.
+    assert it.handle(p.FragmentGenerated(two)) == [p.Score(two, "rollout-0")]
+
+
+def test_a_slow_device_leaves_the_last_due_fragment_to_a_faster_one():
+    workload = make_workload()
+    devices = make_devices("tcss", 2, 1, ("default", "slow"))
+    schedule = Schedule(LAYOUTS["tcss"], max_stale_share=0.5, helpers=0, assistants=0)
+    it = Controller(devices, workload, schedule, make_costs())
+    for push in it.start():
+        it.handle(p.VersionLoaded(push.device, push.version))
+    it.handle(p.IterationOffered(0, TRAINED))
+    it.handle(p.IterationOffered(1, TRAINED))
+    (one, two), (three, four) = (fragments_of(workload, 0, group) for group in (0, 1))
+    assert it.handle(p.FragmentGenerated(one))[-1] == p.Generate(three, 0, 4, 0, "rollout-0")
+    # rollout-1 would end `four` after rollout-0 has ended half of `three`, and `four`.
+    assert it.handle(p.FragmentGenerated(two))[-1].fragment == fragments_of(workload, 1, 0)[0]
+    assert it.handle(p.FragmentGenerated(three))[-1] == p.Generate(four, 0, 4, 0, "rollout-0")
+
+
+def test_without_any_signal_the_iteration_ends_without_an_update():
+    it = started(workload=make_workload(num_groups=1, fragment_size=4))
+    it.handle(p.IterationOffered(0, TRAINED))
+    (fragment,) = fragments_of(make_workload(fragment_size=4), 0, 0)
+    scored(it, fragment)
+    assert it.handle(p.AdvantagesComputed(0, (0,), (0,))) == [p.FinishIteration(0, updated=False)]
+    assert it.handle(p.IterationOffered(1, TRAINED))  # with the same version
+
+
+def test_a_batch_wide_scale_waits_for_all_groups():
+    workload = make_workload(fragment_size=4, advantages_need_all_groups=True)
+    it = started(workload=workload, queue_depth=2)
+    it.handle(p.IterationOffered(0, TRAINED))
+    ((one,), (two,)) = (fragments_of(workload, 0, group) for group in (0, 1))
+    it.handle(p.FragmentGenerated(one))
+    it.handle(p.FragmentGenerated(two))
+    assert it.handle(p.FragmentScored(two)) == []
+    assert it.handle(p.FragmentScored(one)) == [p.ComputeAdvantages(0, (0, 1))]
+
+
+@pytest.mark.parametrize(("num_steps", "samples", "first"), [(40, 1, 1), (1, 4, 0)])
+def test_group_order_follows_the_bottleneck(num_steps, samples, first):
+    # Group 1 is the dearer one: first when generation is the bottleneck, last when training is.
+    workload = make_workload(num_steps=num_steps, trained_per_group=samples, fragment_size=4)
+    it = started(workload=workload)
+    offered = it.handle(p.IterationOffered(0, (0,), group_costs=(1.0, 3.0)))
+    assert offered[-1].fragment.group == first
+
+
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        (p.VersionLoaded("rollout-0", 3), "rollout-0 loaded version 3 unasked"),
+        (p.FragmentGenerated(p.Fragment(0, 0, 0, 0, 2)), "was not being generated"),
+        (p.FragmentGenerated(p.Fragment(7, 0, 0, 0, 2)), "iteration 7 is not open"),
+        (p.FragmentScored(p.Fragment(0, 0, 0, 0, 2)), "scored but not waited for"),
+        (p.AdvantagesComputed(0, (5,)), "already have advantages"),
+        (p.PackTrained(p.Pack(0, 0, ())), "pack 0 was not being trained"),
+        (p.Stepped(2), "version 2 does not follow"),
+        (p.Switched("rollout-0", "trainer"), "was not under way"),
+        (p.IterationOffered(3, TRAINED), "iteration 1 comes next"),
+        (p.DevicesLost(("trainer-0",)), "trainer-0 is lost, and with it the state of the optim"),
+        (p.DevicesLost(("rollout-0", "nobody")), "nobody lost, but was not there"),
+        (p.DeviceJoined(p.Device("rollout-0", ROLLOUT)), "rollout-0 joined, but is there already"),
+    ],
+)
+def test_an_event_that_cannot_be_is_an_error_that_shows_the_state(event, message):
+    it = started()
+    it.handle(p.IterationOffered(0, TRAINED))
+    fragment = fragments_of(make_workload(), 0, 0)[0]
+    it.handle(p.FragmentGenerated(fragment))
+    it.handle(p.FragmentScored(fragment))
+    with pytest.raises(ControllerError, match=message):
+        it.handle(event)
+
+
+def test_a_device_that_joins_gets_the_version_and_then_work():
+    it = started(workload=make_workload(num_groups=4))
+    it.handle(p.IterationOffered(0, TRAINED))
+    assert it.handle(p.DeviceJoined(p.Device("rollout-9", ROLLOUT))) == [p.Push(0, "rollout-9")]
+    (generate,) = it.handle(p.VersionLoaded("rollout-9", 0))
+    assert generate.device == "rollout-9"
+
+
+def test_a_missing_role_is_refused():
+    with pytest.raises(ValueError, match="no worker has the role 'trainer'"):
+        Controller(
+            [p.Device("rollout-0", ROLLOUT)],
+            make_workload(),
+            Schedule(LAYOUTS["disaggregated"]),
+            make_costs(),
+        )
+
+
+def test_the_first_to_get_a_version_leaves_a_fragment_to_those_that_wait_for_it():
+    workload = make_workload(fragment_size=4)  # a fragment for each device
+    it = started("colocated-strong", 1, 1, workload=workload, queue_depth=2)
+    it.handle(p.IterationOffered(0, TRAINED))
+    told = list(scored(it, *fragments_of(workload, 0, 0), *fragments_of(workload, 0, 1)))
+    told += it.handle(p.AdvantagesComputed(0, (0, 1)))
+    while not any(isinstance(do, p.Push) for do in told):
+        told = [do for done in events_of(told) for do in it.handle(done)]
+    first, second = (do.device for do in told if isinstance(do, p.Push))
+    it.handle(p.IterationOffered(1, TRAINED))
+    given = it.handle(p.VersionLoaded(first, 1)) + it.handle(p.VersionLoaded(second, 1))
+    assert [do.device for do in given if isinstance(do, p.Generate)] == [first, second]
+
+
+def events_of(told) -> list:
+    """What follows when devices have done what they were told."""
+    events = []
+    for do in told:
+        match do:
+            case p.Train(pack):
+                events.append(p.PackTrained(pack))
+            case p.Reduce(iteration):
+                events.append(p.GradientReduced(iteration))
+            case p.Step(version):
+                events.append(p.Stepped(version + 1))
+    return events

@@ -1,0 +1,112 @@
+"""Every layout under every order of completion: nothing is lost, repeated, mixed or too stale."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from digen_core.control.controller import Controller
+from digen_core.control.layout import LAYOUTS
+from digen_core.control.schedule import Schedule
+from support.control_strategies import NUM_ITERATIONS, schedules, workloads
+from support.random_cluster import (
+    RandomCluster,
+    make_costs,
+    make_devices,
+    make_workload,
+)
+
+
+def run(
+    schedule, workload, num_rollout, num_trainers, switch, random, skipped=(), refill=0, **options
+):
+    kinds = ("default", "slow")[: 1 + num_rollout % 2]
+    devices = make_devices(schedule.layout.name, num_rollout, num_trainers, kinds)
+    it = Controller(devices, workload, schedule, make_costs(switch))
+    cluster = RandomCluster(
+        it, workload, schedule, devices, random=random, skipped=skipped, refill=refill
+    )
+    cluster.run(NUM_ITERATIONS, **options)
+    for index in range(NUM_ITERATIONS):
+        trained = cluster.trained.get(index, [])
+        assert len(trained) == len(set(trained)), "a pair was trained twice"
+        assert set(trained) == cluster.expected_pairs(index)
+    assert cluster.version == sum(finish.updated for finish in cluster.finished)
+    return cluster
+
+
+@settings(max_examples=settings.default.max_examples * 3)
+@given(
+    schedules(),
+    workloads(),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.sampled_from([0.0, 0.3, 3.0]),
+    st.randoms(use_true_random=False),
+    st.sets(st.tuples(st.integers(0, 2), st.integers(0, 7)), max_size=6),
+    st.integers(0, 2),
+    st.sampled_from([0.0, 0.3]),
+    st.sampled_from([1, 2, 100]),
+)
+def test_every_layout_in_every_order(
+    schedule, workload, num_rollout, num_trainers, switch, random, skipped, refill, pause_odds, fits
+):
+    run(
+        schedule,
+        workload,
+        num_rollout,
+        num_trainers,
+        switch,
+        random,
+        skipped,
+        refill,
+        pause_odds=pause_odds,
+        fits=fits,
+    )
+
+
+@settings(max_examples=settings.default.max_examples * 2)
+@given(
+    schedules(),
+    workloads(),
+    st.integers(2, 4),
+    st.integers(1, 3),
+    st.sampled_from([0.0, 0.3]),
+    st.randoms(use_true_random=False),
+    st.integers(1, 4),
+    st.booleans(),
+    st.sets(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=4),
+)
+def test_lost_devices_lose_nothing(
+    schedule, workload, num_rollout, num_trainers, switch, random, losses, joins, skipped
+):
+    counts = (num_rollout, num_trainers)
+    options = {"pause_odds": 0.1, "losses": losses, "joins": joins, "refill": 1}
+    run(schedule, workload, *counts, switch, random, skipped, **options)
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "tcss"])
+def test_on_policy_layouts_are_never_stale(layout):
+    from random import Random
+
+    schedule = Schedule(LAYOUTS[layout])
+    cluster = run(schedule, make_workload(num_groups=3), 2, 2, 0.0, Random(0))
+    # One update an iteration, each trained at the version that generated it.
+    assert {index: version for (index, _), version in cluster.version_of.items()} == {
+        0: 0,
+        1: 1,
+        2: 2,
+    }
+
+
+def test_stale_groups_are_at_most_the_share():
+    from random import Random
+
+    seen = 0
+    for seed in range(20):
+        schedule = Schedule(LAYOUTS["tcss"], max_stale_share=0.5)
+        cluster = run(schedule, make_workload(num_groups=4), 3, 1, 0.0, Random(seed))
+        for index in (1, 2):
+            versions = [cluster.version_of[index, group] for group in range(4)]
+            assert sum(version < index for version in versions) <= 2
+            seen += sum(version < index for version in versions)
+    assert seen > 0, "nothing was ever stale: the layout does not overlap"

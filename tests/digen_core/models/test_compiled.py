@@ -1,0 +1,99 @@
+"""torch.compile of the blocks: the same velocities and gradients, whatever is active."""
+
+import contextvars
+from functools import partial
+
+import pytest
+import torch
+
+from digen_core.config.model import ModelConfig
+from digen_core.errors import UserError
+from digen_core.models.compiled import compile_blocks, compile_meter
+from digen_core.models.compiler import require_compiler
+from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
+from support.tiny_policies import load_trainable, moved_weights
+
+
+@pytest.mark.families
+def test_compiled_blocks_compute_what_the_others_do(tiny_flux):
+    plain, compiled = (load_trainable(tiny_flux, "float32") for _ in range(2))
+    weights = moved_weights(plain)
+    for policy in (plain, compiled):
+        set_weights(policy, weights)
+    compile_blocks(compiled, ModelConfig(compile=True))
+    blocks = compiled.transformer.transformer_blocks
+    assert all(block._compiled_call_impl is not None for block in blocks)
+    rows = plain.encode(["a red circle"] * 4)
+
+    def velocity_of(policy, count):
+        generator = torch.Generator().manual_seed(count)
+        x = torch.randn(count, *policy.latent_shape, generator=generator)
+        condition = {name: value[:count] for name, value in rows.items()}
+        return policy.velocity(x, torch.full((count,), 0.5), condition)
+
+    def compare(count):
+        found = velocity_of(compiled, count)
+        torch.testing.assert_close(found, velocity_of(plain, count), rtol=1e-5, atol=1e-5)
+        return found
+
+    with torch.no_grad():
+        sampled = compare(4)
+        compare(3)  # from here on the size of a batch is dynamic
+    with reference_weights(compiled), reference_weights(plain):
+        compare(4)
+    replayed = compare(4)
+    torch.testing.assert_close(replayed, sampled, rtol=1e-6, atol=1e-6)  # far below a clip range
+    gradients = [
+        torch.autograd.grad(
+            velocity_of(policy, 4).square().sum(),
+            list(trainable_parameters(policy).values()),
+            allow_unused=True,
+        )
+        for policy in (compiled, plain)
+    ]
+    for found, expected in zip(*gradients, strict=True):
+        assert (found is None) == (expected is None)
+        if found is not None:
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.families
+def test_blocks_are_compiled_anew_as_often_as_it_takes_in_every_task(tiny_flux, monkeypatch):
+    """A worker runs each task in a context of its own, where torch's settings are the defaults."""
+    from torch._dynamo.testing import CompileCounter
+
+    counter, compile_block = CompileCounter(), torch.nn.Module.compile
+    counting = partial(compile_block, backend=counter, dynamic=False)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda block, **how: counting(block, **how))
+    policy = load_trainable(tiny_flux, "float32")
+    compile_blocks(policy, ModelConfig(compile=True))
+
+    @torch.no_grad()
+    def sample(counts):
+        for count in counts:
+            condition = policy.encode(["a red circle"] * count)
+            policy.velocity(torch.zeros(count, *policy.latent_shape), torch.ones(count), condition)
+
+    meter = compile_meter()
+    meter.read()
+    sample([1])
+    assert meter.read() > 0
+    sample([1])
+    assert meter.read() == 0
+    once = counter.frame_count
+    contextvars.Context().run(sample, range(2, 13))  # torch's own limit is 8
+    assert counter.frame_count == 12 * once
+
+
+@pytest.mark.parametrize(("device", "variable"), [("cpu", "CXX"), ("cuda", "CC")])
+def test_a_machine_without_a_compiler_is_told_apart(device, variable, monkeypatch, tmp_path):
+    monkeypatch.setenv(variable, "no-such-compiler")
+    with pytest.raises(UserError, match=f"but no-such-compiler is not there; .* in {variable}"):
+        require_compiler(device)
+    monkeypatch.delenv(variable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="needs a compiler on every worker, but g"):
+        require_compiler(device)
+    (tmp_path / "g++").touch(mode=0o755)
+    (tmp_path / "clang").touch(mode=0o755)
+    require_compiler(device)

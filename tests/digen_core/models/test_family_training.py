@@ -1,0 +1,220 @@
+"""What is trained of every family: replay of a rollout, gradients, adapters and what is saved."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from digen_core.config.run import RunConfig
+from digen_core.config.train import LoraConfig
+from digen_core.control.protocol import Fragment
+from digen_core.models.export import save_for_diffusers
+from digen_core.models.policy import TRAINER_PARTS
+from digen_core.models.trainable import make_trainable, set_weights, trainable_parameters
+from digen_core.rollout.sampler import denoise, initial_latent
+from digen_core.rollout.steps import steps_of_iteration
+from digen_core.training.gradient_sum import GradientSum, add, pack_gradient
+from digen_core.training.objectives import OBJECTIVES
+from digen_core.training.pairs import gather_pairs
+from digen_core.transport.arrays import to_array, to_arrays
+from digen_core.transport.segment import Segment
+from support.families import FAMILIES, load_tiny, stock
+from support.packs import make_packs
+from support.tiny_policies import moved_weights
+
+TEXT_STREAM = ("add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+PUBLISHED = {  # FlowGRPO's targets beside the default ones
+    "flux": (
+        *TEXT_STREAM,
+        *("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"),
+    ),
+    "sd3": TEXT_STREAM,
+    "qwen_image": (
+        *TEXT_STREAM,
+        *("img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"),
+    ),
+    "wan": (),
+    "hunyuan_video": TEXT_STREAM,
+}
+BLOCKS = dict.fromkeys(FAMILIES, "transformer_blocks") | {"wan": "blocks"}
+LORA = LoraConfig(rank=3, alpha=10)  # a strength that is lost if alpha is
+FRAGMENT = Fragment(iteration=0, group=0, index=0, first_sample=0, num_samples=4)
+ALGORITHMS = (*OBJECTIVES, "diffusion_nft")
+PROMPT = "a red circle"
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request) -> str:
+    return request.param
+
+
+def trained_policy(folder: str, family: str, dtype: str = "float32", lora=LORA):
+    policy = load_tiny(folder, family, dtype)
+    make_trainable(policy, lora)
+    set_weights(policy, moved_weights(policy, scale=0.02 if lora is None else 0.1))
+    return policy
+
+
+def config_of(family: str, dtype: str = "float32", transition="flow_sde", **algorithm) -> RunConfig:
+    """An update of one group: 4 samples of 3 steps."""
+    shape = {"prompts_per_iteration": 1, "group_size": 4, "fragment_size": 4, "num_steps": 3}
+    return RunConfig.model_validate(
+        {
+            "model": {"family": family, "dtype": dtype},
+            "rollout": {**shape, "transition": transition},
+            "algorithm": algorithm,
+        }
+    )
+
+
+def sampled(policy, config: RunConfig) -> Segment:
+    """A fragment as a denoise task returns it."""
+    x = initial_latent(policy, seed=0, group=(0, 0), samples=FRAGMENT.samples)
+    done = list(
+        denoise(
+            policy,
+            x,
+            policy.encode([PROMPT]),
+            policy.sigmas(config.rollout.num_steps),
+            steps=range(config.rollout.num_steps),
+            noisy_steps=steps_of_iteration(config, 0).noisy,
+            config=config.rollout,
+            seed=0,
+            group=(0, 0),
+            samples=FRAGMENT.samples,
+        )
+    )
+    latents = np.stack([to_array(x), *(to_array(step.x_next) for step in done)])
+    logprobs = {step.step: to_array(step.logprob) for step in done if step.logprob is not None}
+    sigmas = to_array(policy.sigmas(config.rollout.num_steps))
+    return Segment(FRAGMENT, 0, latents, logprobs, version=0, sigmas=sigmas)
+
+
+def replayed(policy, config: RunConfig, pack_size: int) -> list[GradientSum]:
+    segment = sampled(policy, config)
+    trained = steps_of_iteration(config, 0).trained
+    return [
+        pack_gradient(
+            policy,
+            gather_pairs(
+                pack,
+                [segment],
+                {0: to_arrays(policy.encode([PROMPT]))},
+                {0: np.array([1.5, -0.5, -2.0, 1.0])},
+                policy.device,
+                config,
+                version=0,
+                trained_steps=trained,
+            ),
+            config,
+        )
+        for pack in make_packs([FRAGMENT], trained, iteration=0, pack_size=pack_size)
+    ]
+
+
+@pytest.mark.parametrize("transition", ["flow_sde", "dance"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_replay_in_the_batch_of_the_rollout_is_exact(tiny_families, family, dtype, transition):
+    policy = trained_policy(tiny_families[family], family, dtype)
+    for result in replayed(policy, config_of(family, dtype, transition), 4):
+        assert result.metrics.max_log_ratio == 0
+
+
+@pytest.mark.parametrize("pack_size", [1, 3, 8])
+def test_replay_in_other_batches_is_exact_but_for_rounding(tiny_families, family, pack_size):
+    policy = trained_policy(tiny_families[family], family)
+    for result in replayed(policy, config_of(family), pack_size):
+        assert result.metrics.max_log_ratio <= 1e-6
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_trains_every_family(tiny_families, family, algorithm):
+    """Replay is exact, and packs of any size add up to one gradient."""
+    policy = trained_policy(tiny_families[family], family)
+    settings = {"window_size": 1} if algorithm == "mix_grpo" else {"kl_coefficient": 0.1}
+    config = config_of(family, type=algorithm, **settings)
+    num_pairs = 4 * len(steps_of_iteration(config, 0).trained)
+    (whole,) = replayed(policy, config, num_pairs)
+    total = None
+    for part in replayed(policy, config, 4):
+        assert part.metrics.max_log_ratio == 0
+        total = part if total is None else add(total, part)
+    assert total.metrics.num_pairs == num_pairs
+    assert whole.metrics.max_log_ratio <= 1e-6
+    scale = max(np.abs(value).max() for value in whole.gradient.values())
+    assert scale > 0
+    for name, value in whole.gradient.items():
+        np.testing.assert_allclose(total.gradient[name], value, rtol=0, atol=1e-4 * scale)
+
+
+def test_all_adapters_learn_and_nothing_else(tiny_families, family):
+    policy = trained_policy(tiny_families[family], family)
+    (result,) = replayed(policy, config_of(family), 8)
+    assert result.gradient.keys() == trainable_parameters(policy).keys()
+    assert all("lora_" in name for name in result.gradient)
+    for name, gradient in result.gradient.items():
+        assert np.isfinite(gradient).all()
+        assert gradient.any(), name
+
+
+def test_every_published_target_has_an_adapter_and_the_unused_ones_are_allowed(
+    tiny_families, family
+):
+    targets = (*LORA.targets, *PUBLISHED[family])
+    policy = trained_policy(tiny_families[family], family, lora=LoraConfig(targets=targets))
+    names = trainable_parameters(policy)
+    assert all(any(f".{target}.lora_A" in name for name in names) for target in targets)
+    (result,) = replayed(policy, config_of(family), 8)
+    assert result.metrics.max_log_ratio <= 1e-6
+    without = names.keys() - result.gradient.keys()
+    # the text stream of the last block reaches no output
+    assert all("transformer_blocks.1" in name for name in without)
+    assert bool(without) == (family == "qwen_image")
+
+
+@pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "all weights"])
+def test_checkpointed_gradients_are_the_same_bit_for_bit(tiny_families, family, lora):
+    policy = trained_policy(tiny_families[family], family, lora=lora)
+    (kept,) = replayed(policy, config_of(family), 8)
+    checkpointed = load_tiny(tiny_families[family], family)
+    make_trainable(checkpointed, lora, gradient_checkpointing=True)
+    set_weights(checkpointed, moved_weights(policy, scale=0))
+    counted = Counter()
+    blocks = checkpointed.transformer.get_submodule(BLOCKS[family])
+    for number, block in enumerate(blocks):
+        block.register_forward_pre_hook(lambda *_, number=number: counted.update([number]))
+    (again,) = replayed(checkpointed, config_of(family), 8)
+    steps = config_of(family).rollout.num_steps
+    assert set(counted.values()) == {steps + 2}  # the rollout, then twice for the pack
+    assert again.metrics == kept.metrics
+    assert again.gradient.keys() == kept.gradient.keys()
+    for name, value in kept.gradient.items():
+        np.testing.assert_array_equal(again.gradient[name], value, err_msg=name)
+
+
+def test_saved_adapters_act_the_same_in_the_stock_pipeline(tiny_families, family, tmp_path):
+    policy = trained_policy(tiny_families[family], family)
+    save_for_diffusers(policy, tmp_path)
+    pipeline = stock(tiny_families[family])
+    pipeline.load_lora_weights(tmp_path)
+    (adapter,) = pipeline.transformer.peft_config.values()
+    assert (adapter.r, adapter.lora_alpha) == (3, 10)
+    loaded = load_tiny(tiny_families[family], family, parts=TRAINER_PARTS)
+    x = initial_latent(policy, seed=5, group=(0, 0), samples=range(3))
+    inputs = x, torch.linspace(0.2, 0.9, 3), policy.encode([PROMPT] * 3)
+    base = loaded.velocity(*inputs)
+    loaded.transformer = pipeline.transformer
+    velocity = loaded.velocity(*inputs)
+    assert torch.equal(velocity, policy.velocity(*inputs))
+    assert not torch.equal(velocity, base)
+
+
+def test_a_saved_transformer_acts_the_same(tiny_families, family, tmp_path):
+    policy = trained_policy(tiny_families[family], family, lora=None)
+    save_for_diffusers(policy, tmp_path)
+    loaded = load_tiny(tiny_families[family], family, parts=TRAINER_PARTS)
+    loaded.transformer = type(policy.transformer).from_pretrained(tmp_path)
+    x = initial_latent(policy, seed=5, group=(0, 0), samples=range(3))
+    inputs = x, torch.linspace(0.2, 0.9, 3), policy.encode([PROMPT] * 3)
+    assert torch.equal(loaded.velocity(*inputs), policy.velocity(*inputs))

@@ -1,0 +1,128 @@
+"""Plans: against all choices of a small job, and never slower than colocated-strong."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from deployments.shipped import SCENARIOS
+from digen_core.control.costs import Costs, DeviceCosts, Linear
+from digen_core.control.layout import LAYOUTS
+from digen_core.control.protocol import Device
+from digen_core.control.schedule import Workload
+from digen_core.planning.job import BOTH, Job, layouts_for
+from digen_core.planning.planner import plan_job, sizes, with_sizes
+from digen_core.planning.search import Choice, Fixed, simulate_choice
+from digen_core.sim.scenario import load_scenario
+from support.planning import FAST, config, free_devices, job
+
+ON_POLICY = [name for name, layout in LAYOUTS.items() if not layout.stale]
+SHIPPED = sorted(SCENARIOS.glob("*.toml"))
+
+
+def job_of(scenario) -> Job:
+    """Return a job of the scenario's recipe on equal devices that may all do both."""
+    costs = scenario.costs(None).model_copy(
+        update={
+            "switch_to_rollout": scenario.helper_in,
+            "switch_to_trainer": scenario.helper_out,
+        }
+    )
+    return Job(scenario.workload, scenario.trained_steps, scenario.cluster(None), costs)
+
+
+def choices(own: Job):
+    yield Choice("colocated", None)
+    yield Choice("colocated-strong", None)
+    for split in own.splits:
+        for layout in ("disaggregated", "gap", "tsp"):
+            yield Choice(layout, split)
+        for helpers, assistants in product(range(own.devices - split + 1), range(split + 1)):
+            if not assistants:
+                yield Choice("tag", split, helpers)
+            yield Choice("elastic", split, helpers, assistants)
+
+
+@pytest.mark.parametrize("switch", [0.0, 1.0])
+def test_the_plan_is_the_best_of_all_choices(switch):
+    own = job(switch_to_rollout=switch, switch_to_trainer=switch)
+    tried = {
+        (size, choice): simulate_choice(with_sizes(own, *size), choice, num_iterations=2).seconds
+        for size in sizes(own)
+        for choice in choices(own)
+    }
+    best = plan_job(own, ON_POLICY, search_sizes=True)[0]
+    assert best.seconds <= 1.02 * min(tried.values())
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_no_plan_is_slower_than_colocated_strong(path):
+    own = job_of(load_scenario(path))
+    strong = simulate_choice(own, Choice("colocated-strong", None), num_iterations=4).seconds
+    plans = plan_job(own, ON_POLICY)
+    assert plans[0].seconds <= strong
+    assert "colocated-strong" in {plan.layout for plan in plans}
+    assert [plan.seconds for plan in plans] == sorted(plan.seconds for plan in plans)
+
+
+def test_colocated_strong_wins_where_nothing_overlaps():
+    # One group: nothing to train before all of it is generated, and switches are free.
+    one = replace(job(2), workload=Workload(1, 2, 1, 4, 4, 2))
+    assert plan_job(one, ["tsp", "gap", "colocated-strong"])[0].layout == "colocated-strong"
+
+
+def test_what_is_fixed_stays():
+    plans = plan_job(job(), ["elastic", "tag"], fixed=Fixed(2, helpers=1, assistants=2))
+    assert {plan.plan.choice for plan in plans} == {
+        Choice("elastic", 2, 1, 2),
+        Choice("tag", 2, 1),
+    }
+
+
+def test_sizes_by_hand():
+    assert list(sizes(replace(job(), workload=Workload(2, 6, 3, 4, 5, 6)))) == [
+        (fragment, pack) for fragment in (1, 2, 3, 6) for pack in (1, 2, 4, 5)
+    ]
+
+
+def test_stale_layouts_need_leave():
+    assert "tcss" not in layouts_for(config())
+    stale = {"layout": "elastic", "max_stale_share": 0.5}
+    assert "tcss" in layouts_for(config(schedule=stale))
+    assert layouts_for(config(algorithm={"advantage_scale": "batch"})) == [
+        "colocated",
+        "colocated-strong",
+        "disaggregated",
+    ]
+
+
+def test_roles_limit_the_splits():
+    fleet = (
+        Device("g0", frozenset({"rollout"})),
+        Device("t0", frozenset({"trainer"})),
+        Device("b0", BOTH),
+        Device("b1", BOTH),
+    )
+    mixed = replace(job(), fleet=fleet)
+    assert list(mixed.splits) == [1, 2, 3]
+    assert not mixed.can_colocate
+    assert [device.name for device in mixed.cluster(2)] == ["g0", "b0", "b1", "t0"]
+    assert [sorted(device.roles) for device in mixed.cluster(2)] == [
+        ["rollout"], ["rollout"], ["trainer"], ["trainer"],
+    ]  # fmt: skip
+    assert all(p.layout in ("tsp", "elastic") for p in plan_job(mixed, ["colocated", "tsp"]))
+
+
+def test_devices_do_what_they_are_better_at():
+    slow_step = DeviceCosts(step=Linear(per_item=0.8), decode=FAST.decode, pack=FAST.pack)
+    fleet = (Device("t0", BOTH, "trains"), Device("g0", BOTH, "default"))
+    costs = Costs(kinds={"default": FAST, "trains": slow_step})
+    both = Job.of(config(), fleet, costs)
+    assert [device.name for device in both.cluster(1)] == ["g0", "t0"]
+
+
+def test_nothing_is_possible():
+    fleet = (Device("g0", frozenset({"rollout"})), Device("t0", frozenset({"trainer"})))
+    with pytest.raises(ValueError, match="2 devices with these roles can do none of"):
+        plan_job(replace(job(), fleet=fleet), ["colocated"])
+    assert free_devices(2)[0].roles == BOTH

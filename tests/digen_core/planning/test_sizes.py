@@ -1,0 +1,212 @@
+"""The size of a recipe: closed forms, the same counted with numbers, published parameters."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from deployments.cli import run
+from deployments.shipped import RECIPES, recipe_files
+from deployments.views.size import as_markdown, print_sizes, size
+from digen_core.config.load import load_config
+from digen_core.config.run import RunConfig
+from digen_core.config.train import LoraConfig
+from digen_core.models.families import ADAPTERS
+from digen_core.models.trainable import make_trainable, trainable_parameters
+from digen_core.planning.sizes import Sizes, sizes_of
+from digen_core.transport.arrays import to_array, to_arrays
+from support.families import FAMILIES, GUIDED, frames_of, load_tiny
+from support.paths import ROOT
+
+SETTINGS = ROOT / "deployments/model_configs"
+
+PUBLISHED = {  # billions of parameters of the transformers on the hub
+    "FLUX.1-dev": ("flux", 11.901),
+    "stable-diffusion-3.5-medium": ("sd3", 2.243),
+    "Qwen-Image": ("qwen_image", 20.430),
+    "Wan2.1-T2V-1.3B-Diffusers": ("wan", 1.419),
+    "Wan2.1-T2V-14B-Diffusers": ("wan", 14.288),
+    "HunyuanVideo": ("hunyuan_video", 12.821),
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request) -> str:
+    return request.param
+
+
+def config_of(family: str, *, train=None, model=None, algorithm=None, rollout=None) -> RunConfig:
+    """Images of 32 x 48 pixels, videos of 5 frames, 3 steps of which 2 are noisy."""
+    sizes = {"height": 32, "width": 48, "num_frames": frames_of(family), "max_sequence_length": 24}
+    return RunConfig.model_validate(
+        {
+            "model": {"family": family, "guidance_scale": 3.0, **sizes, **(model or {})},
+            "rollout": {"num_steps": 3, **(rollout or {})},
+            "train": {"lora": {"rank": 3}, **(train or {})},
+            "algorithm": algorithm or {},
+        }
+    )
+
+
+def test_the_published_settings_give_the_published_parameters():
+    assert {folder.name for folder in SETTINGS.iterdir()} == set(PUBLISHED)
+    for name, (family, billions) in PUBLISHED.items():
+        config = config_of(family).model
+        policy = ADAPTERS[family].without_weights(config, SETTINGS / name)
+        count = sum(parameter.numel() for parameter in policy.transformer.parameters())
+        assert count / 1e9 == pytest.approx(billions, abs=5e-4), name
+        assert all(parameter.is_meta for parameter in policy.transformer.parameters())
+
+
+def test_blank_conditions_are_like_real_ones(tiny_families, family):
+    config = config_of(family).model
+    blank = ADAPTERS[family].without_weights(config, Path(tiny_families[family]))
+    policy = load_tiny(tiny_families[family], family)
+    real, like = policy.encode(["a red circle", "a blue square"]), blank.blank_condition(2)
+    assert blank.latent_shape == policy.latent_shape
+    assert like.keys() == real.keys()
+    for name, value in real.items():
+        assert (like[name].shape, like[name].dtype) == (value.shape, value.dtype), name
+
+
+def test_sizes_are_those_of_a_real_model(tiny_families, family):
+    """Arithmetic and bytes are counted again with numbers, on the CPU."""
+    config = config_of(family)
+    found = sizes_of(config, Path(tiny_families[family]))
+    policy = load_tiny(tiny_families[family], family)
+    assert found.parameters == sum(p.numel() for p in policy.transformer.parameters())
+    assert found.weight_bytes == 4 * found.parameters
+    make_trainable(policy, config.train.lora)
+    trained = trainable_parameters(policy).values()
+    assert found.trained_parameters == sum(p.numel() for p in trained)
+    assert found.push_bytes == sum(to_array(p).nbytes for p in trained)
+    x, condition = torch.randn(1, *policy.latent_shape), policy.encode(["a red circle"])
+    with sdpa_kernel(SDPBackend.MATH):  # torch does not count the CPU's own attention kernel
+        with FlopCounterMode(display=False) as step, torch.no_grad():
+            policy.velocity(x, torch.full([1], 0.5), condition)
+        with FlopCounterMode(display=False) as pair:
+            policy.velocity(x, torch.full([1], 0.5), condition).sum().backward()
+        with FlopCounterMode(display=False) as decode:
+            policy.decode(x)
+    assert found.step_flops == step.get_total_flops() > 0
+    assert found.pair_flops == pair.get_total_flops() > 0
+    assert found.decode_flops == decode.get_total_flops() > 0
+    # 4 latents and 2 log-probs
+    assert found.trajectory_bytes == 4 * to_array(x).nbytes + 2 * 4
+    assert found.embedding_bytes == sum(value.nbytes for value in to_arrays(condition).values())
+
+
+@pytest.mark.parametrize("family", [*GUIDED, "flux"])
+def test_guidance_counts_double(tiny_families, family):
+    folder = Path(tiny_families[family])
+    guided = sizes_of(config_of(family), folder)
+    alone = sizes_of(config_of(family, model={"guidance_scale": 1.0}), folder)
+    factor = 2 if family in GUIDED else 1
+    assert guided.step_flops == factor * alone.step_flops
+    assert guided.pair_flops == factor * alone.pair_flops
+    assert guided.embedding_bytes == factor * alone.embedding_bytes
+    assert guided.decode_flops == alone.decode_flops
+
+
+def test_what_a_pair_costs_in_forward_passes(tiny_families):
+    family, folder = "flux", Path(tiny_families["flux"])
+    forward = sizes_of(config_of(family), folder).step_flops
+
+    def passes(lora=None, **settings) -> float:
+        train = {"lora": lora, "gradient_checkpointing": settings.pop("again", False)}
+        return sizes_of(config_of(family, train=train, **settings), folder).pair_flops / forward
+
+    everything = passes()
+    assert 2.8 < everything <= 3  # of every product one for the input and one for the weight
+    adapters = passes({"rank": 3})
+    assert 1.7 < adapters < everything  # of frozen weights for the input only
+    again = passes(again=True)
+    assert everything + 0.8 < again <= everything + 1
+    with_reference = passes({"rank": 3}, algorithm={"kl_coefficient": 0.1})
+    assert with_reference == pytest.approx(adapters + 1, abs=0.1)  # whose adapters are off
+
+
+@pytest.fixture(scope="module")
+def sd3_recipe() -> Sizes:
+    """SD3.5 Medium at 512 x 512 pixels without guidance."""
+    return size(load_config(RECIPES / "flow_grpo_sd3_fast_nocfg.toml"))
+
+
+def test_stable_diffusion_by_hand(sd3_recipe):
+    """Tokens x parameters of the blocks, and attention."""
+    width, image, text = 1536, (512 // 16) ** 2, 77 + 128
+    linear = 24 * (image + text) * (4 + 8) * width**2  # q, k, v, out and a feed-forward of 4 x 2
+    linear += 13 * image * 4 * width**2  # a second attention of the image in 13 blocks
+    linear -= text * (1 + 8) * width**2  # the last block has no text output
+    attention = 24 * 2 * (image + text) ** 2 * width + 13 * 2 * image**2 * width
+    by_hand = 2 * (linear + attention)  # two FLOPs a product
+    assert sd3_recipe.step_flops == pytest.approx(by_hand, rel=0.03)
+
+
+def test_bytes_by_hand(tiny_families):
+    half = config_of("sd3", model={"dtype": "bfloat16"}, train={"lora": LoraConfig(rank=6)})
+    found = sizes_of(half, Path(tiny_families["sd3"]))
+    full = sizes_of(config_of("sd3", train={"lora": None}), Path(tiny_families["sd3"]))
+    assert found.weight_bytes == 2 * found.parameters
+    assert full.push_bytes == full.weight_bytes == 4 * found.parameters
+    assert full.trained_parameters == full.parameters
+    once = sizes_of(config_of("sd3"), Path(tiny_families["sd3"]))
+    assert found.push_bytes == 2 * once.push_bytes  # twice the rank
+    # latents [4, 4, 6]; 77 + 24 tokens of width 64, pooled 64; two prompts
+    assert found.trajectory_bytes == 4 * (4 * 96 + 2)
+    rounded = config_of("sd3", rollout={"storage": "float16"})
+    assert sizes_of(rounded, Path(tiny_families["sd3"])).trajectory_bytes == 2 * 4 * 96 + 4 * 2
+    lagging = config_of("sd3", algorithm={"type": "diffusion_nft", "old_policy_decay": "ramp"})
+    assert sizes_of(lagging, Path(tiny_families["sd3"])).push_bytes == 2 * once.push_bytes
+    assert found.embedding_bytes == 2 * 4 * (101 * 64 + 64)
+
+
+def test_size_prints_what_was_counted(tiny_families, capsys):
+    job = str(ROOT / "deployments/configs/shapes.toml")
+    arguments = ["size", job, "--model.path", tiny_families["flux"], "--train.lora.rank", "8"]
+    assert run([*arguments, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    config = load_config(job, {"model.path": tiny_families["flux"], "train.lora.rank": 8})
+    assert row == {"name": "shapes"} | asdict(sizes_of(config, Path(tiny_families["flux"])))
+    print_sizes({"shapes": sizes_of(config, Path(tiny_families["flux"]))})
+    assert f"{row['trained_parameters'] / 1e6:.3g}" in capsys.readouterr().out
+    assert run([*arguments, "--markdown"]) == 0
+    heading, _, cells = capsys.readouterr().out.splitlines()
+    assert heading.count("|") == cells.count("|")
+    assert cells.startswith("| shapes | ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model.path", "a/b"], "model.path a/b is no folder here, and the settings that digen"),
+        (["--model.path", "docs"], "model.path docs: "),
+        (
+            ["--train.lora.targets", '["nowhere"]'],
+            "names 'nowhere', but no linear layer of the transf",
+        ),
+        (["--model.width", "36"], "needs multiples of 8"),
+    ],
+)
+def test_a_model_that_cannot_be_sized_is_one_line(arguments, message, capsys):
+    root = ROOT
+    job = str(root / "deployments/configs/shapes.toml")
+    arguments = [a.replace("docs", str(root / "docs")) for a in arguments]
+    assert run(["size", job, *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message.replace("docs", str(root / "docs")) in err
+
+
+def test_the_page_shows_every_recipe(sd3_recipe):
+    """docs/sizes.md is what `digen size --markdown` prints."""
+    lines = (ROOT / "docs/sizes.md").read_text().splitlines()
+    rows = [line for line in lines if line.startswith("| ")]
+    written = as_markdown({"flow_grpo_sd3_fast_nocfg": sd3_recipe}).splitlines()
+    assert rows[:2] == written[:2]
+    assert written[2] in rows
+    assert [row.split(" | ")[0][2:] for row in rows[2:]] == [path.stem for path in recipe_files()]

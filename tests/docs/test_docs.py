@@ -1,0 +1,67 @@
+"""Pages that must stay true: the configuration reference, troubleshooting, links, tutorials."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from digen_core.config.reference_page import reference
+from support.paths import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TROUBLES = (ROOT / "docs" / "troubleshooting.md").read_text()
+MESSAGES = re.findall(r"^### `(.*)`$", TROUBLES, re.MULTILINE)
+
+
+def source() -> str:
+    """All code, as one text in which a message that is cut into several literals is whole."""
+    folders = ("deployments", "digen_core", "flows", "tasks")
+    files = [file for folder in folders for file in sorted((ROOT / folder).rglob("*.py"))]
+    text = "\n".join(file.read_text() for file in files)
+    return re.sub(r"[\"']\s*\n\s*f?[\"']", "", text)
+
+
+SOURCE = source()
+
+
+def test_the_configuration_reference_is_what_the_command_prints():
+    assert (ROOT / "docs" / "configuration.md").read_text() == reference()
+
+
+def test_troubleshooting_has_messages():
+    assert len(MESSAGES) >= 15
+    assert len(set(MESSAGES)) == len(MESSAGES)
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_every_message_of_troubleshooting_is_one_that_the_code_says(message):
+    """``...`` stands for what differs; each part between them is in the code, in this order."""
+    parts = [re.escape(part.strip()) for part in message.split("...") if part.strip()]
+    assert sum(map(len, parts)) >= 15, "too little to be found by"
+    assert re.search(".{0,60}".join(parts), SOURCE), message
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match("[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{page.name}: {target}"
+        if anchor:
+            assert anchor in anchors(file), f"{page.name}: {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_in_the_index():
+    readme = (ROOT / "README.md").read_text()
+    for page in PAGES[1:]:
+        name = page.relative_to(ROOT).as_posix()
+        assert name in readme or "/adr/" in name, f"{name} is not linked in README.md"

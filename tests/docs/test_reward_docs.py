@@ -1,0 +1,91 @@
+"""The code in docs/rewards.md and in the tutorial runs as it stands there."""
+
+import re
+import shlex
+import sys
+
+import pytest
+import torch
+
+from deployments.overrides import config_of
+from digen_core.config.load import load_config
+from digen_core.config.rewards import REWARD_TYPES
+from digen_core.config.run import RunConfig
+from digen_core.data.prompts import evaluation_prompts, train_prompts
+from digen_core.rewards import reward_functions
+from digen_core.rewards.own import own_reward
+from digen_core.rewards.remote_protocol import decode_answer
+from digen_core.rewards.scoring import score_images
+from support.paths import ROOT
+
+DOCS = ROOT / "docs"
+PAGE = (DOCS / "rewards.md").read_text()
+TUTORIAL = (DOCS / "tutorials" / "own-reward.md").read_text()
+(SERVER,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+FUNCTION, TRIAL, CLASS, NEARNESS = re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "my_rewards.py").write_text(f"{FUNCTION}\n\n{CLASS}\n\n{NEARNESS}")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("my_rewards", None)
+
+
+def test_the_function_is_tried(folder):
+    exec(TRIAL, {})
+
+
+def test_the_class_is_made_as_its_table_says(folder):
+    (folder / "a.toml").write_text(
+        TUTORIAL[TUTORIAL.index('    [rewards."my_rewards:Like') :].split("\n\n")[0]
+    )
+    config = load_config(folder / "a.toml").rewards["my_rewards:Likeness"]
+    judge = own_reward(config, torch.device("cpu"))
+    image = torch.tensor([0.2, 0.0, 0.9]).view(1, 3, 1, 1).expand(1, 3, 4, 4)
+    assert judge(image, ["a"]).tolist() == [1.0]
+    assert judge(1 - image, ["a"]).item() == pytest.approx(1 - (0.6 + 1.0 + 0.8) / 3)
+
+
+def test_the_reward_with_metadata_is_told_its_targets(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    start = TUTORIAL.index('    {"prompt"')
+    rows = TUTORIAL[start:].split("\n\n")[0]
+    (folder / "prompts.jsonl").write_text(rows)
+    command = re.search(r"(?s)--prompts.train.*?\}'", TUTORIAL)[0].replace("\\", "")
+    config = config_of(shlex.split(command))
+    train, (held_out,) = train_prompts(config), evaluation_prompts(config)
+    assert [prompt.text for prompt in train] == ["a red circle", "a blue square"]
+    assert held_out.metadata == {"target": [0.0, 1.0, 0.0]}
+    functions = reward_functions(config.rewards, torch.device("cpu"))
+    images = torch.ones(2, 3, 4, 4)
+    images[:, :, 1, 2] = torch.tensor([1.0, 0.0, 0.0])  # a red pixel in each
+    asked = [prompt.text for prompt in train], [prompt.metadata for prompt in train]
+    found = score_images(functions, config.rewards, images, *asked)
+    assert found["reward"].tolist() == pytest.approx([1.0, 1 / 3])
+
+
+def test_the_first_table_of_rewards_is_valid(tmp_path):
+    text = PAGE[PAGE.index("    [rewards]") : PAGE.index("On a command line")]
+    (tmp_path / "a.toml").write_text(text)
+    config = load_config(tmp_path / "a.toml")
+    assert config.reward_weights == {
+        "shapes": 1.0, "pickscore": 0.5, "quality": 1.0, "my_rewards:redness": 0.1,
+    }  # fmt: skip
+
+
+def test_the_server_answers_in_its_protocol():
+    names = {"__name__": "server"}
+    exec(SERVER, names)
+    pixels = torch.tensor([255, 0, 0]).expand(2, 4, 4, 3).byte().numpy()
+    answer = names["json"].dumps(names["judge"](pixels, ["a", "b"])).encode()
+    assert decode_answer(answer, 2) == {"score": [1.0, 1.0], "red": [1.0, 1.0]}
+
+
+def test_every_type_and_every_option_is_in_the_tables():
+    for name, kind in REWARD_TYPES.items():
+        assert f"| `{name}` |" in PAGE
+        for option in kind.model_fields.keys() - {"type"}:
+            assert f"`{option}`" in PAGE, (name, option)
+    assert RunConfig().rewards.keys() <= REWARD_TYPES.keys()

@@ -1,0 +1,1 @@
+"""What several tests share: small models, clusters, servers and runs."""

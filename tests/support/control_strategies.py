@@ -1,0 +1,37 @@
+"""Hypothesis strategies for what a controller is given."""
+
+import hypothesis.strategies as st
+
+from digen_core.control.layout import LAYOUTS
+from digen_core.control.schedule import Schedule
+from support.random_cluster import make_workload
+
+NUM_ITERATIONS = 3
+
+
+@st.composite
+def schedules(draw):
+    layout = draw(st.sampled_from(sorted(LAYOUTS)))
+    may_be_stale = layout in ("tcss", "elastic")
+    counts = st.one_of(st.none(), st.integers(0, 3))
+    return Schedule(
+        LAYOUTS[layout],
+        max_stale_share=draw(st.sampled_from([0.0, 0.34, 0.5, 1.0])) if may_be_stale else 0.0,
+        max_staleness=draw(st.integers(1, 2)),
+        helpers=draw(counts),
+        assistants=draw(counts),
+        queue_depth=draw(st.integers(1, 2)),
+    )
+
+
+@st.composite
+def workloads(draw):
+    group_size = draw(st.sampled_from([2, 6]))
+    return make_workload(
+        num_groups=draw(st.integers(1, 4)),
+        group_size=group_size,
+        fragment_size=draw(st.sampled_from([1, 2, 6])),
+        pack_size=draw(st.integers(1, 9)),
+        samples_per_pack=draw(st.integers(1, 4)),
+        trained_per_group=draw(st.integers(1, group_size)),
+    )

@@ -1,0 +1,82 @@
+"""Tiny pipelines of every family, for tests: their policies, and what stock pipelines return."""
+
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+
+from digen_core.config.model import VIDEO_FAMILIES
+from digen_core.models.families import LOADERS
+from digen_core.models.hunyuan_video import prompt_template
+from digen_core.models.policy import ALL_PARTS, Policy
+from support.tiny_policies import load
+
+FAMILIES = tuple(LOADERS)
+GUIDED = ("sd3", "qwen_image", "wan")
+HEIGHT, WIDTH, TOKENS = 32, 48, 24
+NEGATIVE = "blurry"
+
+
+def frames_of(family: str) -> int:
+    """The frames of the tests' samples: videos where the family makes them."""
+    return 5 if family in VIDEO_FAMILIES else 1
+
+
+def load_tiny(
+    folder: str, family: str, dtype: str = "float32", parts: frozenset = ALL_PARTS, **model: Any
+) -> Policy:
+    """Load a policy at the tests' sizes."""
+    defaults = {
+        "height": HEIGHT,
+        "width": WIDTH,
+        "num_frames": frames_of(family),
+        "max_sequence_length": TOKENS,
+        "guidance_scale": 3.0,
+        "negative_prompt": NEGATIVE,
+    }
+    return load(folder, dtype, parts, family=family, **defaults | model)
+
+
+def stock(folder: str) -> Any:
+    """Load the pipeline as any user of diffusers does."""
+    pipeline = DiffusionPipeline.from_pretrained(folder)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def generate(
+    pipeline: Any,
+    family: str,
+    prompts: list[str],
+    x: torch.Tensor,
+    *,
+    output_type: str,
+    **call: Any,
+) -> torch.Tensor:
+    """Return what a stock pipeline makes of the noise ``x`` at the tests' settings."""
+    count = len(prompts)
+    call = {
+        "guidance_scale": 3.0,
+        "num_inference_steps": 3,
+        "height": HEIGHT,
+        "width": WIDTH,
+    } | call
+    if family in VIDEO_FAMILIES:
+        call["num_frames"] = call.get("num_frames", frames_of(family))
+    if family in GUIDED:
+        call["negative_prompt"] = [NEGATIVE] * count
+    if family == "qwen_image":
+        call["true_cfg_scale"] = call.pop("guidance_scale")
+        before, _ = pipeline.prompt_template_encode.split("{}")
+        pipeline.prompt_template_encode_start_idx = len(pipeline.tokenizer(before).input_ids)
+    if family == "hunyuan_video":
+        call["prompt_template"] = prompt_template(pipeline.tokenizer)
+    made = pipeline(
+        prompts,
+        latents=x.clone(),
+        max_sequence_length=TOKENS,
+        output_type=output_type,
+        return_dict=False,
+        **call,
+    )
+    return made[0]

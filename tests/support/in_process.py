@@ -1,0 +1,93 @@
+"""Iterations by the bodies of the tasks, called one after the other in this process.
+
+What Dask and Prefect add is tested in tests/integration; this costs a few seconds less.
+"""
+
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+from digen_core.config.run import RunConfig
+from digen_core.control.protocol import Fragment
+from digen_core.data.prompts import train_prompts
+from digen_core.rewards.failures import settle
+from digen_core.training.advantages import advantages_of
+from digen_core.transport.arrays import Weights
+from flows.runtime.iteration import round_of
+from support.packs import make_packs
+from tasks.receipts import collecting
+from tasks.rollout import decode_and_score, denoise_steps, encode
+from tasks.train import publish, push_weights, start_state, step, train_pack
+from tasks.worker.engine import build_engine
+
+
+def call(task, *arguments, **settings):
+    """Return the result and the receipt of a task's body."""
+    with collecting() as receipt:
+        return task.fn("run", "label", *arguments, **settings), receipt
+
+
+def train_in_process(config: RunConfig, folder: Path) -> tuple[Weights, list[dict]]:
+    """Return the last weights and the metrics of each update.
+
+    Packs hold pairs of any groups and steps, in a random order.
+    """
+    build_engine("run", config, "worker-0", frozenset({"rollout", "trainer"}))
+    prompts, (state, _) = train_prompts(config), call(start_state)
+    metrics = []
+    for index in range(config.num_iterations):
+        call(push_weights, policy_version=call(publish, state=state)[0])
+        state, found = _iteration(config, prompts, index, state, folder)
+        metrics.append(found)
+    return state.weights, metrics
+
+
+def _iteration(config, prompts, index, state, folder):
+    round_, size = round_of(config, prompts, index), config.fragment_size
+    conditions, _ = call(encode, prompts=round_.prompts)
+    fragments, segments, columns, step_kl = [], [], {}, {}
+    for group, prompt in enumerate(round_.prompts):
+        parts = []
+        for number, first in enumerate(range(0, config.rollout.group_size, size)):
+            fragment = Fragment(index, group, number, first, size)
+            segment, sampled = call(
+                denoise_steps,
+                fragment=fragment,
+                steps=range(config.rollout.num_steps),
+                noisy_steps=round_.steps.noisy,
+                version=state.version,
+                conditions=conditions,
+                prompt=prompt,
+                previous=None,
+                run_dir=folder,
+            )
+            asked = {"prompt": prompt, "metadata": round_.metadata[group]}
+            _, scored = call(decode_and_score, segment=segment, run_dir=folder, **asked)
+            fragments.append(fragment)
+            segments.append(segment)
+            parts.append((scored["rewards"], np.array([*sampled["kl"].values()]).T))
+        joined = {name: np.concatenate([part[name] for part, _ in parts]) for name in parts[0][0]}
+        columns[group] = settle(joined, config.reward_weights)
+        step_kl[group] = np.concatenate([kl for _, kl in parts])
+    texts = dict(enumerate(round_.prompts))
+    found = advantages_of(config, columns, texts, {}, step_kl if config.kl_reward else None)
+    Random(index).shuffle(fragments)
+    kept = [fragment for fragment in fragments if fragment.group not in found.skipped]
+    total = None
+    for pack in make_packs(
+        kept, round_.steps.trained, iteration=index, pack_size=config.train.pack_size
+    ):
+        total, receipt = call(
+            train_pack,
+            pack=pack,
+            version=state.version,
+            segments=segments,
+            conditions=[conditions],
+            prompts=texts,
+            advantages=found.values,
+            previous=total,
+        )
+        assert not receipt["too_large"]
+    state, receipt = call(step, state=state, total=total)
+    return state, receipt["metrics"]

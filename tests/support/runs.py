@@ -1,0 +1,134 @@
+"""Helpers of the integration tests."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from digen_core.config.run import RunConfig
+from support.tiny_policies import TINY
+
+TOLERANCE = {"float64": 1e-10, "float32": 1e-5}  # of a run's weights to the reference's
+
+PROMPTS = [
+    "a red circle",
+    "a blue square",
+    "two green triangles",
+    "a red circle left of a blue square",
+    "three blue circles",
+]
+HELD_OUT = ["a green square", "two red triangles", "a blue circle above a red square"]
+
+
+def tree_of(model: str, folder: Path) -> dict:
+    """Write prompts into a folder and return the config of a small run, as a tree to be changed."""
+    train, evaluation = folder / "train.txt", folder / "evaluation.txt"
+    train.write_text("\n".join(PROMPTS))
+    evaluation.write_text("\n".join(HELD_OUT))
+    return {
+        "name": "test",
+        "num_iterations": 3,
+        "model": {"path": model, "dtype": "float64", **TINY},
+        "prompts": {"train": str(train), "evaluation": str(evaluation)},
+        "rewards": {"smooth_rewards:brightness": 1.0},
+        "rollout": {
+            "prompts_per_iteration": 2,
+            "group_size": 4,
+            "fragment_size": 4,
+            "num_steps": 3,
+        },
+        "train": {"learning_rate": 1e-3, "pack_size": 4, "lora": {"rank": 4, "alpha": 8}},
+        "evaluation": {"samples_per_prompt": 2, "num_steps": 2, "grid_prompts": 2},
+        "tracking": {"runs_dir": str(folder / "runs")},
+    }
+
+
+def merged(tree: dict, changes: dict) -> dict:
+    """Lay dotted changes over a config tree."""
+    result = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
+    for key, value in changes.items():
+        *parents, leaf = key.split(".")
+        node = result
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    return result
+
+
+def only_run(tree: dict) -> Path:
+    """Return the folder of the only run in a config's runs_dir."""
+    (config,) = Path(tree["tracking"]["runs_dir"]).glob("*/config.json")
+    return config.parent
+
+
+def training_in_mlflow(runs_dir: Path | str):
+    """Return the only training in the database of a folder, past its nested evaluations."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{runs_dir}/mlflow.db")
+    (experiment,) = (e for e in client.search_experiments() if e.name == "digen")
+    runs = client.search_runs([experiment.experiment_id])
+    (found,) = (run for run in runs if "mlflow.parentRunId" not in run.data.tags)
+    return found
+
+
+def reference(config: RunConfig, **options):
+    """Run the serial loop for a config."""
+    from digen_core.data.prompts import train_prompts
+    from digen_core.models.families import LOADERS
+    from digen_core.models.policy import ALL_PARTS
+    from digen_core.models.trainable import make_trainable
+    from digen_core.reference.loop import post_train_serially
+    from digen_core.rewards import reward_functions
+
+    torch.manual_seed(1)  # version 0 may not depend on the global generator
+    policy = LOADERS[config.model.family](config.model, ALL_PARTS)
+    make_trainable(policy, config.train.lora, keep_reference=config.keeps_reference)
+    rewards = reward_functions(config.rewards, torch.device("cpu"))
+    return post_train_serially(config, policy, train_prompts(config), rewards, **options)
+
+
+def initial(config: RunConfig):
+    """Return version 0."""
+    from digen_core.models.families import LOADERS
+    from digen_core.models.policy import TRAINER_PARTS
+    from digen_core.models.trainable import initial_weights, make_trainable
+
+    policy = LOADERS[config.model.family](config.model, TRAINER_PARTS)
+    make_trainable(policy, config.train.lora)
+    return initial_weights(policy, config.train.lora, seed=config.seed)
+
+
+def distance(left: dict, right: dict) -> float:
+    """Largest difference relative to the largest weight."""
+    assert left.keys() == right.keys()
+    scale = max(np.abs(value).max() for value in right.values())
+    return max(np.abs(left[name] - right[name]).max() for name in right) / scale
+
+
+class Watch:
+    """Notes what a run shows."""
+
+    def __init__(self):
+        self.records = []
+
+    def on_step(self, done, total):
+        pass
+
+    def on_phase(self, text):
+        pass
+
+    def on_open(self, run_dir):
+        pass
+
+    def on_stop(self, why):
+        pass
+
+    def on_warning(self, text):
+        pass
+
+    def on_iteration(self, record):
+        self.records.append(record)
+
+    def on_evaluation(self, tag, report):
+        pass

@@ -1,0 +1,220 @@
+"""The model that a worker holds: versions are checked, and nothing half-loaded is used."""
+
+import numpy as np
+import pytest
+import torch
+
+from digen_core.config.run import RunConfig
+from digen_core.models.trainable import initial_weights, trainable_parameters
+from digen_core.training.optimizer import PolicyVersion
+from digen_core.transport.arrays import content_hash, to_arrays
+from support.tiny_policies import TINY
+from tasks.receipts import collecting
+from tasks.worker import engine as engine_module
+from tasks.worker.engine import VersionError, build_engine, version_zero, working
+
+BOTH = frozenset({"rollout", "trainer"})
+
+
+@pytest.fixture(scope="module")
+def config(tiny_flux) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "model": {"path": tiny_flux, "device": "cpu", **TINY},
+            "train": {"lora": {"rank": 4, "alpha": 8}},
+            "rewards": {"shapes": 1.0},
+        }
+    )
+
+
+@pytest.fixture(autouse=True)
+def no_engines(monkeypatch):
+    """No engine of another test, and this process's threads as they were."""
+    monkeypatch.setattr(engine_module, "_engines", {})
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def engine(config):
+    return build_engine("run-1", config, "trainer-0", frozenset({"trainer"}))
+
+
+@pytest.fixture
+def stale_engine(config):
+    """The engine of a layout in which versions overlap by up to two updates."""
+    schedule = {"layout": "tcss", "max_stale_share": 0.25, "max_staleness": 2}
+    config = RunConfig.model_validate({**config.model_dump(), "schedule": schedule})
+    return build_engine("run-1", config, "rollout-1", frozenset({"trainer"}))
+
+
+def weights_of(engine, version):
+    shift = np.float32(version / 8)
+    return {name: value + shift for name, value in version_zero(engine).items()}
+
+
+def weights_in(engine):
+    parameters = to_arrays(trainable_parameters(engine.policy))
+    return {name: value.copy() for name, value in parameters.items()}
+
+
+def load(engine, version, weights):
+    return engine.load(PolicyVersion(version, weights, content_hash(weights)))
+
+
+def assert_equal(left, right):
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        np.testing.assert_array_equal(value, right[name])
+
+
+# --- versions ---------------------------------------------------------------------------------
+
+
+def test_a_run_that_the_worker_does_not_hold_is_refused(engine):
+    message = "this worker holds no model of run run-2; was it restarted?"
+    with pytest.raises(VersionError, match=message), working("run-2"):
+        pass
+
+
+def test_another_version_is_refused(engine):
+    load(engine, 3, version_zero(engine))
+    message = r"trainer-0 holds versions \[3\], but version 4 is needed"
+    with pytest.raises(VersionError, match=message), working("run-1", version=4):
+        pass
+    with working("run-1", version=3) as held:
+        assert held is engine
+
+
+def test_before_the_first_push_there_is_no_version(engine):
+    message = r"trainer-0 holds versions \[\], but version 0 is needed"
+    with pytest.raises(VersionError, match=message), working("run-1", version=0):
+        pass
+    with working("run-1"):  # making version 0 needs none
+        pass
+
+
+def test_a_loaded_version_is_acknowledged_with_its_content(engine):
+    weights = weights_of(engine, 1)
+    assert load(engine, 1, weights) == content_hash(weights)
+    with working("run-1", version=1):
+        assert engine.version == 1
+        assert_equal(weights_in(engine), weights)
+
+
+def test_damaged_weights_are_not_held(engine):
+    weights = version_zero(engine)
+    load(engine, 0, weights)
+    message = r"trainer-0 received version 1 with hash [0-9a-f]{16}, but 0{16} was pushed"
+    with pytest.raises(VersionError, match=message):
+        engine.load(PolicyVersion(1, weights_of(engine, 1), "0" * 16))
+    assert engine.versions.held == [0]
+    with working("run-1", version=0):
+        assert_equal(weights_in(engine), weights)
+
+
+def test_weights_of_another_model_are_not_held(engine):
+    weights = version_zero(engine)
+    load(engine, 0, weights)
+    with pytest.raises(ValueError, match="1 names differ"):
+        load(engine, 1, {**weights, "another": np.zeros(1)})
+    assert 1 not in engine.versions.held
+
+
+def test_on_policy_only_the_newest_version_is_held(engine):
+    for version in range(3):
+        load(engine, version, version_zero(engine))
+        assert engine.versions.held == [version]
+
+
+def test_a_stale_share_keeps_as_many_older_versions_as_staleness_allows(stale_engine):
+    weights = {version: weights_of(stale_engine, version) for version in range(5)}
+    held = []
+    for version in range(5):
+        load(stale_engine, version, weights[version])
+        held.append(stale_engine.versions.held)
+    assert held == [[0], [0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]
+    for version in (2, 4, 3, 4):
+        with working("run-1", version=version) as engine:
+            assert engine.version == version
+            assert_equal(weights_in(engine), weights[version])
+    message = r"rollout-1 holds versions \[2, 3, 4\], but version 1 is needed"
+    with pytest.raises(VersionError, match=message), working("run-1", version=1):
+        pass
+
+
+def test_a_version_that_is_pushed_again_drops_no_other(stale_engine):
+    weights = version_zero(stale_engine)
+    for version in (0, 1, 2, 2):
+        load(stale_engine, version, weights)
+    assert stale_engine.versions.held == [0, 1, 2]
+
+
+def test_the_receipt_says_where_and_when():
+    engine_module._engines["run-1"] = engine_module.Engine(RunConfig(), "rollout-1", None, {}, None)
+    with collecting() as receipt, working("run-1"):
+        pass
+    assert receipt["device"] == "rollout-1"
+    assert receipt["started"] <= receipt["ended"]
+
+
+# --- other weights for a while ----------------------------------------------------------------
+
+
+def test_temporary_weights_are_taken_back(engine):
+    held, average = version_zero(engine), weights_of(engine, 1)
+    load(engine, 0, held)
+    with working("run-1", version=0):
+        with engine.temporary_weights(average):
+            assert_equal(weights_in(engine), average)
+        assert engine.version == 0
+        assert_equal(weights_in(engine), held)
+
+
+# --- building ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("roles", "has_rest"), [({"trainer"}, False), ({"rollout"}, True), (BOTH, True)]
+)
+def test_a_role_gets_the_parts_it_needs(config, roles, has_rest):
+    engine = build_engine("run-1", config, "worker-0", frozenset(roles))
+    pipeline = engine.policy.pipeline
+    assert (pipeline.text_encoder is not None) == has_rest
+    vae_is_loaded = not next(pipeline.vae.parameters()).is_meta
+    assert vae_is_loaded == has_rest
+    assert list(engine.rewards) == (["shapes"] if has_rest else [])
+    assert (engine.device_name, engine.version) == ("worker-0", None)
+
+
+@pytest.mark.parametrize(("coefficient", "kept"), [(0.0, False), (0.1, True)])
+def test_full_training_keeps_the_base_model_for_kl_only(config, coefficient, kept):
+    config = config.model_copy(
+        update={
+            "train": config.train.model_copy(update={"lora": None}),
+            "algorithm": config.algorithm.model_copy(update={"kl_coefficient": coefficient}),
+        }
+    )
+    engine = build_engine("run-1", config, "trainer-0", frozenset({"trainer"}))
+    assert (engine.policy.reference_transformer is not None) == kept
+
+
+def test_a_worker_holds_one_run_at_a_time(config, engine):
+    second = build_engine("run-2", config, "trainer-0", frozenset({"trainer"}))
+    with working("run-2") as held:
+        assert held is second
+    with pytest.raises(VersionError, match="no model of run run-1"), working("run-1"):
+        pass
+
+
+def test_version_zero_is_that_of_the_seed(config, engine):
+    expected = initial_weights(engine.policy, config.train.lora, seed=config.seed)
+    assert_equal(version_zero(engine), expected)
+
+
+def test_the_engine_uses_the_threads_of_the_config(config):
+    cluster = config.cluster.model_copy(update={"threads_per_worker": 2})
+    threads = config.model_copy(update={"cluster": cluster})
+    build_engine("run-1", threads, "trainer-0", frozenset({"trainer"}))
+    assert torch.get_num_threads() == 2
