@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from deployments.errors import RunFailedError, RunStoppedError
 from digen_core.checkpoints.resume import evaluation_config
@@ -49,10 +49,10 @@ def run_training(config: RunConfig, resume: Path | None = None) -> RunReport:
 
         with watching(view):
             try:
-                report: RunReport = post_train(config, str(resume) if resume else None)
+                report = post_train(config, str(resume) if resume else None)
             except CancelledRun as error:
                 raise RunStoppedError(str(error)) from None
-            return report
+            return cast("RunReport", report)
 
 
 def run_evaluation(
@@ -95,12 +95,12 @@ def pause_run(run_dir: Path, flow_run_id: str, off: bool) -> None:
         UserError: no server of Prefect answers, or the run does not run.
     """
     apply_settings()
-    from prefect.states import Paused, Running
+    from prefect.states import Paused, Running, State
 
     from deployments.operation.prefect_server import set_state
 
-    runs_dir, state = run_dir.resolve().parent, Running() if off else Paused()
-    set_state(runs_dir, flow_run_id, state, "paused" if off else "running")
+    state: State[Any] = Running() if off else Paused()
+    set_state(run_dir.resolve().parent, flow_run_id, state, "paused" if off else "running")
 
 
 @contextmanager

@@ -10,10 +10,12 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 from prefect import get_client, runtime
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState
+from prefect.client.schemas.objects import State
 from prefect.states import Crashed
 
 from digen_core.checkpoints.manifest import (
@@ -105,7 +107,7 @@ def begun_before(config: RunConfig) -> Path | None:
 
 def mark_crashed_flows(flow_run_ids: Sequence[str]) -> None:
     """Tell Prefect that flow runs of this run have ended: a process that is killed does not."""
-    ended = Crashed(message="its process ended; the run goes on in another flow run")
+    ended: State[Any] = Crashed(message="its process ended; the run goes on in another flow run")
     running = FlowRunFilterState.model_validate({"type": {"any_": ["RUNNING", "PENDING"]}})
     if not flow_run_ids:
         return

@@ -65,6 +65,7 @@ def replay(run_dir: Path, kept: KeptIteration) -> Replayed:
                 f"a pack of {pack.num_pairs} pairs does not fit into memory; use a smaller "
                 "--train.pack-size"
             )
+    assert total is not None, "an iteration that was trained has packs"
     with receipts.collecting() as receipt:
         state = step.fn(REPLAY, "optimizer step", before, total)
     return Replayed(state, receipt["metrics"], _difference(run_dir, state))

@@ -7,7 +7,7 @@ were idle, or did something else.
 
 import os
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import process_time, time
@@ -91,7 +91,8 @@ def per_iteration(
 
 def parts_of(client: Client) -> dict[str, float]:
     """Return the core-seconds of each part so far; processes that have ended are left out."""
-    parts = Counter({name: 0.0 for name in (BODIES, WORKERS, FLOW, DASK, MLFLOW, PREFECT)})
+    parts: dict[str, float] = defaultdict(float)
+    parts.update(dict.fromkeys((BODIES, WORKERS, FLOW, DASK, MLFLOW, PREFECT), 0.0))
     workers = client.run(_of_this_worker)
     for _, total, bodies in workers.values():
         parts[BODIES] += bodies
@@ -105,7 +106,8 @@ def parts_of(client: Client) -> dict[str, float]:
         if child.pid not in pids:
             name = PREFECT if "deployments.operation.prefect_app" in command else OTHERS
             parts[name] += times.user + times.system
-    parts.update(_of_this_process())
+    for name, seconds in _of_this_process().items():
+        parts[name] += seconds
     return dict(parts)
 
 
@@ -114,10 +116,10 @@ def _of_this_worker() -> tuple[int, float, float]:
     return os.getpid(), process_time(), body_cpu_seconds()
 
 
-def _of_this_process() -> Counter[str]:
+def _of_this_process() -> dict[str, float]:
     """Return the core-seconds of this process's threads by part."""
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
-    parts = Counter[str]()
+    parts: dict[str, float] = defaultdict(float)
     total = process_time()
     for thread in psutil.Process().threads():
         name = names.get(thread.id, "")

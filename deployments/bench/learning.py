@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -86,7 +87,8 @@ def _trained(name: str, config: RunConfig) -> tuple[EvaluationReport, list[float
     schedule = config.schedule.model_copy(update={"layout": name, "max_stale_share": share})
     records = Records()
     with watching(records):
-        report = post_train(config.model_copy(update={"schedule": schedule, "name": name}))
+        changed = config.model_copy(update={"schedule": schedule, "name": name})
+        report: Any = post_train(changed)  # a RunReport; Prefect types flows otherwise
     rewards = {record.iteration: record.metrics["reward/mean"] for record in records.seen}
     return report.after, [rewards[index] for index in sorted(rewards)]
 

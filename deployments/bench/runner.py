@@ -101,12 +101,15 @@ def bench_runner(num_tasks: int = 60, rounds: int = 3) -> RunnerBench:
             n_workers=1,
             threads_per_worker=1,
             worker_class="distributed.Worker",
-            dashboard_address=None,
+            dashboard_address=None,  # type: ignore[arg-type]
         ) as cluster,
         shared_client(cluster.scheduler_address) as client,
     ):
         address = cluster.scheduler_address
-        runners = [(lean, LeanDaskTaskRunner(address)), (stock, DaskTaskRunner(address=address))]
+        runners: list[tuple[list[TaskCost], TaskRunner[Any]]] = [
+            (lean, LeanDaskTaskRunner(address)),
+            (stock, DaskTaskRunner(address=address)),
+        ]
         for number in range(rounds + 1):  # the first warms up
             size = num_tasks if number else 4
             bare.append(_measure(client, _Bare(client), size))
@@ -202,7 +205,8 @@ _here: dict[str, Any] = {}
 def _run_flow(client: Client, runner: TaskRunner[Any], num_tasks: int) -> TaskCost:
     _here["client"] = client
     bench_flow.with_options(task_runner=runner)(num_tasks)
-    return _here.pop("cost")
+    cost: TaskCost = _here.pop("cost")
+    return cost
 
 
 def _measure_here(num_tasks: int) -> None:
@@ -284,7 +288,7 @@ def _flush(client: Client) -> None:
 
 
 def _send_queued_events() -> None:
-    for service in list(EventsWorker._instances.values()):  # every kind of queue service
+    for service in list(EventsWorker._instances.values()):  # type: ignore[misc]  # every kind of queue service
         if isinstance(service, EventsWorker):
             service.wait_until_empty()
 

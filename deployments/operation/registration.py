@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import psutil
 from httpx import HTTPError
@@ -70,7 +71,7 @@ async def _make_queue() -> None:
 def crash_lost_runs(environment: Mapping[str, str]) -> None:
     """Mark runs whose process is gone: they would block the queue for ever."""
     alive = set(psutil.pids())
-    state = Crashed(message="The process of this run is gone.")
+    state: State[Any] = Crashed(message="The process of this run is gone.")
     with _at(environment):
         asyncio.run(_end_runs(lambda pid: pid not in alive, state))
 
@@ -80,7 +81,7 @@ def cancel_runs(processes: Collection[int], environment: Mapping[str, str]) -> b
 
     Return whether Prefect answered in time.
     """
-    state = Cancelled(message="digen down ended the process of this run.")
+    state: State[Any] = Cancelled(message="digen down ended the process of this run.")
     marking = _end_runs(lambda pid: pid in processes, state)
     with _at(environment):
         try:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from distributed import Client
@@ -136,7 +137,7 @@ class _Starter:
         for name in ours:
             self._start(name, *commands[name])
         for name in ours:
-            wait_until_ready(self._running[name], lambda n=name: is_ready(n, state))
+            wait_until_ready(self._running[name], partial(is_ready, name, state))
 
     def workers(self, workers: Sequence[Worker]) -> None:
         """Start the Dask workers, and wait until the scheduler has them."""

@@ -18,12 +18,14 @@ def print_cluster(cluster: Cluster, console: Console | None = None) -> None:
         is_text = heading in ("kind", "roles", "where")
         table.add_column(heading, justify="left" if is_text else "right")
     for group in cluster.groups:
-        is_pool = isinstance(group, RewardGroup)
-        link = None if is_pool else group.link or cluster.network
+        if isinstance(group, RewardGroup):
+            roles, link = f"pool {group.pool}", None
+        else:
+            roles, link = group.roles, group.link or cluster.network
         table.add_row(
             group.kind,
             str(group.count),
-            f"pool {group.pool}" if is_pool else group.roles,
+            roles,
             " ".join(filter(None, (group.site, *group.hosts))) or "-",
             f"{link:g}" if link else "-",
             str(group.threads),

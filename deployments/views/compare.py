@@ -98,7 +98,7 @@ def _table(title: str, runs: Sequence[RunData], justify: str = "left") -> Table:
 def _cells(name: str, runs: Sequence[RunData]) -> list[str]:
     cells = [_cell(name, run) for run in runs]
     if len(runs) == 2:
-        change = change_of(*runs, name)
+        change = change_of(runs[0], runs[1], name)
         cells.append(with_error(f"{change.value:+.4g}", change.error, ".2g") if change else MISSING)
         cells.append(verdict(change))
     return cells

@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING, Self, cast
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -201,5 +201,5 @@ def _logs_above_the_page() -> Iterator[None]:
                 console = getattr(handler, "console", None)
                 if isinstance(console, Console):
                     undo.callback(setattr, console, "file", console.file)
-                    console.file = _SharedStderr()
+                    console.file = cast(IO[str], _SharedStderr())
         yield

@@ -169,7 +169,7 @@ def _devices(busy: Mapping[str, float], idle: Mapping[str, Mapping[str, float]])
 
 def _evaluations(evaluations: Mapping[str, EvaluationReport]) -> Section:
     """Show the latest evaluation, beside the first one if there are several."""
-    tags = list(dict.fromkeys([next(iter(evaluations)), next(reversed(evaluations))]))
+    tags = list(dict.fromkeys([next(iter(evaluations)), list(evaluations)[-1]]))
     first, last = evaluations[tags[0]], evaluations[tags[-1]]
     names = sorted(last.rewards, key=lambda name: name != "reward")
     heads = [_head(tag, evaluations[tag].version) for tag in tags]

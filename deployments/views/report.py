@@ -203,9 +203,9 @@ def _summary(trace: RunTrace) -> str:
 def _idle_table(trace: RunTrace) -> Table:
     total = trace.seconds * len(trace.devices)
     idle = idle_seconds(trace.all_gaps)
-    times = {"busy": total - sum(idle.values()), **idle}
-    meanings = {"busy": "work", **{cause: IDLE_STYLES[cause].meaning for cause in CAUSES}}
-    rows = [[k, f"{t:.1f}", f"{t / total:.1%}", meanings[k]] for k, t in times.items()]
+    times: dict[str, float] = {"busy": total - sum(idle.values())} | {c: idle[c] for c in idle}
+    meanings: dict[str, str] = {cause: IDLE_STYLES[cause].meaning for cause in CAUSES}
+    rows = [[k, f"{t:.1f}", f"{t / total:.1%}", meanings.get(k, "work")] for k, t in times.items()]
     return Table(("time", "device seconds", "share", "the device"), rows)
 
 

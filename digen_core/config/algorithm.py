@@ -35,6 +35,11 @@ class GrpoGuardConfig(FirstStepsConfig):
     clip_range: float = Field(2e-6, gt=0, lt=1)
     """Half-width of the clip of normalised ratios."""
 
+    @property
+    def ratio_clip(self) -> None:
+        """None: normalised ratios are clipped instead."""
+        return None
+
 
 class FlowDppoConfig(FirstStepsConfig):
     """Flow-DPPO: FlowGRPO with a bound on the exact divergence in place of the ratio clip."""
@@ -46,6 +51,11 @@ class FlowDppoConfig(FirstStepsConfig):
     max_divergence: float = Field(1e-5, gt=0)
     """Mean over the latent's elements of the divergence from the policy that sampled, above which
     a pair may no longer move further away. Takes the place of clip_range, which is unused."""
+
+    @property
+    def ratio_clip(self) -> None:
+        """None: the divergence is bounded instead."""
+        return None
 
 
 class DdpoConfig(FirstStepsConfig):

@@ -57,6 +57,11 @@ class AdvantagesConfig(Strict):
     best-of-n); null trains all."""
 
     @property
+    def ratio_clip(self) -> float | None:
+        """Half-width of the clip of importance ratios; None where they are not clipped as such."""
+        return None
+
+    @property
     def needs_all_rewards(self) -> bool:
         """Whether advantages wait for the rewards of all groups."""
         return self.advantage_scale in ("batch", "max_group")
@@ -87,6 +92,11 @@ class PolicyGradientConfig(AdvantagesConfig):
 
     correction_bounds: tuple[float, float] = (0.999, 1.001)
     """(low, high) of w, which is close to 1: log-probs are means over the latent's elements."""
+
+    @property
+    def ratio_clip(self) -> float | None:
+        """Half-width of the clip of importance ratios to the log-probs of whoever sampled."""
+        return self.clip_range if self.correction == "none" else None
 
     @model_validator(mode="after")
     def _check_terms(self) -> Self:

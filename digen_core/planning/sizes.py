@@ -90,7 +90,7 @@ def _pair_flops(policy: PipelinePolicy, config: RunConfig) -> int:
         if config.algorithm.kl_coefficient:
             with reference_weights(policy):
                 _velocity(policy)
-        _velocity(policy).sum().backward()  # type: ignore[no-untyped-call]
+        _velocity(policy).sum().backward()
 
     return _counted(pair)
 

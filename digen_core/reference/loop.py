@@ -206,7 +206,7 @@ def _train(
             lose = forward_losses if config.trains_clean else replay_losses
             losses = lose(config, group, step)
             chosen = losses if group.chosen is None else losses[group.chosen]
-            (chosen.sum() / config.num_pairs).backward()  # type: ignore[no-untyped-call]
+            (chosen.sum() / config.num_pairs).backward()
     if not informative:
         return None
     (options,) = optimizer.param_groups

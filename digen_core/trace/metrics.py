@@ -50,7 +50,7 @@ def schedule_metrics(
 
 def idle_shares(
     gaps: Sequence[Gap], devices: Iterable[Device], window: Window
-) -> dict[str, dict[Cause, float]]:
+) -> dict[str, dict[str, float]]:
     """Return the share of the window that each device was idle for each cause."""
     return {
         device.name: {

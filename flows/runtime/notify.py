@@ -39,18 +39,15 @@ def tell_of_clipping(session: Session, record: IterationRecord) -> None:
 
     GRPO-Guard's range is one of normalised ratios, and Flow-DPPO has none: nothing is said there.
     """
-    algorithm, error = session.config.algorithm, record.metrics.get("train/replay_error", 0.0)
-    clips = algorithm.type not in ("diffusion_nft", "flow_dppo", "grpo_guard")
-    if not clips or algorithm.correction != "none" or "clipping" in session.told:
-        return
-    if error > algorithm.clip_range:
+    clip, error = session.config.algorithm.ratio_clip, record.metrics.get("train/replay_error", 0.0)
+    if clip is not None and error > clip and "clipping" not in session.told:
         session.told.add("clipping")
         tell(
             session,
             "fresh-samples-clipped",
             f"iteration {record.iteration + 1}: rollout and trainer round log-probs differently, "
             f"by up to {error:.1g}, which is more than algorithm.clip_range "
-            f"({algorithm.clip_range:g}): fresh samples are clipped. "
+            f"({clip:g}): fresh samples are clipped. "
             "Set algorithm.correction = 'recompute', which takes stale "
             "samples for fresh ones, or compute in float32 (said once)",
         )

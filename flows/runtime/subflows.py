@@ -21,7 +21,7 @@ def on_cluster(session: Session, subflow: Flow[Any, Any], *arguments: Any) -> An
 
     While Prefect's server is away, its tasks become those of the run's own flow run.
     """
-    runner = LeanDaskTaskRunner(session.address)
+    runner: Any = LeanDaskTaskRunner(session.address)  # Prefect wants its futures invariant
     # The run's own flow sends the heartbeats: the end of a flow waits up to a second for the thread
     # that sends its own.
     settings = {**PATIENT, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}

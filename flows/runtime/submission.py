@@ -78,12 +78,15 @@ class Submitter:
             **parameters: of the task; futures become edges of the graph.
         """
         config = self._session.config
-        body, worker, place = body_of(config, task), resource, {"resources": {resource: 1}}
+        body = body_of(config, task)
+        place: dict[str, Any]
         if resource is None:
             worker, resources = place_of(config, kind, device)
             # A worker that is started again has the name of the lost one, but not its model.
             address = self._session.addresses.get(worker, worker)
             place = {"workers": [address], "resources": resources}
+        else:
+            worker, place = resource, {"resources": {resource: 1}}
 
         def submit() -> PrefectFuture[Any]:
             with dask.annotate(**place, priority=priority):

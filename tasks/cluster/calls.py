@@ -123,7 +123,8 @@ def _ask(
     client: Client, address: str, function: Callable[..., Any], *arguments: Any
 ) -> "Future[dict[str, Any]]":
     call = client._run(function, *arguments, workers=[address])
-    return asyncio.run_coroutine_threadsafe(call, client.loop.asyncio_loop)
+    loop: Any = client.loop  # of tornado, on asyncio
+    return asyncio.run_coroutine_threadsafe(call, loop.asyncio_loop)
 
 
 def _has_worker(address: str, dask_scheduler: Any) -> bool:

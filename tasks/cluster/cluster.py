@@ -125,9 +125,9 @@ def _counted_nanny(total: int, on_started: Callable[[int, int], None]) -> type[N
     """Return a class whose instances, ``total`` of them, say when their workers have started."""
     started = count(1)
 
-    class CountedNanny(Nanny):  # type: ignore[misc]
+    class CountedNanny(Nanny):
         async def start_unsafe(self) -> Nanny:
-            own = await super().start_unsafe()
+            own: Nanny = await super().start_unsafe()  # type: ignore[no-untyped-call]
             if (done := next(started)) <= total:  # later ones take the place of lost workers
                 on_started(done, total)
             return own

@@ -42,18 +42,18 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-ENCRYPTED: Final = {"distributed.comm.require-encryption": True}
+ENCRYPTED: Final[dict[str, object]] = {"distributed.comm.require-encryption": True}
 """Settings of a process that talks to no part of Dask without TLS."""
 
 
-def tls_settings(certificate: Path | str, key: Path | str) -> dict[str, str]:
+def tls_settings(certificate: Path | str, key: Path | str) -> dict[str, object]:
     """Return the Dask settings that make every part use a certificate and its key.
 
     Args:
         certificate: a file, or its text; it is the authority, too.
         key: likewise.
     """
-    settings = {"distributed.comm.tls.ca-file": str(certificate)}
+    settings: dict[str, object] = {"distributed.comm.tls.ca-file": str(certificate)}
     for part in ("scheduler", "worker", "client"):
         settings[f"distributed.comm.tls.{part}.cert"] = str(certificate)
         settings[f"distributed.comm.tls.{part}.key"] = str(key)
@@ -67,7 +67,7 @@ def _own_pair() -> tuple[str, str]:
     return made.tls_ca_file, made.tls_client_key
 
 
-def own_tls_settings(tls: bool) -> dict[str, str]:
+def own_tls_settings(tls: bool) -> dict[str, object]:
     """Return the Dask settings for a cluster of this process, while it starts and is used.
 
     Args:

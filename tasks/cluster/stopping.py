@@ -2,12 +2,13 @@
 
 import logging
 from time import monotonic, sleep
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from distributed import Client, Future, Worker
 from httpx import HTTPError
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
 from prefect.exceptions import PrefectException
 from prefect.states import Cancelled
 
@@ -49,11 +50,11 @@ def _running(client: Client, addresses: list[str]) -> set[str]:
 
 def executed(dask_worker: Worker) -> list[str]:
     """Return the keys of what a worker executes."""
-    return [task.key for task in dask_worker.state.executing]
+    return [str(task.key) for task in dask_worker.state.executing]
 
 
 def _mark(task_run_ids: list[UUID]) -> None:
     with get_client(sync_client=True) as client:
         for task_run_id in task_run_ids:
-            state = Cancelled(message="the run was stopped while this ran")
+            state: State[Any] = Cancelled(message="the run was stopped while this ran")
             client.set_task_run_state(task_run_id, state, force=True)

@@ -23,6 +23,7 @@ from uuid import UUID
 from distributed import CancelledError, Client, Future
 from httpx import HTTPError
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException, PrefectHTTPStatusError
 from prefect.states import Crashed
@@ -60,7 +61,7 @@ class Completion:
     @property
     def key(self) -> str:
         """Dask's key of the task."""
-        return self.future.wrapped_future.key
+        return str(self.future.wrapped_future.key)
 
 
 class Inbox:
@@ -104,7 +105,7 @@ class Completions:
             ended: where to put them instead of handing them out, such as one queue for several
                 flow runs.
         """
-        self._inbox: Inbox | None = None
+        self._entered: Inbox | None = None
         self._flow_run_id: UUID | None = None
         self._ended: queue.SimpleQueue[Any] = ended or queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -117,8 +118,8 @@ class Completions:
         inbox = getattr(context and context.task_runner, "inbox", None)
         if context is None or not isinstance(inbox, Inbox):
             raise RuntimeError("Completions works inside a flow that runs on a LeanDaskTaskRunner")
-        self._flow_run_id = context.flow_run and context.flow_run.id
-        self._inbox = inbox
+        self._flow_run_id = context.flow_run.id if context.flow_run else None
+        self._entered = inbox
         inbox.subscribe()
         self._token = _active.set(self)
         return self
@@ -130,6 +131,11 @@ class Completions:
             forgotten, self._pending = list(self._pending), {}
         for task_run_id in forgotten:
             self._inbox.take(task_run_id)
+
+    @property
+    def _inbox(self) -> Inbox:
+        assert self._entered is not None, "Completions is used outside its block"
+        return self._entered
 
     @property
     def num_pending(self) -> int:
@@ -149,10 +155,10 @@ class Completions:
         if self._num_pending == 0:
             raise LookupError("no task is pending: submit one inside the Completions block first")
         try:
-            completion = self._ended.get(timeout=timeout)
+            completion: Completion = self._ended.get(timeout=timeout)
         except queue.Empty:
             with self._lock:
-                keys = [future.wrapped_future.key for future in self._pending.values()]
+                keys = [str(future.wrapped_future.key) for future in self._pending.values()]
             shown = ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
             raise TimeoutError(
                 f"no task ended within {timeout} s; {len(keys)} pending: {shown}"
@@ -174,7 +180,7 @@ class Completions:
         task_run_id = future.task_run_id
         future.wrapped_future.add_done_callback(lambda done: self._end(task_run_id, done))
 
-    def _end(self, task_run_id: UUID, done: Future) -> None:
+    def _end(self, task_run_id: UUID, done: Future[Any]) -> None:
         with self._lock:
             future = self._pending.pop(task_run_id, None)
         facts = self._inbox.take(task_run_id)
@@ -190,7 +196,7 @@ class Completions:
 def catching(inbox: Inbox) -> Completions | None:
     """Return the Completions that catches what this flow run submits now, if there is one."""
     active = _active.get()
-    if active is None or active._inbox is not inbox:
+    if active is None or active._entered is not inbox:
         return None
     context = FlowRunContext.get()
     flow_run_id = context.flow_run.id if context and context.flow_run else None
@@ -203,7 +209,7 @@ def mark_crashed(completion: Completion) -> bool:
     The worker that should have done so is gone; without this the run stays Running for ever. A
     worker that died at once may never have announced the run.
     """
-    state = Crashed(message=completion.message)
+    state: State[Any] = Crashed(message=completion.message)
     with get_client(sync_client=True) as client:
         try:
             client.set_task_run_state(completion.task_run_id, state, force=True)
@@ -216,19 +222,19 @@ def mark_crashed(completion: Completion) -> bool:
 
 def mark_lost(task_run_ids: Collection[UUID]) -> None:
     """Record at the Prefect server, beside the run, that task runs were lost with their workers."""
+    lost: State[Any] = Crashed(message="its worker was lost; the work is done elsewhere")
 
     def mark() -> None:
         with suppress(HTTPError, PrefectException), get_client(sync_client=True) as client:
             for task_run_id in task_run_ids:
                 with suppress(PrefectHTTPStatusError):  # the server may never have heard of it
-                    state = Crashed(message="its worker was lost; the work is done elsewhere")
-                    client.set_task_run_state(task_run_id, state, force=True)
+                    client.set_task_run_state(task_run_id, lost, force=True)
 
     if task_run_ids:
         Thread(target=copy_context().run, args=(mark,), name="mark-lost", daemon=True).start()
 
 
-def _lost(future: PrefectDaskFuture[Any], done: Future) -> Completion:
+def _lost(future: PrefectDaskFuture[Any], done: Future[Any]) -> Completion:
     if done.status == "finished":
         return Completion(future, "CRASHED", "NoReceipt", "the task ended without a receipt")
     cancelled = done.status == "cancelled"

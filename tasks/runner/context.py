@@ -103,13 +103,15 @@ def _run(task: Task[Any, Any], call: Call, worker: Worker) -> State:
                 "context": None,
             }
             if task.isasync:
-                state = asyncio.run(run_task_async(**arguments))
+                ended = asyncio.run(run_task_async(**arguments))
             else:
-                state = run_task_sync(**arguments)
+                ended = run_task_sync(**arguments)
         finally:
             # Prefect links results to states here for the length of the flow run.
             if (flow_run_context := FlowRunContext.get()) is not None:
                 flow_run_context.run_results.clear()
+    assert isinstance(ended, State)  # as `return_type` asks
+    state: State[Any] = ended
     if call.topic is not None:
         _send_receipt(worker, call.topic, call.task_run_id, state, receipt)
     return state

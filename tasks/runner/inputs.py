@@ -43,7 +43,9 @@ def hidden(parameters: dict[str, Any], upstream: Sequence[Any]) -> Inputs:
     """
     if not all(isinstance(state, State) and state.is_completed() for state in upstream):
         return Inputs(parameters, {})
-    values, runs, found = {}, {}, set()
+    values: dict[str, Any] = {}
+    runs: dict[str, set[RunInput]] = {}
+    found: set[int] = set()
     for name, value in parameters.items():
         states: list[State] = []
         shown = _resolved(value, states)

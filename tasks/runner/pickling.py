@@ -24,7 +24,7 @@ INSTALLED_PACKAGES = ("deployments", "digen_core", "flows", "tasks")
 """Packages that every worker can import."""
 
 
-def dump_call(call: Any) -> tuple[bytes, list[Future]]:
+def dump_call(call: Any) -> tuple[bytes, list[Future[Any]]]:
     """Return ``call`` as bytes and the Dask futures found in it, in the order of their indices."""
     stream = io.BytesIO()
     pickler = _CallPickler(stream)
@@ -39,10 +39,10 @@ def load_call(blob: bytes, upstream: Sequence[Any]) -> Any:
     return unpickler.load()
 
 
-class _CallPickler(cloudpickle.Pickler):
+class _CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, stream: io.BytesIO):
         super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL)
-        self.futures: dict[Any, Future] = {}
+        self.futures: dict[Any, Future[Any]] = {}
         self._indices: dict[Any, int] = {}
 
     def persistent_id(self, obj: Any) -> tuple[Any, ...] | None:

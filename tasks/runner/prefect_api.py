@@ -74,7 +74,8 @@ def with_settings(updates: Mapping[Setting, Any]) -> Iterator[None]:
     key = tuple((setting.name, value) for setting, value in updates.items())
     base, known = _known.get(key, (None, None))
     if known is None or base != context.settings:
-        made = context.settings.copy_with_update(updates=updates)
+        own: Any = dict(updates)  # Prefect's type for it names every setting
+        made = context.settings.copy_with_update(updates=own)
         known = _KnownSettings(profile=context.profile, settings=made)
         known.serialize()  # its copies have it
         _known[key] = context.settings, known

@@ -70,12 +70,15 @@ def shared_client(cluster: str | Client) -> Iterator[Client]:
 
 @contextmanager
 def _session(cluster: str | Client) -> Iterator[_Session]:
-    address = cluster if isinstance(cluster, str) else cluster.scheduler.address
+    if isinstance(cluster, str):
+        address, owned = cluster, True
+    else:
+        assert cluster.scheduler is not None, "the client is connected"
+        address, owned = str(cluster.scheduler.address), False
     with _sessions_lock:
         session = _sessions.get(address)
         if session is None or session.client.status == "closed":
-            owned = isinstance(cluster, str)
-            client = Client(cluster, set_as_default=False) if owned else cluster
+            client = Client(cluster, set_as_default=False) if isinstance(cluster, str) else cluster
             session = _sessions[address] = _Session(client, owned, Inbox(client))
         session.num_users += 1
     try:
@@ -98,7 +101,7 @@ class LeanDaskTaskRunner(TaskRunner[PrefectDaskFuture[Any]]):
     """
 
     def __init__(self, address: str):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.address = address
         self._stack = ExitStack()
         self._open: _Session | None = None
@@ -109,7 +112,7 @@ class LeanDaskTaskRunner(TaskRunner[PrefectDaskFuture[Any]]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LeanDaskTaskRunner) and self.address == other.address
 
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]
 
     def duplicate(self) -> Self:
         """Return a runner for the same cluster; it shares the client of this one."""
@@ -200,7 +203,8 @@ def _known_inputs(
     context = FlowRunContext.get()
     inputs: dict[str, set[RunInput]] = {}
     if context is not None and context.run_results:
-        inputs = {name: collect_task_run_inputs_sync(value) for name, value in parameters.items()}
+        for name, value in parameters.items():
+            inputs[name] = set(collect_task_run_inputs_sync(value))
     for name, known in (passed or {}).items():
         inputs[name] = inputs.get(name, set()) | known
     return {name: known for name, known in inputs.items() if known and name in parameters}
@@ -210,7 +214,8 @@ def _task_blob(session: _Session, task: Task[Any, Any]) -> bytes:
     with session.lock:
         cached = session.tasks.get(id(task))
     if cached is not None and cached[0] is task:
-        return cached[1]
+        known: bytes = cached[1]
+        return known
     blob, _ = dump_call(_without_cache(task))
     _keep(session, session.tasks, id(task), (task, blob))
     return blob
@@ -238,11 +243,11 @@ def _context_of(session: _Session) -> tuple[tuple[str, str], bytes]:
         blob = _context_blob()
         return ("", hashlib.sha256(blob).hexdigest()), blob
     with session.lock:
-        blob = session.contexts.get(key)
-    if blob is None:
-        blob = _context_blob()
-        _keep(session, session.contexts, key, blob)
-    return key, blob
+        known: bytes | None = session.contexts.get(key)
+    if known is None:
+        known = _context_blob()
+        _keep(session, session.contexts, key, known)
+    return key, known
 
 
 def _context_blob() -> bytes:

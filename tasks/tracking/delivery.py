@@ -171,7 +171,8 @@ def batches(entries: Sequence[Sized]) -> list[list[Sized]]:
 
 def _is_of(tags: Mapping[str, str], entry: Entry) -> bool:
     """Return whether all tags of an entry are among those that MLflow has."""
-    return entry["tags"].items() <= dict(tags).items()
+    wanted: dict[str, str] = entry["tags"]
+    return wanted.items() <= dict(tags).items()
 
 
 def _metrics_of(entry: Entry) -> list[Metric]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import Event, Lock
 from time import monotonic
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self, cast
 from uuid import UUID
 
 from httpx import HTTPError, TransportError
@@ -217,12 +217,12 @@ class RunArtifacts:
     def _tell(self, state: _State) -> None:
         percent, description, report = state
         if PROGRESS_KEY not in self._ids:
-            self._ids[PROGRESS_KEY] = create_progress_artifact(
-                percent, key=PROGRESS_KEY, description=description
-            )
-            self._ids[REPORT_KEY] = create_markdown_artifact(
+            made = create_progress_artifact(percent, key=PROGRESS_KEY, description=description)
+            self._ids[PROGRESS_KEY] = cast(UUID, made)  # a coroutine inside of coroutines only
+            made = create_markdown_artifact(
                 report, key=REPORT_KEY, description=f"Report of {self._run_id}"
             )
+            self._ids[REPORT_KEY] = cast(UUID, made)
         else:
             client = get_client(sync_client=True)
             progress = ArtifactUpdate(data=percent, description=description)

@@ -10,7 +10,7 @@ _counted: set[tuple[str, float]] = set()
 """Transfers to this worker, by key and start, that were counted for a task."""
 
 
-@sizeof.register(State)
+@sizeof.register(State)  # type: ignore[untyped-decorator]
 def sent_bytes(state: "State[object]") -> int:
     """Return the size of a task's result as it is sent; Dask itself sees only the outermost object.
 

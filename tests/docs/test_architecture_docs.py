@@ -42,7 +42,7 @@ def test_the_core_is_folders():
     entries = [path for path in (ROOT / "digen_core").iterdir() if path.name != "__pycache__"]
     files = [path for path in entries if path.suffix == ".py"]
     assert len(files) <= 5
-    assert all(path.is_dir() or path in files for path in entries)
+    assert all(path.is_dir() or path in files or path.name == "py.typed" for path in entries)
 
 
 def test_the_flows_are_the_story():
