@@ -45,7 +45,7 @@ def run_training(config: RunConfig, resume: Path | None = None) -> RunReport:
         from prefect.exceptions import CancelledRun
 
         from flows.post_train import post_train
-        from flows.runtime.session import watching
+        from flows.runtime.observers import watching
 
         with watching(view):
             try:

@@ -13,7 +13,7 @@ from digen_core.config.train import TrainConfig
 from digen_core.errors import UserError
 from digen_core.planning.search import Choice
 from digen_core.sim.scenario import Scenario
-from flows.launch import new_run_dir, session_on
+from flows.launch import new_run_dir, run_on
 from flows.prepare import prepare
 from flows.runtime.subflows import on_cluster
 from tasks.cluster.emulated import emulated_cluster
@@ -28,7 +28,7 @@ def emulate(config: EmulatedConfig, tracked: bool = True) -> None:
     devices = list(config.devices.values())
     with emulated_cluster(devices) as address, shared_client(address) as client:
         run_dir = new_run_dir(config)
-        session_of_run = session_on(
+        opened = run_on(
             client,
             address,
             devices,
@@ -39,8 +39,8 @@ def emulate(config: EmulatedConfig, tracked: bool = True) -> None:
             pages=tracked,
         )
         with (
-            session_of_run as session,
-            on_cluster(session, prepare) as conductor,
+            opened as run,
+            on_cluster(run, prepare) as conductor,
         ):
             for index in range(config.num_iterations):
                 conductor.complete(index, last=config.num_iterations - 1)

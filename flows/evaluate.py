@@ -14,11 +14,12 @@ from digen_core.config.run import RunConfig
 from digen_core.records import EvaluationReport
 from digen_core.rewards.failures import component_means, grouped_means, settle
 from digen_core.rewards.scoring import Asked
+from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.batch import Batch, require_devices
 from flows.runtime.fleet.losses import DevicesLostError, StateLostError
+from flows.runtime.observers import count, say
 from flows.runtime.publishing import publish_evaluation
 from flows.runtime.scoring import merged_rewards
-from flows.runtime.session import Session, count, say, session_of
 from flows.runtime.subflows import on_cluster
 from tasks.evaluate import sample_and_score, thumbnails
 from tasks.runner.completions import Completions
@@ -31,23 +32,23 @@ FETCH_SECONDS: Final = 60.0
 
 @flow(name="evaluate", flow_run_name="{run_id}-evaluate-{tag}", validate_parameters=False)
 def evaluate(run_id: str, tag: str) -> EvaluationReport:
-    """Sample the evaluation prompts with the session's evaluated weights, score and publish.
+    """Sample the evaluation prompts with the run's evaluated weights, score and publish.
 
     What a lost worker had of it is sampled by the others.
 
     Raises:
         StateLostError: the one that holds the weights is lost, or nobody is left who generates.
     """
-    session = session_of(run_id)
-    count = session.config.evaluation.grid_prompts
-    say(f"evaluating version {session.version} on {len(session.evaluation_prompts)} prompts")
+    run = context_of(run_id)
+    count = run.config.evaluation.grid_prompts
+    say(f"evaluating version {run.progress.version} on {len(run.evaluation_prompts)} prompts")
     with Completions() as completions:
-        parts = _Evaluation(session, Batch(session, completions)).run()
-    report = _report(session, [part.rewards(session.config) for part in parts])
+        parts = _Evaluation(run, Batch(run, completions)).run()
+    report = _report(run, [part.rewards(run.config) for part in parts])
     pictures = np.concatenate([p.thumbnails for p in parts if p.thumbnails is not None])
-    shown = [prompt.text for prompt in session.evaluation_prompts[:count]]
-    publish_evaluation(session, tag, report, shown, pictures)
-    session.progress()
+    shown = [prompt.text for prompt in run.evaluation_prompts[:count]]
+    publish_evaluation(run, tag, report, shown, pictures)
+    run.fleet.forgive_losses()
     return report
 
 
@@ -82,17 +83,17 @@ THUMBNAILS = -1
 class _Evaluation:
     """The tasks of an evaluation, by parts, each on a device and in the pools."""
 
-    def __init__(self, session: Session, batch: Batch) -> None:
-        settings, count = session.config.evaluation, len(session.evaluation_prompts)
+    def __init__(self, run: RunContext, batch: Batch) -> None:
+        settings, count = run.config.evaluation, len(run.evaluation_prompts)
         size = max(1, IMAGES_PER_TASK // settings.samples_per_prompt)
         ranges = [range(start, min(start + size, count)) for start in range(0, count, size)]
-        self._session = session
+        self._run = run
         self._batch = batch
-        self._pools = Pool.all_of(session.config)
-        self._holder = session.trainer_devices()[0]
-        label = f"publish average v{session.version}"
+        self._pools = Pool.all_of(run.config)
+        self._holder = run.fleet.trainer_devices()[0]
+        label = f"publish average v{run.progress.version}"
         self._average = batch.submit(
-            publish, label, self._holder, state=session.state, average=True, expected=0.0
+            publish, label, self._holder, state=run.progress.state, average=True, expected=0.0
         )
         self._parts = [
             _Part(number, own, max(0, min(settings.grid_prompts, own.stop) - own.start))
@@ -124,11 +125,11 @@ class _Evaluation:
             array: np.ndarray = drawn.result(timeout=FETCH_SECONDS)
             return array
         except Exception:
-            require_devices(self._session, now=True)
+            require_devices(self._run, now=True)
             raise
 
     def _submit(self, parts: Sequence[_Part]) -> None:
-        for part, device in zip(parts, cycle(self._session.rollout_devices()), strict=False):
+        for part, device in zip(parts, cycle(self._run.fleet.rollout_devices()), strict=False):
             part.device = device
             self._submit_part(part)
 
@@ -136,7 +137,7 @@ class _Evaluation:
         """Have others do what lost devices had not finished."""
         if self._holder in lost:
             raise StateLostError(f"the weights were lost with worker {self._holder}")
-        if not self._session.rollout_devices():
+        if not self._run.fleet.rollout_devices():
             raise StateLostError("all workers were lost that generate")
         moving = [part for part in self._parts if part.device in lost and not part.is_done]
         for part in moving:
@@ -148,9 +149,9 @@ class _Evaluation:
 
     def _submit_part(self, part: _Part) -> None:
         """Have a part sampled and scored on its device, and scored by the pools."""
-        session, settings = self._session, self._session.config.evaluation
-        name = f"v{session.version} b{part.number:02d}"
-        prompts = [session.evaluation_prompts[index] for index in part.prompts]
+        run, settings = self._run, self._run.config.evaluation
+        name = f"v{run.progress.version} b{part.number:02d}"
+        prompts = [run.evaluation_prompts[index] for index in part.prompts]
         images = self._batch.submit(
             sample_and_score,
             f"evaluate {name}",
@@ -190,29 +191,29 @@ class _Evaluation:
 
     def _expected(self, part: _Part) -> float | None:
         """Return the seconds that sampling a part should take; None if costs are not known."""
-        session, config = self._session, self._session.config
-        if config.model.compile or not session.known_costs.kinds:
+        run, config = self._run, self._run.config
+        if config.model.compile or not run.progress.known_costs.kinds:
             return None
-        costs = session.known_costs.kinds[session.known[part.device].kind]
+        costs = run.progress.known_costs.kinds[run.fleet.known[part.device].kind]
         num_samples = len(part.prompts) * config.evaluation.samples_per_prompt
         return costs.fragment(num_samples, config.evaluation_steps)
 
 
-def evaluate_once(session: Session, tag: str) -> None:
+def evaluate_once(run: RunContext, tag: str) -> None:
     """Evaluate the version of now, unless the run did so before it was interrupted."""
-    known = session.evaluations.get(tag)
-    if known is None or known.version != session.version:
-        session.evaluations[tag] = on_cluster(session, evaluate, tag)
+    known = run.progress.evaluations.get(tag)
+    if known is None or known.version != run.progress.version:
+        run.progress.evaluated(tag, on_cluster(run, evaluate, tag))
 
 
-def _report(session: Session, parts: Sequence[dict[str, list[float]]]) -> EvaluationReport:
+def _report(run: RunContext, parts: Sequence[dict[str, list[float]]]) -> EvaluationReport:
     """Average the rewards of all tasks; for scores that failed, they are one group."""
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    settled = settle(columns, session.config.reward_weights)
+    settled = settle(columns, run.config.reward_weights)
     return EvaluationReport(
-        version=session.version,
-        num_prompts=len(session.evaluation_prompts),
+        version=run.progress.version,
+        num_prompts=len(run.evaluation_prompts),
         num_samples=sum(len(part["reward"]) for part in parts),
         rewards=component_means(settled),
-        by_prompt=grouped_means(settled, session.config.evaluation.samples_per_prompt),
+        by_prompt=grouped_means(settled, run.config.evaluation.samples_per_prompt),
     )

@@ -19,12 +19,12 @@ from digen_core.records import EvaluationReport
 from flows.evaluate import evaluate
 from flows.launch import reopen_run
 from flows.prepare import restore_version, tell_of_cut_prompts
+from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.batch import Batch
 from flows.runtime.fleet.joining import await_roles
 from flows.runtime.fleet.loading import load_models
 from flows.runtime.fleet.losses import DevicesLostError, StateLostError
 from flows.runtime.notify import tell
-from flows.runtime.session import Session, session_of
 from flows.runtime.subflows import on_cluster
 from tasks.runner.completions import Completions
 
@@ -48,17 +48,17 @@ def evaluate_run(
     run_dir = latest_run(Path("runs")) if run == LATEST else Path(run)
     config = evaluation_config(run_dir, prompts, samples_per_prompt)
     check_inputs(config)
-    with reopen_run(config, run_dir) as session:
+    with reopen_run(config, run_dir) as reopened:
         while True:
             try:
-                on_cluster(session, restore)
-                report: EvaluationReport = on_cluster(session, evaluate, "again")
+                on_cluster(reopened, restore)
+                report: EvaluationReport = on_cluster(reopened, evaluate, "again")
                 return report
             except StateLostError as error:
-                tell(session, "restored", f"{error}; it is read from its checkpoint again")
+                tell(reopened, "restored", f"{error}; it is read from its checkpoint again")
             except DamagedError as error:
-                session.damaged.add(newest_checkpoint(session))
-                tell(session, "restored", f"{error}; the one before is evaluated")
+                reopened.progress.is_damaged(newest_checkpoint(reopened))
+                tell(reopened, "restored", f"{error}; the one before is evaluated")
 
 
 def latest_run(runs_dir: Path) -> Path:
@@ -77,28 +77,28 @@ def latest_run(runs_dir: Path) -> Path:
 @flow(name="restore", flow_run_name="{run_id}-restore", validate_parameters=False)
 def restore(run_id: str) -> None:
     """Load the model on the workers, and the newest whole version."""
-    session = session_of(run_id)
-    session.checkpoint = newest_checkpoint(session)
+    run = context_of(run_id)
+    run.progress.begin_with(newest_checkpoint(run))
     while True:
-        await_roles(session)
+        await_roles(run)
         try:
             with Completions() as completions:
-                batch = Batch(session, completions)
-                load_models(session, batch, session.devices)
-                tell_of_cut_prompts(session, batch, session.evaluation_prompts)
-                restore_version(session, batch, session.trainer_devices()[0])
+                batch = Batch(run, completions)
+                load_models(run, batch, run.fleet.devices)
+                tell_of_cut_prompts(run, batch, run.evaluation_prompts)
+                restore_version(run, batch, run.fleet.trainer_devices()[0])
             return
         except DevicesLostError:  # it was told
             continue
 
 
-def newest_checkpoint(session: Session) -> Path:
-    """Return the newest checkpoint of a session's run that is not known to be damaged.
+def newest_checkpoint(run: RunContext) -> Path:
+    """Return the newest checkpoint of a run's run that is not known to be damaged.
 
     Raises:
         UserError: there is none.
     """
-    checkpoint, _ = last_checkpoint(session.run_dir / CHECKPOINTS_OF_RUN, session.damaged)
+    checkpoint, _ = last_checkpoint(run.run_dir / CHECKPOINTS_OF_RUN, run.progress.damaged)
     if checkpoint is None:
-        raise UserError(f"{session.run_dir} holds no whole version")
+        raise UserError(f"{run.run_dir} holds no whole version")
     return checkpoint

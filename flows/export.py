@@ -2,10 +2,10 @@
 
 from prefect import flow
 
+from flows.runtime.context import context_of
 from flows.runtime.fleet.batch import Batch
 from flows.runtime.fleet.losses import DevicesLostError, StateLostError
 from flows.runtime.publishing import publish_model
-from flows.runtime.session import session_of
 from tasks.export import export_weights
 from tasks.runner.completions import Completions
 
@@ -17,16 +17,16 @@ def export(run_id: str) -> None:
     Raises:
         StateLostError: the worker that holds the optimizer's state is lost.
     """
-    session = session_of(run_id)
-    folder = session.run_dir / ("transformer" if session.config.train.lora is None else "lora")
-    holder, label = session.trainer_devices()[0], f"export v{session.version}"
+    run = context_of(run_id)
+    folder = run.run_dir / ("transformer" if run.config.train.lora is None else "lora")
+    holder, label = run.fleet.trainer_devices()[0], f"export v{run.progress.version}"
     with Completions() as completions:
-        batch = Batch(session, completions)
-        batch.submit(export_weights, label, holder, session.state, folder)
+        batch = Batch(run, completions)
+        batch.submit(export_weights, label, holder, run.progress.state, folder)
         while batch.num_pending:
             try:
                 batch.next()
             except DevicesLostError as lost:
                 if holder in lost.names:
                     raise StateLostError(f"the weights were lost with worker {holder}") from lost
-    publish_model(session, folder)
+    publish_model(run, folder)

@@ -1,4 +1,4 @@
-"""Open a run: its folder, cluster, trackers and session; and close them whatever happens."""
+"""Open a run: its folder, cluster, trackers and run; and close them whatever happens."""
 
 import shutil
 from collections.abc import Iterator
@@ -21,10 +21,12 @@ from digen_core.planning.profile import load_profile
 from digen_core.transport.files import replace_text
 from digen_core.transport.metrics import METRICS_OF_RUN
 from flows.reopen import folder_to_resume, go_on, locked, resuming
+from flows.runtime.context import RunContext, registered
 from flows.runtime.disk import naming_full_disk
+from flows.runtime.fleet.fleet import Fleet
+from flows.runtime.observers import count, observers, say, warn, watching
 from flows.runtime.requests import RunCancelledError, following, is_stop
 from flows.runtime.scheduling import measured_costs, resolve_layout
-from flows.runtime.session import Session, count, observers, registered, say, warn, watching
 from flows.runtime.workload import layout_of
 from tasks.cluster.calls import SchedulerLostError
 from tasks.cluster.cluster import devices_of, exclusive, in_one_role, local_devices, run_cluster
@@ -38,8 +40,8 @@ from tasks.views.artifacts import RunArtifacts
 
 
 @contextmanager
-def open_run(config: RunConfig, resume: str | None = None) -> Iterator[Session]:
-    """Yield the session of a new run, or of one that goes on.
+def open_run(config: RunConfig, resume: str | None = None) -> Iterator[RunContext]:
+    """Yield the run of a new run, or of one that goes on.
 
     What was logged and saved stays if the body fails.
 
@@ -58,26 +60,26 @@ def open_run(config: RunConfig, resume: str | None = None) -> Iterator[Session]:
         client, address, devices, config = stack.enter_context(_devices(config))
         run_dir = resumption.run_dir if resumption else stack.enter_context(_new_run(config))
         lineage = resumption.lineage if resumption else None
-        session = stack.enter_context(
-            session_on(client, address, devices, config, run_dir, run_dir.name, lineage)
+        run = stack.enter_context(
+            run_on(client, address, devices, config, run_dir, run_dir.name, lineage)
         )
-        stack.enter_context(_telling_how_to_resume(session))
-        _label_flow_run(session)
+        stack.enter_context(_telling_how_to_resume(run))
+        _label_flow_run(run)
         if resumption:
-            go_on(session, resumption)
-        replace_text(run_dir / LINEAGE_OF_RUN, session.lineage.model_dump_json(indent=2))
+            go_on(run, resumption)
+        replace_text(run_dir / LINEAGE_OF_RUN, run.lineage.model_dump_json(indent=2))
         for observer in observers():
             observer.on_open(run_dir)
-        yield session
+        yield run
 
 
-def _label_flow_run(session: Session) -> None:
+def _label_flow_run(run: RunContext) -> None:
     """Give the run's flow run its name, and tags by which to find it among others."""
-    config, before = session.config, runtime.flow_run.tags
-    labels = {"digen", session.run_id, config.model.family, config.algorithm.type}
+    config, before = run.config, runtime.flow_run.tags
+    labels = {"digen", run.run_id, config.model.family, config.algorithm.type}
     with get_client(sync_client=True) as client:
         client.update_flow_run(
-            runtime.flow_run.id, name=session.run_id, tags=sorted(labels.union(before))
+            runtime.flow_run.id, name=run.run_id, tags=sorted(labels.union(before))
         )
 
 
@@ -102,17 +104,15 @@ def _devices(config: RunConfig) -> Iterator[tuple[Client, str, list[Device], Run
 
 
 @contextmanager
-def reopen_run(config: RunConfig, run_dir: Path) -> Iterator[Session]:
-    """Yield a session on an old run's folder, for evaluation, with one worker of both roles."""
+def reopen_run(config: RunConfig, run_dir: Path) -> Iterator[RunContext]:
+    """Yield a run on an old run's folder, for evaluation, with one worker of both roles."""
     local = [Device("worker-0", frozenset({"rollout", "trainer"}))]
     with connected(config, local) as (address, client):
         name = f"{run_dir.name}-evaluation"
         devices = devices_of(client)
         tracker = Tracker.reopen(config, run_dir, runtime.flow_run.id)
-        with session_on(
-            client, address, devices, config, run_dir, name, tracker=tracker
-        ) as session:
-            yield session
+        with run_on(client, address, devices, config, run_dir, name, tracker=tracker) as run:
+            yield run
 
 
 @contextmanager
@@ -132,7 +132,7 @@ def connected(config: RunConfig, local: list[Device]) -> Iterator[tuple[str, Cli
 
 
 @contextmanager
-def session_on(
+def run_on(
     client: Client,
     address: str,
     devices: list[Device],
@@ -142,8 +142,8 @@ def session_on(
     lineage: Lineage | None = None,
     tracker: Tracker | None = None,
     pages: bool = True,
-) -> Iterator[Session]:
-    """Yield a registered session on some devices, tracked in MLflow under ``name``.
+) -> Iterator[RunContext]:
+    """Yield a registered run on some devices, tracked in MLflow under ``name``.
 
     Args:
         client: of the cluster.
@@ -151,7 +151,7 @@ def session_on(
         devices: to use.
         config: of the run.
         run_dir: folder of the run.
-        name: of the session.
+        name: of the run.
         lineage: of a run that is resumed: MLflow goes on with it.
         tracker: of a run that is over.
         pages: whether Prefect's pages show the run.
@@ -163,7 +163,7 @@ def session_on(
         tracker = Tracker.start(config, name, run_dir, flow_run_id)
     train, evaluation = train_prompts(config), evaluation_prompts(config)
     earlier = lineage.flow_run_ids if lineage else ()
-    session = Session(
+    run = RunContext(
         run_id=name,
         config=config,
         run_dir=run_dir,
@@ -178,9 +178,11 @@ def session_on(
         ),
         address=address,
         client=client,
-        devices=devices,
-        addresses=addresses_of(client, [device.name for device in devices]),
-        pools=workers_of_pools(client, config.pools),
+        fleet=Fleet(
+            devices=devices,
+            addresses=addresses_of(client, [device.name for device in devices]),
+            pools=workers_of_pools(client, config.pools),
+        ),
         tracker=tracker,
     )
     links = {
@@ -191,11 +193,11 @@ def session_on(
     with (
         _ended_in(tracker),
         _on_pages(config, name, links) if pages else nullcontext(),
-        registered(session),
-        _stopped_on_errors(session),
-        following(session.control, runtime.flow_run.id),
+        registered(run),
+        _stopped_on_errors(run),
+        following(run.control, runtime.flow_run.id),
     ):
-        yield session
+        yield run
 
 
 @contextmanager
@@ -206,28 +208,28 @@ def _on_pages(config: RunConfig, name: str, links: dict[str, str]) -> Iterator[N
 
 
 @contextmanager
-def _stopped_on_errors(session: Session) -> Iterator[None]:
+def _stopped_on_errors(run: RunContext) -> Iterator[None]:
     """Leave no task running when the body fails or is stopped."""
     try:
         yield
     except BaseException:
-        names = {device.name for device in session.devices}.union(*session.pools.values())
+        names = {device.name for device in run.fleet.devices}.union(*run.fleet.pools.values())
         with suppress(SchedulerLostError):
-            present = addresses_of(session.client, names)
-            stop_tasks(session.client, list(present.values()))
+            present = addresses_of(run.client, names)
+            stop_tasks(run.client, list(present.values()))
         raise
 
 
 @contextmanager
-def _telling_how_to_resume(session: Session) -> Iterator[None]:
+def _telling_how_to_resume(run: RunContext) -> Iterator[None]:
     """Say which command resumes a run whose body fails or is stopped, and from where."""
     try:
         yield
     except BaseException as error:
         if isinstance(error, Pause | UserError):  # it goes on; or nothing stays of it
             raise
-        after = f"after iteration {session.num_kept}"
-        how = f"resume it with: digen train --resume {session.run_dir}"
+        after = f"after iteration {run.progress.num_kept}"
+        how = f"resume it with: digen train --resume {run.run_dir}"
         if isinstance(error, KeyboardInterrupt | RunCancelledError):
             why = f"{str(error) or 'stopped by Ctrl-C or digen cancel'} {after}"
             raise RunCancelledError(f"{why}; {how}") from None

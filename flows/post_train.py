@@ -19,9 +19,10 @@ from flows.export import export
 from flows.launch import open_run
 from flows.prepare import prepare
 from flows.reopen import go_back
+from flows.runtime.context import RunContext
 from flows.runtime.fleet.losses import StateLostError
+from flows.runtime.observers import say, warn
 from flows.runtime.requests import ending_as_asked
-from flows.runtime.session import Session, say, warn
 from flows.runtime.subflows import on_cluster
 
 
@@ -37,31 +38,31 @@ def post_train(config: RunConfig, resume: str | None = None) -> RunReport:
     """
     check_run(config)
     probe_before_start(config, warn)
-    with open_run(config, resume) as session:
+    with open_run(config, resume) as run:
         while True:
             try:
-                train(session)
-                return session.report()
+                train(run)
+                return run.report()
             except (StateLostError, DamagedError) as error:
-                go_back(session, error)
+                go_back(run, error)
 
 
-def train(session: Session) -> None:
-    """Train from where a session stands to the end, and export what was trained.
+def train(run: RunContext) -> None:
+    """Train from where a run stands to the end, and export what was trained.
 
     Raises:
         StateLostError: it can go on from the last checkpoint.
         DamagedError: it can go on from the checkpoint before.
     """
-    config = session.config
-    with on_cluster(session, prepare) as conductor:
-        for index in range(session.num_iterations, config.num_iterations):
-            if tag := session.evaluation_before(index):
-                evaluate_once(session, tag)
+    config = run.config
+    with on_cluster(run, prepare) as conductor:
+        for index in range(run.progress.num_iterations, config.num_iterations):
+            if tag := run.evaluation_before(index):
+                evaluate_once(run, tag)
                 say("training")
-            conductor.complete(index, last=session.last_before_evaluation(index))
+            conductor.complete(index, last=run.last_before_evaluation(index))
             if conductor.out_of_time:
                 say(f"max_minutes ({config.max_minutes:g}) have passed: no more iterations")
                 break
-    evaluate_once(session, "after")
-    on_cluster(session, export)
+    evaluate_once(run, "after")
+    on_cluster(run, export)

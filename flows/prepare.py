@@ -9,15 +9,17 @@ from digen_core.config.model import MAX_TOKENS
 from digen_core.data.prompts import Prompt
 from digen_core.rollout.steps import Steps
 from flows.runtime.conductor import Conductor
+from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.batch import Batch
 from flows.runtime.fleet.joining import await_roles
 from flows.runtime.fleet.loading import load_models, load_pools, measure_costs, probe_loaded_rewards
 from flows.runtime.fleet.losses import DevicesLostError, StateLostError
+from flows.runtime.iterations.open_iteration import OpenIteration
+from flows.runtime.iterations.recorder import IterationRecorder
+from flows.runtime.iterations.round import Round
 from flows.runtime.notify import tell
-from flows.runtime.open_iteration import OpenIteration
-from flows.runtime.recorder import IterationRecorder
+from flows.runtime.observers import say
 from flows.runtime.scheduling import start_profile
-from flows.runtime.session import Round, Session, say, session_of
 from tasks.emulation import EmulatedConfig, body_of
 from tasks.runner.completions import Completions
 from tasks.setup import count_tokens, restore_state
@@ -33,69 +35,70 @@ def prepare(run_id: str) -> Conductor:
 
     Where workers are lost meanwhile, the others go on.
     """
-    session = session_of(run_id)
+    run = context_of(run_id)
     while True:
-        await_roles(session)
+        await_roles(run)
         try:
             with Completions() as completions:
-                _make_ready(session, Batch(session, completions))
-            conductor = Conductor(session)
-            with Completions(session.inbox):
+                _make_ready(run, Batch(run, completions))
+            conductor = Conductor(run)
+            with Completions(run.inbox):
                 setup = Round(index=-1, prompts=[], steps=Steps((), ()), metadata=[])
-                conductor.start(OpenIteration(setup, IterationRecorder(session, setup), 0))
+                conductor.start(OpenIteration(setup, IterationRecorder(run, setup), 0))
             return conductor
         except (DevicesLostError, StateLostError):  # it was told; what is left is enough, or waits
             continue
 
 
-def _make_ready(session: Session, batch: Batch) -> None:
+def _make_ready(run: RunContext, batch: Batch) -> None:
     say("loading the model on the workers")
-    load_models(session, batch, session.devices)
-    load_pools(session, batch)
-    probe_loaded_rewards(session, batch)
-    tell_of_cut_prompts(session, batch, (*session.prompts, *session.evaluation_prompts))
-    if session.profile is None:
-        start_profile(session, measure_costs(session, batch, session.devices))
-    make_first_version(session, batch)
+    load_models(run, batch, run.fleet.devices)
+    load_pools(run, batch)
+    probe_loaded_rewards(run, batch)
+    tell_of_cut_prompts(run, batch, (*run.prompts, *run.evaluation_prompts))
+    if run.progress.profile is None:
+        start_profile(run, measure_costs(run, batch, run.fleet.devices))
+    make_first_version(run, batch)
 
 
-def tell_of_cut_prompts(session: Session, batch: Batch, prompts: Iterable[Prompt]) -> None:
+def tell_of_cut_prompts(run: RunContext, batch: Batch, prompts: Iterable[Prompt]) -> None:
     """Say, once, if prompts are longer than the model is given; the longest are looked at."""
-    if isinstance(session.config, EmulatedConfig) or "prompts-cut" in session.told:
+    if isinstance(run.config, EmulatedConfig) or not run.progress.once("prompts-cut"):
         return
-    session.told.add("prompts-cut")
     texts = sorted({prompt.text for prompt in prompts}, key=len, reverse=True)[:COUNTED_PROMPTS]
-    future = batch.submit(count_tokens, "count tokens", session.rollout_devices()[0], texts)
+    future = batch.submit(count_tokens, "count tokens", run.fleet.rollout_devices()[0], texts)
     receipt = batch.receipts()[future.task_run_id]
     if receipt["num_cut"]:
         most, enough = receipt["most"], min(receipt["most"], MAX_TOKENS)
         what_stays = ", the most there is" if most > enough else ""
         tell(
-            session,
+            run,
             "prompts-cut",
             f"{receipt['num_cut']} of the {len(texts)} longest prompts take more tokens than "
-            f"model.max_sequence_length ({session.config.model.max_sequence_length}) and are cut; "
+            f"model.max_sequence_length ({run.config.model.max_sequence_length}) and are cut; "
             f"the longest takes {most}: set it to {enough}{what_stays}",
         )
 
 
-def make_first_version(session: Session, batch: Batch) -> None:
+def make_first_version(run: RunContext, batch: Batch) -> None:
     """Make the state that training starts from, or take up that of a checkpoint."""
-    trainer = session.trainer_devices()[0]
-    if session.checkpoint is not None:
-        restore_version(session, batch, trainer)
+    trainer = run.fleet.trainer_devices()[0]
+    if run.progress.checkpoint is not None:
+        restore_version(run, batch, trainer)
         return
-    body = body_of(session.config, start_state)
-    session.state = batch.submit(body, "make version 0", trainer)
-    receipt = batch.receipts()[session.state.task_run_id]
-    session.hashes[0] = receipt["hash"]
+    body = body_of(run.config, start_state)
+    state = batch.submit(body, "make version 0", trainer)
+    run.progress.first_state(state)
+    receipt = batch.receipts()[state.task_run_id]
+    run.progress.first_version(0, receipt["hash"])
 
 
-def restore_version(session: Session, batch: Batch, device: str) -> None:
-    """Read the session's checkpoint on a device."""
-    assert session.checkpoint is not None
-    label = f"restore {session.checkpoint.name}"
-    session.state = batch.submit(restore_state, label, device, session.checkpoint.resolve())
-    receipt = batch.receipts()[session.state.task_run_id]
-    session.version = receipt["version"]
-    session.hashes[session.version] = receipt["hash"]
+def restore_version(run: RunContext, batch: Batch, device: str) -> None:
+    """Read the run's checkpoint on a device."""
+    checkpoint = run.progress.checkpoint
+    assert checkpoint is not None
+    label = f"restore {checkpoint.name}"
+    state = batch.submit(restore_state, label, device, checkpoint.resolve())
+    run.progress.first_state(state)
+    receipt = batch.receipts()[state.task_run_id]
+    run.progress.first_version(receipt["version"], receipt["hash"])

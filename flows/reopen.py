@@ -39,9 +39,10 @@ from digen_core.errors import UserError
 from digen_core.trace.spans import DEVICES_OF_RUN, read_devices
 from digen_core.transport.files import replace_text, try_lock
 from digen_core.transport.metrics import METRICS_OF_RUN, read_metrics
+from flows.runtime.context import RunContext
 from flows.runtime.fleet.losses import StateLostError
 from flows.runtime.notify import tell
-from flows.runtime.session import Session, observers, say, warn
+from flows.runtime.observers import observers, say, warn
 from tasks.emulation import EmulatedConfig
 
 
@@ -119,20 +120,19 @@ def mark_crashed_flows(flow_run_ids: Sequence[str]) -> None:
                 client.set_flow_run_state(flow_run.id, ended, force=True)
 
 
-def go_on(session: Session, resumption: Resumption) -> None:
-    """Put a session where its run stood at a checkpoint, or at its start if there is none."""
+def go_on(run: RunContext, resumption: Resumption) -> None:
+    """Put a run where its run stood at a checkpoint, or at its start if there is none."""
     run_dir = resumption.run_dir
     say(f"resuming {run_dir.name} after {resumption.num_iterations} iterations")
     if resumption.lineage:
         mark_crashed_flows([i for i in resumption.lineage.flow_run_ids if i != runtime.flow_run.id])
-    replace_text(run_dir / CONFIG_OF_RUN, session.config.model_dump_json(indent=2))
-    for device in _known_devices(run_dir):
-        session.known.setdefault(device.name, device)
-    _stand_at(session, resumption)
+    replace_text(run_dir / CONFIG_OF_RUN, run.config.model_dump_json(indent=2))
+    run.fleet.took_part(_known_devices(run_dir))
+    _stand_at(run, resumption)
     for record in read_metrics(run_dir / METRICS_OF_RUN):
-        session.tracker.log_iteration(record)
-    for tag, report in session.evaluations.items():
-        session.tracker.log_evaluation(tag, report)
+        run.tracker.log_iteration(record)
+    for tag, report in run.progress.evaluations.items():
+        run.tracker.log_evaluation(tag, report)
         for observer in observers():
             observer.on_evaluation(tag, report)
 
@@ -148,52 +148,50 @@ def _known_devices(run_dir: Path) -> list[Device]:
         return []
 
 
-def go_back(session: Session, error: StateLostError | DamagedError) -> None:
-    """Put a session back to where its run stood at its last whole checkpoint, and say so.
+def go_back(run: RunContext, error: StateLostError | DamagedError) -> None:
+    """Put a run back to where its run stood at its last whole checkpoint, and say so.
 
     Args:
-        session: whose tasks were all given up.
+        run: whose tasks were all given up.
         error: a worker was lost with the optimizer's state, or a checkpoint turned out damaged.
 
     Raises:
         StateLostError: there are no checkpoints of such a run.
         DamagedError: no checkpoint is whole.
     """
-    if isinstance(session.config, EmulatedConfig):
+    if isinstance(run.config, EmulatedConfig):
         raise error
-    if isinstance(error, DamagedError) and session.checkpoint is not None:
-        session.damaged.add(session.checkpoint)
+    if isinstance(error, DamagedError) and run.progress.checkpoint is not None:
+        run.progress.is_damaged(run.progress.checkpoint)
     else:
-        session.num_resumed += 1
-    folder = session.run_dir / CHECKPOINTS_OF_RUN
-    checkpoint, damaged = last_checkpoint(folder, session.damaged)
-    if checkpoint is None and session.damaged:
+        run.progress.went_back()
+    folder = run.run_dir / CHECKPOINTS_OF_RUN
+    checkpoint, damaged = last_checkpoint(folder, run.progress.damaged)
+    if checkpoint is None and run.progress.damaged:
         raise error
     manifest = read_manifest(checkpoint) if checkpoint else None
-    back = Resumption(session.run_dir, session.lineage, checkpoint, manifest, tuple(damaged))
+    back = Resumption(run.run_dir, run.lineage, checkpoint, manifest, tuple(damaged))
     tell(
-        session,
+        run,
         "resumed",
         f"{error}; the run goes on from {checkpoint or 'its start'}, after iteration "
-        f"{back.num_iterations} (resumed {session.num_resumed} times by itself)",
+        f"{back.num_iterations} (resumed {run.progress.num_resumed} times by itself)",
     )
-    while not session.inbox.empty():  # what tasks of before still sent
-        session.inbox.get_nowait()
-    session.trace.forget_all()
-    _stand_at(session, back)
+    while not run.inbox.empty():  # what tasks of before still sent
+        run.inbox.get_nowait()
+    run.trace.forget_all()
+    _stand_at(run, back)
 
 
-def _stand_at(session: Session, resumption: Resumption) -> None:
-    """Forget what a run did after a checkpoint, on disk and in its session."""
+def _stand_at(run: RunContext, resumption: Resumption) -> None:
+    """Forget what a run did after a checkpoint, on disk and in its run."""
     discard(resumption.run_dir, resumption)
-    manifest = resumption.manifest
-    session.checkpoint = resumption.checkpoint
-    session.num_iterations = session.num_kept = resumption.num_iterations
-    session.version = manifest.version if manifest else 0
-    session.reward_history = manifest.reward_history if manifest else {}
-    session.state, session.published = None, {}
-    reports = evaluations_of(resumption.run_dir).items()
-    session.evaluations = dict(sorted(reports, key=lambda item: item[1].version))
+    run.progress.stand_at(
+        resumption.checkpoint,
+        resumption.manifest,
+        resumption.num_iterations,
+        evaluations_of(resumption.run_dir),
+    )
 
 
 COUNTED_FROM_ONE = {EVALUATIONS_OF_RUN, "grids", "timelines", "videos"}

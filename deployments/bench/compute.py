@@ -26,7 +26,7 @@ from digen_core.config.run import RunConfig
 from digen_core.records import IterationRecord
 from flows.launch import open_run
 from flows.prepare import prepare
-from flows.runtime.session import watching
+from flows.runtime.observers import watching
 from flows.runtime.subflows import on_cluster
 from flows.runtime.workload import layout_of
 
@@ -131,12 +131,12 @@ def serial_seconds(config: RunConfig, iterations: int) -> list[float]:
 def run_layout(config: RunConfig) -> tuple[str, str, list[IterationRecord]]:
     """Run all iterations without evaluations; return the layout, the split and the records."""
     records, last = Records(), config.num_iterations - 1
-    with open_run(config) as session, watching(records):
-        layout = layout_of(session.config)
-        with on_cluster(session, prepare) as conductor:
+    with open_run(config) as run, watching(records):
+        layout = layout_of(run.config)
+        with on_cluster(run, prepare) as conductor:
             for index in range(config.num_iterations):
                 conductor.complete(index, last=last)
-        split = f"{len(session.rollout_devices())}:{len(session.trainer_devices())}"
+        split = f"{len(run.fleet.rollout_devices())}:{len(run.fleet.trainer_devices())}"
     return layout.name, "both" if layout.colocated else split, records.seen
 
 

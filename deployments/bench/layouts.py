@@ -105,7 +105,7 @@ def main(
 def run_emulated(config: "EmulatedConfig") -> tuple[list[Span], Schedule]:
     """Run on emulated devices; return the spans, in seconds of wall clock, and the schedule."""
     from flows.emulate import emulate
-    from flows.runtime.session import watching
+    from flows.runtime.observers import watching
     from flows.runtime.workload import schedule_of
 
     records = Records()

@@ -27,7 +27,7 @@ from digen_core.trace.charts import LINE_COLOURS
 from digen_core.training.optimizer import initial_state
 from flows.evaluate_run import evaluate_run
 from flows.post_train import post_train
-from flows.runtime.session import watching
+from flows.runtime.observers import watching
 
 SERIAL = "serial"
 SMOOTHING = 9  # iterations that a point of a curve is the mean of

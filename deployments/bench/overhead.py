@@ -26,7 +26,7 @@ from digen_core.config.schedule import ScheduleConfig
 from digen_core.records import IterationRecord
 from flows.launch import open_run
 from flows.prepare import prepare
-from flows.runtime.session import watching
+from flows.runtime.observers import watching
 from flows.runtime.subflows import on_cluster
 
 

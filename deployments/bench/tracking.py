@@ -111,7 +111,7 @@ def bench_tracking(rounds: int, iterations: int, step_seconds: float) -> Measure
 def seconds_of_iterations(config: "EmulatedConfig", *, tracked: bool) -> list[float]:
     """Run once, and return the seconds of each iteration after the first."""
     from flows.emulate import emulate
-    from flows.runtime.session import watching
+    from flows.runtime.observers import watching
 
     records = Records()
     with watching(records):

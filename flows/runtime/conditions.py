@@ -8,7 +8,7 @@ from typing import Any
 
 from prefect.futures import PrefectFuture
 
-from flows.runtime.open_iteration import OpenIteration
+from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.submission import Submitter
 from tasks.rollout import encode
 

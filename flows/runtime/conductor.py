@@ -23,13 +23,14 @@ from digen_core.control.protocol import (
     Switch,
     Switched,
 )
+from flows.runtime.context import RunContext
 from flows.runtime.executor import Executor
-from flows.runtime.fleet.changes import Fleet
+from flows.runtime.fleet.changes import FleetChanges
 from flows.runtime.fleet.joining import Joined, JoinFailed
-from flows.runtime.iteration_runs import IterationRuns, RunEnded
-from flows.runtime.open_iteration import Ended, OpenIteration, Published
+from flows.runtime.iterations.open_iteration import Ended, OpenIteration, Published
+from flows.runtime.iterations.runs import IterationRuns, RunEnded
+from flows.runtime.observers import say
 from flows.runtime.requests import is_stop
-from flows.runtime.session import Session, say
 from flows.runtime.workload import schedule_of, workload_of
 from tasks.emulation import EmulatedConfig
 from tasks.runner.completions import Completion
@@ -48,34 +49,36 @@ class Conductor:
     Use it by ``with``: no flow run of an iteration outlives the block.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, run: RunContext) -> None:
         """Prepare a conductor for a run whose workers have loaded the model."""
-        schedule = schedule_of(session.config)
-        self._session = session
+        schedule = schedule_of(run.config)
+        self._run = run
         self._controller = Controller(
-            session.devices,
-            workload_of(session.config),
+            run.fleet.devices,
+            workload_of(run.config),
             schedule,
-            session.known_costs,
-            version=session.version,
-            next_iteration=session.num_iterations,
+            run.progress.known_costs,
+            version=run.progress.version,
+            next_iteration=run.progress.num_iterations,
         )
-        self._executor = Executor(session)
+        self._executor = Executor(run)
         self._max_stale = schedule.max_staleness if schedule.max_stale_share else 0
-        self._first = session.num_iterations  # not 0 in a run that is resumed
-        self._runs = IterationRuns(session, self._first)
+        self._first = run.progress.num_iterations  # not 0 in a run that is resumed
+        self._runs = IterationRuns(run, self._first)
         self._opened: dict[int, OpenIteration] = {}  # and not finished
         self._num_offered = self._first
         self._ending: list[tuple[OpenIteration, Ended]] = []  # finished, but a task of it runs
         self._published: set[int] = set()
         self._last_seconds = 0.0  # of the iteration that finished last
-        self._fleet = Fleet(session, self._executor, self._controller.holder)
+        self._changes = FleetChanges(run, self._executor, self._controller.holder)
         self.out_of_time = False  # as the last finished iteration found
 
     def start(self, setup: OpenIteration) -> None:
         """Give every device the version to begin with; that shows in the flow run of ``setup``."""
         self._executor.open(setup)
-        self._executor.publish(setup, self._session.trainer_devices()[0], self._session.version)
+        self._executor.publish(
+            setup, self._run.fleet.trainer_devices()[0], self._run.progress.version
+        )
         for event in self._carry_out(self._controller.start()):
             self._handle(event)
         while self._executor.num_running:
@@ -102,9 +105,9 @@ class Conductor:
         while True:
             self._hold()
             if index in self._published:
-                self._session.progress()
+                self._run.fleet.forgive_losses()
                 return
-            ahead = 0 if self._session.out_of_time else max(self._max_stale, 1)
+            ahead = 0 if self._run.out_of_time else max(self._max_stale, 1)
             self._offer_until(min(index + ahead, last))
             self._open_runs()
             self._advance()
@@ -124,27 +127,27 @@ class Conductor:
         failure = None if is_stop(error) else error
         for opened in self._opened.values():
             opened.abandon(failure)
-        self._fleet.stop()
+        self._changes.stop()
         self._runs.join()
 
     def _hold(self) -> None:
         """Finish what has begun and wait, while a person wants the run to pause."""
-        session, reached = self._session, None
-        while session.control.held:
+        run, reached = self._run, None
+        while run.control.held:
             if reached is None and self._num_offered == self._first + len(self._published):
                 reached, text = time(), f"paused after iteration {self._num_offered}"
-                session.control.reach_boundary(text)
+                run.control.reach_boundary(text)
                 say(f"{text}; resume it in Prefect")
             self._advance()
         if reached is not None:
-            session.started += time() - reached  # the devices did not use that time
+            run.progress.paused(time() - reached)
             say("resumed")
 
     # --- the flow runs --------------------------------------------------------------------
 
     def _open_runs(self) -> None:
         """Open the flow runs that are worked on, and the next one shortly before it is."""
-        current = self._session.num_iterations
+        current = self._run.progress.num_iterations
         needed = current + self._max_stale
         opened = self._opened.get(current)
         if opened is not None and opened.begun:
@@ -162,18 +165,17 @@ class Conductor:
             self._num_offered += 1
             self._executor.open(opened)
             steps, costs = opened.round.steps.trained, opened.round.costs
-            self._handle(IterationOffered(opened.index, steps, costs), *self._fleet.take_in())
+            self._handle(IterationOffered(opened.index, steps, costs), *self._changes.take_in())
 
     def _finish(self, index: int) -> None:
         """Let a flow run publish and end."""
-        session, now = self._session, time()
+        run, now = self._run, time()
         opened = self._opened.pop(index)
         self._executor.close(index)
-        session.step_seconds = opened.recorder.step_seconds or session.step_seconds
-        session.num_iterations += 1
-        self.out_of_time = session.out_of_time
+        run.progress.finished(opened.recorder.step_seconds)
+        self.out_of_time = run.out_of_time
         self._last_seconds = now - opened.begun
-        self._ending.append((opened, Ended(session.version, self._last_seconds)))
+        self._ending.append((opened, Ended(run.progress.version, self._last_seconds)))
         if index + 1 < self._num_offered:
             self._opened[index + 1].begun = now  # before, the devices were not its own
             self._opened[index + 1].turn.set()
@@ -189,11 +191,11 @@ class Conductor:
 
     def _advance(self) -> None:
         """Wait for something to happen, and act on it."""
-        self._session.control.check()
-        self._handle(*self._fleet.look())
-        self._fleet.recompute()
+        self._run.control.check()
+        self._handle(*self._changes.look())
+        self._changes.recompute()
         try:
-            message = self._session.inbox.get(timeout=POLL_SECONDS)
+            message = self._run.inbox.get(timeout=POLL_SECONDS)
         except Empty:
             return
         match message:
@@ -202,8 +204,8 @@ class Conductor:
             case CostsUpdated():
                 self._handle(message)
             case Joined() | JoinFailed():
-                self._fleet.hear(message)
-                self._handle(*self._fleet.take_in())
+                self._changes.hear(message)
+                self._handle(*self._changes.take_in())
             case OpenIteration() | Published() | RunEnded():
                 self._on_flow_run(message)
 
@@ -220,7 +222,7 @@ class Conductor:
 
     def _on_completion(self, completion: Completion) -> None:
         if not completion.succeeded:  # it may have gone with its worker
-            self._handle(*self._fleet.look(now=True))
+            self._handle(*self._changes.look(now=True))
         event = self._executor.event_of(completion)
         if event is None:
             self._end()
@@ -244,7 +246,7 @@ class Conductor:
                     events.append(self._executor.compute_advantages(instruction))
                 case FinishIteration(index):
                     self._finish(index)
-                case Switch(device, role) if not isinstance(self._session.config, EmulatedConfig):
+                case Switch(device, role) if not isinstance(self._run.config, EmulatedConfig):
                     # A worker keeps what both roles need.
                     events.append(Switched(device, role))
                 case _:

@@ -5,18 +5,17 @@ the Dask graph, and reads only receipts: seconds, rewards, hashes.
 """
 
 from collections.abc import Collection
-from functools import singledispatchmethod
 from typing import Any
 
 from digen_core.control import protocol
 from digen_core.control.protocol import Event, Instruction
 from flows.runtime.advantages import advantages_of
 from flows.runtime.conditions import Conditions
+from flows.runtime.context import RunContext
 from flows.runtime.fleet.batch import TaskFailedError
 from flows.runtime.generation import Denoising
-from flows.runtime.open_iteration import OpenIteration
+from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.scoring import Scoring
-from flows.runtime.session import Session
 from flows.runtime.submission import Submitter
 from tasks.emulation import switch
 from tasks.runner.completions import Completion
@@ -26,17 +25,19 @@ from tasks.train import publish, push_weights, reduce, step, train_pack
 class Executor:
     """What the iterations of a run that are open have under way, and what they made."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, run: RunContext) -> None:
+        self._run = run
         self._iterations: dict[int, OpenIteration] = {}
         self._makers: dict[int, OpenIteration] = {}  # version -> the iteration that made it
-        self._submitter = Submitter(session)
+        self._submitter = Submitter(run)
         self._conditions = Conditions(self._submitter)
         self._num_switches = 0
+        schedule = run.config.schedule
+        self._max_stale = schedule.max_staleness if schedule.stale_share else 0
         self._loaded: set[str] = set()  # devices that hold a version
-        self._reward_history = session.reward_history
-        self._denoising = Denoising(self._submitter, self._conditions, session.run_dir)
-        self._scoring = Scoring(session, self._submitter)
+        self._reward_history = run.progress.reward_history
+        self._denoising = Denoising(self._submitter, self._conditions, run.run_dir)
+        self._scoring = Scoring(run, self._submitter)
 
     @property
     def num_running(self) -> int:
@@ -45,7 +46,7 @@ class Executor:
 
     def encode_ahead(self, iteration: OpenIteration) -> None:
         """Have the prompts of an iteration embedded before it begins."""
-        self._conditions.encode_ahead(iteration, self._session.rollout_devices())
+        self._conditions.encode_ahead(iteration, self._run.fleet.rollout_devices())
 
     def open(self, iteration: OpenIteration) -> None:
         """Take instructions for an iteration from now on."""
@@ -89,23 +90,34 @@ class Executor:
             for device in devices:
                 iteration.sums.pop(device, None)
 
-    @singledispatchmethod
-    def submit(self, instruction: Instruction) -> None:
+    def submit(self, instruction: Instruction) -> None:  # noqa: C901 - a row for each kind
         """Submit the tasks of one instruction."""
-        raise TypeError(f"unknown instruction {instruction}")
+        match instruction:
+            case protocol.Generate():
+                self._generate(instruction)
+            case protocol.Pause(fragment):
+                self._denoising.pause(fragment)
+            case protocol.Score():
+                self._score(instruction)
+            case protocol.Train():
+                self._train(instruction)
+            case protocol.Reduce():
+                self._reduce(instruction)
+            case protocol.Step():
+                self._step(instruction)
+            case protocol.Push():
+                self._push(instruction)
+            case protocol.Switch():
+                self._switch(instruction)
+            case _:
+                raise TypeError(f"no task does {instruction}")
 
     # --- generation -----------------------------------------------------------------------
 
-    @submit.register
-    def _(self, do: protocol.Generate) -> None:
+    def _generate(self, do: protocol.Generate) -> None:
         self._denoising.begin(self._iterations[do.fragment.iteration], do)
 
-    @submit.register
-    def _(self, do: protocol.Pause) -> None:
-        self._denoising.pause(do.fragment)
-
-    @submit.register
-    def _(self, do: protocol.Score) -> None:
+    def _score(self, do: protocol.Score) -> None:
         self._scoring.begin(self._iterations[do.fragment.iteration], do)
 
     # --- training -------------------------------------------------------------------------
@@ -115,7 +127,7 @@ class Executor:
         it = self._iterations[do.iteration]
         columns = {group: it.recorder.rewards_of(group) for group in do.groups}
         prompts = {group: it.round.prompts[group] for group in do.groups}
-        config, history = self._session.config, self._reward_history
+        config, history = self._run.config, self._reward_history
         step_kl = None
         if config.kl_reward:
             step_kl = {group: it.recorder.step_kl_of(group) for group in do.groups}
@@ -131,8 +143,7 @@ class Executor:
         chosen = tuple(found.chosen[group] for group in do.groups) if found.chosen else ()
         return protocol.AdvantagesComputed(do.iteration, do.groups, found.skipped, chosen)
 
-    @submit.register
-    def _(self, do: protocol.Train) -> None:
+    def _train(self, do: protocol.Train) -> None:
         it, pack = self._iterations[do.pack.iteration], do.pack
         groups = sorted({block.fragment.group for block in pack.blocks})
         held = [self._conditions.of(it, group, do.device) for group in groups]
@@ -152,15 +163,14 @@ class Executor:
             priority=0,
             pack=pack,
             version=do.version,
-            segments=it.segments_of(pack.blocks, only_last=self._session.config.trains_clean),
+            segments=it.segments_of(pack.blocks, only_last=self._run.config.trains_clean),
             conditions=list({future.task_run_id: future for future in held}.values()),
             prompts={group: it.round.prompts[group] for group in groups},
             advantages={group: it.advantages[group] for group in groups},
             previous=it.sums.get(do.device),
         )
 
-    @submit.register
-    def _(self, do: protocol.Reduce) -> None:
+    def _reduce(self, do: protocol.Reduce) -> None:
         it = self._iterations[do.iteration]
         it.total = self._submitter.submit(
             it,
@@ -175,19 +185,16 @@ class Executor:
 
     # --- versions -------------------------------------------------------------------------
 
-    @submit.register
-    def _(self, do: protocol.Step) -> None:
+    def _step(self, do: protocol.Step) -> None:
         it, version = self._iterations[do.iteration], do.version + 1
         it.reward_history = self._reward_history  # a next iteration adds to it
 
         def event_of(receipt: dict[str, Any]) -> Event:
             it.recorder.add_update(receipt)
-            self._session.version = version
-            self._session.hashes[version] = receipt["hash"]
-            self._drop_versions(version)
+            self._run.progress.stepped(version, receipt["hash"], version - self._max_stale)
             return protocol.Stepped(version)
 
-        self._session.state = self._submitter.submit(
+        state = self._submitter.submit(
             it,
             step,
             f"optimizer step v{version}",
@@ -195,35 +202,29 @@ class Executor:
             event_of,
             kind="step",
             about={"version": version},
-            state=self._session.state,
+            state=self._run.progress.state,
             total=it.total,
         )
+        self._run.progress.stepping(state)
         self.publish(it, do.device, version)
 
     def publish(self, it: OpenIteration, device: str, version: int) -> None:
         """Let the trainer take out of its state what a push moves."""
         self._makers[version] = it
-        self._session.published[version] = self._submitter.submit(
+        policy_version = self._submitter.submit(
             it,
             publish,
             f"publish v{version}",
             device,
             kind="publish",
             about={"version": version},
-            state=self._session.state,
+            state=self._run.progress.state,
         )
+        self._run.progress.publishing(version, policy_version)
 
-    def _drop_versions(self, newest: int) -> None:
-        """Keep what a push moves for the versions on which groups may have begun."""
-        schedule = self._session.config.schedule
-        oldest = newest - (schedule.max_staleness if schedule.stale_share else 0)
-        kept = {v: future for v, future in self._session.published.items() if v >= oldest}
-        self._session.published = kept
-
-    @submit.register
-    def _(self, do: protocol.Push) -> None:
+    def _push(self, do: protocol.Push) -> None:
         def event_of(receipt: dict[str, Any]) -> Event:
-            expected = (do.version, self._session.hashes[do.version])
+            expected = (do.version, self._run.progress.hashes[do.version])
             if (receipt["version"], receipt["hash"]) != expected:
                 raise TaskFailedError(
                     f"{do.device} acknowledged version {receipt['version']} ({receipt['hash']}), "
@@ -241,11 +242,10 @@ class Executor:
             event_of,
             kind="push",
             about={"version": do.version},
-            policy_version=self._session.published[do.version],
+            policy_version=self._run.progress.published[do.version],
         )
 
-    @submit.register
-    def _(self, do: protocol.Switch) -> None:
+    def _switch(self, do: protocol.Switch) -> None:
         self._num_switches += 1
         self._submitter.submit(
             self._iterations[max(self._iterations)],  # it outlives the switch

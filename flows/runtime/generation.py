@@ -13,7 +13,7 @@ from digen_core.control.protocol import (
     Generate,
 )
 from flows.runtime.conditions import Conditions
-from flows.runtime.open_iteration import OpenIteration
+from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.submission import Submitter
 from tasks.rollout import denoise_steps
 

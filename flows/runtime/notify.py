@@ -4,25 +4,26 @@ from prefect import get_run_logger
 from prefect.events import emit_event
 
 from digen_core.records import IterationRecord
-from flows.runtime.session import Session, warn
+from flows.runtime.context import RunContext
+from flows.runtime.observers import warn
 
 
-def tell(session: Session, event: str, text: str) -> None:
+def tell(run: RunContext, event: str, text: str) -> None:
     """Tell the observers, and log a line on the run's own page and emit an event that says it.
 
     Args:
-        session: of the run.
+        run: of the run.
         event: what happened, such as "worker-lost"; the event is ``digen.<event>``.
         text: one sentence: what happened, where, and what to do.
     """
     warn(text)
-    flow_run_id = session.lineage.flow_run_ids[-1]
+    flow_run_id = run.lineage.flow_run_ids[-1]
     get_run_logger().warning(text, extra={"flow_run_id": flow_run_id})
     emit_event(
         f"digen.{event}",
         resource={
-            "prefect.resource.id": f"digen.run.{session.run_id}",
-            "prefect.resource.name": session.run_id,
+            "prefect.resource.id": f"digen.run.{run.run_id}",
+            "prefect.resource.name": run.run_id,
         },
         related=[
             {
@@ -34,16 +35,15 @@ def tell(session: Session, event: str, text: str) -> None:
     )
 
 
-def tell_of_clipping(session: Session, record: IterationRecord) -> None:
+def tell_of_clipping(run: RunContext, record: IterationRecord) -> None:
     """Say, once a run, if the trainer's arithmetic alone takes fresh samples out of the clip range.
 
     GRPO-Guard's range is one of normalised ratios, and Flow-DPPO has none: nothing is said there.
     """
-    clip, error = session.config.algorithm.ratio_clip, record.metrics.get("train/replay_error", 0.0)
-    if clip is not None and error > clip and "clipping" not in session.told:
-        session.told.add("clipping")
+    clip, error = run.config.algorithm.ratio_clip, record.metrics.get("train/replay_error", 0.0)
+    if clip is not None and error > clip and run.progress.once("clipping"):
         tell(
-            session,
+            run,
             "fresh-samples-clipped",
             f"iteration {record.iteration + 1}: rollout and trainer round log-probs differently, "
             f"by up to {error:.1g}, which is more than algorithm.clip_range "

@@ -15,16 +15,17 @@ from digen_core.transport.images import prune_images
 from digen_core.transport.metrics import METRICS_OF_RUN, write_metrics
 from digen_core.transport.samples import write_samples
 from digen_core.transport.trajectories import prune_trajectories
+from flows.runtime.context import RunContext
 from flows.runtime.disk import naming
 from flows.runtime.fleet.losses import StateLostError
-from flows.runtime.session import Session, observers
+from flows.runtime.observers import observers
 from tasks.cluster.calls import WorkerLostError
 from tasks.emulation import EmulatedConfig
 from tasks.worker.checkpoint import keep_checkpoint
 
 
 def publish_iteration(
-    session: Session, record: IterationRecord, history: RewardHistory | None
+    run: RunContext, record: IterationRecord, history: RewardHistory | None
 ) -> None:
     """Keep and show a finished iteration.
 
@@ -32,72 +33,72 @@ def publish_iteration(
     after it, so that nothing is shown which is done again.
 
     Args:
-        session: of the run.
+        run: of the run.
         record: of the iteration.
         history: DDPO's, when the iteration made its version; None if it made none.
     """
-    with session.publishing:
-        if is_drawn(record.iteration, session.config.num_iterations) or session.out_of_time:
-            spans = session.trace.around(record.iteration, time())
-            timeline = draw_apart(spans, session.devices, record.iteration)
+    with run.publishing:
+        if is_drawn(record.iteration, run.config.num_iterations) or run.out_of_time:
+            spans = run.trace.around(record.iteration, time())
+            timeline = draw_apart(spans, run.fleet.devices, record.iteration)
             record = replace(record, timeline=timeline)
-        with naming(session.run_dir):
-            _keep(session, record, history)
+        with naming(run.run_dir):
+            _keep(run, record, history)
         for observer in observers():
             observer.on_iteration(record)
 
 
-def _keep(session: Session, record: IterationRecord, history: RewardHistory | None) -> None:
-    write_samples(session.run_dir / "samples", record.iteration, record.samples)
-    _prune_samples(session, record)
-    write_spans(session.run_dir / SPANS_OF_RUN, record.iteration, record.spans)
-    write_devices(session.run_dir / DEVICES_OF_RUN, session.all_devices)
-    write_metrics(session.run_dir / METRICS_OF_RUN, record)
-    if history is not None and not isinstance(session.config, EmulatedConfig):
-        _keep_checkpoint(session, record, history)
-    session.tracker.log_iteration(record)
-    session.tracker.log_versions(dict(session.hashes))
+def _keep(run: RunContext, record: IterationRecord, history: RewardHistory | None) -> None:
+    write_samples(run.run_dir / "samples", record.iteration, record.samples)
+    _prune_samples(run, record)
+    write_spans(run.run_dir / SPANS_OF_RUN, record.iteration, record.spans)
+    write_devices(run.run_dir / DEVICES_OF_RUN, run.fleet.all_devices)
+    write_metrics(run.run_dir / METRICS_OF_RUN, record)
+    if history is not None and not isinstance(run.config, EmulatedConfig):
+        _keep_checkpoint(run, record, history)
+    run.tracker.log_iteration(record)
+    run.tracker.log_versions(dict(run.progress.hashes))
 
 
-def _prune_samples(session: Session, record: IterationRecord) -> None:
+def _prune_samples(run: RunContext, record: IterationRecord) -> None:
     """Remove what the workers kept beside the rows and the config does not ask for."""
-    tracking = session.config.tracking
+    tracking = run.config.tracking
     if tracking.keep_images == "extremes":
         named = {row.image for row in record.samples if row.image}
-        prune_images(session.run_dir, record.iteration, named)
-    prune_trajectories(session.run_dir, record.iteration, tracking.keep_trajectories)
+        prune_images(run.run_dir, record.iteration, named)
+    prune_trajectories(run.run_dir, record.iteration, tracking.keep_trajectories)
 
 
-def _keep_checkpoint(session: Session, record: IterationRecord, history: RewardHistory) -> None:
+def _keep_checkpoint(run: RunContext, record: IterationRecord, history: RewardHistory) -> None:
     position = Position(
         num_iterations=record.iteration + 1,
         metrics=record.metrics,
         reward_history=dict(history),
-        lineage=session.lineage,
-        config=session.config,
+        lineage=run.lineage,
+        config=run.config,
     )
-    folder = session.run_dir.resolve()  # the worker may be in another one
+    folder = run.run_dir.resolve()  # the worker may be in another one
     try:
-        trainer = session.addresses[session.trainer_devices()[0]]
-        keep_checkpoint(session.client, trainer, session.run_id, record.version, folder, position)
-        session.num_kept = position.num_iterations
+        trainer = run.fleet.addresses[run.fleet.trainer_devices()[0]]
+        keep_checkpoint(run.client, trainer, run.run_id, record.version, folder, position)
+        run.progress.kept(position.num_iterations)
     except (WorkerLostError, LookupError) as error:  # the state that it was to write is gone, too
         raise StateLostError(f"version {record.version} was lost before it was kept") from error
 
 
 def publish_evaluation(
-    session: Session, tag: str, report: EvaluationReport, prompts: list[str], images: np.ndarray
+    run: RunContext, tag: str, report: EvaluationReport, prompts: list[str], images: np.ndarray
 ) -> None:
     """Keep and show an evaluation and its images, uint8 [prompts, k, H, W, 3].
 
     Of videos they are [prompts, k, F, H, W, 3].
     """
-    name = session.tracker.log_evaluation(tag, report)
-    session.tracker.log_images(name, prompts, images, report.version)
+    name = run.tracker.log_evaluation(tag, report)
+    run.tracker.log_images(name, prompts, images, report.version)
     for observer in observers():
         observer.on_evaluation(tag, report)
 
 
-def publish_model(session: Session, weights: Path) -> None:
+def publish_model(run: RunContext, weights: Path) -> None:
     """Register the trained weights, adapters or a transformer, in MLflow."""
-    session.tracker.log_model(weights, session.version, session.hashes[session.version])
+    run.tracker.log_model(weights, run.progress.version, run.progress.hashes[run.progress.version])

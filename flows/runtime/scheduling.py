@@ -22,8 +22,9 @@ from digen_core.planning.profile import Measured, Profile, costs_of, load_profil
 from digen_core.records import Span
 from digen_core.trace.prediction import SCHEDULE_OF_RUN
 from digen_core.transport.files import replace_text
+from flows.runtime.context import RunContext
 from flows.runtime.fleet.watch import Watch
-from flows.runtime.session import Session, say
+from flows.runtime.observers import say
 from flows.runtime.workload import schedule_of, workload_of
 from tasks.cluster.presence import ROLES, dismiss
 from tasks.emulation import EmulatedConfig
@@ -94,52 +95,53 @@ def resolve_layout(
     return chosen, list(job.cluster(choice.num_rollout))
 
 
-def start_profile(session: Session, measured: dict[Device, Measured]) -> None:
+def start_profile(run: RunContext, measured: dict[Device, Measured]) -> None:
     """Begin with the costs of the config's profile, or those that were measured."""
-    config = session.config
+    config = run.config
     if isinstance(config, EmulatedConfig):
         costs = config.costs
     elif config.schedule.profile:
         costs = load_profile(config.schedule.profile)
     else:
         costs = costs_of(measured)
-    session.profile = Profile(with_kinds(costs, session.devices), session.devices)
+    profile = Profile(with_kinds(costs, run.fleet.devices), run.fleet.devices)
     size = config.fragment_size
-    session.step_seconds = max(kind.step(size) for kind in session.known_costs.kinds.values())
-    keep_prediction(session)
+    step_seconds = max(kind.step(size) for kind in profile.costs.kinds.values())
+    run.progress.measured(profile, step_seconds)
+    keep_prediction(run)
 
 
-def add_kind(session: Session, device: Device, measured: Mapping[Device, Measured]) -> Costs:
+def add_kind(run: RunContext, device: Device, measured: Mapping[Device, Measured]) -> Costs:
     """Return what work costs, with the kind of a device that joined."""
-    assert session.profile is not None
-    with session.publishing:
-        return session.profile.add(device, measured)
+    assert run.progress.profile is not None
+    with run.publishing:
+        return run.progress.profile.add(device, measured)
 
 
-def learn_costs(session: Session, spans: Sequence[Span]) -> None:
+def learn_costs(run: RunContext, spans: Sequence[Span]) -> None:
     """Learn from an iteration what work costs, tell the conductor, and predict the next one."""
-    if session.profile is None or isinstance(session.config, EmulatedConfig):
+    if run.progress.profile is None or isinstance(run.config, EmulatedConfig):
         return
-    with session.publishing:
-        costs = session.profile.learn(spans)
-        session.profile.save(session.run_dir)
-        keep_prediction(session)
-    session.inbox.put(CostsUpdated(costs))
+    with run.publishing:
+        costs = run.progress.profile.learn(spans)
+        run.progress.profile.save(run.run_dir)
+        keep_prediction(run)
+    run.inbox.put(CostsUpdated(costs))
 
 
-def keep_prediction(session: Session) -> None:
+def keep_prediction(run: RunContext) -> None:
     """Write what the schedule is, and how long an iteration is predicted to take with it."""
-    config, schedule = session.config, schedule_of(session.config)
-    if not (session.rollout_devices() and session.trainer_devices()):
+    config, schedule = run.config, schedule_of(run.config)
+    if not (run.fleet.rollout_devices() and run.fleet.trainer_devices()):
         return  # the run waits for workers
     seconds = predicted_seconds(
-        session.devices,
+        run.fleet.devices,
         workload_of(config),
         schedule,
-        session.known_costs,
+        run.progress.known_costs,
         config.num_trained_steps,
     )
-    split = [len(session.rollout_devices()), len(session.trainer_devices())]
+    split = [len(run.fleet.rollout_devices()), len(run.fleet.trainer_devices())]
     tree = {
         "layout": schedule.layout.name,
         "split": None if schedule.layout.colocated else split,
@@ -148,4 +150,4 @@ def keep_prediction(session: Session) -> None:
         "max_stale_share": schedule.max_stale_share,
         "predicted_seconds": seconds,  # of the next iteration
     }
-    replace_text(session.run_dir / SCHEDULE_OF_RUN, json.dumps(tree, indent=2))
+    replace_text(run.run_dir / SCHEDULE_OF_RUN, json.dumps(tree, indent=2))

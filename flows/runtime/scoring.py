@@ -8,10 +8,10 @@ import numpy as np
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Event, Fragment, FragmentScored, Score
 from digen_core.rewards.sums import with_reward
+from flows.runtime.context import RunContext
 from flows.runtime.generation import about
+from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.notify import tell
-from flows.runtime.open_iteration import OpenIteration
-from flows.runtime.session import Session
 from flows.runtime.submission import Submitter
 from tasks.rollout import decode_and_score
 from tasks.score import Pool, score
@@ -22,10 +22,10 @@ Receipt = dict[str, Any]
 class Scoring:
     """The fragments that are scored; one is when the receipts of all who score it are there."""
 
-    def __init__(self, session: Session, submitter: Submitter) -> None:
-        self._session = session
+    def __init__(self, run: RunContext, submitter: Submitter) -> None:
+        self._run = run
         self._submitter = submitter
-        self._pools = Pool.all_of(session.config)
+        self._pools = Pool.all_of(run.config)
         self._receipts: dict[Fragment, list[Receipt]] = {}  # by order of arrival
 
     def begin(self, it: OpenIteration, do: Score) -> None:
@@ -47,7 +47,7 @@ class Scoring:
             about=about(fragment),
             prompt=prompt,
             metadata=metadata,
-            run_dir=self._session.run_dir,
+            run_dir=self._run.run_dir,
             segment=it.segments[fragment][-1][1],
         )
         for pool in self._pools:
@@ -74,7 +74,7 @@ class Scoring:
         if len(receipts) <= len(self._pools):
             return None
         del self._receipts[fragment]
-        rewards = merged_rewards(self._session.config, receipts)
+        rewards = merged_rewards(self._run.config, receipts)
         facts = {key: fact for part in reversed(receipts) for key, fact in part.items()}
         it.recorder.add_rewards(fragment, facts | {"rewards": rewards})
         return FragmentScored(fragment)
@@ -84,7 +84,7 @@ class Scoring:
         for note in receipt.get("notes", [])[: 0 if it.told else 1]:
             it.told = True
             tell(
-                self._session,
+                self._run,
                 "reward-failed",
                 f"iteration {it.index + 1}: {note} (on {receipt['device']}; said once an "
                 "iteration). Where a score is missing, the mean of its group counts; the worker's "

@@ -11,27 +11,27 @@ from prefect import Flow, get_run_logger, tags
 from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY
 
-from flows.runtime.session import Session
+from flows.runtime.context import RunContext
 from tasks.runner.prefect_api import PATIENT, api_answers, with_settings
 from tasks.runner.task_runner import LeanDaskTaskRunner
 
 
-def on_cluster(session: Session, subflow: Flow[Any, Any], *arguments: Any) -> Any:
-    """Call a subflow whose tasks run on the session's workers.
+def on_cluster(run: RunContext, subflow: Flow[Any, Any], *arguments: Any) -> Any:
+    """Call a subflow whose tasks run on the run's workers.
 
     While Prefect's server is away, its tasks become those of the run's own flow run.
     """
-    runner: Any = LeanDaskTaskRunner(session.address)  # Prefect wants its futures invariant
+    runner: Any = LeanDaskTaskRunner(run.address)  # Prefect wants its futures invariant
     # The run's own flow sends the heartbeats: the end of a flow waits up to a second for the thread
     # that sends its own.
     settings = {**PATIENT, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
-    with with_settings(settings), _context_of(session):
+    with with_settings(settings), _context_of(run):
         if api_answers():
             own, began = subflow.with_options(task_runner=runner), Event()
             own.fn = _noting(own.fn, began)
             try:
-                with tags(session.run_id):
-                    return own(session.run_id, *arguments)
+                with tags(run.run_id):
+                    return own(run.run_id, *arguments)
             except TransportError:
                 if began.is_set():
                     raise
@@ -41,7 +41,7 @@ def on_cluster(session: Session, subflow: Flow[Any, Any], *arguments: Any) -> An
             subflow.name,
         )
         with runner, _run_context().model_copy(update={"task_runner": runner}):
-            return subflow.fn(session.run_id, *arguments)
+            return subflow.fn(run.run_id, *arguments)
 
 
 def _run_context() -> FlowRunContext:
@@ -50,14 +50,14 @@ def _run_context() -> FlowRunContext:
     return context
 
 
-def _context_of(session: Session) -> FlowRunContext:
+def _context_of(run: RunContext) -> FlowRunContext:
     """Return the context in which subflows are called."""
     context = _run_context()
     # Only the run's own flow ends when the run is suspended: a subflow is finished first.
     changes: dict[str, Any] = {
         "flow_run_suspension_request": type(context.flow_run_suspension_request)()
     }
-    flow_run_ids = session.lineage.flow_run_ids
+    flow_run_ids = run.lineage.flow_run_ids
     if flow_run_ids[-1:] and flow_run_ids.count(flow_run_ids[-1]) > 1:
         changes["task_run_dynamic_keys"] = _FreshKeys()
     return context.model_copy(update=changes)

@@ -14,9 +14,9 @@ from digen_core.control.protocol import Event
 from digen_core.planning.predict import expected_seconds
 from digen_core.records import Span
 from digen_core.trace.usage import Usage
+from flows.runtime.context import RunContext
 from flows.runtime.fleet.batch import require_success
-from flows.runtime.open_iteration import OpenIteration
-from flows.runtime.session import Session
+from flows.runtime.iterations.open_iteration import OpenIteration
 from tasks.emulation import body_of, place_of
 from tasks.runner.completions import Completion, mark_lost
 
@@ -36,8 +36,8 @@ class _Running:
 class Submitter:
     """The tasks of a run that were submitted and have not ended."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, run: RunContext) -> None:
+        self._run = run
         self._running: dict[UUID, _Running] = {}
 
     @property
@@ -77,35 +77,35 @@ class Submitter:
             resource: The task runs on any worker that declares this one, and not on the device.
             **parameters: of the task; futures become edges of the graph.
         """
-        config = self._session.config
+        config = self._run.config
         body = body_of(config, task)
         place: dict[str, Any]
         if resource is None:
             worker, resources = place_of(config, kind, device)
             # A worker that is started again has the name of the lost one, but not its model.
-            address = self._session.addresses.get(worker, worker)
+            address = self._run.fleet.addresses.get(worker, worker)
             place = {"workers": [address], "resources": resources}
         else:
             worker, place = resource, {"resources": {resource: 1}}
 
         def submit() -> PrefectFuture[Any]:
             with dask.annotate(**place, priority=priority):
-                future: PrefectFuture[Any] = body.submit(self._session.run_id, label, **parameters)
+                future: PrefectFuture[Any] = body.submit(self._run.run_id, label, **parameters)
                 return future
 
         span = Span(iteration.index, label, kind, worker, time(), nan, nan, **about)
         future = iteration.context.run(submit)
-        self._session.trace.begin(span)
+        self._run.trace.begin(span)
         self._running[future.task_run_id] = _Running(span, iteration, event_of, device)
-        self._session.watch.begin(future.task_run_id, label, self._expected(span, device))
+        self._run.watch.begin(future.task_run_id, label, self._expected(span, device))
         return future
 
     def _expected(self, span: Span, device: str) -> float | None:
         """Return the seconds that a task should take; None where compiling may take minutes."""
-        if self._session.config.model.compile:
+        if self._run.config.model.compile:
             return None
-        kind = self._session.known[device].kind
-        return expected_seconds(self._session.known_costs, kind, span)
+        kind = self._run.fleet.known[device].kind
+        return expected_seconds(self._run.progress.known_costs, kind, span)
 
     def event_of(self, completion: Completion) -> Event | None:
         """Return what the end of a task means to the controller; None if nothing.
@@ -117,7 +117,7 @@ class Submitter:
         if running is None:  # it was on a device that was lost
             return None
         asked, receipt = running.span, completion.receipt
-        self._session.watch.end([completion.task_run_id])
+        self._run.watch.end([completion.task_run_id])
         require_success(completion, asked.task, asked.device)
         span = replace(
             asked,
@@ -127,7 +127,7 @@ class Submitter:
             num_bytes=receipt["num_bytes"],
             compile_seconds=receipt.get("compile_seconds", 0.0),
         )
-        self._session.trace.end(asked, span)
+        self._run.trace.end(asked, span)
         running.iteration.recorder.add_span(span)
         if used := receipt.get("usage"):
             running.iteration.recorder.add_usage(span.device, Usage(**used))
@@ -142,6 +142,6 @@ class Submitter:
         """Wait no more for the tasks of lost devices; whatever still comes of them is ignored."""
         lost = [id_ for id_, running in self._running.items() if running.device in devices]
         for task_run_id in lost:
-            self._session.trace.forget(self._running.pop(task_run_id).span)
-        self._session.watch.end(lost)
+            self._run.trace.forget(self._running.pop(task_run_id).span)
+        self._run.watch.end(lost)
         mark_lost(lost)

@@ -12,7 +12,7 @@ here; a future that fails without one (worker lost, cancelled) completes with th
 
 import queue
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from contextvars import ContextVar, Token, copy_context
 from dataclasses import dataclass, field
@@ -43,6 +43,10 @@ class Completion:
     state_name: str
     message: str
     """The state's message, or the error's text if Dask lost or cancelled the task."""
+    error_types: Sequence[str] = ()
+    """What the body raised: its class and those above it, as ``module.name``."""
+    error_text: str = ""
+    """What the error says."""
     worker: str = ""
     """Address of the Dask worker; empty if the task ended nowhere."""
     receipt: dict[str, Any] = field(default_factory=dict)

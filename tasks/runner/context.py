@@ -28,6 +28,7 @@ from prefect.context import (
     SyncClientContext,
     hydrated_context,
 )
+from prefect.results import ResultRecord
 from prefect.task_engine import _create_task_run_locally, run_task_async, run_task_sync
 from prefect.tasks import Task
 
@@ -135,8 +136,9 @@ def _pending_run(task: Task[Any, Any], call: Call) -> TaskRun:
 def _send_receipt(
     worker: Worker, topic: str, task_run_id: UUID, state: State, receipt: dict[str, Any]
 ) -> None:
+    error = _error_of(state)
     # This goes through the same stream as Dask's own "task finished" and so arrives before it.
-    event = {
+    event: dict[str, Any] = {
         "task_run_id": str(task_run_id),
         "state_type": state.type.value,
         "state_name": state.name or "",
@@ -144,7 +146,16 @@ def _send_receipt(
         "worker": worker.address,
         "receipt": receipt,
     }
+    if error is not None:
+        types = [f"{t.__module__}.{t.__qualname__}" for t in type(error).__mro__]
+        event |= {"error_types": types, "error_text": str(error)}
     worker.log_event(topic, event)
+
+
+def _error_of(state: State) -> BaseException | None:
+    """Return what a task body raised; None if it did not."""
+    data = state.data.result if isinstance(state.data, ResultRecord) else state.data
+    return data if isinstance(data, BaseException) else None
 
 
 def _hydrate(key: tuple[str, str], blob: bytes) -> _Hydrated:

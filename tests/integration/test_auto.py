@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_backend")]
 
 def run(tree, changes):
     from flows.post_train import post_train
-    from flows.runtime.session import watching
+    from flows.runtime.observers import watching
 
     watch = Watch()
     with watching(watch):

@@ -52,7 +52,7 @@ class WatchAhead(Watch):
 
 def run(tree, changes):
     from flows.post_train import post_train
-    from flows.runtime.session import watching
+    from flows.runtime.observers import watching
 
     watch = WatchAhead()
     with watching(watch):
@@ -106,7 +106,7 @@ def test_a_run_that_is_out_of_time_ends_after_the_iteration(tree, cluster_addres
 
 def test_a_run_whose_record_cannot_be_published_fails(tree, cluster_address, prefect_backend):
     from flows.post_train import post_train
-    from flows.runtime.session import watching
+    from flows.runtime.observers import watching
 
     class Broken(Watch):
         def on_iteration(self, record):

@@ -19,10 +19,10 @@ NUM_STEPS = 5
 
 @pytest.fixture
 def in_a_run(tree, cluster_address, prefect_backend):
-    """Return a function that calls a body with the session of a run that is ready."""
+    """Return a function that calls a body with the context of a run that is ready."""
     from flows.launch import open_run
     from flows.prepare import prepare
-    from flows.runtime.session import session_of
+    from flows.runtime.context import context_of
     from flows.runtime.subflows import on_cluster
     from tasks.runner.completions import Completions
 
@@ -35,14 +35,14 @@ def in_a_run(tree, cluster_address, prefect_backend):
     def run(body):
         @flow(validate_parameters=False)
         def inside(run_id):
-            session = session_of(run_id)
-            with Completions(session.inbox):
-                return body(session)
+            run = context_of(run_id)
+            with Completions(run.inbox):
+                return body(run)
 
         @flow(validate_parameters=False)
         def outside():
-            with open_run(config) as session, on_cluster(session, prepare):
-                return on_cluster(session, inside)
+            with open_run(config) as run, on_cluster(run, prepare):
+                return on_cluster(run, inside)
 
         return outside()
 
@@ -52,26 +52,26 @@ def in_a_run(tree, cluster_address, prefect_backend):
 class Driver:
     """An executor with one open iteration, without a controller."""
 
-    def __init__(self, session, index=0):
+    def __init__(self, run, index=0):
         from flows.runtime.executor import Executor
 
-        self.session = session
-        self.executor = Executor(session)
+        self.run = run
+        self.executor = Executor(run)
         self.open(index)
         self.fragment = p.Fragment(index, 0, 0, 0, 4)
 
     def open(self, index):
-        from flows.runtime.iteration import round_of
-        from flows.runtime.open_iteration import OpenIteration
-        from flows.runtime.recorder import IterationRecorder
+        from flows.runtime.iterations.iteration import round_of
+        from flows.runtime.iterations.open_iteration import OpenIteration
+        from flows.runtime.iterations.recorder import IterationRecorder
 
-        round_ = round_of(self.session.config, self.session.prompts, index)
-        self.iteration = OpenIteration(round_, IterationRecorder(self.session, round_), 1)
+        round_ = round_of(self.run.config, self.run.prompts, index)
+        self.iteration = OpenIteration(round_, IterationRecorder(self.run, round_), 1)
         self.executor.open(self.iteration)
 
     def wait(self):
         """Return the event of the next completion, or None."""
-        return self.executor.event_of(self.session.inbox.get(timeout=60))
+        return self.executor.event_of(self.run.inbox.get(timeout=60))
 
     def do(self, instruction):
         """Carry out an instruction to its event."""
@@ -103,12 +103,12 @@ class Driver:
 
 
 def test_a_paused_fragment_goes_on_elsewhere_as_if_nothing_had_been(in_a_run):
-    def body(session):
-        whole, logprobs, num_pauses = Driver(session).generate()
+    def body(run):
+        whole, logprobs, num_pauses = Driver(run).generate()
         assert num_pauses == 0
         paused = 0
         for seed in range(4):
-            latents, found, num_pauses = Driver(session).generate(Random(seed))
+            latents, found, num_pauses = Driver(run).generate(Random(seed))
             np.testing.assert_array_equal(latents, whole)
             assert found.keys() == logprobs.keys() == set(range(4))
             for step, values in logprobs.items():
@@ -120,8 +120,8 @@ def test_a_paused_fragment_goes_on_elsewhere_as_if_nothing_had_been(in_a_run):
 
 
 def test_at_most_two_tasks_of_a_fragment_are_submitted(in_a_run):
-    def body(session):
-        it = Driver(session)
+    def body(run):
+        it = Driver(run)
         it.executor.submit(p.Generate(it.fragment, 0, NUM_STEPS, 0, "rollout-0"))
         counts = [it.executor.num_running]
         while it.executor.num_running:
@@ -136,9 +136,9 @@ def test_at_most_two_tasks_of_a_fragment_are_submitted(in_a_run):
 
 
 def test_a_prompt_that_comes_again_is_not_encoded_again(in_a_run):
-    def body(session):
-        session.prompts[:] = [Prompt("a red circle")]  # of every group and iteration
-        it = Driver(session)
+    def body(run):
+        run.prompts[:] = [Prompt("a red circle")]  # of every group and iteration
+        it = Driver(run)
         it.executor.encode_ahead(it.iteration)
         it.open(1)
         it.executor.encode_ahead(it.iteration)
@@ -163,8 +163,8 @@ def limit_rows(run_id: str, limit: int | None) -> None:
 
 
 def test_a_pack_that_does_not_fit_adds_nothing(in_a_run):
-    def body(session):
-        it = Driver(session)
+    def body(run):
+        it = Driver(run)
         it.generate()
         assert it.do(p.Score(it.fragment, "rollout-0")) == p.FragmentScored(it.fragment)
         event = it.executor.compute_advantages(p.ComputeAdvantages(0, (0,)))
@@ -179,11 +179,9 @@ def test_a_pack_that_does_not_fit_adds_nothing(in_a_run):
             return events, it.iteration.total.result()
 
         halves = [pack(1, 0, 2), pack(2, 2, 2)]
-        session.client.run(limit_rows, session.run_id, 2, workers=[session.addresses["trainer-0"]])
+        run.client.run(limit_rows, run.run_id, 2, workers=[run.fleet.addresses["trainer-0"]])
         limited = train("trainer-0", [pack(0, 0, 4), halves[0], pack(3, 0, 3), halves[1]])
-        session.client.run(
-            limit_rows, session.run_id, None, workers=[session.addresses["trainer-0"]]
-        )
+        run.client.run(limit_rows, run.run_id, None, workers=[run.fleet.addresses["trainer-0"]])
         return limited, train("trainer-1", halves)
 
     (events, limited), (_, free) = in_a_run(body)

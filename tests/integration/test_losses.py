@@ -43,7 +43,7 @@ class Story(Watch):
         self.when, self.do = when, do
         self.is_done = False
         self.warnings, self.phases = [], []
-        self.session = None
+        self.run_context = None
 
     def see(self, what: object) -> None:
         if not self.is_done and self.when(what):
@@ -66,7 +66,7 @@ class Story(Watch):
     def pid_of(self, name: str) -> int:
         from tasks.cluster.calls import on_worker
 
-        return on_worker(self.session.client, self.session.addresses[name], os.getpid)
+        return on_worker(self.run_context.client, self.run_context.fleet.addresses[name], os.getpid)
 
 
 def signal_to(*names: str, number: int = signal.SIGKILL) -> Callable[[Story], None]:
@@ -87,8 +87,8 @@ def event_of(kind: type, iteration: int) -> Callable[[object], bool]:
 
 @pytest.fixture
 def follow(monkeypatch):
-    """Return a function that lets a story see the events and the session of a run."""
-    from flows.runtime.session import session_of
+    """Return a function that lets a story see the events and the context of a run."""
+    from flows.runtime.context import context_of
 
     def let_see(story: Story) -> None:
         class Told(Controller):
@@ -98,12 +98,12 @@ def follow(monkeypatch):
                 return instructions
 
         def known(run_id):
-            story.session = session_of(run_id)
-            return story.session
+            story.run_context = context_of(run_id)
+            return story.run_context
 
         monkeypatch.setattr("flows.runtime.conductor.Controller", Told)
-        for module in ("prepare", "evaluate", "export", "iteration"):
-            monkeypatch.setattr(f"flows.{module}.session_of", known)
+        for module in ("prepare", "evaluate", "export", "runtime.iterations.iteration"):
+            monkeypatch.setattr(f"flows.{module}.context_of", known)
 
     return let_see
 
@@ -112,7 +112,7 @@ def follow(monkeypatch):
 def live(tree, prefect_backend, follow):
     """Return a function that runs the job through a story and checks what it leaves."""
     from flows.post_train import post_train
-    from flows.runtime.session import watching
+    from flows.runtime.observers import watching
 
     def run(story: Story, **changes) -> Path:
         follow(story)
@@ -235,9 +235,9 @@ def test_a_worker_is_added(live, prefect_backend):
         options = _worker(["rollout"])["options"]
 
         async def start():
-            nannies.append(await Nanny(story.session.address, name="rollout-9", **options))
+            nannies.append(await Nanny(story.run_context.address, name="rollout-9", **options))
 
-        story.session.client.sync(start)
+        story.run_context.client.sync(start)
 
     story = Story(event_of(p.FragmentGenerated, 0), add)
     live(story, num_iterations=24)
@@ -280,7 +280,7 @@ def test_a_lost_scheduler_is_said_and_the_run_can_be_resumed(
     tree, prefect_backend, follow, own_cluster
 ):
     from flows.post_train import post_train
-    from flows.runtime.session import watching
+    from flows.runtime.observers import watching
     from tasks.cluster.calls import SchedulerLostError
 
     address, scheduler = own_cluster

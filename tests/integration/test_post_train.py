@@ -70,7 +70,7 @@ def run(tiny_flux, cluster_address, prefect_backend, tmp_path_factory):
     from distributed import Client
 
     from flows.post_train import post_train
-    from flows.runtime.session import watching
+    from flows.runtime.observers import watching
 
     address = cluster_address(1, 1)
     tree = tree_of(tiny_flux, tmp_path_factory.mktemp("run"))

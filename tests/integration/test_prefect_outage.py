@@ -67,8 +67,8 @@ def records_of(main_id):
 
 def test_training_goes_on_without_the_server_and_nothing_is_missing(tree, tmp_path, monkeypatch):
     from flows.post_train import post_train
-    from flows.runtime import iteration_runs
-    from flows.runtime.session import watching
+    from flows.runtime.iterations import runs as iteration_runs
+    from flows.runtime.observers import watching
 
     monkeypatch.setattr(iteration_runs, "OPENING_SECONDS", 1.0)
     changes = {"num_iterations": NUM_ITERATIONS, "rewards": {"smooth_rewards:slow": 1.0}}

@@ -86,7 +86,7 @@ def test_a_run_goes_on_with_other_workers_in_another_layout(
 ):
     from flows.post_train import post_train
     from flows.runtime import publishing
-    from flows.runtime.session import watching
+    from flows.runtime.observers import watching
 
     def config_of(layout: str, *workers: int) -> RunConfig:
         changes = {**JOB, **CASES[case], "schedule.layout": layout}
@@ -218,7 +218,7 @@ def test_damaged_files_do_not_refuse_a_resume(
     from deployments.cli import run
     from digen_core.checkpoints.tensors import last_state
     from flows.post_train import post_train
-    from flows.runtime.session import watching
+    from flows.runtime.observers import watching
 
     def config_of(num_iterations: int) -> RunConfig:
         changes = {**JOB, "num_iterations": num_iterations, "evaluation.every": 0}

@@ -66,7 +66,7 @@ def test_a_run_is_paused_resumed_and_cancelled(tree, cluster_address, prefect_ba
 
     from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, last_checkpoint
     from flows.post_train import post_train
-    from flows.runtime.session import watching
+    from flows.runtime.observers import watching
 
     changes = {
         "num_iterations": 500,

@@ -29,7 +29,7 @@ def run(request, tiny_flux, cluster_address, prefect_backend, tmp_path_factory):
     """A small run of two rollout devices and two trainers, and what it left."""
     from digen_core.trace.spans import read_devices, read_spans
     from flows.post_train import post_train
-    from flows.runtime.session import watching
+    from flows.runtime.observers import watching
 
     tree = tree_of(tiny_flux, tmp_path_factory.mktemp("run"))
     changes = {"cluster.scheduler_address": cluster_address(2, 2)}

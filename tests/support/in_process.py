@@ -14,7 +14,7 @@ from digen_core.data.prompts import train_prompts
 from digen_core.rewards.failures import settle
 from digen_core.training.advantages import advantages_of
 from digen_core.transport.arrays import Weights
-from flows.runtime.iteration import round_of
+from flows.runtime.iterations.iteration import round_of
 from support.packs import make_packs
 from tasks.receipts import collecting
 from tasks.rollout import decode_and_score, denoise_steps, encode

@@ -174,7 +174,7 @@ class Run:
 def run_case(case: Case, tree: dict, address: str, monkeypatch, **changes) -> Run:
     """Run the job as a case says, with a controller that may disturb it."""
     from flows.runtime.fleet.joining import new_workers
-    from flows.runtime.session import watching
+    from flows.runtime.observers import watching
 
     settings = {**JOB, **case.changes, **changes, "cluster.scheduler_address": address}
     config = RunConfig.model_validate(merged(tree, settings))
@@ -200,11 +200,11 @@ def train_only(config: RunConfig) -> Path:
     from flows.prepare import prepare
     from flows.runtime.subflows import on_cluster
 
-    with open_run(config) as session:
-        with on_cluster(session, prepare) as conductor:
+    with open_run(config) as run:
+        with on_cluster(run, prepare) as conductor:
             for index in range(config.num_iterations):
                 conductor.complete(index, last=config.num_iterations - 1)
-        return session.run_dir
+        return run.run_dir
 
 
 def marked(cases: list, quick: tuple[int, ...], mark: str) -> list:

@@ -193,7 +193,7 @@ def test_a_switch_at_the_end_is_heard_though_no_other_iteration_is_open(
     scenario, tmp_path, prefect_backend, monkeypatch
 ):
     from deployments.bench.layouts import run_emulated
-    from flows.runtime.iteration_runs import IterationRuns
+    from flows.runtime.iterations.runs import IterationRuns
 
     open_until = IterationRuns.open_until
 

@@ -9,8 +9,9 @@ from prefect.futures import PrefectFuture
 
 from digen_core.checkpoints.manifest import DamagedError
 from digen_core.errors import UserError
+from flows.runtime.context import RunContext
 from flows.runtime.fleet.losses import DevicesLostError, look, look_if_due
-from flows.runtime.session import Session, count
+from flows.runtime.observers import count
 from tasks.runner.completions import Completion, Completions, mark_crashed
 
 POLL_SECONDS = 1.0
@@ -28,18 +29,18 @@ class Batch:
 
     def __init__(
         self,
-        session: Session,
+        run: RunContext,
         completions: Completions,
-        check: Callable[[Session], None] | None = None,
+        check: Callable[[RunContext], None] | None = None,
     ) -> None:
         """Prepare a batch.
 
         Args:
-            session: of the run.
+            run: of the run.
             completions: of the flow run.
             check: is called while tasks are waited for; default: look for lost devices.
         """
-        self._session = session
+        self._run = run
         self._completions = completions
         self._check = check or require_devices
         self._labels: dict[UUID, tuple[str, str]] = {}  # task and where it runs, for errors
@@ -63,16 +64,14 @@ class Batch:
             expected: seconds that it should take; None: nobody knows.
             **parameters: of the task.
         """
-        session = self._session
+        run = self._run
         place: dict[str, Any] = {"resources": {where: 1}}
-        if where not in session.pools:  # a worker that is started again has the name of the lost
-            place = {"workers": [session.addresses.get(where, where)]}
+        if where not in run.fleet.pools:  # a worker that is started again has the name of the lost
+            place = {"workers": [run.fleet.addresses.get(where, where)]}
         with dask.annotate(**place):
-            future: PrefectFuture[Any] = task.submit(
-                session.run_id, label, *arguments, **parameters
-            )
+            future: PrefectFuture[Any] = task.submit(run.run_id, label, *arguments, **parameters)
         self._labels[future.task_run_id] = (label, where)
-        session.watch.begin(future.task_run_id, label, expected)
+        run.watch.begin(future.task_run_id, label, expected)
         return future
 
     @property
@@ -89,8 +88,8 @@ class Batch:
             RunCancelledError: somebody stopped the run.
         """
         while True:
-            self._session.control.check()
-            self._check(self._session)
+            self._run.control.check()
+            self._check(self._run)
             try:
                 completion = self._completions.next(timeout=POLL_SECONDS)
             except TimeoutError:
@@ -99,9 +98,9 @@ class Batch:
             if task_run_id not in self._labels:  # forgotten
                 continue
             label, where = self._labels.pop(task_run_id)
-            self._session.watch.end([task_run_id])
+            self._run.watch.end([task_run_id])
             if not completion.succeeded:
-                require_devices(self._session, now=True)  # it may have gone with its worker
+                require_devices(self._run, now=True)  # it may have gone with its worker
             require_success(completion, label, where)
             return task_run_id, completion.receipt
 
@@ -109,7 +108,7 @@ class Batch:
         """Wait no more for tasks; whatever still comes of them is ignored."""
         for task_run_id in task_run_ids:
             self._labels.pop(task_run_id, None)
-        self._session.watch.end(task_run_ids)
+        self._run.watch.end(task_run_ids)
 
     def receipts(self, *, counted: bool = False) -> dict[UUID, dict[str, Any]]:
         """Wait for all tasks; return their receipts by task run id.
@@ -130,15 +129,15 @@ class Batch:
         return found
 
 
-def require_devices(session: Session, *, now: bool = False) -> None:
+def require_devices(run: RunContext, *, now: bool = False) -> None:
     """Look for lost devices, if it is time.
 
     Raises:
         DevicesLostError: some were lost.
     """
-    before = {device.name for device in session.devices}
-    _ = look(session) if now else look_if_due(session)
-    if lost := before - {device.name for device in session.devices}:
+    before = {device.name for device in run.fleet.devices}
+    _ = look(run) if now else look_if_due(run)
+    if lost := before - {device.name for device in run.fleet.devices}:
         raise DevicesLostError(lost)
 
 
@@ -154,9 +153,8 @@ def require_success(completion: Completion, label: str, where: str) -> None:
         return
     if completion.state_type == "CRASHED":
         mark_crashed(completion)
+    for error in (UserError, DamagedError):
+        if f"{error.__module__}.{error.__qualname__}" in completion.error_types:
+            raise error(completion.error_text)
     message = completion.message.removeprefix("Task run encountered an exception ")
-    if message.startswith(f"{UserError.__name__}: "):
-        raise UserError(message.removeprefix(f"{UserError.__name__}: "))
-    if message.startswith(f"{DamagedError.__name__}: "):
-        raise DamagedError(message.removeprefix(f"{DamagedError.__name__}: "))
     raise TaskFailedError(f"{label} on {where} failed: {message}")

@@ -3,32 +3,33 @@
 from collections.abc import Mapping
 
 from digen_core.control.protocol import CostsUpdated, DeviceJoined, DevicesLost, Event
+from flows.runtime.context import RunContext
 from flows.runtime.executor import Executor
 from flows.runtime.fleet.joining import Joined, JoinFailed, Joining
 from flows.runtime.fleet.losses import StateLostError, look, look_if_due
 from flows.runtime.fleet.waiting import Waiting
+from flows.runtime.observers import say
 from flows.runtime.scheduling import add_kind
-from flows.runtime.session import Session, say
 from tasks.cluster.presence import recompute_elsewhere
 
 
-class Fleet:
+class FleetChanges:
     """Drops what lost workers had, has newcomers made ready, and waits where nobody is left."""
 
-    def __init__(self, session: Session, executor: Executor, holder: str) -> None:
+    def __init__(self, run: RunContext, executor: Executor, holder: str) -> None:
         """Prepare for a run.
 
         Args:
-            session: of the run.
+            run: of the run.
             executor: of its instructions.
             holder: the device that holds the optimizer's state.
         """
-        self._session = session
+        self._run = run
         self._executor = executor
         self._holder = holder
-        self._joining = Joining(session)
+        self._joining = Joining(run)
         self._joined: list[Joined] = []  # no iteration is open in which that would show
-        self._waiting = Waiting(session)
+        self._waiting = Waiting(run)
         self._to_recompute: set[str] = set()  # lost addresses whose place nobody could take yet
 
     def look(self, *, now: bool = False) -> list[Event]:
@@ -42,16 +43,18 @@ class Fleet:
             WorkerLostError: workers are lost again and again, or nobody came back in time.
             SchedulerLostError: the scheduler does not answer.
         """
-        session = self._session
-        taking_part = {device.name: session.addresses[device.name] for device in session.devices}
-        seen = look(session) if now else look_if_due(session)
+        run = self._run
+        taking_part = {
+            device.name: run.fleet.addresses[device.name] for device in run.fleet.devices
+        }
+        seen = look(run) if now else look_if_due(run)
         if seen is None:
             return []
         self._joining.forget(seen.lost)
         lost = {name: address for name, address in taking_part.items() if name in seen.lost}
         self._joining.take_in(seen.workers)
         events: list[Event] = self._lose(lost) if lost else []
-        if session.rollout_devices() or self._executor.num_running:
+        if run.fleet.rollout_devices() or self._executor.num_running:
             self._waiting.end()
         else:
             self._waiting.for_role("rollout")
@@ -71,10 +74,10 @@ class Fleet:
         events: list[Event] = []
         while self._joined and self._executor.is_open:
             joined = self._joined.pop(0)
-            if joined.device.name in self._session.addresses:  # else it was lost since
-                self._session.join(joined.device)
+            if joined.device.name in self._run.fleet.addresses:  # else it was lost since
+                self._run.fleet.join(joined.device)
                 say(f"worker {joined.device.name} has joined")
-                costs = add_kind(self._session, joined.device, joined.measured)
+                costs = add_kind(self._run, joined.device, joined.measured)
                 events += [CostsUpdated(costs), DeviceJoined(joined.device)]
         return events
 
@@ -85,10 +88,10 @@ class Fleet:
         """
         if not self._to_recompute:
             return
-        session = self._session
-        able = [name for name in session.rollout_devices() if self._executor.is_ready(name)]
+        run = self._run
+        able = [name for name in run.fleet.rollout_devices() if self._executor.is_ready(name)]
         if able:
-            recompute_elsewhere(session.client, self._to_recompute, session.addresses[able[0]])
+            recompute_elsewhere(run.client, self._to_recompute, run.fleet.addresses[able[0]])
             self._to_recompute.clear()
 
     def stop(self) -> None:

@@ -16,13 +16,13 @@ from prefect import flow
 
 from digen_core.control.protocol import Device, Role
 from digen_core.planning.profile import Measured
+from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.batch import Batch
 from flows.runtime.fleet.loading import load_models, measure_costs
 from flows.runtime.fleet.losses import DevicesLostError, look
 from flows.runtime.fleet.waiting import Waiting
 from flows.runtime.fleet.watch import LOOK_SECONDS
 from flows.runtime.notify import tell
-from flows.runtime.session import Session, session_of
 from flows.runtime.subflows import on_cluster
 from flows.runtime.workload import layout_of
 from tasks.cluster.presence import ROLES, Presence, kinds_of
@@ -60,7 +60,7 @@ class Newcomer:
     abandoned: Event = field(default_factory=Event)
     thread: Thread | None = None
 
-    def check(self, session: Session) -> None:
+    def check(self, run: RunContext) -> None:
         """Raise AbandonedError if nobody waits for it; losses are the conductor's business."""
         if self.abandoned.is_set():
             raise AbandonedError
@@ -69,17 +69,17 @@ class Newcomer:
 class Joining:
     """The workers that are being made ready."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, run: RunContext) -> None:
+        self._run = run
         self._newcomers: dict[str, Newcomer] = {}
         self._refused: set[str] = set()  # addresses of those that could not be made ready
 
     def take_in(self, workers: Mapping[str, Presence]) -> None:
         """Begin with those of the cluster's workers that the run does not know yet."""
-        for worker in new_workers(self._session, workers):
+        for worker in new_workers(self._run, workers):
             if worker.address in self._refused:
                 continue
-            if roles := roles_for(self._session, worker):
+            if roles := roles_for(self._run, worker):
                 self._begin(worker, roles)
             else:
                 self._refused.add(worker.address)
@@ -97,10 +97,10 @@ class Joining:
         """Leave a worker out that could not be made ready."""
         if not self.end(failed.name):
             return
-        address = self._session.addresses.pop(failed.name)
+        address = self._run.fleet.turned_away(failed.name)
         self._refused.add(address)
         text = f"worker {failed.name} ({address}) could not join: {failed.error}; it is left out"
-        tell(self._session, "join-failed", text)
+        tell(self._run, "join-failed", text)
 
     def stop(self) -> None:
         """End all threads."""
@@ -110,95 +110,95 @@ class Joining:
         for newcomer in newcomers:
             if newcomer.thread is not None:
                 newcomer.thread.join(END_SECONDS)
-            self._session.addresses.pop(newcomer.worker.name, None)
+            if newcomer.worker.name in self._run.fleet.addresses:
+                self._run.fleet.turned_away(newcomer.worker.name)
 
     def _begin(self, worker: Presence, roles: frozenset[Role]) -> None:
-        self._session.addresses[worker.name] = worker.address
         newcomer = self._newcomers[worker.name] = Newcomer(worker, roles)
-        self._session.joining[worker.name] = newcomer
+        self._run.fleet.making_ready(newcomer)
         newcomer.thread = Thread(
             target=copy_context().run,
-            args=(self._run, newcomer),
+            args=(self._make_ready, newcomer),
             name=f"join-{worker.name}",
             daemon=True,
         )
         newcomer.thread.start()
 
-    def _run(self, newcomer: Newcomer) -> None:
+    def _make_ready(self, newcomer: Newcomer) -> None:
         message: Joined | JoinFailed
         try:
-            message = on_cluster(self._session, join, newcomer.worker.name)
+            message = on_cluster(self._run, join, newcomer.worker.name)
         except (AbandonedError, DevicesLostError):
             message = JoinFailed(newcomer.worker.name, None)
         except Exception as error:
             message = JoinFailed(newcomer.worker.name, error)
-        self._session.inbox.put(message)
+        self._run.inbox.put(message)
 
 
 @flow(name="join", flow_run_name="{run_id}-join-{name}", validate_parameters=False)
 def join(run_id: str, name: str) -> Joined:
     """Load the model on a worker, and measure it if nothing is known of its kind."""
-    session = session_of(run_id)
-    newcomer: Newcomer = session.joining[name]
-    (kind,) = kinds_of(session.client, [newcomer.worker.address]).values()
+    run = context_of(run_id)
+    newcomer = run.fleet.joining[name]
+    (kind,) = kinds_of(run.client, [newcomer.worker.address]).values()
     device = Device(name, newcomer.roles, kind)
     with Completions() as completions:
-        batch = Batch(session, completions, newcomer.check)
-        load_models(session, batch, [device])
-        if kind in session.known_costs.kinds:
+        batch = Batch(run, completions, newcomer.check)
+        load_models(run, batch, [device])
+        if kind in run.progress.known_costs.kinds:
             return Joined(device, {})
-        return Joined(device, measure_costs(session, batch, [device]))
+        return Joined(device, measure_costs(run, batch, [device]))
 
 
-def new_workers(session: Session, workers: Mapping[str, Presence]) -> list[Presence]:
+def new_workers(run: RunContext, workers: Mapping[str, Presence]) -> list[Presence]:
     """Return the workers of a cluster that declare a role and that the run does not know yet."""
-    known = set(session.addresses.values())
+    known = set(run.fleet.addresses.values())
     # A name that is known still belongs to a worker that is not seen to be gone yet.
     return [
         worker
         for address, worker in workers.items()
-        if worker.roles and address not in known and worker.name not in session.addresses
+        if worker.roles and address not in known and worker.name not in run.fleet.addresses
     ]
 
 
-def roles_for(session: Session, worker: Presence) -> frozenset[Role]:
+def roles_for(run: RunContext, worker: Presence) -> frozenset[Role]:
     """Return the roles that a new worker gets, none if the layout cannot use it.
 
     They are those that it had before it was lost, else what the split of the start lacks most.
     """
-    known = session.known.get(worker.name)
+    known = run.fleet.known.get(worker.name)
     if known is not None and known.roles <= worker.roles:
         return known.roles
-    if layout_of(session.config).colocated:
+    if layout_of(run.config).colocated:
         if worker.roles.issuperset(ROLES):
             return worker.roles
         text = f"worker {worker.name} has one role only, but the layout needs both: it is not used"
-        tell(session, "join-failed", text)
+        tell(run, "join-failed", text)
         return frozenset()
     if len(worker.roles) == 1:
         return worker.roles
-    rollouts, total = len(session.rollout_devices()), len(session.devices)
-    lacks = not rollouts or rollouts + 0.5 <= session.rollout_share * (total + 1)
+    rollouts, total = len(run.fleet.rollout_devices()), len(run.fleet.devices)
+    lacks = not rollouts or rollouts + 0.5 <= run.fleet.rollout_share * (total + 1)
     return frozenset({"rollout" if lacks else "trainer"})
 
 
-def await_roles(session: Session) -> None:
+def await_roles(run: RunContext) -> None:
     """Wait until there is a worker for each role, and take in those that came.
 
     Raises:
         WorkerLostError: none came in time.
         RunCancelledError: somebody stopped the run.
     """
-    with Waiting(session) as waiting:
+    with Waiting(run) as waiting:
         while True:
-            session.control.check()
-            seen = look(session)
-            new = {worker.address: worker for worker in new_workers(session, seen.workers)}
-            for address, kind in kinds_of(session.client, new.keys()).items():
-                if roles := roles_for(session, new[address]):
-                    session.addresses[new[address].name] = address
-                    session.join(Device(new[address].name, roles, kind))
-            missing = [r for r in ROLES if not any(r in d.roles for d in session.devices)]
+            run.control.check()
+            seen = look(run)
+            new = {worker.address: worker for worker in new_workers(run, seen.workers)}
+            for address, kind in kinds_of(run.client, new.keys()).items():
+                if roles := roles_for(run, new[address]):
+                    run.fleet.came(new[address].name, address)
+                    run.fleet.join(Device(new[address].name, roles, kind))
+            missing = [r for r in ROLES if not any(r in d.roles for d in run.fleet.devices)]
             if not missing:
                 return
             waiting.for_role(missing[0])

@@ -6,9 +6,10 @@ from uuid import UUID
 from digen_core.control.protocol import Device, Role
 from digen_core.planning.profile import Measured
 from digen_core.preflight.reward_probe import NUM_SAMPLES, probed_by_workers
+from flows.runtime.context import RunContext
 from flows.runtime.fleet.batch import Batch
 from flows.runtime.notify import tell
-from flows.runtime.session import Session, count, say
+from flows.runtime.observers import count, say
 from flows.runtime.workload import layout_of
 from tasks.emulation import EmulatedConfig, body_of
 from tasks.measure import measure
@@ -17,39 +18,39 @@ from tasks.score import Pool, load_rewards, probe_rewards
 from tasks.setup import load_model
 
 
-def load_models(session: Session, batch: Batch, devices: Iterable[Device]) -> None:
+def load_models(run: RunContext, batch: Batch, devices: Iterable[Device]) -> None:
     """Load the model on the workers of some devices, save those that hold it already."""
     loading: dict[UUID, str] = {}
     for device in devices:
-        if session.addresses[device.name] not in session.loaded:
-            label, roles = f"load model on {device.name}", roles_of(session, device)
-            body = body_of(session.config, load_model)
-            future = batch.submit(body, label, device.name, session.config, device.name, roles)
-            loading[future.task_run_id] = session.addresses[device.name]
+        if run.fleet.addresses[device.name] not in run.fleet.loaded:
+            label, roles = f"load model on {device.name}", roles_of(run, device)
+            body = body_of(run.config, load_model)
+            future = batch.submit(body, label, device.name, run.config, device.name, roles)
+            loading[future.task_run_id] = run.fleet.addresses[device.name]
     total = len(loading)
     while loading:
         count(total - len(loading), total)
         task_run_id, _ = batch.next()
-        session.loaded.add(loading.pop(task_run_id))
+        run.fleet.has_loaded(loading.pop(task_run_id))
 
 
-def load_pools(session: Session, batch: Batch) -> None:
+def load_pools(run: RunContext, batch: Batch) -> None:
     """Load what they score with on the workers of the pools."""
-    for pool in Pool.all_of(session.config):
-        for worker in session.pools[pool.name]:
+    for pool in Pool.all_of(run.config):
+        for worker in run.fleet.pools[pool.name]:
             batch.submit(load_rewards, f"load rewards on {worker}", worker, pool)
     if batch.num_pending:
         say("loading the rewards on their workers")
     batch.receipts(counted=True)
 
 
-def probe_loaded_rewards(session: Session, batch: Batch) -> None:
+def probe_loaded_rewards(run: RunContext, batch: Batch) -> None:
     """Call the rewards that only workers can make once on each of their workers."""
-    config = session.config
+    config = run.config
     if isinstance(config, EmulatedConfig):
         return
-    places = {worker: pool for pool in Pool.all_of(config) for worker in session.pools[pool.name]}
-    for worker, pool in (*((name, None) for name in session.rollout_devices()), *places.items()):
+    places = {worker: pool for pool in Pool.all_of(config) for worker in run.fleet.pools[pool.name]}
+    for worker, pool in (*((name, None) for name in run.fleet.rollout_devices()), *places.items()):
         if rewards := probed_by_workers(config, pool.name if pool else None):
             batch.submit(
                 probe_rewards,
@@ -58,16 +59,16 @@ def probe_loaded_rewards(session: Session, batch: Batch) -> None:
                 model=config.model,
                 rewards=rewards,
                 pool=pool,
-                prompts=session.prompts[:NUM_SAMPLES],
+                prompts=run.prompts[:NUM_SAMPLES],
             )
     for receipt in batch.receipts().values():
         for note in receipt["notes"]:
-            tell(session, "reward-failed", note)
+            tell(run, "reward-failed", note)
 
 
-def roles_of(session: Session, device: Device) -> list[Role]:
+def roles_of(run: RunContext, device: Device) -> list[Role]:
     """Return the roles whose work a device may do: with help, those of others too."""
-    layout, roles = layout_of(session.config), set(device.roles)
+    layout, roles = layout_of(run.config), set(device.roles)
     if layout.trainers_help:
         roles.add("rollout")
     if layout.rollouts_train:
@@ -76,22 +77,22 @@ def roles_of(session: Session, device: Device) -> list[Role]:
 
 
 def measure_costs(
-    session: Session, batch: Batch, devices: Sequence[Device]
+    run: RunContext, batch: Batch, devices: Sequence[Device]
 ) -> dict[Device, Measured]:
     """Measure the work of devices; that of emulated ones is known.
 
     Args:
-        session: of the run.
+        run: of the run.
         batch: of the flow run.
         devices: that hold the model. One that generates, or another of the run, encodes for all.
     """
-    if isinstance(session.config, EmulatedConfig):
+    if isinstance(run.config, EmulatedConfig):
         return {}
     compiling = "compiling the model and measuring it; compiling may take minutes"
-    say(compiling if session.config.model.compile else "measuring what work costs")
-    generating = [device.name for device in devices if "rollout" in roles_of(session, device)]
-    prompt = session.prompts[0].text
-    where = [*generating, *session.rollout_devices()][0]
+    say(compiling if run.config.model.compile else "measuring what work costs")
+    generating = [device.name for device in devices if "rollout" in roles_of(run, device)]
+    prompt = run.prompts[0].text
+    where = [*generating, *run.fleet.rollout_devices()][0]
     condition = batch.submit(encode, "encode for measuring", where, [prompt])
     measuring: dict[UUID, Device] = {}
     for device in devices:
@@ -101,7 +102,7 @@ def measure_costs(
             device.name,
             condition,
             prompt,
-            roles_of(session, device),
+            roles_of(run, device),
         )
         measuring[future.task_run_id] = device
     receipts = batch.receipts(counted=True)

@@ -5,9 +5,9 @@ from dataclasses import replace
 from time import monotonic
 from typing import Final
 
+from flows.runtime.context import RunContext
 from flows.runtime.fleet.watch import Seen
 from flows.runtime.notify import tell
-from flows.runtime.session import Session
 from tasks.cluster.calls import WorkerLostError
 from tasks.cluster.presence import Presence, dismiss
 
@@ -28,75 +28,75 @@ class DevicesLostError(Exception):
         self.names = frozenset(names)
 
 
-def look_if_due(session: Session) -> Seen | None:
+def look_if_due(run: RunContext) -> Seen | None:
     """Look at the cluster as ``look`` does, but only every few seconds; None: it was not time."""
-    return look(session) if session.watch.is_due else None
+    return look(run) if run.watch.is_due else None
 
 
-def look(session: Session) -> Seen:
+def look(run: RunContext) -> Seen:
     """Look at the cluster, and take out of the run the workers that are lost.
 
     Raises:
         WorkerLostError: workers are lost again and again, or nobody can score any more.
         SchedulerLostError: the scheduler does not answer.
     """
-    seen = session.watch.look(session.addresses, session.pools)
+    seen = run.watch.look(run.fleet.addresses, run.fleet.pools)
     for text in seen.slow:
-        tell(session, "task-slow", text)
+        tell(run, "task-slow", text)
     if seen.lost:
-        _take_out(session, seen)
+        _take_out(run, seen)
         left = {at: worker for at, worker in seen.workers.items() if worker.name not in seen.lost}
         seen = replace(seen, workers=left)  # those that were dismissed are not to be taken in
-    _require_pool_workers(session, seen.workers)
+    _require_pool_workers(run, seen.workers)
     return seen
 
 
-def _take_out(session: Session, seen: Seen) -> None:
+def _take_out(run: RunContext, seen: Seen) -> None:
     present = {worker.name: address for address, worker in seen.workers.items()}
-    addresses = {name: session.addresses.get(name) or present[name] for name in seen.lost}
-    session.lose([name for name in seen.lost if name in session.addresses])
+    addresses = {name: run.fleet.addresses.get(name) or present[name] for name in seen.lost}
+    run.fleet.lose([name for name in seen.lost if name in run.fleet.addresses])
     for address in addresses.values():
         if address in seen.workers:
-            dismiss(session.client, address)
+            dismiss(run.client, address)
     texts = [f"worker {name} ({addresses[name]}) {why}" for name, why in seen.lost.items()]
-    _require_progress(session, "; ".join(texts))
-    left = ", ".join(device.name for device in session.devices) or "nobody"
+    _require_progress(run, "; ".join(texts))
+    left = ", ".join(device.name for device in run.fleet.devices) or "nobody"
     tell(
-        session,
+        run,
         "worker-lost",
         f"{'; '.join(texts)}; left: {left}. What only it had is recomputed. See its log, and the "
         "memory of its machine",
     )
 
 
-def _require_progress(session: Session, text: str) -> None:
+def _require_progress(run: RunContext, text: str) -> None:
     """Give up where workers are lost as often as they come: each costs what was under way.
 
     Raises:
         WorkerLostError: one was lost too often since something was finished, or all were.
     """
-    name, times = session.losses.most_common(1)[0] if session.losses else ("", 0)
-    if times >= MAX_LOSSES or session.losses.total() >= MAX_LOSSES * session.num_at_start:
+    losses = run.fleet.losses
+    name, times = losses.most_common(1)[0] if losses else ("", 0)
+    if times >= MAX_LOSSES or losses.total() >= MAX_LOSSES * run.fleet.num_at_start:
         raise WorkerLostError(
-            f"{text}; {name} was lost {times} times, and {session.losses.total()} workers in all, "
+            f"{text}; {name} was lost {times} times, and {losses.total()} workers in all, "
             "since the run last finished something: see their logs, and the memory of their "
             "machines"
         )
 
 
-def _require_pool_workers(session: Session, workers: Mapping[str, Presence]) -> None:
+def _require_pool_workers(run: RunContext, workers: Mapping[str, Presence]) -> None:
     """Check that every pool has workers; those that a nanny watches over come back when lost.
 
     Raises:
         WorkerLostError: one has had none for too long.
     """
     filled = {resource for worker in workers.values() for resource in worker.resources}
-    before = session.empty_since
-    empty = [pool for pool in session.pools if pool not in filled]
-    session.empty_since = {pool: before.get(pool, monotonic()) for pool in empty}
-    for pool, since in session.empty_since.items():
+    empty = [pool for pool in run.fleet.pools if pool not in filled]
+    run.fleet.pools_are_empty(empty, monotonic())
+    for pool, since in run.fleet.empty_since.items():
         if monotonic() - since > RESTART_SECONDS:
-            names = ", ".join(session.pools[pool])
+            names = ", ".join(run.fleet.pools[pool])
             raise WorkerLostError(
                 f"all workers of the pool {pool!r} were lost ({names}); see their logs, and the "
                 "memory of their machines"

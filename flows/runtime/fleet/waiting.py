@@ -13,7 +13,8 @@ from prefect.exceptions import PrefectException
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Pending, Running, State
 
-from flows.runtime.session import Session, say
+from flows.runtime.context import RunContext
+from flows.runtime.observers import say
 from tasks.cluster.calls import WorkerLostError
 
 STATE: Final = "WaitingForWorkers"
@@ -28,8 +29,8 @@ class Waiting:
     Use it by ``with``, or call ``end``.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, run: RunContext) -> None:
+        self._run = run
         self._since: float | None = None
 
     def for_role(self, role: str) -> None:
@@ -39,7 +40,7 @@ class Waiting:
             WorkerLostError: none came for ``cluster.rejoin_timeout`` seconds.
         """
         text = f"waiting for a worker with the role {role}: none is left"
-        limit = self._session.config.cluster.rejoin_timeout
+        limit = self._run.config.cluster.rejoin_timeout
         if self._since is None:
             self._since = monotonic()
             say(text)
@@ -54,7 +55,7 @@ class Waiting:
         """Note that there is one again, if the run waited."""
         if self._since is not None:
             self._since = None
-            say(f"going on with {', '.join(device.name for device in self._session.devices)}")
+            say(f"going on with {', '.join(device.name for device in self._run.fleet.devices)}")
             self._show("Running", "")
 
     def __enter__(self) -> Self:
@@ -72,7 +73,7 @@ class Waiting:
 
     def _show(self, name: str, text: str) -> None:
         """Set the name of the run's own state."""
-        show_state(self._session.lineage.flow_run_ids[-1], Running(name=name, message=text))
+        show_state(self._run.lineage.flow_run_ids[-1], Running(name=name, message=text))
 
 
 def wait_for_turn(turn: Event, flow_run_id: str | None) -> None:

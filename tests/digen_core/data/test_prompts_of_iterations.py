@@ -10,7 +10,7 @@ from hypothesis import given
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt, prompts_of_iteration, prompts_of_refills
 from digen_core.seeding import PROMPT_ORDER, numpy_generator_for
-from flows.runtime.iteration import round_of
+from flows.runtime.iterations.iteration import round_of
 
 counts = st.integers(1, 6)
 

@@ -6,8 +6,8 @@ import pytest
 
 from digen_core.rollout.steps import Steps
 from flows.runtime.conditions import Conditions
-from flows.runtime.open_iteration import OpenIteration
-from flows.runtime.session import Round
+from flows.runtime.iterations.open_iteration import OpenIteration
+from flows.runtime.iterations.round import Round
 
 
 class Submitter:

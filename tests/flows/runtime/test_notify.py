@@ -11,21 +11,21 @@ from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt
 from digen_core.errors import UserError
 from digen_core.records import IterationRecord
-from flows import launch as run
-from flows import prepare
-from flows.runtime import notify as telling
+from flows import launch, prepare
+from flows.runtime import notify
+from support.contexts import run_context
 
 
 @pytest.fixture
 def told(monkeypatch):
     """Stand in for Prefect; return what was told it."""
     texts = []
-    monkeypatch.setattr(telling, "tell", lambda session, event, text: texts.append((event, text)))
+    monkeypatch.setattr(notify, "tell", lambda run, event, text: texts.append((event, text)))
     return texts
 
 
-def session_with(**algorithm):
-    return SimpleNamespace(config=RunConfig.model_validate({"algorithm": algorithm}), told=set())
+def run_with(**algorithm):
+    return run_context(Path("runs/x"), RunConfig.model_validate({"algorithm": algorithm}))
 
 
 def record_with(**metrics):
@@ -33,9 +33,9 @@ def record_with(**metrics):
 
 
 def test_rounding_that_clips_fresh_samples_is_said_once(told):
-    session = session_with(clip_range=1e-4)
+    run = run_with(clip_range=1e-4)
     for error in (9e-5, 1.2e-3, 2e-3):
-        telling.tell_of_clipping(session, record_with(replay_error=error))
+        notify.tell_of_clipping(run, record_with(replay_error=error))
     ((event, text),) = told
     assert event == "fresh-samples-clipped"
     assert text.startswith("iteration 4: rollout and trainer round log-probs differently, by up to")
@@ -53,9 +53,9 @@ def test_rounding_that_clips_fresh_samples_is_said_once(told):
     ],
 )
 def test_what_does_not_clip_is_not_warned_about(told, algorithm):
-    session = session_with(**algorithm)
-    telling.tell_of_clipping(session, record_with(replay_error=1e-3))
-    telling.tell_of_clipping(session_with(), record_with(loss=1.0))  # all pairs are stale
+    run = run_with(**algorithm)
+    notify.tell_of_clipping(run, record_with(replay_error=1e-3))
+    notify.tell_of_clipping(run_with(), record_with(loss=1.0))  # all pairs are stale
     assert told == []
 
 
@@ -78,33 +78,34 @@ class Answers:
 )
 def test_prompts_that_are_cut_are_told_of(monkeypatch, most, advice):
     texts = []
-    monkeypatch.setattr(prepare, "tell", lambda session, event, text: texts.append((event, text)))
+    monkeypatch.setattr(prepare, "tell", lambda run, event, text: texts.append((event, text)))
     answers = Answers(most=most, num_cut=2)
-    session = SimpleNamespace(config=RunConfig(), told=set(), rollout_devices=lambda: ["r-0"])
+    run = run_context(Path("runs/x"))
     drawn = [Prompt(f"{'a' * length}", {}) for length in (*range(1, 1100), 7)]
-    prepare.tell_of_cut_prompts(session, answers, drawn)
+    prepare.tell_of_cut_prompts(run, answers, drawn)
     assert len(answers.texts) == len(set(answers.texts)) == 1000
     assert min(map(len, answers.texts)) == 100
     ((event, text),) = texts
     assert event == "prompts-cut"
     assert text.startswith("2 of the 1000 longest prompts take more tokens than model.max_seq")
     assert text.endswith(advice)
-    prepare.tell_of_cut_prompts(session, answers, drawn)
+    prepare.tell_of_cut_prompts(run, answers, drawn)
     assert len(texts) == 1, "said once, though a run is made ready again"
-    session.told.clear()
+    run.progress.said.clear()
     answers.receipt = {"most": 12, "num_cut": 0}
-    prepare.tell_of_cut_prompts(session, answers, drawn)
+    prepare.tell_of_cut_prompts(run, answers, drawn)
     assert len(texts) == 1
 
 
 def test_who_stops_a_run_is_told_how_to_go_on(monkeypatch):
     warned = []
-    monkeypatch.setattr(run, "warn", warned.append)
-    session = SimpleNamespace(num_kept=4, run_dir=Path("runs/x"))
+    monkeypatch.setattr(launch, "warn", warned.append)
+    run = run_context(Path("runs/x"))
+    run.progress.kept(4)
 
     def stopped_by(error):
         try:
-            with run._telling_how_to_resume(session):
+            with launch._telling_how_to_resume(run):
                 raise error
         except BaseException as raised:
             return raised

@@ -1,6 +1,6 @@
 """The record of an iteration, from hand-made receipts."""
 
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,10 +10,10 @@ from digen_core.control.protocol import Device, Fragment
 from digen_core.records import Span
 from digen_core.rollout.steps import Steps
 from digen_core.trace.gaps import CAUSES
-from digen_core.trace.live import LiveTrace
 from digen_core.training.advantages import Advantages
-from flows.runtime.recorder import IterationRecorder
-from flows.runtime.session import Round
+from flows.runtime.iterations.recorder import IterationRecorder
+from flows.runtime.iterations.round import Round
+from support.contexts import run_context
 
 FIRST, SECOND = Fragment(4, 0, 0, 0, 2), Fragment(4, 0, 1, 2, 2)
 THIRD = Fragment(4, 1, 0, 0, 4)
@@ -21,21 +21,15 @@ ROUND = Round(4, ["a red circle", "a blue square"], Steps((0, 1), (0, 1)), [{"ta
 
 
 @pytest.fixture
-def session(tmp_path):
+def run(tmp_path):
     devices = [Device("rollout-0", frozenset({"rollout"})), Device("trainer-0", frozenset())]
-    return SimpleNamespace(
-        config=RunConfig(seed=9),
-        devices=devices,
-        run_dir=tmp_path,
-        trace=LiveTrace(),
-        num_lost=2,
-        num_joined=1,
-        num_resumed=0,
-    )
+    run = run_context(tmp_path, RunConfig(seed=9), devices)
+    run.fleet.num_lost, run.fleet.num_joined = 2, 1
+    return run
 
 
-def add(session, it, span):
-    session.trace.end(span, span)
+def add(run, it, span):
+    run.trace.end(span, span)
     it.add_span(span)
 
 
@@ -44,9 +38,9 @@ def receipt(device="rollout-0", started=0.0, ended=1.0, **facts):
 
 
 @pytest.fixture
-def recorder(session):
+def recorder(run):
     """An iteration of two groups of four; the second has equal rewards."""
-    it = IterationRecorder(session, ROUND)
+    it = IterationRecorder(run, ROUND)
     spans = [
         ("encode g00", "encode", "rollout-0", 10.0, 10.5),
         ("denoise g00 f0 t00", "denoise", "rollout-0", 10.5, 12.0),
@@ -57,7 +51,7 @@ def recorder(session):
         ("push v5 to trainer-0", "push", "trainer-0", 16.25, 17.0),
     ]
     for task, kind, device, started, ended in reversed(spans):
-        add(session, it, Span(4, task, kind, device, 9.0, started, ended))
+        add(run, it, Span(4, task, kind, device, 9.0, started, ended))
 
     def logprobs(fragment, *, seconds, per_step, version=4, **values):
         steps = {step[1:]: value for step, value in values.items()}
@@ -84,9 +78,9 @@ def recorder(session):
     return it
 
 
-def test_divergences_of_a_group_sample_by_sample(session):
-    it = IterationRecorder(session, ROUND)
-    add(session, it, Span(4, "train p000", "train", "trainer-0", 9.0, 14.0, 15.5))
+def test_divergences_of_a_group_sample_by_sample(run):
+    it = IterationRecorder(run, ROUND)
+    add(run, it, Span(4, "train p000", "train", "trainer-0", 9.0, 14.0, 15.5))
     facts = {"version": 4, "logprobs": {}, "seconds_per_step": 0.1}
     it.add_logprobs(SECOND, receipt(kl={"2": [0.3, 0.4]}, **facts))
     it.add_logprobs(SECOND, receipt(kl={"0": [0.1, 0.2]}, **facts))
@@ -138,11 +132,11 @@ def test_spans_are_in_order_of_time(recorder):
     assert spans[0].queued == 9
 
 
-def test_metrics_by_hand(recorder, session):
+def test_metrics_by_hand(recorder, run):
     # An iteration before ended at 9.5, so from 9.5 to 17 the devices were this one's.
     before = Span(3, "push v4 to rollout-0", "push", "rollout-0", 9.0, 9.0, 9.5)
-    session.trace.end(before, before)
-    (session.run_dir / "schedule.json").write_text('{"layout": "gap", "predicted_seconds": 9}')
+    run.trace.end(before, before)
+    (run.run_dir / "schedule.json").write_text('{"layout": "gap", "predicted_seconds": 9}')
     record = recorder.record(6, 8.0, 3)
     metrics = record.metrics
     idle = {cause: metrics.pop(f"idle/{cause}") for cause in CAUSES}
@@ -184,11 +178,11 @@ def test_metrics_by_hand(recorder, session):
     assert all(isinstance(value, float) for value in metrics.values())
 
 
-def test_scores_that_failed_are_filled_in_when_their_group_is_complete(session):
+def test_scores_that_failed_are_filled_in_when_their_group_is_complete(run):
     weights = {"shapes": 1.0, "quality": {"type": "shapes", "weight": 2.0}}
-    session.config = RunConfig(seed=9, rewards=weights)
-    it = IterationRecorder(session, ROUND)
-    add(session, it, Span(4, "score g00 f0", "score", "rollout-0", 9.0, 13.0, 14.0))
+    run = replace(run, config=RunConfig(seed=9, rewards=weights))
+    it = IterationRecorder(run, ROUND)
+    add(run, it, Span(4, "score g00 f0", "score", "rollout-0", 9.0, 13.0, 14.0))
     for fragment, quality, failed in (
         (SECOND, [0.0, 0.0], [1.0, 1.0]),  # its call failed
         (FIRST, [0.25, 0.75], [0.0, 0.0]),
@@ -217,15 +211,15 @@ def test_the_measured_step_is_the_median(recorder):
     assert recorder.step_seconds == 0.2
 
 
-def test_without_an_update_there_are_no_training_metrics(session):
-    it = IterationRecorder(session, Round(0, ["a red circle"], Steps((0,), (0,)), [{}]))
+def test_without_an_update_there_are_no_training_metrics(run):
+    it = IterationRecorder(run, Round(0, ["a red circle"], Steps((0,), (0,)), [{}]))
     fragment = Fragment(0, 0, 0, 0, 2)
     it.add_logprobs(
         fragment, receipt(version=4, logprobs={"0": [-1.0, -1.0]}, seconds_per_step=0.1)
     )
     it.add_rewards(fragment, receipt(rewards={"reward": [1.0, 1.0]}))
     it.add_advantages(Advantages({0: np.zeros(2)}, (0,)))
-    add(session, it, Span(0, "score g00 f0", "score", "rollout-0", 0.0, 0.0, 1.0))
+    add(run, it, Span(0, "score g00 f0", "score", "rollout-0", 0.0, 0.0, 1.0))
     record = it.record(4, 1.0, 1)
     assert "makespan/predicted_error" not in record.metrics
     assert record.version == 4

@@ -13,7 +13,7 @@ from digen_core.errors import UserError
 from digen_core.planning.profile import Measured, load_profile
 from digen_core.records import Span
 from flows.runtime.scheduling import learn_costs, resolve_layout, start_profile
-from flows.runtime.session import Session
+from support.contexts import run_context
 
 BOTH = frozenset({"rollout", "trainer"})
 FREE = [Device("worker-0", BOTH), Device("worker-1", BOTH)]
@@ -39,12 +39,12 @@ def config(**schedule) -> RunConfig:
 
 
 @pytest.fixture
-def session(tmp_path):
-    return Session("run", config(layout="tsp"), tmp_path, *[None] * 4, SPLIT, *[None] * 4)
+def run(tmp_path):
+    return run_context(tmp_path, config(layout="tsp"), SPLIT)
 
 
-def schedule_of(session):
-    return json.loads((session.run_dir / "schedule.json").read_text())
+def schedule_of(run):
+    return json.loads((run.run_dir / "schedule.json").read_text())
 
 
 def test_auto_takes_the_fastest_and_changes_nothing_else():
@@ -90,14 +90,12 @@ def test_help_that_is_asked_for_and_not_there():
         resolve_layout(config(layout="auto", helpers=7), SPLIT, COSTS)
 
 
-def test_a_run_begins_with_what_was_measured(session):
-    start_profile(
-        session, dict(zip(SPLIT, [Measured(step=STEP), Measured(pack=PACK)], strict=True))
-    )
-    assert session.known_costs == COSTS
-    assert session.step_seconds == 1.0
+def test_a_run_begins_with_what_was_measured(run):
+    start_profile(run, dict(zip(SPLIT, [Measured(step=STEP), Measured(pack=PACK)], strict=True)))
+    assert run.progress.known_costs == COSTS
+    assert run.progress.step_seconds == 1.0
     # Two fragments of 3 s; the first group is trained meanwhile, the second one in 2 s.
-    assert schedule_of(session) == {
+    assert schedule_of(run) == {
         "layout": "tsp",
         "split": [1, 1],
         "helpers": "auto",
@@ -107,22 +105,22 @@ def test_a_run_begins_with_what_was_measured(session):
     }
 
 
-def test_a_profile_wins_over_the_measurement(session, tmp_path):
+def test_a_profile_wins_over_the_measurement(run, tmp_path):
     path = tmp_path / "earlier.json"
     path.write_text(Costs(kinds={"h100": COSTS.kinds["default"]}, push=1.0).model_dump_json())
-    session.config = config(layout="tsp", profile=str(path))
-    start_profile(session, dict.fromkeys(SPLIT, Measured(step=PACK, pack=STEP)))
-    assert session.known_costs == COSTS.model_copy(update={"push": 1.0})
-    assert schedule_of(session)["predicted_seconds"] == pytest.approx(9.0)
+    run = replace(run, config=config(layout="tsp", profile=str(path)))
+    start_profile(run, dict.fromkeys(SPLIT, Measured(step=PACK, pack=STEP)))
+    assert run.progress.known_costs == COSTS.model_copy(update={"push": 1.0})
+    assert schedule_of(run)["predicted_seconds"] == pytest.approx(9.0)
 
 
-def test_an_iteration_is_learnt_from_told_and_kept(session):
-    start_profile(session, dict.fromkeys(SPLIT, Measured(step=STEP, pack=PACK)))
+def test_an_iteration_is_learnt_from_told_and_kept(run):
+    start_profile(run, dict.fromkeys(SPLIT, Measured(step=STEP, pack=PACK)))
     # A step of two samples took 2 s instead of 1.
     span = Span(0, "denoise", "denoise", "rollout-0", 0.0, 0.0, 2.0, num_items=2)
-    learn_costs(session, [replace(span, first_step=0, end_step=1)])
-    told = session.inbox.get_nowait()
-    assert told == CostsUpdated(session.known_costs)
+    learn_costs(run, [replace(span, first_step=0, end_step=1)])
+    told = run.inbox.get_nowait()
+    assert told == CostsUpdated(run.progress.known_costs)
     assert told.costs.kinds["default"].step == Linear(fixed=1.0, per_item=0.5)
-    assert load_profile(session.run_dir / "profile.json") == told.costs
-    assert schedule_of(session)["predicted_seconds"] == pytest.approx(14.0)
+    assert load_profile(run.run_dir / "profile.json") == told.costs
+    assert schedule_of(run)["predicted_seconds"] == pytest.approx(14.0)

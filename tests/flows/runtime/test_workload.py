@@ -6,8 +6,8 @@ from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Schedule, Workload
-from flows.runtime.session import Session
 from flows.runtime.workload import schedule_of, workload_of
+from support.contexts import run_context
 from tasks.cluster.cluster import local_devices
 
 
@@ -48,10 +48,10 @@ def test_colocated_workers_have_both_roles():
     ("every", "last"),
     [(0, [4, 4, 4, 4, 4]), (1, [0, 1, 2, 3, 4]), (2, [1, 1, 3, 3, 4]), (9, [4, 4, 4, 4, 4])],
 )
-def test_iterations_that_no_evaluation_comes_before(every, last):
+def test_iterations_that_no_evaluation_comes_before(tmp_path, every, last):
     settings = config(num_iterations=5, evaluation={"every": every})
-    session = Session("run", settings, *[None] * 5, [], *[None] * 4)
-    assert [session.last_before_evaluation(index) for index in range(5)] == last
-    due = [index for index in range(1, 5) if session.evaluation_before(index)]
+    run = run_context(tmp_path, settings)
+    assert [run.last_before_evaluation(index) for index in range(5)] == last
+    due = [index for index in range(1, 5) if run.evaluation_before(index)]
     assert due == sorted({index + 1 for index in last} - {5})
-    assert session.evaluation_before(0) == "before"
+    assert run.evaluation_before(0) == "before"

@@ -11,13 +11,14 @@ from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt, prompts_of_iteration, prompts_of_refills
 from digen_core.rollout.steps import steps_of_iteration
 from digen_core.transport.trajectories import forget_trajectories
+from flows.runtime.context import context_of
 from flows.runtime.fleet.waiting import wait_for_turn
+from flows.runtime.iterations.open_iteration import OpenIteration, Published
+from flows.runtime.iterations.recorder import IterationRecorder
+from flows.runtime.iterations.round import Round
 from flows.runtime.notify import tell_of_clipping
-from flows.runtime.open_iteration import OpenIteration, Published
 from flows.runtime.publishing import publish_iteration
-from flows.runtime.recorder import IterationRecorder
 from flows.runtime.scheduling import learn_costs
-from flows.runtime.session import Round, session_of
 from flows.runtime.workload import steps_per_task
 from tasks.runner.completions import Completions
 
@@ -31,23 +32,25 @@ def name_of_run() -> str:
 @flow(name="iteration", flow_run_name=name_of_run, validate_parameters=False)
 def iteration(run_id: str, index: int) -> State | None:
     """Stay open while the conductor runs one round of prompts, then publish its record."""
-    session = session_of(run_id)
-    round_ = round_of(session.config, session.prompts, index)
-    num_steps_per_task = steps_per_task(session.config, session.step_seconds, len(session.devices))
-    recorder = IterationRecorder(session, round_)
-    forget_trajectories(session.run_dir, index)  # of a process that was killed
-    with Completions(session.inbox):
+    run = context_of(run_id)
+    round_ = round_of(run.config, run.prompts, index)
+    num_steps_per_task = steps_per_task(
+        run.config, run.progress.step_seconds, len(run.fleet.devices)
+    )
+    recorder = IterationRecorder(run, round_)
+    forget_trajectories(run.run_dir, index)  # of a process that was killed
+    with Completions(run.inbox):
         opened = OpenIteration(round_, recorder, num_steps_per_task)
-        session.inbox.put(opened)
+        run.inbox.put(opened)
         wait_for_turn(opened.turn, runtime.flow_run.id)
         ended = opened.outcome.result()
     if ended is None:
         return Cancelled(message="the run has ended, or did this iteration on its own page")
     record = recorder.record(ended.version, ended.seconds, num_steps_per_task)
-    publish_iteration(session, record, opened.reward_history)
-    tell_of_clipping(session, record)
-    learn_costs(session, record.spans)
-    session.inbox.put(Published(index))
+    publish_iteration(run, record, opened.reward_history)
+    tell_of_clipping(run, record)
+    learn_costs(run, record.spans)
+    run.inbox.put(Published(index))
     return None
 
 

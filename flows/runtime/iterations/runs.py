@@ -11,9 +11,9 @@ from typing import Final
 from httpx import HTTPError
 from prefect.exceptions import CancelledRun
 
-from flows.runtime.iteration import iteration
-from flows.runtime.open_iteration import OpenIteration
-from flows.runtime.session import Session
+from flows.runtime.context import RunContext
+from flows.runtime.iterations.iteration import iteration
+from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.subflows import on_cluster
 from tasks.runner.prefect_api import api_answers
 
@@ -37,10 +37,10 @@ class RunEnded:
 class IterationRuns:
     """Opens flow runs, and waits for their ends."""
 
-    def __init__(self, session: Session, first: int) -> None:
+    def __init__(self, run: RunContext, first: int) -> None:
         """Prepare for iterations from ``first`` on."""
         self.num_opened = first
-        self._session = session
+        self._run = run
         self._num_asked = first
         self._asked = monotonic()
         self._threads: list[Thread] = []
@@ -51,7 +51,7 @@ class IterationRuns:
 
         One that cannot be opened is left to open when it can: the iteration goes on without it.
         """
-        last = min(index, self._session.config.num_iterations - 1)
+        last = min(index, self._run.config.num_iterations - 1)
         if self._num_asked <= min(last, self.num_opened):
             self._start(self._num_asked)
             self._num_asked += 1
@@ -90,7 +90,7 @@ class IterationRuns:
         deadline = monotonic() + JOIN_SECONDS
         while self._num_ended < len(self._threads):
             try:
-                message = self._session.inbox.get(timeout=max(0.0, deadline - monotonic()))
+                message = self._run.inbox.get(timeout=max(0.0, deadline - monotonic()))
             except Empty:
                 logger.warning("some iterations did not end in %.0f s", JOIN_SECONDS)
                 return
@@ -107,18 +107,17 @@ class IterationRuns:
 
     def _start(self, index: int) -> None:
         self._asked = monotonic()
-        run = copy_context().run
         name = f"iteration-{index:04d}"
-        thread = Thread(target=run, args=(self._run, index), name=name, daemon=True)
+        thread = Thread(target=copy_context().run, args=(self._open, index), name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _run(self, index: int) -> None:
+    def _open(self, index: int) -> None:
         error = None
         try:
-            on_cluster(self._session, iteration, index)
+            on_cluster(self._run, iteration, index)
         except CancelledRun:  # it was abandoned
             pass
         except BaseException as raised:
             error = raised
-        self._session.inbox.put(RunEnded(index, error))
+        self._run.inbox.put(RunEnded(index, error))

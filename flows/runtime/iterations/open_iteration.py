@@ -11,8 +11,8 @@ from prefect.futures import PrefectFuture
 
 from digen_core.algorithms.ddpo import RewardHistory
 from digen_core.control.protocol import Fragment, PairBlock
-from flows.runtime.recorder import IterationRecorder
-from flows.runtime.session import Round
+from flows.runtime.iterations.recorder import IterationRecorder
+from flows.runtime.iterations.round import Round
 
 Futures = list[PrefectFuture[Any]]
 

@@ -18,7 +18,8 @@ from digen_core.trace.usage import Usage, usage_metrics
 from digen_core.trace.windows import iteration_windows
 from digen_core.training.advantages import Advantages
 from digen_core.transport.images import name_of
-from flows.runtime.session import Round, Session
+from flows.runtime.context import RunContext
+from flows.runtime.iterations.round import Round
 
 TRAINING_KINDS = ("train", "reduce", "step")
 
@@ -26,8 +27,8 @@ TRAINING_KINDS = ("train", "reduce", "step")
 class IterationRecorder:
     """What the receipts of one iteration said."""
 
-    def __init__(self, session: Session, round_: Round) -> None:
-        self._session = session
+    def __init__(self, run: RunContext, round_: Round) -> None:
+        self._run = run
         self._round = round_
         self._made: int | None = None  # the version that the update made
         self._spans: list[Span] = []
@@ -80,7 +81,7 @@ class IterationRecorder:
         parts = self._parts_of(group)
         found = [self._rewards[fragment] for fragment in parts]
         columns = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
-        settled = settle(columns, self._session.config.reward_weights)
+        settled = settle(columns, self._run.config.reward_weights)
         starts = np.cumsum([fragment.num_samples for fragment in parts])[:-1]
         for name, values in settled.items():
             for part, piece in zip(found, np.split(values, starts), strict=True):
@@ -126,7 +127,7 @@ class IterationRecorder:
 
     @property
     def _predicted_seconds(self) -> float | None:
-        prediction = read_prediction(self._session.run_dir)
+        prediction = read_prediction(self._run.run_dir)
         return prediction.predicted_seconds if prediction else None
 
     def record(self, version: int, seconds: float, steps_per_task: int) -> IterationRecord:
@@ -137,8 +138,8 @@ class IterationRecorder:
             seconds: that it took.
             steps_per_task: denoising steps in one task.
         """
-        devices, index = self._session.devices, self._round.index
-        around = self._session.trace.around(index, time())
+        devices, index = self._run.fleet.devices, self._round.index
+        around = self._run.trace.around(index, time())
         window = iteration_windows(around)[index]
         gaps = idle_gaps(around, devices, window)
         metrics = {
@@ -177,7 +178,7 @@ class IterationRecorder:
                 group=fragment.group,
                 sample=sample,
                 prompt=self._round.prompts[fragment.group],
-                seed=self._session.config.seed,
+                seed=self._run.config.seed,
                 policy_version=self._versions[fragment],
                 worker=self._workers[fragment],
                 reward=rewards["reward"][row],
@@ -196,7 +197,7 @@ class IterationRecorder:
 
     def _images_of(self, group: int) -> dict[int, str]:
         """Return the files of a group's images that the config has kept, by sample."""
-        tracking = self._session.config.tracking
+        tracking = self._run.config.tracking
         parts = [self._rewards[fragment]["reward"] for fragment in self._parts_of(group)]
         rewards = np.concatenate(parts)
         kept = {
@@ -263,12 +264,12 @@ class IterationRecorder:
         return {name: value for part in parts for name, value in part.items()}
 
     def _worker_metrics(self) -> dict[str, float]:
-        session = self._session
+        run = self._run
         return {
-            "workers/present": float(len(session.devices)),
-            "workers/lost": float(session.num_lost),
-            "workers/joined": float(session.num_joined),
-            "workers/resumed": float(session.num_resumed),
+            "workers/present": float(len(run.fleet.devices)),
+            "workers/lost": float(run.fleet.num_lost),
+            "workers/joined": float(run.fleet.num_joined),
+            "workers/resumed": float(run.progress.num_resumed),
         }
 
     def _time_metrics(self, seconds: float) -> dict[str, float]:
@@ -281,7 +282,7 @@ class IterationRecorder:
         }
 
     def _compile_metrics(self) -> dict[str, float]:
-        if not self._session.config.model.compile:
+        if not self._run.config.model.compile:
             return {}
         return {"time/compile_seconds": sum(span.compile_seconds for span in self._spans)}
 

@@ -1,0 +1,101 @@
+"""The workers of a run: those that take part, are made ready, only score, or are gone."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from digen_core.control.protocol import Device
+
+if TYPE_CHECKING:
+    from flows.runtime.fleet.joining import Newcomer
+
+
+@dataclass
+class Fleet:
+    """Which workers a run has. Only its methods change it, and each says what happened."""
+
+    devices: list[Device]
+    """Those that take part."""
+    addresses: dict[str, str]
+    """Address of the worker of each device, of those that are made ready, too."""
+    pools: dict[str, list[str]] = field(default_factory=dict)
+    """Workers that only score, by the name of their pool."""
+    known: dict[str, Device] = field(default_factory=dict)
+    """All devices that ever took part, by name."""
+    loaded: set[str] = field(default_factory=set)
+    """Addresses of workers that hold the model."""
+    joining: "dict[str, Newcomer]" = field(default_factory=dict)
+    """Devices that are being made ready, by name."""
+    losses: Counter[str] = field(default_factory=Counter)
+    """How often each worker was lost since something was last finished."""
+    empty_since: dict[str, float] = field(default_factory=dict)
+    """Pools without a worker, and since when (``time.monotonic``)."""
+    num_lost: int = 0
+    num_joined: int = 0
+    num_at_start: int = field(init=False)
+    rollout_share: float = field(init=False)
+    """Share of the devices at the start that generate."""
+
+    def __post_init__(self) -> None:
+        self.known |= {device.name: device for device in self.devices}
+        self.num_at_start = len(self.devices)
+        self.rollout_share = len(self.rollout_devices()) / max(len(self.devices), 1)
+
+    def rollout_devices(self) -> list[str]:
+        """Names of the devices that generate."""
+        return [device.name for device in self.devices if "rollout" in device.roles]
+
+    def trainer_devices(self) -> list[str]:
+        """Names of the devices that train."""
+        return [device.name for device in self.devices if "trainer" in device.roles]
+
+    @property
+    def all_devices(self) -> list[Device]:
+        """Those that take part, and others whose spans the run's folder holds."""
+        names = {device.name for device in self.devices}
+        return self.devices + [d for name, d in self.known.items() if name not in names]
+
+    def took_part(self, devices: Iterable[Device]) -> None:
+        """Note devices of an earlier process of the run."""
+        for device in devices:
+            self.known.setdefault(device.name, device)
+
+    def making_ready(self, newcomer: "Newcomer") -> None:
+        """Note a worker that came, and loads the model now."""
+        self.addresses[newcomer.worker.name] = newcomer.worker.address
+        self.joining[newcomer.worker.name] = newcomer
+
+    def came(self, name: str, address: str) -> None:
+        """Note the address of a device that is about to take part."""
+        self.addresses[name] = address
+
+    def turned_away(self, name: str) -> str:
+        """Return the address of a worker that does not take part after all."""
+        return self.addresses.pop(name)
+
+    def has_loaded(self, address: str) -> None:
+        """Note that a worker holds the model."""
+        self.loaded.add(address)
+
+    def join(self, device: Device) -> None:
+        """Let a device take part, whose worker is in ``addresses``."""
+        self.devices.append(device)
+        self.known[device.name] = device
+        self.num_joined += 1
+
+    def lose(self, names: Collection[str]) -> None:
+        """Count devices out whose workers are gone."""
+        self.num_lost += len(names)
+        self.losses.update(names)
+        self.devices = [device for device in self.devices if device.name not in names]
+        for name in names:
+            self.loaded.discard(self.addresses.pop(name))
+
+    def forgive_losses(self) -> None:
+        """Forget losses, as something was finished since."""
+        self.losses.clear()
+
+    def pools_are_empty(self, pools: Iterable[str], now: float) -> None:
+        """Note which pools have no worker; the others have one again."""
+        self.empty_since = {pool: self.empty_since.get(pool, now) for pool in pools}

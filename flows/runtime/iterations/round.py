@@ -1,0 +1,37 @@
+"""A round: the prompts of one iteration, and the steps of their trajectories."""
+
+from dataclasses import dataclass
+
+from digen_core.data.prompts import Metadata
+from digen_core.rollout.steps import Steps
+
+MAX_FRAGMENTS = 1 << 16  # of a group
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The prompts of one iteration, and which steps of their trajectories are noisy and trained."""
+
+    index: int
+    prompts: list[str]  # of its N groups, then of those that may take their place
+    steps: Steps
+    metadata: list[Metadata]  # of each prompt
+    refill: int = 0  # times that a group may be replaced
+    costs: tuple[float, ...] = ()  # of the groups, relative to each other, if they differ
+
+    @property
+    def num_groups(self) -> int:
+        """Groups that the iteration begins and ends with (N)."""
+        return len(self.prompts) // (1 + self.refill)
+
+    def successor_of(self, group: int) -> int | None:
+        """Return the group that takes the place of one without signal; None if there is none."""
+        successor = group + self.num_groups
+        return successor if successor < len(self.prompts) else None
+
+    def priority_of(self, group: int, fragment: int = 0) -> int:
+        """Return the priority of a fragment: earlier ones first, all after training.
+
+        So a device that has two ends the one that it began.
+        """
+        return -(self.index * len(self.prompts) + group + 1) * MAX_FRAGMENTS - fragment

@@ -1,0 +1,82 @@
+"""Observers: whoever watches the runs of this process, such as the terminal and Prefect's pages."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from digen_core.records import EvaluationReport, IterationRecord
+
+
+class Observer(Protocol):
+    """Somebody who watches a run in this process, such as the terminal."""
+
+    def on_phase(self, text: str) -> None:
+        """Something that takes a while begins."""
+        ...
+
+    def on_step(self, done: int, total: int) -> None:
+        """Some of the equal pieces of what began last are done."""
+        ...
+
+    def on_warning(self, text: str) -> None:
+        """Something is wrong that the run can live with."""
+        ...
+
+    def on_open(self, run_dir: Path) -> None:
+        """A run has its folder; from now on it can be resumed."""
+        ...
+
+    def on_stop(self, why: str) -> None:
+        """Somebody stopped the run from elsewhere; it ends now."""
+        ...
+
+    def on_iteration(self, record: IterationRecord) -> None:
+        """An iteration is over."""
+        ...
+
+    def on_evaluation(self, tag: str, report: EvaluationReport) -> None:
+        """A version was evaluated."""
+        ...
+
+
+_observers: list[Observer] = []
+
+
+@contextmanager
+def watching(observer: Observer) -> Iterator[None]:
+    """Let somebody watch the runs of this process while the body runs."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
+
+def observers() -> tuple[Observer, ...]:
+    """Return who watches."""
+    return tuple(_observers)
+
+
+def say(text: str) -> None:
+    """Tell the observers what begins."""
+    for observer in _observers:
+        observer.on_phase(text)
+
+
+def count(done: int, total: int) -> None:
+    """Tell the observers how many pieces are done of what began."""
+    for observer in _observers:
+        observer.on_step(done, total)
+
+
+def warn(text: str) -> None:
+    """Tell the observers what is wrong, or what to do about it."""
+    for observer in _observers:
+        observer.on_warning(text)
+
+
+def stopped(why: str) -> None:
+    """Tell the observers that somebody stopped the run."""
+    for observer in _observers:
+        observer.on_stop(why)

@@ -1,0 +1,152 @@
+"""The progress of a run: versions, iterations, evaluations, and what its work was found to cost."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import time
+from typing import Any
+
+from prefect.futures import PrefectFuture
+
+from digen_core.algorithms.ddpo import RewardHistory
+from digen_core.checkpoints.manifest import Manifest
+from digen_core.control.costs import Costs
+from digen_core.planning.profile import Profile
+from digen_core.records import EvaluationReport
+
+
+@dataclass
+class Progress:
+    """How far a run is. Only its methods change it, and each says what happened."""
+
+    started: float = field(default_factory=time)
+    checkpoint: Path | None = None
+    """To begin with, in place of version 0."""
+    damaged: set[Path] = field(default_factory=set)
+    """Checkpoints whose content is not whole."""
+    reward_history: RewardHistory = field(default_factory=dict)
+    """DDPO's, to begin with."""
+    evaluations: dict[str, EvaluationReport] = field(default_factory=dict)
+    """By tag."""
+    version: int = 0
+    state: PrefectFuture[Any] | None = None
+    """The TrainState of the current version, on a trainer; None before there is one."""
+    published: dict[int, PrefectFuture[Any]] = field(default_factory=dict)
+    """The PolicyVersion of each version on which groups may have begun, and of the newest."""
+    hashes: dict[int, str] = field(default_factory=dict)
+    """Content hash of each version."""
+    step_seconds: float = 0.0
+    """One denoising step of a fragment, as last measured."""
+    profile: Profile | None = None
+    """What work costs; None before the workers are ready."""
+    num_iterations: int = 0
+    """Finished ones."""
+    num_kept: int = 0
+    """Iterations that the last checkpoint has; never more than are finished."""
+    num_resumed: int = 0
+    """Times that the run went back to its last checkpoint by itself."""
+    said: set[str] = field(default_factory=set)
+    """Kinds of warnings that are given once."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the run began, without those for which it was paused."""
+        return time() - self.started
+
+    @property
+    def known_costs(self) -> Costs:
+        """What work costs, as far as it is known."""
+        return self.profile.costs if self.profile else Costs(kinds={})
+
+    # --- versions -------------------------------------------------------------------------
+
+    def begin_with(self, checkpoint: Path | None) -> None:
+        """Note the checkpoint that the workers are to restore."""
+        self.checkpoint = checkpoint
+
+    def first_state(self, state: PrefectFuture[Any]) -> None:
+        """Note the state to begin with, which a trainer makes or restores."""
+        self.state = state
+
+    def first_version(self, version: int, content_hash: str) -> None:
+        """Note the version to begin with, now that it exists."""
+        self.version = version
+        self.hashes[version] = content_hash
+
+    def stepping(self, state: PrefectFuture[Any]) -> None:
+        """Note that the optimizer makes the next state."""
+        self.state = state
+
+    def publishing(self, version: int, policy_version: PrefectFuture[Any]) -> None:
+        """Note that a trainer takes out of its state what a push moves."""
+        self.published[version] = policy_version
+
+    def stepped(self, version: int, content_hash: str, oldest: int) -> None:
+        """Note that the optimizer made a version; no group begins on those before ``oldest``."""
+        self.version = version
+        self.hashes[version] = content_hash
+        self.published = {v: future for v, future in self.published.items() if v >= oldest}
+
+    # --- iterations -----------------------------------------------------------------------
+
+    def finished(self, step_seconds: float | None) -> None:
+        """Note that an iteration is over; None if it measured no step."""
+        self.step_seconds = step_seconds or self.step_seconds
+        self.num_iterations += 1
+
+    def kept(self, num_iterations: int) -> None:
+        """Note that a checkpoint holds all up to there."""
+        self.num_kept = num_iterations
+
+    def evaluated(self, tag: str, report: EvaluationReport) -> None:
+        """Note what a version was found to be worth."""
+        self.evaluations[tag] = report
+
+    def measured(self, profile: Profile, step_seconds: float) -> None:
+        """Note what work costs, before the first iteration."""
+        self.profile, self.step_seconds = profile, step_seconds
+
+    def paused(self, seconds: float) -> None:
+        """Note that the devices did not use some of the run's time."""
+        self.started += seconds
+
+    # --- going back -----------------------------------------------------------------------
+
+    def is_damaged(self, checkpoint: Path) -> None:
+        """Note that a checkpoint cannot be used."""
+        self.damaged.add(checkpoint)
+
+    def went_back(self) -> None:
+        """Note that the run goes back to its last checkpoint by itself."""
+        self.num_resumed += 1
+
+    def stand_at(
+        self,
+        checkpoint: Path | None,
+        manifest: Manifest | None,
+        num_iterations: int,
+        evaluations: Mapping[str, EvaluationReport],
+    ) -> None:
+        """Forget what came after a checkpoint; None: all that was trained.
+
+        Args:
+            checkpoint: folder of it.
+            manifest: of it.
+            num_iterations: that it holds.
+            evaluations: of versions up to its own, by tag.
+        """
+        self.checkpoint = checkpoint
+        self.num_iterations = self.num_kept = num_iterations
+        self.version = manifest.version if manifest else 0
+        self.reward_history = manifest.reward_history if manifest else {}
+        self.state, self.published = None, {}
+        ordered = sorted(evaluations.items(), key=lambda item: item[1].version)
+        self.evaluations = dict(ordered)
+
+    # --- warnings -------------------------------------------------------------------------
+
+    def once(self, kind: str) -> bool:
+        """Say whether a warning was not given yet, and note that it is given now."""
+        first = kind not in self.said
+        self.said.add(kind)
+        return first
