@@ -20,6 +20,7 @@ from tasks.cluster.emulated import emulated_cluster
 from tasks.emulation import EmulatedConfig
 from tasks.runner.task_runner import shared_client
 from tasks.tracking.untracked import Untracked
+from tasks.workers import EmulatedWorkers
 
 
 @flow(name="emulate", flow_run_name="{config.name}")
@@ -35,6 +36,7 @@ def emulate(config: EmulatedConfig, tracked: bool = True) -> None:
             config,
             run_dir,
             run_dir.name,
+            EmulatedWorkers(config),
             tracker=None if tracked else Untracked(),
             pages=tracked,
         )

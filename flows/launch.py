@@ -37,6 +37,7 @@ from tasks.runner.task_runner import shared_client
 from tasks.tracking import Tracker
 from tasks.tracking.spool import Spool
 from tasks.views.artifacts import RunArtifacts
+from tasks.workers import RealWorkers, Workers
 
 
 @contextmanager
@@ -61,7 +62,16 @@ def open_run(config: RunConfig, resume: str | None = None) -> Iterator[RunContex
         run_dir = resumption.run_dir if resumption else stack.enter_context(_new_run(config))
         lineage = resumption.lineage if resumption else None
         run = stack.enter_context(
-            run_on(client, address, devices, config, run_dir, run_dir.name, lineage)
+            run_on(
+                client,
+                address,
+                devices,
+                config,
+                run_dir,
+                run_dir.name,
+                RealWorkers(config),
+                lineage,
+            )
         )
         stack.enter_context(_telling_how_to_resume(run))
         _label_flow_run(run)
@@ -111,7 +121,9 @@ def reopen_run(config: RunConfig, run_dir: Path) -> Iterator[RunContext]:
         name = f"{run_dir.name}-evaluation"
         devices = devices_of(client)
         tracker = Tracker.reopen(config, run_dir, runtime.flow_run.id)
-        with run_on(client, address, devices, config, run_dir, name, tracker=tracker) as run:
+        with run_on(
+            client, address, devices, config, run_dir, name, RealWorkers(config), tracker=tracker
+        ) as run:
             yield run
 
 
@@ -139,6 +151,7 @@ def run_on(
     config: RunConfig,
     run_dir: Path,
     name: str,
+    workers: Workers,
     lineage: Lineage | None = None,
     tracker: Tracker | None = None,
     pages: bool = True,
@@ -152,6 +165,7 @@ def run_on(
         config: of the run.
         run_dir: folder of the run.
         name: of the run.
+        workers: that do its work.
         lineage: of a run that is resumed: MLflow goes on with it.
         tracker: of a run that is over.
         pages: whether Prefect's pages show the run.
@@ -183,6 +197,7 @@ def run_on(
             addresses=addresses_of(client, [device.name for device in devices]),
             pools=workers_of_pools(client, config.pools),
         ),
+        workers=workers,
         tracker=tracker,
     )
     links = {

@@ -20,7 +20,6 @@ from flows.runtime.iterations.round import Round
 from flows.runtime.notify import tell
 from flows.runtime.observers import say
 from flows.runtime.scheduling import start_profile
-from tasks.emulation import EmulatedConfig, body_of
 from tasks.runner.completions import Completions
 from tasks.setup import count_tokens, restore_state
 from tasks.train import start_state
@@ -63,10 +62,12 @@ def _make_ready(run: RunContext, batch: Batch) -> None:
 
 def tell_of_cut_prompts(run: RunContext, batch: Batch, prompts: Iterable[Prompt]) -> None:
     """Say, once, if prompts are longer than the model is given; the longest are looked at."""
-    if isinstance(run.config, EmulatedConfig) or not run.progress.once("prompts-cut"):
+    if not run.progress.once("prompts-cut"):
         return
     texts = sorted({prompt.text for prompt in prompts}, key=len, reverse=True)[:COUNTED_PROMPTS]
-    future = batch.submit(count_tokens, "count tokens", run.fleet.rollout_devices()[0], texts)
+    future = batch.submit(
+        run.workers.body(count_tokens), "count tokens", run.fleet.rollout_devices()[0], texts
+    )
     receipt = batch.receipts()[future.task_run_id]
     if receipt["num_cut"]:
         most, enough = receipt["most"], min(receipt["most"], MAX_TOKENS)
@@ -86,7 +87,7 @@ def make_first_version(run: RunContext, batch: Batch) -> None:
     if run.progress.checkpoint is not None:
         restore_version(run, batch, trainer)
         return
-    body = body_of(run.config, start_state)
+    body = run.workers.body(start_state)
     state = batch.submit(body, "make version 0", trainer)
     run.progress.first_state(state)
     receipt = batch.receipts()[state.task_run_id]

@@ -43,7 +43,6 @@ from flows.runtime.context import RunContext
 from flows.runtime.fleet.losses import StateLostError
 from flows.runtime.notify import tell
 from flows.runtime.observers import observers, say, warn
-from tasks.emulation import EmulatedConfig
 
 
 @contextmanager
@@ -159,7 +158,7 @@ def go_back(run: RunContext, error: StateLostError | DamagedError) -> None:
         StateLostError: there are no checkpoints of such a run.
         DamagedError: no checkpoint is whole.
     """
-    if isinstance(run.config, EmulatedConfig):
+    if not run.workers.keeps_state:
         raise error
     if isinstance(error, DamagedError) and run.progress.checkpoint is not None:
         run.progress.is_damaged(run.progress.checkpoint)

@@ -31,8 +31,7 @@ from flows.runtime.iterations.open_iteration import Ended, OpenIteration, Publis
 from flows.runtime.iterations.runs import IterationRuns, RunEnded
 from flows.runtime.observers import say
 from flows.runtime.requests import is_stop
-from flows.runtime.workload import schedule_of, workload_of
-from tasks.emulation import EmulatedConfig
+from flows.runtime.workload import schedule_of
 from tasks.runner.completions import Completion
 
 POLL_SECONDS = 1.0
@@ -55,7 +54,7 @@ class Conductor:
         self._run = run
         self._controller = Controller(
             run.fleet.devices,
-            workload_of(run.config),
+            run.workers.workload,
             schedule,
             run.progress.known_costs,
             version=run.progress.version,
@@ -246,8 +245,7 @@ class Conductor:
                     events.append(self._executor.compute_advantages(instruction))
                 case FinishIteration(index):
                     self._finish(index)
-                case Switch(device, role) if not isinstance(self._run.config, EmulatedConfig):
-                    # A worker keeps what both roles need.
+                case Switch(device, role) if not self._run.workers.switch_takes_task:
                     events.append(Switched(device, role))
                 case _:
                     self._executor.submit(instruction)

@@ -26,11 +26,12 @@ from flows.runtime.observers import stopped
 from flows.runtime.progress import Progress
 from flows.runtime.requests import Control
 from tasks.tracking import Tracker
+from tasks.workers import Workers
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a run is: its config, prompts, cluster and trackers."""
+    """What a run is: its config, prompts, cluster, workers and trackers."""
 
     run_id: str
     config: RunConfig
@@ -40,6 +41,7 @@ class RunContext:
     address: str  # of the Dask scheduler
     client: Client
     fleet: Fleet
+    workers: Workers
     tracker: Tracker
     lineage: Lineage
     progress: Progress = field(default_factory=Progress)

@@ -9,7 +9,6 @@ from typing import Any
 
 from digen_core.control import protocol
 from digen_core.control.protocol import Event, Instruction
-from flows.runtime.advantages import advantages_of
 from flows.runtime.conditions import Conditions
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.batch import TaskFailedError
@@ -127,11 +126,11 @@ class Executor:
         it = self._iterations[do.iteration]
         columns = {group: it.recorder.rewards_of(group) for group in do.groups}
         prompts = {group: it.round.prompts[group] for group in do.groups}
-        config, history = self._run.config, self._reward_history
+        history = self._reward_history
         step_kl = None
-        if config.kl_reward:
+        if self._run.config.kl_reward:
             step_kl = {group: it.recorder.step_kl_of(group) for group in do.groups}
-        found = advantages_of(config, columns, prompts, history, step_kl)
+        found = self._run.workers.advantages(columns, prompts, history, step_kl)
         successors = {group: it.round.successor_of(group) for group in found.skipped}
         replaced = tuple((old, new) for old, new in successors.items() if new is not None)
         if replaced:

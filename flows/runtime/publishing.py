@@ -20,7 +20,6 @@ from flows.runtime.disk import naming
 from flows.runtime.fleet.losses import StateLostError
 from flows.runtime.observers import observers
 from tasks.cluster.calls import WorkerLostError
-from tasks.emulation import EmulatedConfig
 from tasks.worker.checkpoint import keep_checkpoint
 
 
@@ -54,7 +53,7 @@ def _keep(run: RunContext, record: IterationRecord, history: RewardHistory | Non
     write_spans(run.run_dir / SPANS_OF_RUN, record.iteration, record.spans)
     write_devices(run.run_dir / DEVICES_OF_RUN, run.fleet.all_devices)
     write_metrics(run.run_dir / METRICS_OF_RUN, record)
-    if history is not None and not isinstance(run.config, EmulatedConfig):
+    if history is not None and run.workers.keeps_state:
         _keep_checkpoint(run, record, history)
     run.tracker.log_iteration(record)
     run.tracker.log_versions(dict(run.progress.hashes))

@@ -25,9 +25,8 @@ from digen_core.transport.files import replace_text
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.watch import Watch
 from flows.runtime.observers import say
-from flows.runtime.workload import schedule_of, workload_of
+from flows.runtime.workload import schedule_of
 from tasks.cluster.presence import ROLES, dismiss
-from tasks.emulation import EmulatedConfig
 from tasks.measure import measure_alone
 
 POLL_SECONDS: Final = 0.5
@@ -98,8 +97,8 @@ def resolve_layout(
 def start_profile(run: RunContext, measured: dict[Device, Measured]) -> None:
     """Begin with the costs of the config's profile, or those that were measured."""
     config = run.config
-    if isinstance(config, EmulatedConfig):
-        costs = config.costs
+    if run.workers.fixed_costs is not None:
+        costs = run.workers.fixed_costs
     elif config.schedule.profile:
         costs = load_profile(config.schedule.profile)
     else:
@@ -120,7 +119,7 @@ def add_kind(run: RunContext, device: Device, measured: Mapping[Device, Measured
 
 def learn_costs(run: RunContext, spans: Sequence[Span]) -> None:
     """Learn from an iteration what work costs, tell the conductor, and predict the next one."""
-    if run.progress.profile is None or isinstance(run.config, EmulatedConfig):
+    if run.progress.profile is None or run.workers.fixed_costs is not None:
         return
     with run.publishing:
         costs = run.progress.profile.learn(spans)
@@ -136,7 +135,7 @@ def keep_prediction(run: RunContext) -> None:
         return  # the run waits for workers
     seconds = predicted_seconds(
         run.fleet.devices,
-        workload_of(config),
+        run.workers.workload,
         schedule,
         run.progress.known_costs,
         config.num_trained_steps,

@@ -17,7 +17,6 @@ from digen_core.trace.usage import Usage
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.batch import require_success
 from flows.runtime.iterations.open_iteration import OpenIteration
-from tasks.emulation import body_of, place_of
 from tasks.runner.completions import Completion, mark_lost
 
 URGENT = 1000  # above all fragments and packs: what others wait for
@@ -77,11 +76,11 @@ class Submitter:
             resource: The task runs on any worker that declares this one, and not on the device.
             **parameters: of the task; futures become edges of the graph.
         """
-        config = self._run.config
-        body = body_of(config, task)
+        workers = self._run.workers
+        body = workers.body(task)
         place: dict[str, Any]
         if resource is None:
-            worker, resources = place_of(config, kind, device)
+            worker, resources = workers.place(kind, device)
             # A worker that is started again has the name of the lost one, but not its model.
             address = self._run.fleet.addresses.get(worker, worker)
             place = {"workers": [address], "resources": resources}

@@ -4,9 +4,7 @@ import math
 
 from digen_core.config.run import RunConfig
 from digen_core.control.layout import LAYOUTS, Layout
-from digen_core.control.schedule import Schedule, Workload
-from digen_core.planning import job
-from tasks.emulation import EmulatedConfig
+from digen_core.control.schedule import Schedule
 
 QUEUE_DEPTH = 2  # a device finds its next task waiting
 # What a task costs its worker and the flow, as `digen bench runner` measures it.
@@ -22,13 +20,6 @@ def layout_of(config: RunConfig) -> Layout:
     name = config.schedule.layout
     assert name != "auto"
     return LAYOUTS[name]
-
-
-def workload_of(config: RunConfig) -> Workload:
-    """Return the shape of an iteration."""
-    if isinstance(config, EmulatedConfig):
-        return config.scenario.workload
-    return job.workload_of(config)
 
 
 def schedule_of(config: RunConfig) -> Schedule:

@@ -10,6 +10,7 @@ from digen_core.control.protocol import Device
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.fleet import Fleet
 from tasks.tracking.untracked import Untracked
+from tasks.workers import RealWorkers
 
 SPLIT = (
     Device("rollout-0", frozenset({"rollout"})),
@@ -31,6 +32,7 @@ def run_context(
         address="",
         client=nobody,
         fleet=Fleet(list(devices), {device.name: "" for device in devices}),
+        workers=RealWorkers(config or RunConfig()),
         tracker=Untracked(),
         lineage=Lineage(
             run_id="run",

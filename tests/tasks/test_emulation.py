@@ -19,12 +19,12 @@ from tasks.emulation import (
     OCCUPYING,
     REWARD_SERVERS,
     RewardServers,
-    body_of,
-    place_of,
 )
+from tasks.workers import EmulatedWorkers, RealWorkers
 
 REAL = (
     setup.load_model,
+    setup.count_tokens,
     train.start_state,
     rollout.encode,
     rollout.denoise_steps,
@@ -81,21 +81,21 @@ def test_a_scenario_can_be_made_slower(scenario):
 
 def test_each_real_task_has_one_of_its_name_and_parameters(config):
     for real in REAL:
-        body = body_of(config, real)
+        body = EmulatedWorkers(config).body(real)
         assert (body.name, body.task_run_name) == (real.name, real.task_run_name)
         parameters = list(inspect.signature(real.fn).parameters)
         assert list(inspect.signature(body.fn).parameters) == parameters
-        assert body_of(RunConfig(), real) is real
+        assert RealWorkers(RunConfig()).body(real) is real
     assert set(EMULATED) == {real.name for real in REAL} | {"switch"}
 
 
 def test_only_work_holds_the_device(config):
     for kind in ("denoise", "train", "step", "switch"):
-        assert place_of(config, kind, "rollout-1") == ("rollout-1", {"device": 1})
+        assert EmulatedWorkers(config).place(kind, "rollout-1") == ("rollout-1", {"device": 1})
     for kind in ("encode", "reduce", "publish", "push"):
-        assert place_of(config, kind, "rollout-1") == ("rollout-1", {})
-    assert place_of(config, "score", "rollout-1") == (REWARD_SERVERS, {})
-    assert place_of(RunConfig(), "score", "rollout-1") == ("rollout-1", {})
+        assert EmulatedWorkers(config).place(kind, "rollout-1") == ("rollout-1", {})
+    assert EmulatedWorkers(config).place("score", "rollout-1") == (REWARD_SERVERS, {})
+    assert RealWorkers(RunConfig()).place("score", "rollout-1") == ("rollout-1", {})
 
 
 def test_jitter_is_that_of_the_work(config):

@@ -5,13 +5,12 @@ from uuid import UUID
 
 from digen_core.control.protocol import Device, Role
 from digen_core.planning.profile import Measured
-from digen_core.preflight.reward_probe import NUM_SAMPLES, probed_by_workers
+from digen_core.preflight.reward_probe import NUM_SAMPLES
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.batch import Batch
 from flows.runtime.notify import tell
 from flows.runtime.observers import count, say
 from flows.runtime.workload import layout_of
-from tasks.emulation import EmulatedConfig, body_of
 from tasks.measure import measure
 from tasks.rollout import encode
 from tasks.score import Pool, load_rewards, probe_rewards
@@ -24,7 +23,7 @@ def load_models(run: RunContext, batch: Batch, devices: Iterable[Device]) -> Non
     for device in devices:
         if run.fleet.addresses[device.name] not in run.fleet.loaded:
             label, roles = f"load model on {device.name}", roles_of(run, device)
-            body = body_of(run.config, load_model)
+            body = run.workers.body(load_model)
             future = batch.submit(body, label, device.name, run.config, device.name, roles)
             loading[future.task_run_id] = run.fleet.addresses[device.name]
     total = len(loading)
@@ -47,11 +46,9 @@ def load_pools(run: RunContext, batch: Batch) -> None:
 def probe_loaded_rewards(run: RunContext, batch: Batch) -> None:
     """Call the rewards that only workers can make once on each of their workers."""
     config = run.config
-    if isinstance(config, EmulatedConfig):
-        return
     places = {worker: pool for pool in Pool.all_of(config) for worker in run.fleet.pools[pool.name]}
     for worker, pool in (*((name, None) for name in run.fleet.rollout_devices()), *places.items()):
-        if rewards := probed_by_workers(config, pool.name if pool else None):
+        if rewards := run.workers.probed_rewards(pool.name if pool else None):
             batch.submit(
                 probe_rewards,
                 f"probe rewards on {worker}",
@@ -79,14 +76,14 @@ def roles_of(run: RunContext, device: Device) -> list[Role]:
 def measure_costs(
     run: RunContext, batch: Batch, devices: Sequence[Device]
 ) -> dict[Device, Measured]:
-    """Measure the work of devices; that of emulated ones is known.
+    """Measure the work of devices, unless its costs are fixed.
 
     Args:
         run: of the run.
         batch: of the flow run.
         devices: that hold the model. One that generates, or another of the run, encodes for all.
     """
-    if isinstance(run.config, EmulatedConfig):
+    if run.workers.fixed_costs is not None:
         return {}
     compiling = "compiling the model and measuring it; compiling may take minutes"
     say(compiling if run.config.model.compile else "measuring what work costs")

@@ -6,7 +6,8 @@ from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Schedule, Workload
-from flows.runtime.workload import schedule_of, workload_of
+from digen_core.planning.job import workload_of
+from flows.runtime.workload import schedule_of
 from support.contexts import run_context
 from tasks.cluster.cluster import local_devices
 

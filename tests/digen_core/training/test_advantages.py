@@ -1,10 +1,10 @@
-"""Advantages in the run's flow, from rewards as receipts bring them."""
+"""Advantages, from rewards as receipts bring them."""
 
 import numpy as np
 import pytest
 
 from digen_core.config.run import RunConfig
-from flows.runtime.advantages import advantages_of
+from digen_core.training.advantages import advantages_of
 
 
 def config(**algorithm):

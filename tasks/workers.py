@@ -1,0 +1,144 @@
+"""Who does the work of a run: real devices, or emulated ones that only wait.
+
+Which of the two is chosen once, where a run is opened; no flow asks.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from prefect import Task
+
+from digen_core.algorithms.ddpo import RewardHistory
+from digen_core.config.rewards import RewardConfig
+from digen_core.config.run import RunConfig
+from digen_core.control.costs import Costs
+from digen_core.control.schedule import Workload
+from digen_core.planning import job
+from digen_core.preflight.reward_probe import probed_by_workers
+from digen_core.training.advantages import Advantages, Columns, advantages_of
+from tasks.emulation import DEVICE, EMULATED, OCCUPYING, REWARD_SERVERS, EmulatedConfig
+
+
+class Workers(Protocol):
+    """What a run's flows have to know of those who do its work."""
+
+    keeps_state: bool
+    """Whether checkpoints can be made of what they train."""
+
+    switch_takes_task: bool
+    """Whether a device takes time to get ready for the work of its other role."""
+
+    @property
+    def fixed_costs(self) -> Costs | None:
+        """What work costs, if that need not be measured nor learnt."""
+        ...
+
+    @property
+    def workload(self) -> Workload:
+        """The shape of an iteration."""
+        ...
+
+    def body(self, task: Task[Any, Any]) -> Task[Any, Any]:
+        """Return the task to submit for one."""
+        ...
+
+    def place(self, kind: str, device: str) -> tuple[str, dict[str, int]]:
+        """Return the worker, and the Dask resources, for a device's work of some kind."""
+        ...
+
+    def probed_rewards(self, pool: str | None) -> Mapping[str, RewardConfig]:
+        """Return the rewards that a worker, of a pool if it is named, has to call once."""
+        ...
+
+    def advantages(
+        self,
+        columns: Columns,
+        prompts: Mapping[int, str],
+        history: RewardHistory,
+        step_kl: Mapping[int, np.ndarray] | None = None,
+    ) -> Advantages:
+        """Return advantages; arguments as in digen_core/training/advantages.py."""
+        ...
+
+
+class RealWorkers:
+    """Workers that hold a model."""
+
+    keeps_state = True
+    switch_takes_task = False  # a worker keeps what both roles need
+    fixed_costs = None
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+
+    @property
+    def workload(self) -> Workload:
+        """The shape of an iteration."""
+        return job.workload_of(self._config)
+
+    def body(self, task: Task[Any, Any]) -> Task[Any, Any]:
+        """Return the task itself."""
+        return task
+
+    def place(self, kind: str, device: str) -> tuple[str, dict[str, int]]:
+        """Return the device, which is a worker."""
+        return device, {}
+
+    def probed_rewards(self, pool: str | None) -> Mapping[str, RewardConfig]:
+        """Return the rewards that could not be called before the workers were there."""
+        return probed_by_workers(self._config, pool)
+
+    def advantages(
+        self,
+        columns: Columns,
+        prompts: Mapping[int, str],
+        history: RewardHistory,
+        step_kl: Mapping[int, np.ndarray] | None = None,
+    ) -> Advantages:
+        """Centre and scale rewards as the config's algorithm does."""
+        return advantages_of(self._config, columns, prompts, history, step_kl)
+
+
+class EmulatedWorkers:
+    """Workers that wait for as long as a scenario says, see tasks/emulation.py."""
+
+    keeps_state = False
+    switch_takes_task = True
+
+    def __init__(self, config: EmulatedConfig) -> None:
+        self._config = config
+
+    @property
+    def fixed_costs(self) -> Costs:
+        """The scenario's."""
+        return self._config.costs
+
+    @property
+    def workload(self) -> Workload:
+        """The scenario's."""
+        return self._config.scenario.workload
+
+    def body(self, task: Task[Any, Any]) -> Task[Any, Any]:
+        """Return the task that waits in a real one's place."""
+        return EMULATED[task.name]
+
+    def place(self, kind: str, device: str) -> tuple[str, dict[str, int]]:
+        """Return the worker: one scores for all; and a device does one piece of work at a time."""
+        if kind == "score":
+            return REWARD_SERVERS, {}
+        return device, {DEVICE: 1} if kind in OCCUPYING else {}
+
+    def probed_rewards(self, pool: str | None) -> Mapping[str, RewardConfig]:
+        """Return nothing: there are no rewards."""
+        return {}
+
+    def advantages(
+        self,
+        columns: Columns,
+        prompts: Mapping[int, str],
+        history: RewardHistory,
+        step_kl: Mapping[int, np.ndarray] | None = None,
+    ) -> Advantages:
+        """Return zeros, but train every group: rewards mean nothing here."""
+        return Advantages({g: np.zeros(len(column["reward"])) for g, column in columns.items()})
