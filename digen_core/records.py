@@ -2,12 +2,17 @@
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pydantic import Field
 
 from digen_core.config.base import Strict
 from digen_core.data.prompts import Metadata
 from digen_core.statistics import Change, paired_change, standard_error, unpaired_change
+
+SpanKind = Literal[
+    "encode", "denoise", "score", "train", "reduce", "step", "publish", "push", "switch"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +25,7 @@ class Span:
 
     iteration: int
     task: str  # as in Prefect: "denoise g03 f1 t05"
-    kind: str  # encode, denoise, score, advantages, train, reduce, step, publish, push, switch
+    kind: SpanKind
     device: str
     queued: float  # when it was asked for
     started: float
@@ -49,9 +54,9 @@ class SampleRow:
     reward: float  # weighted sum
     rewards: dict[str, float]  # "<reward>/<component>" -> value
     advantage: float  # 0 in a skipped group
-    trained: bool  # false in a group whose rewards are all equal
-    steps: list[int]  # trained steps, in order
-    behaviour_logprobs: list[float]  # one per trained step, mean over the latent's elements
+    trained: bool  # false in a group of equal rewards, and for who is not of its best n
+    steps: list[int]  # noisy steps, in order
+    behaviour_logprobs: list[float]  # one per noisy step, mean over the latent's elements
     denoise_seconds: float  # of the sample's fragment
     score_seconds: float  # of the sample's fragment
     metadata: Metadata = field(default_factory=dict)  # what else the prompt's row says

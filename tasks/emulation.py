@@ -37,7 +37,6 @@ from digen_core.sim.scenario import Scenario
 from tasks import receipts
 
 REWARD_SERVERS = "reward-servers"  # name of the worker on which all fragments are scored
-OCCUPYING = frozenset({"denoise", "train", "step", "switch"})  # kinds of work of a device
 DEVICE = "device"  # resource of which a worker has one; such work holds it
 
 

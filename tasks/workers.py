@@ -16,8 +16,9 @@ from digen_core.control.costs import Costs
 from digen_core.control.schedule import Workload
 from digen_core.planning import job
 from digen_core.preflight.reward_probe import probed_by_workers
+from digen_core.sim.report import OCCUPYING
 from digen_core.training.advantages import Advantages, Columns, advantages_of
-from tasks.emulation import DEVICE, EMULATED, OCCUPYING, REWARD_SERVERS, EmulatedConfig
+from tasks.emulation import DEVICE, EMULATED, REWARD_SERVERS, EmulatedConfig
 
 
 class Workers(Protocol):

@@ -33,27 +33,13 @@ from typing import Final, Literal, get_args
 
 from digen_core.control.protocol import Device
 from digen_core.records import Span
+from digen_core.trace.kinds import READYING, SPAN_KINDS, TRAINING
 from digen_core.trace.readiness import Readiness
 from digen_core.trace.windows import Union, Window, extent
 
 Cause = Literal["fill", "starvation", "reward", "tail", "push", "switch", "orchestration"]
 CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)
 
-STAGES: Final = {
-    "encode": "generate",
-    "denoise": "generate",
-    "score": "score",
-    "train": "train",
-    "reduce": "train",
-    "step": "version",
-    "publish": "version",
-    "push": "version",
-    "switch": "switch",
-}
-"""Kind of span -> what it is for."""
-TRAINING: Final = ("train", "reduce", "step", "publish")
-READYING: Final = ("push", "switch")
-"""Kinds that make a device ready for work, and are not work."""
 NEVER: Final = Union()
 
 _Running = frozenset[tuple[str, int]]  # (stage, iteration) of what runs at a moment, on any device
@@ -86,7 +72,7 @@ def idle_gaps(spans: Sequence[Span], devices: Iterable[Device], window: Window) 
         window: [started, ended) in the clock of the spans.
 
     Raises:
-        KeyError: a span is of a kind that ``STAGES`` does not name.
+        KeyError: a span is of an unknown kind.
     """
     history = _History(spans)
     return [gap for device in devices for gap in _gaps_of(history, device.name, window)]
@@ -222,7 +208,7 @@ def _phases(spans: Iterable[Span]) -> tuple[list[float], list[_Running]]:
     """Return the times at which what runs changes, and what runs before, between and after them."""
     changes: dict[float, Counter[tuple[str, int]]] = {}
     for span in spans:
-        stage = (STAGES[span.kind], span.iteration)
+        stage = (SPAN_KINDS[span.kind].stage, span.iteration)
         for moment, change in ((span.started, 1), (span.ended, -1)):
             changes.setdefault(moment, Counter())[stage] += change
     times: list[float] = []

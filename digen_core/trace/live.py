@@ -5,7 +5,7 @@ from threading import Lock
 from typing import Final
 
 from digen_core.records import Span
-from digen_core.trace.gaps import READYING
+from digen_core.trace.kinds import READYING
 
 KEPT: Final = 4
 """Iterations before one that is published: their records may still wait to be published, too."""

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from digen_core.control.protocol import Device
 from digen_core.records import Span
-from digen_core.trace.gaps import STAGES, Gap
+from digen_core.trace.gaps import Gap
+from digen_core.trace.kinds import SPAN_KINDS
 
-TRACKS: Final = (*STAGES, "idle")
+TRACKS: Final = (*SPAN_KINDS, "idle")
 """Threads of a device, from the top."""
 _TRACK_STRIDE: Final = 100  # numbers of the further threads of a kind
 _ARGUMENTS: Final = (

@@ -8,17 +8,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from digen_core.trace.gaps import Cause
+from digen_core.trace.kinds import SPAN_KINDS
 
 KIND_COLOURS: Final = {
-    "encode": "#56B4E9",
-    "denoise": "#0072B2",
-    "score": "#009E73",
-    "train": "#D55E00",
-    "reduce": "#E69F00",
-    "step": "#000000",
-    "publish": "#7F7F7F",
-    "push": "#CC79A7",
+    kind: facts.colour for kind, facts in SPAN_KINDS.items() if facts.stage != "switch"
 }
+"""Of kinds that are drawn as work; a switch is idleness."""
 BUSY_COLOUR: Final = "#4D4D4D"
 
 

@@ -11,7 +11,8 @@ from matplotlib.patches import Patch
 
 from digen_core.control.protocol import Device
 from digen_core.records import Span
-from digen_core.trace.gaps import READYING, Gap
+from digen_core.trace.gaps import Gap
+from digen_core.trace.kinds import READYING
 from digen_core.trace.style import IDLE_STYLES, KIND_COLOURS
 from digen_core.trace.windows import Window
 

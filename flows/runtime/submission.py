@@ -12,7 +12,7 @@ from prefect.futures import PrefectFuture
 
 from digen_core.control.protocol import Event
 from digen_core.planning.predict import expected_seconds
-from digen_core.records import Span
+from digen_core.records import Span, SpanKind
 from digen_core.trace.usage import Usage
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.batch import require_success
@@ -56,7 +56,7 @@ class Submitter:
         device: str,
         event_of: EventOf = lambda receipt: None,
         *,
-        kind: str,
+        kind: SpanKind,
         about: Mapping[str, int],
         priority: int = URGENT,
         resource: str | None = None,

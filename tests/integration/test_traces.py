@@ -114,7 +114,8 @@ def test_versions_are_those_that_were_used(run):
 
 
 def test_work_and_gaps_tile_the_window_of_each_device(run):
-    from digen_core.trace.gaps import READYING, clip, idle_gaps
+    from digen_core.trace.gaps import clip, idle_gaps
+    from digen_core.trace.kinds import READYING
     from digen_core.trace.windows import Union, Window, iteration_windows
 
     windows = iteration_windows(run.spans)

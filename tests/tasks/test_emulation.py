@@ -11,12 +11,12 @@ import pytest
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.planning.search import Choice
+from digen_core.sim.report import OCCUPYING
 from digen_core.sim.scenario import Scenario
 from flows.emulate import emulated_config
 from tasks import rollout, setup, train
 from tasks.emulation import (
     EMULATED,
-    OCCUPYING,
     REWARD_SERVERS,
     RewardServers,
 )

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from digen_core.control.protocol import Device
-from digen_core.trace.gaps import READYING, STAGES, Gap, clip, idle_gaps
+from digen_core.trace.gaps import Gap, clip, idle_gaps
+from digen_core.trace.kinds import READYING, SPAN_KINDS
 from digen_core.trace.windows import Window, iteration_windows
 from support.trace_schedules import denoise, devices_of, pipeline, span
 
@@ -204,7 +205,7 @@ def any_spans(draw):
         number = st.integers(-1, 2)
         names = ("group", "fragment", "first_step", "end_step", "version")
         fields = {name: draw(number) for name in names}
-        kind, device = draw(st.sampled_from(sorted(STAGES))), draw(st.sampled_from("abc"))
+        kind, device = draw(st.sampled_from(sorted(SPAN_KINDS))), draw(st.sampled_from("abc"))
         spans.append(span(kind, device, started, ended, draw(number), queued, **fields))
     return spans
 

@@ -1,12 +1,15 @@
 """Pictures: what is drawn where. How they look is judged by eye."""
 
 from itertools import pairwise
+from typing import get_args
 
 import pytest
 from matplotlib.colors import to_hex
 
+from digen_core.records import SpanKind
 from digen_core.trace.charts import draw_curves, draw_idle
-from digen_core.trace.gaps import CAUSES, STAGES, Gap, idle_gaps
+from digen_core.trace.gaps import CAUSES, Gap, idle_gaps
+from digen_core.trace.kinds import SPAN_KINDS
 from digen_core.trace.style import IDLE_STYLES, KIND_COLOURS
 from digen_core.trace.timeline import draw_timeline
 from digen_core.trace.windows import Window, iteration_windows
@@ -39,7 +42,8 @@ def bars(figure, colour):
 
 
 def test_every_kind_and_cause_has_a_look_of_its_own():
-    assert set(KIND_COLOURS) == set(STAGES) - {"switch"}  # never drawn as work
+    assert set(SPAN_KINDS) == set(get_args(SpanKind))
+    assert set(KIND_COLOURS) == set(SPAN_KINDS) - {"switch"}  # never drawn as work
     assert set(IDLE_STYLES) == set(CAUSES)
     assert len({style.hatch for style in IDLE_STYLES.values()}) == len(CAUSES)
     colours = [*KIND_COLOURS.values(), *(style.colour for style in IDLE_STYLES.values())]

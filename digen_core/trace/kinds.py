@@ -1,0 +1,39 @@
+"""Kinds of spans: what each is for, and how it is drawn. Every other list of kinds follows."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from digen_core.records import SpanKind
+
+Stage = Literal["generate", "score", "train", "version", "switch"]
+
+
+@dataclass(frozen=True, slots=True)
+class KindFacts:
+    """What one kind of work is."""
+
+    stage: Stage
+    colour: str  # of Okabe and Ito (2008), which readers with any colour vision tell apart
+    meaning: str
+    readies: bool = False  # makes a device ready for work, and is not work
+
+
+SPAN_KINDS: Final[dict[SpanKind, KindFacts]] = {
+    "encode": KindFacts("generate", "#56B4E9", "embeds prompts"),
+    "denoise": KindFacts("generate", "#0072B2", "takes a fragment some steps further"),
+    "score": KindFacts("score", "#009E73", "decodes a fragment and calls the rewards"),
+    "train": KindFacts("train", "#D55E00", "adds a pack's gradient to the device's sum"),
+    "reduce": KindFacts("train", "#E69F00", "adds up the devices' sums"),
+    "step": KindFacts("version", "#000000", "makes the next version"),
+    "publish": KindFacts("version", "#7F7F7F", "takes out of the state what a push moves"),
+    "push": KindFacts("version", "#CC79A7", "loads a version on a device", readies=True),
+    "switch": KindFacts("switch", "#DED3EC", "changes a device's role", readies=True),
+}
+
+READYING: Final = tuple(kind for kind, facts in SPAN_KINDS.items() if facts.readies)
+TRAINING: Final = tuple(
+    kind
+    for kind, facts in SPAN_KINDS.items()
+    if facts.stage in ("train", "version") and not facts.readies
+)
+"""Kinds for which a trainer waits: until the pairs of an iteration are there."""
