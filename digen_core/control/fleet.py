@@ -61,7 +61,7 @@ class Fleet:
         self._workload = workload
         #: Predicted seconds of training in this update: it moves when a pack is trained.
         self.training_clock = 0.0
-        #: The device that holds the optimizer's state: it computes advantages, reduces and steps.
+        #: The device that holds the optimizer's state: it reduces and steps.
         self.holder = ""
         self.learn(costs)
         for device in devices:

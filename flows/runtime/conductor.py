@@ -1,8 +1,27 @@
-"""Run iterations, as far ahead of each other as the layout lets them: one loop, one controller.
+"""The conductor: the loop that runs all iterations of a run around one controller.
 
-Each iteration has a flow run in a thread of its own. It is opened while the iteration before still
-works, so that its start-up, and the publishing of the last record, cost the devices nothing. All
-decisions and submissions are made in the loop, which runs in the thread of the run's own flow.
+The way of one task, out and back (-> in the flow process, => over the network):
+
+| Controller.handle -> Conductor._carry_out -> Executor.submit -> Submitter.submit
+|   -> LeanDaskTaskRunner.submit => Dask scheduler => worker: run_task -> the task's body
+|   => receipt and "finished" over Dask's event stream => Completions -> RunContext.inbox
+|   -> Conductor._advance -> Executor.event_of -> Controller.handle
+
+Who waits for whom:
+
+| waits                   | for                                              | unblocked by
+|-------------------------|--------------------------------------------------|-----------------------
+| conductor               | anything to happen, POLL_SECONDS at most         | RunContext.inbox
+| an iteration's turn     | its flow run to open, the layout to let it begin | Controller
+| its flow run (a thread) | the iteration's end                              | OpenIteration.outcome
+| a task                  | its inputs and its device                        | Dask
+| a newcomer's thread     | the model to load beside the run                 | its flow run, `join`
+| Conductor.complete      | the iteration's record to be published           | its flow run
+| records, MLflow         | each other, never a device                       | RunContext.publishing
+
+An iteration's flow run is opened while the iteration before works, so that its start-up, and the
+publishing of the last record, cost the devices nothing. All decisions and submissions are made in
+the loop, in the thread of the run's own flow.
 """
 
 from collections import deque

@@ -174,12 +174,12 @@ def devices_of(client: Client, *, colocated: bool = False) -> list[Device]:
         if not any(role in device.roles for device in devices):
             raise UserError(
                 f"no worker of the cluster has the role {role!r} (of {len(workers)} workers); "
-                f"start one with --resources '{role}=1'"
+                f"start one with digen worker --role {role}"
             )
     if colocated and (single := [device.name for device in devices if len(device.roles) == 1]):
         raise UserError(
             f"workers {', '.join(single)} have one role only, but a colocated layout needs both on "
-            "every worker; start them with --resources 'rollout=1 trainer=1'"
+            "every worker; start them with digen worker --role both"
         )
     return devices
 
