@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-fast test-slow test-slice test-layouts test-algorithms test-families test-operation lint bench ui clean
+.PHONY: help setup train test test-fast test-slow test-slice test-layouts test-algorithms test-families test-operation lint bench ui docs clean
 
 # No telemetry: without these, each start also waits for name look-ups where there is no network.
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
@@ -83,6 +83,10 @@ bench: setup ## what a task costs: bare Dask, digen's runner, Prefect's Dask run
 
 ui: setup ## Prefect and MLflow with their pages, for runs of this folder; `digen down` ends them
 	$(BIN)/digen up --no-workers
+
+docs: setup ## the pages of docs/ as a site in site/
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict --site-dir site
 
 clean: ## remove caches and the virtual environment; runs/ stays
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

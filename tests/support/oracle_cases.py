@@ -5,6 +5,7 @@ and DDPO returned for stored inputs. The float64 recordings of steps used float3
 up-cast, and 0.5 ln(2 pi) in float32.
 """
 
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -92,6 +93,24 @@ def cases(file: str, *groups: str) -> list[Case]:
 
 def name_of(case: Case) -> str:
     return f"{case.group}-{case.index}-{case.precision}-{case.label}"
+
+
+def on_each(recorded: Sequence[Case]) -> Callable[[Callable[[Case], None]], Callable[[], None]]:
+    """Run a test on each of some cases; an error names the case that it is of."""
+    assert recorded
+
+    def decorated(test: Callable[[Case], None]) -> Callable[[], None]:
+        def on_all() -> None:
+            for case in recorded:
+                try:
+                    test(case)
+                except BaseException as error:
+                    error.add_note(f"case {name_of(case)}")
+                    raise
+
+        return on_all
+
+    return decorated
 
 
 def assert_values(case: Case, got: torch.Tensor, expected: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ from support.oracle_cases import (
     assert_values,
     assert_within,
     cases,
-    name_of,
+    on_each,
     oracle,
 )
 
@@ -35,7 +35,7 @@ def test_no_group_of_cases_is_forgotten():
     assert recorded == {*FLOWGRPO_GROUPS, ZERO_NOISE_GROUP, *DANCE_GROUPS, "mix", *DDIM_GROUPS}
 
 
-@pytest.mark.parametrize("case", cases("flowgrpo", *FLOWGRPO_GROUPS), ids=name_of)
+@on_each(cases("flowgrpo", *FLOWGRPO_GROUPS))
 def test_flowgrpo_step(case: Case):
     transition = FLOWGRPO_TRANSITIONS[str(case.setting("sde_type"))]
     # the Wan script has no noise level
@@ -57,7 +57,7 @@ def test_flowgrpo_step(case: Case):
     assert_logprobs(case, logprob(case.given("prev_given"), step), case.recorded("log_prob_given"))
 
 
-@pytest.mark.parametrize("case", cases("flowgrpo", ZERO_NOISE_GROUP), ids=name_of)
+@on_each(cases("flowgrpo", ZERO_NOISE_GROUP))
 def test_flowgrpo_step_without_noise(case: Case):
     # The published SDE log-probs are NaN here, those of CPS 0: we refuse both.
     transition = FLOWGRPO_TRANSITIONS[str(case.setting("sde_type"))]
@@ -70,7 +70,7 @@ def test_flowgrpo_step_without_noise(case: Case):
         LOGPROBS[transition](case.recorded("prev_sample"), step)
 
 
-@pytest.mark.parametrize("case", cases("dancegrpo", *DANCE_GROUPS), ids=name_of)
+@on_each(cases("dancegrpo", *DANCE_GROUPS))
 def test_dancegrpo_step(case: Case):
     noisy = case.step("dance", float(case.setting("eta")))
     # Without its SDE solver DanceGRPO still adds the noise, but around the ODE's mean.
@@ -86,7 +86,7 @@ def test_dancegrpo_step(case: Case):
     assert_logprobs(case, got, case.recorded("log_prob_given"))
 
 
-@pytest.mark.parametrize("case", cases("dancegrpo", "mix"), ids=name_of)
+@on_each(cases("dancegrpo", "mix"))
 def test_mixgrpo_flow_step(case: Case):
     step = case.step("flow_sde", float(case.setting("eta")))
     x_next = step.mean + step.std * case.given("noise")
@@ -102,7 +102,7 @@ def test_mixgrpo_flow_step(case: Case):
     assert_logprobs(case, got, case.recorded("flow_log_prob_given"))
 
 
-@pytest.mark.parametrize("case", cases("dancegrpo", "mix"), ids=name_of)
+@on_each(cases("dancegrpo", "mix"))
 def test_mixgrpo_dance_step(case: Case):
     step = case.step("dance", float(case.setting("eta")))
     x_next = step.mean + step.std * case.given("noise")

@@ -1,0 +1,88 @@
+"""Files of the house: workflows, templates, compose file and CONTRIBUTING say what there is."""
+
+import ast
+import re
+import shlex
+import tomllib
+from itertools import pairwise
+
+import pytest
+import yaml
+from cyclopts import App
+
+from deployments.cli import app
+from support.paths import ROOT
+
+YAML = [
+    *sorted((ROOT / ".github").rglob("*.yml")),
+    *(ROOT / name for name in (".pre-commit-config.yaml", "compose.yaml", "mkdocs.yml")),
+]
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("path", YAML, ids=lambda path: path.name)
+def test_it_is_yaml_with_something_in_it(path):
+    assert yaml.safe_load(path.read_text())
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "CONTRIBUTING.md", ROOT / "README.md", *YAML], ids=lambda path: path.name
+)
+def test_it_names_targets_of_the_makefile(path):
+    named = re.findall(r"(?:`|run: |^    )make ([a-z-]+)", path.read_text(), re.MULTILINE)
+    text = path.read_text()
+    if "matrix.suite" in text:
+        suites = re.search(r"suite: \[(.*)\]", text)
+        assert suites
+        named = [f"test-{suite}" for suite in suites[1].split(", ")]
+    assert set(named) <= TARGETS
+
+
+def test_ci_is_the_workflow():
+    jobs = yaml.safe_load((ROOT / ".github/workflows/checks.yml").read_text())["jobs"]
+    (job,) = jobs.values()
+    assert job["steps"][-1] == {"run": "bash .ci/run"}
+    assert job["timeout-minutes"] <= 90
+
+
+def test_compose_calls_commands_that_there_are():
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    own = [shlex.split(s["command"]) for s in services.values() if s["command"].startswith("digen")]
+    assert own
+    for _, *tokens in own:
+        assert isinstance(app, App)
+        command, bound, _ = app.parse_args(tokens, exit_on_error=False, print_error=False)
+        assert command.__name__ == "worker"
+        assert bound.arguments["insecure"]
+
+
+def test_the_newest_release_is_the_version():
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    newest = re.findall(r"^## \[(\d[\d.]*)\] - \d{4}-\d\d-\d\d$", changelog, re.MULTILINE)[0]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert newest == project["version"]
+
+
+def test_ports_of_compose_are_open_on_this_machine_only():
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    ports = [port for service in services.values() for port in service.get("ports", [])]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+    assert "ports" not in services["dask"]
+
+
+def test_paths_of_contributing_exist():
+    named = set(re.findall(r"`((?:digen_core|flows|tasks|tests|docs)/[\w./-]*)`", CONTRIBUTING))
+    assert len(named) > 15
+    assert not [path for path in named if not (ROOT / path).exists()]
+
+
+def test_the_way_to_a_formula_is_three_files_of_imports():
+    way = ["digen_core/reference/loop.py", "digen_core/reference/group.py"]
+    way.append("digen_core/algorithms/flow_sde.py")
+    assert all(f"`{path}`" in CONTRIBUTING for path in way)
+    for path, following in pairwise(way):
+        tree = ast.parse((ROOT / path).read_text())
+        imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert following.removesuffix(".py").replace("/", ".") in imported
