@@ -20,6 +20,9 @@ def lose_devices(iteration: Iteration, names: frozenset[str], returned: list[Pac
     untrained = _lose_packs(iteration, names, returned)
     lost = {fragment for fragment, held in iteration.held_on.items() if held & names}
     lost |= {fragment for fragment, on in iteration.generating.items() if on in names}
+    for fragment in _lose_scores(iteration, names):
+        if fragment not in iteration.generating and fragment not in iteration.queue:
+            lost.add(fragment)
     for fragment in lost:
         iteration.held_on.pop(fragment, None)
     _park(iteration, untrained)
@@ -28,6 +31,19 @@ def lose_devices(iteration: Iteration, names: frozenset[str], returned: list[Pac
     iteration.to_score = [do for do in iteration.to_score if do.fragment not in lost]
     if untrained and not iteration.stepping:
         iteration.reducing = False
+
+
+def _lose_scores(iteration: Iteration, names: frozenset[str]) -> list[Fragment]:
+    """Return fragments that lost devices were to score, whoever holds their trajectories now.
+
+    Those that are generated again for their trajectories alone are scored, too.
+    """
+    told = [fragment for fragment, on in iteration.scored_on.items() if on in names]
+    waiting = [f for f in told if f in iteration.unscored.get(f.group, ())]
+    for fragment in waiting:
+        del iteration.scored_on[fragment]
+        iteration.regenerating.discard(fragment)
+    return waiting
 
 
 def _lose_packs(
@@ -64,19 +80,17 @@ def _generate_again(iteration: Iteration, fragment: Fragment, names: frozenset[s
         iteration.queue.add(fragment)
     elif fragment in iteration.queue:
         iteration.queue.restart(fragment)
-    elif _needs_rewards(iteration, fragment, names):
-        iteration.scored_on.pop(fragment, None)
+    elif _needs_rewards(iteration, fragment):
         _queue(iteration, fragment)
     elif fragment.group in iteration.without_advantages or fragment in iteration.parked:
         iteration.regenerating.add(fragment)
         _queue(iteration, fragment)
 
 
-def _needs_rewards(iteration: Iteration, fragment: Fragment, names: frozenset[str]) -> bool:
-    """Say whether a lost device was to score it; rewards that came are safe in the receipt."""
+def _needs_rewards(iteration: Iteration, fragment: Fragment) -> bool:
+    """Say whether nobody scores it; rewards that came are safe in the receipt."""
     waiting = fragment in iteration.unscored.get(fragment.group, ())  # no group: it was replaced
-    scorer = iteration.scored_on.get(fragment)
-    return waiting and (scorer is None or scorer in names)
+    return waiting and fragment not in iteration.scored_on
 
 
 def _queue(iteration: Iteration, fragment: Fragment) -> None:

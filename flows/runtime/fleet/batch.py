@@ -153,7 +153,7 @@ def require_success(completion: Completion, label: str, where: str) -> None:
         return
     if completion.state_type == "CRASHED":
         mark_crashed(completion)
-    for error in (UserError, DamagedError):
+    for error in (DamagedError, UserError):  # the one is the other, too
         if f"{error.__module__}.{error.__qualname__}" in completion.error_types:
             raise error(completion.error_text)
     message = completion.message.removeprefix("Task run encountered an exception ")

@@ -4,6 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from digen_core.control import protocol as p
 from digen_core.control.controller import Controller
 from digen_core.control.layout import LAYOUTS
 from digen_core.control.schedule import Schedule
@@ -110,3 +111,34 @@ def test_stale_groups_are_at_most_the_share():
             assert sum(version < index for version in versions) <= 2
             seen += sum(version < index for version in versions)
     assert seen > 0, "nothing was ever stale: the layout does not overlap"
+
+
+def test_a_score_that_is_lost_while_its_fragment_is_generated_again():
+    """The trajectory went with one device, and then the score with the other."""
+    workload = make_workload(num_groups=2, group_size=2, fragment_size=2)
+    schedule = Schedule(LAYOUTS["disaggregated"], queue_depth=1)
+    it = Controller(make_devices("disaggregated", 2, 1), workload, schedule, make_costs())
+    it.start()
+    for device in ("rollout-0", "rollout-1", "trainer-0"):
+        it.handle(p.VersionLoaded(device, 0))
+    told = it.handle(p.IterationOffered(0, (0, 2)))
+    first, second = (do.fragment for do in told if isinstance(do, p.Generate))
+    it.handle(p.FragmentGenerated(first))
+    (do,) = it.handle(p.FragmentPaused(second, 2))
+    assert do == p.Generate(second, 2, 4, 0, "rollout-0")
+    assert it.handle(p.FragmentGenerated(second)) == [p.Score(second, "rollout-0")]
+    (do,) = it.handle(p.DevicesLost(("rollout-1",)))
+    assert do == p.Generate(second, 0, 4, 0, "rollout-0")
+    it.handle(p.DeviceJoined(p.Device("rollout-1", frozenset({"rollout"}))))
+    it.handle(p.VersionLoaded("rollout-1", 0))
+    told = it.handle(p.DevicesLost(("rollout-0",)))
+    assert (
+        p.Generate(second, 0, 4, 0, "rollout-1") in told
+        or p.Generate(first, 0, 4, 0, "rollout-1") in told
+    )
+    scored = set()
+    for _ in range(2):
+        (do,) = [do for do in told if isinstance(do, p.Generate)]
+        told = it.handle(p.FragmentGenerated(do.fragment))
+        scored |= {do.fragment for do in told if isinstance(do, p.Score)}
+    assert scored == {first, second}
