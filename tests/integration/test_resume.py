@@ -1,5 +1,6 @@
 """A run that was interrupted goes on, and ends as if it had not been."""
 
+import logging
 import os
 import random
 import signal
@@ -215,6 +216,8 @@ time.sleep(600)
 def test_damaged_files_do_not_refuse_a_resume(
     tree, cluster_address, prefect_backend, capsys, caplog
 ):
+    from prefect.logging.configuration import setup_logging
+
     from deployments.cli import run
     from digen_core.checkpoints.tensors import last_state
     from flows.post_train import post_train
@@ -225,6 +228,8 @@ def test_damaged_files_do_not_refuse_a_resume(
         changes["cluster.scheduler_address"] = cluster_address(1, 1)
         return RunConfig.model_validate(merged(tree, changes))
 
+    setup_logging()  # else the first flow of a process does, and takes caplog's handler away
+    logging.getLogger().addHandler(caplog.handler)
     post_train(config_of(2))
     folder = only_run(tree)
     for name in ("devices.parquet", "evaluation/before.json", "metrics/iteration-000000.json"):
