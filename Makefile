@@ -57,26 +57,26 @@ lint: setup ## style, types and the import rule
 test: lint ## lint, then the tests of every change: all but the marks below and what needs a GPU
 	$(PYTEST) -m "$(DAILY)" $(ARGS)
 
-test-fast: setup ## for every save: no run, no server, nothing slow; up to 3 minutes
+test-fast: setup ## for every save: all but whole runs, the wheel and what is slow
 	HYPOTHESIS_PROFILE=fast $(PYTEST) -m "$(DAILY) and not slow" $(FAST) $(ARGS)
 
 test-slow: setup ## only the tests of every change that take more than 10 s each
 	$(PYTEST) -m "$(DAILY) and slow" $(ARGS)
 
 test-slice: setup ## some of the cases of the four targets below: SEED chooses which, SLICE how many
-	$(PYTEST) -m "not gpu" --slice $(SEED):$(SLICE) --dist load $(ARGS)
+	$(PYTEST) -m "not gpu" --slice $(SEED):$(SLICE) --dist loadgroup $(ARGS)
 
 test-layouts: setup ## the weights of every layout on every split of workers; up to 45 minutes
-	$(PYTEST) -m layouts --dist load $(ARGS)
+	$(PYTEST) -m layouts --dist loadgroup $(ARGS)
 
 test-algorithms: setup ## the weights of every algorithm under every layout; up to 30 minutes
-	$(PYTEST) -m algorithms --dist load $(ARGS)
+	$(PYTEST) -m algorithms --dist loadgroup $(ARGS)
 
 test-families: setup ## the weights of every model family, image and video; up to 10 minutes
-	$(PYTEST) -m families --dist load $(ARGS)
+	$(PYTEST) -m families --dist loadgroup $(ARGS)
 
 test-operation: setup ## servers that go away, killed runs, browsers, whole sessions, pages followed; up to 30 minutes
-	$(PYTEST) -m operation $(ARGS)
+	$(PYTEST) -m operation --dist loadgroup $(ARGS)
 
 bench: setup ## what a task costs: bare Dask, digen's runner, Prefect's Dask runner
 	$(BIN)/digen bench runner $(ARGS)

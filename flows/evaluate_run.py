@@ -93,7 +93,7 @@ def restore(run_id: str) -> None:
 
 
 def newest_checkpoint(run: RunContext) -> Path:
-    """Return the newest checkpoint of a run's run that is not known to be damaged.
+    """Return the newest checkpoint of a run that is not known to be damaged.
 
     Raises:
         UserError: there is none.

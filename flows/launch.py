@@ -1,4 +1,4 @@
-"""Open a run: its folder, cluster, trackers and run; and close them whatever happens."""
+"""Launch: open a run's folder, cluster, trackers and context, and close them whatever happens."""
 
 import shutil
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ from tasks.workers import RealWorkers, Workers
 
 @contextmanager
 def open_run(config: RunConfig, resume: str | None = None) -> Iterator[RunContext]:
-    """Yield the run of a new run, or of one that goes on.
+    """Yield the context of a new run, or of one that is resumed.
 
     What was logged and saved stays if the body fails.
 
@@ -115,7 +115,7 @@ def _devices(config: RunConfig) -> Iterator[tuple[Client, str, list[Device], Run
 
 @contextmanager
 def reopen_run(config: RunConfig, run_dir: Path) -> Iterator[RunContext]:
-    """Yield a run on an old run's folder, for evaluation, with one worker of both roles."""
+    """Yield a context on an old run's folder, for evaluation, with one worker of both roles."""
     local = [Device("worker-0", frozenset({"rollout", "trainer"}))]
     with connected(config, local) as (address, client):
         name = f"{run_dir.name}-evaluation"
@@ -156,7 +156,7 @@ def run_on(
     tracker: Tracker | None = None,
     pages: bool = True,
 ) -> Iterator[RunContext]:
-    """Yield a registered run on some devices, tracked in MLflow under ``name``.
+    """Yield the registered context of a run on some devices, tracked in MLflow under ``name``.
 
     Args:
         client: of the cluster.

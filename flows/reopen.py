@@ -120,7 +120,7 @@ def mark_crashed_flows(flow_run_ids: Sequence[str]) -> None:
 
 
 def go_on(run: RunContext, resumption: Resumption) -> None:
-    """Put a run where its run stood at a checkpoint, or at its start if there is none."""
+    """Resume a run from a checkpoint, or from its start if there is none."""
     run_dir = resumption.run_dir
     say(f"resuming {run_dir.name} after {resumption.num_iterations} iterations")
     if resumption.lineage:
@@ -148,7 +148,7 @@ def _known_devices(run_dir: Path) -> list[Device]:
 
 
 def go_back(run: RunContext, error: StateLostError | DamagedError) -> None:
-    """Put a run back to where its run stood at its last whole checkpoint, and say so.
+    """Put a run back to where it stood at its last whole checkpoint, and say so.
 
     Args:
         run: whose tasks were all given up.

@@ -30,7 +30,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the cases of a slice: those whose names hash lowest together with its seed."""
+    """Keep the cases of a slice: those whose names hash lowest together with its seed.
+
+    Cases of whole sessions come after each other: their servers have fixed ports.
+    """
+    for item in items:
+        if item.get_closest_marker("operation"):
+            item.add_marker(pytest.mark.xdist_group("operation"))
     if not (slice_ := config.getoption("--slice")):
         return
     seed, _, count = slice_.rpartition(":")

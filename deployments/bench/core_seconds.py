@@ -57,12 +57,12 @@ class CoreSeconds:
 def bench_core_seconds(config: RunConfig) -> CoreSeconds:
     """Run a config, and account for all iterations but the first ones, which warm up."""
     last = config.num_iterations - 1
-    with open_run(config) as session, on_cluster(session, prepare) as conductor:
+    with open_run(config) as run, on_cluster(run, prepare) as conductor:
         for index in range(last + 1):
             if index == WARM_UP:
-                started, before = time(), parts_of(session.client)
+                started, before = time(), parts_of(run.client)
             conductor.complete(index, last=last)
-        after, ended = parts_of(session.client), time()
+        after, ended = parts_of(run.client), time()
     measured = config.num_iterations - WARM_UP
     return per_iteration(before, after, ended - started, measured, os.cpu_count() or 1)
 

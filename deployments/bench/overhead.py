@@ -52,7 +52,7 @@ class Shares:
 def bench_overhead(config: RunConfig) -> list[Shares]:
     """Run each iteration twice in turn: in this process, then on the workers."""
     records, rows = Records(), list[Shares]()
-    with open_run(config) as session, watching(records), on_cluster(session, prepare) as conductor:
+    with open_run(config) as run, watching(records), on_cluster(run, prepare) as conductor:
         started = time()
 
         def after_serial_iteration(index: int, row: dict[str, float]) -> None:
@@ -62,7 +62,7 @@ def bench_overhead(config: RunConfig) -> list[Shares]:
                 records.seen.clear()
                 for number in (index - 1, index):
                     conductor.complete(number, last=index)
-                transfers = transfers_of(session.client, records.seen[0].spans[0].started)
+                transfers = transfers_of(run.client, records.seen[0].spans[0].started)
                 rows.append(shares_of(records.seen, transfers, serial))
             started = time()
 

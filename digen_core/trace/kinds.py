@@ -36,4 +36,4 @@ TRAINING: Final = tuple(
     for kind, facts in SPAN_KINDS.items()
     if facts.stage in ("train", "version") and not facts.readies
 )
-"""Kinds for which a trainer waits: until the pairs of an iteration are there."""
+"""Kinds of training, which wait for the pairs of their iteration."""

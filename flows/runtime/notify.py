@@ -12,7 +12,7 @@ def tell(run: RunContext, event: str, text: str) -> None:
     """Tell the observers, and log a line on the run's own page and emit an event that says it.
 
     Args:
-        run: of the run.
+        run: its context.
         event: what happened, such as "worker-lost"; the event is ``digen.<event>``.
         text: one sentence: what happened, where, and what to do.
     """

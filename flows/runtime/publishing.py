@@ -32,7 +32,7 @@ def publish_iteration(
     after it, so that nothing is shown which is done again.
 
     Args:
-        run: of the run.
+        run: its context.
         record: of the iteration.
         history: DDPO's, when the iteration made its version; None if it made none.
     """

@@ -64,6 +64,12 @@ def test_the_newest_release_is_the_version():
     assert newest == project["version"]
 
 
+def test_prefect_in_compose_asks_for_a_password():
+    prefect = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["prefect"]
+    assert "prefect_app" in prefect["command"], "the gate stands before the server"
+    assert "DIGEN_PASSWORD:?" in prefect["environment"]["PREFECT_SERVER_API_AUTH_STRING"]
+
+
 def test_ports_of_compose_are_open_on_this_machine_only():
     services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
     ports = [port for service in services.values() for port in service.get("ports", [])]

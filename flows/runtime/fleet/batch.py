@@ -36,7 +36,7 @@ class Batch:
         """Prepare a batch.
 
         Args:
-            run: of the run.
+            run: its context.
             completions: of the flow run.
             check: is called while tasks are waited for; default: look for lost devices.
         """

@@ -20,7 +20,7 @@ class FleetChanges:
         """Prepare for a run.
 
         Args:
-            run: of the run.
+            run: its context.
             executor: of its instructions.
             holder: the device that holds the optimizer's state.
         """

@@ -79,7 +79,7 @@ def measure_costs(
     """Measure the work of devices, unless its costs are fixed.
 
     Args:
-        run: of the run.
+        run: its context.
         batch: of the flow run.
         devices: that hold the model. One that generates, or another of the run, encodes for all.
     """
