@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from digen_core.algorithms import DEFAULT
 from digen_core.config.load import config_of_tree
 from digen_core.config.model import EMBEDDED
 from digen_core.config.toml import literal
@@ -51,7 +52,7 @@ def tree_of(answers: Answers) -> Tree:
         },
         "prompts": prompts,
         "rewards": dict.fromkeys(answers.rewards, 1.0),
-        "algorithm": {"type": "flow_grpo"},
+        "algorithm": {"type": DEFAULT},
         "train": {"learning_rate": 1.2e-3 if small else 3e-4, "lora": {"rank": 32, "alpha": 64.0}},
         "schedule": {"layout": layout},
     }

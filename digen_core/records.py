@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from digen_core.config.base import Strict
 from digen_core.data.prompts import Metadata
-from digen_core.statistics import Change, paired_change, standard_error, unpaired_change
+from digen_core.maths.statistics import Change, paired_change, standard_error, unpaired_change
+from digen_core.strict import Strict
 
 SpanKind = Literal[
     "encode", "denoise", "score", "train", "reduce", "step", "publish", "push", "switch"

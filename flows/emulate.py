@@ -5,7 +5,7 @@ from typing import Literal
 
 from prefect import flow
 
-from digen_core.config.algorithm import FlowGrpoConfig
+from digen_core.algorithms.flow_grpo import FlowGrpo
 from digen_core.config.model import PromptsConfig
 from digen_core.config.rollout import RolloutConfig
 from digen_core.config.schedule import ClusterConfig, ScheduleConfig, TrackingConfig
@@ -93,7 +93,7 @@ def emulated_config(
                 fragment_size=scenario.fragment_size,
                 steps_per_task=steps_per_task,
             ),
-            algorithm=FlowGrpoConfig(window=(scenario.trained_steps, 0, scenario.trained_steps)),
+            algorithm=FlowGrpo(window=(scenario.trained_steps, 0, scenario.trained_steps)),
             train=TrainConfig(pack_size=scenario.pack_size),
             cluster=ClusterConfig(
                 rollout_workers=num_rollout, trainer_workers=scenario.devices - num_rollout

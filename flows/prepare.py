@@ -5,9 +5,9 @@ from typing import Final
 
 from prefect import flow
 
+from digen_core.algorithms.base import Steps
 from digen_core.config.model import MAX_TOKENS
 from digen_core.data.prompts import Prompt
-from digen_core.rollout.steps import Steps
 from flows.runtime.conductor import Conductor
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.batch import Batch

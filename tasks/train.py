@@ -19,7 +19,6 @@ from digen_core.training.optimizer import (
     averaged,
     initial_state,
     learning_rate_of,
-    old_decay_of,
     optimizer_step,
     published,
 )
@@ -129,7 +128,7 @@ def step(run_id: str, label: str, state: TrainState, total: GradientSum) -> Trai
             total.gradient,
             config.train,
             learning_rate=learning_rate,
-            old_decay=old_decay_of(config, state.version + 1),
+            old_decay=config.algorithm.old_share(state.version + 1),
         )
         engine.unsaved[next_state.version] = next_state
     sums, count, error = total.metrics, total.metrics.num_pairs, total.metrics.replay_error

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 from prefect import Task
 
-from digen_core.algorithms.ddpo import RewardHistory
 from digen_core.config.rewards import RewardConfig
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs
 from digen_core.control.schedule import Workload
+from digen_core.maths.ddpo import RewardHistory
 from digen_core.planning import job
 from digen_core.preflight.reward_probe import probed_by_workers
 from digen_core.sim.report import OCCUPYING

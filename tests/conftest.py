@@ -83,11 +83,11 @@ def tiny_flux(tmp_path_factory) -> str:
 @pytest.fixture(scope="session")
 def tiny_families(tmp_path_factory) -> dict[str, str]:
     """Folder of a tiny pipeline with random weights, by family."""
-    from digen_core.models.families import LOADERS
-    from digen_core.models.tiny import build_tiny
+    from digen_core.config.families import FAMILIES
+    from digen_core.models.tiny.pipelines import build_tiny
 
     folders = {}
-    for family in LOADERS:
+    for family in FAMILIES:
         folder = tmp_path_factory.mktemp(f"tiny_{family}")
         build_tiny(family).save_pretrained(folder)
         folders[family] = str(folder)

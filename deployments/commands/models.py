@@ -3,7 +3,8 @@
 import sys
 from pathlib import Path
 
-from digen_core.config.model import VIDEO_FAMILIES, Family, TinySize
+from digen_core.config.families import VIDEO_FAMILIES, FamilyName
+from digen_core.config.model import TinySize
 from digen_core.errors import UserError
 from digen_core.preflight.network import check_writable
 
@@ -28,7 +29,9 @@ def shapes(*, out: Path = Path("runs/models/shapes"), seed: int = 0, threads: in
     return 0
 
 
-def make_tiny(family: Family, folder: Path, /, *, size: TinySize = "tiny", seed: int = 0) -> int:
+def make_tiny(
+    family: FamilyName, folder: Path, /, *, size: TinySize = "tiny", seed: int = 0
+) -> int:
     """Make a tiny pipeline of a model family with random weights, to try digen with; no downloads.
 
     Example: digen make-tiny wan runs/models/tiny-wan
@@ -47,7 +50,7 @@ def make_tiny(family: Family, folder: Path, /, *, size: TinySize = "tiny", seed:
 
     from transformers.utils.logging import disable_progress_bar
 
-    from digen_core.models.tiny import build_tiny
+    from digen_core.models.tiny.pipelines import build_tiny
 
     disable_progress_bar()
     build_tiny(family, size=size, seed=seed).save_pretrained(folder)

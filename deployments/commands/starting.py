@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import get_args
 
 from digen_core.errors import UserError
 
@@ -37,15 +36,15 @@ def init(
         gpus: Of this machine; with some, a cluster file is written, too, for 'digen up'.
     """
     from deployments.initial import Answers, ask, write_config
-    from digen_core.config.model import EMBEDDED, Family
+    from digen_core.config.families import FAMILIES
+    from digen_core.config.model import EMBEDDED
 
     model = model or ask("Model (a folder or an id on the hub)", EMBEDDED, "--model")
     embedded = model == EMBEDDED
-    families = get_args(Family)
-    asked = f"Family ({', '.join(families)})"
+    asked = f"Family ({', '.join(FAMILIES)})"
     family = family or ("flux" if embedded else ask(asked, "flux", "--family"))
-    if family not in families:
-        raise UserError(f"--family is {family}; use one of {', '.join(families)}")
+    if family not in FAMILIES:
+        raise UserError(f"--family is {family}; use one of {', '.join(FAMILIES)}")
     shipped = "digen:prompts/shapes_{}.txt"
     default = shipped.format("train") if embedded else ""
     prompts = prompts or ask("File of prompts to train on", default, "--prompts")

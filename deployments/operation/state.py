@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 from pydantic import ValidationError
 
-from digen_core.config.base import Strict
 from digen_core.errors import UserError
-from digen_core.transport.files import try_lock
+from digen_core.strict import Strict
+from digen_core.transport.files import try_lock, written_whole
 
 FOLDER = Path("runs/up")
 STATE = FOLDER / "state.json"
@@ -178,9 +178,8 @@ def _each(processes: Sequence[psutil.Process], action: str) -> None:
 
 
 def write_privately(path: Path, text: str) -> None:
-    """Write a file that only this user may read, at once."""
-    new = path.with_suffix(".new")
-    new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    new.replace(path)
+    """Write a file whole that only this user may read, from its first byte on."""
+    with written_whole(path) as unfinished:
+        unfinished.unlink(missing_ok=True)
+        unfinished.touch(mode=0o600, exist_ok=False)
+        unfinished.write_text(text)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from deployments.views.terminal import plain
 from digen_core.errors import UserError
-from digen_core.statistics import Change, error_of, unpaired_change, with_error
+from digen_core.maths.statistics import Change, error_of, unpaired_change, with_error
 from digen_core.trace.charts import LINE_COLOURS, draw_band
 from tasks.tracking.history import RunData
 from tasks.views.display import sparkline, verdict

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from digen_core.checkpoints.retention import evaluations_of
 from digen_core.errors import UserError
+from digen_core.maths.statistics import standard_error
 from digen_core.records import EvaluationReport
-from digen_core.statistics import standard_error
 from digen_core.trace.page import Table
 from digen_core.transport.samples import read_samples
 from tasks.views.display import change_text, mean_text, verdict

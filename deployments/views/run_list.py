@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from digen_core.algorithms import DEFAULT
 from digen_core.checkpoints.run_state import RunState
-from digen_core.statistics import error_of
+from digen_core.maths.statistics import error_of
 
 NOTHING = "-"
 WIDTH = 1000
@@ -70,7 +71,7 @@ def print_configs(configs: dict[str, Path], console: Console | None = None) -> N
     table = _table("config", "family", "algorithm", "what it is")
     for name, path in configs.items():
         tree = tomllib.loads(path.read_text())
-        algorithm = tree.get("algorithm", {}).get("type", "flow_grpo")
+        algorithm = tree.get("algorithm", {}).get("type", DEFAULT)
         family = tree.get("model", {}).get("family", "flux")
         table.add_row(name, family, algorithm, first_sentence(path.read_text()))
     console.print(table)

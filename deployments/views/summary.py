@@ -4,8 +4,8 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.views.terminal import plain
+from digen_core.maths.statistics import NOISE
 from digen_core.records import EvaluationReport, RunReport
-from digen_core.statistics import NOISE
 from tasks.views.display import change_text, mean_text, verdict
 
 LEGEND = (

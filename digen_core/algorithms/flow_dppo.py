@@ -1,65 +1,43 @@
-"""Flow-DPPO: a trust region by the divergence of the step in place of clipped ratios.
+"""Flow-DPPO: a bound on the exact divergence from the sampling policy in place of the ratio clip.
 
-Source: Flow-DPPO (arXiv:2606.11025): the exact divergence of two Gaussians of one std (eq. 14) and
-the asymmetric mask (eq. 18). A ratio is one noisy sample of how far the policy has moved; between
-two transitions of one std that is known exactly, as ``kl.transition_kl``:
-
-    divergence = mean over elements of (mean - behaviour_mean)^2 / (2 std^2)
-    blocked    = divergence > threshold and (advantage > 0 and ratio > 1
-                                             or advantage < 0 and ratio < 1)
-    loss       = mean of -advantage * ratio, 0 where blocked
-
-A step that has moved too far is blocked only if its gradient would move it further; a step back is
-always allowed. Published threshold: 1e-5, for this mean over elements.
-
-Deviation from the paper: it sums over elements; its code and this take the mean, as the log-probs
-do. With one update per iteration the divergence is 0 and nothing is blocked.
+The source is that of `digen_core.maths.flow_dppo`.
 """
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from digen_core.algorithms.grpo import SurrogateLoss, approximate_kl
-from digen_core.algorithms.tensors import float32_at_least
+from pydantic import Field
+
+from digen_core.algorithms.policy_gradient import FirstSteps
+
+if TYPE_CHECKING:
+    from digen_core.maths.grpo import SurrogateLoss
+    from digen_core.maths.replay import Replay
 
 
-def divergence_masked_surrogate(
-    logprob: Tensor,
-    behaviour_logprob: Tensor,
-    divergence: Tensor,
-    advantages: Tensor,
-    *,
-    threshold: float,
-) -> SurrogateLoss:
-    """Return the importance-weighted surrogate without the pairs that leave the trust region.
+class FlowDppo(FirstSteps):
+    """Flow-DPPO: FlowGRPO with a bound on the exact divergence in place of the ratio clip."""
 
-    Args:
-        logprob: [B] under the policy being trained; carries gradient.
-        behaviour_logprob: [B] under the policy version that sampled.
-        divergence: [B] ``kl.transition_kl(mean, behaviour_mean, std)``; only compared.
-        advantages: [B].
-        threshold: largest divergence, in nats per element, at which any gradient passes.
+    needs_noise: ClassVar[bool] = True
 
-    Returns:
-        The loss; its ``clip_fraction`` is the share of blocked pairs.
-    """
-    if not logprob.shape == behaviour_logprob.shape == divergence.shape == advantages.shape:
-        raise ValueError(
-            f"logprob {list(logprob.shape)}, behaviour_logprob {list(behaviour_logprob.shape)}, "
-            f"divergence {list(divergence.shape)} and advantages {list(advantages.shape)} must "
-            "have one shape [B]"
+    type: Literal["flow_dppo"] = "flow_dppo"
+
+    max_divergence: float = Field(1e-5, gt=0)
+    """Mean over the latent's elements of the divergence from the policy that sampled, above which
+    a pair may no longer move further away. Takes the place of clip_range, which is unused."""
+
+    @property
+    def rounding_bound(self) -> None:
+        """None: the divergence is bounded instead."""
+        return None
+
+    def surrogate(self, replay: "Replay") -> "SurrogateLoss":
+        """Return one loss per pair, [B]; 0 for those that leave the trust region."""
+        from digen_core.maths.flow_dppo import divergence_masked_surrogate
+
+        return divergence_masked_surrogate(
+            replay.logprob,
+            replay.behaviour_logprob,
+            replay.divergence,
+            replay.advantage,
+            threshold=self.max_divergence,
         )
-    dtype = float32_at_least(logprob, behaviour_logprob)
-    log_ratio = logprob.to(dtype) - behaviour_logprob.detach().to(dtype)
-    fixed = advantages.detach().to(dtype)
-    moves_away = log_ratio.detach() * fixed > 0
-    blocked = (divergence.detach() > threshold) & moves_away
-    ratio = log_ratio.exp()
-    per_pair = torch.where(blocked, 0.0, -fixed * ratio)
-    return SurrogateLoss(
-        loss=per_pair.mean(),
-        per_pair=per_pair,
-        ratio=ratio.detach(),
-        clip_fraction=blocked.to(dtype).mean(),
-        approx_kl=approximate_kl(log_ratio),
-    )

@@ -1,112 +1,88 @@
-"""MixGRPO: a window of noisy, trained steps that slides over the iterations of a run.
+"""MixGRPO (arXiv:2507.21802): a window of noisy, trained steps that slides over the iterations."""
 
-Source: MixGRPO (arXiv:2507.21802) and its code. All steps outside the window are ODE steps. The
-window of ``size`` steps starts at position 0, ``stride``, 2 * ``stride``, ... and stays at each
-position for some iterations:
-
-    progressive   iterations
-    decay         max(min_iterations, floor(iterations * (1 - p) + min_iterations * p)),
-                  p = position / num_steps
-    exp_decay     ceil(iterations * exp(-0.1 * max(0, position - 13)))
-    random        1, at a position drawn uniformly from [0, num_steps - size]
-
-Published settings: 25 denoising steps of which the last two are never trained (num_steps 23),
-size 4, stride 1, 25 iterations, roll back. A stride of 0 freezes the window at 0, as Flash*.
-
-Deviations: the published window runs over the end of the steps and shrinks to nothing, for
-``iterations`` iterations before it rolls back and for ever without; and it starts at 0 with
-"random". Here the last position is num_steps - size, reached once whatever the stride, and no
-window is ever empty or short. The position is a function of the iteration, without state.
-"""
-
-import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from torch import Tensor
+from pydantic import Field
 
-from digen_core.algorithms.tensors import float32_at_least
+from digen_core.algorithms.base import Steps
+from digen_core.algorithms.policy_gradient import PolicyGradient
+from digen_core.maths.mix_grpo import mix_grpo_window
+from digen_core.maths.names import WindowStrategy
 
-_EXP_DECAY_FROM, _EXP_DECAY_RATE = 13, 0.1
-
-WindowStrategy = Literal["progressive", "decay", "exp_decay", "random"]
-
-
-def mix_grpo_window(
-    iteration: int,
-    *,
-    num_steps: int,
-    size: int,
-    strategy: WindowStrategy,
-    stride: int,
-    iterations: int,
-    min_iterations: int = 1,
-    roll_back: bool,
-    generator: np.random.Generator,
-) -> range:
-    """Return the noisy, trained steps of an iteration: always ``size`` of them.
-
-    Args:
-        iteration: from 0.
-        num_steps: steps that may be trained, 0 .. num_steps - 1.
-        size: of the window.
-        strategy: how long the window stays at each position.
-        stride: steps between positions; equal to ``size`` the windows do not overlap.
-        iterations: at the first position.
-        min_iterations: what "decay" falls to.
-        roll_back: begin anew after the last position; else stay there.
-        generator: of the iteration; only "random" draws from it.
-
-    Raises:
-        ValueError: if the window does not fit, or a number is out of range.
-    """
-    last = num_steps - size
-    if not (size >= 1 and last >= 0 and stride >= 0 and iterations >= 1 and min_iterations >= 1):
-        raise ValueError(
-            f"a window of {size} step(s) in {num_steps}, stride {stride}, iterations {iterations}, "
-            f"min_iterations {min_iterations}: needs 1 <= size <= num_steps, stride >= 0 and at "
-            "least one iteration per position"
-        )
-    if strategy == "random":
-        start = int(generator.integers(0, last, endpoint=True))
-        return range(start, start + size)
-    positions = [*range(0, last, stride), last] if stride else [0]
-    durations = [
-        _duration(position, num_steps, strategy, iterations, min_iterations)
-        for position in positions
-    ]
-    ends = np.cumsum(durations)
-    elapsed = iteration % int(ends[-1]) if roll_back else min(iteration, int(ends[-1]) - 1)
-    start = positions[int(np.searchsorted(ends, elapsed, side="right"))]
-    return range(start, start + size)
+if TYPE_CHECKING:
+    from digen_core.maths.grpo import SurrogateLoss
+    from digen_core.maths.replay import Replay
 
 
-def squared_log_ratio(logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
-    """Return [B] (log ratio)^2 / 2, MixGRPO's penalty on moving away from the policy that sampled.
+class MixGrpo(PolicyGradient):
+    """MixGRPO: a window of noisy, trained steps that slides over the iterations of the run."""
 
-    Its published coefficient is 0.
+    type: Literal["mix_grpo"] = "mix_grpo"
 
-    Args:
-        logprob: [B] under the policy being trained; carries gradient.
-        behaviour_logprob: [B] under the policy version that sampled.
-    """
-    dtype = float32_at_least(logprob, behaviour_logprob)
-    return (logprob.to(dtype) - behaviour_logprob.detach().to(dtype)) ** 2 / 2
+    advantage_eps: float = Field(1e-8, gt=0)
+    """Added to the standard deviation."""
 
+    advantage_ddof: Literal[0, 1] = 1
+    """0: population standard deviation (FlowGRPO); 1: unbiased (DanceGRPO)."""
 
-def _duration(
-    position: int, num_steps: int, strategy: str, iterations: int, min_iterations: int
-) -> int:
-    match strategy:
-        case "progressive":
-            return iterations
-        case "decay":
-            share = position / num_steps
-            return max(min_iterations, int(iterations * (1 - share) + min_iterations * share))
-        case "exp_decay":
-            beyond = max(0, position - _EXP_DECAY_FROM)
-            return math.ceil(iterations * math.exp(-_EXP_DECAY_RATE * beyond))
-        case _:
+    window_size: int = Field(4, ge=1)
+    """Steps in the window."""
+
+    strategy: WindowStrategy = "progressive"
+    """How long the window stays at each place; random: a place drawn for each iteration."""
+
+    stride: int = Field(1, ge=0)
+    """Steps that the window moves by; 0 leaves it at the first steps."""
+
+    iterations_per_window: int = Field(25, ge=1)
+    """Iterations at a place; with decay and exp_decay, at the first one."""
+
+    roll_back: bool = True
+    """After the last place begin anew; else stay there."""
+
+    untrained_tail: int = Field(2, ge=1)
+    """Last steps that are never in the window."""
+
+    log_ratio_coefficient: float = Field(0.0, ge=0)
+    """Weight of half the squared log-ratio, a penalty on moving away from the sampling policy."""
+
+    def num_trained(self, num_steps: int) -> int:
+        """Return the trained steps of a trajectory of ``num_steps``."""
+        return self.window_size
+
+    def end_of_noise(self, num_steps: int) -> int:
+        """Return one more than the last step that may have noise."""
+        return num_steps - self.untrained_tail
+
+    def check_steps(self, num_steps: int) -> None:
+        """Raise ValueError unless the window fits."""
+        if self.window_size > self.end_of_noise(num_steps):
             raise ValueError(
-                f"strategy ({strategy!r}) must be 'progressive', 'decay', 'exp_decay' or 'random'"
+                f"algorithm.window_size ({self.window_size}) and algorithm.untrained_tail "
+                f"({self.untrained_tail}) are more than rollout.num_steps ({num_steps}); lower one."
             )
+
+    def steps(self, num_steps: int, iteration: int, generator: np.random.Generator) -> Steps:
+        """Return the iteration's window: its steps are noisy and trained."""
+        window = mix_grpo_window(
+            iteration,
+            num_steps=self.end_of_noise(num_steps),
+            size=self.window_size,
+            strategy=self.strategy,
+            stride=self.stride,
+            iterations=self.iterations_per_window,
+            roll_back=self.roll_back,
+            generator=generator,
+        )
+        return Steps(tuple(window), tuple(window))
+
+    def losses(self, replay: "Replay") -> "SurrogateLoss":
+        """Return the surrogate of each pair, [B], with the penalty on its log-ratio."""
+        from digen_core.maths.grpo import squared_log_ratio
+
+        found = super().losses(replay)
+        if not self.log_ratio_coefficient:
+            return found
+        penalty = squared_log_ratio(replay.logprob, replay.behaviour_logprob)
+        return found._replace(per_pair=found.per_pair + self.log_ratio_coefficient * penalty)

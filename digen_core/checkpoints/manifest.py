@@ -17,10 +17,10 @@ from typing import Final
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 
-from digen_core.config.base import Strict
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.inputs.reading import UnreadableError, read_json
+from digen_core.strict import Strict
 
 CHECKPOINTS_OF_RUN: Final = "checkpoints"
 EVALUATIONS_OF_RUN: Final = "evaluation"

@@ -7,7 +7,7 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from digen_core.config.base import Strict
+from digen_core.strict import Strict
 
 EVALUATION: Final = "evaluation/"
 """What a metric of a version's evaluation begins with; ``evaluation/reward`` is the total."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from digen_core.algorithms import DEFAULT
 from digen_core.config.keys import entry_of, tables_of
 from digen_core.config.reward_keys import with_types
 from digen_core.config.run import RunConfig
@@ -51,7 +52,7 @@ def _merge_values(key: str, base: Any, given: Any, field: FieldInfo) -> Any:
     if key == "rewards":
         return _merge_rewards(base, given)
     if key == "algorithm":
-        kinds = [tree.get("type", "flow_grpo") for tree in (base, given)]
+        kinds = [tree.get("type", DEFAULT) for tree in (base, given)]
         return {**base, **given} if kinds[0] == kinds[1] or "type" not in given else given
     if entry := entry_of(field):
         return {

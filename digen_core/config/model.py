@@ -4,17 +4,15 @@ Importing this module must not import torch.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import ceil
-from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from digen_core.config.base import AtMost, PathText, Strict
+from digen_core.config.families import FAMILIES, VIDEO_FAMILIES, Defaults, FamilyName
 from digen_core.config.shipped import MaybeShipped, located
-
-Family = Literal["flux", "sd3", "qwen_image", "wan", "hunyuan_video"]
-"""A model family: an adapter in digen_core/models."""
+from digen_core.strict import AtMost, PathText, Strict
 
 TinySize = Literal["tiny", "medium"]
 """How large a pipeline is that ``digen make-tiny`` makes: a key of its sizes."""
@@ -27,9 +25,6 @@ def tokens_of(size: Size) -> int:
     """Return about how many tokens a transformer makes of a sample: 16 x 16 pixels and 4 frames."""
     height, width, frames = size
     return ceil(height / 16) * ceil(width / 16) * ((frames - 1) // 4 + 1)
-
-
-VIDEO_FAMILIES: Final[tuple[Family, ...]] = ("wan", "hunyuan_video")
 
 
 MAX_TOKENS: Final = 512
@@ -45,37 +40,13 @@ EMBEDDED: Final = "digen:models/shapes"
 """The embedded model, a tiny FLUX."""
 
 
-class Defaults(NamedTuple):
-    """What a model is used with where a config does not say otherwise."""
-
-    height: int
-    width: int
-    num_frames: int
-    max_sequence_length: int
-    guidance_scale: float
-    num_inference_steps: int  # of evaluations
-
-
-FAMILY_DEFAULTS: Final[Mapping[Family, Defaults]] = {
-    "flux": Defaults(1024, 1024, 1, 512, 3.5, 28),
-    "sd3": Defaults(1024, 1024, 1, 256, 7.0, 28),
-    "qwen_image": Defaults(1024, 1024, 1, 512, 4.0, 50),
-    "wan": Defaults(240, 416, 33, 512, 5.0, 50),
-    "hunyuan_video": Defaults(480, 480, 53, 256, 6.0, 50),
-}
-"""The defaults of each family's pipeline in diffusers: those of its ``__call__``, and of images the
-size of the published transformers' 128 x 128 latents. The pipelines' videos (Wan 480 x 832 and 81
-frames, HunyuanVideo 720 x 1280 and 129) are too large to be trained on in numbers: theirs are the
-sizes of published RL, FlowGRPO's for Wan (arXiv:2505.05470, github yifan123/flow_grpo) and
-DanceGRPO's for HunyuanVideo (arXiv:2505.07818, github XueZeyue/DanceGRPO)."""
-
 EMBEDDED_DEFAULTS: Final = Defaults(32, 32, 1, 12, 3.5, 8)
 """What the embedded model was trained with."""
 
 
-def default_of(family: Family, path: str) -> Defaults:
+def default_of(family: FamilyName, path: str) -> Defaults:
     """Return what a model is used with where a config does not say otherwise."""
-    return EMBEDDED_DEFAULTS if path == EMBEDDED else FAMILY_DEFAULTS[family]
+    return EMBEDDED_DEFAULTS if path == EMBEDDED else FAMILIES[family].defaults
 
 
 def _of_the_model(name: str) -> Callable[[dict[str, Any]], Any]:
@@ -102,7 +73,7 @@ class AdapterConfig(Strict):
 class ModelConfig(Strict):
     """Which pipeline is post-trained, and in what precision."""
 
-    family: Family = "flux"
+    family: FamilyName = "flux"
     """Model family: FLUX.1, Stable Diffusion 3 and 3.5, Qwen-Image, Wan 2.1 or HunyuanVideo."""
 
     path: MaybeShipped = Field(EMBEDDED, min_length=1)

@@ -7,8 +7,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from digen_core.config.families import FAMILIES, Defaults
 from digen_core.config.keys import NAME, entry_of, tables_of
-from digen_core.config.model import EMBEDDED, EMBEDDED_DEFAULTS, FAMILY_DEFAULTS, Defaults
+from digen_core.config.model import EMBEDDED, EMBEDDED_DEFAULTS
 from digen_core.config.rewards import REWARD_TYPES
 from digen_core.config.run import RunConfig
 from digen_core.config.toml import literal
@@ -50,7 +51,7 @@ def reference() -> str:
 
 def _defaults_of_models() -> Iterator[str]:
     """Yield what stands for "the model's" in the table of models."""
-    rows = {f"`{family}`": found for family, found in FAMILY_DEFAULTS.items()}
+    rows = {f"`{family}`": row.defaults for family, row in FAMILIES.items()}
     rows[f"`{EMBEDDED}`"] = EMBEDDED_DEFAULTS
     headings = [f"`{name}`" for name in Defaults._fields[:-1]] + ["`evaluation.num_steps`"]
     yield from ("Defaults that are the model's, by `family`, and of the embedded model:", "")

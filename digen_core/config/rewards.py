@@ -17,8 +17,8 @@ from typing import Annotated, ClassVar, Final, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from digen_core.config.base import Duration, PathText, Strict
 from digen_core.inputs.addresses import public_address
+from digen_core.strict import Duration, PathText, Strict
 
 Takes = Literal["images", "videos"]
 

@@ -7,8 +7,8 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from digen_core.config.algorithm_base import Transition
-from digen_core.config.base import AtMost, Strict
+from digen_core.maths.names import TransitionName
+from digen_core.strict import AtMost, Strict
 
 _SAMPLES: Final = AtMost(65_536, "every sample is planned and held in memory")
 _STEPS: Final = AtMost(1000, "models are trained with 1000 noise levels")
@@ -26,7 +26,7 @@ class RolloutConfig(Strict):
     num_steps: Annotated[int, _STEPS] = Field(8, ge=2)
     """Denoising steps per trajectory."""
 
-    transition: Transition = "flow_sde"
+    transition: TransitionName = "flow_sde"
     """Stochastic sampler: FlowGRPO's SDE, coefficients-preserving sampling, DanceGRPO's SDE,
     FlowGRPO's for Wan, or LongCat-Video's (FlowGRPO's with a truncated std)."""
 

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from digen_core.config.algorithm import AlgorithmConfig, FlowGrpoConfig
-from digen_core.config.base import AtMost, Strict, unusable
+from digen_core.algorithms import ALGORITHMS, DEFAULT, AnyAlgorithm
 from digen_core.config.checkpoint import CheckpointConfig
 from digen_core.config.model import ModelConfig, PromptsConfig, Size, tokens_of
 from digen_core.config.reward_keys import with_types
@@ -17,6 +16,7 @@ from digen_core.config.rewards import RewardConfig, ShapesConfig
 from digen_core.config.rollout import EvaluationConfig, RolloutConfig
 from digen_core.config.schedule import ClusterConfig, ScheduleConfig, TrackingConfig
 from digen_core.config.train import TrainConfig
+from digen_core.strict import AtMost, Strict, unusable
 
 WITH_BARRIER = ("colocated", "colocated-strong", "disaggregated")
 """Layouts that train when all rewards of the iteration are there."""
@@ -68,7 +68,7 @@ class RunConfig(Strict):
     model: ModelConfig = ModelConfig()
     prompts: PromptsConfig = PromptsConfig()
     rollout: RolloutConfig = RolloutConfig()
-    algorithm: AlgorithmConfig = Field(FlowGrpoConfig(), json_schema_extra=_any_table)
+    algorithm: AnyAlgorithm = Field(ALGORITHMS[DEFAULT](type=DEFAULT), json_schema_extra=_any_table)
     """What is learnt from the rewards; its type names it."""
 
     train: TrainConfig = TrainConfig()
@@ -91,7 +91,7 @@ class RunConfig(Strict):
         """Take FlowGRPO where settings of an algorithm are given but not its name."""
         algorithm = values.get("algorithm") if isinstance(values, dict) else None
         if isinstance(values, dict) and isinstance(algorithm, dict):
-            return {**values, "algorithm": {"type": "flow_grpo", **algorithm}}
+            return {**values, "algorithm": {"type": DEFAULT, **algorithm}}
         return values
 
     @property
@@ -135,13 +135,12 @@ class RunConfig(Strict):
     @property
     def trains_clean(self) -> bool:
         """Whether clean latents are trained, noised anew, in place of sampled transitions."""
-        return self.algorithm.type == "diffusion_nft"
+        return self.algorithm.trains_clean
 
     @property
     def keeps_old(self) -> bool:
         """Whether another policy than the trained one generates, which lags behind it."""
-        algorithm = self.algorithm
-        return algorithm.type == "diffusion_nft" and algorithm.old_policy_decay != "none"
+        return self.algorithm.keeps_old
 
     @property
     def keeps_reference(self) -> bool:
@@ -151,7 +150,8 @@ class RunConfig(Strict):
     @property
     def kl_reward(self) -> float:
         """Factor of the KL divergence that is taken off the reward."""
-        return 0.0 if self.algorithm.type == "diffusion_nft" else self.algorithm.kl_reward
+        factor, _ = self.algorithm.reward_kl or (0.0, None)
+        return factor
 
     @property
     def velocities_per_step(self) -> float:
@@ -218,31 +218,24 @@ class RunConfig(Strict):
                 f"({self.rollout.group_size}); sample larger groups or train fewer."
             )
         self._check_trimmed()
-        if self.rollout.refill and self.algorithm.type == "ddpo":
+        if self.rollout.refill and self.algorithm.keeps_history:
             raise ValueError(
-                f"rollout.refill is {self.rollout.refill}, but ddpo skips no group, as equal "
-                "rewards still differ from the prompt's earlier ones; use 0."
+                f"rollout.refill is {self.rollout.refill}, but {self.algorithm.type} skips no "
+                "group, as equal rewards still differ from the prompt's earlier ones; use 0."
             )
         self._check_transition()
         self._check_rounding()
         return self
 
     def _check_rounding(self) -> None:
-        """Refuse clip ranges that the rounding of compiled half precision leaves.
-
-        Flow-DPPO has none. GRPO-Guard's, of normalised ratios, is far narrower than the rounding.
-        """
-        model, algorithm = self.model, self.algorithm
+        """Refuse clip ranges that the rounding of compiled half precision leaves."""
+        model, bound = self.model, self.algorithm.rounding_bound
         is_half = model.dtype in ("bfloat16", "float16")
-        if not (model.compile and is_half):
-            return
-        if algorithm.type == "diffusion_nft" or algorithm.type == "flow_dppo":
-            return
-        if algorithm.correction == "none" and algorithm.clip_range < COMPILED_ROUNDING:
+        if model.compile and is_half and bound is not None and bound < COMPILED_ROUNDING:
             raise ValueError(
                 f"model.compile with model.dtype {model.dtype} rounds log-probs of rollouts "
                 f"otherwise than those of training, by up to {COMPILED_ROUNDING:g}, so that fresh "
-                f"samples would leave algorithm.clip_range ({algorithm.clip_range:g}); use "
+                f"samples would leave algorithm.clip_range ({bound:g}); use "
                 "algorithm.correction 'recompute', which takes stale samples for fresh ones, or "
                 "model.dtype float32."
             )
@@ -282,8 +275,8 @@ class RunConfig(Strict):
             return self
         schedule, what = self.schedule, f"advantage_scale {self.algorithm.advantage_scale!r}"
         remedy = "advantage_scale 'group' or "
-        if self.algorithm.type == "ddpo":
-            what, remedy = "ddpo", ""
+        if self.algorithm.keeps_history:
+            what, remedy = self.algorithm.type, ""
         if schedule.layout not in (*WITH_BARRIER, "auto"):
             raise ValueError(
                 f"algorithm: {what} needs all rewards of the iteration, but schedule.layout "
@@ -304,10 +297,10 @@ class RunConfig(Strict):
         if not any(self.reward_weights.values()):
             raise ValueError(f"rewards {self.reward_weights} all weigh 0; nothing would be learnt.")
         neutral = [name for name, reward in self.rewards.items() if reward.on_failure == "neutral"]
-        if neutral and self.algorithm.type == "ddpo":
+        if neutral and self.algorithm.keeps_history:
             raise ValueError(
-                f"rewards.{neutral[0]}.on_failure is 'neutral', but ddpo would remember the "
-                "rewards that are filled in; use 'fail', or another algorithm."
+                f"rewards.{neutral[0]}.on_failure is 'neutral', but {self.algorithm.type} would "
+                "remember the rewards that are filled in; use 'fail', or another algorithm."
             )
         for pool in sorted(self.cluster.reward_workers.keys() - self.pools):
             raise ValueError(

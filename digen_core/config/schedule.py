@@ -9,9 +9,9 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from digen_core.config.base import AtMost, Duration, PathText, Strict
 from digen_core.config.rewards import PoolName
 from digen_core.inputs.addresses import public_address
+from digen_core.strict import AtMost, Duration, PathText, Strict
 
 _WORKERS: Final = AtMost(16_384, "each is a process, and planned for by itself")
 _THREADS: Final = AtMost(1024, "no machine has so many cores")

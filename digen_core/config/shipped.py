@@ -12,7 +12,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from digen_core.config.base import PathText
+from digen_core.strict import PathText
 
 SCHEME: Final = "digen:"
 

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from digen_core.config.base import AtMost, Strict
+from digen_core.strict import AtMost, Strict
 
 _RANK: Final = AtMost(4096, "that is no low rank; lora = 'null' trains all weights")
 _PACK: Final = AtMost(65_536, "its pairs are held in memory together")

@@ -5,8 +5,8 @@ The numbers come from a scenario, from a profile file, or from the spans of the 
 
 from pydantic import Field
 
-from digen_core.config.base import Strict
 from digen_core.control.schedule import Workload
+from digen_core.strict import Strict
 
 
 class Linear(Strict):

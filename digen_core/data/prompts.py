@@ -10,12 +10,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from digen_core.config.base import is_plain
 from digen_core.config.run import RunConfig
 from digen_core.config.shipped import located
 from digen_core.data.tables import Row, read_rows
 from digen_core.errors import ConfigError
 from digen_core.inputs.reading import listed, shown
+from digen_core.strict import is_plain
 
 MAX_CHARACTERS: Final = 100_000
 """Of a prompt; the text encoders read some thousand."""

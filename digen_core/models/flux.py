@@ -5,13 +5,18 @@ Wraps diffusers' FluxPipeline; the denoising loop is ours, everything else is th
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKL, FluxPipeline
+from diffusers import (
+    AutoencoderKL,
+    FlowMatchEulerDiscreteScheduler,
+    FluxPipeline,
+    FluxTransformer2DModel,
+)
 from torch import Tensor
 
-from digen_core.models.image_size import require_multiples
 from digen_core.models.pipeline_policy import PipelinePolicy, unscaled
 from digen_core.models.policy import Condition
 from digen_core.models.schedules import dynamic_shift, scheduler_sigmas
+from digen_core.models.tiny.sizes import LATENT_CHANNELS, TEXT_WIDTH, VAE_CHANNELS, TransformerSize
 
 
 class FluxPolicy(PipelinePolicy):
@@ -21,10 +26,35 @@ class FluxPolicy(PipelinePolicy):
     vae_class = AutoencoderKL
     tokenizer_name = "tokenizer_2"
 
+    @classmethod
+    def tiny(cls, size: TransformerSize) -> FluxPipeline:
+        """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
+        from digen_core.models.tiny import parts, tokenizers
+
+        clip_tokenizer, t5_tokenizer = tokenizers.clip_tokenizer(), tokenizers.t5_tokenizer()
+        return FluxPipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+            vae=parts.image_vae(
+                VAE_CHANNELS, LATENT_CHANNELS, scaling_factor=0.3611, shift_factor=0.1159
+            ),
+            text_encoder=parts.clip(clip_tokenizer, TEXT_WIDTH),
+            tokenizer=clip_tokenizer,
+            text_encoder_2=parts.t5(t5_tokenizer, TEXT_WIDTH),
+            tokenizer_2=t5_tokenizer,
+            transformer=FluxTransformer2DModel(
+                **size.settings,
+                in_channels=4 * LATENT_CHANNELS,
+                num_single_layers=size.blocks,
+                joint_attention_dim=TEXT_WIDTH,
+                pooled_projection_dim=TEXT_WIDTH,
+                guidance_embeds=True,
+                axes_dims_rope=size.axes,
+            ),
+        )
+
     def shape_of_latent(self) -> tuple[int, ...]:
         """Return (tokens, channels); pairs of rows and columns are packed into a token."""
-        side = self.pipeline.vae_scale_factor * 2
-        require_multiples(self.config, side)
+        side = self.side
         self._rows, self._columns = self.config.height // side, self.config.width // side
         return self._rows * self._columns, self.transformer.config.in_channels
 

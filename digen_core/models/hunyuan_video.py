@@ -7,13 +7,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKLHunyuanVideo, HunyuanVideoPipeline
+from diffusers import (
+    AutoencoderKLHunyuanVideo,
+    FlowMatchEulerDiscreteScheduler,
+    HunyuanVideoPipeline,
+    HunyuanVideoTransformer3DModel,
+)
 from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PROMPT_TEMPLATE
 from torch import Tensor
 
 from digen_core.models.pipeline_policy import PipelinePolicy, video_latent_shape
 from digen_core.models.policy import Condition
 from digen_core.models.schedules import scheduler_sigmas
+from digen_core.models.tiny.sizes import LATENT_CHANNELS, TEXT_WIDTH, TransformerSize
 
 
 class HunyuanVideoPolicy(PipelinePolicy):
@@ -21,6 +27,31 @@ class HunyuanVideoPolicy(PipelinePolicy):
 
     pipeline_class = HunyuanVideoPipeline
     vae_class = AutoencoderKLHunyuanVideo
+
+    @classmethod
+    def tiny(cls, size: TransformerSize) -> HunyuanVideoPipeline:
+        """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
+        from digen_core.models.tiny import parts, tokenizers
+
+        clip_tokenizer, llama_tokenizer = tokenizers.clip_tokenizer(), tokenizers.llama_tokenizer()
+        return HunyuanVideoPipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=7.0),
+            vae=parts.hunyuan_vae(LATENT_CHANNELS),
+            text_encoder=parts.llama(llama_tokenizer, TEXT_WIDTH),
+            tokenizer=llama_tokenizer,
+            text_encoder_2=parts.clip(clip_tokenizer, TEXT_WIDTH),
+            tokenizer_2=clip_tokenizer,
+            transformer=HunyuanVideoTransformer3DModel(
+                **size.settings,
+                in_channels=LATENT_CHANNELS,
+                out_channels=LATENT_CHANNELS,
+                num_single_layers=size.blocks,
+                num_refiner_layers=1,
+                text_embed_dim=TEXT_WIDTH,
+                pooled_projection_dim=TEXT_WIDTH,
+                rope_axes_dim=size.axes,
+            ),
+        )
 
     def shape_of_latent(self) -> tuple[int, ...]:
         """Return (z, F, h, w)."""
@@ -30,7 +61,6 @@ class HunyuanVideoPolicy(PipelinePolicy):
             channels=settings.in_channels,
             spatial=self.pipeline.vae_scale_factor_spatial,
             temporal=self.pipeline.vae_scale_factor_temporal,
-            patch=settings.patch_size,
         )
 
     def wrapped(self, prompts: list[str]) -> tuple[list[str], int]:

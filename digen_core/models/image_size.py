@@ -1,37 +1,15 @@
-"""Whether a model can make images or videos of the config's height and width.
+"""Image size: the heights and widths that a model can make images or videos of.
 
 Its adapter knows when it is loaded; of a local folder the small config files tell it before
 anything starts, without torch.
 """
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
 
-from digen_core.config.model import Family, ModelConfig
+from digen_core.config.families import FAMILIES
+from digen_core.config.model import ModelConfig
 from digen_core.errors import ConfigError
 from digen_core.inputs.reading import read_json_object
-
-_Settings = Mapping[str, Any]
-
-_SIDE_OF_TOKEN: Final[dict[Family, Callable[[_Settings, _Settings], int]]] = {
-    "flux": lambda vae, transformer: 2 * _pixels(vae),
-    "sd3": lambda vae, transformer: transformer["patch_size"] * _pixels(vae),
-    "qwen_image": lambda vae, transformer: 2 * 2 ** len(vae["temperal_downsample"]),
-    "wan": lambda vae, transformer: (
-        transformer["patch_size"][1] * vae.get("scale_factor_spatial", 8)
-    ),
-    "hunyuan_video": lambda vae, transformer: (
-        transformer["patch_size"] * vae.get("spatial_compression_ratio", 8)
-    ),
-}
-"""Pixels in height and width of a token, from the configs of VAE and transformer; as diffusers'
-pipelines compute it, with their defaults."""
-
-
-def _pixels(vae: _Settings) -> int:
-    """Return the pixels in height and width of a latent pixel."""
-    return int(2 ** (len(vae["block_out_channels"]) - 1))
 
 
 def check_local_size(model: ModelConfig) -> None:
@@ -48,8 +26,8 @@ def check_local_size(model: ModelConfig) -> None:
             read_json_object(folder / part / "config.json", "the model's")
             for part in ("vae", "transformer")
         )
-        side = _SIDE_OF_TOKEN[model.family](vae, transformer)
-        positions = transformer["pos_embed_max_size"] if model.family == "sd3" else None
+        side = FAMILIES[model.family].side(vae, transformer)
+        positions = transformer.get("pos_embed_max_size")  # a table of them
     except (OSError, ValueError, KeyError, TypeError):
         return
     require_multiples(model, side)

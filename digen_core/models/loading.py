@@ -8,7 +8,7 @@ import transformers
 
 from digen_core.config.run import RunConfig
 from digen_core.models.compiled import compile_blocks
-from digen_core.models.families import ADAPTERS, LOADERS
+from digen_core.models.families import adapter_of
 from digen_core.models.pipeline_policy import PipelinePolicy
 from digen_core.models.policy import Part, Policy
 from digen_core.models.trainable import make_trainable
@@ -24,7 +24,7 @@ def load_trainable(config: RunConfig, parts: frozenset[Part]) -> Policy:
     diffusers.utils.logging.set_verbosity_error()  # it would say of each prompt that CLIP cuts it
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(config.cluster.threads_per_worker)
-    policy = LOADERS[config.model.family](config.model, parts)
+    policy = adapter_of(config.model.family).load(config.model, parts)
     _prepare(policy, config)
     return policy
 
@@ -43,7 +43,7 @@ def build_trainable(config: RunConfig, folder: Path) -> PipelinePolicy:
         torch.OutOfMemoryError: it does not fit into the device's memory.
     """
     torch.set_num_threads(config.cluster.threads_per_worker)
-    policy = ADAPTERS[config.model.family].with_random_weights(config.model, folder)
+    policy = adapter_of(config.model.family).with_random_weights(config.model, folder)
     _prepare(policy, config)
     return policy
 

@@ -19,12 +19,14 @@ import torch
 from diffusers import AutoModel
 from torch import Tensor, nn
 
+from digen_core.config.families import FAMILIES
 from digen_core.config.model import ModelConfig, Size
 from digen_core.errors import ConfigError
 from digen_core.models.adapters import fold_adapters
 from digen_core.models.image_size import require_multiples
 from digen_core.models.policy import TORCH_DTYPES, Condition, Part, resolve_device
 from digen_core.models.schedules import shifted_sigmas
+from digen_core.models.tiny.sizes import TransformerSize
 
 _NEGATIVE = "negative_"
 
@@ -34,6 +36,7 @@ class PipelinePolicy(ABC):
 
     pipeline_class: ClassVar[Any]
     vae_class: ClassVar[Any]
+    guidance_argument: ClassVar[str] = "guidance_scale"  # what the pipeline calls it
     uses_cfg: ClassVar[bool] = False  # else its guidance is embedded, or it has none
     tokenizer_name: ClassVar[str] = "tokenizer"  # of the encoder that max_sequence_length is for
     vae_in_float32: ClassVar[bool] = False  # also where the model is half precision
@@ -49,7 +52,7 @@ class PipelinePolicy(ABC):
         self.latent_dtype = torch.promote_types(self.dtype, torch.float32)
         self.guided = self.uses_cfg and config.guidance_scale > 1
         self._negative: Condition | None = None
-        self.latent_shape = self.shape_of_latent()
+        self.latent_shape = self._latent_shape()
 
     @classmethod
     def load(cls, config: ModelConfig, parts: frozenset[Part]) -> Self:
@@ -167,7 +170,7 @@ class PipelinePolicy(ABC):
             return self
         view = copy.copy(self)
         view.config = self.config.at_size(size)
-        view.latent_shape = view.shape_of_latent()
+        view.latent_shape = view._latent_shape()
         return view
 
     @torch.no_grad()
@@ -273,6 +276,21 @@ class PipelinePolicy(ABC):
         frames = pixels.transpose(1, 2)  # [B, 3, F, H, W] -> [B, F, 3, H, W]
         return frames[:, 0] if self.config.num_frames == 1 else frames.contiguous()
 
+    @property
+    def side(self) -> int:
+        """Pixels in height and width of a token."""
+        settings = self.pipeline.vae.config, self.transformer.config
+        return FAMILIES[self.config.family].side(*settings)
+
+    def _latent_shape(self) -> tuple[int, ...]:
+        require_multiples(self.config, self.side)
+        return self.shape_of_latent()
+
+    @classmethod
+    @abstractmethod
+    def tiny(cls, size: TransformerSize) -> Any:
+        """Build a pipeline of the family with random weights, offline and in seconds."""
+
     @abstractmethod
     def shape_of_latent(self) -> tuple[int, ...]:
         """Return the shape of one latent; raise ConfigError if the model cannot have that size."""
@@ -322,7 +340,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def video_latent_shape(
-    policy: PipelinePolicy, *, channels: int, spatial: int, temporal: int, patch: int
+    policy: PipelinePolicy, *, channels: int, spatial: int, temporal: int
 ) -> tuple[int, int, int, int]:
     """Return [C, F, H, W] of a video's latent; the VAE keeps the first frame for itself.
 
@@ -331,13 +349,11 @@ def video_latent_shape(
         channels: of the latent.
         spatial: pixels per latent pixel.
         temporal: frames per latent frame, after the first.
-        patch: latent pixels per side of a token.
 
     Raises:
-        ConfigError: the sizes are no multiples of what a token covers.
+        ConfigError: the frames do not fill those of the latent.
     """
     config = policy.config
-    require_multiples(config, spatial * patch)
     if (config.num_frames - 1) % temporal:
         raise ConfigError(
             f"model.num_frames is {config.num_frames}; this {config.family} model needs "

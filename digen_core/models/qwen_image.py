@@ -7,16 +7,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKLQwenImage, QwenImagePipeline
+from diffusers import (
+    AutoencoderKLQwenImage,
+    FlowMatchEulerDiscreteScheduler,
+    QwenImagePipeline,
+    QwenImageTransformer2DModel,
+)
 from torch import Tensor
 from torch.nn.functional import pad
 
 from digen_core.config.model import ModelConfig
 from digen_core.errors import ConfigError
-from digen_core.models.image_size import require_multiples
 from digen_core.models.pipeline_policy import PipelinePolicy, with_latent_statistics
 from digen_core.models.policy import Condition
 from digen_core.models.schedules import dynamic_shift, scheduler_sigmas
+from digen_core.models.tiny.sizes import LATENT_CHANNELS, TEXT_WIDTH, TransformerSize
 
 
 class QwenImagePolicy(PipelinePolicy):
@@ -25,6 +30,33 @@ class QwenImagePolicy(PipelinePolicy):
     pipeline_class = QwenImagePipeline
     vae_class = AutoencoderKLQwenImage
     uses_cfg = True
+
+    @classmethod
+    def tiny(cls, size: TransformerSize) -> QwenImagePipeline:
+        """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
+        from digen_core.models.tiny import parts, tokenizers
+
+        tokenizer = tokenizers.qwen_tokenizer()
+        return QwenImagePipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(
+                use_dynamic_shifting=True,
+                base_shift=0.5,
+                max_shift=0.9,
+                base_image_seq_len=256,
+                max_image_seq_len=8192,
+                shift_terminal=0.02,
+            ),
+            vae=parts.qwen_vae(LATENT_CHANNELS),
+            text_encoder=parts.qwen_vl(tokenizer, TEXT_WIDTH),
+            tokenizer=tokenizer,
+            transformer=QwenImageTransformer2DModel(
+                **size.settings,
+                in_channels=4 * LATENT_CHANNELS,
+                out_channels=LATENT_CHANNELS,
+                joint_attention_dim=TEXT_WIDTH,
+                axes_dims_rope=size.axes,
+            ),
+        )
 
     def __init__(self, pipeline: Any, config: ModelConfig, device: torch.device) -> None:
         super().__init__(pipeline, config, device)
@@ -41,8 +73,7 @@ class QwenImagePolicy(PipelinePolicy):
                 f"model.path {self.config.path} is a Qwen-Image with embedded guidance; "
                 "use one without, as Qwen-Image itself is"
             )
-        side = self.pipeline.vae_scale_factor * 2
-        require_multiples(self.config, side)
+        side = self.side
         self._rows, self._columns = self.config.height // side, self.config.width // side
         return self._rows * self._columns, self.transformer.config.in_channels
 

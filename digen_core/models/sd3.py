@@ -5,13 +5,19 @@ Wraps diffusers' StableDiffusion3Pipeline; the denoising loop is ours.
 
 from typing import Any
 
-from diffusers import AutoencoderKL, StableDiffusion3Pipeline
+from diffusers import (
+    AutoencoderKL,
+    FlowMatchEulerDiscreteScheduler,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+)
 from torch import Tensor
 
-from digen_core.models.image_size import require_multiples, require_positions
+from digen_core.models.image_size import require_positions
 from digen_core.models.pipeline_policy import PipelinePolicy, unscaled
 from digen_core.models.policy import Condition
 from digen_core.models.schedules import dynamic_shift, scheduler_sigmas
+from digen_core.models.tiny.sizes import LATENT_CHANNELS, TEXT_WIDTH, VAE_CHANNELS, TransformerSize
 
 
 class SD3Policy(PipelinePolicy):
@@ -22,12 +28,42 @@ class SD3Policy(PipelinePolicy):
     tokenizer_name = "tokenizer_3"
     uses_cfg = True
 
+    @classmethod
+    def tiny(cls, size: TransformerSize) -> StableDiffusion3Pipeline:
+        """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
+        from digen_core.models.tiny import parts, tokenizers
+
+        clip_tokenizer, t5_tokenizer = tokenizers.clip_tokenizer(), tokenizers.t5_tokenizer()
+        both = 2 * TEXT_WIDTH  # the two CLIPs side by side, as wide as T5
+        return StableDiffusion3Pipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+            vae=parts.image_vae(
+                VAE_CHANNELS, LATENT_CHANNELS, scaling_factor=1.5305, shift_factor=0.0609
+            ),
+            text_encoder=parts.clip(clip_tokenizer, TEXT_WIDTH, projected=True),
+            tokenizer=clip_tokenizer,
+            text_encoder_2=parts.clip(clip_tokenizer, TEXT_WIDTH, projected=True),
+            tokenizer_2=clip_tokenizer,
+            text_encoder_3=parts.t5(t5_tokenizer, both),
+            tokenizer_3=t5_tokenizer,
+            transformer=SD3Transformer2DModel(
+                **size.settings,
+                sample_size=8,
+                in_channels=LATENT_CHANNELS,
+                out_channels=LATENT_CHANNELS,
+                joint_attention_dim=both,
+                caption_projection_dim=size.width,
+                pooled_projection_dim=both,
+                pos_embed_max_size=16,
+                dual_attention_layers=(0,),
+                qk_norm="rms_norm",
+            ),
+        )
+
     def shape_of_latent(self) -> tuple[int, ...]:
         """Return (z, h, w); the position embedding bounds h and w."""
-        pixels, patch = self.pipeline.vae_scale_factor, self.transformer.config.patch_size
-        require_multiples(self.config, pixels * patch)
-        most = self.transformer.config.pos_embed_max_size * pixels * patch
-        require_positions(self.config, most)
+        require_positions(self.config, self.transformer.config.pos_embed_max_size * self.side)
+        pixels = self.pipeline.vae_scale_factor
         height, width = self.config.height, self.config.width
         return self.transformer.config.in_channels, height // pixels, width // pixels
 

@@ -4,7 +4,7 @@ Wraps diffusers' WanPipeline; the denoising loop is ours.
 """
 
 import torch
-from diffusers import AutoencoderKLWan, WanPipeline
+from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
 from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from digen_core.models.pipeline_policy import (
 )
 from digen_core.models.policy import Condition
 from digen_core.models.schedules import scheduler_sigmas
+from digen_core.models.tiny.sizes import LATENT_CHANNELS, TEXT_WIDTH, TransformerSize
 
 
 class WanPolicy(PipelinePolicy):
@@ -25,6 +26,29 @@ class WanPolicy(PipelinePolicy):
     vae_class = AutoencoderKLWan
     uses_cfg = True
     vae_in_float32 = True
+
+    @classmethod
+    def tiny(cls, size: TransformerSize) -> WanPipeline:
+        """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
+        from digen_core.models.tiny import parts, tokenizers
+
+        tokenizer = tokenizers.t5_tokenizer()
+        return WanPipeline(
+            scheduler=UniPCMultistepScheduler(
+                prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+            ),
+            vae=parts.wan_vae(LATENT_CHANNELS),
+            text_encoder=parts.umt5(tokenizer, TEXT_WIDTH),
+            tokenizer=tokenizer,
+            transformer=WanTransformer3DModel(
+                **size.settings,
+                in_channels=LATENT_CHANNELS,
+                out_channels=LATENT_CHANNELS,
+                text_dim=TEXT_WIDTH,
+                freq_dim=64,
+                ffn_dim=2 * size.width,
+            ),
+        )
 
     def shape_of_latent(self) -> tuple[int, ...]:
         """Return (z, F, h, w)."""
@@ -39,7 +63,6 @@ class WanPolicy(PipelinePolicy):
             channels=settings.in_channels,
             spatial=self.pipeline.vae_scale_factor_spatial,
             temporal=self.pipeline.vae_scale_factor_temporal,
-            patch=settings.patch_size[1],
         )
 
     def wrapped(self, prompts: list[str]) -> tuple[list[str], int]:

@@ -9,13 +9,13 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from digen_core.config.base import Strict
 from digen_core.config.load import describe_fields
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device, Role
 from digen_core.errors import UserError
 from digen_core.inputs.reading import read_toml
 from digen_core.planning.groups import ROLES, DeviceGroup, RewardGroup
+from digen_core.strict import Strict
 
 SlurmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.,@/-]*$", max_length=255)]
 """Stands in a line of a job script."""

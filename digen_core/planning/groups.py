@@ -4,11 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from digen_core.config.base import AtMost, Strict
 from digen_core.config.rewards import PoolName
 from digen_core.control.costs import DeviceCosts
 from digen_core.control.protocol import Role
 from digen_core.errors import UserError
+from digen_core.strict import AtMost, Strict
 
 ROLES: dict[str, frozenset[Role]] = {
     "rollout": frozenset({"rollout"}),

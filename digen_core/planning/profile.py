@@ -12,12 +12,12 @@ from statistics import fmean
 
 from pydantic import ValidationError
 
-from digen_core.config.base import Strict
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
 from digen_core.inputs.reading import JSON_BYTES, UnreadableError, read_bytes
 from digen_core.records import Span
+from digen_core.strict import Strict
 
 PROFILE_OF_RUN = "profile.json"  # in the folder of a run
 DECAY = 0.6  # of the weight of what was seen, from one iteration to the next

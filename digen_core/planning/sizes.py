@@ -13,7 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from digen_core.config.run import RunConfig
-from digen_core.models.families import ADAPTERS
+from digen_core.models.families import adapter_of
 from digen_core.models.pipeline_policy import PipelinePolicy
 from digen_core.models.policy import TORCH_DTYPES
 from digen_core.models.trainable import make_trainable, reference_weights, trainable_parameters
@@ -50,7 +50,7 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
         UserError: the model has other sizes than the config asks for.
         ValueError: no module matches the config's LoRA targets.
     """
-    policy = ADAPTERS[config.model.family].without_weights(config.model, folder)
+    policy = adapter_of(config.model.family).without_weights(config.model, folder)
     parameters = sum(parameter.numel() for parameter in policy.transformer.parameters())
     train = config.train
     with torch.device("meta"):

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from digen_core.config.model import Family, ModelConfig
+from digen_core.config.families import FAMILIES
+from digen_core.config.model import ModelConfig
 from digen_core.config.run import RunConfig
 from digen_core.errors import ConfigError
 from digen_core.inputs.reading import (
@@ -24,15 +25,6 @@ from digen_core.models.image_size import check_local_size
 from digen_core.models.lora_targets import check_targets
 from digen_core.models.weight_files import layers_of, shapes_in, shapes_in_folder
 from digen_core.preflight.hub import check_source, hub_failure
-
-FAMILY_PIPELINES: Final[dict[Family, str]] = {
-    "flux": "FluxPipeline",
-    "sd3": "StableDiffusion3Pipeline",
-    "qwen_image": "QwenImagePipeline",
-    "wan": "WanPipeline",
-    "hunyuan_video": "HunyuanVideoPipeline",
-}
-"""The `_class_name` that a model folder's model_index.json must have, by family."""
 
 _PART: Final = re.compile(r"\w{1,100}")  # a subfolder of a pipeline
 _VOCABULARIES: Final = {"tokenizer.json", "vocab.json", "spiece.model"}
@@ -72,7 +64,7 @@ def check_model_folder(model: ModelConfig) -> None:
             "pipeline, as save_pretrained writes it"
         )
     index: Any = read_json(index_file, "the model's index")
-    wanted = FAMILY_PIPELINES[model.family]
+    wanted = FAMILIES[model.family].pipeline
     found = index.get("_class_name") if isinstance(index, dict) else None
     found = found if isinstance(found, str) else None
     if found != wanted:

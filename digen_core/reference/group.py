@@ -6,16 +6,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from digen_core.algorithms.diffusion_nft import nft_loss, noised, optimality
-from digen_core.algorithms.flow_sde import LOGPROBS, TRANSITIONS, Transition
-from digen_core.algorithms.kl import scaled_kl
+from digen_core.algorithms.forward_process import ForwardProcess
+from digen_core.algorithms.policy_gradient import PolicyGradient
 from digen_core.config.run import RunConfig
+from digen_core.maths.diffusion_nft import noised
+from digen_core.maths.flow_sde import LOGPROBS, TRANSITIONS, Transition
+from digen_core.maths.kl import scaled_kl
+from digen_core.maths.replay import Noised, Replay
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import reference_weights
 from digen_core.rollout.sampler import initial_latent, rounded
 from digen_core.rollout.steps import steps_of_iteration
 from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
-from digen_core.training.objectives import Replay, kl_penalty, objective
 
 
 @dataclass
@@ -81,12 +83,13 @@ def sample_group(config: RunConfig, policy: Policy, text: str, group: tuple[int,
 
 def step_kl(config: RunConfig, group: Group) -> np.ndarray:
     """Return how far the transitions that were sampled are from the base model's, [G, K]."""
-    assert config.algorithm.type != "diffusion_nft"
+    assert config.algorithm.reward_kl is not None
+    _, scaling = config.algorithm.reward_kl
     columns = []
     for step in group.trained:
         with reference_weights(group.policy):
             base = _transition(config, group, step)
-        size, scaling = group.sigmas[step] - group.sigmas[step + 1], config.algorithm.kl
+        size = group.sigmas[step] - group.sigmas[step + 1]
         columns.append(scaled_kl(group.means[step], base.mean, base.std, size, scaling=scaling))
     found: np.ndarray = torch.stack(columns, dim=1).cpu().numpy()
     return found
@@ -110,7 +113,7 @@ def replay_losses(config: RunConfig, group: Group, step: int) -> torch.Tensor:
     """Return the objective and the KL divergence of each sample at one step, [G]."""
     algorithm, x = config.algorithm, group.latents[step]
     assert group.advantages is not None
-    assert algorithm.type != "diffusion_nft"
+    assert isinstance(algorithm, PolicyGradient)
     reference, advantages = None, group.advantages
     if advantages.ndim == 2:
         advantages = advantages[:, group.trained.index(step)]
@@ -128,9 +131,9 @@ def replay_losses(config: RunConfig, group: Group, step: int) -> torch.Tensor:
         group.sigmas[step + 1].expand(len(x)),
         float(group.sigmas[1]),
     )
-    losses = objective(replay, algorithm).per_pair
+    losses = algorithm.losses(replay).per_pair
     if reference is not None:
-        losses = losses + algorithm.kl_coefficient * kl_penalty(replay, reference, algorithm)
+        losses = losses + algorithm.kl_coefficient * algorithm.divergence(replay, reference)
     return losses
 
 
@@ -150,27 +153,16 @@ def _noised(group: Group, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def forward_losses(config: RunConfig, group: Group, step: int) -> torch.Tensor:
-    """Return DiffusionNFT's loss of each sample at one noise level, [G]."""
+    """Return the loss of each sample at one noise level, [G]."""
     algorithm, x_0 = config.algorithm, group.latents[-1]
     assert group.advantages is not None
-    assert algorithm.type == "diffusion_nft"
+    assert isinstance(algorithm, ForwardProcess)
     x, sigma = _noised(group, step)
     reference = None
     if algorithm.kl_coefficient:
         with reference_weights(group.policy):
             reference = group.policy.velocity(x, sigma, group.condition)
     velocity = group.policy.velocity(x, sigma, group.condition)
-    return nft_loss(
-        velocity,
-        group.old_velocities.get(step, velocity.detach()),
-        reference,
-        x,
-        x_0,
-        sigma,
-        optimality(
-            group.advantages, max_advantage=algorithm.max_advantage, mode=algorithm.advantage_mode
-        ),
-        beta=algorithm.beta,
-        max_advantage=algorithm.max_advantage,
-        reference_coefficient=algorithm.kl_coefficient,
-    ).per_pair
+    old = group.old_velocities.get(step, velocity.detach())
+    pairs = Noised(velocity, old, reference, x, x_0, sigma, group.advantages)
+    return algorithm.losses(pairs).per_pair

@@ -13,10 +13,10 @@ from functools import partial
 import numpy as np
 import torch
 
-from digen_core.algorithms.ddpo import RewardHistory
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt, prompts_of_iteration, prompts_of_refills
 from digen_core.errors import ConfigError
+from digen_core.maths.ddpo import RewardHistory
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import (
     initial_weights,
@@ -39,7 +39,6 @@ from digen_core.training.optimizer import (
     learning_rate_of,
     mixed,
     moving_average,
-    old_decay_of,
     step_average,
 )
 from digen_core.transport.arrays import Weights
@@ -108,7 +107,7 @@ def post_train_serially(
         if norm is not None:
             updates += 1
             versions.append(_weights_of(parameters))
-            old, decay = generators[-1], old_decay_of(config, updates)
+            old, decay = generators[-1], config.algorithm.old_share(updates)
             generators.append(mixed(old, versions[-1], decay) if decay else versions[-1])
             step_average(average, parameters.values(), updates, config.train)
         row["train/grad_norm"] = norm or 0.0

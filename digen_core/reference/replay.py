@@ -13,7 +13,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow.parquet as pq
 
-from digen_core.algorithms.ddpo import RewardHistory
 from digen_core.checkpoints.manifest import (
     CHECKPOINTS_OF_RUN,
     checkpoints_in,
@@ -25,6 +24,7 @@ from digen_core.config.run import RunConfig
 from digen_core.control.packing import PairPool, pairs_by_step
 from digen_core.control.protocol import Pack
 from digen_core.errors import UserError
+from digen_core.maths.ddpo import RewardHistory
 from digen_core.records import IterationRecord
 from digen_core.rollout.steps import steps_of_iteration, steps_to_keep
 from digen_core.training.advantages import advantages_of
@@ -124,7 +124,7 @@ def _record_of(run_dir: Path, iteration: int) -> IterationRecord:
 
 
 def _before(run_dir: Path, version: int) -> tuple[Path | None, RewardHistory]:
-    """Return the checkpoint of the version that was trained, and DDPO's rewards before it."""
+    """Return the checkpoint of the version that was trained, and the rewards before it."""
     folder = run_dir / CHECKPOINTS_OF_RUN
     checkpoint = folder / name_of(version)
     if checkpoint.exists():

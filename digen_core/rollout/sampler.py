@@ -10,11 +10,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from digen_core.algorithms.flow_sde import LOGPROBS, TRANSITIONS, Transition
-from digen_core.algorithms.kl import scaled_kl
-from digen_core.config.algorithm_base import KlScaling
 from digen_core.config.rollout import RolloutConfig
 from digen_core.config.run import RunConfig
+from digen_core.maths.flow_sde import LOGPROBS, TRANSITIONS, Transition
+from digen_core.maths.kl import scaled_kl
+from digen_core.maths.names import KlScaling
 from digen_core.models.policy import Condition, Policy
 from digen_core.models.trainable import reference_weights
 from digen_core.rollout.steps import steps_of_iteration
@@ -45,10 +45,10 @@ class ReferenceKl:
     @classmethod
     def of(cls, config: RunConfig, iteration: int) -> "ReferenceKl | None":
         """Return what the rewards of an iteration need; None if they need no divergence."""
-        algorithm = config.algorithm
-        if algorithm.type == "diffusion_nft" or not algorithm.kl_reward:
+        if config.algorithm.reward_kl is None:
             return None
-        return cls(steps_of_iteration(config, iteration).trained, algorithm.kl)
+        _, scaling = config.algorithm.reward_kl
+        return cls(steps_of_iteration(config, iteration).trained, scaling)
 
 
 def initial_latent(

@@ -9,7 +9,6 @@ from typing import Annotated, Final, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from digen_core.config.base import AtMost, Strict
 from digen_core.config.load import describe_fields
 from digen_core.config.run import MAX_STEPS_PER_ITERATION
 from digen_core.control.costs import Costs, DeviceCosts, Linear
@@ -20,6 +19,7 @@ from digen_core.inputs.reading import read_toml
 from digen_core.sim.deal import BOTH, deal
 from digen_core.sim.least_time import Group, Work, least_seconds
 from digen_core.sim.problem import MIN_ROLLOUT_SHARE
+from digen_core.strict import AtMost, Strict
 
 TIMES = (
     "d0",

@@ -1,22 +1,15 @@
-"""What the rewards of some groups make of their samples: advantages, and who is trained."""
+"""Advantages of a run's groups from their rewards, and the choice of the samples to train."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from digen_core.algorithms.advantages import (
-    best_of_n,
-    kl_reward_advantages,
-    mixed_advantages,
-    penalised_rewards,
-)
-from digen_core.algorithms.ddpo import RewardHistory, running_advantages
-from digen_core.algorithms.grpo import zero_variance_groups
 from digen_core.config.run import RunConfig
+from digen_core.maths.advantages import Scored, best_of_n
+from digen_core.maths.ddpo import RewardHistory
 from digen_core.rewards.failures import FAILED
 
 Columns = Mapping[int, Mapping[str, Sequence[float] | np.ndarray]]
@@ -30,7 +23,7 @@ class Advantages:
     values: dict[int, np.ndarray]  # float64 [G], or [G, K] where trained steps differ
     skipped: tuple[int, ...] = ()  # groups without signal
     chosen: dict[int, tuple[int, ...]] = field(default_factory=dict)  # trained samples; else all
-    history: RewardHistory = field(default_factory=dict)  # of DDPO, these rewards included
+    history: RewardHistory = field(default_factory=dict)  # these rewards included, where it is kept
 
 
 def advantages_of(
@@ -46,58 +39,32 @@ def advantages_of(
         config: of the run.
         columns: the rewards, of all groups at once if the advantages need that.
         prompts: of each group.
-        history: DDPO's, of earlier iterations.
+        history: rewards of each prompt in earlier iterations, for algorithms that keep them.
         step_kl: of each group [G, K], the divergence from the reference policy at each trained
             step; where ``algorithm.kl_reward`` takes it off the rewards.
     """
-    reward = _column(columns, "reward")
-    owner = torch.tensor(list(columns)).repeat_interleave(config.rollout.group_size)
-    flat: set[int] = set()  # DDPO: equal rewards still differ from the prompt's earlier ones
-    if config.algorithm.type == "ddpo":
-        texts = [prompts[int(group)] for group in owner]
-        values, history = running_advantages(
-            reward,
-            texts,
-            history,
-            buffer_size=config.algorithm.buffer_size,
-            min_count=config.algorithm.min_count,
-            eps=config.algorithm.advantage_eps,
-        )
-        bound = config.algorithm.max_advantage
-        values = values.clamp(-bound, bound)
-    elif step_kl is not None:
+    rows, weights, counted = _mixed(config, columns)
+    kl = None
+    if step_kl is not None:
         kl = torch.from_numpy(np.concatenate([step_kl[group] for group in columns]))
-        coefficient = config.kl_reward
-        counted = _counted(columns, config.rewards)
-        values = kl_reward_advantages(
-            reward, kl, owner, coefficient=coefficient, counted=counted, **_scaling(config)
-        )
-        flat = _without_signal(config, penalised_rewards(reward, kl, coefficient).T, owner)
-    else:
-        mix = config.algorithm.mix
-        rows, weights, counted = _mixed(config, columns)
-        values = mixed_advantages(
-            rows, owner, weights, mix=mix, counted=counted, **_scaling(config)
-        )
-        flat = _without_signal(config, rows, owner)
+    owner = torch.tensor(list(columns)).repeat_interleave(config.rollout.group_size)
+    scored = Scored(
+        reward=_column(columns, "reward"),
+        owner=owner,
+        prompts=[prompts[int(group)] for group in owner],
+        rows=rows,
+        weights=weights,
+        counted=counted,
+        step_kl=kl,
+    )
+    signal = config.algorithm.signal(scored, history)
+    values, best_of = signal.advantages, config.algorithm.best_of
     return Advantages(
         values={group: values[owner == group].numpy() for group in columns},
-        skipped=tuple(sorted(flat)),
-        chosen=_chosen(values, owner, config.algorithm.best_of, config.rollout.group_size),
-        history=history,
+        skipped=tuple(sorted(signal.flat)),
+        chosen=_chosen(values, owner, best_of, config.rollout.group_size),
+        history=signal.history,
     )
-
-
-def _scaling(config: RunConfig) -> dict[str, Any]:
-    """Return how advantages are scaled, as ``group_advantages`` takes it."""
-    algorithm = config.algorithm
-    return {
-        "scale": algorithm.advantage_scale,
-        "eps": algorithm.advantage_eps,
-        "ddof": algorithm.advantage_ddof,
-        "trimmed_ratio": algorithm.trimmed_ratio,
-        "max_advantage": algorithm.max_advantage,
-    }
 
 
 def _mixed(config: RunConfig, columns: Columns) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,14 +96,6 @@ def _counted(columns: Columns, names: Iterable[str]) -> Tensor:
         known = [True] * len(known)
     sizes = torch.tensor([len(column["reward"]) for column in columns.values()])
     return torch.tensor(known).repeat_interleave(sizes)
-
-
-def _without_signal(config: RunConfig, rows: Tensor, owner: Tensor) -> set[int]:
-    """Return the groups whose rewards are all equal, in each row of rewards [K, B]."""
-    trimmed_ratio = config.algorithm.trimmed_ratio
-    return set.intersection(
-        *(set(zero_variance_groups(row, owner, trimmed_ratio=trimmed_ratio)) for row in rows)
-    )
 
 
 def _column(columns: Columns, name: str) -> Tensor:

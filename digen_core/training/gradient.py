@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from digen_core.algorithms.diffusion_nft import nft_loss, optimality
-from digen_core.algorithms.flow_sde import LOGPROBS, TRANSITIONS, Transition
+from digen_core.algorithms.forward_process import ForwardProcess
+from digen_core.algorithms.policy_gradient import PolicyGradient
 from digen_core.config.run import RunConfig
+from digen_core.maths.flow_sde import LOGPROBS, TRANSITIONS, Transition
+from digen_core.maths.replay import Noised, Replay
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import reference_weights
-from digen_core.training.objectives import Replay, kl_penalty, objective
 from digen_core.training.pairs import CleanPairs, Pairs
 
 _REPLAY_ERRORS = {"float64": 1e-5, "float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-2}
@@ -49,9 +50,11 @@ def pack_loss(
             this version sampled differs from the rollout by more than ``train.max_replay_error``.
     """
     if isinstance(pairs, CleanPairs):
-        loss, metrics = _forward_loss(policy, pairs, config)
+        assert isinstance(config.algorithm, ForwardProcess)
+        loss, metrics = _forward_loss(policy, pairs, config.algorithm)
     else:
-        loss, metrics = _replay_loss(policy, pairs, config)
+        assert isinstance(config.algorithm, PolicyGradient)
+        loss, metrics = _replay_loss(policy, pairs, config, config.algorithm)
     if not torch.isfinite(loss):
         raise FloatingPointError(
             f"the loss of a pack of {metrics.num_pairs} pairs is not finite "
@@ -63,10 +66,11 @@ def pack_loss(
     return loss / config.num_pairs, metrics
 
 
-def _replay_loss(policy: Policy, pairs: Pairs, config: RunConfig) -> tuple[Tensor, PackMetrics]:
-    """Sum the algorithm's objective over sampled transitions."""
-    algorithm, reference = config.algorithm, None
-    assert algorithm.type != "diffusion_nft"
+def _replay_loss(
+    policy: Policy, pairs: Pairs, config: RunConfig, algorithm: PolicyGradient
+) -> tuple[Tensor, PackMetrics]:
+    """Sum the algorithm's losses over sampled transitions."""
+    reference = None
     if algorithm.kl_coefficient:
         with reference_weights(policy):
             reference = _transition(policy, pairs, config)
@@ -85,11 +89,11 @@ def _replay_loss(policy: Policy, pairs: Pairs, config: RunConfig) -> tuple[Tenso
         pairs.sigma_next,
         pairs.sigma_max,
     )
-    found = objective(replay, algorithm)
+    found = algorithm.losses(replay)
     loss = found.per_pair.sum()
     kl = torch.zeros_like(loss)
     if reference is not None:
-        kl = kl_penalty(replay, reference, algorithm).sum()
+        kl = algorithm.divergence(replay, reference).sum()
         loss = loss + algorithm.kl_coefficient * kl
     log_ratio = (logprob - pairs.behaviour_logprob).detach().abs()
     own = log_ratio[pairs.is_own]
@@ -117,35 +121,21 @@ def _transition(policy: Policy, pairs: Pairs, config: RunConfig) -> Transition:
 
 
 def _forward_loss(
-    policy: Policy, pairs: CleanPairs, config: RunConfig
+    policy: Policy, pairs: CleanPairs, algorithm: ForwardProcess
 ) -> tuple[Tensor, PackMetrics]:
-    """Sum DiffusionNFT's loss over noised clean latents.
+    """Sum the algorithm's losses over noised clean latents.
 
     Without an old policy that lags behind, the version before the update is the old one: its
     velocity is the current one's, detached.
     """
-    algorithm, reference = config.algorithm, None
-    assert algorithm.type == "diffusion_nft"
-    x = pairs.x
+    x, reference = pairs.x, None
     if algorithm.kl_coefficient:
         with reference_weights(policy):
             reference = policy.velocity(x, pairs.sigma, pairs.condition)
     velocity = policy.velocity(x, pairs.sigma, pairs.condition)
-    share = optimality(
-        pairs.advantage, max_advantage=algorithm.max_advantage, mode=algorithm.advantage_mode
-    )
-    found = nft_loss(
-        velocity,
-        velocity.detach() if pairs.old_velocity is None else pairs.old_velocity,
-        reference,
-        x,
-        pairs.x_0,
-        pairs.sigma,
-        share,
-        beta=algorithm.beta,
-        max_advantage=algorithm.max_advantage,
-        reference_coefficient=algorithm.kl_coefficient,
-    )
+    old = velocity.detach() if pairs.old_velocity is None else pairs.old_velocity
+    replay = Noised(velocity, old, reference, x, pairs.x_0, pairs.sigma, pairs.advantage)
+    found = algorithm.losses(replay)
     loss = found.per_pair.sum()
     kl = float(found.reference.sum())
     return loss, PackMetrics(num_pairs=len(x), loss=float(loss.detach()), kl=kl)

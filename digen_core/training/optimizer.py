@@ -13,8 +13,6 @@ import torch
 from diffusers.training_utils import EMAModel
 from torch import nn
 
-from digen_core.algorithms.diffusion_nft import old_policy_decay
-from digen_core.config.run import RunConfig
 from digen_core.config.train import TrainConfig
 from digen_core.transport.arrays import Weights, content_hash
 
@@ -29,7 +27,7 @@ class TrainState:
     exp_avg: Weights
     exp_avg_sq: Weights
     ema: Weights  # equal to ``weights`` while ema_decay is 0
-    old: Weights | None = None  # what generates, if that lags behind ``weights`` (DiffusionNFT)
+    old: Weights | None = None  # what generates, if that lags behind ``weights``
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +71,6 @@ def learning_rate_of(config: TrainConfig, update: int, num_updates: int) -> floa
     if config.learning_rate_decay == "none":
         return config.learning_rate
     return config.learning_rate * (1 + math.cos(math.pi * update / num_updates)) / 2
-
-
-def old_decay_of(config: RunConfig, num_updates: int) -> float:
-    """Return the share of the old policy that stays after ``num_updates`` updates of a run."""
-    algorithm = config.algorithm
-    if algorithm.type != "diffusion_nft":
-        return 0.0
-    return old_policy_decay(num_updates, algorithm.old_policy_decay)
 
 
 def optimizer_step(

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from digen_core.algorithms.diffusion_nft import noised
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Pack, PairBlock
+from digen_core.maths.diffusion_nft import noised
 from digen_core.models.policy import Condition
 from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
 from digen_core.transport.arrays import Arrays, to_tensor

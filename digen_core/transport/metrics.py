@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from digen_core.config.base import Strict
 from digen_core.records import IterationRecord
+from digen_core.strict import Strict
 from digen_core.transport.files import replace_text
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from typing import Any
 
 from prefect.futures import PrefectFuture
 
-from digen_core.algorithms.ddpo import RewardHistory
 from digen_core.checkpoints.manifest import Manifest
 from digen_core.control.costs import Costs
+from digen_core.maths.ddpo import RewardHistory
 from digen_core.planning.profile import Profile
 from digen_core.records import EvaluationReport
 
@@ -25,7 +25,7 @@ class Progress:
     damaged: set[Path] = field(default_factory=set)
     """Checkpoints whose content is not whole."""
     reward_history: RewardHistory = field(default_factory=dict)
-    """DDPO's, to begin with."""
+    """Of each prompt, to begin with; for algorithms that keep it."""
     evaluations: dict[str, EvaluationReport] = field(default_factory=dict)
     """By tag."""
     version: int = 0

@@ -6,8 +6,8 @@ from time import time
 
 import numpy as np
 
-from digen_core.algorithms.ddpo import RewardHistory
 from digen_core.checkpoints.manifest import Position
+from digen_core.maths.ddpo import RewardHistory
 from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.trace.drawing import draw_apart, is_drawn
 from digen_core.trace.spans import DEVICES_OF_RUN, SPANS_OF_RUN, write_devices, write_spans
@@ -34,7 +34,7 @@ def publish_iteration(
     Args:
         run: its context.
         record: of the iteration.
-        history: DDPO's, when the iteration made its version; None if it made none.
+        history: of rewards, when the iteration made its version; None if it made none.
     """
     with run.publishing:
         if is_drawn(record.iteration, run.config.num_iterations) or run.out_of_time:

@@ -21,7 +21,7 @@ from mlflow.types import DataType, ParamSchema, ParamSpec, Schema
 from mlflow.types.schema import ColSpec
 
 from digen_core.config.run import RunConfig
-from digen_core.models.families import ADAPTERS
+from digen_core.models.families import adapter_of
 from digen_core.models.policy import TORCH_DTYPES
 from tasks.tracking import trained_pipeline
 
@@ -33,8 +33,6 @@ _REQUIREMENTS: Final = (
     *("mlflow", "diffusers", "transformers", "peft", "safetensors", "torch", "pandas"),
     *("pillow", "sentencepiece", "protobuf", "ftfy"),
 )
-_GUIDANCE: Final = {"qwen_image": "true_cfg_scale"}
-"""What pipelines call model.guidance_scale, if not guidance_scale."""
 
 
 def package(config: RunConfig, weights: Path, folder: Path) -> None:
@@ -60,7 +58,8 @@ def package(config: RunConfig, weights: Path, folder: Path) -> None:
 def _settings(config: RunConfig) -> dict[str, Any]:
     """Return what the loader has to know."""
     model = config.model
-    vae_dtype = ADAPTERS[model.family].vae_dtype(TORCH_DTYPES[model.dtype])
+    adapter = adapter_of(model.family)
+    vae_dtype = adapter.vae_dtype(TORCH_DTYPES[model.dtype])
     return {
         "base_model": _found(model.source),
         "revision": model.revision,
@@ -72,7 +71,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
             {**adapter.model_dump(), "path": _found(adapter.path)}
             for adapter in model.adapters.values()
         ],
-        "guidance": _GUIDANCE.get(model.family, "guidance_scale"),
+        "guidance": adapter.guidance_argument,
         "shift": model.shift,
     }
 

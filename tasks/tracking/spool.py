@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Final, Self
 
 from pydantic import ValidationError
 
-from digen_core.config.base import Strict
+from digen_core.strict import Strict
 from digen_core.transport.files import replace_text, try_lock
 from tasks.tracking.server import first_line
 

@@ -23,8 +23,8 @@ from digen_core.checkpoints.manifest import EVALUATIONS_OF_RUN
 from digen_core.config.load import CONFIG_OF_RUN
 from digen_core.config.run import RunConfig
 from digen_core.inputs.addresses import redacted
+from digen_core.maths.statistics import error_of
 from digen_core.records import EvaluationReport, IterationRecord
-from digen_core.statistics import error_of
 from digen_core.transport.files import replace_bytes, replace_text
 from tasks.tracking.delivery import Delivery
 from tasks.tracking.environment import (

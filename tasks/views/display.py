@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from digen_core.config.run import RunConfig
+from digen_core.maths.statistics import WITHIN_NOISE, Change, error_of, unpaired_change, with_error
 from digen_core.records import EvaluationReport, IterationRecord
-from digen_core.statistics import WITHIN_NOISE, Change, error_of, unpaired_change, with_error
 
 HEADLINES: Final = {
     "reward/mean": ("reward", ".3f"),

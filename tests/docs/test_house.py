@@ -86,7 +86,8 @@ def test_paths_of_contributing_exist():
 
 def test_the_way_to_a_formula_is_three_files_of_imports():
     way = ["digen_core/reference/loop.py", "digen_core/reference/group.py"]
-    way.append("digen_core/algorithms/flow_sde.py")
+    way.append("digen_core/maths/flow_sde.py")
+    assert way[0] in str(ast.get_docstring(ast.parse((ROOT / "flows/post_train.py").read_text())))
     assert all(f"`{path}`" in CONTRIBUTING for path in way)
     for path, following in pairwise(way):
         tree = ast.parse((ROOT / path).read_text())

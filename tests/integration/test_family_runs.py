@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from digen_core.config.model import VIDEO_FAMILIES
+from digen_core.config.families import VIDEO_FAMILIES
 from support.families import FAMILIES, HEIGHT, NEGATIVE, TOKENS, WIDTH
 from support.layout_runs import Case, check_weights, marked
 

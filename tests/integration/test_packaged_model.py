@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image, ImageSequence
 
-from digen_core.config.model import VIDEO_FAMILIES
+from digen_core.config.families import VIDEO_FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
 from digen_core.models.export import save_for_diffusers

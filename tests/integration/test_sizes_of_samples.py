@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from digen_core.config.model import VIDEO_FAMILIES
+from digen_core.config.families import VIDEO_FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.rollout.sampler import initial_latent

@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 
-from digen_core.config.model import VIDEO_FAMILIES
-from digen_core.models.families import LOADERS
+from digen_core.config import families
+from digen_core.config.families import VIDEO_FAMILIES
 from digen_core.models.hunyuan_video import prompt_template
 from digen_core.models.policy import ALL_PARTS, Policy
 from support.tiny_policies import load
 
-FAMILIES = tuple(LOADERS)
+FAMILIES = tuple(families.FAMILIES)
 GUIDED = ("sd3", "qwen_image", "wan")
 HEIGHT, WIDTH, TOKENS = 32, 48, 24
 NEGATIVE = "blurry"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from digen_core.algorithms.flow_sde import TRANSITIONS, Transition
+from digen_core.maths.flow_sde import TRANSITIONS, Transition
 from support.paths import ROOT
 
 DATA = ROOT / "tests" / "oracles"

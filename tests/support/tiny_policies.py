@@ -6,7 +6,7 @@ import numpy as np
 
 from digen_core.config.model import ModelConfig
 from digen_core.config.train import LoraConfig
-from digen_core.models.families import LOADERS
+from digen_core.models.families import adapter_of
 from digen_core.models.policy import ALL_PARTS, Policy
 from digen_core.models.trainable import make_trainable, trainable_parameters
 
@@ -19,7 +19,7 @@ TINY = {"height": 32, "width": 32, "num_frames": 1, "max_sequence_length": 12}
 def load(path: str, dtype: str = "float64", parts: frozenset = ALL_PARTS, **model: Any) -> Policy:
     """Load a policy, without anything to train."""
     config = ModelConfig(**{"path": str(path), "dtype": dtype, "device": "cpu", **TINY, **model})
-    return LOADERS[config.family](config, parts)
+    return adapter_of(config.family).load(config, parts)
 
 
 def load_trainable(

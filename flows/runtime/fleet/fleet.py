@@ -66,6 +66,10 @@ class Fleet:
         self.addresses[newcomer.worker.name] = newcomer.worker.address
         self.joining[newcomer.worker.name] = newcomer
 
+    def made_ready(self, name: str) -> "Newcomer | None":
+        """Note that a worker is no longer made ready; None: nobody waited for it any more."""
+        return self.joining.pop(name, None)
+
     def came(self, name: str, address: str) -> None:
         """Note the address of a device that is about to take part."""
         self.addresses[name] = address

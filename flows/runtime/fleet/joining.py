@@ -71,7 +71,6 @@ class Joining:
 
     def __init__(self, run: RunContext) -> None:
         self._run = run
-        self._newcomers: dict[str, Newcomer] = {}
         self._refused: set[str] = set()  # addresses of those that could not be made ready
 
     def take_in(self, workers: Mapping[str, Presence]) -> None:
@@ -86,12 +85,13 @@ class Joining:
 
     def forget(self, names: Collection[str]) -> None:
         """Wait no more for workers that are lost."""
-        for name in self._newcomers.keys() & set(names):
-            self._newcomers.pop(name).abandoned.set()
+        for name in names:
+            if newcomer := self._run.fleet.made_ready(name):
+                newcomer.abandoned.set()
 
     def end(self, name: str) -> bool:
         """Note that a worker is ready or refused; say whether it is still waited for."""
-        return self._newcomers.pop(name, None) is not None
+        return self._run.fleet.made_ready(name) is not None
 
     def refuse(self, failed: JoinFailed) -> None:
         """Leave a worker out that could not be made ready."""
@@ -104,9 +104,8 @@ class Joining:
 
     def stop(self) -> None:
         """End all threads."""
-        newcomers, self._newcomers = list(self._newcomers.values()), {}
-        for newcomer in newcomers:
-            newcomer.abandoned.set()
+        newcomers = list(self._run.fleet.joining.values())
+        self.forget([newcomer.worker.name for newcomer in newcomers])
         for newcomer in newcomers:
             if newcomer.thread is not None:
                 newcomer.thread.join(END_SECONDS)
@@ -114,7 +113,7 @@ class Joining:
                 self._run.fleet.turned_away(newcomer.worker.name)
 
     def _begin(self, worker: Presence, roles: frozenset[Role]) -> None:
-        newcomer = self._newcomers[worker.name] = Newcomer(worker, roles)
+        newcomer = Newcomer(worker, roles)
         self._run.fleet.making_ready(newcomer)
         newcomer.thread = Thread(
             target=copy_context().run,
@@ -139,7 +138,9 @@ class Joining:
 def join(run_id: str, name: str) -> Joined:
     """Load the model on a worker, and measure it if nothing is known of its kind."""
     run = context_of(run_id)
-    newcomer = run.fleet.joining[name]
+    newcomer = run.fleet.joining.get(name)
+    if newcomer is None:  # it was lost before this flow run began
+        raise AbandonedError
     (kind,) = kinds_of(run.client, [newcomer.worker.address]).values()
     device = Device(name, newcomer.roles, kind)
     with Completions() as completions:

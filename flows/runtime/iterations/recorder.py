@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from digen_core.control.protocol import Fragment
+from digen_core.maths.statistics import error_of, standard_error
 from digen_core.records import IterationRecord, Picture, SampleRow, Span
 from digen_core.rewards.failures import component_means, settle
-from digen_core.statistics import error_of, standard_error
 from digen_core.trace.gaps import idle_gaps
 from digen_core.trace.metrics import idle_shares, schedule_metrics
 from digen_core.trace.prediction import read_prediction

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from digen_core.algorithms.base import Steps
 from digen_core.data.prompts import Metadata
-from digen_core.rollout.steps import Steps
 
 MAX_FRAGMENTS = 1 << 16  # of a group
 

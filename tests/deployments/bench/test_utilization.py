@@ -14,7 +14,7 @@ from deployments.bench.utilization import Row, cut_settings, noise_condition, pr
 from deployments.cli import run
 from deployments.views.size import MODEL_CONFIGS
 from digen_core.config.run import RunConfig
-from digen_core.models.families import ADAPTERS
+from digen_core.models.families import adapter_of
 from digen_core.models.loading import build_trainable
 from digen_core.planning.sizes import Sizes, sizes_of
 from support.families import FAMILIES, frames_of, load_tiny
@@ -85,7 +85,7 @@ def condition_of(count, condition):
 def test_a_model_of_random_weights_is_like_a_loaded_one(tiny_families, family):
     """With the same weights it has the same velocity: all but the weights is as loaded."""
     config = config_of(family, "bfloat16").model
-    built = ADAPTERS[family].with_random_weights(config, Path(tiny_families[family]))
+    built = adapter_of(family).with_random_weights(config, Path(tiny_families[family]))
     loaded = load_tiny(tiny_families[family], family, "bfloat16")
     dtypes = {name: weight.dtype for name, weight in built.transformer.named_parameters()}
     assert dtypes == {name: weight.dtype for name, weight in loaded.transformer.named_parameters()}

@@ -11,8 +11,8 @@ from deployments.operation.prefect_server import PrefectApi
 from deployments.views.live_view import LiveView
 from deployments.views.panel import share_lines
 from digen_core.config.run import RunConfig
+from digen_core.maths.statistics import error_of
 from digen_core.records import EvaluationReport, IterationRecord
-from digen_core.statistics import error_of
 from tasks.views.display import HEADLINES, Progress, duration, line_chart, sparkline
 
 CONFIG = RunConfig(num_iterations=4)

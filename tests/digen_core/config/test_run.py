@@ -8,7 +8,7 @@ import yaml
 
 from deployments.cli import run
 from deployments.overrides import config_of
-from digen_core.config.algorithm import FlowGrpoConfig
+from digen_core.algorithms.flow_grpo import FlowGrpo
 from digen_core.config.keys import NAME, known_keys
 from digen_core.config.load import load_config
 from digen_core.config.model import AdapterConfig, ModelConfig
@@ -153,7 +153,7 @@ def test_nothing_in_a_config_can_be_changed():
     [
         RunConfig(),
         RunConfig(train=TrainConfig(lora=None), max_minutes=1.5),
-        RunConfig(algorithm=FlowGrpoConfig(window=(2, 0, 4))),
+        RunConfig(algorithm=FlowGrpo(window=(2, 0, 4))),
         RunConfig(rewards={"my.module:fn": 0.1, "shapes": -2.0, 'quoted "name"\\:f': 1e-30}),
         RunConfig(rewards=REWARDS),
         RunConfig(model=ModelConfig(adapters=ADAPTERS)),
@@ -174,7 +174,7 @@ def test_config_show_prints_every_key_with_its_help(capsys):
     assert lines[place - 1] == "# " + known_keys()["rollout.group_size"].description
     names = {line.split(" = ")[0] for line in lines if " = " in line and line[0] != "#"}
     tables = {line.strip("[]").rpartition(".")[2] for line in lines if line.startswith("[")}
-    options = set(ShapesConfig.model_fields) | set(FlowGrpoConfig.model_fields)
+    options = set(ShapesConfig.model_fields) | set(FlowGrpo.model_fields)
     chosen = ("algorithm.", "model.adapters.")  # tables of which a config has some
     keys = {key.rpartition(".")[2] for key in known_keys() if not key.startswith(chosen)}
     assert names | tables == (keys - {NAME}) | {"shapes"} | options

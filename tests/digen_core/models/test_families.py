@@ -9,10 +9,11 @@ import pytest
 import torch
 from diffusers import UniPCMultistepScheduler, WanPipeline
 
+from digen_core.config.families import VIDEO_FAMILIES
 from digen_core.config.load import load_config
-from digen_core.config.model import VIDEO_FAMILIES, ModelConfig
+from digen_core.config.model import ModelConfig
 from digen_core.errors import UserError
-from digen_core.models.families import ADAPTERS
+from digen_core.models.families import adapter_of
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.models.schedules import shifted_sigmas
 from digen_core.preflight.model import check_model_folder
@@ -346,7 +347,7 @@ def check_size(folder: str, family: str, **size: int) -> None:
 
 def test_what_a_config_leaves_out_is_as_the_familys_pipeline_has_it(family):
     """But the sizes of videos, which are those that published RL trained on."""
-    pipeline = ADAPTERS[family].pipeline_class
+    pipeline = adapter_of(family).pipeline_class
     call = inspect.signature(pipeline.__call__).parameters
     found = ModelConfig(family=family, path="a/b").defaults
     guidance = call["true_cfg_scale" if family == "qwen_image" else "guidance_scale"].default

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from digen_core.algorithms import ALGORITHMS
 from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
 from digen_core.control.protocol import Fragment
@@ -15,7 +16,6 @@ from digen_core.models.trainable import make_trainable, set_weights, trainable_p
 from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.rollout.steps import steps_of_iteration
 from digen_core.training.gradient_sum import GradientSum, add, pack_gradient
-from digen_core.training.objectives import OBJECTIVES
 from digen_core.training.pairs import gather_pairs
 from digen_core.transport.arrays import to_array, to_arrays
 from digen_core.transport.segment import Segment
@@ -40,7 +40,6 @@ PUBLISHED = {  # FlowGRPO's targets beside the default ones
 BLOCKS = dict.fromkeys(FAMILIES, "transformer_blocks") | {"wan": "blocks"}
 LORA = LoraConfig(rank=3, alpha=10)  # a strength that is lost if alpha is
 FRAGMENT = Fragment(iteration=0, group=0, index=0, first_sample=0, num_samples=4)
-ALGORITHMS = (*OBJECTIVES, "diffusion_nft")
 PROMPT = "a red circle"
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from deployments.cli import run
-from digen_core.models.tiny import build_tiny
+from digen_core.models.tiny.pipelines import build_tiny
 from digen_core.rollout.evaluation import sample_images
 from support.families import FAMILIES, load_tiny
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from diffusers import FluxPipeline
 
-from digen_core.config.algorithm import FlowGrpoConfig
+from digen_core.algorithms.flow_grpo import FlowGrpo
 from digen_core.config.run import RunConfig
 from digen_core.models.export import save_for_diffusers
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
@@ -62,7 +62,7 @@ def gradient_at(policy):
         condition=policy.encode(["a red circle"] * COUNT),
         is_own=torch.zeros(COUNT, dtype=torch.bool),
     )
-    config = RunConfig(algorithm=FlowGrpoConfig(kl_coefficient=0.1, clip_range=0.9))
+    config = RunConfig(algorithm=FlowGrpo(kl_coefficient=0.1, clip_range=0.9))
     return pack_gradient(policy, pairs, config).gradient
 
 

@@ -15,7 +15,7 @@ from deployments.views.size import as_markdown, print_sizes, size
 from digen_core.config.load import load_config
 from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
-from digen_core.models.families import ADAPTERS
+from digen_core.models.families import adapter_of
 from digen_core.models.trainable import make_trainable, trainable_parameters
 from digen_core.planning.sizes import Sizes, sizes_of
 from digen_core.transport.arrays import to_array, to_arrays
@@ -56,7 +56,7 @@ def test_the_published_settings_give_the_published_parameters():
     assert {folder.name for folder in SETTINGS.iterdir()} == set(PUBLISHED)
     for name, (family, billions) in PUBLISHED.items():
         config = config_of(family).model
-        policy = ADAPTERS[family].without_weights(config, SETTINGS / name)
+        policy = adapter_of(family).without_weights(config, SETTINGS / name)
         count = sum(parameter.numel() for parameter in policy.transformer.parameters())
         assert count / 1e9 == pytest.approx(billions, abs=5e-4), name
         assert all(parameter.is_meta for parameter in policy.transformer.parameters())
@@ -64,7 +64,7 @@ def test_the_published_settings_give_the_published_parameters():
 
 def test_blank_conditions_are_like_real_ones(tiny_families, family):
     config = config_of(family).model
-    blank = ADAPTERS[family].without_weights(config, Path(tiny_families[family]))
+    blank = adapter_of(family).without_weights(config, Path(tiny_families[family]))
     policy = load_tiny(tiny_families[family], family)
     real, like = policy.encode(["a red circle", "a blue square"]), blank.blank_condition(2)
     assert blank.latent_shape == policy.latent_shape

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from digen_core.algorithms.flow_sde import LOGPROBS, TRANSITIONS
 from digen_core.config.rollout import RolloutConfig
+from digen_core.maths.flow_sde import LOGPROBS, TRANSITIONS
 from digen_core.models.trainable import reference_weights, set_weights
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import ReferenceKl, denoise, initial_latent

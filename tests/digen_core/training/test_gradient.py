@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from digen_core.algorithms.flow_sde import flow_sde_transition
 from digen_core.config.rollout import RolloutConfig
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Fragment, Pack, PairBlock
+from digen_core.maths.flow_sde import flow_sde_transition
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
 from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.training.gradient import PackMetrics

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from digen_core.algorithms.flow_sde import flow_sde_transition, transition_logprob
-from digen_core.algorithms.grpo import clipped_surrogate
-from digen_core.algorithms.kl import transition_kl
-from digen_core.algorithms.longcat import step_weights
+from digen_core.maths.flow_sde import flow_sde_transition, transition_logprob
+from digen_core.maths.grpo import clipped_surrogate
+from digen_core.maths.kl import transition_kl
+from digen_core.maths.longcat import step_weights
 
 SIGMA = torch.tensor([0.99, 0.8, 0.3, 0.1], dtype=torch.float64)
 SIGMA_NEXT = torch.tensor([0.98, 0.5, 0.25, 0.0], dtype=torch.float64)

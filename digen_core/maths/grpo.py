@@ -19,16 +19,15 @@ Axes: B trajectories of any number of groups, or B (trajectory, step) pairs. Adv
 the surrogate is float32, or float64 where the log-probabilities are.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from digen_core.algorithms.tensors import float32_at_least
+from digen_core.maths.names import AdvantageScale
+from digen_core.maths.tensors import float32_at_least
 
 _ZERO_SPREAD = 1e-9
-
-AdvantageScale = Literal["group", "batch", "max_group", "none"]
 
 
 class SurrogateLoss(NamedTuple):
@@ -150,6 +149,19 @@ def approximate_kl(log_ratio: Tensor) -> Tensor:
     """Return [] Schulman's k3 estimate of KL(behaviour || current), detached, of [B] log-ratios."""
     exact = log_ratio.detach().double()  # k3 is log_ratio^2 / 2: float32 would round it away
     return (exact.expm1() - exact).mean()
+
+
+def squared_log_ratio(logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
+    """Return [B] (log ratio)^2 / 2, MixGRPO's penalty on moving away from the policy that sampled.
+
+    Its published coefficient is 0.
+
+    Args:
+        logprob: [B] under the policy being trained; carries gradient.
+        behaviour_logprob: [B] under the policy version that sampled.
+    """
+    dtype = float32_at_least(logprob, behaviour_logprob)
+    return (logprob.to(dtype) - behaviour_logprob.detach().to(dtype)) ** 2 / 2
 
 
 def _grouped(rewards: Tensor, group_index: Tensor, trimmed_ratio: float) -> _Groups:

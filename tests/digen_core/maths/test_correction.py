@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from torch.distributions import Normal
 
-from digen_core.algorithms.correction import correction_weights
+from digen_core.maths.correction import correction_weights
 
 MODES = ["recompute", "truncate", "icepop", "reject"]
 LOG_RATIOS = torch.tensor([0.25, 0.5, 1.0, 1.5, 2.0, 4.0]).log()

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from digen_core.algorithms.advantages import best_of_n, kl_reward_advantages, mixed_advantages
-from digen_core.algorithms.grpo import clipped_surrogate, group_advantages
+from digen_core.maths.advantages import best_of_n, kl_reward_advantages, mixed_advantages
+from digen_core.maths.grpo import clipped_surrogate, group_advantages
 
 GROUPS = torch.tensor([4, 4, 9, 9])
 # group 4: 0, 2 and 10, 30; group 9: 0, 6 and 5, 5

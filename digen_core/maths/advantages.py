@@ -20,12 +20,15 @@ groups when prompts differ in difficulty; here n are taken from each group.
 """
 
 import math
-from typing import Literal, TypedDict, Unpack
+from collections.abc import Sequence
+from typing import NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
-from digen_core.algorithms.grpo import AdvantageScale, group_advantages
+from digen_core.maths.ddpo import RewardHistory
+from digen_core.maths.grpo import group_advantages, zero_variance_groups
+from digen_core.maths.names import AdvantageMix, AdvantageScale
 
 
 class Scaling(TypedDict, total=False):
@@ -37,12 +40,83 @@ class Scaling(TypedDict, total=False):
     trimmed_ratio: float
 
 
+class Scored(NamedTuple):
+    """Rewards of the B samples of some groups, group after group."""
+
+    reward: Tensor  # float64 [B], the weighted sum of all rewards
+    owner: Tensor  # int [B], the group of each sample
+    prompts: Sequence[str]  # [B]
+    rows: Tensor  # float64 [K, B] of what advantages are made: the sum, or each reward
+    weights: Tensor  # float64 [K] of the rows
+    counted: Tensor  # bool [K, B], whether the sample's group has a score in that row
+    step_kl: Tensor | None = None  # [B, T] from the reference policy at each trained step
+
+
+class Signal(NamedTuple):
+    """What the rewards of some groups say of their samples."""
+
+    advantages: Tensor  # float64 [B], or [B, T] where trained steps differ
+    flat: frozenset[int]  # groups that teach nothing
+    history: RewardHistory  # of each prompt, these rewards included, where it is kept
+
+
+def group_signal(
+    scored: Scored,
+    *,
+    mix: AdvantageMix,
+    kl_factor: float,
+    max_advantage: float,
+    history: RewardHistory,
+    **scaling: Unpack[Scaling],
+) -> Signal:
+    """Return advantages within groups; groups of equal rewards, in each row, are flat.
+
+    Args:
+        scored: the rewards; with ``step_kl`` the divergence is taken off their sum step by step.
+        mix: as in ``mixed_advantages``.
+        kl_factor: of the divergence.
+        max_advantage: bound of the absolute advantages of what is normalised.
+        history: handed on.
+        scaling: as in ``group_advantages``.
+    """
+    if scored.step_kl is None:
+        rows = scored.rows
+        values = mixed_advantages(
+            rows,
+            scored.owner,
+            scored.weights,
+            mix=mix,
+            max_advantage=max_advantage,
+            counted=scored.counted,
+            **scaling,
+        )
+    else:
+        rows = penalised_rewards(scored.reward, scored.step_kl, kl_factor).T
+        values = kl_reward_advantages(
+            scored.reward,
+            scored.step_kl,
+            scored.owner,
+            coefficient=kl_factor,
+            max_advantage=max_advantage,
+            counted=scored.counted[0],
+            **scaling,
+        )
+    trimmed_ratio = scaling.get("trimmed_ratio", 0.0)
+    flat = frozenset.intersection(
+        *(
+            frozenset(zero_variance_groups(row, scored.owner, trimmed_ratio=trimmed_ratio))
+            for row in rows
+        )
+    )
+    return Signal(values, flat, history)
+
+
 def mixed_advantages(
     rewards: Tensor,
     group_index: Tensor,
     weights: Tensor,
     *,
-    mix: Literal["rewards", "advantages"],
+    mix: AdvantageMix,
     max_advantage: float = math.inf,
     counted: Tensor | None = None,
     **scaling: Unpack[Scaling],

@@ -1,73 +1,23 @@
-"""What the settings of several algorithms share.
+"""Algorithms on the ratios of sampled transitions: their settings, and a clipped surrogate."""
 
-Importing this module must not import torch.
-"""
+from typing import TYPE_CHECKING, Literal, Self
 
-from typing import ClassVar, Literal, Self, get_args
-
+import numpy as np
 from pydantic import Field, model_validator
 
-from digen_core.config.base import Strict
+from digen_core.algorithms.base import Algorithm, Steps, check_fraction
+from digen_core.maths.names import Correction, KlScaling
+from digen_core.maths.windows import trained_steps
 
-Transition = Literal["flow_sde", "cps", "dance", "wan_sde", "longcat_sde"]
-KlScaling = Literal["gaussian", "flowgrpo"]
+if TYPE_CHECKING:
+    from torch import Tensor
 
-
-def check_fraction(fraction: float, num_trained: int, num_steps: int) -> None:
-    """Raise ValueError if a share of the steps is none."""
-    if num_trained < 1:
-        raise ValueError(
-            f"algorithm.trained_fraction ({fraction}) of rollout.num_steps ({num_steps}) is no "
-            "step at all; raise one of them."
-        )
+    from digen_core.maths.flow_sde import Transition
+    from digen_core.maths.grpo import SurrogateLoss
+    from digen_core.maths.replay import Replay
 
 
-class AdvantagesConfig(Strict):
-    """What every algorithm makes of rewards."""
-
-    transitions: ClassVar[tuple[Transition, ...]] = get_args(Transition)
-    """Stochastic samplers that the algorithm's maths holds for."""
-
-    needs_noise: ClassVar[bool] = False
-    """Whether the loss asks where the sampling policy's step would have gone without its noise."""
-
-    advantage_scale: Literal["group", "batch", "max_group", "none"] = "group"
-    """Divide centred rewards by the standard deviation of the group, of the iteration, by the
-    largest one of a group, or by 1."""
-
-    advantage_eps: float = Field(1e-4, gt=0)
-    """Added to that standard deviation."""
-
-    advantage_ddof: Literal[0, 1] = 0
-    """0: population standard deviation (FlowGRPO); 1: unbiased (DanceGRPO)."""
-
-    trimmed_ratio: float = Field(0.0, ge=0, lt=1)
-    """Share of each group's rewards, the lowest ones, that is left out of its mean and standard
-    deviation; they get an advantage by those of the others (MixGRPO)."""
-
-    max_advantage: float = Field(5.0, gt=0)
-    """Advantages are clamped to plus or minus this."""
-
-    mix: Literal["rewards", "advantages"] = "rewards"
-    """Several rewards: advantages of their weighted sum, or the weighted sum of the advantages that
-    each of them gives, so that each counts by its weight whatever its scale."""
-
-    best_of: int | None = Field(None, ge=2)
-    """Train this many samples of each group, the best half and the worst half (DanceGRPO's
-    best-of-n); null trains all."""
-
-    @property
-    def ratio_clip(self) -> float | None:
-        """Half-width of the clip of importance ratios; None where they are not clipped as such."""
-        return None
-
-    @property
-    def needs_all_rewards(self) -> bool:
-        """Whether advantages wait for the rewards of all groups."""
-        return self.advantage_scale in ("batch", "max_group")
-
-
-class PolicyGradientConfig(AdvantagesConfig):
+class PolicyGradient(Algorithm):
     """What every algorithm on the ratios of sampled transitions has."""
 
     clip_range: float = Field(1e-4, gt=0, lt=1)
@@ -84,7 +34,7 @@ class PolicyGradientConfig(AdvantagesConfig):
     """Factor of the KL divergence that is taken off the reward, step by step, before advantages are
     made of it: they differ between the steps of a sample. Like kl, it is to the base model."""
 
-    correction: Literal["none", "recompute", "truncate", "icepop", "reject"] = "none"
+    correction: Literal["none", Correction] = "none"
     """For samples of another version, or of other arithmetic, than the trained one. none: ratios
     are to the log-probs stored with the samples. Else they are to log-probs that the trainer takes
     itself, and w = exp(recomputed - stored) may weigh each pair: recompute: it does not; truncate:
@@ -96,7 +46,17 @@ class PolicyGradientConfig(AdvantagesConfig):
     @property
     def ratio_clip(self) -> float | None:
         """Half-width of the clip of importance ratios to the log-probs of whoever sampled."""
+        return self.rounding_bound
+
+    @property
+    def rounding_bound(self) -> float | None:
+        """The clip range, where ratios are to the log-probs of whoever sampled."""
         return self.clip_range if self.correction == "none" else None
+
+    @property
+    def reward_kl(self) -> tuple[float, KlScaling] | None:
+        """Factor and scale of the KL divergence that is taken off the reward; None if it is not."""
+        return (self.kl_reward, self.kl) if self.kl_reward else None
 
     @model_validator(mode="after")
     def _check_terms(self) -> Self:
@@ -113,8 +73,41 @@ class PolicyGradientConfig(AdvantagesConfig):
             )
         return self
 
+    def surrogate(self, replay: "Replay") -> "SurrogateLoss":
+        """Return one loss per pair, [B], of ratios to ``replay.behaviour_logprob``."""
+        from digen_core.maths.grpo import clipped_surrogate
 
-class FirstStepsConfig(PolicyGradientConfig):
+        return clipped_surrogate(
+            replay.logprob, replay.behaviour_logprob, replay.advantage, clip_range=self.clip_range
+        )
+
+    def losses(self, replay: "Replay") -> "SurrogateLoss":
+        """Return the surrogate, of the stored or of recomputed behaviour log-probs.
+
+        With one update per iteration the trainer's own log-probs before the update are those of the
+        forward that carries the gradient: to recompute them costs nothing.
+        """
+        from digen_core.maths.correction import correction_weights
+
+        if self.correction == "none":
+            return self.surrogate(replay)
+        low, high = self.correction_bounds
+        weights = correction_weights(
+            replay.logprob, replay.behaviour_logprob, mode=self.correction, low=low, high=high
+        )
+        found = self.surrogate(replay.of_the_current())
+        return found._replace(per_pair=weights * found.per_pair)
+
+    def divergence(self, replay: "Replay", reference: "Transition") -> "Tensor":
+        """Return [B] divergences from the reference policy's transition, scaled as ``kl`` says."""
+        from digen_core.maths.kl import scaled_kl
+
+        mean, std = replay.transition
+        step_size = replay.sigma - replay.sigma_next
+        return scaled_kl(mean, reference.mean, std, step_size, scaling=self.kl)
+
+
+class FirstSteps(PolicyGradient):
     """What algorithms that train the first steps, or a window of them, have."""
 
     trained_fraction: float = Field(0.99, gt=0, le=1)
@@ -143,3 +136,10 @@ class FirstStepsConfig(PolicyGradientConfig):
                 f"algorithm.window (size, low, high) is {[size, low, high]}; needs size >= 1 and "
                 f"0 <= low <= high - size, high <= rollout.num_steps ({num_steps})."
             )
+
+    def steps(self, num_steps: int, iteration: int, generator: np.random.Generator) -> Steps:
+        """Return the first share of all steps, or a window at a place that is drawn."""
+        window = trained_steps(
+            num_steps, fraction=self.trained_fraction, window=self.window, generator=generator
+        )
+        return Steps(tuple(window), tuple(window))

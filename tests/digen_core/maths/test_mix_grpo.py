@@ -11,8 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 
-from digen_core.algorithms.mix_grpo import mix_grpo_window, squared_log_ratio
-from digen_core.algorithms.windows import random_trained_steps
+from digen_core.maths.grpo import squared_log_ratio
+from digen_core.maths.mix_grpo import mix_grpo_window
+from digen_core.maths.windows import random_trained_steps
 
 DEFAULTS = {
     "num_steps": 6,

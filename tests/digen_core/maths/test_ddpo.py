@@ -13,8 +13,8 @@ import torch
 from diffusers import DDIMScheduler
 from hypothesis import given
 
-from digen_core.algorithms.ddpo import ddim_transition, running_advantages
-from digen_core.algorithms.grpo import group_advantages
+from digen_core.maths.ddpo import ddim_transition, running_advantages
+from digen_core.maths.grpo import group_advantages
 
 batches_of = st.lists(
     st.lists(

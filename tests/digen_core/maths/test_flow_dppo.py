@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from torch.distributions import Independent, Normal, kl_divergence
 
-from digen_core.algorithms.flow_dppo import divergence_masked_surrogate
-from digen_core.algorithms.grpo import clipped_surrogate
-from digen_core.algorithms.kl import transition_kl
+from digen_core.maths.flow_dppo import divergence_masked_surrogate
+from digen_core.maths.grpo import clipped_surrogate
+from digen_core.maths.kl import transition_kl
 
 pairs_of = st.lists(
     st.tuples(st.floats(-1, 1), st.floats(0, 2), st.floats(-5, 5)), min_size=1, max_size=8

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from deployments.views.summary import print_evaluation, print_run
+from digen_core.maths.statistics import Change, paired_change, standard_error, unpaired_change
 from digen_core.records import EvaluationReport, RunReport
 from digen_core.rewards.failures import grouped_means
-from digen_core.statistics import Change, paired_change, standard_error, unpaired_change
 
 
 def report_of(version: int, means: list[float]) -> EvaluationReport:

@@ -19,19 +19,18 @@ bounds in its scale. Rejected pairs stay in the loss's denominator, so the gradi
 share.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from digen_core.algorithms.tensors import float32_at_least
+from digen_core.maths.names import Correction
+from digen_core.maths.tensors import float32_at_least
 
 
 def correction_weights(
     proximal_logprob: Tensor,
     behaviour_logprob: Tensor,
     *,
-    mode: Literal["recompute", "truncate", "icepop", "reject"],
+    mode: Correction,
     low: float = 0.0,
     high: float,
 ) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from scipy.stats import zscore
 
-from digen_core.algorithms.grpo import clipped_surrogate, group_advantages, zero_variance_groups
+from digen_core.maths.grpo import clipped_surrogate, group_advantages, zero_variance_groups
 
 SCALES = ["group", "batch", "max_group", "none"]
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from digen_core.algorithms.flow_sde import Transition, flow_sde_transition, transition_logprob
-from digen_core.algorithms.grpo import clipped_surrogate
-from digen_core.algorithms.grpo_guard import guarded_surrogate
-from digen_core.algorithms.kl import transition_kl
+from digen_core.maths.flow_sde import Transition, flow_sde_transition, transition_logprob
+from digen_core.maths.grpo import clipped_surrogate
+from digen_core.maths.grpo_guard import guarded_surrogate
+from digen_core.maths.kl import transition_kl
 
 ONE = torch.ones(1)
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from digen_core.algorithms.ddpo import ddim_transition
-from digen_core.algorithms.flow_sde import LOGPROBS, Transition, transition_logprob
+from digen_core.maths.ddpo import ddim_transition
+from digen_core.maths.flow_sde import LOGPROBS, Transition, transition_logprob
 from support.oracle_cases import (
     ROUNDING,
     Case,

@@ -36,7 +36,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from digen_core.algorithms.tensors import float32_at_least, per_trajectory, require_noise
+from digen_core.maths.tensors import float32_at_least, per_trajectory, require_noise
 
 LONGCAT_MAX_STD = 0.45
 _PURE_NOISE_ABOVE = 1 - 1e-6

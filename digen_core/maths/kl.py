@@ -15,8 +15,8 @@ Axes: B trajectories, then one or more latent axes, over which both functions *a
 
 from torch import Tensor
 
-from digen_core.algorithms.tensors import float32_at_least, per_trajectory, require_noise
-from digen_core.config.algorithm_base import KlScaling
+from digen_core.maths.names import KlScaling
+from digen_core.maths.tensors import float32_at_least, per_trajectory, require_noise
 
 
 def transition_kl(mean: Tensor, mean_reference: Tensor, std: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from hypothesis import given
 from torch import Tensor
 from torch.distributions import Independent, Normal
 
-from digen_core.algorithms.flow_sde import (
+from digen_core.maths.flow_sde import (
     LOGPROBS,
     TRANSITIONS,
     Transition,

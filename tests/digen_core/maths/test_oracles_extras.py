@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from digen_core.algorithms.advantages import best_of_n
-from digen_core.algorithms.ddpo import running_advantages
-from digen_core.algorithms.diffusion_nft import nft_loss, noised, old_policy_decay, optimality
-from digen_core.algorithms.grpo import clipped_surrogate, group_advantages
-from digen_core.algorithms.grpo_guard import guarded_surrogate
-from digen_core.algorithms.kl import flowgrpo_kl, transition_kl
-from digen_core.algorithms.mix_grpo import mix_grpo_window
 from digen_core.config.train import TrainConfig
+from digen_core.maths.advantages import best_of_n
+from digen_core.maths.ddpo import running_advantages
+from digen_core.maths.diffusion_nft import nft_loss, noised, old_policy_decay, optimality
+from digen_core.maths.grpo import clipped_surrogate, group_advantages
+from digen_core.maths.grpo_guard import guarded_surrogate
+from digen_core.maths.kl import flowgrpo_kl, transition_kl
+from digen_core.maths.mix_grpo import mix_grpo_window
 from digen_core.training.optimizer import moving_average, step_average
 from support.oracle_cases import ROUNDING, assert_within, extra, oracle
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from torch.distributions import Normal, kl_divergence
 
-from digen_core.algorithms.flow_sde import flow_sde_transition, transition_logprob
-from digen_core.algorithms.kl import flowgrpo_kl, transition_kl
+from digen_core.maths.flow_sde import flow_sde_transition, transition_logprob
+from digen_core.maths.kl import flowgrpo_kl, transition_kl
 
 SHAPES = [(3, 5), (3, 6, 8), (3, 4, 8, 8), (3, 2, 3, 4, 5)]
 

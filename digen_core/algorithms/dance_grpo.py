@@ -1,0 +1,44 @@
+"""DanceGRPO (arXiv:2505.07818): all steps but the last are noisy, a random share is trained."""
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from digen_core.algorithms.base import Steps, check_fraction
+from digen_core.algorithms.policy_gradient import PolicyGradient
+from digen_core.maths.windows import random_trained_steps
+
+
+class DanceGrpo(PolicyGradient):
+    """DanceGRPO: all steps but the last are noisy, and a random share of them is trained."""
+
+    type: Literal["dance_grpo"] = "dance_grpo"
+
+    advantage_eps: float = Field(1e-8, gt=0)
+    """Added to the standard deviation."""
+
+    advantage_ddof: Literal[0, 1] = 1
+    """0: population standard deviation (FlowGRPO); 1: unbiased (DanceGRPO)."""
+
+    trained_fraction: float = Field(0.6, gt=0, le=1)
+    """Share of all steps but the last that is trained, drawn for each iteration."""
+
+    def num_trained(self, num_steps: int) -> int:
+        """Return the trained steps of a trajectory of ``num_steps``."""
+        return int((num_steps - 1) * self.trained_fraction)
+
+    def end_of_noise(self, num_steps: int) -> int:
+        """Return one more than the last step that has noise."""
+        return num_steps - 1
+
+    def check_steps(self, num_steps: int) -> None:
+        """Raise ValueError unless at least one step is trained."""
+        check_fraction(self.trained_fraction, self.num_trained(num_steps), num_steps)
+
+    def steps(self, num_steps: int, iteration: int, generator: np.random.Generator) -> Steps:
+        """Return all steps but the last as noisy, and those of them that are drawn as trained."""
+        (drawn,) = random_trained_steps(
+            1, num_steps, fraction=self.trained_fraction, generator=generator
+        )
+        return Steps(tuple(range(num_steps - 1)), tuple(int(step) for step in drawn))

@@ -1,0 +1,96 @@
+"""Model families: a row each, which tells all that can be known without torch.
+
+To add a family is to write its adapter, a module of `digen_core.models`, and to add its row here;
+nothing else in digen knows families by name.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+Settings = Mapping[str, Any]
+"""What stands in the config.json of a part of a diffusers pipeline."""
+
+
+class Defaults(NamedTuple):
+    """What a model is used with where a config does not say otherwise."""
+
+    height: int
+    width: int
+    num_frames: int
+    max_sequence_length: int
+    guidance_scale: float
+    num_inference_steps: int  # of evaluations
+
+
+class Family(NamedTuple):
+    """A model family."""
+
+    adapter: str  # module:class, in digen_core.models
+    pipeline: str  # `_class_name` of its model_index.json
+    defaults: Defaults
+    side: Callable[[Settings, Settings], int]
+    """Pixels in height and width of a token, from the configs of VAE and transformer; as diffusers'
+    pipeline computes it, with its defaults."""
+
+    makes_videos: bool = False
+
+
+def _pixels(vae: Settings) -> int:
+    """Return the pixels in height and width of a latent pixel."""
+    return int(2 ** (len(vae["block_out_channels"]) - 1))
+
+
+FAMILIES: Final[dict[str, Family]] = {
+    "flux": Family(
+        "flux:FluxPolicy",
+        "FluxPipeline",
+        Defaults(1024, 1024, 1, 512, 3.5, 28),
+        lambda vae, transformer: 2 * _pixels(vae),
+    ),
+    "sd3": Family(
+        "sd3:SD3Policy",
+        "StableDiffusion3Pipeline",
+        Defaults(1024, 1024, 1, 256, 7.0, 28),
+        lambda vae, transformer: int(transformer["patch_size"] * _pixels(vae)),
+    ),
+    "qwen_image": Family(
+        "qwen_image:QwenImagePolicy",
+        "QwenImagePipeline",
+        Defaults(1024, 1024, 1, 512, 4.0, 50),
+        lambda vae, transformer: int(2 * 2 ** len(vae["temperal_downsample"])),
+    ),
+    "wan": Family(
+        "wan:WanPolicy",
+        "WanPipeline",
+        Defaults(240, 416, 33, 512, 5.0, 50),
+        lambda vae, transformer: int(
+            transformer["patch_size"][1] * vae.get("scale_factor_spatial", 8)
+        ),
+        makes_videos=True,
+    ),
+    "hunyuan_video": Family(
+        "hunyuan_video:HunyuanVideoPolicy",
+        "HunyuanVideoPipeline",
+        Defaults(480, 480, 53, 256, 6.0, 50),
+        lambda vae, transformer: int(
+            transformer["patch_size"] * vae.get("spatial_compression_ratio", 8)
+        ),
+        makes_videos=True,
+    ),
+}
+"""Every family by the ``model.family`` that chooses it.
+
+Defaults are those of the ``__call__`` of each family's pipeline in diffusers, and of images the
+size of the published transformers' 128 x 128 latents. The pipelines' videos (Wan 480 x 832 and 81
+frames, HunyuanVideo 720 x 1280 and 129) are too large to be trained on in numbers: theirs are the
+sizes of published RL, FlowGRPO's for Wan (arXiv:2505.05470, github yifan123/flow_grpo) and
+DanceGRPO's for HunyuanVideo (arXiv:2505.07818, github XueZeyue/DanceGRPO).
+"""
+
+if TYPE_CHECKING:
+    FamilyName = str
+else:
+    FamilyName = Literal[*FAMILIES]
+"""A key of ``FAMILIES``."""
+
+VIDEO_FAMILIES: Final = tuple(name for name, family in FAMILIES.items() if family.makes_videos)
