@@ -4,7 +4,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any, Final
-from uuid import UUID
 
 import numpy as np
 from prefect import flow
@@ -15,13 +14,14 @@ from digen_core.records import EvaluationReport
 from digen_core.rewards.failures import component_means, grouped_means, settle
 from digen_core.rewards.scoring import Asked
 from flows.runtime.context import RunContext, context_of
-from flows.runtime.fleet.batch import Batch, require_devices
+from flows.runtime.fleet.batch import Batch, Submitted, require_devices
 from flows.runtime.fleet.losses import DevicesLostError, StateLostError
 from flows.runtime.observers import count, say
 from flows.runtime.publishing import publish_evaluation
 from flows.runtime.scoring import merged_rewards
 from flows.runtime.subflows import on_cluster
 from tasks.evaluate import sample_and_score, thumbnails
+from tasks.receipts import Facts, Nothing, Scored
 from tasks.runner.completions import Completions
 from tasks.score import Pool, score
 from tasks.train import publish
@@ -60,9 +60,9 @@ class _Part:
     prompts: range  # indices in the evaluation set
     shown: int  # prompts of it that have pictures on the pages
     device: str = ""
-    pending: dict[UUID, int] = field(default_factory=dict)  # task -> its place among those below
-    receipts: dict[int, dict[str, Any]] = field(default_factory=dict)  # sampling first, then pools
-    drawn: PrefectFuture[Any] | None = None
+    pending: dict[int, Submitted[Scored]] = field(default_factory=dict)  # sampling is 0, then pools
+    scored: dict[int, Scored] = field(default_factory=dict)  # those of them that have ended
+    drawing: Submitted[Nothing] | None = None
     thumbnails: np.ndarray | None = None  # of the shown prompts, fetched from the device
 
     @property
@@ -73,11 +73,16 @@ class _Part:
     def rewards(self, config: RunConfig) -> dict[str, list[float]]:
         """Return the columns of its samples."""
         places = range(1 + len(config.pools))
-        return merged_rewards(config, [self.receipts[place] for place in places])
+        return merged_rewards(config, [self.scored[place] for place in places])
 
+    def submitted(self) -> list[Submitted[Facts]]:
+        """Return its tasks, save those that have scored."""
+        return [*self.pending.values(), *([self.drawing] if self.drawing else [])]
 
-THUMBNAILS = -1
-"""Place of the task that makes pictures; its result is fetched."""
+    def take(self, ended: Submitted[Facts]) -> None:
+        """Keep what a task scored, and let its images go, if it is one of this part's."""
+        for place in [place for place, task in self.pending.items() if task is ended]:
+            self.scored[place] = self.pending.pop(place).facts
 
 
 class _Evaluation:
@@ -94,7 +99,7 @@ class _Evaluation:
         label = f"publish average v{run.progress.version}"
         self._average = batch.submit(
             publish, label, self._holder, state=run.progress.state, average=True, expected=0.0
-        )
+        ).future
         self._parts = [
             _Part(number, own, max(0, min(settings.grid_prompts, own.stop) - own.start))
             for number, own in enumerate(ranges)
@@ -106,18 +111,16 @@ class _Evaluation:
         while self._batch.num_pending:
             count(sum(part.is_done for part in self._parts), len(self._parts))
             try:
-                self._take(*self._batch.next())
+                self._take(self._batch.next())
             except DevicesLostError as lost:
                 self._move(lost.names)
         return self._parts
 
-    def _take(self, task_run_id: UUID, receipt: dict[str, Any]) -> None:
+    def _take(self, ended: Submitted[Facts]) -> None:
         for part in self._parts:
-            place = part.pending.pop(task_run_id, None)
-            if place == THUMBNAILS and part.drawn is not None:
-                part.thumbnails = self._fetched(part.drawn)
-            elif place is not None:
-                part.receipts[place] = receipt
+            part.take(ended)
+            if ended is part.drawing:
+                part.thumbnails = self._fetched(ended.future)
 
     def _fetched(self, drawn: PrefectFuture[Any]) -> np.ndarray:
         """Bring pictures here, while the worker that has them is there."""
@@ -141,9 +144,9 @@ class _Evaluation:
             raise StateLostError("all workers were lost that generate")
         moving = [part for part in self._parts if part.device in lost and not part.is_done]
         for part in moving:
-            self._batch.forget(part.pending)
+            self._batch.forget(part.submitted())
             part.pending.clear()
-            part.receipts.clear()
+            part.scored.clear()
             part.thumbnails = None
         self._submit(moving)
 
@@ -152,7 +155,7 @@ class _Evaluation:
         run, settings = self._run, self._run.config.evaluation
         name = f"v{run.progress.version} b{part.number:02d}"
         prompts = [run.evaluation_prompts[index] for index in part.prompts]
-        images = self._batch.submit(
+        sampling = self._batch.submit(
             sample_and_score,
             f"evaluate {name}",
             part.device,
@@ -163,10 +166,10 @@ class _Evaluation:
             keep=bool(self._pools or part.shown),
             expected=self._expected(part),
         )
-        part.pending[images.task_run_id] = 0
+        part.pending[0], images = sampling, sampling.future
         asked = Asked.of(prompts, settings.samples_per_prompt)
         for place, pool in enumerate(self._pools, start=1):
-            scored = self._batch.submit(
+            part.pending[place] = self._batch.submit(
                 score,
                 f"score {name} {pool.name}",
                 pool.name,
@@ -176,9 +179,8 @@ class _Evaluation:
                 metadata=asked.metadata,
                 expected=0.0,
             )
-            part.pending[scored.task_run_id] = place
         if part.shown:
-            part.drawn = self._batch.submit(
+            part.drawing = self._batch.submit(
                 thumbnails,
                 f"thumbnails {name}",
                 part.device,
@@ -187,7 +189,6 @@ class _Evaluation:
                 shown=part.shown,
                 expected=0.0,
             )
-            part.pending[part.drawn.task_run_id] = THUMBNAILS
 
     def _expected(self, part: _Part) -> float | None:
         """Return the seconds that sampling a part should take; None if costs are not known."""

@@ -65,17 +65,17 @@ def tell_of_cut_prompts(run: RunContext, batch: Batch, prompts: Iterable[Prompt]
     if not run.progress.once("prompts-cut"):
         return
     texts = sorted({prompt.text for prompt in prompts}, key=len, reverse=True)[:COUNTED_PROMPTS]
-    future = batch.submit(
+    counting = batch.submit(
         run.workers.body(count_tokens), "count tokens", run.fleet.rollout_devices()[0], texts
     )
-    receipt = batch.receipts()[future.task_run_id]
-    if receipt["num_cut"]:
-        most, enough = receipt["most"], min(receipt["most"], MAX_TOKENS)
+    batch.wait()
+    if counting.facts.num_cut:
+        most, enough = counting.facts.most, min(counting.facts.most, MAX_TOKENS)
         what_stays = ", the most there is" if most > enough else ""
         tell(
             run,
             "prompts-cut",
-            f"{receipt['num_cut']} of the {len(texts)} longest prompts take more tokens than "
+            f"{counting.facts.num_cut} of the {len(texts)} longest prompts take more tokens than "
             f"model.max_sequence_length ({run.config.model.max_sequence_length}) and are cut; "
             f"the longest takes {most}: set it to {enough}{what_stays}",
         )
@@ -89,9 +89,9 @@ def make_first_version(run: RunContext, batch: Batch) -> None:
         return
     body = run.workers.body(start_state)
     state = batch.submit(body, "make version 0", trainer)
-    run.progress.first_state(state)
-    receipt = batch.receipts()[state.task_run_id]
-    run.progress.first_version(0, receipt["hash"])
+    run.progress.first_state(state.future)
+    batch.wait()
+    run.progress.first_version(0, state.facts.hash)
 
 
 def restore_version(run: RunContext, batch: Batch, device: str) -> None:
@@ -100,6 +100,6 @@ def restore_version(run: RunContext, batch: Batch, device: str) -> None:
     assert checkpoint is not None
     label = f"restore {checkpoint.name}"
     state = batch.submit(restore_state, label, device, checkpoint.resolve())
-    run.progress.first_state(state)
-    receipt = batch.receipts()[state.task_run_id]
-    run.progress.first_version(receipt["version"], receipt["hash"])
+    run.progress.first_state(state.future)
+    batch.wait()
+    run.progress.first_version(state.facts.version, state.facts.hash)

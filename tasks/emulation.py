@@ -22,19 +22,30 @@ from pathlib import Path
 from queue import PriorityQueue
 from threading import Semaphore, Thread
 from time import sleep, time
-from typing import Any
+from typing import Any, Final
 from zlib import crc32
 
 import numpy as np
 from distributed import get_worker
-from prefect import task
 
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs, DeviceCosts
 from digen_core.control.protocol import Device, Fragment, Pack, Role
 from digen_core.data.prompts import Metadata
 from digen_core.sim.scenario import Scenario
-from tasks import receipts
+from tasks.body import Body, body
+from tasks.receipts import (
+    CountedTokens,
+    Denoised,
+    Facts,
+    HeldVersion,
+    Nothing,
+    Ran,
+    Scored,
+    Trained,
+    Updated,
+    attach,
+)
 
 REWARD_SERVERS = "reward-servers"  # name of the worker on which all fragments are scored
 DEVICE = "device"  # resource of which a worker has one; such work holds it
@@ -110,49 +121,46 @@ def _working(run_id: str) -> Iterator[tuple[EmulatedConfig, str, float]]:
     """Give a body the config, its worker and when it started; put the span on the receipt."""
     worker, started = str(get_worker().name), time()
     yield _emulations[run_id].config, worker, started
-    times = {"started": started, "ended": time()}
-    receipts.attach({"device": worker, **times, "num_bytes": 0})
+    attach(Ran(worker, started, time(), num_bytes=0))
 
 
 def _wait_until(moment: float) -> None:
     sleep(max(0.0, moment - time()))
 
 
-@task(name="load model", task_run_name="{label}")
+@body("load model", Nothing)
 def load_model(
     run_id: str, label: str, config: EmulatedConfig, device: str, roles: list[str]
-) -> None:
+) -> tuple[None, Nothing]:
     """Tell this process what work costs."""
     if run_id not in _emulations:
         _emulations[run_id] = _Emulation(config, RewardServers(config.costs.reward_servers))
     with _working(run_id):
-        pass
+        return None, Nothing()
 
 
-@task(name="count tokens", task_run_name="{label}")
-def count_tokens(run_id: str, label: str, prompts: list[str]) -> None:
+@body("count tokens", CountedTokens)
+def count_tokens(run_id: str, label: str, prompts: list[str]) -> tuple[None, CountedTokens]:
     """Find none that is cut."""
     with _working(run_id):
-        pass
-    receipts.attach({"most": 0, "num_cut": 0})
+        return None, CountedTokens(most=0, num_cut=0)
 
 
-@task(task_run_name="{label}")
-def start_state(run_id: str, label: str) -> int:
+@body("start_state", HeldVersion)
+def start_state(run_id: str, label: str) -> tuple[int, HeldVersion]:
     """Make version 0."""
     with _working(run_id):
-        receipts.attach({"version": 0, "hash": "0"})
-    return 0
+        return 0, HeldVersion(0, "0")
 
 
-@task(task_run_name="{label}")
-def encode(run_id: str, label: str, prompts: list[str]) -> None:
+@body("encode", Nothing)
+def encode(run_id: str, label: str, prompts: list[str]) -> tuple[None, Nothing]:
     """Take no time."""
     with _working(run_id):
-        pass
+        return None, Nothing()
 
 
-@task(name="denoise", task_run_name="{label}")
+@body("denoise", Denoised)
 def denoise_steps(
     run_id: str,
     label: str,
@@ -165,7 +173,7 @@ def denoise_steps(
     prompt: str,
     previous: Fragment | None,
     run_dir: Path,
-) -> Fragment:
+) -> tuple[Fragment, Denoised]:
     """Wait for as long as the steps take; after the last one also for decoding."""
     with _working(run_id) as (config, device, started):
         costs, size = config.costs_of(device), fragment.num_samples
@@ -175,15 +183,13 @@ def denoise_steps(
         if steps.stop == config.rollout.num_steps:
             seconds += costs.decode(size) * config.factor("decode", *place)
         _wait_until(started + seconds)
-    per_step = seconds / len(steps)
-    receipts.attach({"version": version, "logprobs": {}, "seconds_per_step": per_step})
-    return fragment
+    return fragment, Denoised(version, logprobs={}, seconds_per_step=seconds / len(steps))
 
 
-@task(name="decode and score", task_run_name="{label}")
+@body("decode and score", Scored)
 def decode_and_score(
     run_id: str, label: str, *, prompt: str, metadata: Metadata, segment: Fragment, run_dir: Path
-) -> None:
+) -> tuple[None, Scored]:
     """Wait for the reward servers."""
     place = (segment.iteration, segment.group)
     with _working(run_id) as (config, _, _):
@@ -191,10 +197,10 @@ def decode_and_score(
         if config.costs.reward:
             seconds = [config.costs.reward * factor for factor in factors]
             _emulations[run_id].servers.score(place, seconds)
-    receipts.attach({"rewards": {"reward": factors}})
+    return None, Scored({"reward": factors})
 
 
-@task(name="train", task_run_name="{label}")
+@body("train", Trained)
 def train_pack(
     run_id: str,
     label: str,
@@ -206,60 +212,60 @@ def train_pack(
     prompts: dict[int, str],
     advantages: dict[int, np.ndarray],
     previous: None,
-) -> None:
+) -> tuple[None, Trained]:
     """Wait for as long as the pack takes."""
     with _working(run_id) as (config, device, started):
         factor = config.factor("train", pack.iteration, pack.index)
         _wait_until(started + config.costs_of(device).pack(pack.num_pairs) * factor)
-    receipts.attach({"too_large": False})
+    return None, Trained(too_large=False)
 
 
-@task(task_run_name="{label}")
-def reduce(run_id: str, label: str, sums: list[None]) -> None:
+@body("reduce", Nothing)
+def reduce(run_id: str, label: str, sums: list[None]) -> tuple[None, Nothing]:
     """Take no time."""
     with _working(run_id):
-        pass
+        return None, Nothing()
 
 
-@task(name="optimizer step", task_run_name="{label}")
-def step(run_id: str, label: str, state: int, total: None) -> int:
+@body("optimizer step", Updated)
+def step(run_id: str, label: str, state: int, total: None) -> tuple[int, Updated]:
     """Wait for as long as the optimizer takes, and make the next version."""
     version = state + 1
     with _working(run_id) as (config, _, started):
         _wait_until(started + config.costs.optimizer_step * config.factor("step", version))
-    receipts.attach({"version": version, "hash": str(version), "metrics": {}})
-    return version
+    return version, Updated(version, str(version), metrics={})
 
 
-@task(name="publish", task_run_name="{label}")
-def publish(run_id: str, label: str, state: int, *, average: bool = False) -> int:
+@body("publish", Nothing)
+def publish(run_id: str, label: str, state: int, *, average: bool = False) -> tuple[int, Nothing]:
     """Take no time."""
     with _working(run_id):
-        return state
+        return state, Nothing()
 
 
-@task(name="push", task_run_name="{label}")
-def push_weights(run_id: str, label: str, policy_version: int) -> None:
+@body("push", HeldVersion)
+def push_weights(run_id: str, label: str, policy_version: int) -> tuple[None, HeldVersion]:
     """Wait for the link, if the device generates."""
     with _working(run_id) as (config, device, started):
         if policy_version and "rollout" in config.devices[device].roles:
             _wait_until(started + config.costs.push)
-    receipts.attach({"version": policy_version, "hash": str(policy_version)})
+    return None, HeldVersion(policy_version, str(policy_version))
 
 
-@task(name="switch", task_run_name="{label}")
-def switch(run_id: str, label: str, role: Role, number: int) -> None:
+@body("switch", Nothing)
+def switch(run_id: str, label: str, role: Role, number: int) -> tuple[None, Nothing]:
     """Wait for as long as it takes to get ready for the work of a role."""
     with _working(run_id) as (config, device, started):
         costs = config.costs
         seconds = costs.switch_to_rollout if role == "rollout" else costs.switch_to_trainer
         factor = config.factor(f"switch {device}", number)
         _wait_until(started + seconds * factor)
+    return None, Nothing()
 
 
-EMULATED = {
-    body.name: body
-    for body in (
+EMULATED: Final[dict[str, Body[..., object, Facts]]] = {
+    waiting.name: waiting
+    for waiting in (
         load_model,
         count_tokens,
         start_state,
@@ -274,4 +280,4 @@ EMULATED = {
         switch,
     )
 }
-"""Name of a real task -> the task that waits in its place."""
+"""Name of a real body -> the one that waits in its place, with facts of the same kind."""

@@ -2,14 +2,15 @@
 
 import numpy as np
 import torch
-from prefect import task
 
 from digen_core.data.prompts import Prompt
 from digen_core.rewards.scoring import Asked
 from digen_core.rollout.evaluation import sample_images
 from digen_core.training.optimizer import PolicyVersion
 from digen_core.transport.arrays import to_array
-from tasks.score import attach_scores
+from tasks.body import body
+from tasks.receipts import Nothing, Scored
+from tasks.score import scores_of
 from tasks.worker.engine import working
 
 SHOWN_PER_PROMPT = 8
@@ -17,7 +18,7 @@ THUMBNAIL_PIXELS = 128  # what goes through the flow process stays small
 SHOWN_VIDEOS, SHOWN_FRAMES = 4, 16  # of a prompt, of a video
 
 
-@task(name="evaluate", task_run_name="{label}")
+@body("evaluate", Scored)
 def sample_and_score(
     run_id: str,
     label: str,
@@ -27,7 +28,7 @@ def sample_and_score(
     samples_per_prompt: int,
     policy_version: PolicyVersion,
     keep: bool,
-) -> np.ndarray | None:
+) -> tuple[np.ndarray | None, Scored]:
     """Sample some prompts, score the images, and return them if they are needed after that.
 
     Args:
@@ -51,17 +52,18 @@ def sample_and_score(
                 seed=config.seed,
             )
         asked = Asked.of(prompts, samples_per_prompt)
-        attach_scores(engine.rewards, config.rewards, images, *asked)
-    return to_array(images) if keep else None
+        scored = scores_of(engine.rewards, config.rewards, images, *asked)
+    return to_array(images) if keep else None, scored
 
 
-@task(task_run_name="{label}")
+@body("thumbnails", Nothing)
 def thumbnails(
     run_id: str, label: str, images: np.ndarray, samples_per_prompt: int, shown: int
-) -> np.ndarray:
+) -> tuple[np.ndarray, Nothing]:
     """Return small images of the first ``shown`` prompts, as `_thumbnails` says."""
     with working(run_id):
-        return _thumbnails(torch.tensor(images).unflatten(0, (-1, samples_per_prompt)), shown)
+        by_prompt = torch.tensor(images).unflatten(0, (-1, samples_per_prompt))
+        return _thumbnails(by_prompt, shown), Nothing()
 
 
 def _thumbnails(images: torch.Tensor, shown: int) -> np.ndarray:

@@ -2,15 +2,18 @@
 
 from pathlib import Path
 
-from prefect import task
-
 from digen_core.models.export import save_for_diffusers
 from digen_core.training.optimizer import TrainState
+from tasks.body import body
+from tasks.receipts import Nothing
 from tasks.worker.engine import working
 
 
-@task(name="export", task_run_name="{label}")
-def export_weights(run_id: str, label: str, state: TrainState, folder: Path) -> None:
+@body("export", Nothing)
+def export_weights(
+    run_id: str, label: str, state: TrainState, folder: Path
+) -> tuple[None, Nothing]:
     """Save the moving average of a version's weights (its weights where there is none)."""
     with working(run_id) as engine, engine.temporary_weights(state.ema):
         save_for_diffusers(engine.policy, folder)
+    return None, Nothing()

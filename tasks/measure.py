@@ -7,7 +7,6 @@ from time import time
 from typing import Literal
 
 import torch
-from prefect import task
 from torch import Tensor
 
 from digen_core.config.run import RunConfig
@@ -17,7 +16,8 @@ from digen_core.planning.profile import LineFit, Measured
 from digen_core.training.gradient_sum import pack_gradient
 from digen_core.training.pairs import CleanPairs, Pairs
 from digen_core.transport.arrays import Arrays, to_tensors
-from tasks import receipts
+from tasks.body import body
+from tasks.receipts import MeasuredCosts
 from tasks.setup import load_engine
 from tasks.worker.engine import Engine, working
 
@@ -27,14 +27,14 @@ Work = Literal["step", "pack"]
 """A denoising step of some samples, or forward and backward of some pairs."""
 
 
-@task(name="measure", task_run_name="{label}")
+@body("measure", MeasuredCosts)
 def measure(
     run_id: str, label: str, conditions: dict[str, Arrays], prompt: str, roles: list[str]
-) -> None:
+) -> tuple[None, MeasuredCosts]:
     """Measure the work of some roles, with the model of the run."""
     with working(run_id) as engine:
         found = _measured(engine, to_tensors(conditions[prompt], engine.policy.device), roles)
-    receipts.attach({"measured": found.model_dump()})
+    return None, MeasuredCosts(found)
 
 
 def measure_alone(config: RunConfig, prompt: str) -> Measured:

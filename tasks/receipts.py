@@ -1,57 +1,201 @@
-"""Receipts: small facts that a task body hands to the flow besides its result.
+"""Receipts: what the flow hears of a task besides its result.
 
 Results of tasks are big arrays that stay on the workers. What the flow has to know to decide what
-comes next is small (seconds, rewards, a policy version) and travels as a *receipt*: the body
-attaches it, the worker sends it over Dask's event stream, and
-`tasks.runner.completions.Completions` hands it out in the flow process. This module imports neither
-Prefect nor Dask, so that any task body may.
+comes next is small (seconds, rewards, a policy version) and travels as a *receipt*: where and when
+the task ran, `Ran`, and the facts of its kind, one class below for each kind. The worker sends it
+as msgpack over Dask's event stream, `tasks.runner.completions.Completions` hands it out in the flow
+process, and `read` checks it there. This module imports neither Prefect nor Dask.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from dataclasses import dataclass, field
+from typing import ClassVar, Final, Generic, TypeVar
 
 import msgpack
+from pydantic import (
+    ConfigDict,
+    StrictBool,
+    StrictBytes,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import ErrorDetails
 
-MAX_RECEIPT_BYTES = 65_536
+from digen_core.planning.profile import Measured
+from digen_core.trace.usage import Usage
 
-_collected: ContextVar[dict[str, Any] | None] = ContextVar("collected_receipt", default=None)
+MAX_RECEIPT_BYTES: Final = 65_536
+
+Plain = dict[str, object]
+"""A receipt as it is sent: ``ran`` and ``facts``, each a dict of plain values by field."""
 
 
-def attach(facts: dict[str, Any]) -> None:
-    """Add ``facts`` to the receipt of the running task; later values replace earlier ones.
+class ReceiptError(ValueError):
+    """A receipt is not what its task sends; the message names the fields and their values."""
+
+
+class _Checked:
+    """The base of what is read: a field that is unknown, NaN or Inf is refused."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran(_Checked):
+    """Where and when a task ran, what arrived for it, and what its process used."""
+
+    device: StrictStr  # a pool's worker: its name
+    started: StrictFloat  # seconds since the epoch, by the device's clock
+    ended: StrictFloat
+    num_bytes: StrictInt  # that other workers sent for it
+    compile_seconds: StrictFloat = 0.0  # of its time, that torch.compile took
+    usage: Usage | None = None  # since the task before it; None: no time has passed since then
+
+    @property
+    def seconds(self) -> float:
+        """Return how long it took."""
+        return self.ended - self.started
+
+
+# --- facts, by kind of task -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Facts(_Checked):
+    """What one kind of task has to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing(Facts):
+    """Of a task of which only matters that, where and when it ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountedTokens(Facts):
+    """How long prompts are for the model."""
+
+    most: StrictInt  # tokens of the longest
+    num_cut: StrictInt  # prompts that have more than the model is given
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCosts(Facts):
+    """What work costs on the device."""
+
+    measured: Measured
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedRewards(Facts):
+    """What a person should know of rewards that were called for the first time."""
+
+    notes: list[StrictStr]  # a line each
+
+
+@dataclass(frozen=True, slots=True)
+class Denoised(Facts):
+    """What some denoising steps of a fragment recorded."""
+
+    version: StrictInt  # that generated
+    logprobs: dict[StrictInt, list[StrictFloat]]  # noisy step -> of each sample
+    seconds_per_step: StrictFloat
+    kl: dict[StrictInt, list[StrictFloat]] = field(default_factory=dict)
+    """Step -> each sample's divergence from the reference policy; of no step if nobody asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored(Facts):
+    """What samples were found to be worth by the rewards of one worker."""
+
+    rewards: dict[StrictStr, list[StrictFloat]]  # column -> of each sample, see `score_images`
+    notes: list[StrictStr] = field(default_factory=list)  # of failures that are neutral, the first
+    pictures: list[StrictBytes] = field(default_factory=list)  # JPEGs of the samples that are shown
+
+
+@dataclass(frozen=True, slots=True)
+class Trained(Facts):
+    """Whether a pack's gradient was added."""
+
+    too_large: StrictBool  # it did not fit into memory, and added nothing
+
+
+@dataclass(frozen=True, slots=True)
+class HeldVersion(Facts):
+    """A policy version that a worker has: made, restored, or loaded as it was pushed."""
+
+    version: StrictInt
+    hash: StrictStr  # of the weights as they are there
+
+
+@dataclass(frozen=True, slots=True)
+class Updated(Facts):
+    """The version that the optimizer made, and what the update measured."""
+
+    version: StrictInt
+    hash: StrictStr  # of its weights
+    metrics: dict[StrictStr, StrictFloat]  # by name, ``train/...``
+
+
+FactsT = TypeVar("FactsT", bound=Facts)
+FactsT_co = TypeVar("FactsT_co", bound=Facts, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt(Generic[FactsT_co]):
+    """What the flow hears of a task that succeeded."""
+
+    ran: Ran
+    facts: FactsT_co
+
+
+# --- on the worker ----------------------------------------------------------------------------
+
+_collected: ContextVar[Plain | None] = ContextVar("collected_receipt", default=None)
+_PLAIN: Final = TypeAdapter(object)
+
+
+def attach(part: Ran | Facts) -> None:
+    """Make one of its two parts the running task's; a later one of the same part replaces it.
 
     Where nobody collects receipts (a body called in a test, or run by another task runner) this
-    checks the facts and drops them. A retried task keeps what its earlier attempts attached, save
-    what the later ones replace.
-
-    Args:
-        facts: Plain values only: None, bool, int, float, str, bytes, and lists and dicts of them.
+    checks the part and drops it.
 
     Raises:
-        TypeError: If a value is not plain; NumPy and torch scalars are not.
-        ValueError: If the receipt would exceed `MAX_RECEIPT_BYTES`.
+        TypeError: a value is not plain; NumPy and torch scalars are not.
+        ValueError: the receipt would exceed `MAX_RECEIPT_BYTES`.
     """
-    merged = {**(_collected.get() or {}), **facts}
+    receipt = _collected.get()
+    name = "ran" if isinstance(part, Ran) else "facts"
+    merged: Plain = {**(receipt or {}), name: _PLAIN.dump_python(part)}
     try:
-        num_bytes = len(msgpack.packb(merged))
+        num_bytes = len(packed(merged))
     except (TypeError, ValueError, OverflowError) as error:
-        raise TypeError(f"a receipt takes plain values only, not {facts!r}: {error}") from error
+        raise TypeError(f"a receipt takes plain values only, not {part!r}: {error}") from error
     if num_bytes > MAX_RECEIPT_BYTES:
         raise ValueError(
             f"a receipt of {num_bytes} bytes exceeds {MAX_RECEIPT_BYTES}; "
             "return large values as the task's result instead"
         )
-    receipt = _collected.get()
     if receipt is not None:
-        receipt.update(facts)
+        receipt.update(merged)
+
+
+def packed(receipt: Plain) -> bytes:
+    """Return a receipt as msgpack."""
+    found: bytes = msgpack.packb(receipt)
+    return found
 
 
 @contextmanager
-def collecting() -> Iterator[dict[str, Any]]:
+def collecting() -> Iterator[Plain]:
     """Yield the dict into which `attach` writes inside this block."""
-    receipt: dict[str, Any] = {}
+    receipt: Plain = {}
     token = _collected.set(receipt)
     try:
         yield receipt
@@ -62,3 +206,50 @@ def collecting() -> Iterator[dict[str, Any]]:
 def is_collecting() -> bool:
     """Say whether the caller runs inside a task whose receipt is collected."""
     return _collected.get() is not None
+
+
+# --- in the flow process ----------------------------------------------------------------------
+
+_RAN: Final = TypeAdapter(Ran)
+
+
+def read(receipt: bytes, facts: TypeAdapter[FactsT]) -> Receipt[FactsT]:
+    """Return what a worker sent.
+
+    Args:
+        receipt: as `packed` gave it.
+        facts: of the task's kind.
+
+    Raises:
+        ReceiptError: it is no msgpack, or a field is unknown, missing, of another type, NaN or Inf.
+    """
+    parts = _unpacked(receipt)
+    try:
+        return Receipt(
+            _RAN.validate_python(parts.get("ran", {})),
+            facts.validate_python(parts.get("facts", {})),
+        )
+    except ValidationError as error:
+        problems = "; ".join(map(_problem, error.errors()))
+        raise ReceiptError(f"{error.title}: {problems}") from error
+
+
+def _unpacked(receipt: bytes) -> Plain:
+    try:
+        found: object = msgpack.unpackb(receipt, strict_map_key=False)  # steps are numbers
+    except ValueError as error:
+        raise ReceiptError(f"{len(receipt)} bytes are no msgpack: {error}") from error
+    if not isinstance(found, dict):
+        raise ReceiptError(f"its parts are no dict, but {found!r:.80}")
+    return found
+
+
+def _problem(item: ErrorDetails) -> str:
+    """Say what is wrong with one field."""
+    name = ".".join(map(str, item["loc"]))
+    match item["type"]:
+        case "missing":
+            return f"{name} is missing"
+        case "unexpected_keyword_argument":
+            return f"{name} is unknown"
+    return f"{name}: {item['msg']}, not {item['input']!r:.80}".removeprefix(": ")

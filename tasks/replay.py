@@ -10,7 +10,6 @@ from digen_core.checkpoints.tensors import read_checkpoint
 from digen_core.errors import UserError
 from digen_core.reference.replay import KeptIteration
 from digen_core.training.optimizer import TrainState, initial_state, published
-from tasks import receipts
 from tasks.rollout import encode
 from tasks.setup import load_engine
 from tasks.train import step, train_pack
@@ -45,30 +44,28 @@ def replay(run_dir: Path, kept: KeptIteration) -> Replayed:
     before = _state_before(engine, kept)
     engine.load(published(before))
     total, prompts = None, sorted(set(kept.prompts.values()))
-    conditions = encode.fn(REPLAY, "encode", prompts)
+    conditions, _ = encode(REPLAY, "encode", prompts)
     for pack in kept.packs:
         groups = {block.fragment.group for block in pack.blocks}
-        with receipts.collecting() as receipt:
-            total = train_pack.fn(
-                REPLAY,
-                f"train p{pack.index:03d}",
-                pack=pack,
-                version=before.version,
-                segments=[s for s in kept.segments if s.fragment.group in groups],
-                conditions=[conditions],
-                prompts={group: kept.prompts[group] for group in groups},
-                advantages={group: kept.advantages[group] for group in groups},
-                previous=total,
-            )
-        if receipt["too_large"]:
+        total, trained = train_pack(
+            REPLAY,
+            f"train p{pack.index:03d}",
+            pack=pack,
+            version=before.version,
+            segments=[s for s in kept.segments if s.fragment.group in groups],
+            conditions=[conditions],
+            prompts={group: kept.prompts[group] for group in groups},
+            advantages={group: kept.advantages[group] for group in groups},
+            previous=total,
+        )
+        if trained.too_large:
             raise UserError(
                 f"a pack of {pack.num_pairs} pairs does not fit into memory; use a smaller "
                 "--train.pack-size"
             )
     assert total is not None, "an iteration that was trained has packs"
-    with receipts.collecting() as receipt:
-        state = step.fn(REPLAY, "optimizer step", before, total)
-    return Replayed(state, receipt["metrics"], _difference(run_dir, state))
+    state, update = step(REPLAY, "optimizer step", before, total)
+    return Replayed(state, update.metrics, _difference(run_dir, state))
 
 
 def _state_before(engine: Engine, kept: KeptIteration) -> TrainState:

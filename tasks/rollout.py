@@ -1,12 +1,12 @@
 """Rollout tasks: encode a prompt, denoise some steps of a fragment, decode and score it."""
 
+from dataclasses import replace
 from pathlib import Path
 from time import time
 from typing import Final
 
 import numpy as np
 import torch
-from prefect import task
 from torch import Tensor
 
 from digen_core.control.protocol import Fragment
@@ -25,8 +25,9 @@ from digen_core.transport.arrays import (
 from digen_core.transport.images import name_of, write_image
 from digen_core.transport.segment import Segment
 from digen_core.transport.trajectories import write_segment
-from tasks import receipts
-from tasks.score import attach_scores
+from tasks.body import body
+from tasks.receipts import Denoised, Nothing, Scored
+from tasks.score import scores_of
 from tasks.views.display import thumbnail
 from tasks.worker.engine import Engine, working
 
@@ -35,14 +36,15 @@ SHOWN_SAMPLES: Final = 4
 """What an iteration's page shows: the first samples of the first groups."""
 
 
-@task(task_run_name="{label}")
-def encode(run_id: str, label: str, prompts: list[str]) -> dict[str, Arrays]:
+@body("encode", Nothing)
+def encode(run_id: str, label: str, prompts: list[str]) -> tuple[dict[str, Arrays], Nothing]:
     """Embed the prompts of some groups, each by itself: one row that all its fragments share."""
     with working(run_id) as engine:
-        return {prompt: to_arrays(engine.policy.encode([prompt])) for prompt in prompts}
+        found = {prompt: to_arrays(engine.policy.encode([prompt])) for prompt in prompts}
+    return found, Nothing()
 
 
-@task(name="denoise", task_run_name="{label}")
+@body("denoise", Denoised)
 def denoise_steps(
     run_id: str,
     label: str,
@@ -55,7 +57,7 @@ def denoise_steps(
     prompt: str,
     previous: Segment | None,
     run_dir: Path,
-) -> Segment:
+) -> tuple[Segment, Denoised]:
     """Run denoising steps of a fragment with one policy version, after ``previous``'s.
 
     What training needs of them is kept in the run's folder, if the config asks for it.
@@ -81,11 +83,9 @@ def denoise_steps(
         if engine.config.tracking.keep_trajectories:
             kept_steps = steps_to_keep(engine.config, fragment.iteration)
             write_segment(run_dir, segment, kept_steps)
-    logprobs = {str(step): values.tolist() for step, values in segment.logprobs.items()}
-    kl = {str(step.step): step.kl.tolist() for step in done if step.kl is not None}
-    facts = {"version": version, "logprobs": logprobs, "kl": kl, "seconds_per_step": seconds}
-    receipts.attach(facts)
-    return segment
+    logprobs = {step: values.tolist() for step, values in segment.logprobs.items()}
+    kl = {step.step: step.kl.tolist() for step in done if step.kl is not None}
+    return segment, Denoised(version, logprobs, seconds, kl)
 
 
 def _schedule(engine: Engine, fragment: Fragment, previous: Segment | None) -> Tensor:
@@ -135,26 +135,26 @@ def _denoise(
     )
 
 
-@task(name="decode and score", task_run_name="{label}")
+@body("decode and score", Scored)
 def decode_and_score(
     run_id: str, label: str, *, prompt: str, metadata: Metadata, segment: Segment, run_dir: Path
-) -> np.ndarray | None:
+) -> tuple[np.ndarray | None, Scored]:
     """Decode the clean latents of a fragment, reward the images, and keep them if asked to.
 
     Returns:
-        The images, float32 [B, 3, H, W], or videos, for the pools that score them, too.
+        The images, float32 [B, 3, H, W], or videos, for the pools that score them, too; and what
+        the rewards said of them.
     """
     fragment = segment.fragment
     with working(run_id) as engine:
         policy, config = engine.policy_of(fragment.iteration, fragment.group), engine.config
         images = policy.decode(to_tensor(segment.x, policy.device))
         asked = [prompt] * len(images), [metadata] * len(images)
-        attach_scores(engine.rewards, config.rewards, images, *asked)
+        scored = scores_of(engine.rewards, config.rewards, images, *asked)
         shown = _pictures(images) if _is_shown(fragment) else []
         if config.tracking.keep_images != "none":
             _keep_images(engine, fragment, images, run_dir)
-    receipts.attach({"pictures": shown})
-    return to_array(images) if config.pools else None
+    return to_array(images) if config.pools else None, replace(scored, pictures=shown)
 
 
 def _is_shown(fragment: Fragment) -> bool:

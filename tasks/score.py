@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from distributed import get_worker
-from prefect import task
 
 from digen_core.config.model import ModelConfig
 from digen_core.config.rewards import RewardConfig
@@ -18,7 +17,8 @@ from digen_core.preflight.reward_probe import probe
 from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardFn, score_images
 from digen_core.transport.arrays import to_tensor
-from tasks import receipts
+from tasks.body import body
+from tasks.receipts import Nothing, ProbedRewards, Scored
 from tasks.worker.engine import engine_of
 from tasks.worker.span import span_on_receipt
 
@@ -45,8 +45,8 @@ class Pool:
 _functions: dict[tuple[str, str], dict[str, RewardFn]] = {}  # by run and pool
 
 
-@task(name="load rewards", task_run_name="{label}")
-def load_rewards(run_id: str, label: str, pool: Pool) -> None:
+@body("load rewards", Nothing)
+def load_rewards(run_id: str, label: str, pool: Pool) -> tuple[None, Nothing]:
     """Load what a pool scores with.
 
     Raises:
@@ -54,9 +54,10 @@ def load_rewards(run_id: str, label: str, pool: Pool) -> None:
     """
     with span_on_receipt(str(get_worker().name)):
         _functions_of(run_id, pool)
+    return None, Nothing()
 
 
-@task(name="probe rewards", task_run_name="{label}")
+@body("probe rewards", ProbedRewards)
 def probe_rewards(
     run_id: str,
     label: str,
@@ -65,8 +66,8 @@ def probe_rewards(
     rewards: Mapping[str, RewardConfig],
     pool: Pool | None,
     prompts: Sequence[Prompt],
-) -> None:
-    """Probe some of the rewards that this worker has loaded; the receipt has warnings.
+) -> tuple[None, ProbedRewards]:
+    """Probe some of the rewards that this worker has loaded, and return warnings.
 
     Args:
         run_id: of the run.
@@ -85,10 +86,10 @@ def probe_rewards(
         chosen = {name: functions[name] for name in rewards}
         device = resolve_device(model.device)
         probe(chosen, rewards, model.size, prompts, device, notes.append)
-        receipts.attach({"notes": notes})
+    return None, ProbedRewards(notes)
 
 
-@task(name="score", task_run_name="{label}")
+@body("score", Scored)
 def score(
     run_id: str,
     label: str,
@@ -97,21 +98,22 @@ def score(
     images: np.ndarray,
     prompts: Sequence[str],
     metadata: Sequence[Metadata],
-) -> None:
-    """Score samples with the rewards of a pool; the receipt has their columns."""
+) -> tuple[None, Scored]:
+    """Score samples with the rewards of a pool."""
     with span_on_receipt(str(get_worker().name)):
         seen = to_tensor(images, resolve_device(pool.device))
-        attach_scores(_functions_of(run_id, pool), pool.rewards, seen, prompts, metadata)
+        functions = _functions_of(run_id, pool)
+        return None, scores_of(functions, pool.rewards, seen, prompts, metadata)
 
 
-def attach_scores(
+def scores_of(
     functions: Mapping[str, RewardFn],
     configs: Mapping[str, RewardConfig],
     images: torch.Tensor,
     prompts: Sequence[str],
     metadata: Sequence[Metadata],
-) -> None:
-    """Score samples, and put the columns and what failed on the receipt.
+) -> Scored:
+    """Return what rewards say of samples, and what failed.
 
     Args:
         functions: of the rewards, by name.
@@ -128,7 +130,7 @@ def attach_scores(
     for note in notes:
         logger.warning(note)
     rewards = {name: values.tolist() for name, values in columns.items()}
-    receipts.attach({"rewards": rewards, "notes": notes[:MAX_NOTES]})
+    return Scored(rewards, notes[:MAX_NOTES])
 
 
 def _functions_of(run_id: str, pool: Pool) -> dict[str, RewardFn]:

@@ -2,25 +2,26 @@
 
 from collections.abc import Collection
 from pathlib import Path
-from time import time
-
-from prefect import task
 
 from digen_core.checkpoints.tensors import read_checkpoint
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.preflight.model import explain_load_error
 from digen_core.training.optimizer import TrainState
-from tasks import receipts
+from tasks.body import body
+from tasks.receipts import CountedTokens, HeldVersion, Nothing
 from tasks.worker.engine import Engine, build_engine, working
+from tasks.worker.span import span_on_receipt
 
 
-@task(name="load model", task_run_name="{label}")
-def load_model(run_id: str, label: str, config: RunConfig, device: str, roles: list[str]) -> None:
+@body("load model", Nothing)
+def load_model(
+    run_id: str, label: str, config: RunConfig, device: str, roles: list[str]
+) -> tuple[None, Nothing]:
     """Load the parts of the model that the worker needs for its roles."""
-    started = time()
-    load_engine(run_id, config, device, roles)
-    receipts.attach({"device": device, "started": started, "ended": time()})
+    with span_on_receipt(device):
+        load_engine(run_id, config, device, roles)
+    return None, Nothing()
 
 
 def load_engine(run_id: str, config: RunConfig, device: str, roles: Collection[str]) -> Engine:
@@ -35,16 +36,16 @@ def load_engine(run_id: str, config: RunConfig, device: str, roles: Collection[s
         raise UserError(explain_load_error(config.model, error)) from error
 
 
-@task(name="count tokens", task_run_name="{label}")
-def count_tokens(run_id: str, label: str, prompts: list[str]) -> None:
-    """Say on the receipt how many tokens the prompts take: the largest number, and how many cut."""
+@body("count tokens", CountedTokens)
+def count_tokens(run_id: str, label: str, prompts: list[str]) -> tuple[None, CountedTokens]:
+    """Say how many tokens the prompts take: the largest number, and how many cut."""
     with working(run_id) as engine:
         numbers, most = engine.policy.num_tokens(prompts), engine.config.model.max_sequence_length
-    receipts.attach({"most": max(numbers), "num_cut": sum(number > most for number in numbers)})
+    return None, CountedTokens(max(numbers), sum(number > most for number in numbers))
 
 
-@task(name="restore version", task_run_name="{label}")
-def restore_state(run_id: str, label: str, checkpoint: Path) -> TrainState:
+@body("restore version", HeldVersion)
+def restore_state(run_id: str, label: str, checkpoint: Path) -> tuple[TrainState, HeldVersion]:
     """Read a version that a run kept.
 
     Raises:
@@ -52,5 +53,4 @@ def restore_state(run_id: str, label: str, checkpoint: Path) -> TrainState:
     """
     with working(run_id):
         state = read_checkpoint(checkpoint)
-    receipts.attach({"version": state.version, "hash": state.weights_hash})
-    return state
+    return state, HeldVersion(state.version, state.weights_hash)

@@ -5,7 +5,6 @@ from functools import reduce as fold
 
 import numpy as np
 import torch
-from prefect import task
 
 from digen_core.config.model import Size
 from digen_core.config.run import RunConfig
@@ -25,13 +24,14 @@ from digen_core.training.optimizer import (
 from digen_core.training.pairs import CleanPairs, gather_pairs
 from digen_core.transport.arrays import Arrays
 from digen_core.transport.segment import Segment
-from tasks import receipts
+from tasks.body import body
+from tasks.receipts import HeldVersion, Nothing, Trained, Updated
 from tasks.worker.engine import Engine, version_zero, working
 
 NOTHING = GradientSum({}, PackMetrics())
 
 
-@task(name="train", task_run_name="{label}")
+@body("train", Trained)
 def train_pack(
     run_id: str,
     label: str,
@@ -43,10 +43,10 @@ def train_pack(
     prompts: dict[int, str],
     advantages: dict[int, np.ndarray],
     previous: GradientSum | None,
-) -> GradientSum:
+) -> tuple[GradientSum, Trained]:
     """Add the gradient of a pack to what this device summed before it.
 
-    A pack that does not fit into the device's memory adds nothing; the receipt says so.
+    A pack that does not fit into the device's memory adds nothing.
     """
     with working(run_id, version=version) as engine:
         by_prompt = {prompt: row for part in conditions for prompt, row in part.items()}
@@ -60,8 +60,7 @@ def train_pack(
         except torch.OutOfMemoryError:
             result, too_large = NOTHING, True
         total = result if previous is None else add(previous, result)
-    receipts.attach({"too_large": too_large})
-    return total
+    return total, Trained(too_large)
 
 
 def _by_size(pack: Pack, config: RunConfig) -> list[Pack]:
@@ -101,24 +100,25 @@ def _part_gradient(
     return pack_gradient(policy, pairs, config)
 
 
-@task(task_run_name="{label}")
-def reduce(run_id: str, label: str, sums: list[GradientSum]) -> GradientSum:
+@body("reduce", Nothing)
+def reduce(run_id: str, label: str, sums: list[GradientSum]) -> tuple[GradientSum, Nothing]:
     """Add up the sums of all trainer devices."""
     with working(run_id):
-        return fold(add, sums)
+        return fold(add, sums), Nothing()
 
 
-@task(task_run_name="{label}")
-def start_state(run_id: str, label: str) -> TrainState:
+@body("start_state", HeldVersion)
+def start_state(run_id: str, label: str) -> tuple[TrainState, HeldVersion]:
     """Make version 0."""
     with working(run_id) as engine:
         state = initial_state(version_zero(engine), keeps_old=engine.config.keeps_old)
-    receipts.attach({"version": 0, "hash": state.weights_hash})
-    return state
+    return state, HeldVersion(0, state.weights_hash)
 
 
-@task(name="optimizer step", task_run_name="{label}")
-def step(run_id: str, label: str, state: TrainState, total: GradientSum) -> TrainState:
+@body("optimizer step", Updated)
+def step(
+    run_id: str, label: str, state: TrainState, total: GradientSum
+) -> tuple[TrainState, Updated]:
     """Make the next version; its checkpoint is written beside the tasks that follow."""
     with working(run_id) as engine:
         config = engine.config
@@ -132,35 +132,33 @@ def step(run_id: str, label: str, state: TrainState, total: GradientSum) -> Trai
         )
         engine.unsaved[next_state.version] = next_state
     sums, count, error = total.metrics, total.metrics.num_pairs, total.metrics.replay_error
-    receipts.attach(
-        {
-            "version": next_state.version,
-            "hash": next_state.weights_hash,
-            "metrics": {
-                "train/loss": sums.loss / count,
-                "train/clip_fraction": sums.clipped / count,
-                "train/approx_kl": sums.approx_kl / count,
-                "train/max_log_ratio": sums.max_log_ratio,
-                "train/grad_norm": grad_norm,
-                "train/learning_rate": learning_rate,
-                **({"train/kl": sums.kl / count} if config.algorithm.kl_coefficient else {}),
-                **({} if error is None else {"train/replay_error": error}),
-            },
-        }
-    )
-    return next_state
+    metrics = {
+        "train/loss": sums.loss / count,
+        "train/clip_fraction": sums.clipped / count,
+        "train/approx_kl": sums.approx_kl / count,
+        "train/max_log_ratio": sums.max_log_ratio,
+        "train/grad_norm": grad_norm,
+        "train/learning_rate": learning_rate,
+        **({"train/kl": sums.kl / count} if config.algorithm.kl_coefficient else {}),
+        **({} if error is None else {"train/replay_error": error}),
+    }
+    return next_state, Updated(next_state.version, next_state.weights_hash, metrics)
 
 
-@task(name="publish", task_run_name="{label}")
-def publish(run_id: str, label: str, state: TrainState, *, average: bool = False) -> PolicyVersion:
+@body("publish", Nothing)
+def publish(
+    run_id: str, label: str, state: TrainState, *, average: bool = False
+) -> tuple[PolicyVersion, Nothing]:
     """Take out of a state what other workers need of it: the moments stay on the trainer."""
     with working(run_id):
-        return averaged(state) if average else published(state)
+        return averaged(state) if average else published(state), Nothing()
 
 
-@task(name="push", task_run_name="{label}")
-def push_weights(run_id: str, label: str, policy_version: PolicyVersion) -> None:
+@body("push", HeldVersion)
+def push_weights(
+    run_id: str, label: str, policy_version: PolicyVersion
+) -> tuple[None, HeldVersion]:
     """Load a version on this worker and acknowledge it with the content's hash."""
     with working(run_id) as engine:
         found = engine.load(policy_version)
-    receipts.attach({"version": policy_version.version, "hash": found})
+    return None, HeldVersion(policy_version.version, found)

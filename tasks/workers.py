@@ -4,10 +4,9 @@ Which of the two is chosen once, where a run is opened; no flow asks.
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol, cast
 
 import numpy as np
-from prefect import Task
 
 from digen_core.config.rewards import RewardConfig
 from digen_core.config.run import RunConfig
@@ -18,7 +17,9 @@ from digen_core.planning import job
 from digen_core.preflight.reward_probe import probed_by_workers
 from digen_core.sim.report import OCCUPYING
 from digen_core.training.advantages import Advantages, Columns, advantages_of
+from tasks.body import Body
 from tasks.emulation import DEVICE, EMULATED, REWARD_SERVERS, EmulatedConfig
+from tasks.receipts import FactsT
 
 
 class Workers(Protocol):
@@ -40,8 +41,8 @@ class Workers(Protocol):
         """The shape of an iteration."""
         ...
 
-    def body(self, task: Task[Any, Any]) -> Task[Any, Any]:
-        """Return the task to submit for one."""
+    def body(self, real: Body[..., object, FactsT]) -> Body[..., object, FactsT]:
+        """Return the body to submit for one."""
         ...
 
     def place(self, kind: str, device: str) -> tuple[str, dict[str, int]]:
@@ -78,9 +79,9 @@ class RealWorkers:
         """The shape of an iteration."""
         return job.workload_of(self._config)
 
-    def body(self, task: Task[Any, Any]) -> Task[Any, Any]:
-        """Return the task itself."""
-        return task
+    def body(self, real: Body[..., object, FactsT]) -> Body[..., object, FactsT]:
+        """Return the body itself."""
+        return real
 
     def place(self, kind: str, device: str) -> tuple[str, dict[str, int]]:
         """Return the device, which is a worker."""
@@ -120,9 +121,9 @@ class EmulatedWorkers:
         """The scenario's."""
         return self._config.scenario.workload
 
-    def body(self, task: Task[Any, Any]) -> Task[Any, Any]:
-        """Return the task that waits in a real one's place."""
-        return EMULATED[task.name]
+    def body(self, real: Body[..., object, FactsT]) -> Body[..., object, FactsT]:
+        """Return the body that waits in a real one's place."""
+        return cast("Body[..., object, FactsT]", EMULATED[real.name])
 
     def place(self, kind: str, device: str) -> tuple[str, dict[str, int]]:
         """Return the worker: one scores for all; and a device does one piece of work at a time."""

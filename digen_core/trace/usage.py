@@ -4,16 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from pydantic import StrictFloat, StrictInt
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What the process of a device used since it was last asked."""
 
-    seconds: float
-    cpu_seconds: float  # of all its threads
-    memory_bytes: int  # resident, now
-    gpu_percent: tuple[float, ...] = ()  # samples of the whole GPU's utilisation
-    gpu_memory_bytes: int = 0  # of the whole GPU, the most that was seen; 0 without one
+    seconds: StrictFloat
+    cpu_seconds: StrictFloat  # of all its threads
+    memory_bytes: StrictInt  # resident, now
+    gpu_percent: tuple[StrictFloat, ...] = ()  # samples of the whole GPU's utilisation
+    gpu_memory_bytes: StrictInt = 0  # of the whole GPU, the most that was seen; 0 without one
 
 
 def usage_metrics(device: str, parts: Sequence[Usage]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Any
 from prefect.futures import PrefectFuture
 
 from flows.runtime.iterations.open_iteration import OpenIteration
-from flows.runtime.submission import Submitter
+from flows.runtime.submission import Submitter, Work
 from tasks.rollout import encode
 
 MAX_CONDITIONS = 512
@@ -57,16 +57,16 @@ class Conditions:
 
     def _encode(self, iteration: OpenIteration, groups: Sequence[int], device: str) -> None:
         prompts = [iteration.round.prompts[group] for group in groups]
-        future = self._submitter.submit(
-            iteration,
-            encode,
-            " ".join(["encode", *(f"g{group:02d}" for group in groups)]),
-            device,
+        work = Work(
+            body=encode,
+            label=" ".join(["encode", *(f"g{group:02d}" for group in groups)]),
+            device=device,
             kind="encode",
             about={"num_items": len(prompts)},
+            parameters={"prompts": prompts},
             priority=iteration.round.priority_of(groups[0]),
-            prompts=prompts,
         )
+        future = self._submitter.submit(iteration, work)
         self._held.update(dict.fromkeys(prompts, (device, future)))
         while len(self._held) > self._capacity:
             self._held.popitem(last=False)

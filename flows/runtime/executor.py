@@ -5,7 +5,6 @@ the Dask graph, and reads only receipts: seconds, rewards, hashes.
 """
 
 from collections.abc import Collection
-from typing import Any
 
 from digen_core.control import protocol
 from digen_core.control.protocol import Event, Instruction
@@ -15,8 +14,9 @@ from flows.runtime.fleet.batch import TaskFailedError
 from flows.runtime.generation import Denoising
 from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.scoring import Scoring
-from flows.runtime.submission import Submitter
+from flows.runtime.submission import Submitter, Work
 from tasks.emulation import switch
+from tasks.receipts import HeldVersion, Receipt, Trained, Updated
 from tasks.runner.completions import Completion
 from tasks.train import publish, push_weights, reduce, step, train_pack
 
@@ -147,40 +147,41 @@ class Executor:
         groups = sorted({block.fragment.group for block in pack.blocks})
         held = [self._conditions.of(it, group, do.device) for group in groups]
 
-        def event_of(receipt: dict[str, Any]) -> Event:
-            too_large = receipt["too_large"]
+        def event_of(receipt: Receipt[Trained]) -> Event:
+            too_large = receipt.facts.too_large
             return protocol.PackTooLarge(pack) if too_large else protocol.PackTrained(pack)
 
-        it.sums[do.device] = self._submitter.submit(
-            it,
-            train_pack,
-            f"train p{pack.index:03d}",
-            do.device,
-            event_of,
+        work = Work(
+            body=train_pack,
+            label=f"train p{pack.index:03d}",
+            device=do.device,
             kind="train",
             about={"version": do.version, "num_items": pack.num_pairs},
+            parameters={
+                "pack": pack,
+                "version": do.version,
+                "segments": it.segments_of(pack.blocks, only_last=self._run.config.trains_clean),
+                "conditions": list({future.task_run_id: future for future in held}.values()),
+                "prompts": {group: it.round.prompts[group] for group in groups},
+                "advantages": {group: it.advantages[group] for group in groups},
+                "previous": it.sums.get(do.device),
+            },
+            event_of=event_of,
             priority=0,
-            pack=pack,
-            version=do.version,
-            segments=it.segments_of(pack.blocks, only_last=self._run.config.trains_clean),
-            conditions=list({future.task_run_id: future for future in held}.values()),
-            prompts={group: it.round.prompts[group] for group in groups},
-            advantages={group: it.advantages[group] for group in groups},
-            previous=it.sums.get(do.device),
         )
+        it.sums[do.device] = self._submitter.submit(it, work)
 
     def _reduce(self, do: protocol.Reduce) -> None:
         it = self._iterations[do.iteration]
-        it.total = self._submitter.submit(
-            it,
-            reduce,
-            "reduce",
-            do.device,
-            lambda receipt: protocol.GradientReduced(do.iteration),
+        work = Work(
+            body=reduce,
+            label="reduce",
+            device=do.device,
             kind="reduce",
-            about={},
-            sums=[it.sums[device] for device in do.devices],
+            parameters={"sums": [it.sums[device] for device in do.devices]},
+            event_of=lambda receipt: protocol.GradientReduced(do.iteration),
         )
+        it.total = self._submitter.submit(it, work)
 
     # --- versions -------------------------------------------------------------------------
 
@@ -188,72 +189,68 @@ class Executor:
         it, version = self._iterations[do.iteration], do.version + 1
         it.reward_history = self._reward_history  # a next iteration adds to it
 
-        def event_of(receipt: dict[str, Any]) -> Event:
-            it.recorder.add_update(receipt)
-            self._run.progress.stepped(version, receipt["hash"], version - self._max_stale)
+        def event_of(receipt: Receipt[Updated]) -> Event:
+            it.recorder.add_update(receipt.facts)
+            self._run.progress.stepped(version, receipt.facts.hash, version - self._max_stale)
             return protocol.Stepped(version)
 
-        state = self._submitter.submit(
-            it,
-            step,
-            f"optimizer step v{version}",
-            do.device,
-            event_of,
+        work = Work(
+            body=step,
+            label=f"optimizer step v{version}",
+            device=do.device,
             kind="step",
             about={"version": version},
-            state=self._run.progress.state,
-            total=it.total,
+            parameters={"state": self._run.progress.state, "total": it.total},
+            event_of=event_of,
         )
-        self._run.progress.stepping(state)
+        self._run.progress.stepping(self._submitter.submit(it, work))
         self.publish(it, do.device, version)
 
     def publish(self, it: OpenIteration, device: str, version: int) -> None:
         """Let the trainer take out of its state what a push moves."""
         self._makers[version] = it
-        policy_version = self._submitter.submit(
-            it,
-            publish,
-            f"publish v{version}",
-            device,
+        work = Work(
+            body=publish,
+            label=f"publish v{version}",
+            device=device,
             kind="publish",
             about={"version": version},
-            state=self._run.progress.state,
+            parameters={"state": self._run.progress.state},
         )
-        self._run.progress.publishing(version, policy_version)
+        self._run.progress.publishing(version, self._submitter.submit(it, work))
 
     def _push(self, do: protocol.Push) -> None:
-        def event_of(receipt: dict[str, Any]) -> Event:
-            expected = (do.version, self._run.progress.hashes[do.version])
-            if (receipt["version"], receipt["hash"]) != expected:
+        def event_of(receipt: Receipt[HeldVersion]) -> Event:
+            held, pushed = receipt.facts, self._run.progress.hashes[do.version]
+            if (held.version, held.hash) != (do.version, pushed):
                 raise TaskFailedError(
-                    f"{do.device} acknowledged version {receipt['version']} ({receipt['hash']}), "
-                    f"but version {expected[0]} ({expected[1]}) was pushed"
+                    f"{do.device} acknowledged version {held.version} ({held.hash}), "
+                    f"but version {do.version} ({pushed}) was pushed"
                 )
             self._loaded.add(do.device)
             return protocol.VersionLoaded(do.device, do.version)
 
         newest = max(self._iterations)  # for a worker that joins: the maker is over
-        self._submitter.submit(
-            self._makers.get(do.version, self._iterations[newest]),
-            push_weights,
-            f"push v{do.version} to {do.device}",
-            do.device,
-            event_of,
+        work = Work(
+            body=push_weights,
+            label=f"push v{do.version} to {do.device}",
+            device=do.device,
             kind="push",
             about={"version": do.version},
-            policy_version=self._run.progress.published[do.version],
+            parameters={"policy_version": self._run.progress.published[do.version]},
+            event_of=event_of,
         )
+        self._submitter.submit(self._makers.get(do.version, self._iterations[newest]), work)
 
     def _switch(self, do: protocol.Switch) -> None:
         self._num_switches += 1
-        self._submitter.submit(
-            self._iterations[max(self._iterations)],  # it outlives the switch
-            switch,
-            f"switch {do.device} to {do.role}",
-            do.device,
-            lambda receipt: protocol.Switched(do.device, do.role),
+        work = Work(
+            body=switch,
+            label=f"switch {do.device} to {do.role}",
+            device=do.device,
             kind="switch",
-            about={},
-            role=do.role,
-            number=self._num_switches,
+            parameters={"role": do.role, "number": self._num_switches},
+            event_of=lambda receipt: protocol.Switched(do.device, do.role),
         )
+        newest = self._iterations[max(self._iterations)]  # it outlives the switch
+        self._submitter.submit(newest, work)

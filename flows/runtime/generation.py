@@ -3,7 +3,6 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from digen_core.control.protocol import (
     Event,
@@ -14,7 +13,8 @@ from digen_core.control.protocol import (
 )
 from flows.runtime.conditions import Conditions
 from flows.runtime.iterations.open_iteration import OpenIteration
-from flows.runtime.submission import Submitter
+from flows.runtime.submission import About, Submitter, Work
+from tasks.receipts import Denoised, Receipt
 from tasks.rollout import denoise_steps
 
 LOOK_AHEAD = 2  # tasks of a device that are submitted: one runs, the other is ready to
@@ -79,12 +79,10 @@ class Denoising:
         iteration, do, first = underway.iteration, underway.do, underway.next_step
         steps = range(first, min(first + iteration.steps_per_task, do.end_step))
         segments = iteration.segments[do.fragment]
-        future = self._submitter.submit(
-            iteration,
-            denoise_steps,
-            f"denoise g{do.fragment.group:02d} f{do.fragment.index} t{_name_of(steps)}",
-            do.device,
-            lambda receipt: self._on_denoised(underway, steps, receipt),
+        work = Work(
+            body=denoise_steps,
+            label=f"denoise g{do.fragment.group:02d} f{do.fragment.index} t{_name_of(steps)}",
+            device=do.device,
             kind="denoise",
             about={
                 **about(do.fragment),
@@ -92,22 +90,25 @@ class Denoising:
                 "end_step": steps.stop,
                 "version": do.version,
             },
+            parameters={
+                "fragment": do.fragment,
+                "steps": steps,
+                "noisy_steps": iteration.round.steps.noisy,
+                "version": do.version,
+                "conditions": self._conditions.of(iteration, do.fragment.group, do.device),
+                "prompt": iteration.round.prompts[do.fragment.group],
+                "previous": segments[-1][1] if segments else None,
+                "run_dir": self._run_dir,
+            },
+            event_of=lambda receipt: self._on_denoised(underway, steps, receipt),
             priority=iteration.round.priority_of(do.fragment.group, do.fragment.index),
-            fragment=do.fragment,
-            steps=steps,
-            noisy_steps=iteration.round.steps.noisy,
-            version=do.version,
-            conditions=self._conditions.of(iteration, do.fragment.group, do.device),
-            prompt=iteration.round.prompts[do.fragment.group],
-            previous=segments[-1][1] if segments else None,
-            run_dir=self._run_dir,
         )
-        segments.append((steps, future))
+        segments.append((steps, self._submitter.submit(iteration, work)))
         underway.next_step = steps.stop
         underway.num_running += 1
 
     def _on_denoised(
-        self, underway: _Underway, steps: range, receipt: dict[str, Any]
+        self, underway: _Underway, steps: range, receipt: Receipt[Denoised]
     ) -> Event | None:
         fragment = underway.do.fragment
         underway.iteration.recorder.add_logprobs(fragment, receipt)
@@ -121,7 +122,7 @@ class Denoising:
         return FragmentPaused(fragment, steps.stop)
 
 
-def about(fragment: Fragment) -> dict[str, int]:
+def about(fragment: Fragment) -> About:
     """Return the fields of a span that name a fragment."""
     return {
         "group": fragment.group,

@@ -1,7 +1,7 @@
 """Have fragments scored: where they were generated, and by pools of workers beside it."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,11 +12,10 @@ from flows.runtime.context import RunContext
 from flows.runtime.generation import about
 from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.notify import tell
-from flows.runtime.submission import Submitter
+from flows.runtime.submission import Submitter, Work
+from tasks.receipts import Receipt, Scored
 from tasks.rollout import decode_and_score
 from tasks.score import Pool, score
-
-Receipt = dict[str, Any]
 
 
 class Scoring:
@@ -26,7 +25,7 @@ class Scoring:
         self._run = run
         self._submitter = submitter
         self._pools = Pool.all_of(run.config)
-        self._receipts: dict[Fragment, list[Receipt]] = {}  # by order of arrival
+        self._receipts: dict[Fragment, list[Receipt[Scored]]] = {}  # as they arrive
 
     def begin(self, it: OpenIteration, do: Score) -> None:
         """Have a fragment decoded and scored where it was generated, and scored by the pools."""
@@ -34,71 +33,79 @@ class Scoring:
         prompt, metadata = it.round.prompts[fragment.group], it.round.metadata[fragment.group]
         self._receipts[fragment] = []  # what a device that was lost had of it is not counted
 
-        def event_of(receipt: Receipt) -> Event | None:
+        def event_of(receipt: Receipt[Scored]) -> Event | None:
             return self._event_of(it, fragment, receipt)
 
-        images = self._submitter.submit(
-            it,
-            decode_and_score,
-            f"score {name}",
-            do.device,
-            event_of,
+        here = Work(
+            body=decode_and_score,
+            label=f"score {name}",
+            device=do.device,
             kind="score",
             about=about(fragment),
-            prompt=prompt,
-            metadata=metadata,
-            run_dir=self._run.run_dir,
-            segment=it.segments[fragment][-1][1],
+            parameters={
+                "prompt": prompt,
+                "metadata": metadata,
+                "run_dir": self._run.run_dir,
+                "segment": it.segments[fragment][-1][1],
+            },
+            event_of=event_of,
         )
+        images = self._submitter.submit(it, here)
         for pool in self._pools:
-            self._submitter.submit(
-                it,
-                score,
-                f"score {name} {pool.name}",
-                do.device,
-                event_of,
+            beside = Work(
+                body=score,
+                label=f"score {name} {pool.name}",
+                device=do.device,
                 kind="score",
                 about=about(fragment),
+                parameters={
+                    "pool": pool,
+                    "images": images,
+                    "prompts": [prompt] * fragment.num_samples,
+                    "metadata": [metadata] * fragment.num_samples,
+                },
+                event_of=event_of,
                 priority=it.round.priority_of(fragment.group, fragment.index),
                 resource=pool.name,
-                pool=pool,
-                images=images,
-                prompts=[prompt] * fragment.num_samples,
-                metadata=[metadata] * fragment.num_samples,
             )
+            self._submitter.submit(it, beside)
 
-    def _event_of(self, it: OpenIteration, fragment: Fragment, receipt: Receipt) -> Event | None:
+    def _event_of(
+        self, it: OpenIteration, fragment: Fragment, receipt: Receipt[Scored]
+    ) -> Event | None:
         self._tell_of_failures(it, receipt)
         receipts = self._receipts[fragment]
         receipts.append(receipt)
         if len(receipts) <= len(self._pools):
             return None
         del self._receipts[fragment]
-        rewards = merged_rewards(self._run.config, receipts)
-        facts = {key: fact for part in reversed(receipts) for key, fact in part.items()}
-        it.recorder.add_rewards(fragment, facts | {"rewards": rewards})
+        first = receipts[0]  # the device's: pools score what it decoded
+        rewards = merged_rewards(self._run.config, [part.facts for part in receipts])
+        it.recorder.add_rewards(
+            fragment, replace(first, facts=replace(first.facts, rewards=rewards))
+        )
         return FragmentScored(fragment)
 
-    def _tell_of_failures(self, it: OpenIteration, receipt: Receipt) -> None:
+    def _tell_of_failures(self, it: OpenIteration, receipt: Receipt[Scored]) -> None:
         """Say, once an iteration, what reward failed."""
-        for note in receipt.get("notes", [])[: 0 if it.told else 1]:
+        for note in receipt.facts.notes[: 0 if it.told else 1]:
             it.told = True
             tell(
                 self._run,
                 "reward-failed",
-                f"iteration {it.index + 1}: {note} (on {receipt['device']}; said once an "
+                f"iteration {it.index + 1}: {note} (on {receipt.ran.device}; said once an "
                 "iteration). Where a score is missing, the mean of its group counts; the worker's "
                 "log has more",
             )
 
 
-def merged_rewards(config: RunConfig, receipts: Sequence[Receipt]) -> dict[str, list[float]]:
+def merged_rewards(config: RunConfig, scored: Sequence[Scored]) -> dict[str, list[float]]:
     """Return the columns of samples that several workers scored, each with rewards of its own.
 
     The reward is the same number as where a single worker scores with all of them.
     """
-    parts = [part for receipt in receipts for part in receipt["rewards"].items()]
-    if len(receipts) == 1:
+    parts = [column for part in scored for column in part.rewards.items()]
+    if len(scored) == 1:
         return dict(parts)
     columns = {name: np.array(values) for name, values in parts}
     summed = with_reward(columns, config.reward_weights, len(columns["reward"]))

@@ -1,10 +1,10 @@
 """Submit a task in the flow run of its iteration, and read its receipt when it ends."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import nan
 from time import time
-from typing import Any
+from typing import Any, Generic, TypedDict
 from uuid import UUID
 
 import dask
@@ -13,23 +13,51 @@ from prefect.futures import PrefectFuture
 from digen_core.control.protocol import Event
 from digen_core.planning.predict import expected_seconds
 from digen_core.records import Span, SpanKind
-from digen_core.trace.usage import Usage
 from flows.runtime.context import RunContext
-from flows.runtime.fleet.batch import require_success
+from flows.runtime.fleet.batch import receipt_of
 from flows.runtime.iterations.open_iteration import OpenIteration
+from tasks.body import Body
+from tasks.receipts import FactsT, Receipt
 from tasks.runner.completions import Completion, mark_lost
 
 URGENT = 1000  # above all fragments and packs: what others wait for
 
-EventOf = Callable[[dict[str, Any]], Event | None]
+
+class About(TypedDict, total=False):
+    """Fields of a span that say what its work is about."""
+
+    group: int
+    fragment: int
+    first_step: int
+    end_step: int
+    version: int
+    num_items: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work(Generic[FactsT]):
+    """A task to submit for a device, and what its receipt will mean."""
+
+    body: Body[..., object, FactsT]
+    label: str  # name of the task run
+    device: str  # where it runs, or for whom: its result is dropped if this one is lost
+    kind: SpanKind
+    about: About = field(default_factory=About)
+    parameters: Mapping[str, object]  # of the body; futures become edges of the graph
+    event_of: Callable[[Receipt[FactsT]], Event | None] = field(
+        default=lambda receipt: None, repr=False
+    )
+    """What the controller is told of the receipt; None: nothing."""
+    priority: int = URGENT  # among the tasks that wait on the device; the highest is first
+    resource: str | None = None  # it runs on any worker that declares this, not on the device
 
 
 @dataclass(frozen=True, slots=True)
 class _Running:
     span: Span  # without its times
     iteration: OpenIteration
-    event_of: EventOf
     device: str  # for which it was submitted
+    end: Callable[[Completion], Event | None]
 
 
 class Submitter:
@@ -48,55 +76,34 @@ class Submitter:
         """Say whether some of them show in an iteration's flow run."""
         return any(running.iteration is iteration for running in self._running.values())
 
-    def submit(
-        self,
-        iteration: OpenIteration,
-        task: Any,
-        label: str,
-        device: str,
-        event_of: EventOf = lambda receipt: None,
-        *,
-        kind: SpanKind,
-        about: Mapping[str, int],
-        priority: int = URGENT,
-        resource: str | None = None,
-        **parameters: Any,
-    ) -> PrefectFuture[Any]:
-        """Submit a task and return its future.
-
-        Args:
-            iteration: in whose flow run the task shows.
-            task: a Prefect task that takes run id, label and ``parameters``.
-            label: name of the task run.
-            device: where it runs, or for whom: its result is dropped if this one is lost.
-            event_of: says what its receipt means to the controller.
-            kind: of its span.
-            about: other fields of its span.
-            priority: among the tasks that wait on the device; the highest is first.
-            resource: The task runs on any worker that declares this one, and not on the device.
-            **parameters: of the task; futures become edges of the graph.
-        """
+    def submit(self, iteration: OpenIteration, work: Work[FactsT]) -> PrefectFuture[Any]:
+        """Submit a task, which shows in the flow run of an iteration, and return its future."""
         workers = self._run.workers
-        body = workers.body(task)
+        task = workers.body(work.body).task
         place: dict[str, Any]
-        if resource is None:
-            worker, resources = workers.place(kind, device)
+        if work.resource is None:
+            worker, resources = workers.place(work.kind, work.device)
             # A worker that is started again has the name of the lost one, but not its model.
             address = self._run.fleet.addresses.get(worker, worker)
             place = {"workers": [address], "resources": resources}
         else:
-            worker, place = resource, {"resources": {resource: 1}}
+            worker, place = work.resource, {"resources": {work.resource: 1}}
 
         def submit() -> PrefectFuture[Any]:
-            with dask.annotate(**place, priority=priority):
-                future: PrefectFuture[Any] = body.submit(self._run.run_id, label, **parameters)
+            with dask.annotate(**place, priority=work.priority):
+                future: PrefectFuture[Any] = task.submit(
+                    self._run.run_id, work.label, **work.parameters
+                )
                 return future
 
-        span = Span(iteration.index, label, kind, worker, time(), nan, nan, **about)
+        span = Span(iteration.index, work.label, work.kind, worker, time(), nan, nan, **work.about)
         future = iteration.context.run(submit)
         self._run.trace.begin(span)
-        self._running[future.task_run_id] = _Running(span, iteration, event_of, device)
-        self._run.watch.begin(future.task_run_id, label, self._expected(span, device))
+        self._running[future.task_run_id] = _Running(
+            span, iteration, work.device, lambda ended: self._end(iteration, work, span, ended)
+        )
+        expected = self._expected(span, work.device)
+        self._run.watch.begin(future.task_run_id, work.label, expected)
         return future
 
     def _expected(self, span: Span, device: str) -> float | None:
@@ -110,27 +117,31 @@ class Submitter:
         """Return what the end of a task means to the controller; None if nothing.
 
         Raises:
-            TaskFailedError: the task failed.
+            TaskFailedError: the task failed, or its receipt cannot be read.
         """
         running = self._running.pop(completion.task_run_id, None)
-        if running is None:  # it was on a device that was lost
-            return None
-        asked, receipt = running.span, completion.receipt
+        # If there is none, it was on a device that was lost.
+        return None if running is None else running.end(completion)
+
+    def _end(
+        self, iteration: OpenIteration, work: Work[FactsT], asked: Span, completion: Completion
+    ) -> Event | None:
         self._run.watch.end([completion.task_run_id])
-        require_success(completion, asked.task, asked.device)
+        receipt = receipt_of(completion, work.body, asked.task, asked.device)
+        ran = receipt.ran
         span = replace(
             asked,
-            device=receipt["device"],
-            started=receipt["started"],
-            ended=receipt["ended"],
-            num_bytes=receipt["num_bytes"],
-            compile_seconds=receipt.get("compile_seconds", 0.0),
+            device=ran.device,
+            started=ran.started,
+            ended=ran.ended,
+            num_bytes=ran.num_bytes,
+            compile_seconds=ran.compile_seconds,
         )
         self._run.trace.end(asked, span)
-        running.iteration.recorder.add_span(span)
-        if used := receipt.get("usage"):
-            running.iteration.recorder.add_usage(span.device, Usage(**used))
-        return running.event_of(receipt)
+        iteration.recorder.add_span(span)
+        if ran.usage is not None:
+            iteration.recorder.add_usage(span.device, ran.usage)
+        return work.event_of(receipt)
 
     def is_pushing(self, device: str) -> bool:
         """Say whether a device is about to load a version."""

@@ -15,9 +15,9 @@ import threading
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from contextvars import ContextVar, Token, copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Thread
-from typing import Any, Self
+from typing import Any, NotRequired, Self, TypedDict
 from uuid import UUID
 
 from distributed import CancelledError, Client, Future
@@ -30,6 +30,18 @@ from prefect.states import Crashed
 from prefect_dask.task_runners import PrefectDaskFuture
 
 _active: ContextVar["Completions | None"] = ContextVar("active_completions", default=None)
+
+
+class Report(TypedDict):
+    """What a worker says of a task run that ended there; the fields of a `Completion`."""
+
+    state_type: str
+    state_name: str
+    message: str
+    worker: str
+    receipt: bytes
+    error_types: NotRequired[Sequence[str]]
+    error_text: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -49,8 +61,8 @@ class Completion:
     """What the error says."""
     worker: str = ""
     """Address of the Dask worker; empty if the task ended nowhere."""
-    receipt: dict[str, Any] = field(default_factory=dict)
-    """What the body attached, see `tasks.receipts.attach`."""
+    receipt: bytes = b""
+    """What the worker sent, for `tasks.receipts.read`; empty if the task ended nowhere."""
 
     @property
     def succeeded(self) -> bool:
@@ -74,7 +86,7 @@ class Inbox:
     def __init__(self, client: Client):
         self.topic = f"digen-receipts-{client.id}"
         self._client = client
-        self._events: dict[str, dict[str, Any] | None] = {}
+        self._reports: dict[str, Report | None] = {}
 
     def subscribe(self) -> None:
         """Ask the scheduler for the receipts; a second time does no harm."""
@@ -82,16 +94,15 @@ class Inbox:
 
     def expect(self, task_run_id: UUID) -> None:
         """Keep the receipt of this task run when it comes."""
-        self._events[str(task_run_id)] = None
+        self._reports[str(task_run_id)] = None
 
-    def take(self, task_run_id: UUID) -> dict[str, Any] | None:
-        """Return the event of this task run, if one came, and expect no more."""
-        return self._events.pop(str(task_run_id), None)
+    def take(self, task_run_id: UUID) -> Report | None:
+        """Return the report of this task run, if one came, and expect no more."""
+        return self._reports.pop(str(task_run_id), None)
 
-    def _receive(self, event: tuple[float, dict[str, Any]]) -> None:
-        _, facts = event
-        if facts["task_run_id"] in self._events:
-            self._events[facts["task_run_id"]] = facts
+    def _receive(self, event: tuple[float, dict[str, Report]]) -> None:
+        _, reports = event
+        self._reports |= {key: report for key, report in reports.items() if key in self._reports}
 
 
 class Completions:
@@ -187,12 +198,11 @@ class Completions:
     def _end(self, task_run_id: UUID, done: Future[Any]) -> None:
         with self._lock:
             future = self._pending.pop(task_run_id, None)
-        facts = self._inbox.take(task_run_id)
+        report = self._inbox.take(task_run_id)
         if future is None:  # the block was left
             return
-        if done.status == "finished" and facts is not None:
-            del facts["task_run_id"]
-            self._ended.put(Completion(future, **facts))
+        if done.status == "finished" and report is not None:
+            self._ended.put(Completion(future, **report))
         else:
             self._ended.put(_lost(future, done))
 

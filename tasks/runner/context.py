@@ -32,7 +32,8 @@ from prefect.results import ResultRecord
 from prefect.task_engine import _create_task_run_locally, run_task_async, run_task_sync
 from prefect.tasks import Task
 
-from tasks.receipts import collecting, is_collecting
+from tasks.receipts import collecting, is_collecting, packed
+from tasks.runner.completions import Report
 from tasks.runner.inputs import hidden, revealing
 from tasks.runner.pickling import load_call
 
@@ -114,7 +115,7 @@ def _run(task: Task[Any, Any], call: Call, worker: Worker) -> State:
     assert isinstance(ended, State)  # as `return_type` asks
     state: State[Any] = ended
     if call.topic is not None:
-        _send_receipt(worker, call.topic, call.task_run_id, state, receipt)
+        _send_receipt(worker, call.topic, call.task_run_id, state, packed(receipt))
     return state
 
 
@@ -134,12 +135,11 @@ def _pending_run(task: Task[Any, Any], call: Call) -> TaskRun:
 
 
 def _send_receipt(
-    worker: Worker, topic: str, task_run_id: UUID, state: State, receipt: dict[str, Any]
+    worker: Worker, topic: str, task_run_id: UUID, state: State, receipt: bytes
 ) -> None:
     error = _error_of(state)
     # This goes through the same stream as Dask's own "task finished" and so arrives before it.
-    event: dict[str, Any] = {
-        "task_run_id": str(task_run_id),
+    report: Report = {
         "state_type": state.type.value,
         "state_name": state.name or "",
         "message": state.message or "",
@@ -148,8 +148,8 @@ def _send_receipt(
     }
     if error is not None:
         types = [f"{t.__module__}.{t.__qualname__}" for t in type(error).__mro__]
-        event |= {"error_types": types, "error_text": str(error)}
-    worker.log_event(topic, event)
+        report |= {"error_types": types, "error_text": str(error)}
+    worker.log_event(topic, {str(task_run_id): report})
 
 
 def _error_of(state: State) -> BaseException | None:

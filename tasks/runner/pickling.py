@@ -3,9 +3,9 @@
 Two things are replaced on the way, because pickling them by value is slow, wrong or impossible:
     futures    become an index into the upstream states, which Dask passes as arguments (and moves
                from worker to worker), at whatever depth of the parameters they sit;
-    functions  behind a ``@task`` or ``@flow`` of an installed digen package become their import
-               path. Plain cloudpickle would copy them with every module global they name, since
-               their name refers to the Task and not to the function.
+    functions  behind a ``@task``, ``@flow`` or ``@body`` of an installed digen package become
+               their import path. Plain cloudpickle would copy them with every module global they
+               name, since their name refers to the Task and not to the function.
 """
 
 import io

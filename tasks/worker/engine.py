@@ -17,7 +17,6 @@ from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardFn
 from digen_core.training.optimizer import PolicyVersion, TrainState
 from digen_core.transport.arrays import Weights
-from tasks import receipts
 from tasks.worker.span import span_on_receipt
 
 
@@ -123,7 +122,7 @@ def working(run_id: str, *, version: int | None = None) -> Iterator[Engine]:
         VersionError: this worker holds no model of the run, or not the version ``version``.
     """
     engine = engine_of(run_id)
-    with span_on_receipt(engine.device_name):
+    with span_on_receipt(engine.device_name, compiling=bool(engine.config.model.compile)):
         if version is not None:
             held = engine.versions.held
             if version not in held:
@@ -132,5 +131,3 @@ def working(run_id: str, *, version: int | None = None) -> Iterator[Engine]:
                 )
             engine.versions.activate(version)
         yield engine
-        if engine.config.model.compile:
-            receipts.attach({"compile_seconds": compile_meter().read()})

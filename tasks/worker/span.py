@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from time import thread_time, time
 
-from tasks import receipts
+from digen_core.models.compiled import compile_meter
+from tasks.receipts import Ran, attach
 from tasks.worker.transfers import received_bytes
 from tasks.worker.usage import usage_meter
 
@@ -18,13 +18,23 @@ def body_cpu_seconds() -> float:
 
 
 @contextmanager
-def span_on_receipt(device: str) -> Iterator[None]:
-    """Run a task body on a device, and attach its span when it succeeds."""
+def span_on_receipt(device: str, *, compiling: bool = False) -> Iterator[None]:
+    """Run a task body on a device, and attach its span when it succeeds.
+
+    Args:
+        device: name of the device, or of a pool's worker.
+        compiling: whether blocks of its model are compiled when they are first called.
+    """
     global _body_cpu_seconds
     started, cpu = time(), thread_time()
     yield
     _body_cpu_seconds += thread_time() - cpu
-    span = {"device": device, "started": started, "ended": time()}
-    receipts.attach({**span, "num_bytes": received_bytes()})
-    if used := usage_meter().read():
-        receipts.attach({"usage": asdict(used)})
+    ran = Ran(
+        device,
+        started,
+        time(),
+        num_bytes=received_bytes(),
+        compile_seconds=compile_meter().read() if compiling else 0.0,
+        usage=usage_meter().read(),
+    )
+    attach(ran)

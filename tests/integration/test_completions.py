@@ -21,6 +21,7 @@ from support.runner_flows import (
     until,
     wait_for_file,
 )
+from tasks.receipts import Denoised, Ran, Receipt
 from tasks.runner.completions import Completions, mark_crashed
 from tasks.runner.task_runner import LeanDaskTaskRunner
 
@@ -35,7 +36,8 @@ def lean(dask_cluster: LocalCluster) -> LeanDaskTaskRunner:
 def test_every_task_completes_once_with_its_receipt_and_without_its_result(lean):
     def body():
         with Completions() as done:
-            futures = {(f := report.submit(x)).task_run_id: (f, x) for x in range(20)}
+            submitted = [(report.task.submit("run", f"report {x}", x), x) for x in range(20)]
+            futures = {future.task_run_id: (future, x) for future, x in submitted}
             got = [done.next(timeout=60) for _ in futures]
             assert done.num_pending == 0
             with pytest.raises(LookupError, match="no task is pending"):
@@ -45,7 +47,10 @@ def test_every_task_completes_once_with_its_receipt_and_without_its_result(lean)
             future, x = futures[c.task_run_id]
             assert c.future is future
             assert c.succeeded
-            assert c.receipt == {"x": x, "rewards": [0.5, x / 2], "seconds": 0.25}
+            assert report.read(c.receipt) == Receipt(
+                Ran("here", 1.0, 2.0, num_bytes=x),
+                Denoised(x, {0: [0.5, x / 2]}, seconds_per_step=0.25),
+            )
             assert c.worker.startswith("inproc://")
             assert future._final_state is None  # nothing was fetched
 
@@ -78,7 +83,7 @@ def test_failed_unready_and_cancelled_tasks_complete_too(lean, dask_cluster, tmp
 def test_flows_at_once_catch_only_their_own_tasks(lean):
     def subflow(name):
         with Completions() as done, tags(name):
-            ids = {report.submit(x).task_run_id for x in range(10)}
+            ids = {report.task.submit("run", f"report {x}", x).task_run_id for x in range(10)}
             ends = [done.next(timeout=60) for _ in ids]
         assert {c.task_run_id for c in ends} == ids
         return flow_run_id(), name

@@ -16,16 +16,14 @@ from digen_core.training.advantages import advantages_of
 from digen_core.transport.arrays import Weights
 from flows.runtime.iterations.iteration import round_of
 from support.packs import make_packs
-from tasks.receipts import collecting
 from tasks.rollout import decode_and_score, denoise_steps, encode
 from tasks.train import publish, push_weights, start_state, step, train_pack
 from tasks.worker.engine import build_engine
 
 
-def call(task, *arguments, **settings):
-    """Return the result and the receipt of a task's body."""
-    with collecting() as receipt:
-        return task.fn("run", "label", *arguments, **settings), receipt
+def call(body, *arguments, **settings):
+    """Return the result and the facts of a task's body."""
+    return body("run", "label", *arguments, **settings)
 
 
 def train_in_process(config: RunConfig, folder: Path) -> tuple[Weights, list[dict]]:
@@ -66,7 +64,7 @@ def _iteration(config, prompts, index, state, folder):
             _, scored = call(decode_and_score, segment=segment, run_dir=folder, **asked)
             fragments.append(fragment)
             segments.append(segment)
-            parts.append((scored["rewards"], np.array([*sampled["kl"].values()]).T))
+            parts.append((scored.rewards, np.array([*sampled.kl.values()]).T))
         joined = {name: np.concatenate([part[name] for part, _ in parts]) for name in parts[0][0]}
         columns[group] = settle(joined, config.reward_weights)
         step_kl[group] = np.concatenate([kl for _, kl in parts])
@@ -78,7 +76,7 @@ def _iteration(config, prompts, index, state, folder):
     for pack in make_packs(
         kept, round_.steps.trained, iteration=index, pack_size=config.train.pack_size
     ):
-        total, receipt = call(
+        total, trained = call(
             train_pack,
             pack=pack,
             version=state.version,
@@ -88,6 +86,6 @@ def _iteration(config, prompts, index, state, folder):
             advantages=found.values,
             previous=total,
         )
-        assert not receipt["too_large"]
-    state, receipt = call(step, state=state, total=total)
-    return state, receipt["metrics"]
+        assert not trained.too_large
+    state, update = call(step, state=state, total=total)
+    return state, update.metrics

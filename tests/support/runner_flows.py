@@ -15,7 +15,8 @@ from prefect.client.schemas.filters import FlowRunFilter
 from prefect.context import FlowRunContext
 from prefect.events.worker import EventsWorker
 
-from tasks.receipts import attach
+from tasks.body import body
+from tasks.receipts import Denoised, Ran, attach
 
 
 def run(task_runner: Any, body: Any, *args: Any) -> Any:
@@ -118,11 +119,10 @@ def exists(path: Path) -> bool:
     return path.exists()
 
 
-@task
-def report(x: int) -> int:
-    attach({"x": x, "rewards": [0.5, x / 2]})
-    attach({"seconds": 0.25})
-    return x
+@body("report", Denoised)
+def report(run_id: str, label: str, x: int) -> tuple[int, Denoised]:
+    attach(Ran("here", 1.0, 2.0, num_bytes=x))
+    return x, Denoised(x, {0: [0.5, x / 2]}, seconds_per_step=0.25)
 
 
 class Big:

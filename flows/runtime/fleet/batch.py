@@ -1,7 +1,8 @@
 """Batches: tasks that need no controller, such as loading, evaluating and exporting."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic
 from uuid import UUID
 
 import dask
@@ -12,6 +13,8 @@ from digen_core.errors import UserError
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.losses import DevicesLostError, look, look_if_due
 from flows.runtime.observers import count
+from tasks.body import Body
+from tasks.receipts import Facts, FactsT, FactsT_co, Receipt, ReceiptError
 from tasks.runner.completions import Completion, Completions, mark_crashed
 
 POLL_SECONDS = 1.0
@@ -19,6 +22,27 @@ POLL_SECONDS = 1.0
 
 class TaskFailedError(RuntimeError):
     """A task of the run failed; the message names the task, its worker and the error."""
+
+
+@dataclass(eq=False, slots=True)
+class Submitted(Generic[FactsT_co]):
+    """A task of a batch."""
+
+    body: Body[..., object, FactsT_co]
+    label: str  # name of the task run
+    where: str  # it was sent to
+    future: PrefectFuture[Any]
+    receipt: Receipt[FactsT_co] | None = None  # None: it has not ended
+
+    @property
+    def facts(self) -> FactsT_co:
+        """What it found, now that it has ended."""
+        assert self.receipt is not None, f"{self.label} has not ended"
+        return self.receipt.facts
+
+    def end(self, completion: Completion) -> None:
+        """Read the receipt; raises what `receipt_of` does."""
+        self.receipt = receipt_of(completion, self.body, self.label, self.where)
 
 
 class Batch:
@@ -43,48 +67,50 @@ class Batch:
         self._run = run
         self._completions = completions
         self._check = check or require_devices
-        self._labels: dict[UUID, tuple[str, str]] = {}  # task and where it runs, for errors
+        self._pending: dict[UUID, Submitted[Facts]] = {}
 
     def submit(
         self,
-        task: Any,
+        body: Body[..., object, FactsT],
         label: str,
         where: str,
-        *arguments: Any,
+        *arguments: object,
         expected: float | None = None,
-        **parameters: Any,
-    ) -> PrefectFuture[Any]:
+        **parameters: object,
+    ) -> Submitted[FactsT]:
         """Submit a task that takes run id, label and what else is given.
 
         Args:
-            task: of Prefect.
+            body: of the task.
             label: name of the task run.
             where: a device of the run, another worker, or a pool that the config names.
-            *arguments: of the task.
+            *arguments: of the body.
             expected: seconds that it should take; None: nobody knows.
-            **parameters: of the task.
+            **parameters: of the body.
         """
         run = self._run
         place: dict[str, Any] = {"resources": {where: 1}}
         if where not in run.fleet.pools:  # a worker that is started again has the name of the lost
             place = {"workers": [run.fleet.addresses.get(where, where)]}
         with dask.annotate(**place):
+            task = body.task
             future: PrefectFuture[Any] = task.submit(run.run_id, label, *arguments, **parameters)
-        self._labels[future.task_run_id] = (label, where)
+        submitted = Submitted(body, label, where, future)
+        self._pending[future.task_run_id] = submitted
         run.watch.begin(future.task_run_id, label, expected)
-        return future
+        return submitted
 
     @property
     def num_pending(self) -> int:
         """Number of tasks whose receipts were not read."""
-        return len(self._labels)
+        return len(self._pending)
 
-    def next(self) -> tuple[UUID, dict[str, Any]]:
-        """Wait for the next task to end; return its id and its receipt.
+    def next(self) -> Submitted[Facts]:
+        """Wait for the next task to end and return it, with its receipt.
 
         Raises:
             DevicesLostError: devices were lost.
-            TaskFailedError: the task failed.
+            TaskFailedError: the task failed, or its receipt cannot be read.
             RunCancelledError: somebody stopped the run.
         """
         while True:
@@ -95,23 +121,24 @@ class Batch:
             except TimeoutError:
                 continue
             task_run_id = completion.task_run_id
-            if task_run_id not in self._labels:  # forgotten
+            if task_run_id not in self._pending:  # forgotten
                 continue
-            label, where = self._labels.pop(task_run_id)
+            submitted = self._pending.pop(task_run_id)
             self._run.watch.end([task_run_id])
             if not completion.succeeded:
                 require_devices(self._run, now=True)  # it may have gone with its worker
-            require_success(completion, label, where)
-            return task_run_id, completion.receipt
+            submitted.end(completion)
+            return submitted
 
-    def forget(self, task_run_ids: Iterable[UUID]) -> None:
+    def forget(self, tasks: Iterable[Submitted[Facts]]) -> None:
         """Wait no more for tasks; whatever still comes of them is ignored."""
+        task_run_ids = [task.future.task_run_id for task in tasks]
         for task_run_id in task_run_ids:
-            self._labels.pop(task_run_id, None)
+            self._pending.pop(task_run_id, None)
         self._run.watch.end(task_run_ids)
 
-    def receipts(self, *, counted: bool = False) -> dict[UUID, dict[str, Any]]:
-        """Wait for all tasks; return their receipts by task run id.
+    def wait(self, *, counted: bool = False) -> None:
+        """Wait for all tasks.
 
         Args:
             counted: tell the observers how many there are.
@@ -119,14 +146,11 @@ class Batch:
         Raises:
             Exception: what ``next`` raises; then those that are still pending stay so.
         """
-        found: dict[UUID, dict[str, Any]] = {}
         total = self.num_pending
         while self.num_pending:
             if counted:
-                count(len(found), total)
-            task_run_id, receipt = self.next()
-            found[task_run_id] = receipt
-        return found
+                count(total - self.num_pending, total)
+            self.next()
 
 
 def require_devices(run: RunContext, *, now: bool = False) -> None:
@@ -141,7 +165,26 @@ def require_devices(run: RunContext, *, now: bool = False) -> None:
         raise DevicesLostError(lost)
 
 
-def require_success(completion: Completion, label: str, where: str) -> None:
+def receipt_of(
+    completion: Completion, body: Body[..., object, FactsT], label: str, where: str
+) -> Receipt[FactsT]:
+    """Return the receipt of a task.
+
+    Raises:
+        UserError: the task failed because of what the user asked for.
+        DamagedError: it failed because a checkpoint is damaged.
+        TaskFailedError: it failed for another reason, or its receipt is not one of its kind.
+    """
+    _require_success(completion, label, where)
+    try:
+        return body.read(completion.receipt)
+    except ReceiptError as error:
+        raise TaskFailedError(
+            f"{label} on {where} sent a receipt that cannot be used: {error}"
+        ) from error
+
+
+def _require_success(completion: Completion, label: str, where: str) -> None:
     """Raise what a person can act on if a task did not succeed.
 
     Raises:

@@ -1,17 +1,17 @@
 """Loading: models on devices, rewards on pools, and what work costs where it is not known."""
 
 from collections.abc import Iterable, Sequence
-from uuid import UUID
 
 from digen_core.control.protocol import Device, Role
 from digen_core.planning.profile import Measured
 from digen_core.preflight.reward_probe import NUM_SAMPLES
 from flows.runtime.context import RunContext
-from flows.runtime.fleet.batch import Batch
+from flows.runtime.fleet.batch import Batch, Submitted
 from flows.runtime.notify import tell
 from flows.runtime.observers import count, say
 from flows.runtime.workload import layout_of
 from tasks.measure import measure
+from tasks.receipts import Facts, ProbedRewards
 from tasks.rollout import encode
 from tasks.score import Pool, load_rewards, probe_rewards
 from tasks.setup import load_model
@@ -19,18 +19,17 @@ from tasks.setup import load_model
 
 def load_models(run: RunContext, batch: Batch, devices: Iterable[Device]) -> None:
     """Load the model on the workers of some devices, save those that hold it already."""
-    loading: dict[UUID, str] = {}
+    loading: dict[Submitted[Facts], str] = {}
     for device in devices:
         if run.fleet.addresses[device.name] not in run.fleet.loaded:
             label, roles = f"load model on {device.name}", roles_of(run, device)
             body = run.workers.body(load_model)
-            future = batch.submit(body, label, device.name, run.config, device.name, roles)
-            loading[future.task_run_id] = run.fleet.addresses[device.name]
+            submitted = batch.submit(body, label, device.name, run.config, device.name, roles)
+            loading[submitted] = run.fleet.addresses[device.name]
     total = len(loading)
     while loading:
         count(total - len(loading), total)
-        task_run_id, _ = batch.next()
-        run.fleet.has_loaded(loading.pop(task_run_id))
+        run.fleet.has_loaded(loading.pop(batch.next()))
 
 
 def load_pools(run: RunContext, batch: Batch) -> None:
@@ -40,16 +39,17 @@ def load_pools(run: RunContext, batch: Batch) -> None:
             batch.submit(load_rewards, f"load rewards on {worker}", worker, pool)
     if batch.num_pending:
         say("loading the rewards on their workers")
-    batch.receipts(counted=True)
+    batch.wait(counted=True)
 
 
 def probe_loaded_rewards(run: RunContext, batch: Batch) -> None:
     """Call the rewards that only workers can make once on each of their workers."""
     config = run.config
+    probing: list[Submitted[ProbedRewards]] = []
     places = {worker: pool for pool in Pool.all_of(config) for worker in run.fleet.pools[pool.name]}
     for worker, pool in (*((name, None) for name in run.fleet.rollout_devices()), *places.items()):
         if rewards := run.workers.probed_rewards(pool.name if pool else None):
-            batch.submit(
+            submitted = batch.submit(
                 probe_rewards,
                 f"probe rewards on {worker}",
                 worker,
@@ -58,9 +58,10 @@ def probe_loaded_rewards(run: RunContext, batch: Batch) -> None:
                 pool=pool,
                 prompts=run.prompts[:NUM_SAMPLES],
             )
-    for receipt in batch.receipts().values():
-        for note in receipt["notes"]:
-            tell(run, "reward-failed", note)
+            probing.append(submitted)
+    batch.wait()
+    for note in (note for submitted in probing for note in submitted.facts.notes):
+        tell(run, "reward-failed", note)
 
 
 def roles_of(run: RunContext, device: Device) -> list[Role]:
@@ -90,10 +91,9 @@ def measure_costs(
     generating = [device.name for device in devices if "rollout" in roles_of(run, device)]
     prompt = run.prompts[0].text
     where = [*generating, *run.fleet.rollout_devices()][0]
-    condition = batch.submit(encode, "encode for measuring", where, [prompt])
-    measuring: dict[UUID, Device] = {}
-    for device in devices:
-        future = batch.submit(
+    condition = batch.submit(encode, "encode for measuring", where, [prompt]).future
+    measuring = {
+        device: batch.submit(
             measure,
             f"measure {device.name}",
             device.name,
@@ -101,9 +101,7 @@ def measure_costs(
             prompt,
             roles_of(run, device),
         )
-        measuring[future.task_run_id] = device
-    receipts = batch.receipts(counted=True)
-    return {
-        device: Measured.model_validate(receipts[task_run_id]["measured"])
-        for task_run_id, device in measuring.items()
+        for device in devices
     }
+    batch.wait(counted=True)
+    return {device: submitted.facts.measured for device, submitted in measuring.items()}

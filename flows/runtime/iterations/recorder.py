@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from statistics import fmean, mean, median, pstdev
 from time import time
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from digen_core.training.advantages import Advantages
 from digen_core.transport.images import name_of
 from flows.runtime.context import RunContext
 from flows.runtime.iterations.round import Round
+from tasks.receipts import Denoised, Ran, Receipt, Scored, Updated
 
 TRAINING_KINDS = ("train", "reduce", "step")
 
@@ -55,23 +55,22 @@ class IterationRecorder:
         """Note what a device's process used until a task of it ended."""
         self._usage.setdefault(device, []).append(used)
 
-    def add_logprobs(self, fragment: Fragment, receipt: dict[str, Any]) -> None:
+    def add_logprobs(self, fragment: Fragment, receipt: Receipt[Denoised]) -> None:
         """Note what a denoise task recorded."""
-        found = {int(step): values for step, values in receipt["logprobs"].items()}
-        self._logprobs.setdefault(fragment, {}).update(found)
-        kl = {int(step): values for step, values in receipt.get("kl", {}).items()}
-        self._kl.setdefault(fragment, {}).update(kl)
-        self._workers[fragment] = receipt["device"]
-        self._versions[fragment] = receipt["version"]
-        self._add_seconds("denoise", fragment, receipt)
-        if not receipt.get("compile_seconds"):
-            self._step_seconds.append(receipt["seconds_per_step"])
+        ran, facts = receipt.ran, receipt.facts
+        self._logprobs.setdefault(fragment, {}).update(facts.logprobs)
+        self._kl.setdefault(fragment, {}).update(facts.kl)
+        self._workers[fragment] = ran.device
+        self._versions[fragment] = facts.version
+        self._add_seconds("denoise", fragment, ran)
+        if not ran.compile_seconds:
+            self._step_seconds.append(facts.seconds_per_step)
 
-    def add_rewards(self, fragment: Fragment, receipt: dict[str, Any]) -> None:
+    def add_rewards(self, fragment: Fragment, receipt: Receipt[Scored]) -> None:
         """Note the rewards of a fragment."""
-        self._rewards[fragment] = receipt["rewards"]
-        self._pictures[fragment] = receipt.get("pictures", [])
-        self._add_seconds("score", fragment, receipt)
+        self._rewards[fragment] = dict(receipt.facts.rewards)  # missing scores are filled in
+        self._pictures[fragment] = receipt.facts.pictures
+        self._add_seconds("score", fragment, receipt.ran)
 
     def rewards_of(self, group: int) -> dict[str, np.ndarray]:
         """Return what scoring said of a group that is complete, [G] by name.
@@ -107,14 +106,13 @@ class IterationRecorder:
         """Note groups without signal that others take the place of."""
         self._replaced.update(groups)
 
-    def add_update(self, receipt: dict[str, Any]) -> None:
+    def add_update(self, update: Updated) -> None:
         """Note what the update measured, and the version that it made."""
-        self._metrics.update(receipt["metrics"])
-        self._made = receipt["version"]
+        self._metrics.update(update.metrics)
+        self._made = update.version
 
-    def _add_seconds(self, kind: str, fragment: Fragment, receipt: dict[str, Any]) -> None:
-        seconds = receipt["ended"] - receipt["started"]
-        self._seconds[kind, fragment] = self._seconds.get((kind, fragment), 0.0) + seconds
+    def _add_seconds(self, kind: str, fragment: Fragment, ran: Ran) -> None:
+        self._seconds[kind, fragment] = self._seconds.get((kind, fragment), 0.0) + ran.seconds
 
     @property
     def step_seconds(self) -> float | None:

@@ -16,9 +16,10 @@ class Submitter:
     def __init__(self):
         self.prompts = []
 
-    def submit(self, iteration, task, label, device, *, prompts, **rest):
+    def submit(self, iteration, work):
+        prompts = work.parameters["prompts"]
         self.prompts += prompts
-        return SimpleNamespace(prompts=prompts, device=device, label=label)
+        return SimpleNamespace(prompts=prompts, device=work.device, label=work.label)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from digen_core.records import IterationRecord
 from flows import launch, prepare
 from flows.runtime import notify
 from support.contexts import run_context
+from tasks.receipts import CountedTokens
 
 
 @pytest.fixture
@@ -60,17 +61,17 @@ def test_what_does_not_clip_is_not_warned_about(told, algorithm):
 
 
 class Answers:
-    """A batch that takes one task and gives its receipt."""
+    """A batch that takes one task and gives its facts."""
 
-    def __init__(self, **receipt):
-        self.texts, self.receipt = [], receipt
+    def __init__(self, facts):
+        self.texts, self.facts = [], facts
 
     def submit(self, task, label, where, texts):
         self.texts += texts
-        return SimpleNamespace(task_run_id=0)
+        return SimpleNamespace(facts=self.facts)
 
-    def receipts(self):
-        return {0: self.receipt}
+    def wait(self):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ class Answers:
 def test_prompts_that_are_cut_are_told_of(monkeypatch, most, advice):
     texts = []
     monkeypatch.setattr(prepare, "tell", lambda run, event, text: texts.append((event, text)))
-    answers = Answers(most=most, num_cut=2)
+    answers = Answers(CountedTokens(most, num_cut=2))
     run = run_context(Path("runs/x"))
     drawn = [Prompt(f"{'a' * length}", {}) for length in (*range(1, 1100), 7)]
     prepare.tell_of_cut_prompts(run, answers, drawn)
@@ -92,7 +93,7 @@ def test_prompts_that_are_cut_are_told_of(monkeypatch, most, advice):
     prepare.tell_of_cut_prompts(run, answers, drawn)
     assert len(texts) == 1, "said once, though a run is made ready again"
     run.progress.said.clear()
-    answers.receipt = {"most": 12, "num_cut": 0}
+    answers.facts = CountedTokens(most=12, num_cut=0)
     prepare.tell_of_cut_prompts(run, answers, drawn)
     assert len(texts) == 1
 

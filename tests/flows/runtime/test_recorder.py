@@ -14,6 +14,7 @@ from digen_core.training.advantages import Advantages
 from flows.runtime.iterations.recorder import IterationRecorder
 from flows.runtime.iterations.round import Round
 from support.contexts import run_context
+from tasks.receipts import Denoised, Ran, Receipt, Scored, Updated
 
 FIRST, SECOND = Fragment(4, 0, 0, 0, 2), Fragment(4, 0, 1, 2, 2)
 THIRD = Fragment(4, 1, 0, 0, 4)
@@ -33,8 +34,8 @@ def add(run, it, span):
     it.add_span(span)
 
 
-def receipt(device="rollout-0", started=0.0, ended=1.0, **facts):
-    return {"device": device, "started": started, "ended": ended, **facts}
+def receipt(facts, seconds=1.0):
+    return Receipt(Ran("rollout-0", started=0.0, ended=seconds, num_bytes=0), facts)
 
 
 @pytest.fixture
@@ -54,9 +55,8 @@ def recorder(run):
         add(run, it, Span(4, task, kind, device, 9.0, started, ended))
 
     def logprobs(fragment, *, seconds, per_step, version=4, **values):
-        steps = {step[1:]: value for step, value in values.items()}
-        facts = receipt(ended=seconds, version=version, logprobs=steps, seconds_per_step=per_step)
-        it.add_logprobs(fragment, facts)
+        steps = {int(step[1:]): value for step, value in values.items()}
+        it.add_logprobs(fragment, receipt(Denoised(version, steps, per_step), seconds))
 
     # steps arrive one by one, or together; the last step has no log-prob
     logprobs(FIRST, seconds=0.5, per_step=0.1, t1=[-0.3, -0.4])
@@ -67,26 +67,29 @@ def recorder(run):
 
     def rewards(fragment, values):
         columns = {"reward": [2 * v for v in values], "shapes/score": values}
-        it.add_rewards(fragment, receipt(ended=0.125, rewards=columns))
+        it.add_rewards(fragment, receipt(Scored(columns), seconds=0.125))
 
     rewards(THIRD, [0.5] * 4)
     rewards(SECOND, [0.5, 1.0])
     rewards(FIRST, [0.0, 0.5])
     it.add_advantages(Advantages({0: np.array([-1.5, 0.0, 0.0, 1.5])}))
     it.add_advantages(Advantages({1: np.zeros(4)}, (1,)))
-    it.add_update({"metrics": {"train/loss": 0.5}, "version": 5})
+    it.add_update(Updated(5, "", {"train/loss": 0.5}))
     return it
 
 
 def test_divergences_of_a_group_sample_by_sample(run):
     it = IterationRecorder(run, ROUND)
     add(run, it, Span(4, "train p000", "train", "trainer-0", 9.0, 14.0, 15.5))
-    facts = {"version": 4, "logprobs": {}, "seconds_per_step": 0.1}
-    it.add_logprobs(SECOND, receipt(kl={"2": [0.3, 0.4]}, **facts))
-    it.add_logprobs(SECOND, receipt(kl={"0": [0.1, 0.2]}, **facts))
-    it.add_logprobs(FIRST, receipt(kl={"0": [0.5, 0.6], "2": [0.7, 0.8]}, **facts))
+
+    def add_kl(fragment, kl):
+        it.add_logprobs(fragment, receipt(Denoised(4, {}, 0.1, kl)))
+
+    add_kl(SECOND, {2: [0.3, 0.4]})
+    add_kl(SECOND, {0: [0.1, 0.2]})
+    add_kl(FIRST, {0: [0.5, 0.6], 2: [0.7, 0.8]})
     for fragment in (SECOND, FIRST):
-        it.add_rewards(fragment, receipt(rewards={"reward": [0.0, 1.0]}))
+        it.add_rewards(fragment, receipt(Scored({"reward": [0.0, 1.0]})))
     expected = np.array([[0.5, 0.7], [0.6, 0.8], [0.1, 0.3], [0.2, 0.4]])
     np.testing.assert_array_equal(it.step_kl_of(0), expected)
     it.add_advantages(Advantages({0: expected}))
@@ -191,10 +194,8 @@ def test_scores_that_failed_are_filled_in_when_their_group_is_complete(run):
         total = [a + 2 * b for a, b in zip(shapes, quality, strict=True)]
         columns = {"reward": total, "shapes/score": shapes}
         columns |= {"quality/score": quality, "quality/failed": failed}
-        it.add_logprobs(
-            fragment, receipt(version=4, logprobs={"0": [-1.0, -1.0]}, seconds_per_step=0.1)
-        )
-        it.add_rewards(fragment, receipt(rewards=columns))
+        it.add_logprobs(fragment, receipt(Denoised(4, {0: [-1.0, -1.0]}, 0.1)))
+        it.add_rewards(fragment, receipt(Scored(columns)))
     assert it.rewards_of(0)["reward"].tolist() == [1.0, 2.5, 0.5 + 2 * 0.5, 1 + 2 * 0.5]
     assert it.rewards_of(0)["reward"].tolist() == [1.0, 2.5, 1.5, 2.0]  # asked again
     it.add_advantages(Advantages({0: np.zeros(4)}))
@@ -214,10 +215,8 @@ def test_the_measured_step_is_the_median(recorder):
 def test_without_an_update_there_are_no_training_metrics(run):
     it = IterationRecorder(run, Round(0, ["a red circle"], Steps((0,), (0,)), [{}]))
     fragment = Fragment(0, 0, 0, 0, 2)
-    it.add_logprobs(
-        fragment, receipt(version=4, logprobs={"0": [-1.0, -1.0]}, seconds_per_step=0.1)
-    )
-    it.add_rewards(fragment, receipt(rewards={"reward": [1.0, 1.0]}))
+    it.add_logprobs(fragment, receipt(Denoised(4, {0: [-1.0, -1.0]}, 0.1)))
+    it.add_rewards(fragment, receipt(Scored({"reward": [1.0, 1.0]})))
     it.add_advantages(Advantages({0: np.zeros(2)}, (0,)))
     add(run, it, Span(0, "score g00 f0", "score", "rollout-0", 0.0, 0.0, 1.0))
     record = it.record(4, 1.0, 1)

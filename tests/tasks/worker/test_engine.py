@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from digen_core.config.run import RunConfig
 from digen_core.models.trainable import initial_weights, trainable_parameters
 from digen_core.training.optimizer import PolicyVersion
 from digen_core.transport.arrays import content_hash, to_arrays
 from support.tiny_policies import TINY
-from tasks.receipts import collecting
+from tasks.receipts import Nothing, collecting, packed, read
 from tasks.worker import engine as engine_module
 from tasks.worker.engine import VersionError, build_engine, version_zero, working
 
@@ -155,8 +156,11 @@ def test_the_receipt_says_where_and_when():
     engine_module._engines["run-1"] = engine_module.Engine(RunConfig(), "rollout-1", None, {}, None)
     with collecting() as receipt, working("run-1"):
         pass
-    assert receipt["device"] == "rollout-1"
-    assert receipt["started"] <= receipt["ended"]
+    ran = read(packed(receipt), TypeAdapter(Nothing)).ran
+    assert ran.device == "rollout-1"
+    assert ran.started <= ran.ended
+    assert (ran.num_bytes, ran.compile_seconds) == (0, 0.0)
+    assert ran.usage is None or ran.usage.memory_bytes > 0
 
 
 # --- other weights for a while ----------------------------------------------------------------

@@ -1,0 +1,89 @@
+"""Work to submit, and receipts that cannot be used: both name their task."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from digen_core.control.protocol import Fragment
+from digen_core.errors import UserError
+from flows.runtime.fleet.batch import TaskFailedError, receipt_of
+from flows.runtime.generation import about
+from flows.runtime.submission import URGENT, Work
+from tasks.receipts import Ran, Receipt, Trained, attach, collecting, packed
+from tasks.runner.completions import Completion
+from tasks.train import train_pack
+
+RAN = Ran("trainer-0", 1.0, 2.0, num_bytes=0)
+
+
+def completed(receipt):
+    future = SimpleNamespace(task_run_id=0)
+    return Completion(future, "COMPLETED", "Completed", "", receipt=packed(receipt))
+
+
+def receipt_from(completion):
+    return receipt_of(completion, train_pack, "train p003", "trainer-0")
+
+
+def test_work_can_be_printed():
+    work = Work(
+        body=train_pack,
+        label="train p003",
+        device="trainer-0",
+        kind="train",
+        about=about(Fragment(0, 1, 2, 4, 3)),
+        parameters={"version": 7},
+    )
+    assert repr(work) == (
+        "Work(body=Body('train'), label='train p003', device='trainer-0', kind='train', "
+        "about={'group': 1, 'fragment': 2, 'num_items': 3}, parameters={'version': 7}, "
+        f"priority={URGENT}, resource=None)"
+    )
+    assert work.event_of(Receipt(RAN, Trained(too_large=False))) is None
+
+
+def test_a_receipt_of_the_tasks_kind_is_read():
+    with collecting() as receipt:
+        attach(RAN)
+        attach(Trained(too_large=True))
+    assert receipt_from(completed(receipt)) == Receipt(RAN, Trained(too_large=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"facts": {}}, "Trained: too_large is missing"),
+        ({"facts": {"too_large": False, "size": 3}}, "Trained: size is unknown"),
+        ({"facts": {"too_large": 0}}, "Trained: too_large: Input should be a valid boolean, not 0"),
+        (
+            {"ran": {"device": "a", "started": 1.0, "ended": math.nan, "num_bytes": 0}},
+            "Ran: ended: Input should be a finite number, not nan",
+        ),
+        ({"ran": {"device": "a", "started": 1.0, "num_bytes": 0}}, "Ran: ended is missing"),
+    ],
+)
+def test_one_that_cannot_be_used_names_the_task_and_what_is_wrong(change, problem):
+    with collecting() as receipt:
+        attach(RAN)
+        attach(Trained(too_large=True))
+    with pytest.raises(TaskFailedError) as failure:
+        receipt_from(completed(receipt | change))
+    expected = f"train p003 on trainer-0 sent a receipt that cannot be used: {problem}"
+    assert str(failure.value) == expected
+
+
+def test_a_task_that_failed_has_no_receipt_to_read():
+    kinds = ("digen_core.errors.UserError", "builtins.ValueError")
+    failed = Completion(
+        SimpleNamespace(task_run_id=0),
+        "FAILED",
+        "Failed",
+        "it does not fit",
+        error_types=kinds,
+        error_text="use less",
+    )
+    with pytest.raises(UserError, match=r"^use less$"):
+        receipt_from(failed)
+    with pytest.raises(TaskFailedError, match="train p003 on trainer-0 failed: odd"):
+        receipt_from(Completion(SimpleNamespace(task_run_id=0), "FAILED", "Failed", "odd"))
