@@ -164,12 +164,13 @@ def test_all_rollout_workers_lost_and_back(live):
 
 @pytest.mark.operation
 def test_a_worker_lost_in_evaluation(live):
+    """The one that samples: the evaluation is one task."""
     story = Story(
         lambda what: isinstance(what, str) and what.startswith("evaluating version 4"),
-        signal_to("rollout-1"),
+        signal_to("rollout-0"),
     )
     live(story)
-    assert story.said("worker rollout-1", "was lost")
+    assert story.said("worker rollout-0", "was lost")
 
 
 @pytest.mark.operation
