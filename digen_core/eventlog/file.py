@@ -1,5 +1,7 @@
 """The file of an event log in a run's folder: a line of JSON for the head, each mark and entry."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -14,6 +16,9 @@ from digen_core.inputs.reading import read_bytes, shown
 from digen_core.transport.files import inside, written_whole
 
 EVENTS_OF_RUN: Final = "events.jsonl"
+REQUEST_OF_RUN: Final = ".explain"
+"""Is there while somebody asks a run for its log."""
+
 MOST_BYTES: Final = 1 << 30
 FORMAT: Final = 1
 
@@ -44,6 +49,27 @@ def write_log(run_dir: Path, log: Log) -> Path:
             lines += [segment.mark, *segment.told]
         file.writelines(_LINE.dump_json(line) + b"\n" for line in lines)
     return path
+
+
+def ask(run_dir: Path) -> Path:
+    """Ask the process that trains a run for its log; the file that is returned goes when it did.
+
+    Raises:
+        OSError: one may not write there.
+    """
+    path = inside(run_dir, REQUEST_OF_RUN)
+    path.touch()
+    return path
+
+
+@contextmanager
+def answering(run_dir: Path) -> Iterator[bool]:
+    """Yield whether somebody asks for a run's log; that one is answered when the body ends."""
+    path = run_dir / REQUEST_OF_RUN
+    is_asked = path.exists()
+    yield is_asked
+    if is_asked:
+        path.unlink(missing_ok=True)
 
 
 def read_log(run_dir: Path) -> Log:

@@ -73,8 +73,8 @@ def _meant(word: str, devices: Collection[str]) -> tuple[str, int | str]:
         name = LETTERS[found[1]]
         return name, int(found[2]) - (name == "iteration")
     raise UserError(
-        f"{shown(word)} is nothing that the log tells of: ask for i5, g3, f1, p7, v2 or a device of "
-        f"{listed(sorted(devices))}"
+        f"{shown(word)} is nothing that the log tells of; ask for i5, g3, f1, p7, v2 or one of the "
+        f"devices {listed(sorted(devices))}"
     )
 
 
