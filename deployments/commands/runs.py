@@ -228,9 +228,9 @@ def explain(run: Path, /, *what: str, json: Annotated[bool, Parameter(negative="
     Example: digen explain runs/shapes-20260101-120000 i5 g3 f1
     Example: digen explain runs/shapes-20260101-120000 rollout-0 --json
 
-    It reads what the run's controller heard and said since the iteration before the last
-    (RUN/events.jsonl): a run that is being trained is asked for it, others write it when they end.
-    A new controller is given the same, and has to say the same.
+    It reads what the run's controller heard and said in its last iterations (RUN/events.jsonl): a
+    run that is being trained is asked for it, others wrote it when they ended. A new controller is
+    given the same, and has to say the same.
 
     Args:
         run: Folder of the run.

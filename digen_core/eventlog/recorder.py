@@ -1,4 +1,4 @@
-"""A controller that remembers what it heard and said, back to the iteration before the last."""
+"""A controller that remembers what it heard and said in the last three iterations."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -10,9 +10,9 @@ from digen_core.control.protocol import Event, FinishIteration, Instruction
 from digen_core.eventlog.entries import Asked, Log, Mark, Segment, Told
 from digen_core.eventlog.under_way import after
 
-KEPT_SEGMENTS: Final = 2
+KEPT_SEGMENTS: Final = 3
+"""The iteration that is trained, and two before: one that is open may have begun as long ago."""
 MOST_EVENTS: Final = 50_000
-"""Of a segment: an iteration that has more is cut."""
 
 
 class Recorder:
@@ -21,15 +21,22 @@ class Recorder:
     Nothing is written or encoded here; an entry holds the objects that were passed.
     """
 
-    def __init__(self, controller: Controller, clock: Callable[[], float] = time) -> None:
+    def __init__(
+        self,
+        controller: Controller,
+        clock: Callable[[], float] = time,
+        most_events: int = MOST_EVENTS,
+    ) -> None:
         """Begin where a controller is.
 
         Args:
             controller: that is asked by nobody else.
             clock: the seconds now.
+            most_events: of a segment: an iteration that has more is cut.
         """
         self._controller = controller
         self._clock = clock
+        self._most_events = most_events
         self._segments: deque[Segment] = deque(maxlen=KEPT_SEGMENTS)
         self._begin(())
 
@@ -52,7 +59,7 @@ class Recorder:
             ControllerError: the event does not fit; it is the last one of the log.
         """
         segment = self._segments[-1]
-        if len(segment.told) >= MOST_EVENTS:
+        if len(segment.told) >= self._most_events:
             segment = self._next()
         now = self._clock()
         try:

@@ -56,14 +56,15 @@ def _happened(told: Told, ended: list[Asked], asked: Topic) -> list[Line]:
         ]
         is_own = any(topic.concerns(asked) for topic in topics_of(told.event))
         return lost or [Line(told.time, asked.device or "", text, is_event=True)] * is_own
-    device = getattr(ended[0].instruction, "device", None) if ended else None
-    topics = [replace(topic, device=topic.device or device) for topic in topics_of(told.event)]
-    if not any(topic.concerns(asked) for topic in topics):
+    by = {topic.device for one in ended[:1] for topic in topics_of(one.instruction)} or {None}
+    own = [replace(t, device=t.device or name) for t in topics_of(told.event) for name in by]
+    if not any(topic.concerns(asked) for topic in own):
         return []
     if told.error:
         text += f"; the controller failed: {told.error}"
     seconds = told.time - ended[0].time if ended else None
-    return [Line(told.time, topics[0].device or "", text, is_event=True, seconds=seconds)]
+    device = getattr(ended[0].instruction, "device", "") if ended else own[0].device or ""
+    return [Line(told.time, device, text, is_event=True, seconds=seconds)]
 
 
 def _ordered(one: Asked, asked: Topic) -> list[Line]:

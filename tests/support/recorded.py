@@ -20,9 +20,9 @@ class EnoughError(Exception):
 class Recorded(Recorder):
     """A recorder whose clock counts, from 1000 on, and that may end in the middle of a run."""
 
-    def __init__(self, controller: Controller, most: int = 10**9):
+    def __init__(self, controller: Controller, most: int = 10**9, most_events: int = 10**9):
         ticks = count(1000)
-        super().__init__(controller, lambda: float(next(ticks)))
+        super().__init__(controller, lambda: float(next(ticks)), most_events)
         self.most = most
 
     def validate(self) -> None:
@@ -46,12 +46,14 @@ class RecordedCluster(RandomCluster):
             raise EnoughError
 
 
-def recorded(layout="tcss", seed=0, num_iterations=3, most=10**9, **options) -> Recorded:
+def recorded(
+    layout="tcss", seed=0, num_iterations=3, most=10**9, most_events=10**9, **options
+) -> Recorded:
     """Return a recorder of a controller that ran so many iterations, or events."""
     workload = make_workload(num_groups=3)
     schedule = Schedule(LAYOUTS[layout], max_stale_share=0.5 if layout == "tcss" else 0.0)
     devices = make_devices(layout, 3, 2)
-    it = Recorded(Controller(devices, workload, schedule, make_costs(0.3)), most)
+    it = Recorded(Controller(devices, workload, schedule, make_costs(0.3)), most, most_events)
     cluster = RecordedCluster(
         it, workload, schedule, devices, random=Random(seed), skipped={(1, 0), (1, 1)}, refill=1
     )

@@ -47,7 +47,8 @@ INSTRUCTIONS = (
 
 @pytest.fixture
 def mark() -> Mark:
-    return recorded(most=30).log("", "").segments[-1].mark
+    """A mark in the middle of an iteration."""
+    return recorded(most=30, most_events=5).log("", "").segments[-1].mark
 
 
 def test_there_is_a_case_of_each_word():
@@ -92,10 +93,6 @@ def test_a_run_without_a_log_says_when_it_would_have_one(tmp_path):
             lambda lines: [line.replace("FragmentScored", "FragmentBlessed") for line in lines],
             r"line \d+, Told\.event: Input tag 'FragmentBlessed' found",
         ),
-        (
-            lambda lines: [line.replace('"groups":[', '"groups":[],"_":[') for line in lines],
-            "is damaged: nothing begins from its first mark: KeyError",
-        ),
         (lambda lines: ["[1]"], "is damaged: line 1"),
         (lambda lines: ["null"], "is damaged: line 1"),
         (lambda lines: ["[" * 10_000], "is damaged: line 1"),
@@ -107,6 +104,15 @@ def test_damage_is_one_line(damage, message, tmp_path):
     with pytest.raises(UserError, match=message) as error:
         read_log(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_a_mark_from_which_nothing_can_begin_is_damage(mark, tmp_path):
+    (iteration,) = mark.snapshot.iterations[:1]
+    waiting = ((p.Fragment(0, 77, 0, 0, 2), 0),)
+    broken = replace(mark.snapshot, iterations=(replace(iteration, waiting=waiting),))
+    write_log(tmp_path, Log("", 0.0, "", (Segment(replace(mark, snapshot=broken), []),)))
+    with pytest.raises(UserError, match=r"nothing begins from its first mark: KeyError: 77$"):
+        read_log(tmp_path)
 
 
 def test_a_log_is_not_written_through_a_link(tmp_path):
