@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from digen_core.control.controller import Controller
+from digen_core.control.snapshot import Snapshot
 from digen_core.errors import UserError
 from digen_core.eventlog.entries import Log, Mark, Segment, Told
 from digen_core.eventlog.tagged import Tagged
@@ -20,6 +21,9 @@ REQUEST_OF_RUN: Final = ".explain"
 """Is there while somebody asks a run for its log."""
 
 MOST_BYTES: Final = 1 << 30
+MOST_THINGS: Final = 1_000_000
+"""Of a kind in an iteration: somebody else's file must not fill the memory."""
+
 FORMAT: Final = 1
 
 
@@ -115,12 +119,22 @@ def _lines(path: Path, content: bytes) -> list[Line]:
     return lines
 
 
+def _sizes(snapshot: Snapshot) -> Iterator[int]:
+    """Yield the numbers of things that a controller counts up to."""
+    yield from (int(size) for size in astuple(snapshot.workload))
+    yield snapshot.workload.num_fragments
+    yield snapshot.schedule.queue_depth
+
+
 def _require_start(path: Path, segments: list[Segment]) -> None:
     """Check that a controller can be restored from the first mark."""
     if not segments:
         raise UserError(f"{path} is damaged: it has no mark to begin from")
+    first = segments[0].mark.snapshot
     try:
-        Controller.restored(segments[0].mark.snapshot)
+        if max(_sizes(first)) > MOST_THINGS:
+            raise ValueError("its workload is larger than any")
+        Controller.restored(first)
     except Exception as error:  # whatever is wrong in it
         why = f"{type(error).__name__}: {error}"
         raise UserError(f"{path} is damaged: nothing begins from its first mark: {why}") from error

@@ -115,6 +115,17 @@ def test_a_mark_from_which_nothing_can_begin_is_damage(mark, tmp_path):
         read_log(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "changes", [{"num_groups": 10**9}, {"group_size": 10**9}, {"pack_size": 10**9}]
+)
+def test_a_workload_that_would_fill_the_memory_is_damage(changes, mark, tmp_path):
+    workload = replace(mark.snapshot.workload, **changes)
+    mark = replace(mark, snapshot=replace(mark.snapshot, workload=workload))
+    write_log(tmp_path, Log("", 0.0, "", (Segment(mark, []),)))
+    with pytest.raises(UserError, match=r"its workload is larger than any$"):
+        read_log(tmp_path)
+
+
 def test_a_log_is_not_written_through_a_link(tmp_path):
     run, other = tmp_path / "run", tmp_path / "other"
     run.mkdir()

@@ -32,11 +32,20 @@ def test_random_orders_replay(layout, most, tmp_path):
         assert replayed.num_events == sum(len(segment.told) for segment in log.segments)
 
 
+class Checked(Recorder):
+    """A recorder that checks its controller after each event."""
+
+    def handle(self, event):
+        instructions = super().handle(event)
+        self._controller.validate()
+        return instructions
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_simulator_replays(layout):
     devices, workload = make_devices(layout, 3, 2), make_workload(num_groups=6)
     schedule, costs = Schedule(LAYOUTS[layout], queue_depth=2), make_costs(0.3)
-    it = Recorder(Controller(devices, workload, schedule, costs))
+    it = Checked(Controller(devices, workload, schedule, costs))
     simulation = Simulation(it, devices, workload, schedule, costs, (0, 2), Jitter(0.3, 1))
     simulation.lose(2.0, devices[1].name)
     simulation.join(4.0, devices[1])
