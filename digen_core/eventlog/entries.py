@@ -3,16 +3,21 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+from pydantic import Field
+
 from digen_core.control.protocol import Event, Instruction
 from digen_core.control.snapshot import Snapshot
 from digen_core.eventlog.tagged import Tagged
 
+Time = Annotated[float, Field(ge=0, le=2.5e11)]
+"""Seconds since the epoch, which can be shown as a date."""
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An instruction, and when it was given, in seconds since the epoch."""
+    """An instruction, and when it was given."""
 
-    time: float
+    time: Time
     instruction: Annotated[Instruction, Tagged()]
 
 
@@ -20,7 +25,7 @@ class Asked:
 class Mark:
     """A moment from which a new controller can go on."""
 
-    time: float
+    time: Time
     snapshot: Snapshot
     under_way: tuple[Asked, ...] = ()  # the first given first
 
@@ -29,7 +34,7 @@ class Mark:
 class Told:
     """An event, when the controller heard of it, and what it said."""
 
-    time: float
+    time: Time
     event: Annotated[Event, Tagged()]
     instructions: tuple[Annotated[Instruction, Tagged()], ...] = ()
     error: str = ""  # that it raised in place of them: then this is the last entry
@@ -48,6 +53,6 @@ class Log:
     """The newest part of what a run's controller heard and said."""
 
     run: str
-    written: float  # seconds since the epoch
+    written: Time
     why: str  # it was written
     segments: tuple[Segment, ...]  # one at least; each goes on where the one before ends

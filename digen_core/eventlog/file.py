@@ -11,7 +11,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from digen_core.control.controller import Controller
 from digen_core.control.snapshot import Snapshot
 from digen_core.errors import UserError
-from digen_core.eventlog.entries import Log, Mark, Segment, Told
+from digen_core.eventlog.entries import Log, Mark, Segment, Time, Told
 from digen_core.eventlog.tagged import Tagged
 from digen_core.inputs.reading import read_bytes, shown
 from digen_core.transport.files import inside, written_whole
@@ -33,7 +33,7 @@ class Head:
 
     format: int
     run: str
-    written: float
+    written: Time
     why: str
 
 
