@@ -9,7 +9,7 @@ from digen_core.eventlog.entries import Asked, Segment, Told
 
 
 class Subject(NamedTuple):
-    """What an answer names: an instruction is answered by the kind and what it is about."""
+    """What an answer names: the kind of the instruction, and what that one is about."""
 
     kind: type
     about: Fragment | tuple[object, ...]
