@@ -44,6 +44,7 @@ digen: reinforcement-learning post-training of diffusion and flow-matching model
   digen train --resume runs/NAME                  go on with a run that was interrupted
   digen evaluate runs/NAME                        judge a finished run again
   digen report runs/NAME                          see what its devices waited for
+  digen explain runs/NAME                         see what a run that stands still waits for
   digen compare runs/NAME runs/OTHER              what differs, and the curves together
   digen replay runs/NAME 3                        train an iteration again, with other settings
   digen up                                        servers, workers and deployments to run it by
@@ -79,6 +80,7 @@ app.command(runs.ls)
 app.command(starting.init)
 app.command(starting.recipes)
 app.command(runs.report)
+app.command(runs.explain)
 app.command(tracking.compare)
 app.command(tracking.sync)
 app.command(runs.replay, usage="Usage: digen replay RUN ITERATION [--KEY VALUE ...]")

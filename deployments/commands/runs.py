@@ -221,5 +221,33 @@ def report(
     return 0
 
 
+def explain(run: Path, /, *what: str, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+    """Tell what a run waits for, or the story of a fragment, pack, version or device.
+
+    Example: digen explain runs/shapes-20260101-120000
+    Example: digen explain runs/shapes-20260101-120000 i5 g3 f1
+    Example: digen explain runs/shapes-20260101-120000 rollout-0 --json
+
+    It reads what the run's controller heard and said in its last iterations (RUN/events.jsonl): a
+    run that is being trained is asked for it, others wrote it when they ended. A new controller is
+    given the same, and has to say the same.
+
+    Args:
+        run: Folder of the run.
+        what: Iteration (i5, from 1), group and fragment (g3 f1), pack (p7), version (v2), or the
+            name of a device; several together say which one. Default: what waits for what now.
+        json: Print JSON.
+    """
+    require_run(run)
+
+    from deployments.views.explain import print_now, print_story
+
+    if what:
+        print_story(run, what, as_json=json)
+    else:
+        print_now(run, as_json=json)
+    return 0
+
+
 def _warn(text: str) -> None:
     sys.stderr.write(f"digen: warning: {printable(redacted(text))}\n")

@@ -13,10 +13,12 @@ from collections import deque
 from collections.abc import Sequence
 
 from digen_core.control.costs import Costs
+from digen_core.control.device_state import DeviceState, Work
 from digen_core.control.dispatch import Dispatcher
-from digen_core.control.fleet import DeviceState, Fleet, Work
+from digen_core.control.fleet import Fleet
 from digen_core.control.generation import group_order
 from digen_core.control.helping import choose_helpers
+from digen_core.control.invariants import check
 from digen_core.control.iteration import Iteration
 from digen_core.control.protocol import (
     AdvantagesComputed,
@@ -52,6 +54,7 @@ from digen_core.control.protocol import (
 )
 from digen_core.control.recovery import lose_devices
 from digen_core.control.schedule import Schedule, Workload
+from digen_core.control.snapshot import IterationSnapshot, Snapshot
 
 
 class ControllerError(RuntimeError):
@@ -72,16 +75,60 @@ class Controller:
         next_iteration: int = 0,
     ) -> None:
         """Begin where a run stands: with a version that no device holds yet."""
+        fleet = Fleet.of(devices, workload, costs)
+        self._take(fleet, workload, schedule, version, next_iteration)
+
+    def _take(
+        self, fleet: Fleet, workload: Workload, schedule: Schedule, version: int, next_index: int
+    ) -> None:
         self._workload = workload
         self._schedule = schedule
         self._layout = schedule.layout
-        self._fleet = Fleet(devices, workload, costs)
-        self._dispatcher = Dispatcher(self._fleet, workload, schedule)
+        self._fleet = fleet
+        self._dispatcher = Dispatcher(fleet, workload, schedule)
+        #: The newest version: no device holds, no group began on and no event names a newer one.
         self._version = version
+        #: Iterations that wait to begin, in order: only as long as as many are open as may be.
         self._offered: deque[IterationOffered] = deque()
-        self._iterations: deque[Iteration] = deque()  # open, the oldest first
-        self._finishing: deque[tuple[FinishIteration, int]] = deque()  # and the version to hold
-        self._next_index = next_iteration
+        #: Open, the oldest first, which alone has packs. Their indices come before those offered.
+        self._iterations: deque[Iteration] = deque()
+        #: Over, but for devices that do not hold the version beside it. Theirs come before those.
+        self._finishing: deque[tuple[FinishIteration, int]] = deque()
+        #: Of the iteration that may be offered next: one more than the last of all those.
+        self._next_index = next_index
+
+    @classmethod
+    def restored(cls, snapshot: Snapshot) -> "Controller":
+        """Return a controller that goes on from where another one was."""
+        it = cls.__new__(cls)
+        workload, schedule = snapshot.workload, snapshot.schedule
+        fleet = Fleet.restored(snapshot.fleet, workload, snapshot.costs)
+        it._take(fleet, workload, schedule, snapshot.version, snapshot.next_iteration)
+        it._offered.extend(snapshot.offered)
+        it._iterations.extend(iteration.restored() for iteration in snapshot.iterations)
+        it._finishing.extend(snapshot.finishing)
+        return it
+
+    def snapshot(self) -> Snapshot:
+        """Return what it would take to go on from here.
+
+        To the last bit a restored controller decides alike after ``round_anew``: it adds up anew.
+        """
+        return Snapshot(
+            workload=self._workload,
+            schedule=self._schedule,
+            costs=self._fleet.costs,
+            version=self._version,
+            next_iteration=self._next_index,
+            fleet=self._fleet.snapshot(),
+            offered=tuple(self._offered),
+            iterations=tuple(map(IterationSnapshot.of, self._iterations)),
+            finishing=tuple(self._finishing),
+        )
+
+    def round_anew(self) -> None:
+        """Take all sums anew that are kept up to date: their rounding is that of a new fleet."""
+        self._fleet.file_all()
 
     @property
     def holder(self) -> str:
@@ -153,8 +200,7 @@ class Controller:
 
     def _begin_offered(self) -> None:
         """Begin offered iterations: one, and with stale layouts those that may run ahead."""
-        ahead = self._schedule.max_staleness if self._schedule.max_stale_share else 0
-        while self._offered and len(self._iterations) <= ahead:
+        while self._offered and len(self._iterations) <= self._schedule.num_ahead:
             offer = self._offered.popleft()
             num_steps = len(offer.trained_steps)
             choose_helpers(self._fleet, self._workload, self._schedule, num_steps)
@@ -348,8 +394,8 @@ class Controller:
             raise ControllerError(f"{name} loaded version {version} unasked: {self!r}")
         device = self._fleet[name]
         device.loaded |= {version}
-        older = self._schedule.max_staleness if self._schedule.max_stale_share else 0
-        device.loaded = frozenset(held for held in device.loaded if held >= device.newest - older)
+        oldest = device.newest - self._schedule.num_ahead
+        device.loaded = frozenset(held for held in device.loaded if held >= oldest)
         self._fleet.file(device)
         if self._layout.colocated and device.mode == "trainer":
             return self._dispatcher.switch(device, "rollout")
@@ -385,6 +431,7 @@ class Controller:
         self._fleet.validate()
         for iteration in self._iterations:
             iteration.validate()
+        check(self.snapshot())
 
     def __repr__(self) -> str:
         queues = {device.name: device.queue for device in self._fleet if device.queue}

@@ -1,50 +1,25 @@
 """The devices as the controller knows them: what each is ready for, holds, and was told to do."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 from digen_core.control.costs import Costs, DeviceCosts
 from digen_core.control.device_index import DeviceIndex, Entry, Traits
-from digen_core.control.protocol import Device, Generate, Pack, Role, Switch, Train
+from digen_core.control.device_state import DeviceState, Work
+from digen_core.control.protocol import Device, Pack, Role
 from digen_core.control.rates import Rates
 from digen_core.control.schedule import Workload
 
-Work = Generate | Train | Switch
 
+@dataclass(frozen=True, slots=True)
+class FleetSnapshot:
+    """Devices as plain data; the fields are those of :class:`Fleet`."""
 
-@dataclass(eq=False)
-class DeviceState:
-    """One device. Whoever changes an attribute has the fleet ``file`` it."""
-
-    device: Device
-    home: Role
-    mode: Role  # what it is ready for once its queue is done
-    number: int  # devices that came later have a higher one
-    loaded: frozenset[int] = frozenset()  # versions it holds
-    queue: list[Work] = field(default_factory=list)  # told to do and not done, in order
-    packs: list[Pack] = field(default_factory=list)  # of its samples, without TSP: to train next
-    largest_pack: int | None = None  # pairs that fit into its memory; None: not yet found out
-    trains_until: float = 0.0  # predicted, on the fleet's clock of training
-    pausing: bool = False  # told to pause the fragment that it generates
-    may_generate: bool = False
-    may_train: bool = False
-
-    @property
-    def name(self) -> str:
-        """The device's name."""
-        return self.device.name
-
-    @property
-    def newest(self) -> int:
-        """The newest version that it holds; -1 before the first."""
-        return max(self.loaded, default=-1)
-
-    @property
-    def generating(self) -> Generate | None:
-        """The first thing that it was told to do, if that is to generate."""
-        do = self.queue[0] if self.queue else None
-        return do if isinstance(do, Generate) else None
+    devices: tuple[DeviceState, ...]  # copies, in the order in which they came
+    num_added: int
+    holder: str
+    training_clock: float
 
 
 class Fleet:
@@ -54,21 +29,50 @@ class Fleet:
     (``file``): so no question of the controller has to look at all devices.
     """
 
-    def __init__(self, devices: Sequence[Device], workload: Workload, costs: Costs) -> None:
-        self._states: dict[str, DeviceState] = {}  # by name, in the order in which they came
+    def __init__(self, workload: Workload, costs: Costs) -> None:
+        """Begin without devices."""
+        #: By name, in the order in which they came, which is that of their numbers.
+        self._states: dict[str, DeviceState] = {}
+        #: Devices that ever came: above every number.
         self._num_added = 0
+        #: Every device as its attributes are: no method returns before a change is filed.
         self._index = DeviceIndex()
         self._workload = workload
         #: Predicted seconds of training in this update: it moves when a pack is trained.
         self.training_clock = 0.0
-        #: The device that holds the optimizer's state: it reduces and steps.
+        #: The device that holds the optimizer's state: it reduces and steps. One of the fleet's.
         self.holder = ""
         self.learn(costs)
+
+    @classmethod
+    def of(cls, devices: Sequence[Device], workload: Workload, costs: Costs) -> "Fleet":
+        """Return the devices that a run begins with; the first trainer is the holder.
+
+        Raises:
+            ValueError: none has one of the roles.
+        """
+        fleet = cls(workload, costs)
         for device in devices:
-            self.add(device)
-        self.holder = self._first("trainer")
-        self.file(self[self.holder])
-        self._first("rollout")
+            fleet.add(device)
+        fleet.holder = fleet._first("trainer")
+        fleet.file(fleet[fleet.holder])
+        fleet._first("rollout")
+        return fleet
+
+    @classmethod
+    def restored(cls, snapshot: FleetSnapshot, workload: Workload, costs: Costs) -> "Fleet":
+        """Return the devices that a snapshot is of."""
+        fleet = cls(workload, costs)
+        fleet._states = {state.name: state.copy() for state in snapshot.devices}
+        fleet._num_added = snapshot.num_added
+        fleet.holder, fleet.training_clock = snapshot.holder, snapshot.training_clock
+        fleet.file_all()
+        return fleet
+
+    def snapshot(self) -> FleetSnapshot:
+        """Return all that the devices are, and nothing that follows from it."""
+        states = tuple(state.copy() for state in self)
+        return FleetSnapshot(states, self._num_added, self.holder, self.training_clock)
 
     def _first(self, role: Role) -> str:
         for state in self:
@@ -160,15 +164,16 @@ class Fleet:
         self.training_clock = 0.0
         for state in self:
             state.trains_until = 0.0
-        self._file_all()
+        self.file_all()
 
     def learn(self, costs: Costs) -> None:
         """Predict with these costs from now on."""
         self.costs = costs
         self._rates = Rates(costs, self._workload)
-        self._file_all()
+        self.file_all()
 
-    def _file_all(self) -> None:
+    def file_all(self) -> None:
+        """Build the indices anew: their sums are then rounded as those of a new fleet are."""
         self._index = DeviceIndex()
         for state in self:
             self.file(state)
@@ -309,6 +314,6 @@ class Fleet:
     def validate(self) -> None:
         """Raise AssertionError if an index is not what the devices say."""
         index = self._index
-        self._file_all()
+        self.file_all()
         expected, self._index = self._index, index
         index.validate(expected)

@@ -42,6 +42,7 @@ class GenerationQueue:
     _heaps: dict[int | None, list[Item]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        #: The place of each group in the order, 0, 1, ...: dict's own order, too.
         self._place = {group: place for place, group in enumerate(self.order)}
 
     def __len__(self) -> int:
@@ -49,6 +50,16 @@ class GenerationQueue:
 
     def __contains__(self, fragment: Fragment) -> bool:
         return fragment in self._next_step
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """All groups that were let in, in their order."""
+        return tuple(self._place)
+
+    @property
+    def waiting(self) -> tuple[tuple[Fragment, int], ...]:
+        """The fragments that are in, sorted, and the first step of each that is not done."""
+        return tuple(sorted(self._next_step.items()))
 
     def restart(self, fragment: Fragment) -> None:
         """Generate a fragment from its first step again, although some are done."""

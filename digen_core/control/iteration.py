@@ -16,24 +16,44 @@ class Iteration:
 
     index: int
     trained_steps: tuple[int, ...]
+    #: The fragments that wait for a device: none that is under way.
     queue: GenerationQueue
-    unscored: dict[int, set[Fragment]]  # by group, those without rewards
-    num_unscored: int  # in all groups
-    generating: dict[Fragment, str] = field(default_factory=dict)  # and on which device
-    held_on: dict[Fragment, set[str]] = field(default_factory=dict)  # who has stretches of it
-    to_restart: set[Fragment] = field(default_factory=set)  # under way, but a stretch is lost
-    scored_on: dict[Fragment, str] = field(default_factory=dict)  # by whom, or soon
-    regenerating: set[Fragment] = field(default_factory=set)  # lost after they were scored
-    parked: dict[Fragment, list[PairBlock]] = field(default_factory=dict)  # pairs that wait for it
-    to_score: list[Score] = field(default_factory=list)  # held back until all are generated
+    #: By group, the fragments without rewards; each waits, is under way, is held back or is scored
+    #: on a device that is there. As many groups as the workload has: one that is replaced leaves.
+    unscored: dict[int, set[Fragment]]
+    #: In all groups.
+    num_unscored: int
+    #: The fragments under way, and on which device: first or later in its queue.
+    generating: dict[Fragment, str] = field(default_factory=dict)
+    #: Who has stretches of a fragment: devices that are there.
+    held_on: dict[Fragment, set[str]] = field(default_factory=dict)
+    #: Under way, but a stretch is lost: they begin anew when their device stops.
+    to_restart: set[Fragment] = field(default_factory=set)
+    #: Who scores a fragment, or did.
+    scored_on: dict[Fragment, str] = field(default_factory=dict)
+    #: Lost after they were scored: they wait for a device or are under way.
+    regenerating: set[Fragment] = field(default_factory=set)
+    #: Pairs of those, until their transitions exist again.
+    parked: dict[Fragment, list[PairBlock]] = field(default_factory=dict)
+    #: Held back until all fragments are generated, in layouts that do not stream.
+    to_score: list[Score] = field(default_factory=list)
+    #: Every group with a fragment that has no rewards is among them.
     without_advantages: set[int] = field(default_factory=set)
+    #: A pair of a trained group is in the pool, parked, in a pack under way or in a sum: in one.
     pool: PairPool = field(default_factory=PairPool)
-    training: dict[int, tuple[Pack, str]] = field(default_factory=dict)  # by index
-    trained: dict[str, list[Pack]] = field(default_factory=dict)  # in the sum of each device
-    num_packs: int = 0  # made so far
-    num_to_generate: int = 0  # fragments that are not generated
+    #: The packs that a device was told to train, or has next, by index.
+    training: dict[int, tuple[Pack, str]] = field(default_factory=dict)
+    #: Those in the sum of each device, which is there until the optimizer steps.
+    trained: dict[str, list[Pack]] = field(default_factory=dict)
+    #: Made so far; above every index. Only the oldest iteration has any.
+    num_packs: int = 0
+    #: Fragments that wait or are under way.
+    num_to_generate: int = 0
+    #: Everything is in a sum, and the sums are, or soon will be, one gradient.
     reducing: bool = False
-    num_reductions: int = 0  # under way; a lost device makes those before the last one void
+    #: Under way, one at least before the step; a lost device makes those before the last one void.
+    num_reductions: int = 0
+    #: The gradient is whole, and the optimizer steps; it is reducing, too.
     stepping: bool = False
 
     @classmethod

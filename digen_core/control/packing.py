@@ -14,6 +14,11 @@ class PairPool:
         self._blocks: deque[PairBlock] = deque()
         self.num_pairs = 0  # in the blocks
 
+    @property
+    def blocks(self) -> tuple[PairBlock, ...]:
+        """The pairs that are in, the longest waiting first."""
+        return tuple(self._blocks)
+
     def add(self, blocks: Iterable[PairBlock]) -> None:
         """Put pairs in, behind those that wait."""
         for block in blocks:

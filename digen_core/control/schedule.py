@@ -35,3 +35,8 @@ class Schedule:
     helpers: int | None = None  # trainers that may generate
     assistants: int | None = None  # rollout devices that may train
     queue_depth: int = 1  # tasks of a device that are issued before it is free
+
+    @property
+    def num_ahead(self) -> int:
+        """Iterations that may be open beside the one that is trained."""
+        return self.max_staleness if self.max_stale_share else 0

@@ -42,12 +42,14 @@ from digen_core.control.protocol import (
     Switch,
     Switched,
 )
+from digen_core.eventlog.recorder import Recorder
 from flows.runtime.context import RunContext
 from flows.runtime.executor import Executor
 from flows.runtime.fleet.changes import FleetChanges
 from flows.runtime.fleet.joining import Joined, JoinFailed
 from flows.runtime.iterations.open_iteration import Ended, OpenIteration, Published
 from flows.runtime.iterations.runs import IterationRuns, RunEnded
+from flows.runtime.memory import Memory
 from flows.runtime.observers import say
 from flows.runtime.requests import is_stop
 from flows.runtime.workload import schedule_of
@@ -71,7 +73,7 @@ class Conductor:
         """Prepare a conductor for a run whose workers have loaded the model."""
         schedule = schedule_of(run.config)
         self._run = run
-        self._controller = Controller(
+        controller = Controller(
             run.fleet.devices,
             run.workers.workload,
             schedule,
@@ -79,8 +81,10 @@ class Conductor:
             version=run.progress.version,
             next_iteration=run.progress.num_iterations,
         )
+        self._controller = Recorder(controller)
+        self._memory = Memory(run, self._controller)
         self._executor = Executor(run)
-        self._max_stale = schedule.max_staleness if schedule.max_stale_share else 0
+        self._max_stale = schedule.num_ahead
         self._first = run.progress.num_iterations  # not 0 in a run that is resumed
         self._runs = IterationRuns(run, self._first)
         self._opened: dict[int, OpenIteration] = {}  # and not finished
@@ -88,7 +92,7 @@ class Conductor:
         self._ending: list[tuple[OpenIteration, Ended]] = []  # finished, but a task of it runs
         self._published: set[int] = set()
         self._last_seconds = 0.0  # of the iteration that finished last
-        self._changes = FleetChanges(run, self._executor, self._controller.holder)
+        self._changes = FleetChanges(run, self._executor, controller.holder, self._memory.write)
         self.out_of_time = False  # as the last finished iteration found
 
     def start(self, setup: OpenIteration) -> None:
@@ -120,6 +124,7 @@ class Conductor:
             StateLostError: the optimizer's state is gone with its worker.
             WorkerLostError: too many workers are gone for too long.
         """
+        self._memory.stir()
         while True:
             self._hold()
             if index in self._published:
@@ -140,6 +145,7 @@ class Conductor:
         traceback: TracebackType | None,
     ) -> None:
         """End all flow runs: with the error those that have begun, as cancelled the others."""
+        self._memory.write("the run ended" if error is None else _end_of(error))
         for opened, ended in self._ending:
             opened.outcome.set_result(ended)
         failure = None if is_stop(error) else error
@@ -156,6 +162,7 @@ class Conductor:
                 reached, text = time(), f"paused after iteration {self._num_offered}"
                 run.control.reach_boundary(text)
                 say(f"{text}; resume it in Prefect")
+            self._memory.stir()
             self._advance()
         if reached is not None:
             run.progress.paused(time() - reached)
@@ -212,10 +219,12 @@ class Conductor:
         self._run.control.check()
         self._handle(*self._changes.look())
         self._changes.recompute()
+        self._memory.look()
         try:
             message = self._run.inbox.get(timeout=POLL_SECONDS)
         except Empty:
             return
+        self._memory.stir()
         match message:
             case Completion() if not self.out_of_time:
                 self._on_completion(message)
@@ -269,3 +278,9 @@ class Conductor:
                 case _:
                     self._executor.submit(instruction)
         return events
+
+
+def _end_of(error: BaseException) -> str:
+    """Return how a run ended, in a line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return f"the run was stopped: {text}" if is_stop(error) else f"the run failed: {text}"

@@ -1,12 +1,15 @@
 """What a user sees when a run fails after it has started: the culprit, and all that was done."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from digen_core.config.run import RunConfig
+from digen_core.eventlog.file import read_log
+from digen_core.eventlog.replay import replay
 from support.runs import merged, only_run, training_in_mlflow
 
 pytestmark = pytest.mark.slow
@@ -45,6 +48,9 @@ def test_a_failing_reward_is_named(reward, message, tree, cluster_address, prefe
     run_dir = only_run(tree)
     (note,) = failure.value.__notes__
     assert note == f"after iteration 0; resume it with: digen train --resume {run_dir}"
+    log = read_log(run_dir)
+    assert re.match(f"the run failed: {message}", log.why)
+    assert replay(log).difference is None
     assert json.loads((run_dir / "evaluation" / "before.json").read_text())["version"] == 0
     assert training_in_mlflow(tree["tracking"]["runs_dir"]).info.status == "FAILED"
 

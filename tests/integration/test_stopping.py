@@ -6,6 +6,8 @@ import time
 import pytest
 
 from digen_core.config.run import RunConfig
+from digen_core.eventlog.file import read_log
+from digen_core.eventlog.replay import replay
 from support.runs import Watch, merged, only_run, training_in_mlflow
 
 pytestmark = pytest.mark.slow
@@ -83,6 +85,9 @@ def test_a_run_is_paused_resumed_and_cancelled(tree, cluster_address, prefect_ba
     assert watch.num_held[0] == watch.num_held[1]
 
     run_dir = only_run(tree)
+    log = read_log(run_dir)
+    assert log.why == "the run was stopped: cancelled in Prefect"
+    assert replay(log).difference is None
     checkpoint, damaged = last_checkpoint(run_dir / CHECKPOINTS_OF_RUN)
     assert not damaged
     assert int(checkpoint.name[1:]) >= watch.num_held[1] + 2

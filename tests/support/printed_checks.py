@@ -59,6 +59,7 @@ STARTS = (
     "deployments.local.pause_run",
     "deployments.local.run_evaluation",
     "deployments.operation.up.down",
+    "deployments.views.explain.read_log",
     "deployments.views.plan.plan",
     "deployments.views.pretraining.pretrain",
     "deployments.views.replay.run_replay",

@@ -84,7 +84,6 @@ class RandomCluster:
         self.finished: list[p.FinishIteration] = []
         self.num_pauses = self.num_lost = self.num_joined = 0
         self.fits = 10**9  # pairs in the memory of a device
-        self.num_events = 0
 
     def run(
         self,
@@ -169,9 +168,7 @@ class RandomCluster:
 
     def tell(self, event: p.Event) -> None:
         self.carry_out(self.it.handle(event))
-        self.num_events += 1
-        if self.num_events % 20 == 0:
-            self.it.validate()
+        self.it.validate()
 
     def carry_out(self, instructions: list[p.Instruction]) -> None:
         for do in instructions:

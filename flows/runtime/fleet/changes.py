@@ -1,6 +1,6 @@
 """The fleet of a run while iterations run: workers that go and come, as the controller's events."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from digen_core.control.protocol import CostsUpdated, DeviceJoined, DevicesLost, Event
 from flows.runtime.context import RunContext
@@ -16,17 +16,25 @@ from tasks.cluster.presence import recompute_elsewhere
 class FleetChanges:
     """Drops what lost workers had, has newcomers made ready, and waits where nobody is left."""
 
-    def __init__(self, run: RunContext, executor: Executor, holder: str) -> None:
+    def __init__(
+        self,
+        run: RunContext,
+        executor: Executor,
+        holder: str,
+        remember: Callable[[str], None],
+    ) -> None:
         """Prepare for a run.
 
         Args:
             run: its context.
             executor: of its instructions.
             holder: the device that holds the optimizer's state.
+            remember: writes the event log, and why: a task takes too long.
         """
         self._run = run
         self._executor = executor
         self._holder = holder
+        self._remember = remember
         self._joining = Joining(run)
         self._joined: list[Joined] = []  # no iteration is open in which that would show
         self._waiting = Waiting(run)
@@ -50,6 +58,8 @@ class FleetChanges:
         seen = look(run) if now else look_if_due(run)
         if seen is None:
             return []
+        if seen.slow:
+            self._remember("; ".join(seen.slow))
         self._joining.forget(seen.lost)
         lost = {name: address for name, address in taking_part.items() if name in seen.lost}
         self._joining.take_in(seen.workers)

@@ -110,6 +110,13 @@ class Watch:
                 self._tasks.pop(task_run_id, None)
 
     @property
+    def patience(self) -> float:
+        """Seconds within which something should happen: a task under way should have ended."""
+        with self._lock:
+            warnings = [watched.limits.warning for watched in self._tasks.values()]
+        return max(warnings, default=MIN_WARNING)
+
+    @property
     def is_due(self) -> bool:
         """Whether it is time for another look."""
         return monotonic() >= self._next_look

@@ -37,6 +37,7 @@ def test_a_typo_in_any_option_gets_a_suggestion(name, option, capsys):
     required = {
         "evaluate": ["x"],
         "report": ["x"],
+        "explain": ["x"],
         "simulate": ["B"],
         "make-tiny": ["wan", "x"],
         "convert-hps": ["x.pt", "x"],

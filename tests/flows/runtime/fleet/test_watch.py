@@ -106,3 +106,13 @@ def test_limits_follow_what_a_task_should_take():
     assert Limits.of(config, 100.0) == Limits(500.0, 2000.0)  # 5 and 20 times
     assert Limits.of(config, None) == Limits(1800.0, 7200.0)  # loading
     assert Limits.of(ClusterConfig(task_timeout=30.0), 100.0) == Limits(15.0, 30.0)
+
+
+def test_something_should_happen_within_the_longest_warning_of_what_is_under_way(look):
+    _, it = look
+    assert it.patience == watch.MIN_WARNING
+    it.begin(TASK, "train p000", 100.0)
+    it.begin(UUID(int=8), "score g00 f0", 1.0)
+    assert it.patience == 100.0 * watch.WARNING_FACTOR
+    it.end([TASK])
+    assert it.patience == watch.MIN_WARNING

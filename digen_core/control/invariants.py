@@ -1,0 +1,122 @@
+"""What holds of a controller between two events, beside its indices: for tests, and replays.
+
+Every function raises AssertionError where it does not.
+"""
+
+from collections import Counter
+from itertools import pairwise
+
+from digen_core.control.protocol import Fragment, Generate, Pack, Switch, Train
+from digen_core.control.snapshot import IterationSnapshot, Snapshot
+
+
+def check(now: Snapshot) -> None:
+    """Check what its parts say of each other, and each part by itself."""
+    _check_order(now)
+    _check_devices(now)
+    for place, iteration in enumerate(now.iterations):
+        _check_groups(iteration, now)
+        _check_fragments(iteration, now)
+        _check_packs(iteration, now, is_oldest=place == 0)
+
+
+def _check_order(now: Snapshot) -> None:
+    """Iterations follow each other: finishing, open, offered, and the next one."""
+    indices = [finish.iteration for finish, _ in now.finishing]
+    indices += [iteration.index for iteration in now.iterations]
+    indices += [offer.iteration for offer in now.offered]
+    assert [*indices, now.next_iteration] == list(
+        range(now.next_iteration - len(indices), now.next_iteration + 1)
+    ), "iterations are not in order"
+    room = now.schedule.num_ahead + 1
+    assert len(now.iterations) == room if now.offered else len(now.iterations) <= room
+    versions = [version for _, version in now.finishing]
+    assert all(before <= after for before, after in pairwise([*versions, now.version]))
+    if now.finishing:
+        newest = [max(state.loaded, default=-1) for state in now.fleet.devices]
+        assert min(newest) < versions[0], "an iteration is over and nobody was told"
+
+
+def _check_devices(now: Snapshot) -> None:
+    """Devices do what their iterations say, each thing once, with versions that were made."""
+    states = now.fleet.devices
+    assert [state.number for state in states] == sorted({state.number for state in states})
+    assert all(state.number < now.fleet.num_added for state in states)
+    assert now.fleet.holder in {state.name for state in states}, "the holder is gone"
+    assert "trainer" in next(s.device.roles for s in states if s.name == now.fleet.holder)
+    for state in states:
+        assert all(now.version >= version >= 0 for version in state.loaded)
+        assert all(do.device == state.name for do in state.queue)
+        turns = sum(isinstance(do, Switch) for do in state.queue)
+        assert len(state.queue) - turns <= now.schedule.queue_depth
+        assert not state.pausing or state.generating, "it pauses what it does not do"
+        assert state.largest_pack is None or state.largest_pack >= 1
+        assert all(d.version in state.loaded for d in state.queue if isinstance(d, Generate))
+    queues = [do for state in states for do in state.queue]
+    told = Counter((do.fragment, do.device) for do in queues if isinstance(do, Generate))
+    assert told == Counter(on for it in now.iterations for on in it.generating)
+    packs = Counter((do.pack, do.device) for do in queues if isinstance(do, Train))
+    packs.update((pack, state.name) for state in states for pack in state.packs)
+    assert packs == Counter(on for it in now.iterations for on in it.training)
+
+
+def _check_groups(it: IterationSnapshot, now: Snapshot) -> None:
+    """Groups are generated in order, on versions that were made, and some of them are replaced."""
+    groups = set(it.groups)
+    assert len(groups) == len(it.groups)
+    assert len(it.unscored) == now.workload.num_groups
+    assert groups >= it.unscored.keys() >= set(it.without_advantages)
+    assert groups >= it.versions.keys() >= set(it.stale)
+    assert all(now.version >= version >= 0 for version in it.versions.values())
+    assert set(it.without_advantages) >= {group for group, left in it.unscored.items() if left}
+
+
+def _check_fragments(it: IterationSnapshot, now: Snapshot) -> None:
+    """Each fragment that has no rewards is at one place, on a device that is there."""
+    names = {state.name for state in now.fleet.devices}
+    waiting, generating = dict(it.waiting), dict(it.generating)
+    to_score = {do.fragment for do in it.to_score}
+    scored_on, held_on = dict(it.scored_on), dict(it.held_on)
+    assert not waiting.keys() & generating.keys()
+    assert names.issuperset(name for held in held_on.values() for name in held)
+    assert set(it.to_restart) <= generating.keys(), "what is to begin anew is not under way"
+    under_way = waiting.keys() | generating.keys()
+    assert set(it.regenerating) | dict(it.parked).keys() <= under_way, "lost, and nobody makes it"
+    fragments: set[Fragment] = {part for left in it.unscored.values() for part in left}
+    for part in fragments:
+        is_told = scored_on.get(part) in names
+        assert (part in under_way) + (part in to_score) + is_told >= 1, f"{part} is forgotten"
+    for part in under_way:
+        assert part.iteration == it.index
+        assert part in fragments or part in it.regenerating, f"{part} is generated for nobody"
+    for part, next_step in waiting.items():
+        assert 0 <= next_step < now.workload.num_steps
+        assert next_step == 0 or part in held_on, f"the steps of {part} are nowhere"
+
+
+def _check_packs(it: IterationSnapshot, now: Snapshot, *, is_oldest: bool) -> None:
+    """Only the oldest iteration is trained, each pair once, and it is reduced and stepped then."""
+    packs: list[Pack] = [pack for pack, _ in it.training]
+    packs += [pack for done in it.trained.values() for pack in done]
+    numbers = [pack.index for pack in packs]
+    assert len(set(numbers)) == len(numbers), "a pack was given twice"
+    assert all(number < it.num_packs for number in numbers)
+    assert is_oldest or not (it.num_packs or it.reducing or it.stepping or it.num_reductions)
+    assert {state.name for state in now.fleet.devices} >= set(dict(it.training).values())
+    if it.stepping:
+        assert it.reducing, "a step without its gradient"
+    else:
+        assert {state.name for state in now.fleet.devices} >= it.trained.keys()
+        assert not it.reducing or it.num_reductions, "nobody reduces"
+    blocks = [*it.pool, *(block for pack in packs for block in pack.blocks)]
+    blocks += [block for _, parked in it.parked for block in parked]
+    rows = Counter(
+        (block.fragment, block.step, block.first_row + row)
+        for block in blocks
+        for row in range(block.num_rows)
+    )
+    assert all(times == 1 for times in rows.values()), "a pair is there twice"
+    if it.reducing:
+        left = (*it.pool, *it.parked, *it.training, *it.regenerating, *it.without_advantages)
+        assert it.trained
+        assert not left, "it is reduced, and something is left to train"

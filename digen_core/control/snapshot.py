@@ -1,0 +1,119 @@
+"""Snapshots: a controller as plain data, from which one is built that decides as it would have."""
+
+from dataclasses import dataclass
+
+from digen_core.control.costs import Costs
+from digen_core.control.fleet import FleetSnapshot
+from digen_core.control.generation import GenerationQueue
+from digen_core.control.iteration import Iteration
+from digen_core.control.packing import PairPool
+from digen_core.control.protocol import (
+    FinishIteration,
+    Fragment,
+    IterationOffered,
+    Pack,
+    PairBlock,
+    Score,
+)
+from digen_core.control.schedule import Schedule, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class IterationSnapshot:
+    """An open iteration; the fields are those of :class:`Iteration`, sets are sorted."""
+
+    index: int
+    trained_steps: tuple[int, ...]
+    groups: tuple[int, ...]  # in the order in which they are generated
+    versions: dict[int, int]  # of groups that have begun
+    stale: tuple[int, ...]
+    waiting: tuple[tuple[Fragment, int], ...]  # for a device; and the first step that is not done
+    unscored: dict[int, tuple[Fragment, ...]]
+    generating: tuple[tuple[Fragment, str], ...]
+    held_on: tuple[tuple[Fragment, tuple[str, ...]], ...]
+    to_restart: tuple[Fragment, ...]
+    scored_on: tuple[tuple[Fragment, str], ...]
+    regenerating: tuple[Fragment, ...]
+    parked: tuple[tuple[Fragment, tuple[PairBlock, ...]], ...]
+    to_score: tuple[Score, ...]
+    without_advantages: tuple[int, ...]
+    pool: tuple[PairBlock, ...]
+    training: tuple[tuple[Pack, str], ...]
+    trained: dict[str, tuple[Pack, ...]]
+    num_packs: int
+    reducing: bool
+    num_reductions: int
+    stepping: bool
+
+    @classmethod
+    def of(cls, it: Iteration) -> "IterationSnapshot":
+        """Return how far an iteration is."""
+        return cls(
+            index=it.index,
+            trained_steps=it.trained_steps,
+            groups=it.queue.groups,
+            versions=dict(it.queue.versions),
+            stale=tuple(sorted(it.queue.stale)),
+            waiting=it.queue.waiting,
+            unscored={group: tuple(sorted(parts)) for group, parts in it.unscored.items()},
+            generating=tuple(it.generating.items()),
+            held_on=tuple((part, tuple(sorted(on))) for part, on in it.held_on.items()),
+            to_restart=tuple(sorted(it.to_restart)),
+            scored_on=tuple(it.scored_on.items()),
+            regenerating=tuple(sorted(it.regenerating)),
+            parked=tuple((part, tuple(blocks)) for part, blocks in it.parked.items()),
+            to_score=tuple(it.to_score),
+            without_advantages=tuple(sorted(it.without_advantages)),
+            pool=it.pool.blocks,
+            training=tuple(it.training.values()),
+            trained={device: tuple(packs) for device, packs in it.trained.items()},
+            num_packs=it.num_packs,
+            reducing=it.reducing,
+            num_reductions=it.num_reductions,
+            stepping=it.stepping,
+        )
+
+    def restored(self) -> Iteration:
+        """Return an iteration that is as far."""
+        queue, pool = GenerationQueue(self.groups, dict(self.versions), set(self.stale)), PairPool()
+        for fragment, next_step in self.waiting:
+            queue.add(fragment, next_step)
+        pool.add(self.pool)
+        return Iteration(
+            self.index,
+            self.trained_steps,
+            queue,
+            {group: set(parts) for group, parts in self.unscored.items()},
+            sum(map(len, self.unscored.values())),
+            generating=dict(self.generating),
+            held_on={part: set(on) for part, on in self.held_on},
+            to_restart=set(self.to_restart),
+            scored_on=dict(self.scored_on),
+            regenerating=set(self.regenerating),
+            parked={part: list(blocks) for part, blocks in self.parked},
+            to_score=list(self.to_score),
+            without_advantages=set(self.without_advantages),
+            pool=pool,
+            training={pack.index: (pack, device) for pack, device in self.training},
+            trained={device: list(packs) for device, packs in self.trained.items()},
+            num_packs=self.num_packs,
+            num_to_generate=len(self.waiting) + len(self.generating),
+            reducing=self.reducing,
+            num_reductions=self.num_reductions,
+            stepping=self.stepping,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A controller between two events; the fields are those of :class:`Controller`."""
+
+    workload: Workload
+    schedule: Schedule
+    costs: Costs
+    version: int
+    next_iteration: int
+    fleet: FleetSnapshot
+    offered: tuple[IterationOffered, ...]
+    iterations: tuple[IterationSnapshot, ...]
+    finishing: tuple[tuple[FinishIteration, int], ...]

@@ -1,0 +1,116 @@
+"""The instructions of a run that were given and not answered, and since when."""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from digen_core.control import protocol as p
+from digen_core.control.protocol import Event, Fragment, Instruction
+from digen_core.eventlog.entries import Asked, Segment, Told
+
+
+class Subject(NamedTuple):
+    """What an answer names: the kind of the instruction, and what that one is about."""
+
+    kind: type
+    about: Fragment | tuple[object, ...]
+
+
+class UnderWay:
+    """The instructions that were given and not answered: fed by entries, in order."""
+
+    def __init__(self, asked: Iterable[Asked] = ()) -> None:
+        #: By subject, no list is empty; of several the first given is answered first.
+        self._asked: dict[Subject, list[Asked]] = {}
+        for one in asked:
+            self._add(one)
+
+    def __iter__(self) -> Iterator[Asked]:
+        every = (one for alike in self._asked.values() for one in alike)
+        return iter(sorted(every, key=lambda one: one.time))
+
+    def take(self, told: Told) -> list[Asked]:
+        """Go on by an entry; return what its event answered, or lost with its devices."""
+        match told.event:
+            case p.DevicesLost(devices):
+                ended = [one for one in self if getattr(one.instruction, "device", "") in devices]
+                for one in ended:
+                    self._remove(subject_of(one.instruction), one)
+            case p.GroupsReplaced(iteration, groups):
+                ended = self._asked_about(iteration, {old for old, _ in groups})
+            case event:
+                ended = [self._remove(s) for s in answered_by(event) if s in self._asked]
+        for instruction in told.instructions:
+            if not isinstance(instruction, p.FinishIteration):
+                self._add(Asked(told.time, instruction))
+        return ended
+
+    def _asked_about(self, iteration: int, groups: set[int]) -> list[Asked]:
+        """Remove the question for advantages of which some groups were replaced."""
+        asked = [
+            subject
+            for subject, (one, *_) in self._asked.items()
+            if isinstance(do := one.instruction, p.ComputeAdvantages)
+            and do.iteration == iteration
+            and groups.intersection(do.groups)
+        ]
+        return [self._remove(subject) for subject in asked]
+
+    def _add(self, one: Asked) -> None:
+        self._asked.setdefault(subject_of(one.instruction), []).append(one)
+
+    def _remove(self, subject: Subject, one: Asked | None = None) -> Asked:
+        alike = self._asked[subject]
+        ended = alike.pop(0 if one is None else alike.index(one))
+        if not alike:
+            del self._asked[subject]
+        return ended
+
+
+def after(segment: Segment) -> UnderWay:
+    """Return what is under way at the end of a segment."""
+    found = UnderWay(segment.mark.under_way)
+    for told in segment.told:
+        found.take(told)
+    return found
+
+
+def subject_of(do: Instruction) -> Subject:
+    """Return what an instruction is about; none is about the end of an iteration."""
+    match do:
+        case p.Generate(fragment) | p.Pause(fragment) | p.Score(fragment):
+            return Subject(type(do), fragment)
+        case p.Train(pack):
+            return Subject(p.Train, (pack.iteration, pack.index))
+        case p.ComputeAdvantages(iteration, groups):
+            return Subject(p.ComputeAdvantages, (iteration, groups))
+        case p.Step(_, version):
+            return Subject(p.Step, (version + 1,))
+        case p.Push(version, device):
+            return Subject(p.Push, (device, version))
+        case p.Switch(device, role):
+            return Subject(p.Switch, (device, role))
+        case p.Reduce(iteration) | p.FinishIteration(iteration):
+            return Subject(type(do), (iteration,))
+
+
+def answered_by(event: Event) -> list[Subject]:  # noqa: C901 - a table of events
+    """Return what instructions an event may answer, apart from replaced groups and lost devices."""
+    match event:
+        case p.FragmentGenerated(fragment) | p.FragmentPaused(fragment):
+            return [Subject(p.Generate, fragment), Subject(p.Pause, fragment)]
+        case p.FragmentScored(fragment):
+            return [Subject(p.Score, fragment)]
+        case p.PackTrained(pack) | p.PackTooLarge(pack):
+            return [Subject(p.Train, (pack.iteration, pack.index))]
+        case p.AdvantagesComputed(iteration, groups):
+            return [Subject(p.ComputeAdvantages, (iteration, groups))]
+        case p.GradientReduced(iteration):
+            return [Subject(p.Reduce, (iteration,))]
+        case p.Stepped(version):
+            return [Subject(p.Step, (version,))]
+        case p.VersionLoaded(device, version):
+            return [Subject(p.Push, (device, version))]
+        case p.Switched(device, role):
+            return [Subject(p.Switch, (device, role))]
+        case _:
+            return []
