@@ -1,4 +1,4 @@
-"""Whether a model can make images or videos of the config's height and width.
+"""Checks of the config's height and width: sizes that a model can make images or videos of.
 
 Its adapter knows when it is loaded; of a local folder the small config files tell it before
 anything starts, without torch.

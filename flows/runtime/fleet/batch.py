@@ -114,7 +114,7 @@ class Batch:
         """Wait for all tasks; return their receipts by task run id.
 
         Args:
-            counted: tell the observers how many there are.
+            counted: notify the observers how many there are.
 
         Raises:
             Exception: what ``next`` raises; then those that are still pending stay so.

@@ -8,7 +8,7 @@ from digen_core.planning.profile import Measured
 from digen_core.preflight.reward_probe import NUM_SAMPLES
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.batch import Batch
-from flows.runtime.notify import tell
+from flows.runtime.notify import notify
 from flows.runtime.observers import count, say
 from flows.runtime.workload import layout_of
 from tasks.measure import measure
@@ -60,7 +60,7 @@ def probe_loaded_rewards(run: RunContext, batch: Batch) -> None:
             )
     for receipt in batch.receipts().values():
         for note in receipt["notes"]:
-            tell(run, "reward-failed", note)
+            notify(run, "reward-failed", note)
 
 
 def roles_of(run: RunContext, device: Device) -> list[Role]:
