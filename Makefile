@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-fast test-slow test-slice test-layouts test-algorithms test-families test-operation lint bench ui docs clean
+.PHONY: help setup train test test-fast test-slow test-slice test-layouts test-algorithms test-families test-operation lint bench ui docs docs-images golden clean
 
 # No telemetry: without these, each start also waits for name look-ups where there is no network.
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
@@ -87,6 +87,12 @@ ui: setup ## Prefect and MLflow with their pages, for runs of this folder; `dige
 docs: setup ## the pages of docs/ as a site in site/
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
 	$(BIN)/mkdocs build --strict --site-dir site
+
+docs-images: setup ## the pictures of docs/images again, from real runs; up to an hour; ARGS="--only NAME"
+	$(BIN)/digen bench pictures $(ARGS)
+
+golden: setup ## the rewards of a short run of the main job, beside those that the repository keeps
+	$(BIN)/digen bench golden $(ARGS)
 
 clean: ## remove caches and the virtual environment; runs/ stays
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

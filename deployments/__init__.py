@@ -1,1 +1,1 @@
-"""How digen is started: command line, clusters, deployments, committed configs."""
+"""The ways to start digen: command line, clusters, deployments, committed configs."""

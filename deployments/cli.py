@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from cyclopts import App, CycloptsError
 
+from deployments.bench import repository
 from deployments.bench.commands import bench
 from deployments.commands import (
     clusters,
@@ -41,7 +42,7 @@ digen: reinforcement-learning post-training of diffusion and flow-matching model
   digen recipes                                   the configs that digen ships
   digen config show shapes                        every setting with its meaning
   digen ls                                        your runs, and how they went
-  digen train --resume runs/NAME                  go on with a run that was interrupted
+  digen train --resume runs/NAME                  resume a run that was interrupted
   digen evaluate runs/NAME                        judge a finished run again
   digen report runs/NAME                          see what its devices waited for
   digen explain runs/NAME                         see what a run that stands still waits for
@@ -101,6 +102,8 @@ _pretrain.command(models.shapes)
 _config.command(configs.show, usage="Usage: digen config show [CONFIG] [--KEY VALUE ...]")
 _config.command(configs.reference)
 _cluster.command(clusters.show)
+bench.command(repository.pictures)
+bench.command(repository.golden)
 for _group in (_pretrain, _config, _cluster, bench):
     app.command(_group)
 app.register_install_completion_command(
@@ -157,7 +160,7 @@ def _call(arguments: Sequence[str]) -> object:
 
     Raises:
         UserError: the system refuses a file or folder that it names, before anything starts; what
-            has started tells its failures itself.
+            has started reports its failures itself.
     """
     require_plain(arguments)
     try:

@@ -1,4 +1,4 @@
-"""Errors that end a command, and the line that tells them."""
+"""Errors that end a command, and the line that reports them."""
 
 import re
 from typing import Final

@@ -34,7 +34,7 @@ def run_training(config: RunConfig, resume: Path | None = None) -> RunReport:
 
     Args:
         config: of the run.
-        resume: folder of a run to go on with; None starts a new one.
+        resume: folder of a run to resume; None starts a new one.
 
     Raises:
         UserError: the input cannot be used, as was found before anything started or by a worker.
@@ -84,12 +84,12 @@ def run_evaluation(
 
 
 def pause_run(run_dir: Path, flow_run_id: str, off: bool) -> None:
-    """Have a run of which Prefect knows paused, or go on.
+    """Have a run of which Prefect knows paused, or continued.
 
     Args:
         run_dir: folder of the run.
         flow_run_id: of the run in Prefect.
-        off: let it go on.
+        off: let it continue.
 
     Raises:
         UserError: no server of Prefect answers, or the run does not run.

@@ -1,4 +1,4 @@
-"""What a run tells about itself: rows that trackers, the terminal and the data set are made of."""
+"""Records of a run: rows that trackers, the terminal and the data set are made of."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field

@@ -73,7 +73,7 @@ def emulated_config(
     if scenario.trained_per_group < scenario.group_size:
         raise UserError(
             f"trained_per_group is {scenario.trained_per_group} of group_size "
-            f"{scenario.group_size}; a run trains all samples of a group yet, so make them equal"
+            f"{scenario.group_size}; emulated runs train all samples of a group, so make them equal"
         )
     prompts = folder / "prompts.txt"
     prompts.write_text("\n".join(f"prompt {number}" for number in range(scenario.prompts)))

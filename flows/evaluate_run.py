@@ -18,13 +18,13 @@ from digen_core.preflight.run import check_inputs
 from digen_core.records import EvaluationReport
 from flows.evaluate import evaluate
 from flows.launch import reopen_run
-from flows.prepare import restore_version, tell_of_cut_prompts
+from flows.prepare import notify_of_cut_prompts, restore_version
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.batch import Batch
 from flows.runtime.fleet.joining import await_roles
 from flows.runtime.fleet.loading import load_models
 from flows.runtime.fleet.losses import DevicesLostError, StateLostError
-from flows.runtime.notify import tell
+from flows.runtime.notify import notify
 from flows.runtime.subflows import on_cluster
 from tasks.runner.completions import Completions
 
@@ -55,10 +55,10 @@ def evaluate_run(
                 report: EvaluationReport = on_cluster(reopened, evaluate, "again")
                 return report
             except StateLostError as error:
-                tell(reopened, "restored", f"{error}; it is read from its checkpoint again")
+                notify(reopened, "restored", f"{error}; it is read from its checkpoint again")
             except DamagedError as error:
                 reopened.progress.is_damaged(newest_checkpoint(reopened))
-                tell(reopened, "restored", f"{error}; the one before is evaluated")
+                notify(reopened, "restored", f"{error}; the one before is evaluated")
 
 
 def latest_run(runs_dir: Path) -> Path:
@@ -85,10 +85,10 @@ def restore(run_id: str) -> None:
             with Completions() as completions:
                 batch = Batch(run, completions)
                 load_models(run, batch, run.fleet.devices)
-                tell_of_cut_prompts(run, batch, run.evaluation_prompts)
+                notify_of_cut_prompts(run, batch, run.evaluation_prompts)
                 restore_version(run, batch, run.fleet.trainer_devices()[0])
             return
-        except DevicesLostError:  # it was told
+        except DevicesLostError:  # reported already
             continue
 
 

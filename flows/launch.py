@@ -48,10 +48,10 @@ def open_run(config: RunConfig, resume: str | None = None) -> Iterator[RunContex
 
     Args:
         config: of the run.
-        resume: folder of the run that goes on, or "auto": the newest one of the config's name.
+        resume: folder of the run to resume, or "auto": the newest one of the config's name.
 
     Raises:
-        UserError: the config cannot be used, or not to go on with that run.
+        UserError: the config cannot be used, or not to resume that run.
     """
     with ExitStack() as stack:
         stack.enter_context(naming_full_disk(Path(config.tracking.runs_dir)))
@@ -73,7 +73,7 @@ def open_run(config: RunConfig, resume: str | None = None) -> Iterator[RunContex
                 lineage,
             )
         )
-        stack.enter_context(_telling_how_to_resume(run))
+        stack.enter_context(_saying_how_to_resume(run))
         _label_flow_run(run)
         if resumption:
             go_on(run, resumption)
@@ -166,7 +166,7 @@ def run_on(
         run_dir: folder of the run.
         name: of the run.
         workers: that do its work.
-        lineage: of a run that is resumed: MLflow goes on with it.
+        lineage: of a run that is resumed: MLflow continues it.
         tracker: of a run that is over.
         pages: whether Prefect's pages show the run.
     """
@@ -236,12 +236,12 @@ def _stopped_on_errors(run: RunContext) -> Iterator[None]:
 
 
 @contextmanager
-def _telling_how_to_resume(run: RunContext) -> Iterator[None]:
+def _saying_how_to_resume(run: RunContext) -> Iterator[None]:
     """Say which command resumes a run whose body fails or is stopped, and from where."""
     try:
         yield
     except BaseException as error:
-        if isinstance(error, Pause | UserError):  # it goes on; or nothing stays of it
+        if isinstance(error, Pause | UserError):  # it continues; or nothing stays of it
             raise
         after = f"after iteration {run.progress.num_kept}"
         how = f"resume it with: digen train --resume {run.run_dir}"

@@ -36,7 +36,7 @@ def post_train(config: RunConfig, resume: str | None = None) -> RunReport:
 
     Args:
         config: The whole run. Keys that are given alone are laid over the deployment's config.
-        resume: Folder of a run to go on with from its last checkpoint, such as runs/NAME, or auto:
+        resume: Folder of a run to resume from its last checkpoint, such as runs/NAME, or auto:
             the newest run of the config's name, if there is one; empty starts a new run.
     """
     check_run(config)
@@ -54,8 +54,8 @@ def train(run: RunContext) -> None:
     """Train from where a run stands to the end, and export what was trained.
 
     Raises:
-        StateLostError: it can go on from the last checkpoint.
-        DamagedError: it can go on from the checkpoint before.
+        StateLostError: it can be resumed from the last checkpoint.
+        DamagedError: it can be resumed from the checkpoint before.
     """
     config = run.config
     with on_cluster(run, prepare) as conductor:

@@ -17,7 +17,7 @@ from flows.runtime.fleet.losses import DevicesLostError, StateLostError
 from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.iterations.recorder import IterationRecorder
 from flows.runtime.iterations.round import Round
-from flows.runtime.notify import tell
+from flows.runtime.notify import notify
 from flows.runtime.observers import say
 from flows.runtime.scheduling import start_profile
 from tasks.runner.completions import Completions
@@ -32,7 +32,7 @@ COUNTED_PROMPTS: Final = 1000
 def prepare(run_id: str) -> Conductor:
     """Load the model on every worker and give all of them the version to begin with.
 
-    Where workers are lost meanwhile, the others go on.
+    Where workers are lost meanwhile, the others continue.
     """
     run = context_of(run_id)
     while True:
@@ -45,7 +45,10 @@ def prepare(run_id: str) -> Conductor:
                 setup = Round(index=-1, prompts=[], steps=Steps((), ()), metadata=[])
                 conductor.start(OpenIteration(setup, IterationRecorder(run, setup), 0))
             return conductor
-        except (DevicesLostError, StateLostError):  # it was told; what is left is enough, or waits
+        except (
+            DevicesLostError,
+            StateLostError,
+        ):  # reported already; what is left is enough, or waits
             continue
 
 
@@ -54,13 +57,13 @@ def _make_ready(run: RunContext, batch: Batch) -> None:
     load_models(run, batch, run.fleet.devices)
     load_pools(run, batch)
     probe_loaded_rewards(run, batch)
-    tell_of_cut_prompts(run, batch, (*run.prompts, *run.evaluation_prompts))
+    notify_of_cut_prompts(run, batch, (*run.prompts, *run.evaluation_prompts))
     if run.progress.profile is None:
         start_profile(run, measure_costs(run, batch, run.fleet.devices))
     make_first_version(run, batch)
 
 
-def tell_of_cut_prompts(run: RunContext, batch: Batch, prompts: Iterable[Prompt]) -> None:
+def notify_of_cut_prompts(run: RunContext, batch: Batch, prompts: Iterable[Prompt]) -> None:
     """Say, once, if prompts are longer than the model is given; the longest are looked at."""
     if not run.progress.once("prompts-cut"):
         return
@@ -72,7 +75,7 @@ def tell_of_cut_prompts(run: RunContext, batch: Batch, prompts: Iterable[Prompt]
     if counting.facts.num_cut:
         most, enough = counting.facts.most, min(counting.facts.most, MAX_TOKENS)
         what_stays = ", the most there is" if most > enough else ""
-        tell(
+        notify(
             run,
             "prompts-cut",
             f"{counting.facts.num_cut} of the {len(texts)} longest prompts take more tokens than "

@@ -1,7 +1,7 @@
-"""Go on with a run that was interrupted: in its folder, from its last checkpoint.
+"""Resume of a run that was interrupted: in its folder, from its last checkpoint.
 
 What the run did after that checkpoint is done again, so it is removed first: no sample is kept
-twice. MLflow is told what it lacks of the iterations that stay.
+twice. MLflow gets what it lacks of the iterations that stay.
 """
 
 import os
@@ -41,16 +41,16 @@ from digen_core.transport.files import replace_text, try_lock
 from digen_core.transport.metrics import METRICS_OF_RUN, read_metrics
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.losses import StateLostError
-from flows.runtime.notify import tell
+from flows.runtime.notify import notify
 from flows.runtime.observers import observers, say, warn
 
 
 @contextmanager
 def resuming(config: RunConfig, run_dir: Path) -> Iterator[Resumption]:
-    """Yield from where a run can go on, while no other process does.
+    """Yield from where a run can be resumed, while no other process works on it.
 
     Raises:
-        UserError: another process does, or the run cannot go on with this config.
+        UserError: another process does, or the run cannot continue with this config.
     """
     require_run(run_dir)
     with locked(run_dir):
@@ -79,7 +79,7 @@ def locked(run_dir: Path) -> Iterator[None]:
 
 
 def folder_to_resume(config: RunConfig, resume: str | None) -> Path | None:
-    """Return the folder of the run that goes on; None: a new one begins.
+    """Return the folder of the run to resume; None: a new one begins.
 
     Args:
         config: of the run.
@@ -170,7 +170,7 @@ def go_back(run: RunContext, error: StateLostError | DamagedError) -> None:
         raise error
     manifest = read_manifest(checkpoint) if checkpoint else None
     back = Resumption(run.run_dir, run.lineage, checkpoint, manifest, tuple(damaged))
-    tell(
+    notify(
         run,
         "resumed",
         f"{error}; the run goes on from {checkpoint or 'its start'}, after iteration "
@@ -198,7 +198,7 @@ COUNTED_FROM_ONE = {EVALUATIONS_OF_RUN, "grids", "timelines", "videos"}
 
 
 def discard(run_dir: Path, resumption: Resumption) -> None:
-    """Remove what a run did after the checkpoint that it goes on from."""
+    """Remove what a run did after the checkpoint that it is resumed from."""
     version = resumption.manifest.version if resumption.manifest else 0
     for path in run_dir.glob("*/iteration-*"):  # files, or folders of images and trajectories
         number = re.fullmatch(r"iteration-(\d+)", path.stem)

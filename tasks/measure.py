@@ -1,4 +1,4 @@
-"""What work costs on this device, measured before the first iteration."""
+"""The task that measures the costs of work on its device, before the first iteration."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

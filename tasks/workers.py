@@ -1,4 +1,4 @@
-"""Who does the work of a run: real devices, or emulated ones that only wait.
+"""The workers of a run: real devices, or emulated ones that only wait.
 
 Which of the two is chosen once, where a run is opened; no flow asks.
 """

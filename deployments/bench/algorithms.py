@@ -1,4 +1,4 @@
-"""What each algorithm makes of the same number of samples and pairs, by the serial loop.
+"""A comparison of the algorithms on equally many samples and pairs, by the serial loop.
 
 Settings are the published ones but for the steps: four of the steps are trained by each, so that
 all take the same time, and windows slide as often as a short run allows. DanceGRPO's noise is that

@@ -1,4 +1,4 @@
-"""What each layout makes of a run with real compute, beside the serial loop, interleaved.
+"""A comparison of layouts with real compute, beside the serial loop, interleaved.
 
 In each round every layout runs some iterations on workers of its own, after some that warm up; so
 all of them see the same machine. Seconds are from the moment that all devices hold a version to

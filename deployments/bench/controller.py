@@ -1,4 +1,4 @@
-"""What the controller costs as clusters grow: CPU time of its decisions in simulated runs.
+"""The controller's cost as clusters grow: CPU time of its decisions in simulated runs.
 
 Half of the devices generate and half train (in colocated layouts all do both), with 16 fragments of
 an iteration for each, and generation takes about as long as training. Devices are told to do two
@@ -54,7 +54,7 @@ class CollectorClock:
         self.seconds = self._started = 0.0
 
     def __call__(self, phase: str, info: object) -> None:
-        """Be told that a collection starts or stops."""
+        """Note that a collection starts or stops."""
         if phase == "start":
             self._started = process_time()
         else:

@@ -1,4 +1,4 @@
-"""What each layout makes of a scenario on emulated devices, through Prefect and Dask.
+"""A comparison of layouts on emulated devices, through Prefect and Dask.
 
 Each layout runs at its best split (`digen_core/planning/search.py`). Beside its seconds stand those
 that the simulator predicts for the same split, seed and number of iterations, and why devices were
@@ -128,7 +128,7 @@ def row_of(
     Args:
         scenario: in its own time.
         choice: that was run.
-        schedule: that its controller was told.
+        schedule: of its controller.
         spans: in seconds of wall clock.
         time_scale: of the run.
         seed: of the run.

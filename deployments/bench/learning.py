@@ -1,4 +1,4 @@
-"""Whether a schedule harms what is learnt: the serial loop against layouts, over several seeds.
+"""A comparison of what is learnt: the serial loop against layouts, over several seeds.
 
 Every way trains on the same number of samples and is judged by the same noiseless evaluation.
 """

@@ -1,4 +1,4 @@
-"""What packing pairs gains on a trainer alone: packs of b pairs against packs of one."""
+"""The gain of packing pairs on a trainer alone: packs of b pairs against packs of one."""
 
 from collections.abc import Mapping
 from statistics import median

@@ -1,4 +1,4 @@
-"""What one task costs: bare Dask, the lean runner and Prefect's stock Dask runner.
+"""The cost of one task: bare Dask, the lean runner and Prefect's stock Dask runner.
 
 All three run the same trivial tasks on the same Dask worker and, save bare Dask, against the same
 Prefect server; scheduler, worker and server have processes of their own, so that CPU seconds can be

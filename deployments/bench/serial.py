@@ -26,7 +26,7 @@ def train_serially(
 
     Args:
         config: of the run.
-        on_iteration: is told each finished iteration and its row of metrics.
+        on_iteration: is called with each finished iteration and its row of metrics.
         policy: loaded for the config; None loads one.
     """
     policy = policy or load_trainable(config, ALL_PARTS)

@@ -1,4 +1,4 @@
-"""What MLflow and Prefect's pages cost an iteration: emulated runs with and without, interleaved.
+"""The cost of MLflow and Prefect's pages: emulated runs with and without, interleaved.
 
 Devices only wait, a denoising step as long as one of a large image model; all else is real: the
 flow, Dask, Prefect's server and MLflow's database on the same machine. An iteration is measured

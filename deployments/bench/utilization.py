@@ -1,4 +1,4 @@
-"""Which share of a device's peak a model of real size reaches, with random weights."""
+"""The share of a device's peak that a model of real size reaches, with random weights."""
 
 import json
 import shutil

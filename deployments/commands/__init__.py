@@ -1,1 +1,1 @@
-"""What the commands of ``digen`` take and do. Heavy imports come after the checks."""
+"""The commands of ``digen``. Heavy imports come after the checks."""

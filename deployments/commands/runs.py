@@ -28,7 +28,7 @@ def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:
 
     Args:
         tokens: The config file, and keys with their values.
-        resume: Folder of a run to go on with from its last checkpoint. Its own config is taken if
+        resume: Folder of a run to resume from its last checkpoint. Its own config is taken if
             none is given; cluster, layout and a larger number of iterations may be set. "auto" is
             the newest run of the config's name, or a new run if there is none: for whatever starts
             digen again when it has ended.
@@ -122,7 +122,7 @@ def pause(run: Path, /, *, off: Annotated[bool, Parameter(negative="")] = False)
 
     Args:
         run: Folder of a run that is being trained.
-        off: Let it go on.
+        off: Let it continue.
     """
     from digen_core.checkpoints.manifest import read_lineage
 

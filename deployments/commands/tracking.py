@@ -41,7 +41,7 @@ def compare(
     if not others:
         raise UserError(f"what is {run} to be compared with? Give two runs or more")
     for folder in filter(Path.is_dir, map(Path, (run, *others))):
-        tree_of_run(folder)  # MLflow takes seconds to import: mistakes are told before
+        tree_of_run(folder)  # MLflow takes seconds to import: mistakes are reported before
 
     from rich.console import Console
 

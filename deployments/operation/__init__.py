@@ -1,1 +1,1 @@
-"""What ``digen up`` starts on one machine, and how ``digen down`` ends exactly that."""
+"""The services of ``digen up`` on one machine, and how ``digen down`` ends exactly those."""

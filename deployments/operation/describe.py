@@ -1,4 +1,4 @@
-"""What is up, in words."""
+"""A description, in words, of what is up."""
 
 from deployments.operation.services import DASHBOARD, DASK, MLFLOW, PREFECT
 from deployments.operation.sign_in import link_to

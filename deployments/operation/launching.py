@@ -1,4 +1,4 @@
-"""How the workers of a cluster file are started elsewhere, as text: ssh, SLURM, Kubernetes, CUDA.
+"""Launch scripts for a cluster file's workers elsewhere: ssh, SLURM, Kubernetes, CUDA.
 
 The scripts take addresses, keys and passwords from the file that ``digen up`` writes; they run in
 this folder, with this Python, so hosts share both with this machine.

@@ -1,4 +1,4 @@
-"""What Prefect has to know: the work pool, the queue of one run at a time, and the deployments."""
+"""Registration with Prefect: the work pool, the queue of one run at a time, the deployments."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ from digen_core.errors import UserError
 POOL, QUEUE = "digen", "cluster"
 UNDER_WAY = {"state": {"type": {"any_": ["RUNNING", "PENDING", "PAUSED", "CANCELLING"]}}}
 DEPLOY_SECONDS = 300.0
-CANCEL_SECONDS = 2.0  # for Prefect to be told that runs end
+CANCEL_SECONDS = 2.0  # for Prefect to be notified that runs end
 
 
 def register(deployments: str, environment: Mapping[str, str]) -> None:

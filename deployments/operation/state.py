@@ -1,4 +1,4 @@
-"""What was started, in ``runs/up/state.json``; and ending exactly that.
+"""The state of ``digen up``, in ``runs/up/state.json``; and ending exactly what it names.
 
 A process is known by its id and the time at which it began, as ids are given again.
 """

@@ -92,7 +92,7 @@ def down(say: Callable[[str], None]) -> int:
 
 
 def _current(options: Options) -> State:
-    """Return the state to go on from: that of an earlier call, if its parts still run.
+    """Return the state to continue from: that of an earlier call, if its parts still run.
 
     Raises:
         UserError: they run with other options.
@@ -133,7 +133,7 @@ class _Starter:
         state = self.state
         ours = [name for name in (PREFECT, MLFLOW, DASK) if name not in state.reused]
         commands = commands_of(state.options, state.addresses, state.environment)
-        self._tell(ours)
+        self._say_starting(ours)
         for name in ours:
             self._start(name, *commands[name])
         for name in ours:
@@ -143,7 +143,7 @@ class _Starter:
         """Start the Dask workers, and wait until the scheduler has them."""
         if not workers:
             return
-        self._tell([worker.name for worker in workers])
+        self._say_starting([worker.name for worker in workers])
         for worker in workers:
             arguments = worker.arguments(self.state.options.tls)
             command = [sys.executable, "-m", "tasks.worker.process", *arguments]
@@ -156,13 +156,13 @@ class _Starter:
 
     def prefect_worker(self) -> None:
         """Start what runs the deployments."""
-        self._tell([PREFECT_WORKER])
+        self._say_starting([PREFECT_WORKER])
         command = [sys.executable, "-m", "prefect", "worker", "start"]
         command += ["--pool", registration.POOL, "--type", "process"]
         logging = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO"}
         self._start(PREFECT_WORKER, command, {**self.state.environment, **logging})
 
-    def _tell(self, names: Sequence[str]) -> None:
+    def _say_starting(self, names: Sequence[str]) -> None:
         if missing := [name for name in names if name not in self._running]:
             self._say(f"starting {', '.join(missing)}")
 

@@ -79,13 +79,13 @@ def replay_text(replayed: Replayed) -> str:
     found, number = replayed.difference, replayed.num_events
     if found is None:
         return f"replayed: a new controller says the same to all {number} events"
-    if found.told is None:
+    if found.handled is None:
         return f"the replay differs: not what was said, but the state after {number} events"
     said = found.said if isinstance(found.said, str) else "; ".join(map(_order, found.said))
-    recorded = found.told.error or "; ".join(map(_order, found.told.instructions))
+    recorded = found.handled.error or "; ".join(map(_order, found.handled.instructions))
     return (
-        f"the replay differs at event {number + 1}, {_clock(found.told.time)}: to "
-        f"{event_text(found.told.event)!r} the run's controller said {recorded or 'nothing'}, a "
+        f"the replay differs at event {number + 1}, {_clock(found.handled.time)}: to "
+        f"{event_text(found.handled.event)!r} the run's controller said {recorded or 'nothing'}, a "
         f"new one {said or 'nothing'}"
     )
 

@@ -39,7 +39,7 @@ REFRESHES_PER_SECOND = 2
 LINK_SECONDS = 60.0
 """How long a link that signs in to Prefect is shown, before a new one is."""
 STEP_SECONDS = 30.0
-"""How often a line tells how far something is that is not over, where there is no page."""
+"""How often a line reports how far something is that is not over, where there is no page."""
 
 
 class LiveView:
@@ -56,7 +56,7 @@ class LiveView:
         self._prefect: PrefectApi | None = None
         self._link, self._link_made = "", -inf
         self._cleanup = ExitStack()
-        self._told = monotonic()
+        self._reported = monotonic()
 
     def __enter__(self) -> Self:
         """Show the page, or print the first line."""
@@ -85,15 +85,15 @@ class LiveView:
     def on_phase(self, text: str) -> None:
         """Show what begins, such as "starting workers"."""
         self._progress.begin(printable(redacted(text)))
-        self._told = monotonic()
+        self._reported = monotonic()
         if not self._is_live:
             self._say(text)
 
     def on_step(self, done: int, total: int) -> None:
         """Show how far the phase is."""
         self._progress.num_steps, self._progress.steps = done, total
-        if not self._is_live and monotonic() - self._told >= STEP_SECONDS:
-            self._told = monotonic()
+        if not self._is_live and monotonic() - self._reported >= STEP_SECONDS:
+            self._reported = monotonic()
             self._say(f"{self._progress.phase}: {done} of {total}")
 
     def on_prefect(self, api: "PrefectApi") -> None:

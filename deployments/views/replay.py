@@ -1,4 +1,4 @@
-"""What ``digen replay`` does, and what it prints."""
+"""The command ``digen replay``: what it does, and what it prints."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -77,7 +77,7 @@ def write_report(run_dir: Path, out: Path, every: bool = False) -> Report:
     """
     trace, evaluations = read_trace(run_dir), evaluation_table(run_dir)
     shown = shown_iterations(trace.windows, every)
-    pictures = {name_of(index): _timeline(trace, index) for index in shown}
+    pictures = {name_of(index): timeline(trace, index) for index in shown}
     pictures["idle.png"] = draw_idle(trace.all_gaps, trace.devices, trace.seconds, trace.name)
     curves, errors = reward_curves(run_dir)
     if curves:
@@ -96,7 +96,7 @@ def write_report(run_dir: Path, out: Path, every: bool = False) -> Report:
 
 
 def read_trace(run_dir: Path) -> RunTrace:
-    """Return what a run's folder tells about its devices.
+    """Return what a run's folder holds about its devices.
 
     Raises:
         UserError: the folder is no run's, or its spans, devices or prediction cannot be read.
@@ -163,7 +163,8 @@ def name_of(index: int) -> str:
     return f"timeline-{index + 1:06d}.png"
 
 
-def _timeline(trace: RunTrace, index: int) -> Figure:
+def timeline(trace: RunTrace, index: int) -> Figure:
+    """Return the timeline of an iteration."""
     window, gaps = trace.windows[index], trace.gaps[index]
     return draw_timeline(trace.spans, gaps, trace.devices, window, f"iteration {index + 1}")
 

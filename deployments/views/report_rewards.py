@@ -1,4 +1,4 @@
-"""What a run's folder says of its rewards: curves of training, evaluations, and the noise."""
+"""Rewards in a run's folder: curves of training, evaluations, and the noise."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What ``digen`` prints when it is done."""
+"""Summaries that ``digen`` prints when it is done."""
 
 from rich.console import Console
 from rich.table import Table

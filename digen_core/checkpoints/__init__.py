@@ -1,1 +1,1 @@
-"""Checkpoints: manifests, tensors, retention, resume, and a run's state as its folder tells it."""
+"""Checkpoints: manifests, tensors, retention, resume, and a run's state as its folder shows it."""

@@ -153,7 +153,7 @@ def last_checkpoint(
 
 
 def damaged(checkpoint: Path, why: str) -> DamagedError:
-    """Return the error that tells a person about a damaged checkpoint."""
+    """Return the error that reports a damaged checkpoint to a person."""
     return DamagedError(f"checkpoint {checkpoint} is damaged: {' '.join(why.split())}")
 
 

@@ -1,4 +1,4 @@
-"""Where a run is to be gone on with, and what may not have changed since it began.
+"""Resume: choose the checkpoint, and refuse changes of the config that a run cannot continue with.
 
 Importing this module must not import torch.
 """
@@ -46,7 +46,7 @@ AUTO: Final = "auto"
 
 @dataclass(frozen=True)
 class Resumption:
-    """Where a run is to be gone on with."""
+    """The place from which a run is resumed."""
 
     run_dir: Path
     lineage: Lineage | None  # None: it ended before it was tracked
@@ -61,10 +61,10 @@ class Resumption:
 
 
 def resumption_of(config: RunConfig, run_dir: Path) -> Resumption:
-    """Return from where a run can be gone on with, having checked that it is the same run.
+    """Return from where a run is resumed, having checked that it is the same run.
 
     Args:
-        config: to go on with.
+        config: to resume it with.
         run_dir: folder of the run.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which checkpoints of a run go when a new one has come."""
+"""Retention: the checkpoints of a run that are removed when a new one has come."""
 
 import logging
 import re
@@ -58,7 +58,7 @@ def kept(versions: list[int], scores: Mapping[int, float], config: CheckpointCon
 def evaluations_of(run_dir: Path) -> dict[str, EvaluationReport]:
     """Return the evaluations that a run has kept, by tag; not those made when it was over.
 
-    A damaged file is left out, with a warning: a run can go on without it.
+    A damaged file is left out, with a warning: a run can continue without it.
     """
     found: dict[str, EvaluationReport] = {}
     for path in run_dir.glob(f"{EVALUATIONS_OF_RUN}/*.json"):

@@ -1,7 +1,7 @@
-"""The state of a run, as its folder tells it: running, finished or stopped, and how far it is.
+"""The state of a run, as its folder shows it: running, finished or stopped, and how far it is.
 
 Nothing here imports torch, Prefect or MLflow: ``digen ls`` shows it at once. Damaged files that a
-run could go on without are passed over.
+run could continue without are passed over.
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are kept.
+"""The config table ``checkpoints``: which of a run's checkpoints are kept.
 
 Importing this module must not import torch.
 """

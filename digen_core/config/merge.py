@@ -65,7 +65,7 @@ def _merge_values(key: str, base: Any, given: Any, field: FieldInfo) -> Any:
 def _merge_rewards(base: Tree, given: Tree) -> Tree:
     try:
         before, now = with_types(base), with_types(given)
-    except ValueError:  # a wrong name, which the validation tells
+    except ValueError:  # a wrong name, which the validation reports
         return given
     assert isinstance(before, dict)
     assert isinstance(now, dict)

@@ -1,4 +1,4 @@
-"""Which model is post-trained, and on which prompts.
+"""The config tables ``model`` and ``prompts``: what is post-trained, and on which prompts.
 
 Importing this module must not import torch.
 """

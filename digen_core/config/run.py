@@ -1,4 +1,4 @@
-"""What a run is: one frozen, validated tree. Importing this module must not import torch.
+"""The config of a run: one frozen, validated tree. Importing this module must not import torch.
 
 A config is complete before anything starts: derived values are properties, unknown keys are errors,
 and combinations that cannot work are refused here with the values that clash and a way out.

@@ -1,4 +1,4 @@
-"""Which devices a run uses, how its work is laid out over them, and where results go.
+"""The config tables ``cluster``, ``schedule`` and ``tracking``: devices, layout, and results.
 
 Importing this module must not import torch.
 """

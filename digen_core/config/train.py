@@ -1,4 +1,4 @@
-"""How a policy version is made from scored groups.
+"""The config table ``train``: how a policy version is made from scored groups.
 
 Importing this module must not import torch.
 """

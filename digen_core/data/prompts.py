@@ -79,7 +79,7 @@ def prompts_of_iteration(
     An epoch has as many draws as there are prompts, in an order made from (seed, epoch) alone.
     Every prompt is drawn once in it; with weights, as often as its share of them says, rounded up
     or down so that the mean over epochs is that share. An iteration that crosses an epoch's end
-    goes on into the next epoch's order.
+    continues into the next epoch's order.
     """
     orders: dict[int, NDArray[np.intp]] = {}
     picked = []

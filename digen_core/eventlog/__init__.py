@@ -1,1 +1,1 @@
-"""What a run's controller heard and said: kept, written, replayed and told."""
+"""Event log: what a run's controller heard and said, kept, written, replayed and explained."""

@@ -31,7 +31,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Handled:
     """An event, when the controller heard of it, and what it said."""
 
     time: Time
@@ -45,7 +45,7 @@ class Segment:
     """A mark, and what came after it."""
 
     mark: Mark
-    told: list[Told]
+    handled: list[Handled]
 
 
 @dataclass(frozen=True, slots=True)

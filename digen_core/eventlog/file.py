@@ -11,7 +11,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from digen_core.control.controller import Controller
 from digen_core.control.snapshot import Snapshot
 from digen_core.errors import UserError
-from digen_core.eventlog.entries import Log, Mark, Segment, Time, Told
+from digen_core.eventlog.entries import Handled, Log, Mark, Segment, Time
 from digen_core.eventlog.tagged import Tagged
 from digen_core.inputs.reading import read_bytes, shown
 from digen_core.transport.files import inside, written_whole
@@ -37,7 +37,7 @@ class Head:
     why: str
 
 
-Line = Head | Mark | Told
+Line = Head | Mark | Handled
 _LINE: TypeAdapter[Line] = TypeAdapter(
     Annotated[Line, Tagged()], config=ConfigDict(ser_json_inf_nan="constants")
 )
@@ -50,7 +50,7 @@ def write_log(run_dir: Path, log: Log) -> Path:
         head = Head(FORMAT, log.run, log.written, log.why)
         lines: list[Line] = [head]
         for segment in log.segments:
-            lines += [segment.mark, *segment.told]
+            lines += [segment.mark, *segment.handled]
         file.writelines(_LINE.dump_json(line) + b"\n" for line in lines)
     return path
 
@@ -95,8 +95,8 @@ def read_log(run_dir: Path) -> Log:
     for number, line in enumerate(lines, 2):
         if isinstance(line, Mark):
             segments.append(Segment(line, []))
-        elif isinstance(line, Told) and segments:
-            segments[-1].told.append(line)
+        elif isinstance(line, Handled) and segments:
+            segments[-1].handled.append(line)
         else:
             raise UserError(f"{path} is damaged: line {number} is out of place")
     _require_start(path, segments)

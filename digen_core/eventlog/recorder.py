@@ -7,7 +7,7 @@ from typing import Final
 
 from digen_core.control.controller import Controller
 from digen_core.control.protocol import Event, FinishIteration, Instruction
-from digen_core.eventlog.entries import Asked, Log, Mark, Segment, Told
+from digen_core.eventlog.entries import Asked, Handled, Log, Mark, Segment
 from digen_core.eventlog.under_way import after
 
 KEPT_SEGMENTS: Final = 3
@@ -59,15 +59,15 @@ class Recorder:
             ControllerError: the event does not fit; it is the last one of the log.
         """
         segment = self._segments[-1]
-        if len(segment.told) >= self._most_events:
+        if len(segment.handled) >= self._most_events:
             segment = self._next()
         now = self._clock()
         try:
             instructions = self._controller.handle(event)
         except Exception as error:
-            segment.told.append(Told(now, event, error=str(error) or type(error).__name__))
+            segment.handled.append(Handled(now, event, error=str(error) or type(error).__name__))
             raise
-        segment.told.append(Told(now, event, tuple(instructions)))
+        segment.handled.append(Handled(now, event, tuple(instructions)))
         if any(isinstance(do, FinishIteration) for do in instructions):
             self._next()
         return instructions
@@ -79,7 +79,7 @@ class Recorder:
             run: its name.
             why: somebody wants to know, such as "the run failed: ...".
         """
-        kept = tuple(Segment(part.mark, list(part.told)) for part in self._segments)
+        kept = tuple(Segment(part.mark, list(part.handled)) for part in self._segments)
         return Log(run, self._clock(), why, kept)
 
     def _next(self) -> Segment:

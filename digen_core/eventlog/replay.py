@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from digen_core.control.controller import Controller
 from digen_core.control.protocol import Event, Instruction
 from digen_core.control.snapshot import Snapshot
-from digen_core.eventlog.entries import Log, Told
+from digen_core.eventlog.entries import Handled, Log
 
 Said = tuple[Instruction, ...] | str  # or why it could say nothing
 
@@ -14,7 +14,7 @@ Said = tuple[Instruction, ...] | str  # or why it could say nothing
 class Difference:
     """The first place at which the new controller differs from the run's."""
 
-    told: Told | None  # None: all was said alike, and yet the state at a mark is another one
+    handled: Handled | None  # None: all was said alike, and yet the state at a mark is another one
     said: Said  # by the new one
 
 
@@ -34,11 +34,11 @@ def replay(log: Log) -> Replayed:
         controller.round_anew()
         if controller.snapshot() != segment.mark.snapshot:
             return Replayed(controller.snapshot(), number, Difference(None, ()))
-        for told in segment.told:
-            said = _said(controller, told.event)
+        for handled in segment.handled:
+            said = _said(controller, handled.event)
             failed = isinstance(said, str)
-            if failed != bool(told.error) or (not failed and said != told.instructions):
-                return Replayed(controller.snapshot(), number, Difference(told, said))
+            if failed != bool(handled.error) or (not failed and said != handled.instructions):
+                return Replayed(controller.snapshot(), number, Difference(handled, said))
             number += 1
     return Replayed(controller.snapshot(), number, None)
 

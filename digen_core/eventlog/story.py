@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from digen_core.control.protocol import DevicesLost
-from digen_core.eventlog.entries import Asked, Log, Told
+from digen_core.eventlog.entries import Asked, Handled, Log
 from digen_core.eventlog.topics import Topic, topics_of
 from digen_core.eventlog.under_way import UnderWay
 from digen_core.eventlog.words import event_text, instruction_text
@@ -27,10 +27,10 @@ def story_of(log: Log, asked: Topic) -> list[Line]:
         lines += _ordered(one, asked)
     under_way = UnderWay(log.segments[0].mark.under_way)
     for segment in log.segments:
-        for told in segment.told:
-            lines += _happened(told, under_way.take(told), asked)
-            for do in told.instructions:
-                lines += _ordered(Asked(told.time, do), asked)
+        for handled in segment.handled:
+            lines += _happened(handled, under_way.take(handled), asked)
+            for do in handled.instructions:
+                lines += _ordered(Asked(handled.time, do), asked)
     return lines
 
 
@@ -39,32 +39,32 @@ def devices_in(log: Log) -> set[str]:
     devices = {
         state.name for segment in log.segments for state in segment.mark.snapshot.fleet.devices
     }
-    words = (told.event for segment in log.segments for told in segment.told)
+    words = (handled.event for segment in log.segments for handled in segment.handled)
     return devices | {
         topic.device for word in words for topic in topics_of(word) if topic.device is not None
     }
 
 
-def _happened(told: Told, ended: list[Asked], asked: Topic) -> list[Line]:
+def _happened(handled: Handled, ended: list[Asked], asked: Topic) -> list[Line]:
     """Return an event if it concerns something, or what it took of that with lost devices."""
-    text = event_text(told.event)
-    if isinstance(told.event, DevicesLost):
+    text = event_text(handled.event)
+    if isinstance(handled.event, DevicesLost):
         lost = [
-            replace(line, time=told.time, text=f"{text}, which was to {line.text}")
+            replace(line, time=handled.time, text=f"{text}, which was to {line.text}")
             for one in ended
             for line in _ordered(one, asked)
         ]
-        is_own = any(topic.concerns(asked) for topic in topics_of(told.event))
-        return lost or [Line(told.time, asked.device or "", text, is_event=True)] * is_own
+        is_own = any(topic.concerns(asked) for topic in topics_of(handled.event))
+        return lost or [Line(handled.time, asked.device or "", text, is_event=True)] * is_own
     by = {topic.device for one in ended[:1] for topic in topics_of(one.instruction)} or {None}
-    own = [replace(t, device=t.device or name) for t in topics_of(told.event) for name in by]
+    own = [replace(t, device=t.device or name) for t in topics_of(handled.event) for name in by]
     if not any(topic.concerns(asked) for topic in own):
         return []
-    if told.error:
-        text += f"; the controller failed: {told.error}"
-    seconds = told.time - ended[0].time if ended else None
+    if handled.error:
+        text += f"; the controller failed: {handled.error}"
+    seconds = handled.time - ended[0].time if ended else None
     device = getattr(ended[0].instruction, "device", "") if ended else own[0].device or ""
-    return [Line(told.time, device, text, is_event=True, seconds=seconds)]
+    return [Line(handled.time, device, text, is_event=True, seconds=seconds)]
 
 
 def _ordered(one: Asked, asked: Topic) -> list[Line]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from digen_core.control import protocol as p
 from digen_core.control.protocol import Event, Fragment, Instruction
-from digen_core.eventlog.entries import Asked, Segment, Told
+from digen_core.eventlog.entries import Asked, Handled, Segment
 
 
 class Subject(NamedTuple):
@@ -28,9 +28,9 @@ class UnderWay:
         every = (one for alike in self._asked.values() for one in alike)
         return iter(sorted(every, key=lambda one: one.time))
 
-    def take(self, told: Told) -> list[Asked]:
+    def take(self, handled: Handled) -> list[Asked]:
         """Go on by an entry; return what its event answered, or lost with its devices."""
-        match told.event:
+        match handled.event:
             case p.DevicesLost(devices):
                 ended = [one for one in self if getattr(one.instruction, "device", "") in devices]
                 for one in ended:
@@ -39,9 +39,9 @@ class UnderWay:
                 ended = self._asked_about(iteration, {old for old, _ in groups})
             case event:
                 ended = [self._remove(s) for s in answered_by(event) if s in self._asked]
-        for instruction in told.instructions:
+        for instruction in handled.instructions:
             if not isinstance(instruction, p.FinishIteration):
-                self._add(Asked(told.time, instruction))
+                self._add(Asked(handled.time, instruction))
         return ended
 
     def _asked_about(self, iteration: int, groups: set[int]) -> list[Asked]:
@@ -69,8 +69,8 @@ class UnderWay:
 def after(segment: Segment) -> UnderWay:
     """Return what is under way at the end of a segment."""
     found = UnderWay(segment.mark.under_way)
-    for told in segment.told:
-        found.take(told)
+    for handled in segment.handled:
+        found.take(handled)
     return found
 
 

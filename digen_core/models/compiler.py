@@ -1,4 +1,4 @@
-"""Whether torch.compile can work on a machine: it calls a compiler that comes with the system."""
+"""The check for the compiler that torch.compile calls, which comes with the system."""
 
 import os
 import shutil

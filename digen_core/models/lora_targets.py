@@ -1,4 +1,4 @@
-"""Which layers of a transformer a LoRA may be attached to, and what is named that is none."""
+"""The check of ``train.lora.targets``: layers of the transformer that a LoRA can be attached to."""
 
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches

@@ -1,4 +1,4 @@
-"""What the families share: a diffusers pipeline whose denoising loop is ours.
+"""The base of all families: a diffusers pipeline whose denoising loop is ours.
 
 A family says how it embeds prompts, what one forward pass of its transformer takes, which sigmas
 its pipeline asks its scheduler for, and how its latents are decoded. Loading, classifier-free

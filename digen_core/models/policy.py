@@ -1,4 +1,4 @@
-"""What the rest of digen needs from a model family.
+"""The protocol of a model family: all that the rest of digen needs from one.
 
 Axes: B samples, C channels, F frames, H height, W width; a latent is [B, ...] of any rank.
 """

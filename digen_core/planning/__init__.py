@@ -1,1 +1,1 @@
-"""What work costs, and which schedule is the fastest for a cluster and a recipe."""
+"""Planning: the costs of work, and the fastest schedule for a cluster and a recipe."""

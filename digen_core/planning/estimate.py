@@ -1,4 +1,4 @@
-"""What a recipe would cost on devices of which only a data sheet is known: an assumption, stated.
+"""Estimated costs of a recipe on devices of which only a data sheet is known.
 
 An operation on n items takes the time to read the weights, and n times its arithmetic at a share of
 the device's peak. Text encoding, kernel launches and small batches' lower share are left out.

@@ -1,4 +1,4 @@
-"""Which layout, split and sizes are the fastest for a job.
+"""The planner: the layout, split and sizes that are the fastest for a job.
 
 Closed forms rank fragment and pack sizes for each layout. One simulation of each of the best ones
 ranks the layouts. The search for split and mechanisms is left to the layouts near the fastest.

@@ -1,4 +1,4 @@
-"""What a run costs, learnt from its spans while it runs.
+"""The profile of a run: costs of its work, learnt from its spans while it runs.
 
 For each kind of device and each operation a line, seconds = fixed + n per_item, by least squares in
 which older iterations weigh less and less. A span counts from when its device was free for it and

@@ -1,4 +1,4 @@
-"""Which split and which mechanisms make a layout the fastest for a problem.
+"""The search for the split and the mechanisms that make a layout the fastest for a problem.
 
 Closed forms rank the splits. The simulator judges the best of them, and those at which a wave of
 fragments less is needed, without jitter; then the finalists' neighbours, and the finalists with

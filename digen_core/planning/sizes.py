@@ -1,4 +1,4 @@
-"""How large a recipe is: parameters, arithmetic and bytes, without weights and without a GPU.
+"""Sizes of a recipe: parameters, arithmetic and bytes, without weights and without a GPU.
 
 The transformer and the VAE are built on torch's meta device from their settings, and the real
 forward and backward passes run there: torch counts their matrix products and convolutions.

@@ -1,4 +1,4 @@
-"""Whether a folder can be written to, and whether something answers at an address."""
+"""Pre-flight checks of places: folders that can be written to, addresses at which one answers."""
 
 import os
 import re

@@ -15,7 +15,7 @@ from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt, train_prompts
 from digen_core.errors import ConfigError
 
-if TYPE_CHECKING:  # torch takes seconds to import: mistakes in a config are told before
+if TYPE_CHECKING:  # torch takes seconds to import: mistakes in a config are reported before
     import torch
 
     from digen_core.rewards.scoring import RewardFn
@@ -47,7 +47,7 @@ def probe_before_start(config: RunConfig, warn: Callable[[str], None]) -> None:
 
     Args:
         config: of a run that the other checks have passed.
-        warn: is told what a reward does wrong whose failure is neutral.
+        warn: is called with what a reward does wrong whose failure is neutral.
 
     Raises:
         ConfigError: a reward fails; the message is one line.
@@ -81,7 +81,7 @@ def probe(
         size: of the samples.
         prompts: of the run, one or more.
         device: where the samples are.
-        warn: is told what a reward does wrong whose failure is neutral.
+        warn: is called with what a reward does wrong whose failure is neutral.
 
     Raises:
         ConfigError: a reward fails that may not.

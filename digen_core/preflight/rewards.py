@@ -1,4 +1,4 @@
-"""What can be known to be wrong with the rewards of a config before anything starts.
+"""Pre-flight checks of the rewards: a config that cannot work fails before anything starts.
 
 Each check raises ConfigError with one line: what is wrong, its value, and what to do.
 """

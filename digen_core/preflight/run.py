@@ -1,4 +1,4 @@
-"""What can be known to be wrong before anything starts: files, folders, names, devices.
+"""Pre-flight checks of a run: files, folders, names and devices, before anything starts.
 
 Each check raises ConfigError with one line: what is wrong, its value, and what to do. Checks that
 need no torch come first, so that the usual mistakes show at once.

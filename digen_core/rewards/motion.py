@@ -1,4 +1,4 @@
-"""How much moves in a video, as far as it moves and does not flicker.
+"""The reward ``motion``: movement in a video, as far as it is no flicker.
 
 Each frame is made small, smooth, and of mean 0 and variance 1, so that changes of brightness and
 contrast are none. A displacement field v (pixels per frame) is fitted to each pair of neighbours as

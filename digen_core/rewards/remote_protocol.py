@@ -1,4 +1,4 @@
-"""What a remote scorer is asked and answers: bodies of HTTP requests that no code can hide in.
+"""The protocol of remote scorers: bodies of HTTP requests that no code can hide in.
 
 A request holds B samples: ``prompt``, ``metadata``, an object of what else the prompt's row says,
 and ``sample``, an image [H, W, 3] or a video [F, H, W, 3] of uint8. It is either

@@ -66,7 +66,7 @@ def score_images(
         images: [B, 3, H, W] or videos [B, F, 3, H, W], in [0, 1].
         prompts: B texts.
         metadata: what else the rows of the B prompts say; () if they are texts only.
-        note: is told of each failure that is neutral.
+        note: is called with each failure that is neutral.
 
     Returns:
         float64 arrays [B]: ``reward``, the weighted sum, and ``<name>/<component>`` of each reward.

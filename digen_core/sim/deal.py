@@ -1,4 +1,4 @@
-"""Which devices of an inventory generate, and which train."""
+"""The deal of an inventory: its devices that generate, and those that train."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -26,7 +26,7 @@ class Task:
     timer: Timer | None = None
 
     def span(self, ended: float) -> Span:
-        """Return what is told of it at its end."""
+        """Return what is reported of it at its end."""
         times = (self.do.device, self.queued, self.started, ended)
         match self.do:
             case Generate(fragment, first_step, _, version, _):
@@ -82,7 +82,7 @@ class SimulatedDevice:
             self._start_next()
 
     def pause(self, fragment: Fragment) -> int | None:
-        """End a fragment after the step that is running; its last step and decoding go on.
+        """End a fragment after the step that is running; its last step and decoding continue.
 
         Returns:
             Its first step, if it had not begun and does not begin now.

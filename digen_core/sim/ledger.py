@@ -1,4 +1,4 @@
-"""What has been made, and where it is: the simulator refuses what could not be done in a run."""
+"""The ledger of a simulation: what exists on which device; what no run could do is refused."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What schedules are simulated and searched for: an iteration's work, and devices to split."""
+"""The problem of a simulation or a search: an iteration's work, and devices to split."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""What a simulation found out."""
+"""The report of a simulation."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

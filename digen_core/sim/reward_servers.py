@@ -33,7 +33,7 @@ class RewardServers:
         self._num_asked = 0
 
     def score(self, fragment: Fragment, done: Callable[[Request], None]) -> Request:
-        """Ask for the rewards of a fragment; ``done`` is told when all are there."""
+        """Ask for the rewards of a fragment; ``done`` is called when all are there."""
         now = self._clock.now
         request = Request(fragment, now, done, fragment.num_samples)
         if not self._seconds:

@@ -1,1 +1,1 @@
-"""What a schedule did: spans on disk, idle gaps and their causes, pictures, traces, metrics."""
+"""Traces of a schedule: spans on disk, idle gaps and their causes, pictures, metrics."""

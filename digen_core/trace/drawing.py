@@ -1,4 +1,4 @@
-"""Draw the timeline of an iteration in a process of its own, while the run goes on.
+"""Timelines of iterations, drawn in a process of their own while the run continues.
 
 Drawing is up to a second of Python, which in a thread holds back the loop that feeds the devices.
 """

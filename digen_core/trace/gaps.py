@@ -1,4 +1,4 @@
-"""Why devices were idle: each moment without work has exactly one cause.
+"""Idle gaps of devices and their causes: each moment without work has exactly one.
 
 A device is busy while any span runs on it, but not by a push or a switch alone: those make it ready
 for work. The first rule that holds at a moment names the cause. "Its next task" is the next work of

@@ -1,4 +1,4 @@
-"""The spans of a run while it goes on: of the iterations that are open or were the last to end."""
+"""The spans of a run while it works: of the iterations that are open or were the last to end."""
 
 from dataclasses import replace
 from threading import Lock

@@ -1,4 +1,4 @@
-"""What the planner expected of an iteration, as a run's folder keeps it."""
+"""The planner's prediction of an iteration, as a run's folder keeps it."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""When a task had everything it needed, judged by the spans before it.
+"""Readiness: the moment at which a task had all it needed, judged by the spans before it.
 
 Spans hold no edges, so a task's inputs are known by its kind and by what its span names. A layout
 may hold a task back although its inputs exist (a barrier): the controller asks for it at the event

@@ -1,4 +1,4 @@
-"""How work and idleness look in pictures.
+"""Colours and hatches of work and idleness in pictures.
 
 Work has the strong colours of Okabe and Ito (2008), idleness pale ones with a hatch of its own, so
 that both can be told apart by readers with any colour vision, and in print.

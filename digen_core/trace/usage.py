@@ -1,4 +1,4 @@
-"""What the processes of devices used of their machines while an iteration ran."""
+"""Usage metrics: what the processes of devices took of their machines in an iteration."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""What crosses process boundaries and what is written to disk."""
+"""Transport: values that cross process boundaries, and the files that runs write."""

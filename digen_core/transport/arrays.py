@@ -1,4 +1,4 @@
-"""What crosses a process boundary: plain dicts of NumPy arrays, which Dask moves without a copy.
+"""Values between processes: plain dicts of NumPy arrays, which Dask moves without a copy.
 
 NumPy knows no bfloat16: half-precision tensors travel as float32, which holds them exactly.
 """

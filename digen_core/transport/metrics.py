@@ -40,7 +40,7 @@ def write_metrics(metrics_dir: Path, record: IterationRecord) -> None:
 def read_metrics(metrics_dir: Path) -> list[IterationRecord]:
     """Return the records of all finished iterations, in order, without samples and spans.
 
-    A damaged file is left out, with a warning: a run can go on without it.
+    A damaged file is left out, with a warning: a run can continue without it.
     """
     return list(_readable(sorted(metrics_dir.glob("iteration-*.json"))))
 

@@ -1,4 +1,4 @@
-"""What a denoise task returns: a stretch of a fragment's trajectory, as arrays."""
+"""The result of a denoise task: a stretch of a fragment's trajectory, as arrays."""
 
 from dataclasses import dataclass
 

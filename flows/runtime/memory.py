@@ -6,7 +6,7 @@ from typing import Final
 from digen_core.eventlog.file import EVENTS_OF_RUN, answering, write_log
 from digen_core.eventlog.recorder import Recorder
 from flows.runtime.context import RunContext
-from flows.runtime.notify import tell
+from flows.runtime.notify import notify
 from flows.runtime.observers import warn
 
 LOOK_SECONDS: Final = 1.0
@@ -45,7 +45,7 @@ class Memory:
         if not self._is_told and quiet > run.watch.patience:
             self._is_told = True
             self.write(f"nothing had happened for {quiet:.0f} s")
-            tell(
+            notify(
                 run,
                 "run-stands-still",
                 f"nothing has happened for {quiet:.0f} s; what waits for what: "

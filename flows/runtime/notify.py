@@ -1,4 +1,4 @@
-"""Tell whoever watches a run what went wrong: its observers; in Prefect a log line and an event."""
+"""Notifications of what went wrong in a run: to observers; in Prefect a log line and an event."""
 
 from prefect import get_run_logger
 from prefect.events import emit_event
@@ -8,8 +8,8 @@ from flows.runtime.context import RunContext
 from flows.runtime.observers import warn
 
 
-def tell(run: RunContext, event: str, text: str) -> None:
-    """Tell the observers, and log a line on the run's own page and emit an event that says it.
+def notify(run: RunContext, event: str, text: str) -> None:
+    """Notify the observers, and log a line on the run's own page and emit an event that says it.
 
     Args:
         run: its context.
@@ -35,14 +35,14 @@ def tell(run: RunContext, event: str, text: str) -> None:
     )
 
 
-def tell_of_clipping(run: RunContext, record: IterationRecord) -> None:
+def notify_of_clipping(run: RunContext, record: IterationRecord) -> None:
     """Say, once a run, if the trainer's arithmetic alone takes fresh samples out of the clip range.
 
     GRPO-Guard's range is one of normalised ratios, and Flow-DPPO has none: nothing is said there.
     """
     clip, error = run.config.algorithm.ratio_clip, record.metrics.get("train/replay_error", 0.0)
     if clip is not None and error > clip and run.progress.once("clipping"):
-        tell(
+        notify(
             run,
             "fresh-samples-clipped",
             f"iteration {record.iteration + 1}: rollout and trainer round log-probs differently, "

@@ -1,4 +1,4 @@
-"""What work costs and how long an iteration will take: before the run, and after each iteration.
+"""Costs of work and predicted seconds of an iteration: before the run, and after each iteration.
 
 ``layout = "auto"`` is resolved here, before the model is loaded: a worker keeps several versions
 only in layouts with stale groups.
@@ -118,7 +118,7 @@ def add_kind(run: RunContext, device: Device, measured: Mapping[Device, Measured
 
 
 def learn_costs(run: RunContext, spans: Sequence[Span]) -> None:
-    """Learn from an iteration what work costs, tell the conductor, and predict the next one."""
+    """Learn from an iteration what work costs, notify the conductor, and predict the next one."""
     if run.progress.profile is None or run.workers.fixed_costs is not None:
         return
     with run.publishing:

@@ -11,7 +11,7 @@ from digen_core.rewards.sums import with_reward
 from flows.runtime.context import RunContext
 from flows.runtime.generation import about
 from flows.runtime.iterations.open_iteration import OpenIteration
-from flows.runtime.notify import tell
+from flows.runtime.notify import notify
 from flows.runtime.submission import Submitter, Work
 from tasks.receipts import Receipt, Scored
 from tasks.rollout import decode_and_score
@@ -73,7 +73,7 @@ class Scoring:
     def _event_of(
         self, it: OpenIteration, fragment: Fragment, receipt: Receipt[Scored]
     ) -> Event | None:
-        self._tell_of_failures(it, receipt)
+        self._notify_of_failures(it, receipt)
         receipts = self._receipts[fragment]
         receipts.append(receipt)
         if len(receipts) <= len(self._pools):
@@ -86,11 +86,11 @@ class Scoring:
         )
         return FragmentScored(fragment)
 
-    def _tell_of_failures(self, it: OpenIteration, receipt: Receipt[Scored]) -> None:
+    def _notify_of_failures(self, it: OpenIteration, receipt: Receipt[Scored]) -> None:
         """Say, once an iteration, what reward failed."""
-        for note in receipt.facts.notes[: 0 if it.told else 1]:
-            it.told = True
-            tell(
+        for note in receipt.facts.notes[: 0 if it.notified else 1]:
+            it.notified = True
+            notify(
                 self._run,
                 "reward-failed",
                 f"iteration {it.index + 1}: {note} (on {receipt.ran.device}; said once an "

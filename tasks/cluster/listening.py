@@ -1,4 +1,4 @@
-"""Where the processes of a Dask cluster listen, and who may connect: whoever may can run code.
+"""Addresses and keys of Dask's processes: whoever may connect to one can run code.
 
 A worker listens on the address by which it reaches its scheduler, so one of a scheduler on
 127.0.0.1 cannot be reached from the network. TLS with one pair for all keeps everybody else out.

@@ -1,4 +1,4 @@
-"""Whether an HTTP request may come in: it is to a server's own name, and not by another's page.
+"""The gate of HTTP servers: requests to a name of their own, and not by another's page.
 
 Browsers send any page's requests to servers that listen on this machine or in its network. They
 name the page in ``Origin`` (RFC 6454), save for reads that the page is not shown; and in ``Host``

@@ -1,4 +1,4 @@
-"""How the flow process learns that a task ended, without fetching what it computed.
+"""Completions: ends of tasks, as the flow process learns them without fetching results.
 
     with Completions() as done:
         futures = [denoise.submit(...) for ... in ...]

@@ -1,4 +1,4 @@
-"""What the lean runner sends to a worker, as bytes.
+"""Pickles of the calls that the lean runner sends to a worker.
 
 Two things are replaced on the way, because pickling them by value is slow, wrong or impossible:
     futures    become an index into the upstream states, which Dask passes as arguments (and moves

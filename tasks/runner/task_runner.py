@@ -4,7 +4,7 @@ What the stock ``DaskTaskRunner`` does, this does: Prefect's task engine runs on
 futures passed as parameters become edges of the Dask graph, workers report states to the server.
 It leaves out what the stock one repeats for every task:
     - the context of a flow run is serialised once, and sent without the flow's function;
-    - a worker thread builds that context once (`tasks.runner.context`);
+    - a worker process builds that context once (`tasks.runner.context`);
     - a task run is not reported as pending, a moment before it runs;
     - tasks that do not persist their results compute no cache key;
     - one Dask client serves a flow run and its subflows.

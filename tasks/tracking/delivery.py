@@ -1,6 +1,6 @@
-"""Tell MLflow what a spool holds. Whatever is told twice has the effect of telling it once.
+"""Delivery of a spool to MLflow: what is delivered twice has the effect of doing so once.
 
-| kind | what it holds | how it is told once |
+| kind | what it holds | how it counts once |
 |---|---|---|
 | metrics | values, step, time | MLflow keeps one point of the same name, step, time and value |
 | tags, status | words | the last ones count |
@@ -40,7 +40,7 @@ class Delivery:
         self._run_dir = run_dir
 
     def deliver(self, entries: Sequence[Entry]) -> None:
-        """Tell entries that ``batches`` put together.
+        """Deliver entries that ``batches`` put together.
 
         Raises:
             Exception: MLflow did not take them; some of them may have arrived.
@@ -52,7 +52,7 @@ class Delivery:
                 self._client.log_batch(self._run.mlflow_run_id, metrics=batch)
             return
         (entry,) = entries
-        getattr(self, f"_tell_{entry['kind']}")(entry)
+        getattr(self, f"_deliver_{entry['kind']}")(entry)
 
     def answers(self) -> bool:
         """Return whether MLflow can be reached and has the run."""
@@ -62,11 +62,11 @@ class Delivery:
             return False
         return True
 
-    def _tell_tags(self, entry: Entry) -> None:
+    def _deliver_tags(self, entry: Entry) -> None:
         for name, value in entry["tags"].items():
             self._client.set_tag(self._run.mlflow_run_id, name, value)
 
-    def _tell_status(self, entry: Entry) -> None:
+    def _deliver_status(self, entry: Entry) -> None:
         if entry["message"]:
             self._client.set_tag(self._run.mlflow_run_id, NOTE_TAG, entry["message"])
         if entry["status"] == "RUNNING":
@@ -76,7 +76,7 @@ class Delivery:
                 self._run.mlflow_run_id, entry["status"], end_time=entry["time"]
             )
 
-    def _tell_file(self, entry: Entry) -> None:
+    def _deliver_file(self, entry: Entry) -> None:
         run_ids = [self._run.mlflow_run_id]
         if "evaluation" in entry:
             nested = self._evaluation_run(entry["evaluation"])
@@ -91,7 +91,7 @@ class Delivery:
         else:
             self._client.log_artifact(run_id, str(source), folder or None)
 
-    def _tell_evaluation(self, entry: Entry) -> None:
+    def _deliver_evaluation(self, entry: Entry) -> None:
         """Tell an evaluation as a nested run; one in training is a point of the run's curves too.
 
         The nested run is closed at once: its pictures come later, which MLflow allows.
@@ -119,7 +119,7 @@ class Delivery:
         tags = {PARENT_TAG: run.mlflow_run_id, EVALUATION_TAG: name}
         return self._client.create_run(run.experiment_id, tags=tags, run_name=f"{run.name}-{name}")
 
-    def _tell_model(self, entry: Entry) -> None:
+    def _deliver_model(self, entry: Entry) -> None:
         """Log a folder as a model of the run, and make it the next version of its name."""
         client, run = self._client, self._run
         models = client.search_logged_models(
@@ -158,7 +158,7 @@ class Delivery:
 
 
 def batches(entries: Sequence[Sized]) -> list[list[Sized]]:
-    """Put neighbours together that are told in one call: entries of metrics."""
+    """Put neighbours together that are sent in one call: entries of metrics."""
     parts: list[list[Sized]] = []
     for pair in entries:
         is_metrics = pair[0]["kind"] == "metrics"

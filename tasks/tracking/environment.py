@@ -1,4 +1,4 @@
-"""What a run was made with: the packages, the machine, and the revision of the source."""
+"""The environment of a run: packages, machine, and revision of the source."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""What a run made, as a model that MLflow registers and loads into a diffusers pipeline.
+"""The result of a run as a model that MLflow registers and loads into a diffusers pipeline.
 
     import mlflow
     pipeline = mlflow.pyfunc.load_model("models:/shapes/1").get_raw_model()

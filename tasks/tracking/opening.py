@@ -1,4 +1,4 @@
-"""Begin a run in MLflow, or go on with one: what has to work before anything is trained."""
+"""The opening of a run in MLflow, new or resumed: what has to work before anything is trained."""
 
 import json
 from getpass import getuser

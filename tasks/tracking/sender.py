@@ -55,7 +55,7 @@ class Sender:
                     self._send_all()
                     return
             if self._closing.wait(POLL_SECONDS):
-                return  # the other process goes on
+                return  # the other process continues
 
     def _send_all(self) -> None:
         while not self._given_up():

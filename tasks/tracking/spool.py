@@ -1,4 +1,4 @@
-"""What a run has to tell MLflow, on disk: an append-only list that outlives servers and processes.
+"""A durable outbox of calls to MLflow: an append-only list that outlives servers and processes.
 
 In ``tracking/`` of the run's folder:
     run.json       which run of MLflow it is for
@@ -6,9 +6,9 @@ In ``tracking/`` of the run's folder:
     sent.json      how many of them MLflow has taken
     aside.jsonl    entries that MLflow did not take although it answers, and why
 
-An entry has a key, unique in the run: what is redone after an interruption is not told twice.
+An entry has a key, unique in the run: what is redone after an interruption is not sent twice.
 Several processes may append; one at a time, who holds ``lock``, sends. What is damaged is left out,
-with a warning: a run can go on without it.
+with a warning: a run can continue without it.
 """
 
 import fcntl

@@ -27,7 +27,7 @@ class Sent:
 
 
 def send_rest(run_dir: Path, uri: str | None = None) -> Sent:
-    """Send what is left in a run's folder; a run whose process is gone is told of as killed.
+    """Send what is left in a run's folder; a run whose process is gone is reported as killed.
 
     The folder may be somebody else's: no file goes out that is not in it, and it cannot name a
     server that then gets this user's password.

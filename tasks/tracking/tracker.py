@@ -1,7 +1,7 @@
-"""What a run logs in MLflow: docs/tracking.md says what is where.
+"""The tracker of a run in MLflow: docs/tracking.md says what is where.
 
-Logging writes to the run's folder (`spool`), and a thread tells MLflow (`sender`): a server that is
-down, or goes down, neither stops a run nor loses what it logged.
+Logging writes to the run's folder (`spool`), and a thread sends it to MLflow (`sender`): a server
+that is down, or goes down, neither stops a run nor loses what it logged.
 """
 
 import json
@@ -90,10 +90,10 @@ class Tracker:
         mlflow_run_id: str | None = None,
         flow_run_id: str | None = None,
     ) -> Self:
-        """Go on with a run that was interrupted: iterations that it logged are not logged again.
+        """Resume a run that was interrupted: iterations that it logged are not logged again.
 
         Args:
-            config: of the run as it goes on; parameters stay as they are.
+            config: of the run as it continues; parameters stay as they are.
             run_dir: the run's folder.
             mlflow_run_id: of the run, if the folder does not know it.
             flow_run_id: of Prefect, kept as a tag.

@@ -1,4 +1,4 @@
-"""A tracker that tells nobody: with it, a benchmark measures what tracking costs."""
+"""A tracker that reports to nobody: with it, a benchmark measures what tracking costs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

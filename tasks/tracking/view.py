@@ -1,4 +1,4 @@
-"""How MLflow shows an experiment at first: reward and evaluation are its first columns and charts.
+"""MLflow's first view of an experiment: reward and evaluation as first columns and charts.
 
 MLflow keeps a view that is shared by a link in a tag of the experiment; its format is that of what
 its page writes for "Share" (MLflow 3). The link that a run prints names the view.

@@ -207,14 +207,14 @@ class RunArtifacts:
         self._ending.wait(self._sent + PAUSE_SECONDS - monotonic())
         state = self._latest.pop()
         try:
-            self._tell(state)
+            self._send_state(state)
             self._sent = monotonic()
         except TransportError:
             if not self._latest:
                 self._latest.append(state)
             raise
 
-    def _tell(self, state: _State) -> None:
+    def _send_state(self, state: _State) -> None:
         percent, description, report = state
         if PROGRESS_KEY not in self._ids:
             made = create_progress_artifact(percent, key=PROGRESS_KEY, description=description)

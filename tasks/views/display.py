@@ -1,4 +1,4 @@
-"""How a run is shown, in words and pictures: shared by MLflow, Prefect's pages and the terminal."""
+"""Words and pictures of a run: shared by MLflow, Prefect's pages and the terminal."""
 
 import io
 import math
@@ -34,7 +34,7 @@ RECENT: Final = 5
 
 @dataclass
 class Progress:
-    """How far a run is, as somebody knows who was told its events."""
+    """How far a run is, as an observer of its events knows it."""
 
     config: RunConfig
     phase: str = "starting"

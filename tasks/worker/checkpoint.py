@@ -18,7 +18,7 @@ def keep_checkpoint(
 ) -> None:
     """Have a worker write the checkpoint of a version that it made; return when it is on disk.
 
-    It is written by a thread that is none of Dask's: the worker's tasks go on.
+    It is written by a thread that is none of Dask's: the worker's tasks continue.
 
     Args:
         client: of the cluster.

@@ -1,4 +1,4 @@
-"""How much other workers sent for the running task."""
+"""Bytes that other workers sent for the running task."""
 
 import pickle
 

@@ -1,36 +1,36 @@
-"""The page of the architecture, and paths in all pages, beside the code that they tell of."""
+"""The page of the architecture, and paths in all pages, beside the code that they describe."""
 
 import re
+import signal
 import tomllib
 from dataclasses import fields
 from typing import get_args
 
 import pytest
 
+from deployments.stopping import INTERRUPTED, STOP_SECONDS
+from digen_core.config.keys import field_of
 from digen_core.control.layout import LAYOUTS
 from digen_core.control.protocol import Event, Instruction
 from digen_core.trace.kinds import SPAN_KINDS
+from flows.runtime.fleet.losses import MAX_LOSSES
+from flows.runtime.fleet.waiting import STATE
+from support.architecture import (
+    ARCHITECTURE,
+    entries_of_a_run,
+    names_in,
+    resources_of_workers,
+    rows,
+)
+from support.pages import PAGES
 from support.paths import ROOT
+from tasks.cluster.presence import ROLES
 
-ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TOP = "deployments|digen_core|flows|tasks|tests"
 FOLDERS = [path for top in TOP.split("|")[:-1] for path in sorted((ROOT / top).rglob("*.py"))]
 SOURCE = "\n".join(path.read_text() for path in FOLDERS)
 A_FAMILY = "digen_core/models/FAMILY.py"  # one to be written
 PATHS = re.compile(rf"`((?:{TOP})/[\w./-]*)`")
-
-
-def rows(heading: str) -> list[list[str]]:
-    """The cells of the first table below a line that begins like this."""
-    after = ARCHITECTURE[ARCHITECTURE.index(f"\n{heading}") + 1 :]
-    table = after[after.index("| ") :].split("\n\n")[0]
-    lines = table.splitlines()[2:]
-    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
-
-
-def names_in(cell: str) -> list[str]:
-    return re.findall(r"`([\w.-]+)`", cell)
 
 
 def test_it_can_be_read_in_one_go():
@@ -57,9 +57,56 @@ def test_the_layouts_are_those_of_the_controller():
     assert [names_in(row[0])[0] for row in rows("| layout")] == list(LAYOUTS)
 
 
-def test_the_errors_that_end_a_run_exist():
-    for name in {n for row in rows("| what happens") for n in names_in(row[1]) if "Error" in n}:
-        assert re.search(rf"class {name}\(", SOURCE), name
+RUNTIME = "\n".join(
+    path.read_text() for top in ("flows", "tasks") for path in (ROOT / top).rglob("*.py")
+)
+WITHIN_OTHERS = {
+    "ReceiptError",  # a TaskFailedError says it
+    "RunCancelledError",  # the row of Ctrl-C
+    "StateLostError",  # the run resumes by itself
+    "VersionError",  # a task's
+}
+
+
+def test_the_errors_that_end_a_run_are_those_of_the_table():
+    """Plain exceptions of the runtime are caught by it."""
+    ending = set(re.findall(r"^class (\w+)\((?!Exception\b)\w*Error\):", RUNTIME, re.MULTILINE))
+    shown = {n for row in rows("| what happens") for n in names_in(row[1]) if n.endswith("Error")}
+    assert shown == ending - WITHIN_OTHERS
+    assert ending >= WITHIN_OTHERS
+
+
+def test_what_happens_when_something_fails_has_the_numbers_of_the_code():
+    table = {row[0]: row[1] for row in rows("| what happens")}
+    text = " ".join([*table, *table.values()])
+    keys = re.findall(r"`(cluster\.\w+)`", text)
+    assert len(keys) >= 3
+    assert all(field_of(key) for key in keys)
+    assert STATE in text
+    (times,) = re.findall(r"lost (\w+) times", text)
+    assert {"two": 2, "three": 3, "four": 4}[times] == MAX_LOSSES
+    stopped = next(seen for what, seen in table.items() if "Ctrl-C" in what)
+    assert f"exit code {INTERRUPTED}, of SIGTERM {128 + signal.SIGTERM}" in stopped
+    assert "ten seconds" in stopped
+    assert STOP_SECONDS < 10
+
+
+def test_a_readme_names_of_a_run_what_the_table_has():
+    text = (ROOT / "README.md").read_text()
+    named = set(re.findall(r"^    runs/NAME/([\w.]+)", text, re.MULTILINE))
+    assert len(named) > 8
+    assert named <= entries_of_a_run()
+
+
+def test_every_entry_of_a_run_folder_is_written_by_the_code():
+    """Real runs are held against it in tests/integration/test_post_train.py."""
+    named = entries_of_a_run()
+    assert not [name for name in named if not re.search(rf'["/]{re.escape(name)}["/]', SOURCE)]
+
+
+def test_workers_are_told_apart_by_their_roles():
+    """Real runs are held against it in tests/integration/test_reward_pools.py."""
+    assert resources_of_workers() == set(ROLES)
 
 
 def test_the_import_layers_are_those_that_are_checked():
@@ -73,7 +120,9 @@ def test_the_import_layers_are_those_that_are_checked():
     assert len(checked) <= 10
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"], ids=lambda page: page.name
+)
 def test_paths_of_the_project_exist(page):
     named = set(PATHS.findall(page.read_text())) - {A_FAMILY}
     assert not [path for path in named if not (ROOT / path).exists()]

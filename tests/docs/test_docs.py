@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from digen_core.config.reference_page import reference
+from support.pages import PAGES
 from support.paths import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TROUBLES = (ROOT / "docs" / "troubleshooting.md").read_text()
 MESSAGES = re.findall(r"^### `(.*)`$", TROUBLES, re.MULTILINE)
 
@@ -41,7 +41,11 @@ def test_every_message_of_troubleshooting_is_one_that_the_code_says(message):
     assert re.search(".{0,60}".join(parts), SOURCE), message
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, *(ROOT / f"{name}.md" for name in ("CONTRIBUTING", "SECURITY", "CHANGELOG"))],
+    ids=lambda page: page.name,
+)
 def test_links_lead_somewhere(page):
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):

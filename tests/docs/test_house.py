@@ -78,12 +78,6 @@ def test_ports_of_compose_are_open_on_this_machine_only():
     assert "ports" not in services["dask"]
 
 
-def test_paths_of_contributing_exist():
-    named = set(re.findall(r"`((?:digen_core|flows|tasks|tests|docs)/[\w./-]*)`", CONTRIBUTING))
-    assert len(named) > 15
-    assert not [path for path in named if not (ROOT / path).exists()]
-
-
 def test_the_way_to_a_formula_is_three_files_of_imports():
     way = ["digen_core/reference/loop.py", "digen_core/reference/group.py"]
     way.append("digen_core/maths/flow_sde.py")

@@ -14,6 +14,7 @@ from digen_core.checkpoints.tensors import read_checkpoint
 from digen_core.config.run import RunConfig
 from digen_core.reference.replay import kept_iteration, replay_config
 from digen_core.transport.samples import read_samples
+from support.architecture import entries_of_a_run
 from support.layout_runs import train_only
 from support.runs import HELD_OUT, PROMPTS, TOLERANCE, distance, merged, reference
 from tasks.replay import replay
@@ -66,6 +67,11 @@ def test_it_equals_the_serial_loop_with_the_same_table(trained):
     config, run_dir = trained
     found = read_checkpoint(checkpoints_in(run_dir / CHECKPOINTS_OF_RUN)[-1]).weights
     assert distance(found, reference(config).weights) < TOLERANCE["float64"]
+
+
+def test_its_folder_holds_what_the_page_says(trained):
+    entries = {path.name for path in trained[1].iterdir()}
+    assert {"images", "trajectories"} < entries <= entries_of_a_run()
 
 
 def test_rows_keep_what_their_prompts_came_with(trained):

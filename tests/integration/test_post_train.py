@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from digen_core.config.run import RunConfig
+from support.architecture import entries_of_a_run
 from support.paths import ROOT
 from support.runs import HELD_OUT, PROMPTS, Watch, merged, tree_of
 
@@ -108,6 +109,13 @@ def test_the_report(run):
 
 def test_the_config_is_kept_whole(run):
     assert RunConfig.model_validate_json((run.dir / "config.json").read_text()) == run.config
+
+
+def test_its_folder_holds_what_the_page_says(run):
+    """In both directions; what other settings add is seen where runs have them."""
+    added = {"images", "trajectories", "videos", "transformer"}
+    assert {path.name for path in run.dir.iterdir()} == entries_of_a_run() - added
+    assert added < entries_of_a_run()
 
 
 def test_evaluations_are_kept(run):

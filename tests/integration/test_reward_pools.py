@@ -1,6 +1,9 @@
 """Rewards that pools of workers score: the numbers are those of a single device that does."""
 
+import os
+
 import numpy as np
+import psutil
 import pyarrow.dataset as ds
 import pytest
 
@@ -11,7 +14,8 @@ from digen_core.models.loading import load_trainable
 from digen_core.models.policy import ALL_PARTS
 from digen_core.preflight.rewards import check_rewards
 from digen_core.transport.samples import read_samples
-from support.runs import TOLERANCE, distance, merged, only_run, reference
+from support.architecture import resources_of_workers
+from support.runs import TOLERANCE, Watch, distance, merged, only_run, reference
 
 pytestmark = pytest.mark.slow
 
@@ -28,12 +32,47 @@ CHANGES = {
 }
 
 
+class Processes(Watch):
+    """Notes which processes a run has started when its first iteration is over."""
+
+    def __init__(self):
+        super().__init__()
+        self.before = {child.pid for child in psutil.Process().children()}
+        self.run_id, self.resources, self.workers, self.children = "", set(), set(), {}
+
+    def on_open(self, run_dir):
+        self.run_id = run_dir.name
+
+    def on_iteration(self, record):
+        from flows.runtime.context import context_of
+
+        client = context_of(self.run_id).client
+        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        self.resources |= {name for worker in workers for name in worker["resources"]}
+        self.workers |= set(client.run(os.getpid).values())
+        for child in psutil.Process().children():
+            if child.pid not in self.before:
+                self.children[child.pid] = " ".join(child.cmdline())
+
+
+def assert_as_documented(seen: Processes, pools: set[str]) -> None:
+    """Check that a run started the workers of docs/architecture.md and no other process."""
+    assert seen.resources == {*resources_of_workers(), *pools}
+    assert len(seen.workers) == len(seen.resources)  # one of each here
+    others = [seen.children[pid] for pid in seen.children.keys() - seen.workers]
+    own = ("multiprocessing.resource_tracker", "digen_core.trace.drawing")
+    assert not [line for line in others if not any(name in line for name in own)]
+
+
 def test_pools_score_the_same_numbers(tree, prefect_backend):
     from deployments.bench.serial import evaluate_serially
     from flows.post_train import post_train
+    from flows.runtime.observers import watching
 
-    config = RunConfig.model_validate(merged(tree, CHANGES))
-    report = post_train(config)
+    config, processes = RunConfig.model_validate(merged(tree, CHANGES)), Processes()
+    with watching(processes):
+        report = post_train(config)
+    assert_as_documented(processes, pools={"judges", "elders"})
     run_dir, serial = only_run(tree), reference(config)
     assert distance(last_state(run_dir).weights, serial.weights) < TOLERANCE["float64"]
 

@@ -1,1 +1,1 @@
-"""The fleet: workers that load, wait, are watched, are lost and join while a run goes on."""
+"""The fleet: workers that load, wait, are watched, are lost and join while a run works."""

@@ -141,7 +141,7 @@ class Batch:
         """Wait for all tasks.
 
         Args:
-            counted: tell the observers how many there are.
+            counted: notify the observers how many there are.
 
         Raises:
             Exception: what ``next`` raises; then those that are still pending stay so.

@@ -1,4 +1,4 @@
-"""Workers that come while a run goes on: each loads the model beside it, then takes part.
+"""Workers that come while a run works: each loads the model beside it, then takes part.
 
 A worker that a nanny has started again, or one that is new to the cluster, gets a flow run of its
 own in a thread of its own, so that nobody waits for it. When it has the model, and its work is
@@ -22,7 +22,7 @@ from flows.runtime.fleet.loading import load_models, measure_costs
 from flows.runtime.fleet.losses import DevicesLostError, look
 from flows.runtime.fleet.waiting import Waiting
 from flows.runtime.fleet.watch import LOOK_SECONDS
-from flows.runtime.notify import tell
+from flows.runtime.notify import notify
 from flows.runtime.subflows import on_cluster
 from flows.runtime.workload import layout_of
 from tasks.cluster.presence import ROLES, Presence, kinds_of
@@ -100,7 +100,7 @@ class Joining:
         address = self._run.fleet.turned_away(failed.name)
         self._refused.add(address)
         text = f"worker {failed.name} ({address}) could not join: {failed.error}; it is left out"
-        tell(self._run, "join-failed", text)
+        notify(self._run, "join-failed", text)
 
     def stop(self) -> None:
         """End all threads."""
@@ -174,7 +174,7 @@ def roles_for(run: RunContext, worker: Presence) -> frozenset[Role]:
         if worker.roles.issuperset(ROLES):
             return worker.roles
         text = f"worker {worker.name} has one role only, but the layout needs both: it is not used"
-        tell(run, "join-failed", text)
+        notify(run, "join-failed", text)
         return frozenset()
     if len(worker.roles) == 1:
         return worker.roles

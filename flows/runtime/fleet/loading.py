@@ -7,7 +7,7 @@ from digen_core.planning.profile import Measured
 from digen_core.preflight.reward_probe import NUM_SAMPLES
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.batch import Batch, Submitted
-from flows.runtime.notify import tell
+from flows.runtime.notify import notify
 from flows.runtime.observers import count, say
 from flows.runtime.workload import layout_of
 from tasks.measure import measure
@@ -61,7 +61,7 @@ def probe_loaded_rewards(run: RunContext, batch: Batch) -> None:
             probing.append(submitted)
     batch.wait()
     for note in (note for submitted in probing for note in submitted.facts.notes):
-        tell(run, "reward-failed", note)
+        notify(run, "reward-failed", note)
 
 
 def roles_of(run: RunContext, device: Device) -> list[Role]:

@@ -7,7 +7,7 @@ from typing import Final
 
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.watch import Seen
-from flows.runtime.notify import tell
+from flows.runtime.notify import notify
 from tasks.cluster.calls import WorkerLostError
 from tasks.cluster.presence import Presence, dismiss
 
@@ -17,7 +17,7 @@ MAX_LOSSES: Final = 3
 
 
 class StateLostError(WorkerLostError):
-    """The run cannot go on from where it is, but it can from its last checkpoint."""
+    """The run cannot continue from where it is, but it can be resumed from its last checkpoint."""
 
 
 class DevicesLostError(Exception):
@@ -42,7 +42,7 @@ def look(run: RunContext) -> Seen:
     """
     seen = run.watch.look(run.fleet.addresses, run.fleet.pools)
     for text in seen.slow:
-        tell(run, "task-slow", text)
+        notify(run, "task-slow", text)
     if seen.lost:
         _take_out(run, seen)
         left = {at: worker for at, worker in seen.workers.items() if worker.name not in seen.lost}
@@ -61,7 +61,7 @@ def _take_out(run: RunContext, seen: Seen) -> None:
     texts = [f"worker {name} ({addresses[name]}) {why}" for name, why in seen.lost.items()]
     _require_progress(run, "; ".join(texts))
     left = ", ".join(device.name for device in run.fleet.devices) or "nobody"
-    tell(
+    notify(
         run,
         "worker-lost",
         f"{'; '.join(texts)}; left: {left}. What only it had is recomputed. See its log, and the "

@@ -67,7 +67,7 @@ class Waiting:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Show that the run goes on, unless it ends."""
+        """Show that the run continues, unless it ends."""
         if error is None:
             self.end()
 

@@ -16,7 +16,7 @@ from flows.runtime.fleet.waiting import wait_for_turn
 from flows.runtime.iterations.open_iteration import OpenIteration, Published
 from flows.runtime.iterations.recorder import IterationRecorder
 from flows.runtime.iterations.round import Round
-from flows.runtime.notify import tell_of_clipping
+from flows.runtime.notify import notify_of_clipping
 from flows.runtime.publishing import publish_iteration
 from flows.runtime.scheduling import learn_costs
 from flows.runtime.workload import steps_per_task
@@ -48,7 +48,7 @@ def iteration(run_id: str, index: int) -> State | None:
         return Cancelled(message="the run has ended, or did this iteration on its own page")
     record = recorder.record(ended.version, ended.seconds, num_steps_per_task)
     publish_iteration(run, record, opened.reward_history)
-    tell_of_clipping(run, record)
+    notify_of_clipping(run, record)
     learn_costs(run, record.spans)
     run.inbox.put(Published(index))
     return None

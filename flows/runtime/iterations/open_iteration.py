@@ -42,7 +42,7 @@ class OpenIteration:
     context: Context = field(default_factory=copy_context)  # tasks submitted in it are the run's
     outcome: "Future[Ended | None]" = field(default_factory=Future)  # None: it was cancelled
     turn: Event = field(default_factory=Event)  # the devices are its own
-    told: bool = False  # of a reward that failed
+    notified: bool = False  # of a reward that failed
     begun: float = 0.0  # when the devices were free for it
     segments: dict[Fragment, list[tuple[range, PrefectFuture[Any]]]] = field(default_factory=dict)
     advantages: dict[int, np.ndarray] = field(default_factory=dict)  # group -> [G] or [G, K]

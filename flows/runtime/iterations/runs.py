@@ -49,7 +49,7 @@ class IterationRuns:
     def open_until(self, index: int) -> None:
         """Open the next flow run, when the one before has reported to the inbox that it is open.
 
-        One that cannot be opened is left to open when it can: the iteration goes on without it.
+        One that cannot be opened is left to open when it can: the iteration continues without it.
         """
         last = min(index, self._run.config.num_iterations - 1)
         if self._num_asked <= min(last, self.num_opened):

@@ -57,10 +57,10 @@ def test_it_prints_json(run_dir, capsys):
 
 def test_a_replay_that_differs_is_said_with_its_event(run_dir, capsys):
     log = recorded("gap", 1, most=70, losses=0).log("shapes-1", "")
-    told = log.segments[0].told
-    number = next(i for i, one in enumerate(told) if isinstance(one.event, FragmentScored))
-    fragment = replace(told[number].event.fragment, index=9)
-    told[number] = replace(told[number], event=FragmentScored(fragment))
+    handled = log.segments[0].handled
+    number = next(i for i, one in enumerate(handled) if isinstance(one.event, FragmentScored))
+    fragment = replace(handled[number].event.fragment, index=9)
+    handled[number] = replace(handled[number], event=FragmentScored(fragment))
     write_log(run_dir, log)
     assert run(["explain", str(run_dir)]) == 0
     line = capsys.readouterr().out.splitlines()[1]

@@ -7,7 +7,7 @@ import pytest
 
 from digen_core.control import protocol as p
 from digen_core.errors import UserError
-from digen_core.eventlog.entries import Asked, Log, Mark, Segment, Told
+from digen_core.eventlog.entries import Asked, Handled, Log, Mark, Segment
 from digen_core.eventlog.file import EVENTS_OF_RUN, answering, ask, read_log, write_log
 from support.random_cluster import make_costs
 from support.recorded import recorded
@@ -58,17 +58,17 @@ def test_there_is_a_case_of_each_word():
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
 def test_every_word_comes_back(event, mark, tmp_path):
-    told = [Told(1.25, event, INSTRUCTIONS), Told(0.1, event, error="odd\nline")]
+    handled = [Handled(1.25, event, INSTRUCTIONS), Handled(0.1, event, error="odd\nline")]
     asked = tuple(Asked(1.0, do) for do in INSTRUCTIONS)
-    log = Log("a run", 3.5, "“why”", (Segment(replace(mark, under_way=asked), told),))
+    log = Log("a run", 3.5, "“why”", (Segment(replace(mark, under_way=asked), handled),))
     write_log(tmp_path, log)
     assert read_log(tmp_path) == log
 
 
 def test_a_cost_that_is_no_number_comes_back(mark, tmp_path):
-    told = Told(1.0, p.IterationOffered(0, (0,), (nan,)), ())
-    write_log(tmp_path, Log("", 0.0, "", (Segment(mark, [told]),)))
-    (cost,) = read_log(tmp_path).segments[0].told[0].event.group_costs
+    handled = Handled(1.0, p.IterationOffered(0, (0,), (nan,)), ())
+    write_log(tmp_path, Log("", 0.0, "", (Segment(mark, [handled]),)))
+    (cost,) = read_log(tmp_path).segments[0].handled[0].event.group_costs
     assert cost != cost
 
 
@@ -91,7 +91,7 @@ def test_a_run_without_a_log_says_when_it_would_have_one(tmp_path):
         (lambda lines: [*lines, lines[0]], r"is damaged: line \d+ is out of place"),
         (
             lambda lines: [line.replace("FragmentScored", "FragmentBlessed") for line in lines],
-            r"line \d+, Told\.event: Input tag 'FragmentBlessed' found",
+            r"line \d+, Handled\.event: Input tag 'FragmentBlessed' found",
         ),
         (
             lambda lines: [lines[0], lines[1].replace('"time":', '"time":NaN,"_":')],

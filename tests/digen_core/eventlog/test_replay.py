@@ -29,7 +29,7 @@ def test_random_orders_replay(layout, most, tmp_path):
         assert read_log(tmp_path) == log
         replayed = replay(log)
         assert replayed.difference is None
-        assert replayed.num_events == sum(len(segment.told) for segment in log.segments)
+        assert replayed.num_events == sum(len(segment.handled) for segment in log.segments)
 
 
 class Checked(Recorder):
@@ -58,14 +58,14 @@ def test_the_simulator_replays(layout):
 def test_a_log_is_bounded_however_long_the_run_is():
     short, long = (recorded(num_iterations=n, losses=0).log("a-run", "") for n in (3, 12))
     assert len(short.segments) == len(long.segments) == KEPT_SEGMENTS
-    num_short, num_long = (sum(len(part.told) for part in log.segments) for log in (short, long))
+    num_short, num_long = (sum(len(part.handled) for part in log.segments) for log in (short, long))
     assert num_long < 2 * num_short
     assert long.segments[0].mark.snapshot.version >= 8
 
 
 def test_an_iteration_that_is_too_long_is_cut():
     log = recorded(most=33, most_events=5).log("a-run", "")
-    assert all(len(segment.told) <= 5 for segment in log.segments)
+    assert all(len(segment.handled) <= 5 for segment in log.segments)
     assert replay(log).difference is None
 
 
@@ -88,9 +88,9 @@ assert replayed.difference is None and replayed.num_events, replayed
 def tampered(log, number: int, **changes):
     """Return the log with an entry of its last segment changed."""
     *others, last = log.segments
-    told = list(last.told)
-    told[number] = replace(told[number], **changes)
-    return replace(log, segments=(*others, replace(last, told=told)))
+    handled = list(last.handled)
+    handled[number] = replace(handled[number], **changes)
+    return replace(log, segments=(*others, replace(last, handled=handled)))
 
 
 @pytest.fixture
@@ -99,30 +99,32 @@ def log():
 
 
 def place_of(log, kind) -> int:
-    return next(i for i, told in enumerate(log.segments[-1].told) if isinstance(told.event, kind))
+    return next(
+        i for i, handled in enumerate(log.segments[-1].handled) if isinstance(handled.event, kind)
+    )
 
 
 def test_an_event_that_was_changed_is_found(log):
     place = place_of(log, p.FragmentScored)
-    fragment = log.segments[-1].told[place].event.fragment
+    fragment = log.segments[-1].handled[place].event.fragment
     event = p.FragmentScored(replace(fragment, index=7))
     changed = tampered(log, place, event=event)
     found = replay(changed)
-    assert found.num_events == place + sum(len(part.told) for part in log.segments[:-1])
-    assert found.difference.told.event == event
+    assert found.num_events == place + sum(len(part.handled) for part in log.segments[:-1])
+    assert found.difference.handled.event == event
     assert "was scored but not waited for" in found.difference.said
 
 
 def test_an_instruction_that_was_changed_is_found(log):
     place = place_of(log, p.FragmentGenerated)
     found = replay(tampered(log, place, instructions=()))
-    assert found.difference.told == replace(log.segments[-1].told[place], instructions=())
-    assert found.difference.said == log.segments[-1].told[place].instructions
+    assert found.difference.handled == replace(log.segments[-1].handled[place], instructions=())
+    assert found.difference.said == log.segments[-1].handled[place].instructions
 
 
 def test_an_event_that_is_missing_is_found(log):
     place = place_of(log, p.FragmentScored)
-    del log.segments[-1].told[place]
+    del log.segments[-1].handled[place]
     assert replay(log).difference is not None
 
 
@@ -131,8 +133,8 @@ def test_a_state_that_was_changed_is_found_at_the_next_mark():
     first, second, third = log.segments
     mark = replace(second.mark, snapshot=replace(second.mark.snapshot, version=9))
     found = replay(replace(log, segments=(first, replace(second, mark=mark), third)))
-    assert found.difference.told is None
-    assert found.num_events == len(first.told)
+    assert found.difference.handled is None
+    assert found.num_events == len(first.handled)
 
 
 def test_an_event_that_does_not_fit_is_the_last_one_and_replays():
@@ -140,7 +142,7 @@ def test_an_event_that_does_not_fit_is_the_last_one_and_replays():
     with pytest.raises(ControllerError, match="comes next"):
         it.handle(p.IterationOffered(99, (0,)))
     log = it.log("a-run", "the run failed")
-    assert "comes next" in log.segments[-1].told[-1].error
+    assert "comes next" in log.segments[-1].handled[-1].error
     assert replay(log).difference is None
     mended = tampered(log, -1, error="")
     assert "comes next" in replay(mended).difference.said
@@ -149,6 +151,6 @@ def test_an_event_that_does_not_fit_is_the_last_one_and_replays():
 def test_nothing_of_the_run_is_changed_by_what_is_done_with_its_log(tmp_path: Path):
     it = recorded(most=30)
     log = it.log("a-run", "")
-    before = [len(part.told) for part in log.segments]
+    before = [len(part.handled) for part in log.segments]
     it.handle(p.CostsUpdated(make_costs()))
-    assert [len(part.told) for part in log.segments] == before
+    assert [len(part.handled) for part in log.segments] == before

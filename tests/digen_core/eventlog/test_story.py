@@ -107,8 +107,8 @@ def test_every_line_of_a_device_is_of_that_device(log):
 def test_lost_work_is_told_with_the_loss():
     for seed, layout in product(range(5), ("gap", "elastic")):
         log = recorded(layout, seed).log("a-run", "")
-        told = [entry for part in log.segments for entry in part.told]
-        lost = [entry.event for entry in told if isinstance(entry.event, p.DevicesLost)]
+        handled = [entry for part in log.segments for entry in part.handled]
+        lost = [entry.event for entry in handled if isinstance(entry.event, p.DevicesLost)]
         for name in {name for event in lost for name in event.devices}:
             lines = story_of(log, Topic(device=name))
             assert any(line.text.startswith("lost ") for line in lines)
@@ -120,5 +120,5 @@ def test_lost_work_is_told_with_the_loss():
 def test_a_log_knows_devices_that_are_gone_at_its_end():
     log = recorded("gap", 0, losses=0).log("a-run", "")
     event = p.DevicesLost(("rollout-1",))
-    log.segments[-1].told.append(type(log.segments[0].told[0])(9999.0, event))
+    log.segments[-1].handled.append(type(log.segments[0].handled[0])(9999.0, event))
     assert "rollout-1" in devices_in(log)

@@ -117,8 +117,8 @@ def test_while_the_update_is_made_and_pushed(it):
 
 def test_since_when(it):
     (doing,) = now_of(it).devices[0].doing
-    told = it.log("", "").segments[0].told[-1]
-    assert doing == Doing("generate i1 g0 f0, steps 0 to 3, with v0", told.time)
+    handled = it.log("", "").segments[0].handled[-1]
+    assert doing == Doing("generate i1 g0 f0, steps 0 to 3, with v0", handled.time)
 
 
 def test_what_the_flow_process_does_is_elsewhere(it):

@@ -21,7 +21,7 @@ from tasks.receipts import CountedTokens
 def told(monkeypatch):
     """Stand in for Prefect; return what was told it."""
     texts = []
-    monkeypatch.setattr(notify, "tell", lambda run, event, text: texts.append((event, text)))
+    monkeypatch.setattr(notify, "notify", lambda run, event, text: texts.append((event, text)))
     return texts
 
 
@@ -36,7 +36,7 @@ def record_with(**metrics):
 def test_rounding_that_clips_fresh_samples_is_said_once(told):
     run = run_with(clip_range=1e-4)
     for error in (9e-5, 1.2e-3, 2e-3):
-        notify.tell_of_clipping(run, record_with(replay_error=error))
+        notify.notify_of_clipping(run, record_with(replay_error=error))
     ((event, text),) = told
     assert event == "fresh-samples-clipped"
     assert text.startswith("iteration 4: rollout and trainer round log-probs differently, by up to")
@@ -55,8 +55,8 @@ def test_rounding_that_clips_fresh_samples_is_said_once(told):
 )
 def test_what_does_not_clip_is_not_warned_about(told, algorithm):
     run = run_with(**algorithm)
-    notify.tell_of_clipping(run, record_with(replay_error=1e-3))
-    notify.tell_of_clipping(run_with(), record_with(loss=1.0))  # all pairs are stale
+    notify.notify_of_clipping(run, record_with(replay_error=1e-3))
+    notify.notify_of_clipping(run_with(), record_with(loss=1.0))  # all pairs are stale
     assert told == []
 
 
@@ -79,22 +79,22 @@ class Answers:
 )
 def test_prompts_that_are_cut_are_told_of(monkeypatch, most, advice):
     texts = []
-    monkeypatch.setattr(prepare, "tell", lambda run, event, text: texts.append((event, text)))
+    monkeypatch.setattr(prepare, "notify", lambda run, event, text: texts.append((event, text)))
     answers = Answers(CountedTokens(most, num_cut=2))
     run = run_context(Path("runs/x"))
     drawn = [Prompt(f"{'a' * length}", {}) for length in (*range(1, 1100), 7)]
-    prepare.tell_of_cut_prompts(run, answers, drawn)
+    prepare.notify_of_cut_prompts(run, answers, drawn)
     assert len(answers.texts) == len(set(answers.texts)) == 1000
     assert min(map(len, answers.texts)) == 100
     ((event, text),) = texts
     assert event == "prompts-cut"
     assert text.startswith("2 of the 1000 longest prompts take more tokens than model.max_seq")
     assert text.endswith(advice)
-    prepare.tell_of_cut_prompts(run, answers, drawn)
+    prepare.notify_of_cut_prompts(run, answers, drawn)
     assert len(texts) == 1, "said once, though a run is made ready again"
     run.progress.said.clear()
     answers.facts = CountedTokens(most=12, num_cut=0)
-    prepare.tell_of_cut_prompts(run, answers, drawn)
+    prepare.notify_of_cut_prompts(run, answers, drawn)
     assert len(texts) == 1
 
 
@@ -106,7 +106,7 @@ def test_who_stops_a_run_is_told_how_to_go_on(monkeypatch):
 
     def stopped_by(error):
         try:
-            with launch._telling_how_to_resume(run):
+            with launch._saying_how_to_resume(run):
                 raise error
         except BaseException as raised:
             return raised

@@ -1,0 +1,93 @@
+"""The pictures of the pages that our own code draws, made again from real runs of the main job.
+
+Those of Prefect's pages are screenshots of a browser and are left alone.
+"""
+
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from statistics import median_low
+from typing import Final
+
+from PIL import Image
+from rich.console import Console
+
+from deployments.bench import learning
+from deployments.local import run_training
+from deployments.shipped import shipped_configs
+from deployments.views.report import read_trace, timeline
+from digen_core.config.load import load_config
+from digen_core.config.run import RunConfig
+from digen_core.trace.drawing import COLOURS
+from digen_core.trace.page import png_of
+
+TIMELINE: Final = "timeline.png"
+BEFORE_AFTER: Final = "shapes-before-after.png"
+LEARNING: Final = "learning.png"
+PICTURES: Final = (TIMELINE, BEFORE_AFTER, LEARNING)
+
+LEARNING_LAYOUTS: Final = ("elastic", "tcss")
+LEARNING_SEEDS: Final = (0, 1)
+LEARNING_ITERATIONS: Final = 80
+METRIC: Final = "shapes/exact"
+
+
+def main(names: Collection[str], output: Path, folder: Path) -> None:
+    """Make pictures, and say which others lie beside them and were left alone.
+
+    Args:
+        names: of ``PICTURES``.
+        output: folder that gets them.
+        folder: that gets the runs.
+
+    Raises:
+        RunFailedError: a run failed; pictures made before are there.
+        RunStoppedError: somebody stopped a run.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    config = load_config(shipped_configs()["shapes"])
+    tracking = config.tracking.model_copy(update={"runs_dir": str(folder)})
+    # All iterations, however slow the machine: the samples are those of the README's table.
+    config = config.model_copy(update={"tracking": tracking, "max_minutes": None})
+    if {TIMELINE, BEFORE_AFTER} & set(names):
+        run_dir = Path(run_training(config).run_dir)
+        if TIMELINE in names:
+            console.print(draw_timeline_of(run_dir, output / TIMELINE), markup=False)
+        if BEFORE_AFTER in names:
+            join_grids(run_dir, output / BEFORE_AFTER)
+    if LEARNING in names:
+        draw_learning(config, folder, output / LEARNING)
+    console.print(f"made in {output}: {', '.join(names)}", markup=False)
+    if others := left_alone(output):
+        console.print(f"left alone, screenshots of a browser: {', '.join(others)}", markup=False)
+
+
+def draw_timeline_of(run_dir: Path, path: Path) -> str:
+    """Draw the iteration of median length of a run; return a sentence that says which it is."""
+    trace = read_trace(run_dir)
+    _, typical = median_low((window.seconds, index) for index, window in trace.windows.items())
+    path.write_bytes(png_of(timeline(trace, typical), COLOURS))
+    return f"{path.name} shows iteration {typical + 1} of {run_dir}"
+
+
+def join_grids(run_dir: Path, path: Path) -> None:
+    """Set the samples of held-out prompts before a run beside those after it."""
+    grids = [Image.open(run_dir / "grids" / f"{tag}.png") for tag in ("before", "after")]
+    size = sum(grid.width for grid in grids), max(grid.height for grid in grids)
+    joined, left = Image.new("RGB", size, "white"), 0
+    for grid in grids:
+        joined.paste(grid, (left, 0))
+        left += grid.width
+    joined.save(path, optimize=True)
+
+
+def draw_learning(config: RunConfig, folder: Path, path: Path) -> None:
+    """Draw what the serial loop and layouts learn from the same number of samples."""
+    config = config.model_copy(update={"num_iterations": LEARNING_ITERATIONS})
+    learning.main(config, LEARNING_LAYOUTS, LEARNING_SEEDS, METRIC, folder)
+    shutil.copyfile(folder / LEARNING, path)
+
+
+def left_alone(output: Path) -> list[str]:
+    """Return the names of the pictures in a folder that no code of ours draws."""
+    return sorted(path.name for path in output.glob("*.png") if path.name not in PICTURES)
