@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-fast test-slow test-slice test-layouts test-algorithms test-families test-operation lint bench ui docs docs-images golden clean
+.PHONY: help setup train test test-fast coverage test-slow test-slice test-layouts test-algorithms test-families test-operation lint bench ui docs docs-images golden clean
 
 # No telemetry: without these, each start also waits for name look-ups where there is no network.
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
@@ -18,6 +18,7 @@ ARGS ?=
 JOBS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(JOBS) --dist loadfile
 DAILY := not gpu and not layouts and not algorithms and not families and not operation
+COVERED := control algorithms maths training transport checkpoints
 FAST := --ignore tests/integration --ignore tests/wheel
 SEED ?= 0
 SLICE ?= 30
@@ -59,6 +60,13 @@ test: lint ## lint, then the tests of every change: all but the marks below and 
 
 test-fast: setup ## for every save: all but whole runs, the wheel and what is slow
 	HYPOTHESIS_PROFILE=fast $(PYTEST) -m "$(DAILY) and not slow" $(FAST) $(ARGS)
+
+coverage: setup ## which lines and branches of the decisions, the maths and what is kept no fast test reaches; 95% is the floor
+	HYPOTHESIS_PROFILE=fast $(PYTEST) -m "$(DAILY)" $(FAST) tests/digen_core tests/deployments/views \
+	  $(addprefix --cov digen_core/,$(COVERED)) --cov-branch --cov-report= $(ARGS)
+	@for folder in $(COVERED); do \
+	  $(BIN)/coverage report --skip-covered --show-missing --fail-under 95 --include "digen_core/$$folder/*" || exit 1; \
+	done
 
 test-slow: setup ## only the tests of every change that take more than 10 s each
 	$(PYTEST) -m "$(DAILY) and slow" $(ARGS)

@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from digen_core.training.pretrain import PretrainConfig, pretrain_shapes
+from digen_core.models.tiny.pretrain import PretrainConfig, pretrain_shapes
 
 
 def pretrain(out: Path, *, seed: int, threads: int) -> None:

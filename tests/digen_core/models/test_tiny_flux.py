@@ -4,8 +4,8 @@ import torch
 from diffusers import FluxPipeline
 
 from digen_core.models.tiny.flux import PROMPT_TOKENS, build_tiny_flux
+from digen_core.models.tiny.pretrain import PretrainConfig, pretrain_shapes
 from digen_core.rewards.shapes import shapes
-from digen_core.training.pretrain import PretrainConfig, pretrain_shapes
 from digen_core.worlds.shapes import all_prompts
 from support.paths import ROOT
 

@@ -1,0 +1,100 @@
+"""What algorithms say of themselves is what they do, for every one of them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from digen_core.algorithms import ALGORITHMS
+from digen_core.algorithms.base import Algorithm
+from digen_core.algorithms.forward_process import ForwardProcess
+from digen_core.algorithms.policy_gradient import PolicyGradient
+
+SMALL = {"mix_grpo": {"window_size": 2, "untrained_tail": 1}}
+EVERY = [found(**SMALL.get(name, {})) for name, found in ALGORITHMS.items()]
+
+
+def ids(algorithm: Algorithm) -> str:
+    return algorithm.type
+
+
+@pytest.mark.parametrize("algorithm", EVERY, ids=ids)
+@given(st.integers(3, 60), st.integers(0, 200), st.integers(0, 2**32))
+def test_the_steps_of_an_iteration_are_those_that_were_promised(
+    algorithm, num_steps, iteration, seed
+):
+    algorithm.check_steps(num_steps)
+    noisy, trained = algorithm.steps(num_steps, iteration, np.random.default_rng(seed))
+    assert len(trained) == algorithm.num_trained(num_steps)
+    assert list(trained) == sorted(set(trained))
+    assert set(trained) <= set(range(num_steps))
+    if algorithm.trains_clean:
+        assert noisy == ()
+        assert algorithm.end_of_noise(num_steps) == 0
+    else:
+        assert set(trained) <= set(noisy)
+        assert max(noisy) < algorithm.end_of_noise(num_steps)
+
+
+@pytest.mark.parametrize("algorithm", EVERY, ids=ids)
+def test_too_few_steps_are_refused(algorithm):
+    changes = {"mix_grpo": {"window_size": 9}}.get(algorithm.type, {"trained_fraction": 0.01})
+    with pytest.raises(ValueError, match=r"rollout\.num_steps \(5\)"):
+        algorithm.model_copy(update=changes).check_steps(5)
+
+
+def test_each_is_of_one_kind():
+    for algorithm in EVERY:
+        assert isinstance(algorithm, PolicyGradient) != isinstance(algorithm, ForwardProcess)
+        assert isinstance(algorithm, ForwardProcess) == algorithm.trains_clean
+
+
+def test_the_old_policy_lags_behind_as_published():
+    late, ramp, none = (
+        ALGORITHMS["diffusion_nft"](old_policy_decay=decay)
+        for decay in ("late_ramp", "ramp", "none")
+    )
+    assert (late.keeps_old, ramp.keeps_old, none.keeps_old) == (True, True, False)
+    assert late.old_share(75) == 0
+    assert late.old_share(76) == pytest.approx(0.0075)
+    assert ramp.old_share(100) == pytest.approx(0.1)
+    assert ramp.old_share(10_000) == 0.5
+    assert none.old_share(100) == 0
+    assert all(not other.keeps_old and other.old_share(9) == 0 for other in EVERY)
+
+
+def test_clips_and_roundings_are_those_of_the_loss():
+    clips = {found.type: (found.ratio_clip, found.rounding_bound) for found in EVERY}
+    assert clips.pop("diffusion_nft") == (None, None)
+    assert clips.pop("flow_dppo") == (None, None), "the divergence is bounded instead"
+    assert clips.pop("grpo_guard") == (None, 2e-6), "normalised ratios are clipped"
+    assert set(clips.values()) == {(1e-4, 1e-4)}
+    recomputed = ALGORITHMS["flow_grpo"](correction="recompute")
+    assert (recomputed.ratio_clip, recomputed.rounding_bound) == (None, None)
+
+
+def test_the_divergence_in_the_reward():
+    assert all(found.reward_kl is None for found in EVERY)
+    assert ALGORITHMS["flow_grpo"](kl_reward=0.2).reward_kl == (0.2, "flowgrpo")
+    assert ALGORITHMS["longcat"](kl_reward=0.2).reward_kl == (0.2, "gaussian")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("flow_grpo", {"correction_bounds": (1.1, 1.2)}, "0 <= low <= 1 <= high"),
+        ("flow_grpo", {"kl_reward": 0.1, "mix": "advantages"}, "'advantages' makes none"),
+        ("ddpo", {"min_count": 40}, r"above algorithm\.buffer_size \(32\)"),
+        ("ddpo", {"mix": "advantages"}, "which has statistics of its own"),
+        ("grpo_guard", {"max_divergence": 1.0}, "Extra inputs"),
+    ],
+)
+def test_settings_that_clash_are_refused(name, settings, message):
+    with pytest.raises(ValidationError, match=message):
+        ALGORITHMS[name](**settings)
+
+
+def test_windows_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"rollout\.num_steps \(8\)"):
+        ALGORITHMS["flow_grpo"](window=(3, 6, 9)).check_steps(8)
