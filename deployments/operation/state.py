@@ -5,9 +5,10 @@ A process is known by its id and the time at which it began, as ids are given ag
 
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic, sleep
 
 import psutil
 from pydantic import ValidationError
@@ -22,6 +23,8 @@ ENVIRONMENT = FOLDER / "env"
 SAME_START_SECONDS = 1.0  # a clock that is set meanwhile moves the times a little
 END_SECONDS = 2.0  # what does not end by then is killed
 KILL_SECONDS = 0.5
+POLL_SECONDS = 0.02
+ENDED = (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 class Options(Strict):
@@ -146,20 +149,35 @@ def end(services: Sequence[Service], children_seconds: float | None = None) -> N
 
 
 def _end(processes: Sequence[psutil.Process], seconds: float) -> None:
-    stopped = [process for process in processes if _is(process, psutil.STATUS_STOPPED)]
+    stopped = [process for process in processes if _status(process) == psutil.STATUS_STOPPED]
     _each(stopped, "kill")  # it would not hear of anything else
     _each(processes, "terminate")
-    waiting = [process for process in processes if not _is(process, psutil.STATUS_ZOMBIE)]
-    _, alive = psutil.wait_procs(waiting, timeout=seconds)
+    alive = alive_after(processes, seconds)
     _each(alive, "kill")
-    psutil.wait_procs(alive, timeout=KILL_SECONDS)
+    alive_after(alive, KILL_SECONDS)
 
 
-def _is(process: psutil.Process, status: str) -> bool:
+def alive_after(processes: Iterable[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Return the processes that have not ended within some seconds.
+
+    ``psutil.wait_procs`` will not do: in a container whose first process does not wait for orphans,
+    what has ended stays there as a zombie for ever.
+    """
+    deadline = monotonic() + seconds
+    alive = list(processes)
+    while alive := [process for process in alive if _status(process) not in ENDED]:
+        if monotonic() >= deadline:
+            break
+        sleep(POLL_SECONDS)
+    return alive
+
+
+def _status(process: psutil.Process) -> str | None:
+    """Return what a process does, None if it is gone and its id may be another's."""
     try:
-        return bool(process.status() == status)
+        return str(process.status()) if process.is_running() else None
     except psutil.NoSuchProcess:
-        return False
+        return None
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:

@@ -223,25 +223,38 @@ def test_a_task_that_hangs_is_given_to_others(live, tmp_path, monkeypatch):
     assert story.said("has been at 'score", "left:")
 
 
-@pytest.mark.operation
-def test_a_worker_is_added(live, prefect_backend):
-    """It loads, gets the version, and works from the next iteration on at the latest."""
-    from distributed import Nanny
+class Addition(Story):
+    """A worker comes; the run is held while it loads the model, however long that takes."""
 
-    from tasks.cluster.cluster import _worker
+    def __init__(self):
+        super().__init__(event_of(p.FragmentGenerated, 0), self.add)
+        self.nannies = []  # keeps it alive
 
-    nannies = []  # keeps it alive
+    def add(self, story: Story) -> None:
+        from distributed import Nanny
 
-    def add(story: Story) -> None:
+        from tasks.cluster.cluster import _worker
+
         options = _worker(["rollout"])["options"]
 
         async def start():
-            nannies.append(await Nanny(story.run_context.address, name="rollout-9", **options))
+            self.nannies.append(await Nanny(self.run_context.address, name="rollout-9", **options))
 
-        story.run_context.client.sync(start)
+        self.run_context.client.sync(start)
 
-    story = Story(event_of(p.FragmentGenerated, 0), add)
-    live(story, num_iterations=24)
+    def see(self, what: object) -> None:
+        super().see(what)
+        if self.nannies and "rollout-9" in self.run_context.fleet.joining:
+            thread = self.run_context.fleet.joining["rollout-9"].thread
+            thread.join(200)
+            assert not thread.is_alive(), "the worker was not made ready"
+
+
+@pytest.mark.operation
+def test_a_worker_is_added(live):
+    """It loads, gets the version, and works from the next iteration on at the latest."""
+    story = Addition()
+    live(story, num_iterations=8)
     assert story.said("worker rollout-9 has joined")
     devices = {span.device for record in story.records for span in record.spans}
     assert "rollout-9" in devices

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from deployments.operation.state import alive_after
 from digen_core.config.run import RunConfig
 from digen_core.config.toml import as_toml
 from support.paths import ROOT
@@ -196,8 +197,7 @@ def kill(process) -> None:
     started = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    _, left = psutil.wait_procs(started, timeout=60)
-    assert not left, [child.cmdline() for child in left]
+    assert not alive_after(started, 60)
 
 
 def test_what_is_tied_to_a_process_ends_with_it():

@@ -16,6 +16,7 @@ from deployments.operation.state import (
     Options,
     Service,
     State,
+    alive_after,
     end,
     load_state,
     locked,
@@ -25,6 +26,13 @@ from digen_core.errors import UserError
 
 SLEEP = "import time; time.sleep(600)"
 FAMILY = f"import subprocess, sys; subprocess.run([sys.executable, '-c', '{SLEEP}'])"
+ORPHANS = f"""
+import ctypes, subprocess, sys, time
+ctypes.CDLL(None).prctl(36, 1)  # it becomes the parent of orphans, for which it does not wait
+family = [sys.executable, "-c", {FAMILY!r}]
+print(subprocess.Popen(family).pid, flush=True)
+time.sleep(600)
+"""
 OPTIONS = Options(
     cluster="2-cores",
     workers=True,
@@ -56,7 +64,7 @@ def test_a_process_is_ended_with_all_that_it_started():
     assert service.process is not None
     end([service])
     assert service.process is None
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert not alive_after([child], 0)
 
 
 def test_a_frozen_family_is_killed():
@@ -66,7 +74,26 @@ def test_a_frozen_family_is_killed():
         process.suspend()
     end([service], children_seconds=0.2)
     assert service.process is None
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert not alive_after([child], 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such processes")
+def test_where_nobody_waits_for_orphans_nothing_is_waited_for(monkeypatch):
+    """As in a container whose first process is no init."""
+    monkeypatch.setattr("deployments.operation.state.END_SECONDS", 60.0)
+    first = subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, text=True)
+    try:
+        parent = psutil.Process(int(first.stdout.readline()))
+        (child,) = children_of(parent.pid)
+        began = parent.create_time()
+        now = time.monotonic()
+        end([Service(name="family", pid=parent.pid, began=began, log="")])
+        assert time.monotonic() - now < 60
+        ended = [process.status() for process in (parent, child)]
+        assert ended == [psutil.STATUS_ZOMBIE] * 2
+    finally:
+        first.kill()
+        first.communicate()
 
 
 def test_one_that_does_not_listen_is_killed():
