@@ -12,9 +12,7 @@ from multiprocessing import get_context
 from statistics import fmean
 from typing import Any, Final
 
-from rich.console import Console
-from rich.table import Table
-
+from deployments.views.terminal import borderless, terminal
 from digen_core.config.run import RunConfig
 
 SDE: Final = {"transition": "flow_sde", "noise_level": 0.7}
@@ -59,7 +57,7 @@ def main(config: RunConfig, names: Sequence[str], seeds: Sequence[int]) -> None:
         names: of ``SETTINGS``.
         seeds: of the runs.
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal()
     jobs = [config_of(name, config, seed) for name in names for seed in seeds]
     threads = config.cluster.threads_per_worker
     workers = max(1, (os.cpu_count() or 1) // threads)
@@ -74,7 +72,7 @@ def main(config: RunConfig, names: Sequence[str], seeds: Sequence[int]) -> None:
     rows = [found[i : i + len(seeds)] for i in range(0, len(found), len(seeds))]
     samples = config.num_iterations * config.samples_per_iteration
     title = f"mean reward of held-out prompts, {samples} samples"
-    table = Table(title=title, title_justify="left", box=None)
+    table = borderless(title)
     table.add_column("algorithm", no_wrap=True)
     for heading in ("before", *(f"seed {seed}" for seed in seeds), "mean change", "least change"):
         table.add_column(heading, justify="right")

@@ -14,14 +14,13 @@ from tempfile import TemporaryDirectory
 from time import time
 
 from prefect import flow
-from rich.console import Console
-from rich.table import Table
 
 from deployments.bench.core_seconds import WARM_UP
 from deployments.bench.layouts import iteration_ends
 from deployments.bench.records import Records
 from deployments.bench.serial import train_serially
 from deployments.local import failures_in_one_line, prefect_ready
+from deployments.views.terminal import borderless, terminal
 from digen_core.config.run import RunConfig
 from digen_core.records import IterationRecord
 from flows.launch import open_run
@@ -70,7 +69,7 @@ def main(config: RunConfig, names: Sequence[str], *, rounds: int, iterations: in
         UserError: the input cannot be used.
         RunFailedError: a run failed.
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal()
     with TemporaryDirectory() as folder, failures_in_one_line(), prefect_ready(Path(folder)):
         rows = measure(config, names, rounds, iterations, folder, console.print)
     print_rows(rows, config, rounds)
@@ -144,7 +143,7 @@ def print_rows(rows: Sequence[Row], config: RunConfig, rounds: int) -> None:
     """Print the medians, and how many times as fast each is as the baselines that ran."""
     samples = config.samples_per_iteration
     title = f"medians of {rounds} interleaved rounds, {samples} samples an iteration"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table = borderless(title, gap=1)
     baselines = [row for row in rows if row.name in BASELINES]
     table.add_column("\nlayout", no_wrap=True)
     headings = ["\nsplit", "\ns", "samples\n/s", *(f"x\n{BASELINES[b.name]}" for b in baselines)]
@@ -161,4 +160,4 @@ def print_rows(rows: Sequence[Row], config: RunConfig, rounds: int) -> None:
             f"{median(row.errors):+.1%}" if row.errors else "-",
             f"{median(row.busy):.0%}" if row.busy else "-",
         )
-    Console(highlight=False, soft_wrap=True).print(table)
+    terminal().print(table)

@@ -14,8 +14,8 @@ from time import process_time
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
+from deployments.views.terminal import borderless, terminal
 from digen_core.control.controller import Controller
 from digen_core.control.layout import LAYOUTS, LayoutName
 from digen_core.control.protocol import Event, Instruction
@@ -141,8 +141,8 @@ def exponent(fragments: Sequence[int], seconds: Sequence[float]) -> float:
 
 def print_bench(rows: Sequence[Row], console: Console | None = None) -> None:
     """Print what was measured, and how it grows."""
-    console = console or Console(highlight=False, soft_wrap=True)
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    console = console or terminal()
+    table = borderless()
     table.add_column("layout", no_wrap=True)
     for heading in ("devices", "fragments", "events", "controller", "per event", "in all"):
         table.add_column(heading, justify="right", no_wrap=True)

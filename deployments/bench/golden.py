@@ -13,16 +13,17 @@ from typing import Final
 import torch
 from pydantic import Field, ValidationError
 from rich.console import Console
-from rich.table import Table
 
 from deployments.bench.serial import train_serially
 from deployments.errors import RunFailedError
 from deployments.shipped import shipped_configs
+from deployments.views.terminal import borderless, terminal
 from digen_core.config.load import load_config
 from digen_core.config.run import RunConfig
 from digen_core.config.shipped import data_folder
 from digen_core.errors import UserError
 from digen_core.strict import Strict
+from digen_core.transport.files import replace_text
 
 GOLDEN_FILE: Final = data_folder("golden", "shapes.json")
 NUM_ITERATIONS: Final = 12
@@ -106,7 +107,7 @@ def write_golden(path: Path, config: RunConfig, rewards: Sequence[float]) -> Gol
         reward=tuple(round(reward, 6) for reward in rewards),
     )
     try:
-        path.write_text(golden.model_dump_json(indent=2) + "\n")
+        replace_text(path, golden.model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
     return golden
@@ -127,7 +128,7 @@ def measure(config: RunConfig, console: Console) -> list[float]:
 
 def print_rows(golden: Golden, rows: Sequence[Row], console: Console) -> None:
     """Print both curves and what came of the comparison."""
-    table = Table(title=f"mean reward, {golden.config}", title_justify="left", box=None)
+    table = borderless(f"mean reward, {golden.config}")
     for heading in ("iteration", "kept", "now", "difference", ""):
         table.add_column(heading, justify="right")
     for number, row in enumerate(rows, start=1):
@@ -158,7 +159,7 @@ def main(write: bool, path: Path = GOLDEN_FILE) -> int:
         UserError: the kept curve cannot be read or written.
         RunFailedError: a reward to be kept is NaN or infinite.
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal()
     golden = None if write else read_golden(path)  # a mistake shows before the run
     config = golden_config()
     rewards = measure(config, console)

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from deployments.bench.records import Records
 from deployments.local import failures_in_one_line, prefect_ready
+from deployments.views.terminal import borderless, terminal
 from digen_core.control.layout import LayoutName
 from digen_core.control.schedule import Schedule
 from digen_core.planning.search import Choice, search
@@ -78,7 +79,7 @@ def main(
     """
     from flows.emulate import emulated_config
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal()
     rows = []
     with TemporaryDirectory() as folder:
         choices = [search(scenario, layout, seed=seed).choice for layout in layouts]
@@ -221,7 +222,7 @@ HEADINGS = (
 
 
 def _table(title: str, headings: Iterable[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table = borderless(title, gap=1)
     table.add_column("\nlayout", no_wrap=True)
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)

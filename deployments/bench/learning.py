@@ -11,11 +11,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
 
 from deployments.bench.records import Records
 from deployments.bench.serial import train_serially
 from deployments.local import failures_in_one_line, prefect_ready
+from deployments.views.terminal import borderless, terminal
 from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, Lineage, Position
 from digen_core.checkpoints.tensors import write_checkpoint
 from digen_core.config.load import CONFIG_OF_RUN
@@ -58,7 +58,7 @@ def main(
         UserError: the input cannot be used.
         RunFailedError: a run failed.
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal()
     ways = [Way(name) for name in (SERIAL, *names)]
     config = config.model_copy(
         update={
@@ -125,7 +125,7 @@ def _position(config: RunConfig) -> Position:
 def print_ways(ways: Sequence[Way], metric: str, config: RunConfig, console: Console) -> None:
     """Print what each way reached with each seed."""
     samples = config.num_iterations * config.samples_per_iteration
-    table = Table(title=f"{metric} after {samples} samples", title_justify="left", box=None)
+    table = borderless(f"{metric} after {samples} samples")
     table.add_column("way", no_wrap=True)
     for heading in (*(f"seed {seed}" for seed in ways[0].final), "mean", "std"):
         table.add_column(heading, justify="right")

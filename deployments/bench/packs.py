@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from statistics import median
 
-from rich.console import Console
-from rich.table import Table
-
+from deployments.views.terminal import borderless, terminal
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
 from digen_core.data.prompts import train_prompts
@@ -36,12 +34,7 @@ def fitted(seconds: Mapping[int, float]) -> Linear:
 
 def print_packs(seconds: Mapping[int, float], line: Linear, rounds: int) -> None:
     """Print each size beside the line."""
-    table = Table(
-        title=f"forward and backward of a pack, medians of {rounds} interleaved rounds",
-        title_justify="left",
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
+    table = borderless(f"forward and backward of a pack, medians of {rounds} interleaved rounds")
     for heading in ("pairs", "ms", "ms a pair", "x one pair", "a + b c, ms"):
         table.add_column(heading, justify="right")
     one = seconds[min(seconds)]
@@ -53,6 +46,6 @@ def print_packs(seconds: Mapping[int, float], line: Linear, rounds: int) -> None
             f"{one * size / each:.2f}",
             f"{1e3 * line(size):.1f}",
         )
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal()
     console.print(table)
     console.print(f"a = {1e3 * line.fixed:.2f} ms a pack, c = {1e3 * line.per_item:.3f} ms a pair")

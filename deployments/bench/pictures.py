@@ -3,23 +3,23 @@
 Those of Prefect's pages are screenshots of a browser and are left alone.
 """
 
-import shutil
 from collections.abc import Collection
 from pathlib import Path
 from statistics import median_low
 from typing import Final
 
 from PIL import Image
-from rich.console import Console
 
 from deployments.bench import learning
 from deployments.local import run_training
 from deployments.shipped import shipped_configs
 from deployments.views.report import read_trace, timeline
+from deployments.views.terminal import terminal
 from digen_core.config.load import load_config
 from digen_core.config.run import RunConfig
 from digen_core.trace.drawing import COLOURS
 from digen_core.trace.page import png_of
+from digen_core.transport.files import replace_bytes, written_whole
 
 TIMELINE: Final = "timeline.png"
 BEFORE_AFTER: Final = "shapes-before-after.png"
@@ -44,7 +44,7 @@ def main(names: Collection[str], output: Path, folder: Path) -> None:
         RunFailedError: a run failed; pictures made before are there.
         RunStoppedError: somebody stopped a run.
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal()
     config = load_config(shipped_configs()["shapes"])
     tracking = config.tracking.model_copy(update={"runs_dir": str(folder)})
     # All iterations, however slow the machine: the samples are those of the README's table.
@@ -66,7 +66,7 @@ def draw_timeline_of(run_dir: Path, path: Path) -> str:
     """Draw the iteration of median length of a run; return a sentence that says which it is."""
     trace = read_trace(run_dir)
     _, typical = median_low((window.seconds, index) for index, window in trace.windows.items())
-    path.write_bytes(png_of(timeline(trace, typical), COLOURS))
+    replace_bytes(path, png_of(timeline(trace, typical), COLOURS))
     return f"{path.name} shows iteration {typical + 1} of {run_dir}"
 
 
@@ -78,14 +78,15 @@ def join_grids(run_dir: Path, path: Path) -> None:
     for grid in grids:
         joined.paste(grid, (left, 0))
         left += grid.width
-    joined.save(path, optimize=True)
+    with written_whole(path) as unfinished:
+        joined.save(unfinished, "PNG", optimize=True)
 
 
 def draw_learning(config: RunConfig, folder: Path, path: Path) -> None:
     """Draw what the serial loop and layouts learn from the same number of samples."""
     config = config.model_copy(update={"num_iterations": LEARNING_ITERATIONS})
     learning.main(config, LEARNING_LAYOUTS, LEARNING_SEEDS, METRIC, folder)
-    shutil.copyfile(folder / LEARNING, path)
+    replace_bytes(path, (folder / LEARNING).read_bytes())
 
 
 def left_alone(output: Path) -> list[str]:

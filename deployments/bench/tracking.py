@@ -15,11 +15,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
-from rich.table import Table
 
 from deployments.bench.layouts import iteration_ends
 from deployments.bench.records import Records
 from deployments.local import failures_in_one_line, prefect_ready
+from deployments.views.terminal import borderless, terminal
 from digen_core.planning.search import Choice
 from digen_core.sim.scenario import Scenario
 
@@ -124,12 +124,12 @@ def print_bench(measured: Measured) -> None:
     """Print the medians of both sides."""
     count = sum(len(found["with"]) for found in measured.rounds)
     title = f"one iteration, medians of {count} in {len(measured.rounds)} interleaved rounds"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = borderless(title)
     table.add_column("MLflow and Prefect's pages")
     table.add_column("seconds", justify="right")
     for side in SIDES:
         table.add_row(side, f"{measured.seconds(side):.3f}")
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal()
     console.print(table)
     console.print(_verdict(measured.ratio, measured.ratios))
 

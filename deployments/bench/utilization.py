@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from deployments.views.size import reading_settings, settings_folder
+from deployments.views.terminal import borderless, terminal
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.models.loading import build_trainable
@@ -65,7 +65,7 @@ def main(config: RunConfig, share: float, rounds: int, peak_tflops: float | None
     works: list[tuple[Work, int]] = [("step", config.fragment_size)]
     works += [("pack", size) for size in sorted({1, config.train.pack_size})]
     found = work_seconds(policy, config, noise_condition(policy), works, rounds)
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal()
     console.print(_headline(config, policy, sizes, share))
     if found:
         print_rows(rows_of(found, sizes), rounds, peak_tflops, console)
@@ -164,12 +164,7 @@ def print_rows(
         peak_tflops: of the device, 10^12 FLOP a second; None: not known.
         console: to print to.
     """
-    table = Table(
-        title=f"medians of {rounds} interleaved rounds",
-        title_justify="left",
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
+    table = borderless(f"medians of {rounds} interleaved rounds")
     table.add_column("work")
     for heading in ("items", "ms", "TFLOP", "TFLOP/s", *(["of the peak"] if peak_tflops else [])):
         table.add_column(heading, justify="right")

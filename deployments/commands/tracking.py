@@ -6,6 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from deployments.views.terminal import terminal
 from digen_core.config.load import tree_of_run
 from digen_core.errors import UserError
 from digen_core.inputs.addresses import redacted
@@ -43,8 +44,6 @@ def compare(
     for folder in filter(Path.is_dir, map(Path, (run, *others))):
         tree_of_run(folder)  # MLflow takes seconds to import: mistakes are reported before
 
-    from rich.console import Console
-
     from deployments.views import compare as command
     from digen_core.config.schedule import mlflow_of_environment
     from tasks.tracking.history import read_run
@@ -52,7 +51,7 @@ def compare(
     uri = mlflow_uri or mlflow_of_environment() or LOCAL_MLFLOW
     runs = [read_run(target, uri) for target in (run, *others)]
     names = command.metrics_to_show(runs, metric or [])
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal()
     command.print_comparison(runs, names, console)
     if names:
         console.print(f"curves: {command.write_curves(runs, names, out)}", markup=False)

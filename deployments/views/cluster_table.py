@@ -1,9 +1,8 @@
 """``digen cluster show``: the devices of a cluster file."""
 
 from rich.console import Console
-from rich.table import Table
 
-from deployments.views.terminal import plain
+from deployments.views.terminal import borderless, plain, terminal
 from digen_core.planning.cluster import Cluster
 from digen_core.planning.groups import RewardGroup
 
@@ -12,8 +11,8 @@ HEADINGS = ("kind", "count", "roles", "where", "GB/s", "threads", "price/h", "wa
 
 def print_cluster(cluster: Cluster, console: Console | None = None) -> None:
     """Print a row for each group of devices, and their sums."""
-    console = console or Console(highlight=False, soft_wrap=True)
-    table = Table(title=plain(cluster.description), title_justify="left", box=None)
+    console = console or terminal()
+    table = borderless(plain(cluster.description))
     for heading in HEADINGS:
         is_text = heading in ("kind", "roles", "where")
         table.add_column(heading, justify="left" if is_text else "right")

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 from rich.table import Table
 
-from deployments.views.terminal import plain
+from deployments.views.terminal import borderless, plain
 from digen_core.errors import UserError
 from digen_core.maths.statistics import Change, error_of, unpaired_change, with_error
 from digen_core.trace.charts import LINE_COLOURS, draw_band
@@ -88,7 +88,7 @@ def print_comparison(runs: Sequence[RunData], names: Sequence[str], console: Con
 
 
 def _table(title: str, runs: Sequence[RunData], justify: str = "left") -> Table:
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = borderless(title)
     table.add_column("", no_wrap=True)
     for run in runs:
         table.add_column(plain(run.name), justify=justify, overflow="fold")  # type: ignore[arg-type]

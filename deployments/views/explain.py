@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.operation.asking import ask_run
-from deployments.views.terminal import plain
+from deployments.views.terminal import borderless, plain, terminal
 from digen_core.control.protocol import Instruction
 from digen_core.errors import UserError
 from digen_core.eventlog.entries import Log
@@ -38,7 +38,7 @@ def print_now(run_dir: Path, *, as_json: bool) -> None:
     if as_json:
         _print_json(log, old, {"replay": replay_text(replayed), **asdict(now)})
         return
-    console = _console()
+    console = terminal(WIDTH)
     console.print(plain(_head(log, old)))
     console.print(plain(replay_text(replayed)))
     _print_devices(console, now, log.written)
@@ -66,7 +66,7 @@ def print_story(run_dir: Path, what: Sequence[str], *, as_json: bool) -> None:
     if as_json:
         _print_json(log, old, {"story": [asdict(line) for line in lines]})
         return
-    console = _console()
+    console = terminal(WIDTH)
     console.print(plain(_head(log, old)))
     table = _table("time", "device", "", "after")
     for line in lines:
@@ -147,12 +147,8 @@ def _print_json(log: Log, old: str, content: dict[str, object]) -> None:
     sys.stdout.write(json.dumps({**head, **content}, indent=2) + "\n")
 
 
-def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True, width=WIDTH)
-
-
 def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    table = borderless()
     for column in columns:
         table.add_column(column, no_wrap=True)
     return table

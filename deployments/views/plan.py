@@ -9,6 +9,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
+from deployments.views.terminal import borderless, terminal
 from digen_core.config.run import RunConfig
 from digen_core.control.layout import LayoutName
 from digen_core.planning.cluster import Cluster
@@ -75,7 +76,7 @@ def plan(config: RunConfig, cluster: Cluster) -> list[Row]:
 
 def print_plan(rows: Sequence[Row], title: str, console: Console | None = None) -> None:
     """Print the plans, the best one first, their idle time, and the config that the best needs."""
-    console = console or Console(highlight=False, soft_wrap=True)
+    console = console or terminal()
     console.print(_table(title, HEADINGS, [_cells(row) for row in rows]))
     idle = [[row.layout, *(f"{row.idle[cause]:.1%}" for cause in CAUSES)] for row in rows]
     title = "\nidle share of the device time, by cause"
@@ -87,7 +88,7 @@ def print_plan(rows: Sequence[Row], title: str, console: Console | None = None) 
 
 
 def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(title=title or None, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table = borderless(title, gap=1)
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="right" if number else "left", no_wrap=True)
     for row in rows:

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from deployments.views.terminal import terminal
 from digen_core.models.tiny.pretrain import PretrainConfig, pretrain_shapes
 
 
@@ -33,6 +33,6 @@ def pretrain(out: Path, *, seed: int, threads: int) -> None:
         pretrain_shapes(
             out, seed=seed, config=lengths, num_threads=threads, on_progress=on_progress
         )
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal()
     console.print(f"saved to {out}; train it with", markup=False)
     console.print(f"digen train shapes --model.path {out}", markup=False)

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from deployments.views.terminal import plain
+from deployments.views.terminal import plain, terminal
 from digen_core.reference.replay import KeptIteration, kept_iteration, replay_config
 from tasks.replay import Replayed, replay
 
@@ -24,7 +23,7 @@ def run_replay(run_dir: Path, iteration: int, overrides: Mapping[str, Any]) -> N
 
 def print_replay(run_dir: Path, kept: KeptIteration, replayed: Replayed) -> None:
     """Print the update's metrics beside the run's own, and how far the weights are apart."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal()
     num_pairs = sum(pack.num_pairs for pack in kept.packs)
     number = kept.record.iteration + 1
     title = f"iteration {number}: version {kept.version} trained on {num_pairs} pairs"

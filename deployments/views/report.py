@@ -12,7 +12,7 @@ from rich.table import Table as Grid
 
 from deployments.views.report_rewards import evaluation_table, reward_curves
 from deployments.views.summary import LEGEND
-from deployments.views.terminal import plain
+from deployments.views.terminal import plain, terminal
 from digen_core.config.load import require_run
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
@@ -135,7 +135,7 @@ def shown_iterations(windows: Mapping[int, Window], every: bool = False) -> list
 
 def print_report(report: Report, console: Console | None = None) -> None:
     """Print where the device time went, how good the prediction was, and where the report is."""
-    console = console or Console(highlight=False, soft_wrap=True)
+    console = console or terminal()
     trace = report.trace
     _print(console, _idle_table(trace), _summary(trace), (1, 2))
     console.print(_verdict(trace), markup=False)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from deployments.views.terminal import borderless, terminal
 from digen_core.algorithms import DEFAULT
 from digen_core.checkpoints.run_state import RunState
 from digen_core.maths.statistics import error_of
@@ -23,7 +24,7 @@ def print_runs(runs: Sequence[RunState], console: Console | None = None) -> None
     """Print a row for each run; rewards and evaluations with their standard errors."""
     from tasks.views.display import mean_text, value_text
 
-    console = console or Console(highlight=False, soft_wrap=True)
+    console = console or terminal()
     table = _table("run", "begun", "state", "iterations", "reward", "evaluation")
     for run in runs:
         last, report = run.last, run.evaluation
@@ -67,7 +68,7 @@ def _tree(run: RunState) -> dict[str, Any]:
 
 def print_configs(configs: dict[str, Path], console: Console | None = None) -> None:
     """Print a row for each config that digen ships: model, algorithm, and what it is for."""
-    console = console or Console(highlight=False, soft_wrap=True)
+    console = console or terminal()
     table = _table("config", "family", "algorithm", "what it is")
     for name, path in configs.items():
         tree = tomllib.loads(path.read_text())
@@ -86,7 +87,7 @@ def first_sentence(toml: str) -> str:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    table = borderless()
     *others, last = columns
     for column in others:
         table.add_column(column, no_wrap=True)

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 
 from rich.console import Console
-from rich.table import Table
 
+from deployments.views.terminal import borderless, terminal
 from digen_core.control.layout import LAYOUTS, LayoutName
 from digen_core.errors import UserError
 from digen_core.planning.search import Fixed, Plan, search
@@ -104,8 +104,8 @@ HEADINGS = (
 
 def print_rows(rows: Sequence[Row], title: str, console: Console | None = None) -> None:
     """Print a table, one row per layout."""
-    console = console or Console(highlight=False, soft_wrap=True)
-    table = Table(title=title or None, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    console = console or terminal()
+    table = borderless(title, gap=1)
     table.add_column("\nlayout", no_wrap=True)
     for heading in HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
+from deployments.views.terminal import borderless, terminal
 from digen_core.config.run import RunConfig
 from digen_core.config.shipped import data_folder, located
 from digen_core.errors import UserError
@@ -67,9 +67,9 @@ def as_json(rows: Mapping[str, Sizes]) -> str:
 
 def print_sizes(rows: Mapping[str, Sizes], console: Console | None = None) -> None:
     """Print a table for each config."""
-    console = console or Console(highlight=False, soft_wrap=True)
+    console = console or terminal()
     for name, found in rows.items():
-        table = Table(title=name, title_justify="left", box=None, padding=(0, 2, 0, 0))
+        table = borderless(name)
         for justify in ("left", "right", "left"):
             table.add_column(justify=justify)
         for (quantity, unit), value in _quantities(found).items():

@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
-from deployments.views.terminal import plain
+from deployments.views.terminal import borderless, plain, terminal
 from digen_core.maths.statistics import NOISE
 from digen_core.records import EvaluationReport, RunReport
 from tasks.views.display import change_text, mean_text, verdict
@@ -21,9 +21,9 @@ def print_run(report: RunReport, seconds: float, console: Console | None = None)
         seconds: that the command took; the run's own begin when its workers are there.
         console: to print on.
     """
-    console = console or Console(highlight=False, soft_wrap=True)
+    console = console or terminal()
     title = "held-out prompts, mean over samples"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))  # 80 columns
+    table = borderless(title)  # 80 columns
     table.add_column("reward")
     for name in ("before", "after", "change"):
         table.add_column(name, justify="right")
@@ -55,7 +55,7 @@ def print_run(report: RunReport, seconds: float, console: Console | None = None)
 
 def print_evaluation(report: EvaluationReport, console: Console | None = None) -> None:
     """Print the mean of every reward component."""
-    console = console or Console(highlight=False, soft_wrap=True)
+    console = console or terminal()
     table = Table(
         title=f"version {report.version}: {report.num_samples} samples of "
         f"{report.num_prompts} prompts",

@@ -1,5 +1,7 @@
-"""Text that others wrote, for rich's tables."""
+"""Text and tables on the terminal: what others wrote, and how all commands print."""
 
+from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from digen_core.inputs.text import printable
@@ -8,3 +10,22 @@ from digen_core.inputs.text import printable
 def plain(text: str) -> Text:
     """Return a text in which nothing is rich's markup, nor an order to the terminal."""
     return Text(printable(text))
+
+
+def terminal(width: int | None = None) -> Console:
+    """Return standard output for text as it is: nothing is coloured, no line is broken.
+
+    Args:
+        width: of tables, in columns; None: the terminal's.
+    """
+    return Console(highlight=False, soft_wrap=True, width=width)
+
+
+def borderless(title: str | Text | None = None, *, gap: int = 2) -> Table:
+    """Return a table without lines.
+
+    Args:
+        title: stands above it, at the left.
+        gap: columns between two of its columns.
+    """
+    return Table(title=title or None, title_justify="left", box=None, padding=(0, gap, 0, 0))

@@ -18,6 +18,7 @@ from digen_core.errors import UserError
 from digen_core.inputs.reading import JSON_BYTES, UnreadableError, read_bytes
 from digen_core.records import Span
 from digen_core.strict import Strict
+from digen_core.transport.files import replace_text
 
 PROFILE_OF_RUN = "profile.json"  # in the folder of a run
 DECAY = 0.6  # of the weight of what was seen, from one iteration to the next
@@ -154,7 +155,7 @@ class Profile:
 
     def save(self, run_dir: Path) -> None:
         """Keep the costs in the folder of the run, for later runs to begin with."""
-        (run_dir / PROFILE_OF_RUN).write_text(self.costs.model_dump_json(indent=2))
+        replace_text(run_dir / PROFILE_OF_RUN, self.costs.model_dump_json(indent=2))
 
     def _learnt(self) -> Costs:
         kinds = dict(self.costs.kinds)

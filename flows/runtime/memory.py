@@ -26,11 +26,11 @@ class Memory:
         self._recorder = recorder
         self._next_look = 0.0
         self._quiet_since = monotonic()
-        self._is_told = False
+        self._is_written = False
 
     def stir(self) -> None:
         """Note that something happened, or that nobody waited until now."""
-        self._quiet_since, self._is_told = monotonic(), False
+        self._quiet_since, self._is_written = monotonic(), False
 
     def look(self) -> None:
         """Write the log if it is time: somebody asks, or nothing has happened for too long."""
@@ -42,8 +42,8 @@ class Memory:
             if is_asked:
                 self.write("digen explain asked")
         quiet = now - self._quiet_since
-        if not self._is_told and quiet > run.watch.patience:
-            self._is_told = True
+        if not self._is_written and quiet > run.watch.patience:
+            self._is_written = True
             self.write(f"nothing had happened for {quiet:.0f} s")
             notify(
                 run,

@@ -77,7 +77,7 @@ class Tracker:
             UserError: MLflow cannot be reached or does not take the run.
         """
         tracker = cls(config, *begin(config, run_id, run_dir, flow_run_id))
-        (run_dir / ENVIRONMENT_OF_RUN).write_text(environment())
+        replace_text(run_dir / ENVIRONMENT_OF_RUN, environment())
         for name in (CONFIG_OF_RUN, ENVIRONMENT_OF_RUN):
             tracker._append(name, "file", path=name, folder="")
         return tracker

@@ -58,7 +58,7 @@ class Limits:
 class _Watched:
     task: str
     limits: Limits
-    is_told: bool = False
+    is_notified: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +167,8 @@ class Watch:
                     continue
                 if seconds > watched.limits.timeout:
                     return watched.task, seconds, True
-                if seconds > watched.limits.warning and not watched.is_told:
-                    watched.is_told = True
+                if seconds > watched.limits.warning and not watched.is_notified:
+                    watched.is_notified = True
                     return watched.task, seconds, False
         return None
 
