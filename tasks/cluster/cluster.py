@@ -16,6 +16,7 @@ from digen_core.control.protocol import Device, Role
 from digen_core.errors import UserError
 from tasks.cluster.listening import TaskWorker, own_scheduler, own_tls_settings
 from tasks.cluster.presence import ROLES, kinds_of, present_workers
+from tasks.cluster.start_method import start_method
 
 # What Dask would do all the time in each process: look whether its event loop answers (50 times a
 # second, which cost a small cluster 7% of a core), sample the stacks of all threads and measure the
@@ -70,7 +71,7 @@ def run_cluster(
     patient = {"distributed.deploy.lost-worker-timeout": "10m"}
     settings = settings_of_workers(config.threads_per_worker) | own_tls_settings(config.tls)
     with (
-        dask.config.set(settings | patient),
+        dask.config.set({**settings, **start_method(), **patient}),
         SpecCluster(scheduler=scheduler, workers=workers, silence_logs=logging.ERROR) as cluster,
     ):
         yield cluster.scheduler_address
@@ -104,6 +105,7 @@ def settings_of_workers(num_threads: int) -> dict[str, Any]:
         **dict.fromkeys(THREAD_VARIABLES, str(num_threads)),
         # Threads that spin while they wait take the cores that other workers need.
         "OMP_WAIT_POLICY": "PASSIVE",
+        "TRANSFORMERS_VERBOSITY": "error",
     }
     return {
         **QUIET,
@@ -147,7 +149,7 @@ def _worker(resources: Iterable[str]) -> dict[str, Any]:
             "memory_limit": 0,
             "dashboard_address": None,
             "silence_logs": logging.ERROR,
-            "env": {**_prefect_api(), "TRANSFORMERS_VERBOSITY": "error"},
+            "env": _prefect_api(),
             "preload": [PRELOAD, "tasks.worker.own"],
         },
     }
