@@ -49,11 +49,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def prefect_backend() -> Iterator[None]:
-    """A Prefect server with a database of its own, for all tests that run flows."""
+    """A Prefect server with a database of its own, for all tests that run flows.
+
+    It spends its time on what a command's own server does.
+    """
     from prefect.testing.utilities import prefect_test_harness
 
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
+    from deployments.operation.prefect_server import COMMAND_SETTINGS, RECORDER_SETTINGS
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**COMMAND_SETTINGS, **RECORDER_SETTINGS}.items():
+            patch.setenv(name, value)
+        with prefect_test_harness(server_startup_timeout=120):
+            yield
 
 
 @pytest.fixture(scope="session")

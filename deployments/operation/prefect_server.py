@@ -41,7 +41,7 @@ RECORDER_SETTINGS = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "500",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "2",
 }
-_OF_A_COMMAND = {
+COMMAND_SETTINGS = {
     # The pages of runs, tasks and artifacts do not need a copy of every event.
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false",
     # It lives as long as a command: nobody gives it automations, schedules or work pools.
@@ -123,7 +123,7 @@ def prefect_server(log_dir: Path) -> Iterator[PrefectApi]:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches the run first, which then ends the server
-            env={**os.environ, **_OF_A_COMMAND, **server_settings(api.url, api.auth)},
+            env={**os.environ, **COMMAND_SETTINGS, **server_settings(api.url, api.auth)},
         )
     try:
         _wait_until_ours(api, process, log_path)

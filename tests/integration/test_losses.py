@@ -245,9 +245,11 @@ class Addition(Story):
     def see(self, what: object) -> None:
         super().see(what)
         if self.nannies and "rollout-9" in self.run_context.fleet.joining:
-            thread = self.run_context.fleet.joining["rollout-9"].thread
-            thread.join(200)
-            assert not thread.is_alive(), "the worker was not made ready"
+            self.hold(self.run_context.fleet.joining["rollout-9"])
+
+    def hold(self, newcomer) -> None:
+        newcomer.thread.join(200)
+        assert not newcomer.thread.is_alive(), "the worker was not made ready"
 
 
 @pytest.mark.operation
@@ -258,6 +260,27 @@ def test_a_worker_is_added(live):
     assert story.said("worker rollout-9 has joined")
     devices = {span.device for record in story.records for span in record.spans}
     assert "rollout-9" in devices
+
+
+@pytest.mark.operation
+def test_a_run_that_ends_waits_for_no_newcomer(live, monkeypatch, caplog):
+    """That is no failure of the flow run in which it was made ready."""
+    newcomers = []
+
+    def load_for_ever(run, batch, devices):
+        while True:
+            newcomers[0].check(run)
+            sleep(0.05)
+
+    monkeypatch.setattr("flows.runtime.fleet.joining.load_models", load_for_ever)
+    story = Addition()
+    monkeypatch.setattr(story, "hold", newcomers.append)
+    live(story, num_iterations=8)
+    assert newcomers
+    assert not newcomers[0].thread.is_alive()
+    assert not story.said("rollout-9")
+    assert "Cancelled('the worker was lost, or the run has ended')" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 @pytest.fixture

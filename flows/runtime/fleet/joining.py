@@ -12,7 +12,9 @@ from threading import Event, Thread
 from time import sleep
 from typing import Final
 
-from prefect import flow
+from prefect import State, flow
+from prefect.exceptions import CancelledRun
+from prefect.states import Cancelled
 
 from digen_core.control.protocol import Device, Role
 from digen_core.planning.profile import Measured
@@ -127,7 +129,7 @@ class Joining:
         message: Joined | JoinFailed
         try:
             message = on_cluster(self._run, join, newcomer.worker.name)
-        except (AbandonedError, DevicesLostError):
+        except (CancelledRun, DevicesLostError):
             message = JoinFailed(newcomer.worker.name, None)
         except Exception as error:
             message = JoinFailed(newcomer.worker.name, error)
@@ -135,12 +137,26 @@ class Joining:
 
 
 @flow(name="join", flow_run_name="{run_id}-join-{name}", validate_parameters=False)
-def join(run_id: str, name: str) -> Joined:
+def join(run_id: str, name: str) -> Joined | State:
     """Load the model on a worker, and measure it if nothing is known of its kind."""
     run = context_of(run_id)
     newcomer = run.fleet.joining.get(name)
-    if newcomer is None:  # it was lost before this flow run began
-        raise AbandonedError
+    try:
+        if newcomer is None:  # it was lost before this flow run began
+            raise AbandonedError
+        return make_ready(run, newcomer)
+    except AbandonedError:
+        return Cancelled(message="the worker was lost, or the run has ended")
+
+
+def make_ready(run: RunContext, newcomer: Newcomer) -> Joined:
+    """Load the model on a worker, and measure it if nothing is known of its kind.
+
+    Raises:
+        AbandonedError: nobody waits for it any more.
+        DevicesLostError: it was lost.
+    """
+    name = newcomer.worker.name
     (kind,) = kinds_of(run.client, [newcomer.worker.address]).values()
     device = Device(name, newcomer.roles, kind)
     with Completions() as completions:
