@@ -105,9 +105,9 @@ class Follower:
 
     def _shortened(self, words: list[str]) -> list[str]:
         if words[:1] == ["replay"]:
-            return [*words[:2], str(min(int(words[2]), self._iterations - 1)), *words[3:]]
-        if words[:1] != ["train"] or "--resume" in words:
-            return words
+            return [*words[:2], str(min(int(words[2]), self._iterations)), *words[3:]]
+        if words[:1] != ["train"] or ("--resume" in words and "auto" not in words):
+            return words  # a run goes on with what it began with
         if "--num-iterations" not in words:
             words = [*words, "--num-iterations", "1"]
         place = words.index("--num-iterations") + 1

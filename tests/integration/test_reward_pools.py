@@ -60,7 +60,11 @@ def assert_as_documented(seen: Processes, pools: set[str]) -> None:
     assert seen.resources == {*resources_of_workers(), *pools}
     assert len(seen.workers) == len(seen.resources)  # one of each here
     others = [seen.children[pid] for pid in seen.children.keys() - seen.workers]
-    own = ("multiprocessing.resource_tracker", "digen_core.trace.drawing")
+    own = (
+        "multiprocessing.forkserver",
+        "multiprocessing.resource_tracker",
+        "digen_core.trace.drawing",
+    )
     assert not [line for line in others if not any(name in line for name in own)]
 
 

@@ -1,0 +1,73 @@
+"""Workers of this machine are copies of a process that has imported what they need."""
+
+import os
+import signal
+import subprocess
+import sys
+from time import monotonic, sleep
+
+import psutil
+import pytest
+from distributed import Client
+
+from digen_core.config.schedule import ClusterConfig
+from tasks.cluster.cluster import local_devices, run_cluster
+from tasks.cluster.start_method import IMPORTS, start_method
+
+METHOD = "distributed.worker.multiprocessing-method"
+
+
+def test_where_there_is_an_accelerator_each_worker_imports_for_itself(tmp_path, monkeypatch):
+    """CUDA does not survive a fork."""
+    device = tmp_path / "device"
+    monkeypatch.setattr("tasks.cluster.start_method.ACCELERATORS", [str(device)])
+    assert start_method()[METHOD] == ("forkserver" if sys.platform == "linux" else "spawn")
+    device.touch()
+    assert start_method()[METHOD] == "spawn"
+
+
+def test_where_others_could_have_it_run_code_there_is_no_fork_server(monkeypatch):
+    """CVE-2022-42919."""
+    monkeypatch.setattr(sys, "version_info", (3, 11, 0))
+    assert start_method()[METHOD] == "spawn"
+
+
+@pytest.mark.slow
+def test_what_copies_share_has_no_settings_and_no_device():
+    """Prefect would keep the settings that the environment had when it was imported."""
+    code = f"""
+import importlib, sys, threading, torch
+for name in {IMPORTS!r}:
+    importlib.import_module(name)
+print("prefect" in sys.modules, torch.cuda.is_initialized(), threading.active_count())
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert ran.stdout.split() == ["False", "False", "1"], ran.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    start_method()[METHOD] == "spawn", reason="each worker of this machine imports for itself"
+)
+def test_workers_are_copies_of_one_process():
+    """They have what each was given, and what is lost comes back."""
+    config = ClusterConfig(threads_per_worker=1)
+    with run_cluster(config, local_devices(config)) as address, Client(address) as client:
+        client.wait_for_workers(2)
+        first = client.run(_parent_and_threads)
+        assert len({parent for parent, _ in first.values()}) == 1
+        assert {threads for _, threads in first.values()} == {"1"}
+        parent = psutil.Process(next(iter(first.values()))[0])
+        assert "multiprocessing.forkserver" in " ".join(parent.cmdline())
+        lost = next(iter(first))
+        os.kill(client.run(os.getpid, workers=[lost])[lost], signal.SIGKILL)
+        deadline = monotonic() + 60
+        while lost in client.scheduler_info(n_workers=-1)["workers"]:
+            assert monotonic() < deadline
+            sleep(0.05)
+        client.wait_for_workers(2, timeout=100)
+        assert client.run(_parent_and_threads).keys() != first.keys()
+
+
+def _parent_and_threads() -> tuple[int, str]:
+    return os.getppid(), os.environ["OMP_NUM_THREADS"]
