@@ -107,9 +107,13 @@ def pause_run(run_dir: Path, flow_run_id: str, off: bool) -> None:
 def orchestrated(config: RunConfig) -> "Iterator[LiveView]":
     """Run the body with a Prefect server and a live view, and turn errors into one line."""
     from deployments.views.live_view import LiveView
+    from tasks.cluster.start_method import import_ahead
 
+    apply_settings()
     with failures_in_one_line(), LiveView(config, config.name) as view:
         view.on_phase("starting Prefect")
+        if config.cluster.address is None:
+            import_ahead(config.cluster.threads_per_worker)
         with prefect_ready(Path(config.tracking.runs_dir)) as api:
             view.on_prefect(api)
             yield view

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from digen_core.planning.cluster import Cluster
 from digen_core.planning.groups import DeviceGroup, RewardGroup
-from tasks.cluster.cluster import THREAD_VARIABLES
 from tasks.cluster.listening import INSECURE
+from tasks.cluster.start_method import THREAD_VARIABLES
 from tasks.worker.process import resources_of
 
 

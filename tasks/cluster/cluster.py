@@ -16,7 +16,7 @@ from digen_core.control.protocol import Device, Role
 from digen_core.errors import UserError
 from tasks.cluster.listening import TaskWorker, own_scheduler, own_tls_settings
 from tasks.cluster.presence import ROLES, kinds_of, present_workers
-from tasks.cluster.start_method import start_method
+from tasks.cluster.start_method import environment_before_start, start_method
 
 # What Dask would do all the time in each process: look whether its event loop answers (50 times a
 # second, which cost a small cluster 7% of a core), sample the stacks of all threads and measure the
@@ -29,7 +29,6 @@ QUIET = {
     "distributed.admin.system-monitor.interval": "10s",
 }
 PRELOAD = "tasks.worker.engine"  # imports what tasks need, before the first of them
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def local_devices(config: ClusterConfig, *, colocated: bool = False) -> list[Device]:
@@ -101,17 +100,11 @@ def settings_of_workers(num_threads: int) -> dict[str, Any]:
     Args:
         num_threads: CPU threads of each worker's engine.
     """
-    before_start = {
-        **dict.fromkeys(THREAD_VARIABLES, str(num_threads)),
-        # Threads that spin while they wait take the cores that other workers need.
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "TRANSFORMERS_VERBOSITY": "error",
-    }
     return {
         **QUIET,
         # This also drops Dask's MALLOC_TRIM_THRESHOLD_, which gives each freed tensor back to the
         # system at once: its page faults made a denoising step 1.7 times slower on the CPU.
-        "distributed.nanny.pre-spawn-environ": before_start,
+        "distributed.nanny.pre-spawn-environ": environment_before_start(num_threads),
     }
 
 

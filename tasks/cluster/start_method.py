@@ -1,13 +1,17 @@
 """How workers of this machine start: as copies of one process that has imported what they need."""
 
 import multiprocessing
+import os
 import sys
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Final
 
 import dask
 from distributed.utils import get_mp_context
 
+METHOD: Final = "distributed.worker.multiprocessing-method"
+THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 IMPORTS: Final = (
     "distributed",
     "digen_core.models.loading",
@@ -21,6 +25,37 @@ ACCELERATORS: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/accel")
 FORK_SAFE: Final = (3, 11, 1)  # before, any user of the machine could have the process run code
 
 
+def environment_before_start(num_threads: int) -> dict[str, str]:
+    """Return the variables that a worker reads when it imports, and not again.
+
+    Args:
+        num_threads: CPU threads of its engine.
+    """
+    return {
+        **dict.fromkeys(THREAD_VARIABLES, str(num_threads)),
+        # Threads that spin while they wait take the cores that other workers need.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
+
+
+def import_ahead(num_threads: int) -> None:
+    """Have the process whose copies workers will be import what they need, from now on.
+
+    Args:
+        num_threads: CPU threads of each worker's engine.
+    """
+    if start_method()[METHOD] != "forkserver":
+        return
+    own = dict(os.environ)
+    os.environ.update(environment_before_start(num_threads))
+    try:
+        ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(own)
+
+
 def start_method() -> dict[str, str]:
     """Return the Dask settings by which a process of ours starts workers.
 
@@ -31,7 +66,7 @@ def start_method() -> dict[str, str]:
     has_accelerator = any(Path(device).exists() for device in ACCELERATORS)
     is_safe = sys.platform == "linux" and sys.version_info >= FORK_SAFE
     method = "forkserver" if is_safe and not has_accelerator else "spawn"
-    settings = {"distributed.worker.multiprocessing-method": method}
+    settings = {METHOD: method}
     if method == "forkserver":
         with dask.config.set(settings):
             get_mp_context()  # the first time, this chooses what is imported: Dask's own modules

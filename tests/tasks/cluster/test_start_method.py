@@ -12,9 +12,7 @@ from distributed import Client
 
 from digen_core.config.schedule import ClusterConfig
 from tasks.cluster.cluster import local_devices, run_cluster
-from tasks.cluster.start_method import IMPORTS, start_method
-
-METHOD = "distributed.worker.multiprocessing-method"
+from tasks.cluster.start_method import IMPORTS, METHOD, start_method
 
 
 def test_where_there_is_an_accelerator_each_worker_imports_for_itself(tmp_path, monkeypatch):
@@ -30,6 +28,24 @@ def test_where_others_could_have_it_run_code_there_is_no_fork_server(monkeypatch
     """CVE-2022-42919."""
     monkeypatch.setattr(sys, "version_info", (3, 11, 0))
     assert start_method()[METHOD] == "spawn"
+
+
+@pytest.mark.skipif(
+    start_method()[METHOD] == "spawn", reason="each worker of this machine imports for itself"
+)
+def test_it_imports_ahead_with_the_threads_of_the_workers():
+    code = """
+import os
+from multiprocessing import forkserver
+from tasks.cluster.start_method import import_ahead
+before = dict(os.environ)
+import_ahead(3)
+assert os.environ == before
+with open(f"/proc/{forkserver._forkserver._forkserver_pid}/environ") as environment:
+    print("OMP_NUM_THREADS=3" in environment.read().split(chr(0)))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert ran.stdout == "True\n", ran.stderr
 
 
 @pytest.mark.slow
