@@ -142,16 +142,11 @@ def _worker(resources: Iterable[str]) -> dict[str, Any]:
             "memory_limit": 0,
             "dashboard_address": None,
             "silence_logs": logging.ERROR,
-            "env": _prefect_api(),
+            # Which Prefect server it uses, say: a copy has those of when its original began.
+            "env": dict(os.environ),
             "preload": [PRELOAD, "tasks.worker.own"],
         },
     }
-
-
-def _prefect_api() -> dict[str, str]:
-    """Return the settings that make a worker report to the same Prefect server."""
-    names = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_HOME")
-    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def devices_of(client: Client, *, colocated: bool = False) -> list[Device]:

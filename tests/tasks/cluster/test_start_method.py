@@ -12,7 +12,7 @@ from distributed import Client
 
 from digen_core.config.schedule import ClusterConfig
 from tasks.cluster.cluster import local_devices, run_cluster
-from tasks.cluster.start_method import IMPORTS, METHOD, start_method
+from tasks.cluster.start_method import IMPORTS, METHOD, import_ahead, start_method
 
 
 def test_where_there_is_an_accelerator_each_worker_imports_for_itself(tmp_path, monkeypatch):
@@ -65,14 +65,16 @@ print("prefect" in sys.modules, torch.cuda.is_initialized(), threading.active_co
 @pytest.mark.skipif(
     start_method()[METHOD] == "spawn", reason="each worker of this machine imports for itself"
 )
-def test_workers_are_copies_of_one_process():
-    """They have what each was given, and what is lost comes back."""
+def test_workers_are_copies_of_one_process(monkeypatch):
+    """They have the variables of this process as they are, and what is lost comes back."""
+    import_ahead(1)
+    monkeypatch.setenv("SET_LATER", "yes")
     config = ClusterConfig(threads_per_worker=1)
     with run_cluster(config, local_devices(config)) as address, Client(address) as client:
         client.wait_for_workers(2)
-        first = client.run(_parent_and_threads)
+        first = client.run(_parent_and_variable)
         assert len({parent for parent, _ in first.values()}) == 1
-        assert {threads for _, threads in first.values()} == {"1"}
+        assert {variable for _, variable in first.values()} == {"yes"}
         parent = psutil.Process(next(iter(first.values()))[0])
         assert "multiprocessing.forkserver" in " ".join(parent.cmdline())
         lost = next(iter(first))
@@ -82,8 +84,8 @@ def test_workers_are_copies_of_one_process():
             assert monotonic() < deadline
             sleep(0.05)
         client.wait_for_workers(2, timeout=100)
-        assert client.run(_parent_and_threads).keys() != first.keys()
+        assert client.run(_parent_and_variable).keys() != first.keys()
 
 
-def _parent_and_threads() -> tuple[int, str]:
-    return os.getppid(), os.environ["OMP_NUM_THREADS"]
+def _parent_and_variable() -> tuple[int, str | None]:
+    return os.getppid(), os.environ.get("SET_LATER")
