@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments.operation.prefect_server import COMMAND_SETTINGS, RECORDER_SETTINGS
 from digen_core.config.reference_page import reference
 from support.pages import PAGES
 from support.paths import ROOT
@@ -69,3 +70,10 @@ def test_every_page_is_in_the_index():
     for page in sorted((ROOT / "docs").rglob("*.md")):
         name = page.relative_to(ROOT / "docs").as_posix()
         assert f"]({name}" in index or name.startswith("adr/") or name == "index.md", name
+
+
+def test_the_settings_of_a_server_are_those_of_a_command():
+    page = (ROOT / "docs" / "prefect.md").read_text()
+    named = dict(re.findall(r"^    export (PREFECT_SERVER_\w+)=(\w+)$", page, re.MULTILINE))
+    assert named.items() >= RECORDER_SETTINGS.items()
+    assert named.items() <= {**COMMAND_SETTINGS, **RECORDER_SETTINGS}.items()
