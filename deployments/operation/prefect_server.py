@@ -30,6 +30,7 @@ from prefect.settings import (
 from deployments.operation.sign_in import is_answered, link_to
 from deployments.operation.state import write_privately
 from digen_core.errors import UserError
+from tasks.cluster.start_method import variables_set
 
 DEFAULT_PORT = 4200
 START_SECONDS = 120.0
@@ -199,17 +200,9 @@ def _environment(api: PrefectApi) -> dict[str, str]:
 @contextmanager
 def _used(api: PrefectApi) -> Iterator[None]:
     """Point this process and those that it starts at a server that was started here."""
-    variables = _environment(api)
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        with temporary_settings({PREFECT_API_URL: api.url, PREFECT_API_AUTH_STRING: api.auth}):
-            yield
-    finally:
-        for name, value in before.items():
-            del os.environ[name]
-            if value is not None:
-                os.environ[name] = value
+    settings = {PREFECT_API_URL: api.url, PREFECT_API_AUTH_STRING: api.auth}
+    with variables_set(_environment(api)), temporary_settings(settings):
+        yield
 
 
 def _wait_until_ours(api: PrefectApi, process: subprocess.Popen[bytes], log_path: Path) -> None:

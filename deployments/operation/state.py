@@ -55,7 +55,7 @@ class Service(Strict):
         try:
             process = psutil.Process(self.pid)
             same = abs(process.create_time() - self.began) < SAME_START_SECONDS
-            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+            return process if same and _status(process) not in ENDED else None
         except psutil.NoSuchProcess:
             return None
 

@@ -16,7 +16,7 @@ from digen_core.control.protocol import Device, Role
 from digen_core.errors import UserError
 from tasks.cluster.listening import TaskWorker, own_scheduler, own_tls_settings
 from tasks.cluster.presence import ROLES, kinds_of, present_workers
-from tasks.cluster.start_method import environment_before_start, start_method
+from tasks.cluster.start_method import METHOD, environment_before_start, import_ahead, start_method
 
 # What Dask would do all the time in each process: look whether its event loop answers (50 times a
 # second, which cost a small cluster 7% of a core), sample the stacks of all threads and measure the
@@ -69,8 +69,9 @@ def run_cluster(
     # A worker that its nanny starts again imports torch: it is not given up meanwhile.
     patient = {"distributed.deploy.lost-worker-timeout": "10m"}
     settings = settings_of_workers(config.threads_per_worker) | own_tls_settings(config.tls)
+    import_ahead(config.threads_per_worker)
     with (
-        dask.config.set({**settings, **start_method(), **patient}),
+        dask.config.set(settings | {METHOD: start_method()} | patient),
         SpecCluster(scheduler=scheduler, workers=workers, silence_logs=logging.ERROR) as cluster,
     ):
         yield cluster.scheduler_address
@@ -142,7 +143,7 @@ def _worker(resources: Iterable[str]) -> dict[str, Any]:
             "memory_limit": 0,
             "dashboard_address": None,
             "silence_logs": logging.ERROR,
-            # Which Prefect server it uses, say: a copy has those of when its original began.
+            # As they are now: which Prefect server it uses. A copy would have the fork server's.
             "env": dict(os.environ),
             "preload": [PRELOAD, "tasks.worker.own"],
         },

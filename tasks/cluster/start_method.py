@@ -2,8 +2,11 @@
 
 import multiprocessing
 import os
+import signal
 import sys
-from multiprocessing.forkserver import ensure_running
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Final
 
@@ -42,33 +45,46 @@ def environment_before_start(num_threads: int) -> dict[str, str]:
 def import_ahead(num_threads: int) -> None:
     """Have the process whose copies workers will be import what they need, from now on.
 
+    Ctrl-C does not reach it: it ends when the process does that started it.
+
     Args:
         num_threads: CPU threads of each worker's engine.
     """
-    if start_method()[METHOD] != "forkserver":
+    if start_method() != "forkserver":
         return
-    own = dict(os.environ)
-    os.environ.update(environment_before_start(num_threads))
+    with dask.config.set({METHOD: "forkserver"}):
+        get_mp_context()  # the first time, this chooses what is imported: Dask's own modules
+    multiprocessing.set_forkserver_preload(list(IMPORTS))
+    resource_tracker.ensure_running()  # whose start would let Ctrl-C through again
+    with variables_set(environment_before_start(num_threads)):
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextmanager
+def variables_set(values: Mapping[str, str]) -> Iterator[None]:
+    """Run the body with environment variables that this process and those it starts see."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
-        ensure_running()
+        yield
     finally:
-        os.environ.clear()
-        os.environ.update(own)
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
 
 
-def start_method() -> dict[str, str]:
-    """Return the Dask settings by which a process of ours starts workers.
+def start_method() -> str:
+    """Return how Python is to start workers here: "forkserver" or "spawn".
 
-    Copies start in a sixth of the time, and share the memory of what was imported. But CUDA does
-    not survive a fork, and one library that asks for a device when it is imported would break every
-    worker: where there is an accelerator, each worker imports for itself.
+    A copy imports nothing but Prefect, and shares the memory of the rest. But CUDA does not survive
+    a fork, and one library that asks for a device when it is imported would break every worker:
+    where there is an accelerator, each worker imports for itself.
     """
     has_accelerator = any(Path(device).exists() for device in ACCELERATORS)
     is_safe = sys.platform == "linux" and sys.version_info >= FORK_SAFE
-    method = "forkserver" if is_safe and not has_accelerator else "spawn"
-    settings = {METHOD: method}
-    if method == "forkserver":
-        with dask.config.set(settings):
-            get_mp_context()  # the first time, this chooses what is imported: Dask's own modules
-        multiprocessing.set_forkserver_preload(list(IMPORTS))
-    return settings
+    return "forkserver" if is_safe and not has_accelerator else "spawn"

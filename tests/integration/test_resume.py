@@ -197,7 +197,8 @@ def kill(process) -> None:
     started = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert not alive_after(started, 60)
+    left = alive_after(started, 60)
+    assert not left, [child.cmdline() for child in left]
 
 
 def test_what_is_tied_to_a_process_ends_with_it():
