@@ -38,7 +38,7 @@ def test_where_others_could_have_it_run_code_there_is_no_fork_server(monkeypatch
 def test_it_imports_ahead_with_the_threads_of_the_workers_and_hears_no_interrupt():
     """Ctrl-C reaches all processes of a terminal; one that imports would print a traceback."""
     code = """
-import os, signal
+import multiprocessing, os, signal
 from multiprocessing import forkserver
 from tasks.cluster.start_method import import_ahead
 before = dict(os.environ)
@@ -49,9 +49,13 @@ os.kill(pid, signal.SIGINT)
 with open(f"/proc/{pid}/environ") as environment:
     print("OMP_NUM_THREADS=3" in environment.read().split(chr(0)))
 print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+copy = multiprocessing.get_context("forkserver").Process(target=int)
+copy.start()
+copy.join()
+print(pid == forkserver._forkserver._forkserver_pid)
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert (ran.stdout, ran.stderr) == ("True\nFalse\n", "")
+    assert (ran.stdout, ran.stderr) == ("True\nFalse\nTrue\n", "")
 
 
 @pytest.mark.slow
