@@ -43,14 +43,20 @@ def sample_and_score(
     with working(run_id) as engine:
         config = engine.config
         with engine.temporary_weights(policy_version.weights):
-            images = sample_images(
-                engine.policy,
-                [prompt.text for prompt in prompts],
-                indices,
-                num_samples=samples_per_prompt,
-                num_steps=config.evaluation_steps,
-                seed=config.seed,
+            parts = engine.fitting.in_parts(
+                "evaluate",
+                config.model.size,
+                len(prompts),
+                lambda part: sample_images(
+                    engine.policy,
+                    [prompt.text for prompt in prompts[part]],
+                    indices[part],
+                    num_samples=samples_per_prompt,
+                    num_steps=config.evaluation_steps,
+                    seed=config.seed,
+                ),
             )
+        images = torch.cat(parts)
         asked = Asked.of(prompts, samples_per_prompt)
         scored = scores_of(engine.rewards, config.rewards, images, *asked)
     return to_array(images) if keep else None, scored

@@ -107,6 +107,7 @@ class Denoised(Facts):
     seconds_per_step: StrictFloat
     kl: dict[StrictInt, list[StrictFloat]] = field(default_factory=dict)
     """Step -> each sample's divergence from the reference policy; of no step if nobody asked."""
+    num_parts: StrictInt = 1  # one after the other, if the samples did not fit into memory together
 
 
 @dataclass(frozen=True, slots=True)

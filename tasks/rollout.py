@@ -39,7 +39,7 @@ SHOWN_SAMPLES: Final = 4
 @body("encode", Nothing)
 def encode(run_id: str, label: str, prompts: list[str]) -> tuple[dict[str, Arrays], Nothing]:
     """Embed the prompts of some groups, each by itself: one row that all its fragments share."""
-    with working(run_id) as engine:
+    with working(run_id) as engine, engine.needing_memory("encode"):
         found = {prompt: to_arrays(engine.policy.encode([prompt])) for prompt in prompts}
     return found, Nothing()
 
@@ -66,9 +66,10 @@ def denoise_steps(
         started = time()
         with engine.old_policy():
             sigmas = _schedule(engine, fragment, previous)
-            done = _denoise(
+            parts = _denoise(
                 engine, fragment, steps, noisy_steps, conditions[prompt], previous, sigmas
             )
+        done = [DenoisedStep.joined(step) for step in zip(*parts, strict=True)]
         precision = engine.config.rollout.storage
         latents = [done[0].x, *(step.x_next for step in done)]
         segment = Segment(
@@ -85,7 +86,7 @@ def denoise_steps(
             write_segment(run_dir, segment, kept_steps)
     logprobs = {step: values.tolist() for step, values in segment.logprobs.items()}
     kl = {step.step: step.kl.tolist() for step in done if step.kl is not None}
-    return segment, Denoised(version, logprobs, seconds, kl)
+    return segment, Denoised(version, logprobs, seconds, kl, len(parts))
 
 
 def _schedule(engine: Engine, fragment: Fragment, previous: Segment | None) -> Tensor:
@@ -104,35 +105,39 @@ def _denoise(
     condition: Arrays,
     previous: Segment | None,
     sigmas: Tensor,
-) -> list[DenoisedStep]:
-    """Return the steps as they were sampled."""
+) -> list[list[DenoisedStep]]:
+    """Return the steps as they were sampled, of each part of the fragment that fits into memory."""
     config, group = engine.config, (fragment.iteration, fragment.group)
     policy = engine.policy_of(*group)
-    if previous is None:
-        x = initial_latent(
-            policy,
-            seed=config.seed,
-            group=group,
-            samples=fragment.samples,
-            config=config.rollout,
+    rows = to_tensors(condition, policy.device)
+    before = None if previous is None else previous.x
+
+    def part_of(part: slice) -> list[DenoisedStep]:
+        samples = fragment.samples[part]
+        if before is None:
+            x = initial_latent(
+                policy, seed=config.seed, group=group, samples=samples, config=config.rollout
+            )
+        else:
+            x = to_tensor(before[part], policy.device)
+        return list(
+            denoise(
+                policy,
+                x,
+                rows,
+                sigmas,
+                steps=steps,
+                noisy_steps=noisy_steps,
+                config=config.rollout,
+                seed=config.seed,
+                group=group,
+                samples=samples,
+                reference=ReferenceKl.of(config, fragment.iteration),
+            )
         )
-    else:
-        x = to_tensor(previous.x, policy.device)
-    return list(
-        denoise(
-            policy,
-            x,
-            to_tensors(condition, policy.device),
-            sigmas,
-            steps=steps,
-            noisy_steps=noisy_steps,
-            config=config.rollout,
-            seed=config.seed,
-            group=group,
-            samples=fragment.samples,
-            reference=ReferenceKl.of(config, fragment.iteration),
-        )
-    )
+
+    size = config.size_of(*group)
+    return engine.fitting.in_parts("denoise", size, fragment.num_samples, part_of)
 
 
 @body("decode and score", Scored)
@@ -147,14 +152,27 @@ def decode_and_score(
     """
     fragment = segment.fragment
     with working(run_id) as engine:
-        policy, config = engine.policy_of(fragment.iteration, fragment.group), engine.config
-        images = policy.decode(to_tensor(segment.x, policy.device))
+        config = engine.config
+        images = _decoded(engine, segment)
         asked = [prompt] * len(images), [metadata] * len(images)
         scored = scores_of(engine.rewards, config.rewards, images, *asked)
         shown = _pictures(images) if _is_shown(fragment) else []
         if config.tracking.keep_images != "none":
             _keep_images(engine, fragment, images, run_dir)
     return to_array(images) if config.pools else None, replace(scored, pictures=shown)
+
+
+def _decoded(engine: Engine, segment: Segment) -> Tensor:
+    """Return images [n, 3, H, W] or videos of the samples whose trajectories a segment ends."""
+    place = segment.fragment.iteration, segment.fragment.group
+    policy, x = engine.policy_of(*place), segment.x
+    parts = engine.fitting.in_parts(
+        "decode",
+        engine.config.size_of(*place),
+        len(x),
+        lambda part: policy.decode(to_tensor(x[part], policy.device)),
+    )
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _is_shown(fragment: Fragment) -> bool:

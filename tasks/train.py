@@ -1,7 +1,6 @@
 """Training tasks: the gradient of a pack, reduce, the optimizer step, and the push."""
 
 from dataclasses import replace
-from functools import reduce as fold
 
 import numpy as np
 import torch
@@ -9,9 +8,9 @@ import torch
 from digen_core.config.model import Size
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Pack, PairBlock
+from digen_core.errors import UserError
 from digen_core.rollout.steps import steps_of_iteration
-from digen_core.training.gradient import PackMetrics
-from digen_core.training.gradient_sum import GradientSum, add, pack_gradient
+from digen_core.training.gradient_sum import GradientSum, PackGradient, pack_gradient, reduced
 from digen_core.training.optimizer import (
     PolicyVersion,
     TrainState,
@@ -22,13 +21,12 @@ from digen_core.training.optimizer import (
     published,
 )
 from digen_core.training.pairs import CleanPairs, gather_pairs
-from digen_core.transport.arrays import Arrays
+from digen_core.transport.arrays import Arrays, to_arrays
 from digen_core.transport.segment import Segment
 from tasks.body import body
 from tasks.receipts import HeldVersion, Nothing, Trained, Updated
 from tasks.worker.engine import Engine, version_zero, working
-
-NOTHING = GradientSum({}, PackMetrics())
+from tasks.worker.fitting import no_memory
 
 
 @body("train", Trained)
@@ -51,16 +49,19 @@ def train_pack(
     with working(run_id, version=version) as engine:
         by_prompt = {prompt: row for part in conditions for prompt, row in part.items()}
         own = {group: by_prompt[prompt] for group, prompt in prompts.items()}
+        total = GradientSum() if previous is None else previous
         try:
             parts = [
                 _part_gradient(engine, part, version, segments, own, advantages)
                 for part in _by_size(pack, engine.config)
             ]
-            result, too_large = fold(add, parts), False
-        except torch.OutOfMemoryError:
-            result, too_large = NOTHING, True
-        total = result if previous is None else add(previous, result)
-    return total, Trained(too_large)
+            total.add(pack.index, parts)
+        except torch.OutOfMemoryError as error:
+            if pack.num_pairs == 1:
+                size = engine.config.size_of(pack.iteration, pack.blocks[0].fragment.group)
+                raise UserError(no_memory(engine.device_name, "train", size)) from error
+            return total, Trained(too_large=True)
+    return total, Trained(too_large=False)
 
 
 def _by_size(pack: Pack, config: RunConfig) -> list[Pack]:
@@ -79,7 +80,7 @@ def _part_gradient(
     segments: list[Segment],
     conditions: dict[int, Arrays],
     advantages: dict[int, np.ndarray],
-) -> GradientSum:
+) -> PackGradient:
     """Return the gradient of a pack whose samples have one size."""
     config = engine.config
     policy = engine.policy_of(pack.iteration, pack.blocks[0].fragment.group)
@@ -104,7 +105,7 @@ def _part_gradient(
 def reduce(run_id: str, label: str, sums: list[GradientSum]) -> tuple[GradientSum, Nothing]:
     """Add up the sums of all trainer devices."""
     with working(run_id):
-        return fold(add, sums), Nothing()
+        return reduced(sums), Nothing()
 
 
 @body("start_state", HeldVersion)
@@ -123,13 +124,14 @@ def step(
     with working(run_id) as engine:
         config = engine.config
         learning_rate = learning_rate_of(config.train, state.version, config.num_iterations)
-        next_state, grad_norm = optimizer_step(
-            state,
-            total.gradient,
-            config.train,
-            learning_rate=learning_rate,
-            old_decay=config.algorithm.old_share(state.version + 1),
-        )
+        with engine.needing_memory("step"):
+            next_state, grad_norm = optimizer_step(
+                state,
+                to_arrays(total.gradient),
+                config.train,
+                learning_rate=learning_rate,
+                old_decay=config.algorithm.old_share(state.version + 1),
+            )
         engine.unsaved[next_state.version] = next_state
     sums, count, error = total.metrics, total.metrics.num_pairs, total.metrics.replay_error
     metrics = {
@@ -159,6 +161,6 @@ def push_weights(
     run_id: str, label: str, policy_version: PolicyVersion
 ) -> tuple[None, HeldVersion]:
     """Load a version on this worker and acknowledge it with the content's hash."""
-    with working(run_id) as engine:
+    with working(run_id) as engine, engine.needing_memory("load"):
         found = engine.load(policy_version)
     return None, HeldVersion(policy_version.version, found)

@@ -13,6 +13,7 @@ from flows.runtime.context import RunContext
 from flows.runtime.fleet.batch import TaskFailedError
 from flows.runtime.generation import Denoising
 from flows.runtime.iterations.open_iteration import OpenIteration
+from flows.runtime.notify import notify_of_smaller_packs
 from flows.runtime.scoring import Scoring
 from flows.runtime.submission import Submitter, Work
 from tasks.emulation import switch
@@ -35,7 +36,7 @@ class Executor:
         self._max_stale = schedule.max_staleness if schedule.stale_share else 0
         self._loaded: set[str] = set()  # devices that hold a version
         self._reward_history = run.progress.reward_history
-        self._denoising = Denoising(self._submitter, self._conditions, run.run_dir)
+        self._denoising = Denoising(run, self._submitter, self._conditions)
         self._scoring = Scoring(run, self._submitter)
 
     @property
@@ -148,8 +149,10 @@ class Executor:
         held = [self._conditions.of(it, group, do.device) for group in groups]
 
         def event_of(receipt: Receipt[Trained]) -> Event:
-            too_large = receipt.facts.too_large
-            return protocol.PackTooLarge(pack) if too_large else protocol.PackTrained(pack)
+            if not receipt.facts.too_large:
+                return protocol.PackTrained(pack)
+            notify_of_smaller_packs(self._run, do.device, pack.num_pairs)
+            return protocol.PackTooLarge(pack)
 
         work = Work(
             body=train_pack,

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 
 from digen_core.control.protocol import (
     Event,
@@ -12,7 +11,9 @@ from digen_core.control.protocol import (
     Generate,
 )
 from flows.runtime.conditions import Conditions
+from flows.runtime.context import RunContext
 from flows.runtime.iterations.open_iteration import OpenIteration
+from flows.runtime.notify import notify_of_parts
 from flows.runtime.submission import About, Submitter, Work
 from tasks.receipts import Denoised, Receipt
 from tasks.rollout import denoise_steps
@@ -41,9 +42,9 @@ class Denoising:
     Then both fragments are late, and with them their groups.
     """
 
-    def __init__(self, submitter: Submitter, conditions: Conditions, run_dir: Path) -> None:
+    def __init__(self, run: RunContext, submitter: Submitter, conditions: Conditions) -> None:
+        self._run = run
         self._submitter = submitter
-        self._run_dir = run_dir
         self._conditions = conditions
         self._underway: dict[Fragment, _Underway] = {}
 
@@ -98,7 +99,7 @@ class Denoising:
                 "conditions": self._conditions.of(iteration, do.fragment.group, do.device),
                 "prompt": iteration.round.prompts[do.fragment.group],
                 "previous": segments[-1][1] if segments else None,
-                "run_dir": self._run_dir,
+                "run_dir": self._run.run_dir,
             },
             event_of=lambda receipt: self._on_denoised(underway, steps, receipt),
             priority=iteration.round.priority_of(do.fragment.group, do.fragment.index),
@@ -111,6 +112,8 @@ class Denoising:
         self, underway: _Underway, steps: range, receipt: Receipt[Denoised]
     ) -> Event | None:
         fragment = underway.do.fragment
+        if receipt.facts.num_parts > 1:
+            notify_of_parts(self._run, underway.do.device, fragment.num_samples)
         underway.iteration.recorder.add_logprobs(fragment, receipt)
         underway.num_running -= 1
         self._fill(underway.do.device)

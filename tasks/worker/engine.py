@@ -1,10 +1,12 @@
 """The model that a worker process holds, by run: what every task body works with."""
 
+import gc
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from digen_core.config.model import Size
 from digen_core.config.run import RunConfig
@@ -17,6 +19,7 @@ from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardFn
 from digen_core.training.optimizer import PolicyVersion, TrainState
 from digen_core.transport.arrays import Weights
+from tasks.worker.fitting import Activity, Fitting, needing_memory
 from tasks.worker.span import span_on_receipt
 
 
@@ -36,6 +39,10 @@ class Engine:
     old: dict[int, Weights] = field(default_factory=dict)  # old policies, by version
     unsaved: dict[int, TrainState] = field(default_factory=dict)  # made here, not on disk yet
     views: dict[Size, Policy] = field(default_factory=dict)  # the policy, by the size of samples
+    fitting: Fitting = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fitting = Fitting(self.device_name)
 
     def policy_of(self, iteration: int, group: int) -> Policy:
         """Return the policy for the size of a group's samples."""
@@ -72,6 +79,10 @@ class Engine:
             self.old[pushed.version] = pushed.old
         return found
 
+    def needing_memory(self, activity: Activity) -> AbstractContextManager[None]:
+        """Run the body; a UserError says what to change if it does not fit into memory."""
+        return needing_memory(self.device_name, activity, self.config.model.size)
+
     def old_policy(self) -> AbstractContextManager[object]:
         """Run the body with what generates in place of the active version, if that is not it."""
         old = None if self.version is None else self.old.get(self.version)
@@ -87,14 +98,20 @@ _engines: dict[str, Engine] = {}
 
 def build_engine(run_id: str, config: RunConfig, device_name: str, roles: frozenset[str]) -> Engine:
     """Load the parts that the roles need, and keep the engine for the tasks to come."""
+    _release_engines()  # one run at a time on a worker, and no room for two models
     policy = load_trainable(config, ALL_PARTS if "rollout" in roles else TRAINER_PARTS)
     is_scoring = "rollout" in roles
     rewards = reward_functions(config.rewards_of(None), policy.device) if is_scoring else {}
     if config.model.compile:
         compile_meter().read()  # from now on
-    _engines.clear()  # one run at a time on a worker: the last one's memory is free again
     engine = _engines[run_id] = Engine(config, device_name, policy, rewards, versions_of(policy))
     return engine
+
+
+def _release_engines() -> None:
+    _engines.clear()
+    gc.collect()  # modules, their hooks and adapters refer to each other
+    torch.cuda.empty_cache()
 
 
 def engine_of(run_id: str) -> Engine:

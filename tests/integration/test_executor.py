@@ -191,3 +191,55 @@ def test_a_pack_that_does_not_fit_adds_nothing(in_a_run):
     assert limited.gradient.keys() == free.gradient.keys()
     for name, value in free.gradient.items():
         np.testing.assert_array_equal(limited.gradient[name], value)
+
+
+def test_samples_that_do_not_fit_are_denoised_in_parts(in_a_run):
+    """With the same numbers, and it is said once of the device."""
+    from flows.runtime.observers import watching
+    from support.runs import Watch
+
+    def body(run):
+        whole, logprobs, _ = Driver(run).generate()
+        run.client.run(limit_rows, run.run_id, 3)
+        limited, found, _ = Driver(run).generate(Random(1))
+        assert found.keys() == logprobs.keys()
+        for step, values in logprobs.items():
+            np.testing.assert_allclose(found[step], values, rtol=1e-10)
+        return whole, limited
+
+    watch = Watch()
+    with watching(watch):
+        whole, limited = in_a_run(body)
+    np.testing.assert_allclose(limited, whole, rtol=0, atol=1e-10)
+    said = [text for text in watch.warnings if "to denoise 4 samples at once" in text]
+    assert said
+    assert len(said) == len({text.split()[0] for text in said})
+
+
+def test_where_one_sample_does_not_fit_the_run_ends_with_what_to_change(in_a_run):
+    from digen_core.errors import UserError
+
+    def body(run):
+        run.client.run(limit_rows, run.run_id, 0)
+        Driver(run).generate()
+
+    with pytest.raises(UserError, match="rollout-0 has not enough memory to denoise one sample"):
+        in_a_run(body)
+
+
+def test_where_one_pair_does_not_fit_the_run_ends_with_what_to_change(in_a_run):
+    from digen_core.errors import UserError
+
+    def body(run):
+        it = Driver(run)
+        it.generate()
+        it.do(p.Score(it.fragment, "rollout-0"))
+        it.executor.compute_advantages(p.ComputeAdvantages(0, (0,)))
+        run.client.run(limit_rows, run.run_id, 0, workers=[run.fleet.addresses["trainer-0"]])
+        it.do(p.Train(p.Pack(0, 0, (p.PairBlock(it.fragment, 1, 0, 1),)), 0, "trainer-0"))
+
+    message = (
+        "trainer-0 has not enough memory for the gradient of one pair .*gradient_checkpointing"
+    )
+    with pytest.raises(UserError, match=message):
+        in_a_run(body)

@@ -111,6 +111,7 @@ class Watch:
 
     def __init__(self):
         self.records = []
+        self.warnings = []
 
     def on_step(self, done, total):
         pass
@@ -125,7 +126,7 @@ class Watch:
         pass
 
     def on_warning(self, text):
-        pass
+        self.warnings.append(text)
 
     def on_iteration(self, record):
         self.records.append(record)

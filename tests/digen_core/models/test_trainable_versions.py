@@ -63,7 +63,7 @@ def gradient_at(policy):
         is_own=torch.zeros(COUNT, dtype=torch.bool),
     )
     config = RunConfig(algorithm=FlowGrpo(kl_coefficient=0.1, clip_range=0.9))
-    return pack_gradient(policy, pairs, config).gradient
+    return to_arrays(pack_gradient(policy, pairs, config).gradient)
 
 
 def weights_in(policy):

@@ -1,6 +1,7 @@
 """The gradient of a pack: sums over any split, the formula by hand, replay, and the reference."""
 
 import math
+import pickle
 from dataclasses import fields, replace
 from itertools import pairwise
 
@@ -17,7 +18,12 @@ from digen_core.maths.flow_sde import flow_sde_transition
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
 from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.training.gradient import PackMetrics
-from digen_core.training.gradient_sum import GradientSum, add, pack_gradient
+from digen_core.training.gradient_sum import (
+    GradientSum,
+    PackGradient,
+    pack_gradient,
+    reduced,
+)
 from digen_core.training.pairs import Pairs, gather_pairs
 from digen_core.transport.arrays import to_array, to_arrays, to_stored
 from digen_core.transport.segment import Segment
@@ -109,14 +115,14 @@ def take(pairs: Pairs, rows: list[int]) -> Pairs:
     return replace(pairs, condition=condition, **of_rows)
 
 
-def gradient_of(policy, pairs: Pairs, num_groups=1, **algorithm) -> GradientSum:
+def gradient_of(policy, pairs: Pairs, num_groups=1, **algorithm) -> PackGradient:
     rollout = ROLLOUT.model_copy(update={"prompts_per_iteration": num_groups})
     return pack_gradient(policy, pairs, config_of(rollout, **algorithm))
 
 
 def assert_close(left: dict, right: dict, tolerance: float = 1e-12) -> None:
     assert left.keys() == right.keys()
-    scale = max(np.abs(value).max() for value in right.values())
+    scale = max(float(value.abs().max()) for value in right.values())
     assert scale > 0
     for name, value in right.items():
         np.testing.assert_allclose(left[name], value, rtol=0, atol=tolerance * scale, err_msg=name)
@@ -136,10 +142,11 @@ def test_packs_of_any_split_add_up_to_one_gradient(policy, segment, order, cuts,
     algorithm = {"kl_coefficient": 0.1, "kl": kl, "clip_range": 3e-4}
     whole = gradient_of(policy, pairs, **algorithm)
     bounds = [0, *sorted(cuts), NUM_PAIRS]
-    total = None
-    for first, stop in pairwise(bounds):
+    sums = GradientSum(), GradientSum()  # of two devices
+    for index, (first, stop) in enumerate(pairwise(bounds)):
         part = gradient_of(policy, take(pairs, list(order[first:stop])), **algorithm)
-        total = part if total is None else add(total, part)
+        sums[index % 2].add(index, [part])
+    total = reduced(sums)
     assert_close(total.gradient, whole.gradient)
     assert total.metrics.num_pairs == NUM_PAIRS
     assert 0 < whole.metrics.clipped < NUM_PAIRS
@@ -156,17 +163,85 @@ def test_the_gradient_is_divided_by_the_pairs_of_the_update_not_of_the_pack(poli
     assert one.metrics == two.metrics  # sums: the update divides them
 
 
+def part_of(num_pairs: int, **gradient: list[float]) -> PackGradient:
+    values = {name: torch.tensor(value) for name, value in gradient.items()}
+    return PackGradient(values, PackMetrics(num_pairs, 0.5, 0.1, 1.0, 0.01, 0.3 / num_pairs, 0.2))
+
+
+def sum_of(*packs: tuple[int, PackGradient]) -> GradientSum:
+    total = GradientSum()
+    for index, pack in packs:
+        total.add(index, [pack])
+    return total
+
+
 def test_sums_by_hand():
-    left = GradientSum({"a": np.array([1.0])}, PackMetrics(2, 0.5, 0.1, 1.0, 0.01, 0.3, 0.2))
-    right = GradientSum(
-        {"a": np.array([2.0]), "b": np.array([5.0])}, PackMetrics(3, 0.25, 0.2, 2.0, 0.02, 0.1, 0.4)
-    )
-    total = add(left, right)
-    assert total.gradient == {"a": np.array([3.0]), "b": np.array([5.0])}
-    assert total.metrics == PackMetrics(
-        5, 0.75, pytest.approx(0.3), 3.0, pytest.approx(0.03), 0.3, 0.4
-    )
-    assert left.gradient == {"a": np.array([1.0])}
+    one, two = part_of(2, a=[1.0]), part_of(3, a=[2.0], b=[5.0])
+    total = sum_of((0, one), (3, two))
+    assert total.gradient == {"a": torch.tensor([3.0]), "b": torch.tensor([5.0])}
+    assert total.packs == {0, 3}
+    assert total.metrics == PackMetrics(5, 1.0, 0.2, 2.0, pytest.approx(0.02), 0.15, 0.2)
+    assert one.gradient == {"a": torch.tensor([1.0])}
+
+
+def test_a_pack_that_is_trained_again_counts_once():
+    pack = part_of(2, a=[1.0])
+    total = sum_of((0, pack), (1, pack), (0, pack))
+    assert total.gradient == {"a": torch.tensor([2.0])}
+    assert total.metrics.num_pairs == 4
+
+
+def test_a_sum_is_not_what_autograd_gave():
+    """It may give the same tensor to two parameters, and half-precision ones."""
+    shared = torch.tensor([1.0, 2.0], dtype=torch.bfloat16)
+    pack = PackGradient({"a": shared, "b": shared}, PackMetrics(1))
+    total = sum_of((0, pack), (1, pack))
+    for value in total.gradient.values():
+        assert value.dtype == torch.float32
+        assert value.tolist() == [2.0, 4.0]
+    assert shared.tolist() == [1.0, 2.0]
+
+
+def test_a_reduction_leaves_the_sums_as_they_are():
+    """It is repeated if a device is lost meanwhile, with packs that were trained since."""
+    left, right = sum_of((0, part_of(2, a=[1.0]))), sum_of((1, part_of(3, a=[2.0], b=[5.0])))
+    reduced([left, right])
+    left.add(2, [part_of(1, a=[4.0])])
+    total = reduced([left, right])
+    assert total.gradient == {"a": torch.tensor([7.0]), "b": torch.tensor([5.0])}
+    assert total.metrics.num_pairs == 6
+    assert reduced([left]) is left
+
+
+def test_no_pack_counts_in_two_sums():
+    pack = part_of(1, a=[1.0])
+    with pytest.raises(ValueError, match=r"packs \[1\] are in two sums"):
+        reduced([sum_of((0, pack), (1, pack)), sum_of((1, pack))])
+
+
+def test_a_sum_that_does_not_fit_takes_nothing_of_a_pack(monkeypatch):
+    total = sum_of((0, part_of(2, a=[1.0])))
+    zeros = torch.zeros
+
+    def too_large(shape, **settings):
+        if shape == torch.Size([2]):
+            raise torch.OutOfMemoryError
+        return zeros(shape, **settings)
+
+    monkeypatch.setattr(torch, "zeros", too_large)
+    with pytest.raises(torch.OutOfMemoryError):
+        total.add(1, [part_of(1, a=[1.0]), part_of(1, b=[5.0, 6.0])])
+    assert total.gradient == {"a": torch.tensor([1.0])}
+    assert (total.packs, total.metrics.num_pairs) == ({0}, 2)
+
+
+def test_a_sum_travels_as_arrays():
+    total = sum_of((4, part_of(2, a=[1.0])))
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(total, protocol=5, buffer_callback=buffers.append)
+    back = pickle.loads(data, buffers=buffers)
+    assert len(buffers) == 1
+    assert (back.gradient, back.metrics, back.packs) == (total.gradient, total.metrics, {4})
 
 
 # --- values -----------------------------------------------------------------------------------
@@ -205,7 +280,7 @@ def test_on_policy_the_gradient_is_that_of_reinforce(policy, segment):
     parameters = trainable_parameters(policy)
     expected = torch.autograd.grad(loss, list(parameters.values()))
     got = gradient_of(policy, all_pairs(policy, segment))
-    assert_close(got.gradient, dict(zip(parameters, map(to_array, expected), strict=True)))
+    assert_close(got.gradient, dict(zip(parameters, expected, strict=True)))
 
 
 def test_the_loss_by_hand(policy, segment):
@@ -282,8 +357,8 @@ def test_half_precision_loses_no_gradient(tiny_flux, num_groups, lora):
         (pack,) = make_packs([FRAGMENT], TRAINED, iteration=0, pack_size=NUM_PAIRS)
         pairs = pairs_of(policy, sampled(policy), pack)
         result = pack_gradient(policy, pairs, config_of(rollout, dtype))
-        assert all(value.dtype == np.float32 for value in result.gradient.values())
-        gradients[dtype] = np.concatenate([v.ravel() for v in result.gradient.values()])
+        assert all(value.dtype == torch.float32 for value in result.gradient.values())
+        gradients[dtype] = np.concatenate([v.numpy().ravel() for v in result.gradient.values()])
     exact, half = gradients["float32"], gradients["float16"]
     assert np.linalg.norm(half - exact) < 0.05 * np.linalg.norm(exact)
     assert np.mean(half == 0) < np.mean(exact == 0) + 0.02
@@ -461,12 +536,10 @@ def test_nft_pairs_are_the_last_latents_with_noise_of_their_own(policy, segment)
     assert pairs.sigma.tolist() == policy.sigmas(3)[[0] * 4 + [1] * 4].tolist()
     assert len({row.sum().item() for row in pairs.noise}) == NUM_PAIRS
     whole = gradient_of(policy, pairs, type="diffusion_nft")
-    total = None
+    total = GradientSum()
     for small in make_packs([FRAGMENT], [0, 1], iteration=0, pack_size=3):
-        part = gradient_of(
-            policy, pairs_of(policy, segment, small, type="diffusion_nft"), type="diffusion_nft"
-        )
-        total = part if total is None else add(total, part)
+        own = pairs_of(policy, segment, small, type="diffusion_nft")
+        total.add(small.index, [gradient_of(policy, own, type="diffusion_nft")])
     assert_close(total.gradient, whole.gradient)
 
 
@@ -486,7 +559,7 @@ def test_nft_by_hand(policy, segment):
     assert found.metrics.loss == pytest.approx(float(expected.sum()))
     even = replace(pairs, advantage=torch.zeros(4, dtype=torch.float64))
     nothing = gradient_of(policy, even, **settings).gradient  # r = 1/2: pull and push cancel
-    assert max(np.abs(value).max() for value in nothing.values()) < 1e-12
+    assert max(float(value.abs().max()) for value in nothing.values()) < 1e-12
 
 
 # --- gather_pairs -----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from digen_core.config.train import TrainConfig
 from digen_core.control.protocol import Fragment
 from digen_core.models.trainable import initial_weights
 from digen_core.rollout.sampler import denoise, initial_latent
-from digen_core.training.gradient_sum import pack_gradient
+from digen_core.training.gradient_sum import GradientSum, pack_gradient
 from digen_core.training.optimizer import initial_state, optimizer_step, published
 from digen_core.training.pairs import Pairs
 from digen_core.transport.arrays import (
@@ -152,9 +152,12 @@ def payloads(tiny_flux) -> dict:
         condition={name: value.repeat_interleave(16, 0) for name, value in condition.items()},
         is_own=torch.ones(16, dtype=torch.bool),
     )
-    gradient = pack_gradient(policy, pairs, RunConfig(rollout=rollout))
+    gradient = GradientSum()
+    gradient.add(0, [pack_gradient(policy, pairs, RunConfig(rollout=rollout))])
     state = initial_state(initial_weights(policy, None, seed=0))
-    state, _ = optimizer_step(state, gradient.gradient, TrainConfig(), learning_rate=1e-3)
+    state, _ = optimizer_step(
+        state, to_arrays(gradient.gradient), TrainConfig(), learning_rate=1e-3
+    )
     return {
         "condition": to_arrays(condition),
         "segment": segment,

@@ -1,11 +1,14 @@
 """The model that a worker holds: versions are checked, and nothing half-loaded is used."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
 from pydantic import TypeAdapter
 
 from digen_core.config.run import RunConfig
+from digen_core.models.loading import load_trainable
 from digen_core.models.trainable import initial_weights, trainable_parameters
 from digen_core.training.optimizer import PolicyVersion
 from digen_core.transport.arrays import content_hash, to_arrays
@@ -210,6 +213,21 @@ def test_a_worker_holds_one_run_at_a_time(config, engine):
         assert held is second
     with pytest.raises(VersionError, match="no model of run run-1"), working("run-1"):
         pass
+
+
+def test_the_old_model_is_gone_before_the_new_one_loads(config, monkeypatch):
+    """Of a large one, a device has no room for two."""
+    build_engine("run-1", config, "trainer-0", frozenset({"trainer"}))
+    old = weakref.ref(engine_module._engines["run-1"].policy.transformer)
+    alive = []
+
+    def loading(config, parts):
+        alive.append(old() is not None)
+        return load_trainable(config, parts)
+
+    monkeypatch.setattr(engine_module, "load_trainable", loading)
+    build_engine("run-2", config, "trainer-0", frozenset({"trainer"}))
+    assert alive == [False]
 
 
 def test_version_zero_is_that_of_the_seed(config, engine):

@@ -1,0 +1,98 @@
+"""Work in parts that fit into the memory of a device, and what to change where nothing fits."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Literal, TypeVar
+
+import torch
+
+from digen_core.config.model import Size
+from digen_core.errors import UserError
+
+T = TypeVar("T")
+
+Activity = Literal["encode", "denoise", "decode", "evaluate", "train", "step", "load"]
+
+_SMALLER: Final = "a smaller model.height, model.width or model.num_frames"
+_HALF: Final = "model.dtype = 'bfloat16'"
+_FEWER: Final = "train fewer weights (lower rank or fewer targets in [train.lora])"
+_ACTIVITIES: Final[dict[Activity, tuple[str, str]]] = {
+    "encode": ("to embed a prompt", f"use {_HALF}"),
+    "denoise": ("to denoise one sample", f"use {_SMALLER}, or {_HALF}"),
+    "decode": ("to decode one sample", f"use {_SMALLER}"),
+    "evaluate": (
+        "to sample a prompt for the evaluation",
+        f"use a smaller evaluation.samples_per_prompt, or {_HALF}",
+    ),
+    "train": (
+        "for the gradient of one pair",
+        f"set train.gradient_checkpointing = true, or use {_SMALLER}, or {_HALF}",
+    ),
+    "step": ("for the optimizer step", f"{_FEWER}, or use a host with more"),
+    "load": ("to hold a version of the weights", f"{_FEWER}, or lower schedule.max_staleness"),
+}
+"""What did not fit, and what to do."""
+
+
+class Fitting:
+    """How many samples a device takes at once, learnt from those that did not fit."""
+
+    def __init__(self, device_name: str) -> None:
+        self._device_name = device_name
+        self._most: dict[tuple[Activity, Size], int] = {}
+
+    def in_parts(
+        self, activity: Activity, size: Size, num_samples: int, work: Callable[[slice], T]
+    ) -> list[T]:
+        """Do something with samples, as many at once as fit.
+
+        Args:
+            activity: what is done.
+            size: of the samples.
+            num_samples: of them.
+            work: does it with a slice of them.
+
+        Returns:
+            What ``work`` returned for each part, in order.
+
+        Raises:
+            UserError: one sample does not fit.
+        """
+        found: list[T] = []
+        first = 0
+        while first < num_samples:
+            most = self._most.get((activity, size), num_samples)
+            part = slice(first, min(first + most, num_samples))
+            try:
+                found.append(work(part))
+            except torch.OutOfMemoryError as error:
+                if part.stop - part.start == 1:
+                    raise UserError(no_memory(self._device_name, activity, size)) from error
+            else:
+                first = part.stop
+                continue
+            # Only now is what it had allocated free: the traceback is gone.
+            self._most[activity, size] = (part.stop - part.start) // 2
+            torch.cuda.empty_cache()
+        return found
+
+
+@contextmanager
+def needing_memory(device_name: str, activity: Activity, size: Size) -> Iterator[None]:
+    """Run the body, which cannot be done in parts.
+
+    Raises:
+        UserError: it does not fit into memory, the device's or the host's.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise UserError(no_memory(device_name, activity, size)) from error
+
+
+def no_memory(device_name: str, activity: Activity, size: Size) -> str:
+    """Return a line that says what does not fit where, and what to do."""
+    height, width, frames = size
+    shape = f"{height} x {width} pixels" + (f" and {frames} frames" if frames > 1 else "")
+    what, advice = _ACTIVITIES[activity]
+    return f"{device_name} has not enough memory {what} (samples of {shape}): {advice}"

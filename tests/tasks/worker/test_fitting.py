@@ -1,0 +1,89 @@
+"""Work in parts that fit into memory, and the line that says what to change where nothing fits."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+
+from digen_core.errors import UserError
+from tasks.worker.fitting import Fitting, needing_memory
+
+SMALL, LARGE = (64, 64, 1), (128, 64, 5)
+
+
+class Memory:
+    """Of a device that takes so many samples at once; notes what it was asked for."""
+
+    def __init__(self, room):
+        self.room = room
+        self.asked = []
+
+    def work(self, part):
+        samples = list(range(part.start, part.stop))
+        self.asked.append(len(samples))
+        if len(samples) > self.room:
+            raise torch.OutOfMemoryError(f"{len(samples)} samples")
+        return samples
+
+
+@given(num_samples=st.integers(1, 40), room=st.integers(1, 40))
+def test_every_sample_is_in_one_part(num_samples, room):
+    memory = Memory(room)
+    parts = Fitting("rollout-0").in_parts("denoise", SMALL, num_samples, memory.work)
+    assert [sample for part in parts for sample in part] == list(range(num_samples))
+    assert all(len(part) <= room for part in parts)
+    if num_samples <= room:
+        assert memory.asked == [num_samples]
+
+
+def test_what_fitted_is_remembered_for_each_activity_and_size():
+    fitting, memory = Fitting("rollout-0"), Memory(3)
+    assert fitting.in_parts("denoise", SMALL, 8, memory.work) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert memory.asked == [8, 4, 2, 2, 2, 2]
+    memory.asked.clear()
+    assert len(fitting.in_parts("denoise", SMALL, 8, memory.work)) == 4
+    assert memory.asked == [2] * 4
+    memory.asked.clear()
+    fitting.in_parts("decode", SMALL, 3, memory.work)
+    fitting.in_parts("denoise", LARGE, 3, memory.work)
+    assert memory.asked == [3, 3]
+
+
+def test_what_was_done_before_is_not_done_again():
+    """Memory may be short later than at the first part."""
+    memory = Memory(4)
+    fitting = Fitting("rollout-0")
+    fitting.in_parts("denoise", SMALL, 8, memory.work)
+    memory.asked.clear()
+
+    def shrinking(part):
+        memory.room = 4 if part.start == 0 else 2
+        return memory.work(part)
+
+    assert fitting.in_parts("denoise", SMALL, 8, shrinking) == [[0, 1, 2, 3], [4, 5], [6, 7]]
+    assert memory.asked == [4, 4, 2, 2]
+
+
+def test_where_one_sample_does_not_fit_a_line_says_what_to_change():
+    with pytest.raises(UserError) as error:
+        Fitting("rollout-0").in_parts("denoise", LARGE, 2, Memory(0).work)
+    assert str(error.value) == (
+        "rollout-0 has not enough memory to denoise one sample (samples of 128 x 64 pixels and 5 "
+        "frames): use a smaller model.height, model.width or model.num_frames, or model.dtype = "
+        "'bfloat16'"
+    )
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+def test_what_cannot_be_done_in_parts(error):
+    message = "trainer-0 has not enough memory for the optimizer step .*: train fewer weights"
+    with pytest.raises(UserError, match=message), needing_memory("trainer-0", "step", SMALL):
+        raise error
+
+
+def test_other_errors_are_passed_on():
+    def broken(part):
+        raise RuntimeError("not of memory")
+
+    with pytest.raises(RuntimeError, match="not of memory"):
+        Fitting("rollout-0").in_parts("denoise", SMALL, 2, broken)
