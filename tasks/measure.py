@@ -159,7 +159,8 @@ class _Work:
     def step(self, num_samples: int) -> None:
         """One velocity of a fragment."""
         sigma = torch.full((num_samples,), 0.5, device=self._policy.device)
-        x, condition = self._latents(num_samples), self._rows(num_samples)
+        x = self._latents(num_samples)
+        condition = self._policy.without_padding(self._rows(num_samples))
         float(self._policy.velocity(x, sigma, condition).sum())
 
     @torch.no_grad()

@@ -39,7 +39,7 @@ SHOWN_SAMPLES: Final = 4
 @body("encode", Nothing)
 def encode(run_id: str, label: str, prompts: list[str]) -> tuple[dict[str, Arrays], Nothing]:
     """Embed the prompts of some groups, each by itself: one row that all its fragments share."""
-    with working(run_id) as engine, engine.needing_memory("encode"):
+    with working(run_id) as engine, engine.needing_memory("encode"), engine.policy.encoding():
         found = {prompt: to_arrays(engine.policy.encode([prompt])) for prompt in prompts}
     return found, Nothing()
 

@@ -95,8 +95,9 @@ def _part_gradient(
         trained_steps=steps_of_iteration(config, pack.iteration).trained,
     )
     if isinstance(pairs, CleanPairs) and config.keeps_old:
+        condition = policy.without_padding(pairs.condition)
         with engine.old_policy(), torch.no_grad():
-            velocity = policy.velocity(pairs.x, pairs.sigma, pairs.condition)
+            velocity = policy.velocity(pairs.x, pairs.sigma, condition)
         pairs = replace(pairs, old_velocity=velocity)
     return pack_gradient(policy, pairs, config)
 

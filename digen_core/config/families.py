@@ -22,6 +22,10 @@ class Defaults(NamedTuple):
     num_inference_steps: int  # of evaluations
 
 
+MASKED: Final = ("native", "cudnn", "efficient", "math")
+"""Kernels that take a mask."""
+
+
 class Family(NamedTuple):
     """A model family."""
 
@@ -33,6 +37,8 @@ class Family(NamedTuple):
     pipeline computes it, with its defaults."""
 
     makes_videos: bool = False
+    attention: tuple[str, ...] = (*MASKED, "native_flash", "flash", "flash_3")
+    """Kernels of attention that a model of it can have, by ``model.attention``."""
 
 
 def _pixels(vae: Settings) -> int:
@@ -52,12 +58,14 @@ FAMILIES: Final[dict[str, Family]] = {
         "StableDiffusion3Pipeline",
         Defaults(1024, 1024, 1, 256, 7.0, 28),
         lambda vae, transformer: int(transformer["patch_size"] * _pixels(vae)),
+        attention=("native",),  # its processor in diffusers knows no other
     ),
     "qwen_image": Family(
         "qwen_image:QwenImagePolicy",
         "QwenImagePipeline",
         Defaults(1024, 1024, 1, 512, 4.0, 50),
         lambda vae, transformer: int(2 * 2 ** len(vae["temperal_downsample"])),
+        attention=MASKED,
     ),
     "wan": Family(
         "wan:WanPolicy",
@@ -76,6 +84,7 @@ FAMILIES: Final[dict[str, Family]] = {
             transformer["patch_size"] * vae.get("spatial_compression_ratio", 8)
         ),
         makes_videos=True,
+        attention=MASKED,
     ),
 }
 """Every family by the ``model.family`` that chooses it.

@@ -17,6 +17,9 @@ from digen_core.strict import AtMost, PathText, Strict
 TinySize = Literal["tiny", "medium"]
 """How large a pipeline is that ``digen make-tiny`` makes: a key of its sizes."""
 
+Attention = Literal["native", "native_flash", "cudnn", "efficient", "math", "flash", "flash_3"]
+"""A kernel of scaled dot-product attention."""
+
 Size = tuple[int, int, int]
 """Height and width in pixels, and frames."""
 
@@ -98,6 +101,23 @@ class ModelConfig(Strict):
     Workers need a C++ compiler (CPU) or a C compiler (CUDA), and compile before the first
     iteration and in it."""
 
+    attention: Attention = "native"
+    """Kernel of the transformer's attention, the same on all workers. native: torch's choice;
+    native_flash, cudnn, efficient, math: that one of torch's; flash, flash_3: of the package
+    flash-attn 2 or 3, in half precision. sd3 takes native only, and qwen_image and hunyuan_video,
+    which mask padded text, none of the flash kernels."""
+
+    offload: tuple[Literal["text_encoders", "vae"], ...] = ("text_encoders",)
+    """What waits in the host's memory while it has nothing to do, and goes to the device when
+    prompts are embedded or samples are decoded."""
+
+    vae_tiling: bool = False
+    """Decode in overlapping tiles: memory of a tile in place of a whole sample, and pixels that
+    differ a little where tiles are blended."""
+
+    vae_slicing: bool = False
+    """Decode sample after sample, with the same pixels."""
+
     height: Annotated[int, _SIDE] = Field(default_factory=_of_the_model("height"), ge=8)
     """Image height in pixels; what it must be a multiple of depends on the model, often 16."""
 
@@ -157,6 +177,13 @@ class ModelConfig(Strict):
     def _check(self) -> Self:
         self._check_frames("model.num_frames", self.num_frames)
         self._check_tokens("model.height, width and num_frames", self.size)
+        if self.attention not in (allowed := FAMILIES[self.family].attention):
+            raise ValueError(
+                f"model.attention is {self.attention!r}, but {self.family} takes "
+                f"{', '.join(allowed)}; use one of them."
+            )
+        if len(set(self.offload)) < len(self.offload):
+            raise ValueError(f"model.offload is {list(self.offload)}; name each part once.")
         for name in self.adapters:
             if not re.fullmatch("[A-Za-z0-9_-]+", name):
                 raise ValueError(

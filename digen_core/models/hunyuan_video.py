@@ -3,6 +3,7 @@
 Wraps diffusers' HunyuanVideoPipeline; the denoising loop is ours.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from diffusers import (
 from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PROMPT_TEMPLATE
 from torch import Tensor
 
+from digen_core.config.model import ModelConfig
 from digen_core.models.pipeline_policy import PipelinePolicy, video_latent_shape
 from digen_core.models.policy import Condition
 from digen_core.models.schedules import scheduler_sigmas
@@ -52,6 +54,16 @@ class HunyuanVideoPolicy(PipelinePolicy):
                 rope_axes_dim=size.axes,
             ),
         )
+
+    def __init__(self, pipeline: Any, config: ModelConfig, device: torch.device) -> None:
+        super().__init__(pipeline, config, device)
+        self.transformer.masks_text = True
+        for blocks in (
+            self.transformer.transformer_blocks,
+            self.transformer.single_transformer_blocks,
+        ):
+            for block in blocks:
+                block.register_forward_pre_hook(partial(_without_mask, self.transformer))
 
     def shape_of_latent(self) -> tuple[int, ...]:
         """Return (z, F, h, w)."""
@@ -101,12 +113,16 @@ class HunyuanVideoPolicy(PipelinePolicy):
             # Multiplied in the model's dtype, as the model is used to: 6 is 6016 in bfloat16.
             scale = self.config.guidance_scale
             guidance = torch.full([len(x)], scale, device=self.device, dtype=self.dtype) * 1000
+        embeds, mask = condition["prompt_embeds"].to(self.dtype), condition.get("mask")
+        self.transformer.masks_text = mask is not None
+        if mask is None:
+            mask = torch.ones(embeds.shape[:2], dtype=torch.int64, device=self.device)
         velocity: Tensor = self.transformer(
             hidden_states=x.to(self.dtype),
             timestep=1000 * sigma,
             guidance=guidance,
-            encoder_hidden_states=condition["prompt_embeds"].to(self.dtype),
-            encoder_attention_mask=condition["mask"],
+            encoder_hidden_states=embeds,
+            encoder_attention_mask=mask,
             pooled_projections=condition["pooled"].to(self.dtype),
             return_dict=False,
         )[0]
@@ -125,3 +141,16 @@ def prompt_template(tokenizer: Any) -> dict[str, Any]:
     template = DEFAULT_PROMPT_TEMPLATE["template"]
     before, _ = template.split("{}")
     return {"template": template, "crop_start": len(tokenizer(before).input_ids)}
+
+
+def _without_mask(
+    transformer: Any, block: torch.nn.Module, arguments: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """Take the mask out of a block's arguments where no text is padded.
+
+    diffusers makes one all the same, and attention with a mask is no flash attention.
+    """
+    if transformer.masks_text:
+        return arguments
+    hidden, text, embedded, _, *rest = arguments
+    return hidden, text, embedded, None, *rest

@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from digen_core.config.run import RunConfig
+from digen_core.models.attention import set_attention
 from digen_core.models.compiled import compile_blocks
 from digen_core.models.families import adapter_of
 from digen_core.models.pipeline_policy import PipelinePolicy
@@ -49,7 +50,8 @@ def build_trainable(config: RunConfig, folder: Path) -> PipelinePolicy:
 
 
 def _prepare(policy: Policy, config: RunConfig) -> None:
-    """Attach what is trained, and compile if the config says so."""
+    """Choose the attention, attach what is trained, and compile if the config says so."""
+    set_attention(policy, config.model)
     make_trainable(
         policy,
         config.train.lora,

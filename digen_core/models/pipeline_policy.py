@@ -11,7 +11,7 @@ import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_args
 
@@ -24,6 +24,7 @@ from digen_core.config.model import ModelConfig, Size
 from digen_core.errors import ConfigError
 from digen_core.models.adapters import fold_adapters
 from digen_core.models.image_size import require_multiples
+from digen_core.models.offload import on_device
 from digen_core.models.policy import TORCH_DTYPES, Condition, Part, resolve_device
 from digen_core.models.schedules import shifted_sigmas
 from digen_core.models.tiny.sizes import TransformerSize
@@ -91,7 +92,12 @@ class PipelinePolicy(ABC):
         device = resolve_device(config.device)
         for name, module in pipeline.components.items():
             if isinstance(module, nn.Module) and name not in left_out:
-                module.to(device).eval().requires_grad_(False)
+                place = "cpu" if _part_of(name) in config.offload else device
+                module.to(place).eval().requires_grad_(False)
+        if config.vae_tiling:
+            pipeline.vae.enable_tiling()
+        if config.vae_slicing:
+            pipeline.vae.enable_slicing()
         return cls(pipeline, config, device)
 
     @classmethod
@@ -179,13 +185,46 @@ class PipelinePolicy(ABC):
 
         Every value has the same shape for all prompts, so that packs can join them.
         """
-        condition = self.embed(prompts)
-        if self.guided:
-            if self._negative is None:
+        with self.encoding():
+            condition = self.embed(prompts)
+            if self.guided and self._negative is None:
                 self._negative = self.embed([self.config.negative_prompt])
+        if self._negative is not None:
             for name, value in self._negative.items():
                 condition[_NEGATIVE + name] = value.repeat_interleave(len(prompts), dim=0)
         return condition
+
+    def encoding(self) -> AbstractContextManager[None]:
+        """Have the text encoders on the device while the body runs: once for many prompts."""
+        modules = [
+            module
+            for name, module in self.pipeline.components.items()
+            if isinstance(module, nn.Module) and _part_of(name) == "text_encoders"
+        ]
+        return on_device(modules, self.device)
+
+    def without_padding(self, condition: Condition) -> Condition:
+        """Leave out what no row attends to: padding of all of them, and masks that mask nothing.
+
+        Attention with a mask is no flash attention, and padding costs what tokens cost. Families
+        without a mask were trained to attend to their padding: theirs stays.
+
+        Args:
+            condition: of some samples, as ``encode`` makes it.
+        """
+        masks = {name: value.bool() for name, value in condition.items() if name.endswith("mask")}
+        if not masks:
+            return condition
+        rows = torch.cat(list(masks.values()))  # both halves of guidance are one forward pass
+        used = rows.any(dim=0).nonzero()
+        length = int(used.max()) + 1 if len(used) else 1
+        is_whole = bool(rows[:, :length].all())
+        embeds = {name.removesuffix("mask") + "prompt_embeds" for name in masks}
+        return {
+            name: value[:, :length].contiguous() if name in embeds or name in masks else value
+            for name, value in condition.items()
+            if not (is_whole and name in masks)
+        }
 
     def num_tokens(self, prompts: list[str]) -> list[int]:
         """Return how many tokens each prompt takes; more than ``max_sequence_length`` are cut off.
@@ -263,11 +302,13 @@ class PipelinePolicy(ABC):
         Raises:
             FloatingPointError: a pixel is NaN or infinite.
         """
-        latents = self.vae_latents(x).to(self.pipeline.vae.dtype)
-        pixels: Tensor = self.pipeline.vae.decode(latents, return_dict=False)[0].float()
+        vae = self.pipeline.vae
+        latents = self.vae_latents(x).to(vae.dtype)
+        with on_device([vae], self.device):
+            pixels: Tensor = vae.decode(latents, return_dict=False)[0].float()
         if not torch.isfinite(pixels).all():
             raise FloatingPointError(
-                f"the VAE returned NaN or infinite pixels in {self.pipeline.vae.dtype}; "
+                f"the VAE returned NaN or infinite pixels in {vae.dtype}; "
                 "check the latents, or use another model.dtype"
             )
         pixels = (pixels / 2 + 0.5).clamp(0, 1)
@@ -314,6 +355,13 @@ class PipelinePolicy(ABC):
     @abstractmethod
     def vae_latents(self, x: Tensor) -> Tensor:
         """Return what the VAE decodes: latents unpacked and at its own scale."""
+
+
+def _part_of(component: str) -> Part:
+    """Return the part that a component of a pipeline belongs to."""
+    if component.startswith("text_encoder"):
+        return "text_encoders"
+    return "vae" if component == "vae" else "transformer"
 
 
 def _check_class(config: ModelConfig, found: str, annotation: Any) -> None:

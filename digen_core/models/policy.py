@@ -3,6 +3,7 @@
 Axes: B samples, C channels, F frames, H height, W width; a latent is [B, ...] of any rank.
 """
 
+from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, Self
 
 import torch
@@ -43,6 +44,14 @@ class Policy(Protocol):
 
     def encode(self, prompts: list[str]) -> Condition:
         """Embed prompts; each value has one row per prompt, of a shape that no prompt changes."""
+        ...
+
+    def encoding(self) -> AbstractContextManager[None]:
+        """Run the body with the text encoders at hand, for many prompts to be encoded."""
+        ...
+
+    def without_padding(self, condition: Condition) -> Condition:
+        """Return the condition of a batch without what none of its rows attends to."""
         ...
 
     def num_tokens(self, prompts: list[str]) -> list[int]:

@@ -121,7 +121,7 @@ class QwenImagePolicy(PipelinePolicy):
             hidden_states=x.to(self.dtype),
             timestep=sigma,
             encoder_hidden_states=condition["prompt_embeds"].to(self.dtype),
-            encoder_hidden_states_mask=condition["mask"],
+            encoder_hidden_states_mask=condition.get("mask"),
             img_shapes=[[(1, self._rows, self._columns)]] * len(x),
             return_dict=False,
         )[0]

@@ -48,7 +48,7 @@ def sample_images(
     )
     condition = {
         name: value.repeat_interleave(num_samples, dim=0)
-        for name, value in policy.encode(list(prompts)).items()
+        for name, value in policy.without_padding(policy.encode(list(prompts))).items()
     }
     sigmas = policy.sigmas(num_steps).to(policy.device)
     for sigma, sigma_next in pairwise(sigmas):

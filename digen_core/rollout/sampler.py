@@ -146,7 +146,7 @@ def denoise(
     # Contiguous as in a training pack: on another layout matrix products round differently.
     rows = {
         name: value.expand(len(x), *value.shape[1:]).contiguous()
-        for name, value in condition.items()
+        for name, value in policy.without_padding(condition).items()
     }
     for step in steps:
         noise_level = config.noise_level if step in noisy_steps else 0.0

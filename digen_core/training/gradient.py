@@ -49,6 +49,7 @@ def pack_loss(
         FloatingPointError: a log-ratio or the loss is NaN or infinite, or the replay of pairs that
             this version sampled differs from the rollout by more than ``train.max_replay_error``.
     """
+    pairs = replace(pairs, condition=policy.without_padding(pairs.condition))
     if isinstance(pairs, CleanPairs):
         assert isinstance(config.algorithm, ForwardProcess)
         loss, metrics = _forward_loss(policy, pairs, config.algorithm)

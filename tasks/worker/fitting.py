@@ -17,9 +17,12 @@ _SMALLER: Final = "a smaller model.height, model.width or model.num_frames"
 _HALF: Final = "model.dtype = 'bfloat16'"
 _FEWER: Final = "train fewer weights (lower rank or fewer targets in [train.lora])"
 _ACTIVITIES: Final[dict[Activity, tuple[str, str]]] = {
-    "encode": ("to embed a prompt", f"use {_HALF}"),
+    "encode": (
+        "to embed a prompt",
+        f"use {_HALF}, or offload = ['text_encoders', 'vae'] in [model]",
+    ),
     "denoise": ("to denoise one sample", f"use {_SMALLER}, or {_HALF}"),
-    "decode": ("to decode one sample", f"use {_SMALLER}"),
+    "decode": ("to decode one sample", f"set model.vae_tiling = true, or use {_SMALLER}"),
     "evaluate": (
         "to sample a prompt for the evaluation",
         f"use a smaller evaluation.samples_per_prompt, or {_HALF}",

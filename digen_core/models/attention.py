@@ -1,0 +1,39 @@
+"""The kernel of a transformer's attention, by diffusers' dispatcher."""
+
+from typing import Final
+
+from diffusers.models.attention_dispatch import AttentionBackendName
+
+from digen_core.config.model import Attention, ModelConfig
+from digen_core.errors import ConfigError
+from digen_core.models.policy import Policy
+
+_BACKENDS: Final[dict[Attention, AttentionBackendName]] = {
+    "native": AttentionBackendName.NATIVE,
+    "native_flash": AttentionBackendName._NATIVE_FLASH,
+    "cudnn": AttentionBackendName._NATIVE_CUDNN,
+    "efficient": AttentionBackendName._NATIVE_EFFICIENT,
+    "math": AttentionBackendName._NATIVE_MATH,
+    "flash": AttentionBackendName.FLASH,
+    "flash_3": AttentionBackendName._FLASH_3,
+}
+
+
+def set_attention(policy: Policy, config: ModelConfig) -> None:
+    """Have all attention of a policy's transformer computed by the config's kernel.
+
+    Raises:
+        ConfigError: this machine has no such kernel.
+    """
+    if config.attention in ("cudnn", "flash", "flash_3") and policy.device.type != "cuda":
+        raise ConfigError(
+            f"model.attention is {config.attention!r}, which needs a CUDA device, but model.device "
+            f"is {policy.device.type!r} here; use native"
+        )
+    try:
+        policy.transformer.set_attention_backend(_BACKENDS[config.attention].value)
+    except RuntimeError as error:  # a package that is not installed
+        raise ConfigError(
+            f"model.attention is {config.attention!r}, but here: {' '.join(str(error).split())} "
+            "Every worker needs it; or use native"
+        ) from error

@@ -1,0 +1,61 @@
+"""The kernel of attention: chosen by a key, with the same numbers."""
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from digen_core.config.families import FAMILIES
+from digen_core.config.model import ModelConfig
+from digen_core.errors import ConfigError
+from digen_core.models.attention import set_attention
+from support.families import load_tiny
+
+CHOOSING = tuple(name for name, family in FAMILIES.items() if len(family.attention) > 1)
+
+
+@pytest.mark.parametrize("family", CHOOSING)
+@pytest.mark.parametrize("kernel", ["native", "math"])
+def test_the_kernel_is_used_and_gives_the_same_velocities(
+    tiny_families, family, kernel, monkeypatch
+):
+    policy = load_tiny(tiny_families[family], family, "float64")
+    condition = policy.encode(["a red circle"])
+    x = torch.ones(1, *policy.latent_shape, dtype=torch.float64)
+    sigma = torch.full((1,), 0.5)
+    with torch.no_grad():
+        expected = policy.velocity(x, sigma, condition)
+        set_attention(policy, policy.config.model_copy(update={"attention": kernel}))
+        used = []
+        sdpa_kernel = torch.nn.attention.sdpa_kernel
+        monkeypatch.setattr(
+            torch.nn.attention, "sdpa_kernel", lambda *own: used.append(own) or sdpa_kernel(*own)
+        )
+        found = policy.velocity(x, sigma, condition)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    assert bool(used) == (kernel == "math")
+
+
+@pytest.mark.parametrize("kernel", ["cudnn", "flash", "flash_3"])
+def test_a_kernel_for_cuda_is_refused_elsewhere(tiny_families, kernel):
+    policy = load_tiny(tiny_families["flux"], "flux", attention=kernel)
+    with pytest.raises(ConfigError, match=f"model.attention is '{kernel}', which needs a CUDA"):
+        set_attention(policy, policy.config)
+
+
+@pytest.mark.parametrize(
+    ("family", "kernel"),
+    [("sd3", "math"), ("qwen_image", "flash"), ("hunyuan_video", "native_flash")],
+)
+def test_a_kernel_that_a_family_cannot_have_is_refused(family, kernel):
+    with pytest.raises(ValidationError, match=f"model.attention is '{kernel}', but {family} takes"):
+        ModelConfig(family=family, path="somewhere", attention=kernel)
+
+
+def test_every_kernel_is_one_of_diffusers():
+    from diffusers.models.attention_dispatch import AttentionBackendName
+
+    from digen_core.models.attention import _BACKENDS
+
+    names = {name for family in FAMILIES.values() for name in family.attention}
+    assert names == _BACKENDS.keys()
+    assert all(backend in AttentionBackendName for backend in _BACKENDS.values())
