@@ -1,6 +1,7 @@
 """Commands that predict: simulate, plan and size."""
 
 import sys
+from dataclasses import asdict
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -95,26 +96,39 @@ def size(
     *tokens: ConfigTokens,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
     markdown: Annotated[bool, Parameter(negative="")] = False,
+    memory: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Count the parameters, arithmetic and bytes of a config's model, without its weights.
 
     Example: digen size flow_grpo_flux_pickscore
+    Example: digen size flow_grpo_flux_pickscore --memory
 
     Args:
         tokens: CONFIG and settings, as in 'digen train'; without CONFIG all shipped recipes, which
             takes some minutes.
         as_json: Print a list of objects instead of the table.
         markdown: Print the table as Markdown.
+        memory: Count what devices and hosts have to hold while they generate and train instead.
     """
     named = parse_arguments(tokens).path
     files = [named] if named else recipe_files()
     configs = {file.stem: config_of(tokens if named else [str(file), *tokens]) for file in files}
 
-    from deployments.views import size as command
+    from deployments.views import memory as memory_view
+    from deployments.views import size as view
 
-    rows = {name: command.size(config) for name, config in configs.items()}
-    if as_json or markdown:
-        sys.stdout.write((command.as_json if as_json else command.as_markdown)(rows) + "\n")
+    if memory:
+        needs = {name: memory_view.needs_of(config) for name, config in configs.items()}
+        rows = memory_view.rows_of(needs)
+        objects = {name: found.as_dict() for name, found in needs.items()}
     else:
-        command.print_sizes(rows)
+        sizes = {name: view.size(config) for name, config in configs.items()}
+        rows = {name: view.quantities(found) for name, found in sizes.items()}
+        objects = {name: asdict(found) for name, found in sizes.items()}
+    if as_json:
+        sys.stdout.write(view.as_json(objects) + "\n")
+    elif markdown:
+        sys.stdout.write(view.as_markdown(rows) + "\n")
+    else:
+        view.print_rows(rows)
     return 0

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -15,6 +14,9 @@ from digen_core.errors import UserError
 from digen_core.planning.sizes import Sizes, sizes_of
 
 MODEL_CONFIGS = data_folder("model_configs")
+
+Quantities = dict[tuple[str, str], str]
+"""Quantity and unit -> number."""
 
 
 def settings_folder(path: str) -> Path:
@@ -60,33 +62,33 @@ def reading_settings(config: RunConfig) -> Iterator[None]:
         raise UserError(f"model.path {config.model.path}: {error}") from error
 
 
-def as_json(rows: Mapping[str, Sizes]) -> str:
+def as_json(rows: Mapping[str, Mapping[str, object]]) -> str:
     """Return a list of objects, numbers in full."""
-    return json.dumps([{"name": name, **asdict(found)} for name, found in rows.items()], indent=2)
+    return json.dumps([{"name": name, **found} for name, found in rows.items()], indent=2)
 
 
-def print_sizes(rows: Mapping[str, Sizes], console: Console | None = None) -> None:
+def print_rows(rows: Mapping[str, Quantities], console: Console | None = None) -> None:
     """Print a table for each config."""
     console = console or terminal()
     for name, found in rows.items():
         table = borderless(name)
         for justify in ("left", "right", "left"):
             table.add_column(justify=justify)
-        for (quantity, unit), value in _quantities(found).items():
+        for (quantity, unit), value in found.items():
             table.add_row(quantity, value, unit)
         table.show_header = False
         console.print(table)
 
 
-def as_markdown(rows: Mapping[str, Sizes]) -> str:
+def as_markdown(rows: Mapping[str, Quantities]) -> str:
     """Return a table of Markdown with a row for each config."""
-    titles = [f"{quantity}, {unit}" for quantity, unit in next(map(_quantities, rows.values()))]
+    titles = [", ".join(filter(None, key)) for key in next(iter(rows.values()))]
     lines = [["config", *titles], ["---", *("--:" for _ in titles)]]
-    lines += [[name, *_quantities(found).values()] for name, found in rows.items()]
+    lines += [[name, *found.values()] for name, found in rows.items()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _quantities(found: Sizes) -> dict[tuple[str, str], str]:
+def quantities(found: Sizes) -> Quantities:
     """Return quantity and unit -> number."""
     values = {
         ("parameters", "10^9"): found.parameters / 1e9,
@@ -99,9 +101,9 @@ def _quantities(found: Sizes) -> dict[tuple[str, str], str]:
         ("trajectory of a sample", "MB"): found.trajectory_bytes / 1e6,
         ("embeddings of a prompt", "MB"): found.embedding_bytes / 1e6,
     }
-    return {key: _short(value) for key, value in values.items()}
+    return {key: short(value) for key, value in values.items()}
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     """Return a number with three digits, or all there are before the point."""
     return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"

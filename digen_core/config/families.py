@@ -36,6 +36,9 @@ class Family(NamedTuple):
     """Pixels in height and width of a token, from the configs of VAE and transformer; as diffusers'
     pipeline computes it, with its defaults."""
 
+    text_parameters: float
+    """Parameters of the published pipelines' text encoders together."""
+
     makes_videos: bool = False
     attention: tuple[str, ...] = (*MASKED, "native_flash", "flash", "flash_3")
     """Kernels of attention that a model of it can have, by ``model.attention``."""
@@ -52,12 +55,14 @@ FAMILIES: Final[dict[str, Family]] = {
         "FluxPipeline",
         Defaults(1024, 1024, 1, 512, 3.5, 28),
         lambda vae, transformer: 2 * _pixels(vae),
+        4.885e9,  # T5-XXL's encoder, CLIP-L
     ),
     "sd3": Family(
         "sd3:SD3Policy",
         "StableDiffusion3Pipeline",
         Defaults(1024, 1024, 1, 256, 7.0, 28),
         lambda vae, transformer: int(transformer["patch_size"] * _pixels(vae)),
+        5.580e9,  # T5-XXL's encoder, CLIP-L, CLIP-bigG
         attention=("native",),  # its processor in diffusers knows no other
     ),
     "qwen_image": Family(
@@ -65,6 +70,7 @@ FAMILIES: Final[dict[str, Family]] = {
         "QwenImagePipeline",
         Defaults(1024, 1024, 1, 512, 4.0, 50),
         lambda vae, transformer: int(2 * 2 ** len(vae["temperal_downsample"])),
+        8.292e9,  # Qwen2.5-VL-7B
         attention=MASKED,
     ),
     "wan": Family(
@@ -74,6 +80,7 @@ FAMILIES: Final[dict[str, Family]] = {
         lambda vae, transformer: int(
             transformer["patch_size"][1] * vae.get("scale_factor_spatial", 8)
         ),
+        5.681e9,  # UMT5-XXL's encoder
         makes_videos=True,
     ),
     "hunyuan_video": Family(
@@ -83,6 +90,7 @@ FAMILIES: Final[dict[str, Family]] = {
         lambda vae, transformer: int(
             transformer["patch_size"] * vae.get("spatial_compression_ratio", 8)
         ),
+        7.628e9,  # Llama-3-8B without its head, CLIP-L
         makes_videos=True,
         attention=MASKED,
     ),

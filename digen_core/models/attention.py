@@ -2,6 +2,7 @@
 
 from typing import Final
 
+import diffusers
 from diffusers.models.attention_dispatch import AttentionBackendName
 
 from digen_core.config.model import Attention, ModelConfig
@@ -30,6 +31,7 @@ def set_attention(policy: Policy, config: ModelConfig) -> None:
             f"model.attention is {config.attention!r}, which needs a CUDA device, but model.device "
             f"is {policy.device.type!r} here; use native"
         )
+    diffusers.utils.logging.set_verbosity_error()  # it would warn that its choice is experimental
     try:
         policy.transformer.set_attention_backend(_BACKENDS[config.attention].value)
     except RuntimeError as error:  # a package that is not installed

@@ -26,7 +26,7 @@ def load_trainable(config: RunConfig, parts: frozenset[Part]) -> Policy:
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(config.cluster.threads_per_worker)
     policy = adapter_of(config.model.family).load(config.model, parts)
-    _prepare(policy, config)
+    prepare(policy, config)
     return policy
 
 
@@ -45,12 +45,17 @@ def build_trainable(config: RunConfig, folder: Path) -> PipelinePolicy:
     """
     torch.set_num_threads(config.cluster.threads_per_worker)
     policy = adapter_of(config.model.family).with_random_weights(config.model, folder)
-    _prepare(policy, config)
+    prepare(policy, config)
     return policy
 
 
-def _prepare(policy: Policy, config: RunConfig) -> None:
-    """Choose the attention, attach what is trained, and compile if the config says so."""
+def prepare(policy: Policy, config: RunConfig) -> None:
+    """Choose the attention, attach what is trained, and compile if the config says so.
+
+    Raises:
+        ConfigError: there is no such attention here, a LoRA target is no layer of the model, or
+            there is no compiler.
+    """
     set_attention(policy, config.model)
     make_trainable(
         policy,

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from deployments.cli import run
 from deployments.shipped import RECIPES, recipe_files
-from deployments.views.size import as_markdown, print_sizes, size
+from deployments.views.size import as_markdown, print_rows, quantities, size
 from digen_core.config.load import load_config
 from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
@@ -172,7 +172,7 @@ def test_size_prints_what_was_counted(tiny_families, capsys):
     (row,) = json.loads(capsys.readouterr().out)
     config = load_config(job, {"model.path": tiny_families["flux"], "train.lora.rank": 8})
     assert row == {"name": "shapes"} | asdict(sizes_of(config, Path(tiny_families["flux"])))
-    print_sizes({"shapes": sizes_of(config, Path(tiny_families["flux"]))})
+    print_rows({"shapes": quantities(sizes_of(config, Path(tiny_families["flux"])))})
     assert f"{row['trained_parameters'] / 1e6:.3g}" in capsys.readouterr().out
     assert run([*arguments, "--markdown"]) == 0
     heading, _, cells = capsys.readouterr().out.splitlines()
@@ -206,7 +206,7 @@ def test_the_page_shows_every_recipe(sd3_recipe):
     """docs/sizes.md is what `digen size --markdown` prints."""
     lines = (ROOT / "docs/sizes.md").read_text().splitlines()
     rows = [line for line in lines if line.startswith("| ")]
-    written = as_markdown({"flow_grpo_sd3_fast_nocfg": sd3_recipe}).splitlines()
+    written = as_markdown({"flow_grpo_sd3_fast_nocfg": quantities(sd3_recipe)}).splitlines()
     assert rows[:2] == written[:2]
     assert written[2] in rows
     assert [row.split(" | ")[0][2:] for row in rows[2:]] == [path.stem for path in recipe_files()]

@@ -1,0 +1,254 @@
+"""The memory model: allocations counted without allocating, held to what a model really takes."""
+
+import json
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from deployments.cli import run
+from deployments.views.memory import Needs, quantities
+from digen_core.config.run import RunConfig
+from digen_core.control.costs import Linear
+from digen_core.models.trainable import make_trainable, trainable_parameters
+from digen_core.planning.allocations import FakeModules
+from digen_core.planning.memory import CONTEXT_BYTES, Memory, memory_of
+from support.families import FAMILIES, frames_of, load_tiny
+from support.paths import ROOT
+
+GB = 10**9
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request) -> str:
+    return request.param
+
+
+def config_of(family: str, **tables) -> RunConfig:
+    """Images of 64 x 64 pixels, videos of 5 frames; packs of up to 6 pairs."""
+    model = {"height": 64, "width": 64, "num_frames": frames_of(family), "guidance_scale": 3.0}
+    tree = {
+        "model": {"family": family, "max_sequence_length": 24, **model},
+        "rollout": {"group_size": 4, "fragment_size": 4, "num_steps": 3},
+        "train": {"lora": {"rank": 3}, "pack_size": 6},
+    }
+    for name, table in tables.items():
+        tree[name] = {**tree.get(name, {}), **table}
+    return RunConfig.model_validate(tree)
+
+
+# --- counting ---------------------------------------------------------------------------------
+
+
+def linear(rows: int, columns: int) -> nn.Linear:
+    with torch.device("meta"):
+        return nn.Linear(columns, rows, bias=False)
+
+
+def test_a_matrix_product_by_hand():
+    """100 x 8 numbers go in and 100 x 16 come out: 4 bytes each."""
+    module = linear(16, 8)
+    fake = FakeModules(module)
+    assert fake.peak(lambda: module(torch.empty(100, 8))) == 4 * (800 + 1600)
+
+
+def test_what_nobody_holds_any_more_does_not_count():
+    module = linear(8, 8)
+    fake = FakeModules(module)
+
+    def chain():
+        x = torch.empty(100, 8)
+        with torch.no_grad():
+            for _ in range(10):
+                x = module(x)
+
+    assert fake.peak(chain) == 4 * 2 * 800
+
+
+def test_what_autograd_keeps_counts():
+    """The inputs of ten products are kept for the gradient of their one weight."""
+    module = linear(8, 8)
+    fake = FakeModules(module)
+
+    def forward():
+        x = torch.empty(100, 8)
+        for _ in range(10):
+            x = module(x)
+
+    assert fake.peak(forward) == 4 * 11 * 800
+
+
+def test_views_share_their_memory_and_modules_do_not_count():
+    module = linear(8, 8)
+    fake = FakeModules(module)
+    assert fake.peak(lambda: torch.empty(10, 8).view(80)[:40].reshape(5, 8)) == 4 * 80
+    assert fake.peak(lambda: module.weight.t()) == 0
+
+
+def test_attention_makes_no_matrix_of_all_pairs_of_tokens():
+    fake = FakeModules(linear(1, 1))
+    shape = (1, 4, 4096, 64)
+
+    def attend():
+        q, k, v = (torch.empty(shape) for _ in range(3))
+        with torch.no_grad():
+            nn.functional.scaled_dot_product_attention(q, k, v)
+
+    one = 4 * 4 * 4096 * 64
+    assert 4 * one <= fake.peak(attend) < 5 * one
+    assert fake.peak(attend) < 4 * 4 * 4096**2 / 10
+
+
+# --- real models ------------------------------------------------------------------------------
+
+
+def allocated(work, *arguments) -> int:
+    """Return the most bytes that this CPU's allocator gave out at once while work was done."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        work(*arguments)
+    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+    sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(accumulate(sizes))
+
+
+@pytest.mark.parametrize("lora", [{"rank": 3}, None], ids=["lora", "all weights"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_peaks_are_those_of_a_real_model(tiny_families, family, lora, checkpointing):
+    train = {"lora": lora, "gradient_checkpointing": checkpointing}
+    config = config_of(family, train=train)
+    found = memory_of(config, Path(tiny_families[family]))
+    size = {"height": 64, "width": 64}
+    policy = load_tiny(tiny_families[family], family, **size)
+    make_trainable(policy, config.train.lora, gradient_checkpointing=checkpointing)
+    base = sum(p.nbytes for name, p in policy.transformer.named_parameters() if "lora" not in name)
+    trained = trainable_parameters(policy)
+    assert found.weights == base
+    assert found.gradient_sum == sum(p.nbytes for p in trained.values())
+    assert found.adapters == (2 * found.gradient_sum if lora else 0)
+
+    def velocity(count, condition):
+        x = torch.randn(count, *policy.latent_shape)
+        return policy.velocity(x, torch.rand(count), condition)
+
+    def pack(count, condition):
+        loss = velocity(count, condition).sum()
+        torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+
+    # Qwen-Image's table of positions, 0.3 MB, is no buffer, and counts: it is copied to a device.
+    for count in (6,) if family == "qwen_image" else (1, 6):
+        condition = policy.encode(["a red circle"] * count)
+        beside = sum(value.nbytes for value in condition.values())  # there already
+        with torch.no_grad():
+            step = allocated(velocity, count, condition) + beside
+        assert found.step(count) == pytest.approx(step, rel=0.1)
+        gradient = allocated(pack, count, condition) + beside
+        assert found.pack(count) == pytest.approx(gradient, rel=0.1)
+
+
+def test_the_vae_and_text_encoders_are_those_of_the_folder(tiny_families, family):
+    folder = Path(tiny_families[family])
+    found = memory_of(config_of(family), folder)
+    pipeline = load_tiny(tiny_families[family], family).pipeline
+    encoders = [own for name, own in pipeline.components.items() if name.startswith("text_encoder")]
+    expected = sum(p.nbytes for own in encoders if own is not None for p in own.parameters())
+    assert found.text_encoders == pytest.approx(expected, rel=0.05)  # tied weights are saved once
+    vae = sum(p.nbytes for p in [*pipeline.vae.parameters(), *pipeline.vae.buffers()])
+    assert found.vae == vae
+
+
+def test_less_is_needed_where_the_config_says_so(tiny_families):
+    folder = Path(tiny_families["flux"])
+
+    def memory(**tables) -> Memory:
+        return memory_of(config_of("flux", **tables), folder)
+
+    plain = memory()
+    assert memory(train={"gradient_checkpointing": True}).pack(6) < 0.7 * plain.pack(6)
+    assert memory(model={"dtype": "bfloat16"}).weights < 0.6 * plain.weights
+    assert memory(model={"vae_slicing": True}).decode(4) < 0.5 * plain.decode(4)
+    assert memory(model={"offload": ()}).rollout(4) > plain.rollout(4)
+    averaged, alone = memory(), memory(train={"ema_decay": 0.0})
+    assert averaged.state == alone.state * 4 / 3
+
+
+def test_versions_by_hand(tiny_families):
+    """Adapters lie side by side on the device, masters of all weights on its host."""
+    folder = Path(tiny_families["flux"])
+    stale = {"layout": "tcss", "max_stale_share": 1.0, "max_staleness": 1}
+    lora, whole = (
+        memory_of(config_of("flux", train={"lora": lora}, schedule=stale), folder)
+        for lora in ({"rank": 3}, None)
+    )
+    assert lora.adapters == 3 * lora.gradient_sum
+    assert lora.versions == 0
+    assert whole.versions == 2 * whole.gradient_sum == 2 * whole.weights
+
+
+# --- what fits --------------------------------------------------------------------------------
+
+
+MEMORY = Memory(
+    weights=24 * GB,
+    adapters=GB,
+    text_encoders=10 * GB,
+    vae=GB,
+    step=Linear(fixed=0, per_item=GB),
+    decode=Linear(fixed=0, per_item=2 * GB),
+    pack=Linear(fixed=GB, per_item=4 * GB),
+    gradient_sum=2 * GB,
+    versions=0,
+    state=10 * GB,
+    step_copies=20 * GB,
+    offload=frozenset(),
+)
+
+
+def test_devices_by_hand():
+    resident = 24 * GB + GB + CONTEXT_BYTES
+    assert MEMORY.rollout(1) == resident + 11 * GB + 2 * GB
+    assert MEMORY.rollout(3) == resident + 11 * GB + 6 * GB
+    assert MEMORY.trainer(2) == resident + 2 * GB + 9 * GB
+    assert MEMORY.both(1, 2) == resident + 2 * GB + 11 * GB + 9 * GB
+    assert MEMORY.host == 30 * GB
+    waiting = replace(MEMORY, offload=frozenset({"text_encoders", "vae"}))
+    assert waiting.rollout(1) == resident + 10 * GB  # while prompts are embedded
+    assert waiting.rollout(6) == resident + 13 * GB  # while samples are decoded
+    assert waiting.both(1, 2) == resident + 2 * GB + 10 * GB
+
+
+@pytest.mark.parametrize(
+    ("card", "does"),
+    [(24, "-"), (32, "-"), (34, "trains"), (40, "generates or trains"), (48, "both")],
+)
+def test_what_a_card_can_do(card, does):
+    assert Needs(8, 8, MEMORY).on_card(card) == does
+
+
+def test_size_prints_memory(tiny_families, capsys):
+    arguments = ["size", "shapes", "--model.path", tiny_families["flux"], "--memory"]
+    assert run(arguments) == 0
+    shown = capsys.readouterr().out
+    for quantity, _ in quantities(Needs(8, 8, MEMORY)):
+        assert quantity in shown
+    assert run([*arguments, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["name"] == "shapes"
+    assert row["trainer"] > row["parts"]["weights"] > 0
+    assert run([*arguments, "--markdown"]) == 0
+    heading, _, cells = capsys.readouterr().out.splitlines()
+    assert heading.count("|") == cells.count("|")
+
+
+@pytest.mark.slow
+def test_the_page_shows_what_is_counted(capsys):
+    """docs/sizes.md is what `digen size --memory --markdown` prints."""
+    lines = (ROOT / "docs/sizes.md").read_text().splitlines()
+    assert run(["size", "flow_grpo_sd3_fast_nocfg", "--memory", "--markdown"]) == 0
+    heading, _, cells = capsys.readouterr().out.splitlines()
+    assert heading in lines
+    assert cells in lines
