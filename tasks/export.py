@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from digen_core.models.export import save_for_diffusers
+from digen_core.checkpoints.export import save_for_diffusers
 from digen_core.training.optimizer import TrainState
 from tasks.body import body
 from tasks.receipts import Nothing

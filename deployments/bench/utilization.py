@@ -12,13 +12,14 @@ from typing import Any, Final
 import torch
 from rich.console import Console
 
-from deployments.views.size import reading_settings, settings_folder
+from deployments.views.size import reading_settings
 from deployments.views.terminal import borderless, terminal
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.models.loading import build_trainable
 from digen_core.models.pipeline_policy import PipelinePolicy
 from digen_core.models.policy import Condition
+from digen_core.planning.model_settings import settings_folder
 from digen_core.planning.sizes import Sizes, sizes_of
 from tasks.measure import Work, work_seconds
 

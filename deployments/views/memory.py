@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from deployments.views.size import Quantities, reading_settings, settings_folder, short
+from deployments.views.size import Quantities, reading_settings, short
 from digen_core.config.run import RunConfig
-from digen_core.planning.memory import Memory, memory_of
+from digen_core.planning.memory import Memory
+from digen_core.planning.memory_count import memory_of
+from digen_core.planning.model_settings import settings_folder
 
 GB: Final = 10**9
 CARDS: Final = (24, 48, 80, 141)

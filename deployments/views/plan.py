@@ -12,9 +12,12 @@ from rich.table import Table
 from deployments.views.terminal import borderless, terminal
 from digen_core.config.run import RunConfig
 from digen_core.control.layout import LayoutName
+from digen_core.errors import UserError
+from digen_core.planning.capacity import Fit, ShortageError, fit
 from digen_core.planning.cluster import Cluster
 from digen_core.planning.job import Job
-from digen_core.planning.planner import JobPlan, plan_config
+from digen_core.planning.memory import Memory
+from digen_core.planning.planner import JobPlan, plan_config, with_sizes
 from digen_core.planning.profile import load_profile
 from digen_core.trace.gaps import CAUSES, idle_gaps
 from digen_core.trace.metrics import idle_seconds
@@ -26,7 +29,8 @@ the profile.json of a short run gives better ones (schedule.profile)"""
 
 
 MEMORY: Final = """\
-whether weights and activations fit into the devices' memory is not looked at: see 'digen size'"""
+devices without a capacity: whether weights and activations fit is not looked at; the cluster file
+takes one, and 'digen size --memory' says what is needed"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ class Row:
     kwh_per_1000_samples: float
     idle: dict[str, float]  # share of the device seconds, by cause
     estimated: bool  # from data sheets, not from measured costs
+    fitted: bool  # into the capacity of all devices
 
 
 def plan(config: RunConfig, cluster: Cluster) -> list[Row]:
@@ -61,6 +66,8 @@ def plan(config: RunConfig, cluster: Cluster) -> list[Row]:
     Raises:
         UserError: the costs are not known, or no layout fits the devices.
     """
+    room = _fitted(config, cluster)
+    cluster = room.cluster
     schedule = config.schedule
     profile = load_profile(schedule.profile) if schedule.profile else None
     estimated = profile is None and cluster.leaves_costs_to_data_sheets
@@ -70,8 +77,47 @@ def plan(config: RunConfig, cluster: Cluster) -> list[Row]:
 
         cluster = with_estimates(cluster, size(config))
     job = Job.of(config, cluster.fleet, cluster.costs(profile))
-    plans = plan_config(job, config, search_sizes=True)
+    work = job.workload
+    fragments = [n for n in range(1, room.fragment_size + 1) if not work.group_size % n]
+    job = with_sizes(job, max(fragments), min(work.pack_size, room.pack_size))
+    plans = plan_config(
+        job,
+        config,
+        search_sizes=True,
+        largest_fragment=room.fragment_size,
+        mixes=room.mixes,
+    )
     return [_row(own, cluster, estimated) for own in plans]
+
+
+def _fitted(config: RunConfig, cluster: Cluster) -> Fit:
+    """Return what the devices' memory leaves to plan with: anything, if none has a capacity.
+
+    Raises:
+        UserError: the recipe does not fit; the message says what would.
+    """
+    if not any(group.capacity for group in cluster.devices):
+        return Fit(cluster, config.rollout.group_size, config.train.pack_size, mixes=True)
+    from deployments.views.memory import needs_of  # torch and diffusers, as above
+    from digen_core.planning.model_settings import settings_folder
+    from digen_core.planning.remedies import remedy
+
+    def fitting(memory: Memory) -> Fit:
+        return fit(cluster, memory, config.rollout.group_size, config.train.pack_size)
+
+    def fits(memory: Memory) -> bool:
+        try:
+            fitting(memory)
+        except ShortageError:
+            return False
+        return True
+
+    try:
+        return fitting(needs_of(config).memory)
+    except ShortageError as error:
+        found = remedy(config, settings_folder(config.model.path), fits)
+        advice = f"it fits with {found}" if found else "use devices with more"
+        raise UserError(f"{error}; {advice}") from error
 
 
 def print_plan(rows: Sequence[Row], title: str, console: Console | None = None) -> None:
@@ -83,7 +129,8 @@ def print_plan(rows: Sequence[Row], title: str, console: Console | None = None) 
     console.print(_table(title, ("layout", *CAUSES), idle))
     if rows[0].estimated:
         console.print(f"\n{ESTIMATED}")
-    console.print(f"\n{MEMORY}")
+    if not rows[0].fitted:
+        console.print(f"\n{MEMORY}")
     console.print(f"\n{toml_of(rows[0])}", markup=False)
 
 
@@ -170,6 +217,7 @@ def _row(own: JobPlan, cluster: Cluster, estimated: bool) -> Row:
         kwh_per_1000_samples=cluster.watts / 1000 * hours_per_1000,
         idle=_idle_shares(own),
         estimated=estimated,
+        fitted=all(group.capacity for group in cluster.devices),
     )
 
 

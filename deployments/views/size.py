@@ -3,38 +3,17 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 from rich.console import Console
 
 from deployments.views.terminal import borderless, terminal
 from digen_core.config.run import RunConfig
-from digen_core.config.shipped import data_folder, located
 from digen_core.errors import UserError
+from digen_core.planning.model_settings import settings_folder
 from digen_core.planning.sizes import Sizes, sizes_of
-
-MODEL_CONFIGS = data_folder("model_configs")
 
 Quantities = dict[tuple[str, str], str]
 """Quantity and unit -> number."""
-
-
-def settings_folder(path: str) -> Path:
-    """Return where the settings of a model are: its own folder, or the shipped ones of a hub id.
-
-    Raises:
-        UserError: the model is neither here nor one whose settings are shipped.
-    """
-    folder = Path(located(path))
-    if folder.is_dir():
-        return folder
-    shipped = {model.name: model for model in sorted(MODEL_CONFIGS.iterdir())}
-    if folder.name not in shipped:
-        raise UserError(
-            f"model.path {path} is no folder here, and the settings that digen ships are of "
-            f"{', '.join(shipped)} only; use one of these, or the folder of the model"
-        )
-    return shipped[folder.name]
 
 
 def size(config: RunConfig) -> Sizes:

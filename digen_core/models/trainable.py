@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from digen_core.config.train import LoraConfig
+from digen_core.inputs.weight_files import layers_of
 from digen_core.models.lora_targets import check_targets
 from digen_core.models.policy import Policy
-from digen_core.models.weight_files import layers_of
 from digen_core.seeding import INITIAL_WEIGHTS, generator_for
 from digen_core.transport.arrays import Weights, to_tensor
 

@@ -53,7 +53,7 @@ class KubernetesConfig(Strict):
     """Memory of a worker's pod."""
 
 
-_OF_A_KIND = ("speed", "costs", "tflops", "memory")  # equal in all groups of a kind
+_OF_A_KIND = ("speed", "costs", "tflops", "bandwidth", "capacity")  # equal in all groups of a kind
 
 
 class Cluster(Strict):

@@ -36,7 +36,7 @@ def _estimated(group: DeviceGroup, cluster: Cluster, sizes: Sizes) -> DeviceCost
     assert group.tflops is not None
     generating = 1e12 * group.tflops * cluster.mfu_denoise
     training = 1e12 * group.tflops * cluster.mfu_train
-    read = sizes.weight_bytes / (1e9 * group.memory) if group.memory else 0.0
+    read = sizes.weight_bytes / (1e9 * group.bandwidth) if group.bandwidth else 0.0
     return DeviceCosts(
         step=Linear(fixed=read, per_item=sizes.step_flops / generating),
         decode=Linear(per_item=sizes.decode_flops / generating),

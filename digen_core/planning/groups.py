@@ -89,8 +89,11 @@ class DeviceGroup(WorkerGroup):
     """Peak of dense bfloat16 arithmetic in TFLOP/s, as data sheets say: estimates the costs of a
     recipe where neither a profile nor this file gives any."""
 
-    memory: float | None = Field(None, gt=0)
+    bandwidth: float | None = Field(None, gt=0)
     """Peak of its memory's bandwidth in GB/s, for the same."""
+
+    capacity: float | None = Field(None, gt=0)
+    """Its memory in GB (10^9 bytes): what does not fit is not planned. Null: not looked at."""
 
     link: float | None = Field(None, gt=0)
     """GB/s that each of them receives; null: the cluster's ``network``."""

@@ -46,6 +46,7 @@ def plan_job(
     fixed: Fixed | None = None,
     max_stale_share: float = 0.0,
     search_sizes: bool = False,
+    largest_fragment: int | None = None,
 ) -> list[JobPlan]:
     """Return the plans of the most promising layouts, the fastest first.
 
@@ -57,6 +58,7 @@ def plan_job(
         fixed: quantities to keep.
         max_stale_share: share of stale groups in layouts that have them; others have none.
         search_sizes: choose fragment and pack sizes too, packs up to the job's.
+        largest_fragment: that may be chosen; None: any.
 
     Raises:
         ValueError: nothing is left to choose from.
@@ -67,9 +69,11 @@ def plan_job(
     possible = [layout for layout in layouts if _splits(job, layout)]
     if not possible:
         raise ValueError(f"{job.devices} devices with these roles can do none of {list(layouts)}")
-    sized = {
-        layout: _fastest_size(job, layout, max_stale_share, search_sizes) for layout in possible
-    }
+    choices = [job]
+    if search_sizes:
+        most = largest_fragment or job.workload.group_size
+        choices += [with_sizes(job, *size) for size in sizes(job) if size[0] <= most]
+    sized = {layout: _fastest_size(choices, layout, max_stale_share) for layout in possible}
     ranking = sorted(possible, key=lambda layout: sized[layout][0])
     searched = ranking[:NUM_SEARCHED] + [x for x in ranking[NUM_SEARCHED:] if x == BASELINE]
     plans = []
@@ -80,20 +84,39 @@ def plan_job(
     return sorted(plans, key=lambda plan: (plan.seconds, plan.layout != BASELINE))
 
 
-def plan_config(job: Job, config: RunConfig, *, search_sizes: bool = False) -> list[JobPlan]:
+def plan_config(
+    job: Job,
+    config: RunConfig,
+    *,
+    search_sizes: bool = False,
+    largest_fragment: int | None = None,
+    mixes: bool = True,
+) -> list[JobPlan]:
     """Return the plans of a job with what its config allows and fixes, the fastest first.
+
+    Args:
+        job: of the config.
+        config: of the run.
+        search_sizes: as in ``plan_job``.
+        largest_fragment: as in ``plan_job``.
+        mixes: whether a device has room for what generating and training need together.
 
     Raises:
         UserError: nothing is left to choose from.
     """
-    schedule = config.schedule
+    schedule, layouts = config.schedule, layouts_for(config)
+    fixed = Fixed(helpers=schedule.num_helpers, assistants=schedule.num_assistants)
+    if not mixes:
+        layouts = [layout for layout in layouts if not LAYOUTS[layout].colocated]
+        fixed = Fixed(helpers=0, assistants=0)
     try:
         return plan_job(
             job,
-            layouts_for(config),
-            fixed=Fixed(helpers=schedule.num_helpers, assistants=schedule.num_assistants),
+            layouts,
+            fixed=fixed,
             max_stale_share=schedule.stale_share,
             search_sizes=search_sizes,
+            largest_fragment=largest_fragment,
         )
     except ValueError as error:
         raise UserError(str(error)) from error
@@ -116,15 +139,19 @@ def with_sizes(job: Job, fragment_size: int, pack_size: int) -> Job:
 
 
 def _fastest_size(
-    job: Job, layout: LayoutName, stale_share: float, search_sizes: bool
+    choices: Sequence[Job], layout: LayoutName, stale_share: float
 ) -> tuple[float, Job]:
-    """Return the seconds of a layout, from one simulation, and the job with the best sizes."""
+    """Return the seconds of a layout, from one simulation, and the job with the best sizes.
+
+    Args:
+        choices: the job itself, and the same with other sizes if these are searched for.
+        layout: that is judged.
+        stale_share: of layouts that have stale groups.
+    """
     share = stale_share if LAYOUTS[layout].stale else 0.0
-    candidates = [job]
-    if search_sizes:
-        jobs = [with_sizes(job, *size) for size in sizes(job)]
-        candidates += sorted(jobs, key=lambda own: _estimate(own, layout, share)[0])[:NUM_SIZES]
-    rated = [(_simulated(own, layout, share), own) for own in candidates]
+    job, *others = choices
+    best = sorted(others, key=lambda own: _estimate(own, layout, share)[0])[:NUM_SIZES]
+    rated = [(_simulated(own, layout, share), own) for own in (job, *best)]
     return min(rated, key=lambda item: item[0])
 
 

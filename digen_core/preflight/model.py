@@ -20,10 +20,10 @@ from digen_core.inputs.reading import (
     require_file,
     shown,
 )
+from digen_core.inputs.weight_files import layers_of, shapes_in, shapes_in_folder
 from digen_core.models.compiler import require_compiler
 from digen_core.models.image_size import check_local_size
 from digen_core.models.lora_targets import check_targets
-from digen_core.models.weight_files import layers_of, shapes_in, shapes_in_folder
 from digen_core.preflight.hub import check_source, hub_failure
 
 _PART: Final = re.compile(r"\w{1,100}")  # a subfolder of a pipeline

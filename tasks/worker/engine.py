@@ -20,6 +20,7 @@ from digen_core.rewards.scoring import RewardFn
 from digen_core.training.optimizer import PolicyVersion, TrainState
 from digen_core.transport.arrays import Weights
 from tasks.worker.fitting import Activity, Fitting, needing_memory
+from tasks.worker.room import require_room
 from tasks.worker.span import span_on_receipt
 
 
@@ -99,6 +100,7 @@ _engines: dict[str, Engine] = {}
 def build_engine(run_id: str, config: RunConfig, device_name: str, roles: frozenset[str]) -> Engine:
     """Load the parts that the roles need, and keep the engine for the tasks to come."""
     _release_engines()  # one run at a time on a worker, and no room for two models
+    require_room(config, device_name, roles)
     policy = load_trainable(config, ALL_PARTS if "rollout" in roles else TRAINER_PARTS)
     is_scoring = "rollout" in roles
     rewards = reward_functions(config.rewards_of(None), policy.device) if is_scoring else {}

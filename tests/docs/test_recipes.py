@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from deployments.shipped import recipe_files
-from deployments.views.size import settings_folder
 from digen_core.config.load import load_config
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt
 from digen_core.models.trainable import initial_weights, make_trainable, trainable_parameters
+from digen_core.planning.model_settings import settings_folder
 from digen_core.preflight.run import check_inputs
 from digen_core.reference.loop import post_train_serially
 from digen_core.rewards import reward_functions

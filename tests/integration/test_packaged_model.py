@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image, ImageSequence
 
+from digen_core.checkpoints.export import save_for_diffusers
 from digen_core.config.families import VIDEO_FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
-from digen_core.models.export import save_for_diffusers
 from digen_core.models.trainable import make_trainable, set_weights
 from support.families import FAMILIES, HEIGHT, NEGATIVE, TOKENS, WIDTH, frames_of, load_tiny, stock
 from support.tiny_policies import moved_weights

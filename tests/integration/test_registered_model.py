@@ -10,8 +10,8 @@ from mlflow import MlflowClient
 from PIL import Image
 from safetensors import safe_open
 
+from digen_core.checkpoints.export import save_for_diffusers
 from digen_core.config.run import RunConfig
-from digen_core.models.export import save_for_diffusers
 from digen_core.models.trainable import set_weights
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent

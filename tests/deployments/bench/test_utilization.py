@@ -12,10 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from deployments.bench.utilization import Row, cut_settings, noise_condition, print_rows, rows_of
 from deployments.cli import run
-from deployments.views.size import MODEL_CONFIGS
 from digen_core.config.run import RunConfig
 from digen_core.models.families import adapter_of
 from digen_core.models.loading import build_trainable
+from digen_core.planning.model_settings import MODEL_CONFIGS
 from digen_core.planning.sizes import Sizes, sizes_of
 from support.families import FAMILIES, frames_of, load_tiny
 from support.paths import ROOT

@@ -109,3 +109,56 @@ def test_wrong_input_is_one_line(arguments, message, small, capsys):
     assert out == ""
     assert err.count("\n") == 1
     assert message in err
+
+
+CARDS = """
+optimizer_step = 0.1
+[reference]
+step = {{ fixed = 1.0, per_item = 0.1 }}
+pack = {{ fixed = 1.0, per_item = 0.1 }}
+[[devices]]
+kind = "card"
+count = 4
+capacity = {capacity}
+"""
+
+
+@pytest.fixture
+def tiny(small, tiny_flux):
+    """A model whose samples are large for it: what a device computes takes the most."""
+    return [small, "--model.path", tiny_flux, "--model.height", "128", "--model.width", "128"]
+
+
+def cards(tmp_path, capacity: float) -> str:
+    path = tmp_path / "cards.toml"
+    path.write_text(CARDS.format(capacity=capacity))
+    return str(path)
+
+
+def test_sizes_are_those_that_fit(tiny, tmp_path, capsys):
+    from deployments.overrides import config_of
+    from deployments.views.memory import GB, needs_of
+
+    memory = needs_of(config_of(tiny, "digen plan")).memory
+    plans = plans_of(capsys, *tiny, "--cluster", cards(tmp_path, memory.both(1, 1) / GB + 1e-6))
+    assert {(own["fragment_size"], own["pack_size"], own["fitted"]) for own in plans} == {
+        (1, 1, True)
+    }
+    best, *_ = plans_of(capsys, *tiny, "--cluster", cards(tmp_path, 80))
+    assert best["fragment_size"] > 1
+    assert best["pack_size"] > 1
+
+
+def test_what_does_not_fit_is_one_line_with_what_would(tiny, tmp_path, capsys):
+    from deployments.overrides import config_of
+    from deployments.views.memory import GB, needs_of
+
+    config = config_of([*tiny, "--train.gradient-checkpointing", "true"], "digen plan")
+    room = max(needs_of(config).memory.trainer(1), needs_of(config).memory.rollout(1)) / GB
+    assert run(["plan", *tiny, "--cluster", cards(tmp_path, room + 1e-6)]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "to train one pair; it fits with train.gradient_checkpointing = true" in err
+    assert run(["plan", *tiny, "--cluster", cards(tmp_path, 1)]) == 2
+    assert "kind card, of 1 GB, lacks the memory" in (err := capsys.readouterr().err)
+    assert err.endswith("use devices with more\n")

@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from digen_core.checkpoints.export import save_for_diffusers
 from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
 from digen_core.errors import UserError
-from digen_core.models.export import save_for_diffusers
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.models.trainable import make_trainable, reference_weights, set_weights
 from digen_core.preflight.run import check_inputs

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from digen_core.algorithms import ALGORITHMS
+from digen_core.checkpoints.export import save_for_diffusers
 from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
 from digen_core.control.protocol import Fragment
-from digen_core.models.export import save_for_diffusers
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.models.trainable import make_trainable, set_weights, trainable_parameters
 from digen_core.rollout.sampler import denoise, initial_latent

@@ -5,8 +5,8 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 
+from digen_core.checkpoints.export import save_for_diffusers
 from digen_core.config.train import LoraConfig
-from digen_core.models.export import save_for_diffusers
 from digen_core.models.policy import ALL_PARTS, TRAINER_PARTS
 from digen_core.models.tiny.flux import PROMPT_TOKENS
 from digen_core.models.trainable import (

@@ -8,8 +8,8 @@ import torch
 from diffusers import FluxPipeline
 
 from digen_core.algorithms.flow_grpo import FlowGrpo
+from digen_core.checkpoints.export import save_for_diffusers
 from digen_core.config.run import RunConfig
-from digen_core.models.export import save_for_diffusers
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
 from digen_core.models.versions import versions_of
 from digen_core.training.gradient_sum import pack_gradient

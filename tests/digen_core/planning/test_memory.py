@@ -10,12 +10,14 @@ import torch
 from torch import nn
 
 from deployments.cli import run
+from deployments.shipped import recipe_files
 from deployments.views.memory import Needs, quantities
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
 from digen_core.models.trainable import make_trainable, trainable_parameters
 from digen_core.planning.allocations import FakeModules
-from digen_core.planning.memory import CONTEXT_BYTES, Memory, memory_of
+from digen_core.planning.memory import CONTEXT_BYTES, Memory
+from digen_core.planning.memory_count import memory_of
 from support.families import FAMILIES, frames_of, load_tiny
 from support.paths import ROOT
 
@@ -247,7 +249,10 @@ def test_size_prints_memory(tiny_families, capsys):
 @pytest.mark.slow
 def test_the_page_shows_what_is_counted(capsys):
     """docs/sizes.md is what `digen size --memory --markdown` prints."""
-    lines = (ROOT / "docs/sizes.md").read_text().splitlines()
+    section = (ROOT / "docs/sizes.md").read_text().partition("## Memory")[2]
+    lines = section.partition("## Estimated costs")[0].splitlines()
+    names = [line.split(" | ")[0][2:] for line in lines if line.startswith("| ")][2:]
+    assert names == [path.stem for path in recipe_files()]
     assert run(["size", "flow_grpo_sd3_fast_nocfg", "--memory", "--markdown"]) == 0
     heading, _, cells = capsys.readouterr().out.splitlines()
     assert heading in lines

@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 
 from digen_core.config.run import RunConfig
 from digen_core.errors import ConfigError
+from digen_core.inputs.weight_files import layers_of, shapes_in
 from digen_core.models.lora_targets import check_targets
-from digen_core.models.weight_files import layers_of, shapes_in
 from digen_core.preflight.hub import check_available
 from digen_core.preflight.model import check_model
 from support.families import HEIGHT, WIDTH

@@ -1,0 +1,116 @@
+"""The capacity of devices: which roles their memory leaves them, and how much they do at once.
+
+Importing this module must not import torch.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+from digen_core.errors import UserError
+from digen_core.planning.cluster import Cluster
+from digen_core.planning.groups import ROLES, DeviceGroup
+from digen_core.planning.memory import Memory
+
+GB: Final = 10**9
+
+_WORDS: Final[dict[str, str]] = {
+    "rollout": "to generate one sample",
+    "trainer": "to train one pair",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a recipe can do on the devices of a cluster."""
+
+    cluster: Cluster  # its devices with the roles that their memory leaves them
+    fragment_size: int  # samples that every device which generates takes at once
+    pack_size: int  # pairs, likewise
+    mixes: bool  # whether devices with both roles have room for what both need
+
+
+def fit(cluster: Cluster, memory: Memory, fragment_size: int, pack_size: int) -> Fit:
+    """Hold what a recipe needs against the devices whose ``capacity`` is known.
+
+    Args:
+        cluster: the devices.
+        memory: of the recipe.
+        fragment_size: samples of a fragment, at most.
+        pack_size: pairs of a pack, at most.
+
+    Raises:
+        ShortageError: some devices can do nothing, or a role is left without a device.
+    """
+    groups = tuple(_narrowed(group, memory) for group in cluster.devices)
+    for role in sorted(ROLES["both"]):
+        if not any(role in ROLES[group.roles] for group in groups):
+            most = max(group.capacity or 0 for group in groups)
+            raise ShortageError(f"the largest device, of {most:g} GB,", memory, {role})
+    mixes = all(
+        memory.both(1, 1) <= _room(group)
+        for group in groups
+        if group.roles == "both" and group.capacity
+    )
+
+    def generates(size: int, group: DeviceGroup) -> int:
+        both = mixes and group.roles == "both"
+        return memory.both(size, 1) if both else memory.rollout(size)
+
+    def trains(size: int, group: DeviceGroup) -> int:
+        both = mixes and group.roles == "both"
+        return memory.both(1, size) if both else memory.trainer(size)
+
+    return Fit(
+        cluster.model_copy(update={"devices": groups}),
+        _largest(generates, [g for g in groups if g.roles != "trainer"], fragment_size),
+        _largest(trains, [g for g in groups if g.roles != "rollout"], pack_size),
+        mixes,
+    )
+
+
+def least(memory: Memory, roles: Collection[str]) -> int:
+    """Return the bytes without which a device can do nothing in its roles: one sample, one pair."""
+    if len(roles) > 1:
+        return memory.both(1, 1)
+    return memory.rollout(1) if "rollout" in roles else memory.trainer(1)
+
+
+class ShortageError(UserError):
+    """A recipe does not fit into the memory of a device; the message is one line."""
+
+    def __init__(self, whose: str, memory: Memory, roles: Collection[str]) -> None:
+        needs = [f"{least(memory, {r}) / GB:.1f} GB {_WORDS[r]}" for r in sorted(roles)]
+        if len(roles) > 1:
+            needs.append(f"{least(memory, roles) / GB:.1f} GB for either in turn")
+        super().__init__(f"{whose} lacks the memory that this takes: {', '.join(needs)}")
+
+
+def _narrowed(group: DeviceGroup, memory: Memory) -> DeviceGroup:
+    """Return a group with the roles that its memory leaves it."""
+    if group.capacity is None:
+        return group
+    asked = ROLES[group.roles]
+    left = {role for role in asked if least(memory, {role}) <= _room(group)}
+    if not left:
+        raise ShortageError(f"kind {group.kind}, of {group.capacity:g} GB,", memory, asked)
+    roles = next(name for name, declared in ROLES.items() if declared == left)
+    return group.model_copy(update={"roles": roles})
+
+
+def _room(group: DeviceGroup) -> float:
+    assert group.capacity is not None
+    return group.capacity * GB
+
+
+def _largest(
+    needed: Callable[[int, DeviceGroup], int], groups: Collection[DeviceGroup], most: int
+) -> int:
+    """Return the most items, up to ``most``, that fit on all devices whose capacity is known."""
+    known = [group for group in groups if group.capacity is not None]
+    fitting = (
+        size
+        for size in range(most, 1, -1)
+        if all(needed(size, group) <= _room(group) for group in known)
+    )
+    return next(fitting, 1)

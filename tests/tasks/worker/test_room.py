@@ -1,0 +1,80 @@
+"""A device that cannot hold a recipe is told before anything is loaded, with what to change."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from digen_core.config.run import RunConfig
+from digen_core.errors import UserError
+from digen_core.planning.memory_count import memory_of
+from support.tiny_policies import TINY
+from tasks.worker import engine as engine_module
+from tasks.worker import room
+from tasks.worker.engine import build_engine
+
+BOTH = frozenset({"rollout", "trainer"})
+
+
+@pytest.fixture
+def config(tiny_flux) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "model": {"path": tiny_flux, "device": "cpu", **TINY},
+            "rollout": {"group_size": 4, "num_steps": 3},
+        }
+    )
+
+
+@pytest.fixture
+def loaded(monkeypatch) -> list:
+    """What is loaded, of nothing that does not fit."""
+    found, load = [], engine_module.load_trainable
+    monkeypatch.setattr(engine_module, "_engines", {})
+    monkeypatch.setattr(
+        engine_module, "load_trainable", lambda *own: found.append(own) or load(*own)
+    )
+    return found
+
+
+@pytest.mark.parametrize("roles", [{"rollout"}, {"trainer"}, BOTH])
+def test_the_least_of_a_devices_work_has_to_fit(config, tiny_flux, roles, monkeypatch, loaded):
+    found = memory_of(config, Path(tiny_flux))
+    needed = {"rollout": found.rollout(1), "trainer": found.trainer(1)}
+    least = needed[min(roles)] if len(roles) == 1 else found.both(1, 1)
+    monkeypatch.setattr(room, "bytes_of", lambda device: least)
+    build_engine("run-1", config, "gpu-0", frozenset(roles))
+    assert len(loaded) == 1
+    monkeypatch.setattr(room, "bytes_of", lambda device: least - 1)
+    monkeypatch.setattr(room, "remedy", lambda *arguments: None)
+    with pytest.raises(UserError, match=r"gpu-0, of 2 GB, lacks the memory .*; use devices with"):
+        build_engine("run-2", config, "gpu-0", frozenset(roles))
+    assert len(loaded) == 1
+
+
+def test_what_would_fit_is_named(config, monkeypatch, loaded):
+    """Without checkpointing, the gradient of a pair of a large image takes the most."""
+    large = config.model_copy(
+        update={"model": config.model.model_copy(update={"height": 128, "width": 128})}
+    )
+    folder = Path(config.model.path)
+    train = large.train.model_copy(update={"gradient_checkpointing": True})
+    less = memory_of(large.model_copy(update={"train": train}), folder).trainer(1)
+    assert less < memory_of(large, folder).trainer(1)
+    monkeypatch.setattr(room, "bytes_of", lambda device: less)
+    with pytest.raises(UserError) as error:
+        build_engine("run-1", large, "gpu-0", frozenset({"trainer"}))
+    assert str(error.value).endswith("; it fits with train.gradient_checkpointing = true")
+    assert not loaded
+
+
+def test_a_cpu_is_not_looked_at(config, monkeypatch, loaded):
+    monkeypatch.setattr(room, "memory_of", lambda *arguments: pytest.fail("counted"))
+    build_engine("run-1", config, "cpu-0", BOTH)
+    assert room.bytes_of(torch.device("cpu")) is None
+
+
+def test_a_model_whose_settings_are_elsewhere_is_not_looked_at(config, monkeypatch):
+    monkeypatch.setattr(room, "bytes_of", lambda device: 1)
+    model = config.model.model_copy(update={"path": "somebody/model"})
+    room.require_room(config.model_copy(update={"model": model}), "gpu-0", BOTH)
