@@ -30,14 +30,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the cases of a slice: those whose names hash lowest together with its seed.
+    """Begin with what takes longest, or keep a slice: cases that hash lowest with its seed.
 
-    Cases of whole sessions come after each other: their servers have fixed ports.
+    Files are dealt to processes: none is to be left alone with a long one at the end. Cases of
+    whole sessions come after each other: their servers have fixed ports.
     """
     for item in items:
         if item.get_closest_marker("operation"):
             item.add_marker(pytest.mark.xdist_group("operation"))
     if not (slice_ := config.getoption("--slice")):
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: item.path not in slow)
         return
     seed, _, count = slice_.rpartition(":")
     sliced = [item for item in items if any(item.get_closest_marker(mark) for mark in SLICED)]
