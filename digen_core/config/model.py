@@ -107,9 +107,9 @@ class ModelConfig(Strict):
     flash-attn 2 or 3, in half precision. sd3 takes native only, and qwen_image and hunyuan_video,
     which mask padded text, none of the flash kernels."""
 
-    offload: tuple[Literal["text_encoders", "vae"], ...] = ("text_encoders",)
-    """What waits in the host's memory while it has nothing to do, and goes to the device when
-    prompts are embedded or samples are decoded."""
+    offload: tuple[Literal["text_encoders", "vae", "transformer"], ...] = ("text_encoders",)
+    """What waits in the host's memory: the text encoders while no prompts are embedded, the VAE
+    while no samples are decoded, the transformer while prompts are embedded."""
 
     vae_tiling: bool = False
     """Decode in overlapping tiles: memory of a tile in place of a whole sample, and pixels that

@@ -1,4 +1,4 @@
-"""Modules that wait in the host's memory while they have nothing to do."""
+"""Modules that wait in the host's memory while they have nothing to do, or make room for others."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,3 +41,21 @@ def _copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(copy, requires_grad=tensor.requires_grad)
     return copy
+
+
+@contextmanager
+def off_device(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Run the body with a module in the host's memory; after it it is on its device again.
+
+    Its parameters stay the same objects, which versions and compiled code know. The copy on the
+    host is there for as long as the body runs only.
+    """
+    tensors = list(chain(module.parameters(), module.buffers()))
+    for tensor in tensors:
+        tensor.data = tensor.data.to("cpu", copy=True)
+    torch.cuda.empty_cache()
+    try:
+        yield
+    finally:
+        for tensor in tensors:
+            tensor.data = tensor.data.to(device)

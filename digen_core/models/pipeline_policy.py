@@ -11,7 +11,7 @@ import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_args
 
@@ -24,7 +24,7 @@ from digen_core.config.model import ModelConfig, Size
 from digen_core.errors import ConfigError
 from digen_core.models.adapters import fold_adapters
 from digen_core.models.image_size import require_multiples
-from digen_core.models.offload import on_device
+from digen_core.models.offload import off_device, on_device
 from digen_core.models.policy import TORCH_DTYPES, Condition, Part, resolve_device
 from digen_core.models.schedules import shifted_sigmas
 from digen_core.models.tiny.sizes import TransformerSize
@@ -53,6 +53,7 @@ class PipelinePolicy(ABC):
         self.latent_dtype = torch.promote_types(self.dtype, torch.float32)
         self.guided = self.uses_cfg and config.guidance_scale > 1
         self._negative: Condition | None = None
+        self._is_encoding = False  # with the transformer aside
         self.latent_shape = self._latent_shape()
 
     @classmethod
@@ -92,7 +93,8 @@ class PipelinePolicy(ABC):
         device = resolve_device(config.device)
         for name, module in pipeline.components.items():
             if isinstance(module, nn.Module) and name not in left_out:
-                place = "cpu" if _part_of(name) in config.offload else device
+                waits = _part_of(name) in {*config.offload} - {"transformer"}
+                place = "cpu" if waits else device
                 module.to(place).eval().requires_grad_(False)
         if config.vae_tiling:
             pipeline.vae.enable_tiling()
@@ -194,14 +196,24 @@ class PipelinePolicy(ABC):
                 condition[_NEGATIVE + name] = value.repeat_interleave(len(prompts), dim=0)
         return condition
 
-    def encoding(self) -> AbstractContextManager[None]:
-        """Have the text encoders on the device while the body runs: once for many prompts."""
+    @contextmanager
+    def encoding(self) -> Iterator[None]:
+        """Have the text encoders on the device while the body runs: once for many prompts.
+
+        The transformer makes room for them if the config says so.
+        """
         modules = [
             module
             for name, module in self.pipeline.components.items()
             if isinstance(module, nn.Module) and _part_of(name) == "text_encoders"
         ]
-        return on_device(modules, self.device)
+        with ExitStack() as stack:
+            if "transformer" in self.config.offload and not self._is_encoding:
+                self._is_encoding = True
+                stack.callback(setattr, self, "_is_encoding", False)
+                stack.enter_context(off_device(self.transformer, self.device))
+            stack.enter_context(on_device(modules, self.device))
+            yield
 
     def without_padding(self, condition: Condition) -> Condition:
         """Leave out what no row attends to: padding of all of them, and masks that mask nothing.

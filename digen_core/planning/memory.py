@@ -31,12 +31,14 @@ class Memory:
 
     def rollout(self, fragment_size: int) -> int:
         """Return the bytes of a device that generates fragments of so many samples."""
-        resident = self.weights + self.adapters + CONTEXT_BYTES
+        transformer = self.weights + self.adapters
+        resident = CONTEXT_BYTES
         resident += 0 if "text_encoders" in self.offload else self.text_encoders
         resident += 0 if "vae" in self.offload else self.vae
         encode = self.text_encoders if "text_encoders" in self.offload else 0
+        encode += 0 if "transformer" in self.offload else transformer
         decode = self.decode(fragment_size) + (self.vae if "vae" in self.offload else 0)
-        return round(resident + max(self.step(fragment_size), decode, encode))
+        return round(resident + max(encode, transformer + max(self.step(fragment_size), decode)))
 
     def trainer(self, pack_size: int) -> int:
         """Return the bytes of a device that trains packs of so many pairs."""

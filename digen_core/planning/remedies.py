@@ -12,6 +12,7 @@ _CHANGES: Final[tuple[tuple[str, str, object], ...]] = (
     ("model", "offload", ("text_encoders", "vae")),
     ("train", "gradient_checkpointing", True),
     ("model", "vae_tiling", True),
+    ("model", "offload", ("text_encoders", "vae", "transformer")),
     ("model", "dtype", "bfloat16"),
 )
 """Table, key and value, those first that change least."""

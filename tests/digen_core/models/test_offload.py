@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from digen_core.config.model import ModelConfig
-from digen_core.models.offload import on_device
+from digen_core.models.offload import off_device, on_device
 from support.families import FAMILIES, load_tiny
 
 META = torch.device("meta")  # any other device
@@ -45,6 +45,40 @@ def test_it_goes_back_when_the_body_fails():
     with pytest.raises(RuntimeError, match="out of order"), on_device([module], META):
         raise RuntimeError("out of order")
     assert places(module) == {"cpu"}
+
+
+def test_a_module_makes_room_and_comes_back():
+    module = nn.BatchNorm1d(3)
+    before = {name: (own, own.data_ptr(), own.clone()) for name, own in module.named_parameters()}
+    with off_device(module, torch.device("cpu")):
+        for name, own in module.named_parameters():
+            _, address, value = before[name]
+            assert own.data_ptr() != address  # of the device, which is free
+            torch.testing.assert_close(own, value)
+    for name, own in module.named_parameters():
+        same, _, value = before[name]
+        assert own is same
+        torch.testing.assert_close(own, value)
+
+
+def test_the_transformer_makes_room_once_while_prompts_are_embedded(tiny_families, monkeypatch):
+    from digen_core.models import pipeline_policy
+
+    policy = load_tiny(tiny_families["flux"], "flux", offload=("text_encoders", "transformer"))
+    assert places(policy.transformer) == {"cpu"}
+    aside = []
+
+    def noting(module, device):
+        aside.append(module)
+        return off_device(module, device)
+
+    monkeypatch.setattr(pipeline_policy, "off_device", noting)
+    with policy.encoding():
+        policy.encode(["a red circle"])
+        policy.encode(["a blue square"])
+    assert aside == [policy.transformer]
+    policy.encode(["a red circle"])
+    assert len(aside) == 2
 
 
 @pytest.mark.parametrize("family", FAMILIES)

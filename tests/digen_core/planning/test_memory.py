@@ -220,6 +220,9 @@ def test_devices_by_hand():
     waiting = replace(MEMORY, offload=frozenset({"text_encoders", "vae"}))
     assert waiting.rollout(1) == resident + 10 * GB  # while prompts are embedded
     assert waiting.rollout(6) == resident + 13 * GB  # while samples are decoded
+    aside = replace(MEMORY, offload=frozenset({"text_encoders", "vae", "transformer"}))
+    assert aside.rollout(1) == resident + 3 * GB  # a sample decoded: the encoders are not there
+    assert replace(aside, text_encoders=40 * GB).rollout(1) == CONTEXT_BYTES + 40 * GB
     assert waiting.both(1, 2) == resident + 2 * GB + 10 * GB
 
 
