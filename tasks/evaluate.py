@@ -56,7 +56,8 @@ def sample_and_score(
                     seed=config.seed,
                 ),
             )
-        images = torch.cat(parts)
+        with engine.needing_memory("evaluate"):
+            images = torch.cat(parts)
         asked = Asked.of(prompts, samples_per_prompt)
         scored = scores_of(engine.rewards, config.rewards, images, *asked)
     return to_array(images) if keep else None, scored

@@ -166,13 +166,15 @@ def _decoded(engine: Engine, segment: Segment) -> Tensor:
     """Return images [n, 3, H, W] or videos of the samples whose trajectories a segment ends."""
     place = segment.fragment.iteration, segment.fragment.group
     policy, x = engine.policy_of(*place), segment.x
-    parts = engine.fitting.in_parts(
-        "decode",
-        engine.config.size_of(*place),
-        len(x),
-        lambda part: policy.decode(to_tensor(x[part], policy.device)),
-    )
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    size = engine.config.size_of(*place)
+
+    def decoded(part: slice) -> Tensor:
+        images = policy.decode(to_tensor(x[part], policy.device))
+        return images if len(images) == len(x) else images.cpu()  # room for the next part
+
+    parts = engine.fitting.in_parts("decode", size, len(x), decoded)
+    with engine.needing_memory("decode"):
+        return parts[0] if len(parts) == 1 else torch.cat(parts).to(policy.device)
 
 
 def _is_shown(fragment: Fragment) -> bool:

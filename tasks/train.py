@@ -1,5 +1,6 @@
 """Training tasks: the gradient of a pack, reduce, the optimizer step, and the push."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -50,10 +51,12 @@ def train_pack(
         by_prompt = {prompt: row for part in conditions for prompt, row in part.items()}
         own = {group: by_prompt[prompt] for group, prompt in prompts.items()}
         total = GradientSum() if previous is None else previous
+        if pack.index in total.packs:  # this task is run again
+            return total, Trained(too_large=False)
         try:
             parts = [
                 _part_gradient(engine, part, version, segments, own, advantages)
-                for part in _by_size(pack, engine.config)
+                for part in _alike(pack, engine.config, own)
             ]
             total.add(pack.index, parts)
         except torch.OutOfMemoryError as error:
@@ -64,12 +67,19 @@ def train_pack(
     return total, Trained(too_large=False)
 
 
-def _by_size(pack: Pack, config: RunConfig) -> list[Pack]:
-    """Split a pack into those of one size of samples: the gradient is a sum over pairs."""
-    blocks: dict[Size, list[PairBlock]] = {}
+def _alike(pack: Pack, config: RunConfig, conditions: Mapping[int, Arrays]) -> list[Pack]:
+    """Split a pack into those of one size of samples and one length of text.
+
+    The gradient is a sum over pairs. With texts of several lengths there would be a mask, and with
+    another kernel of attention than the rollout's, ratios would not be 1 where they should be.
+    """
+    blocks: dict[tuple[Size, tuple[int, ...]], list[PairBlock]] = {}
     for block in pack.blocks:
-        size = config.size_of(block.fragment.iteration, block.fragment.group)
-        blocks.setdefault(size, []).append(block)
+        group = block.fragment.group
+        masks = [value for name, value in conditions[group].items() if name.endswith("mask")]
+        lengths = tuple(int(mask.sum()) for mask in masks)
+        size = config.size_of(block.fragment.iteration, group)
+        blocks.setdefault((size, lengths), []).append(block)
     return [Pack(pack.iteration, pack.index, tuple(own)) for own in blocks.values()]
 
 
@@ -81,7 +91,7 @@ def _part_gradient(
     conditions: dict[int, Arrays],
     advantages: dict[int, np.ndarray],
 ) -> PackGradient:
-    """Return the gradient of a pack whose samples have one size."""
+    """Return the gradient of a pack whose samples have one size and one length of text."""
     config = engine.config
     policy = engine.policy_of(pack.iteration, pack.blocks[0].fragment.group)
     pairs = gather_pairs(

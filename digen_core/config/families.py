@@ -36,11 +36,11 @@ class Family(NamedTuple):
     """Pixels in height and width of a token, from the configs of VAE and transformer; as diffusers'
     pipeline computes it, with its defaults."""
 
-    text_parameters: float
-    """Parameters of the published pipelines' text encoders together."""
+    text_parameters: float = 0.0
+    """Parameters of the published pipelines' text encoders together, where only that is known."""
 
     makes_videos: bool = False
-    attention: tuple[str, ...] = (*MASKED, "native_flash", "flash", "flash_3")
+    attention: tuple[str, ...] = (*MASKED, "native_flash", "flash")
     """Kernels of attention that a model of it can have, by ``model.attention``."""
 
 

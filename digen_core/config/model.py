@@ -17,7 +17,7 @@ from digen_core.strict import AtMost, PathText, Strict
 TinySize = Literal["tiny", "medium"]
 """How large a pipeline is that ``digen make-tiny`` makes: a key of its sizes."""
 
-Attention = Literal["native", "native_flash", "cudnn", "efficient", "math", "flash", "flash_3"]
+Attention = Literal["native", "native_flash", "cudnn", "efficient", "math", "flash"]
 """A kernel of scaled dot-product attention."""
 
 Size = tuple[int, int, int]
@@ -103,9 +103,8 @@ class ModelConfig(Strict):
 
     attention: Attention = "native"
     """Kernel of the transformer's attention, the same on all workers. native: torch's choice;
-    native_flash, cudnn, efficient, math: that one of torch's; flash, flash_3: of the package
-    flash-attn 2 or 3, in half precision. sd3 takes native only, and qwen_image and hunyuan_video,
-    which mask padded text, none of the flash kernels."""
+    native_flash, cudnn, efficient, math: that one of torch's; flash: of the package flash-attn 2.
+    sd3 takes native only, and qwen_image and hunyuan_video, which mask padded text, no flash."""
 
     offload: tuple[Literal["text_encoders", "vae", "transformer"], ...] = ("text_encoders",)
     """What waits in the host's memory: the text encoders while no prompts are embedded, the VAE

@@ -16,8 +16,10 @@ _BACKENDS: Final[dict[Attention, AttentionBackendName]] = {
     "efficient": AttentionBackendName._NATIVE_EFFICIENT,
     "math": AttentionBackendName._NATIVE_MATH,
     "flash": AttentionBackendName.FLASH,
-    "flash_3": AttentionBackendName._FLASH_3,
 }
+
+_CUDA: Final = ("cudnn", "flash")
+_HALF: Final = ("cudnn", "flash", "native_flash")
 
 
 def set_attention(policy: Policy, config: ModelConfig) -> None:
@@ -26,10 +28,15 @@ def set_attention(policy: Policy, config: ModelConfig) -> None:
     Raises:
         ConfigError: this machine has no such kernel.
     """
-    if config.attention in ("cudnn", "flash", "flash_3") and policy.device.type != "cuda":
+    if config.attention in _CUDA and policy.device.type != "cuda":
         raise ConfigError(
             f"model.attention is {config.attention!r}, which needs a CUDA device, but model.device "
             f"is {policy.device.type!r} here; use native"
+        )
+    if config.attention in _HALF and policy.device.type == "cuda" and "16" not in config.dtype:
+        raise ConfigError(
+            f"model.attention is {config.attention!r}, which takes half precision on CUDA, but "
+            f"model.dtype is {config.dtype!r}; use bfloat16, or native"
         )
     diffusers.utils.logging.set_verbosity_error()  # it would warn that its choice is experimental
     try:

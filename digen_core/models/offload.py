@@ -21,7 +21,7 @@ def on_device(modules: Sequence[nn.Module], device: torch.device) -> Iterator[No
         for name, tensor in chain(
             owner.named_parameters(recurse=False), owner.named_buffers(recurse=False)
         )
-        if tensor.device != device
+        if (tensor.device.type, tensor.device.index or 0) != (device.type, device.index or 0)
     ]
     moved: dict[int, torch.Tensor] = {}  # by identity: two modules may share one
     try:
@@ -44,17 +44,19 @@ def _copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 @contextmanager
-def off_device(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Run the body with a module in the host's memory; after it it is on its device again.
+def off_device(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
+    """Run the body with modules in the host's memory; after it they are on their device again.
 
-    Its parameters stay the same objects, which versions and compiled code know. The copy on the
+    Their parameters stay the same objects, which versions and compiled code know. The copy on the
     host is there for as long as the body runs only.
     """
-    tensors = list(chain(module.parameters(), module.buffers()))
-    for tensor in tensors:
-        tensor.data = tensor.data.to("cpu", copy=True)
-    torch.cuda.empty_cache()
+    tensors = [
+        tensor for module in modules for tensor in chain(module.parameters(), module.buffers())
+    ]
     try:
+        for tensor in tensors:
+            tensor.data = tensor.data.to("cpu", copy=True)
+        torch.cuda.empty_cache()
         yield
     finally:
         for tensor in tensors:

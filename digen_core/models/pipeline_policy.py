@@ -211,7 +211,9 @@ class PipelinePolicy(ABC):
             if "transformer" in self.config.offload and not self._is_encoding:
                 self._is_encoding = True
                 stack.callback(setattr, self, "_is_encoding", False)
-                stack.enter_context(off_device(self.transformer, self.device))
+                both = self.transformer, self.reference_transformer
+                own = [transformer for transformer in both if transformer is not None]
+                stack.enter_context(off_device(own, self.device))
             stack.enter_context(on_device(modules, self.device))
             yield
 

@@ -70,10 +70,9 @@ def fit(cluster: Cluster, memory: Memory, fragment_size: int, pack_size: int) ->
 
 
 def least(memory: Memory, roles: Collection[str]) -> int:
-    """Return the bytes without which a device can do nothing in its roles: one sample, one pair."""
-    if len(roles) > 1:
-        return memory.both(1, 1)
-    return memory.rollout(1) if "rollout" in roles else memory.trainer(1)
+    """Return the bytes without which a device cannot do its roles: one sample, or one pair."""
+    needed = {"rollout": memory.rollout(1), "trainer": memory.trainer(1)}
+    return max(needed[role] for role in roles)
 
 
 class ShortageError(UserError):
@@ -81,8 +80,6 @@ class ShortageError(UserError):
 
     def __init__(self, whose: str, memory: Memory, roles: Collection[str]) -> None:
         needs = [f"{least(memory, {r}) / GB:.1f} GB {_WORDS[r]}" for r in sorted(roles)]
-        if len(roles) > 1:
-            needs.append(f"{least(memory, roles) / GB:.1f} GB for either in turn")
         super().__init__(f"{whose} lacks the memory that this takes: {', '.join(needs)}")
 
 

@@ -73,7 +73,8 @@ def memory_of(config: RunConfig, folder: Path) -> Memory:
 
 def _on_meta(config: RunConfig, folder: Path) -> PipelinePolicy:
     """Build a config's model on the meta device, in its dtypes, as a worker prepares it."""
-    model = config.model.model_copy(update={"device": "meta", "compile": False})
+    settings = {"device": "meta", "compile": False, "attention": "native"}  # a fused kernel
+    model = config.model.model_copy(update=settings)
     policy = adapter_of(model.family).with_random_weights(model, folder)
     with torch.device("meta"):
         prepare(policy, config.model_copy(update={"model": model}))

@@ -42,6 +42,11 @@ class GradientSum:
     def __reduce__(self) -> tuple[object, ...]:
         return _received, (to_arrays(self.gradient), self.metrics, self.packs)
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the sum where it is."""
+        return sum(value.nbytes for value in self.gradient.values())
+
     def add(self, index: int, parts: Sequence[PackGradient]) -> None:
         """Add a pack, whose samples of each size are a part.
 

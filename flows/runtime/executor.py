@@ -195,6 +195,7 @@ class Executor:
         def event_of(receipt: Receipt[Updated]) -> Event:
             it.recorder.add_update(receipt.facts)
             self._run.progress.stepped(version, receipt.facts.hash, version - self._max_stale)
+            it.drop_sums()  # before a next sum begins: of all weights, two would not fit
             return protocol.Stepped(version)
 
         work = Work(

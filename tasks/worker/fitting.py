@@ -13,6 +13,7 @@ T = TypeVar("T")
 
 Activity = Literal["encode", "denoise", "decode", "evaluate", "train", "step", "load"]
 
+_HOST: Final = "DefaultCPUAllocator"  # in what torch says of a full host
 _SMALLER: Final = "a smaller model.height, model.width or model.num_frames"
 _HALF: Final = "model.dtype = 'bfloat16'"
 _FEWER: Final = "train fewer weights (lower rank or fewer targets in [train.lora])"
@@ -89,7 +90,9 @@ def needing_memory(device_name: str, activity: Activity, size: Size) -> Iterator
     """
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except (RuntimeError, MemoryError) as error:
+        if not (isinstance(error, torch.OutOfMemoryError | MemoryError) or _HOST in str(error)):
+            raise
         raise UserError(no_memory(device_name, activity, size)) from error
 
 

@@ -1,10 +1,14 @@
 """Bytes that other workers sent for the running task."""
 
+import io
 import pickle
+from typing import Any
 
 from dask.sizeof import sizeof
 from distributed import get_worker
 from prefect import State
+
+from digen_core.training.gradient_sum import GradientSum
 
 _counted: set[tuple[str, float]] = set()
 """Transfers to this worker, by key and start, that were counted for a task."""
@@ -14,11 +18,33 @@ _counted: set[tuple[str, float]] = set()
 def sent_bytes(state: "State[object]") -> int:
     """Return the size of a task's result as it is sent; Dask itself sees only the outermost object.
 
-    The arrays in it are not copied for that.
+    The arrays in it are not copied for that, and sums of gradients stay on their device.
     """
-    buffers: list[pickle.PickleBuffer] = []
-    rest = pickle.dumps(state, protocol=5, buffer_callback=buffers.append)
-    return len(rest) + sum(buffer.raw().nbytes for buffer in buffers)
+    sizer = _Sizer()
+    sizer.dump(state)
+    return sizer.num_bytes
+
+
+class _Sizer(pickle.Pickler):
+    """Counts what a pickle would have."""
+
+    def __init__(self) -> None:
+        self._rest = io.BytesIO()
+        self._buffers: list[pickle.PickleBuffer] = []
+        self._on_devices = 0
+        super().__init__(self._rest, protocol=5, buffer_callback=self._buffers.append)
+
+    def reducer_override(self, value: object) -> Any:
+        if isinstance(value, GradientSum):
+            self._on_devices += value.num_bytes
+            return GradientSum, ()
+        return NotImplemented
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all that was dumped."""
+        buffers = sum(buffer.raw().nbytes for buffer in self._buffers)
+        return len(self._rest.getvalue()) + buffers + self._on_devices
 
 
 def received_bytes() -> int:

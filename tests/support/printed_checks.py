@@ -62,6 +62,7 @@ STARTS = (
     "deployments.local.run_evaluation",
     "deployments.operation.up.down",
     "deployments.views.explain.read_log",
+    "deployments.views.memory.needs_of",
     "deployments.views.plan.plan",
     "deployments.views.pretraining.pretrain",
     "deployments.views.replay.run_replay",

@@ -55,6 +55,11 @@ class OpenIteration:
         """Number of the iteration."""
         return self.round.index
 
+    def drop_sums(self) -> None:
+        """Let go of the gradients: the update is made, and none is reduced again."""
+        self.sums.clear()
+        self.total = None
+
     def segments_of(self, blocks: tuple[PairBlock, ...], *, only_last: bool) -> Futures:
         """Return the futures that hold the transitions of some pairs, each once.
 

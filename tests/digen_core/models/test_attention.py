@@ -35,7 +35,7 @@ def test_the_kernel_is_used_and_gives_the_same_velocities(
     assert bool(used) == (kernel == "math")
 
 
-@pytest.mark.parametrize("kernel", ["cudnn", "flash", "flash_3"])
+@pytest.mark.parametrize("kernel", ["cudnn", "flash"])
 def test_a_kernel_for_cuda_is_refused_elsewhere(tiny_families, kernel):
     policy = load_tiny(tiny_families["flux"], "flux", attention=kernel)
     with pytest.raises(ConfigError, match=f"model.attention is '{kernel}', which needs a CUDA"):
@@ -49,6 +49,14 @@ def test_a_kernel_for_cuda_is_refused_elsewhere(tiny_families, kernel):
 def test_a_kernel_that_a_family_cannot_have_is_refused(family, kernel):
     with pytest.raises(ValidationError, match=f"model.attention is '{kernel}', but {family} takes"):
         ModelConfig(family=family, path="somewhere", attention=kernel)
+
+
+@pytest.mark.parametrize("kernel", ["cudnn", "flash", "native_flash"])
+def test_a_kernel_for_half_precision_is_refused_with_float32_on_cuda(tiny_families, kernel):
+    policy = load_tiny(tiny_families["flux"], "flux", attention=kernel)
+    policy.device = torch.device("cuda")  # by name
+    with pytest.raises(ConfigError, match=r"takes half precision on CUDA, but model\.dtype"):
+        set_attention(policy, policy.config)
 
 
 def test_every_kernel_is_one_of_diffusers():

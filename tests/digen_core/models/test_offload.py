@@ -50,7 +50,7 @@ def test_it_goes_back_when_the_body_fails():
 def test_a_module_makes_room_and_comes_back():
     module = nn.BatchNorm1d(3)
     before = {name: (own, own.data_ptr(), own.clone()) for name, own in module.named_parameters()}
-    with off_device(module, torch.device("cpu")):
+    with off_device([module], torch.device("cpu")):
         for name, own in module.named_parameters():
             _, address, value = before[name]
             assert own.data_ptr() != address  # of the device, which is free
@@ -68,9 +68,9 @@ def test_the_transformer_makes_room_once_while_prompts_are_embedded(tiny_familie
     assert places(policy.transformer) == {"cpu"}
     aside = []
 
-    def noting(module, device):
-        aside.append(module)
-        return off_device(module, device)
+    def noting(modules, device):
+        aside.extend(modules)
+        return off_device(modules, device)
 
     monkeypatch.setattr(pipeline_policy, "off_device", noting)
     with policy.encoding():

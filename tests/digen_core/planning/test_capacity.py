@@ -83,7 +83,7 @@ def test_the_smallest_device_says_how_much_at_once(groups, fragment, pack):
         (
             [(24, "both", 2), (80, "both", 1)],
             "kind card-0, of 24 GB, lacks the memory that this takes: 32.0 GB to generate one "
-            "sample, 25.0 GB to train one pair, 39.0 GB for either in turn",
+            "sample, 25.0 GB to train one pair",
         ),
         (
             [(30, "rollout", 1), (80, "trainer", 1)],

@@ -85,8 +85,10 @@ def test_a_profile_wins_over_the_file(mixed):
 def test_estimates_by_hand(mixed):
     """10 TFLOP at 45% of 100 TFLOP/s; 20 GB at 1000 GB/s, read twice for a gradient."""
     groups = tuple(
-        group.model_copy(update={"tflops": tflops, "memory": memory})
-        for group, tflops, memory in zip(mixed.devices, (100.0, 50.0), (1000.0, None), strict=True)
+        group.model_copy(update={"tflops": tflops, "bandwidth": bandwidth})
+        for group, tflops, bandwidth in zip(
+            mixed.devices, (100.0, 50.0), (1000.0, None), strict=True
+        )
     )
     bare = mixed.model_copy(update={"devices": groups, "reference": None, "network": 4.0})
     assert bare.leaves_costs_to_data_sheets

@@ -12,6 +12,7 @@ from torch import nn
 from deployments.cli import run
 from deployments.shipped import recipe_files
 from deployments.views.memory import Needs, quantities
+from digen_core.config.families import FAMILIES as FAMILY_ROWS
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
 from digen_core.models.trainable import make_trainable, trainable_parameters
@@ -118,8 +119,12 @@ def allocated(work, *arguments) -> int:
     return max(accumulate(sizes))
 
 
-@pytest.mark.parametrize("lora", [{"rank": 3}, None], ids=["lora", "all weights"])
-@pytest.mark.parametrize("checkpointing", [False, True])
+LORA = {"rank": 3}
+TRAINED = [(family, LORA, False) for family in FAMILIES]
+TRAINED += [("flux", LORA, True), ("flux", None, False), ("wan", None, True)]
+
+
+@pytest.mark.parametrize(("family", "lora", "checkpointing"), TRAINED)
 def test_peaks_are_those_of_a_real_model(tiny_families, family, lora, checkpointing):
     train = {"lora": lora, "gradient_checkpointing": checkpointing}
     config = config_of(family, train=train)
@@ -176,6 +181,13 @@ def test_less_is_needed_where_the_config_says_so(tiny_families):
     assert memory(model={"offload": ()}).rollout(4) > plain.rollout(4)
     averaged, alone = memory(), memory(train={"ema_decay": 0.0})
     assert averaged.state == alone.state * 4 / 3
+
+
+@pytest.mark.parametrize("kernel", FAMILY_ROWS["flux"].attention)
+def test_any_kernel_of_attention_counts_as_a_fused_one(tiny_families, kernel):
+    folder, fused = Path(tiny_families["flux"]), config_of("flux")
+    chosen = config_of("flux", model={"attention": kernel})
+    assert memory_of(chosen, folder) == memory_of(fused, folder)
 
 
 def test_versions_by_hand(tiny_families):

@@ -41,31 +41,25 @@ def loaded(monkeypatch) -> list:
 def test_the_least_of_a_devices_work_has_to_fit(config, tiny_flux, roles, monkeypatch, loaded):
     found = memory_of(config, Path(tiny_flux))
     needed = {"rollout": found.rollout(1), "trainer": found.trainer(1)}
-    least = needed[min(roles)] if len(roles) == 1 else found.both(1, 1)
+    least = max(needed[role] for role in roles)
     monkeypatch.setattr(room, "bytes_of", lambda device: least)
     build_engine("run-1", config, "gpu-0", frozenset(roles))
     assert len(loaded) == 1
     monkeypatch.setattr(room, "bytes_of", lambda device: least - 1)
-    monkeypatch.setattr(room, "remedy", lambda *arguments: None)
-    with pytest.raises(UserError, match=r"gpu-0, of 2 GB, lacks the memory .*; use devices with"):
+    with pytest.raises(UserError, match=r"gpu-0, of 2 GB, lacks the memory .* need less"):
         build_engine("run-2", config, "gpu-0", frozenset(roles))
     assert len(loaded) == 1
 
 
-def test_what_would_fit_is_named(config, monkeypatch, loaded):
-    """Without checkpointing, the gradient of a pair of a large image takes the most."""
-    large = config.model_copy(
-        update={"model": config.model.model_copy(update={"height": 128, "width": 128})}
-    )
-    folder = Path(config.model.path)
-    train = large.train.model_copy(update={"gradient_checkpointing": True})
-    less = memory_of(large.model_copy(update={"train": train}), folder).trainer(1)
-    assert less < memory_of(large, folder).trainer(1)
-    monkeypatch.setattr(room, "bytes_of", lambda device: less)
-    with pytest.raises(UserError) as error:
-        build_engine("run-1", large, "gpu-0", frozenset({"trainer"}))
-    assert str(error.value).endswith("; it fits with train.gradient_checkpointing = true")
-    assert not loaded
+def test_what_cannot_be_counted_is_no_reason_to_stop(config, monkeypatch, loaded, caplog):
+    def uncountable(*arguments):
+        raise NotImplementedError("no shape for this")
+
+    monkeypatch.setattr(room, "bytes_of", lambda device: 1)
+    monkeypatch.setattr(room, "memory_of", uncountable)
+    build_engine("run-1", config, "gpu-0", BOTH)
+    assert len(loaded) == 1
+    assert "what gpu-0 needs could not be counted: no shape for this" in caplog.text
 
 
 def test_a_cpu_is_not_looked_at(config, monkeypatch, loaded):

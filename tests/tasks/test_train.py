@@ -1,0 +1,51 @@
+"""Packs whose pairs are unlike: one part of each size of samples and length of text."""
+
+import numpy as np
+
+from digen_core.config.run import RunConfig
+from digen_core.control.protocol import Fragment, Pack, PairBlock
+from tasks.train import _alike
+
+
+def block(group: int) -> PairBlock:
+    return PairBlock(Fragment(0, group, 0, 0, 2), 0, 0, 2)
+
+
+def condition(tokens: int, negative: int | None = None) -> dict[str, np.ndarray]:
+    def mask(count: int) -> np.ndarray:
+        return (np.arange(8) < count).astype(np.int64)[None]
+
+    found = {"prompt_embeds": np.zeros((1, 8, 4)), "mask": mask(tokens)}
+    return found if negative is None else found | {"negative_mask": mask(negative)}
+
+
+def groups_of(parts: list[Pack]) -> list[list[int]]:
+    return [[own.fragment.group for own in part.blocks] for part in parts]
+
+
+def test_texts_of_one_length_stay_together():
+    """Under a mask, attention would be computed by another kernel than in the rollout."""
+    pack = Pack(0, 5, tuple(map(block, range(4))))
+    lengths = {0: condition(3), 1: condition(6), 2: condition(3), 3: condition(6)}
+    parts = _alike(pack, RunConfig(), lengths)
+    assert groups_of(parts) == [[0, 2], [1, 3]]
+    assert {(part.iteration, part.index) for part in parts} == {(0, 5)}
+
+
+def test_both_halves_of_guidance_count():
+    pack = Pack(0, 0, (block(0), block(1)))
+    assert len(_alike(pack, RunConfig(), {0: condition(3, 2), 1: condition(3, 2)})) == 1
+    assert len(_alike(pack, RunConfig(), {0: condition(3, 2), 1: condition(3, 4)})) == 2
+
+
+def test_families_without_a_mask_and_one_size_need_one_part():
+    pack = Pack(0, 0, (block(0), block(1)))
+    plain = {"prompt_embeds": np.zeros((1, 8, 4))}
+    assert _alike(pack, RunConfig(), {0: plain, 1: plain}) == [pack]
+
+
+def test_sizes_of_samples_count():
+    config = RunConfig.model_validate({"model": {"sizes": [[32, 32, 1], [48, 32, 1]]}})
+    pack = Pack(0, 0, tuple(map(block, range(3))))
+    plain = {"prompt_embeds": np.zeros((1, 8, 4))}
+    assert groups_of(_alike(pack, config, dict.fromkeys(range(3), plain))) == [[0, 2], [1]]
