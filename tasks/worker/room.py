@@ -16,8 +16,8 @@ from digen_core.planning.model_settings import settings_folder
 logger = logging.getLogger(__name__)
 
 ADVICE: Final = (
-    "train.gradient_checkpointing = true, model.offload and model.dtype = 'bfloat16' need less: see "
-    "'digen size CONFIG --memory'"
+    "train.gradient_checkpointing = true, model.offload and model.dtype = 'bfloat16' need less: "
+    "see 'digen size CONFIG --memory'"
 )
 
 
