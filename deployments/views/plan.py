@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from rich.console import Console
@@ -52,6 +52,7 @@ class Row:
     idle: dict[str, float]  # share of the device seconds, by cause
     estimated: bool  # from data sheets, not from measured costs
     fitted: bool  # into the capacity of all devices
+    narrowed: Mapping[str, str]  # kind -> the one role that its memory leaves devices with two
 
 
 def plan(config: RunConfig, cluster: Cluster) -> list[Row]:
@@ -67,6 +68,11 @@ def plan(config: RunConfig, cluster: Cluster) -> list[Row]:
         UserError: the costs are not known, or no layout fits the devices.
     """
     room = _fitted(config, cluster)
+    narrowed = {
+        after.kind: after.roles
+        for before, after in zip(cluster.devices, room.cluster.devices, strict=True)
+        if before.roles != after.roles
+    }
     cluster = room.cluster
     schedule = config.schedule
     profile = load_profile(schedule.profile) if schedule.profile else None
@@ -87,7 +93,8 @@ def plan(config: RunConfig, cluster: Cluster) -> list[Row]:
         largest_fragment=room.fragment_size,
         mixes=room.mixes,
     )
-    return [_row(own, cluster, estimated) for own in plans]
+    rows = [_row(own, cluster, estimated) for own in plans]
+    return [replace(row, narrowed=narrowed) for row in rows]
 
 
 def _fitted(config: RunConfig, cluster: Cluster) -> Fit:
@@ -129,6 +136,8 @@ def print_plan(rows: Sequence[Row], title: str, console: Console | None = None) 
     console.print(_table(title, ("layout", *CAUSES), idle))
     if rows[0].estimated:
         console.print(f"\n{ESTIMATED}")
+    for kind, role in rows[0].narrowed.items():
+        console.print(f"\n{kind}: its memory leaves it the role {role} alone; say so in the file")
     if not rows[0].fitted:
         console.print(f"\n{MEMORY}")
     console.print(f"\n{toml_of(rows[0])}", markup=False)
@@ -218,6 +227,7 @@ def _row(own: JobPlan, cluster: Cluster, estimated: bool) -> Row:
         idle=_idle_shares(own),
         estimated=estimated,
         fitted=all(group.capacity for group in cluster.devices),
+        narrowed={},
     )
 
 

@@ -162,3 +162,17 @@ def test_what_does_not_fit_is_one_line_with_what_would(tiny, tmp_path, capsys):
     assert run(["plan", *tiny, "--cluster", cards(tmp_path, 1)]) == 2
     assert "kind card, of 1 GB, lacks the memory" in (err := capsys.readouterr().err)
     assert err.endswith("use devices with more\n")
+
+
+def test_a_role_that_memory_leaves_alone_is_said(tiny, tmp_path, capsys):
+    from deployments.overrides import config_of
+    from deployments.views.memory import GB, needs_of
+
+    memory = needs_of(config_of(tiny, "digen plan")).memory
+    assert memory.rollout(1) < memory.trainer(1)
+    path = tmp_path / "two.toml"
+    small_card = '[[devices]]\nkind = "small"\ncount = 2\ncapacity = '
+    path.write_text(f"{CARDS.format(capacity=80)}{small_card}{memory.rollout(1) / GB + 1e-6}\n")
+    assert run(["plan", *tiny, "--cluster", str(path)]) == 0
+    assert "small: its memory leaves it the role rollout alone" in capsys.readouterr().out
+    assert plans_of(capsys, *tiny, "--cluster", str(path))[0]["narrowed"] == {"small": "rollout"}
