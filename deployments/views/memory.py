@@ -6,11 +6,11 @@ from typing import Final
 
 from deployments.views.size import Quantities, reading_settings, short
 from digen_core.config.run import RunConfig
+from digen_core.planning.capacity import GB
 from digen_core.planning.memory import Memory
 from digen_core.planning.memory_count import memory_of
 from digen_core.planning.model_settings import settings_folder
 
-GB: Final = 10**9
 CARDS: Final = (24, 48, 80, 141)
 """Memory of cards that people have, GB."""
 

@@ -84,7 +84,8 @@ def plan(config: RunConfig, cluster: Cluster) -> list[Row]:
         cluster = with_estimates(cluster, size(config))
     job = Job.of(config, cluster.fleet, cluster.costs(profile))
     work = job.workload
-    fragments = [n for n in range(1, room.fragment_size + 1) if not work.group_size % n]
+    most = min(work.fragment_size, room.fragment_size)
+    fragments = [size for size in range(1, most + 1) if not work.group_size % size]
     job = with_sizes(job, max(fragments), min(work.pack_size, room.pack_size))
     plans = plan_config(
         job,

@@ -7,7 +7,7 @@ from diffusers.models.attention_dispatch import AttentionBackendName
 
 from digen_core.config.model import Attention, ModelConfig
 from digen_core.errors import ConfigError
-from digen_core.models.policy import Policy
+from digen_core.models.policy import TORCH_DTYPES, Policy
 
 _BACKENDS: Final[dict[Attention, AttentionBackendName]] = {
     "native": AttentionBackendName.NATIVE,
@@ -33,7 +33,8 @@ def set_attention(policy: Policy, config: ModelConfig) -> None:
             f"model.attention is {config.attention!r}, which needs a CUDA device, but model.device "
             f"is {policy.device.type!r} here; use native"
         )
-    if config.attention in _HALF and policy.device.type == "cuda" and "16" not in config.dtype:
+    is_half = TORCH_DTYPES[config.dtype].itemsize == 2
+    if config.attention in _HALF and policy.device.type == "cuda" and not is_half:
         raise ConfigError(
             f"model.attention is {config.attention!r}, which takes half precision on CUDA, but "
             f"model.dtype is {config.dtype!r}; use bfloat16, or native"

@@ -36,8 +36,8 @@ def compile_blocks(policy: Policy, config: ModelConfig) -> None:
         return
     require_compiler(policy.device.type)
     mode = None if config.compile is True else config.compile
-    for transformer in (policy.transformer, policy.reference_transformer):
-        for block in [] if transformer is None else _blocks_of(transformer):
+    for transformer in policy.transformers:
+        for block in _blocks_of(transformer):
             # not torch._dynamo.config: what is set there holds in the task that sets it only
             block.compile(mode=mode, recompile_limit=MAX_RECOMPILES)
 

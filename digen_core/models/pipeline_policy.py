@@ -54,6 +54,10 @@ class PipelinePolicy(ABC):
         self.guided = self.uses_cfg and config.guidance_scale > 1
         self._negative: Condition | None = None
         self._is_encoding = False  # with the transformer aside
+        if config.vae_tiling:
+            pipeline.vae.enable_tiling()
+        if config.vae_slicing:
+            pipeline.vae.enable_slicing()
         self.latent_shape = self._latent_shape()
 
     @classmethod
@@ -96,10 +100,6 @@ class PipelinePolicy(ABC):
                 waits = _part_of(name) in {*config.offload} - {"transformer"}
                 place = "cpu" if waits else device
                 module.to(place).eval().requires_grad_(False)
-        if config.vae_tiling:
-            pipeline.vae.enable_tiling()
-        if config.vae_slicing:
-            pipeline.vae.enable_slicing()
         return cls(pipeline, config, device)
 
     @classmethod
@@ -168,6 +168,12 @@ class PipelinePolicy(ABC):
             module.eval().requires_grad_(False)
         return cls(cls.pipeline_class(**parts), config, device)
 
+    @property
+    def transformers(self) -> list[Any]:
+        """The transformer, and the frozen one that is kept beside it as a reference, if one is."""
+        both = self.transformer, self.reference_transformer
+        return [transformer for transformer in both if transformer is not None]
+
     def at_size(self, size: Size) -> Self:
         """Return the same policy for samples of a size: it shares everything with this one.
 
@@ -211,9 +217,7 @@ class PipelinePolicy(ABC):
             if "transformer" in self.config.offload and not self._is_encoding:
                 self._is_encoding = True
                 stack.callback(setattr, self, "_is_encoding", False)
-                both = self.transformer, self.reference_transformer
-                own = [transformer for transformer in both if transformer is not None]
-                stack.enter_context(off_device(own, self.device))
+                stack.enter_context(off_device(self.transformers, self.device))
             stack.enter_context(on_device(modules, self.device))
             yield
 

@@ -35,6 +35,11 @@ class Policy(Protocol):
     latent_shape: tuple[int, ...]
     latent_dtype: torch.dtype
 
+    @property
+    def transformers(self) -> list[Any]:
+        """The transformer, and the reference transformer if there is one."""
+        ...
+
     def at_size(self, size: Size) -> Self:
         """Return the same policy for samples of a size: it shares everything with this one.
 

@@ -53,13 +53,14 @@ def fit(cluster: Cluster, memory: Memory, fragment_size: int, pack_size: int) ->
         if group.roles == "both" and group.capacity
     )
 
+    def does_both(group: DeviceGroup) -> bool:
+        return mixes and group.roles == "both"
+
     def generates(size: int, group: DeviceGroup) -> int:
-        both = mixes and group.roles == "both"
-        return memory.both(size, 1) if both else memory.rollout(size)
+        return memory.both(size, 1) if does_both(group) else memory.rollout(size)
 
     def trains(size: int, group: DeviceGroup) -> int:
-        both = mixes and group.roles == "both"
-        return memory.both(1, size) if both else memory.trainer(size)
+        return memory.both(1, size) if does_both(group) else memory.trainer(size)
 
     return Fit(
         cluster.model_copy(update={"devices": groups}),

@@ -29,16 +29,20 @@ class Memory:
     step_copies: int  # beside them while it steps
     offload: frozenset[str]  # parts that are on the device only while they work
 
+    @property
+    def _resident(self) -> int:
+        """The bytes of the parts that generating needs and that are on the device all the time."""
+        parts = {"text_encoders": self.text_encoders, "vae": self.vae}
+        return sum(size for part, size in parts.items() if part not in self.offload)
+
     def rollout(self, fragment_size: int) -> int:
         """Return the bytes of a device that generates fragments of so many samples."""
         transformer = self.weights + self.adapters
-        resident = CONTEXT_BYTES
-        resident += 0 if "text_encoders" in self.offload else self.text_encoders
-        resident += 0 if "vae" in self.offload else self.vae
         encode = self.text_encoders if "text_encoders" in self.offload else 0
         encode += 0 if "transformer" in self.offload else transformer
         decode = self.decode(fragment_size) + (self.vae if "vae" in self.offload else 0)
-        return round(resident + max(encode, transformer + max(self.step(fragment_size), decode)))
+        peak = max(encode, transformer + max(self.step(fragment_size), decode))
+        return round(CONTEXT_BYTES + self._resident + peak)
 
     def trainer(self, pack_size: int) -> int:
         """Return the bytes of a device that trains packs of so many pairs."""
@@ -47,11 +51,8 @@ class Memory:
 
     def both(self, fragment_size: int, pack_size: int) -> int:
         """Return the bytes of a device that does either, one after the other."""
-        trains = self.trainer(pack_size) - self.weights - self.adapters - CONTEXT_BYTES
-        parts = {"text_encoders": self.text_encoders, "vae": self.vae}
-        trains += sum(size for part, size in parts.items() if part not in self.offload)
         generates = self.rollout(fragment_size) + self.gradient_sum
-        return max(generates, trains + self.weights + self.adapters + CONTEXT_BYTES)
+        return max(generates, self.trainer(pack_size) + self._resident)
 
     @property
     def host(self) -> int:

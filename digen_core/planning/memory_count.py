@@ -43,19 +43,18 @@ def memory_of(config: RunConfig, folder: Path) -> Memory:
     """
     model = config.model
     policy = _on_meta(config, folder)
-    transformer, vae = policy.transformer, policy.pipeline.vae
+    vae = policy.pipeline.vae
     trained = trainable_parameters(policy)
     count = sum(parameter.numel() for parameter in trained.values())
     trained_bytes = _bytes_of(*trained.values())
     has_lora = config.train.lora is not None
     others = config.schedule.max_staleness if config.schedule.stale_share else 0
     adapters = trained_bytes * (2 + others) if has_lora else 0  # the first belongs to no version
-    base = _bytes_of(*transformer.parameters()) - (trained_bytes if has_lora else 0)
-    reference = policy.reference_transformer
+    held = sum(_bytes_of(*transformer.parameters()) for transformer in policy.transformers)
     numbers = 3 + bool(config.train.ema_decay) + config.keeps_old  # of each trained weight
     found = _Peaks(policy, config)
     return Memory(
-        weights=base + (0 if reference is None else _bytes_of(*reference.parameters())),
+        weights=held - (trained_bytes if has_lora else 0),
         adapters=adapters,
         text_encoders=_text_encoder_bytes(model, folder),
         vae=_bytes_of(*vae.parameters(), *vae.buffers()),
@@ -79,10 +78,6 @@ def _on_meta(config: RunConfig, folder: Path) -> PipelinePolicy:
     with torch.device("meta"):
         prepare(policy, config.model_copy(update={"model": model}))
     policy.pipeline.vae.to(policy.vae_dtype(TORCH_DTYPES[model.dtype]))
-    if model.vae_tiling:
-        policy.pipeline.vae.enable_tiling()
-    if model.vae_slicing:
-        policy.pipeline.vae.enable_slicing()
     return policy
 
 
@@ -90,10 +85,8 @@ class _Peaks:
     """The peaks of a policy's passes, on lines through one item and the most there are."""
 
     def __init__(self, policy: PipelinePolicy, config: RunConfig) -> None:
-        vae = policy.pipeline.vae
-        reference = policy.reference_transformer
-        modules = [policy.transformer, vae, *([] if reference is None else [reference])]
-        self._policy, self._fake = policy, FakeModules(*modules)
+        self._policy = policy
+        self._fake = FakeModules(*policy.transformers, policy.pipeline.vae)
         policy.device = torch.device("cpu")  # a fake one
         self.step = self._line(self._step, config.fragment_size)
         self.decode = self._line(self._decode, config.fragment_size)

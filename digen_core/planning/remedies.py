@@ -8,14 +8,17 @@ from digen_core.config.run import RunConfig
 from digen_core.planning.memory import Memory
 from digen_core.planning.memory_count import memory_of
 
-_CHANGES: Final[tuple[tuple[str, str, object], ...]] = (
+Change = tuple[str, str, object]
+"""Table, key and value."""
+
+_CHANGES: Final[tuple[Change, ...]] = (
     ("model", "offload", ("text_encoders", "vae")),
     ("train", "gradient_checkpointing", True),
     ("model", "vae_tiling", True),
     ("model", "offload", ("text_encoders", "vae", "transformer")),
     ("model", "dtype", "bfloat16"),
 )
-"""Table, key and value, those first that change least."""
+"""Those first that change least."""
 
 
 def remedy(config: RunConfig, folder: Path, fits: Callable[[Memory], bool]) -> str | None:
@@ -26,28 +29,27 @@ def remedy(config: RunConfig, folder: Path, fits: Callable[[Memory], bool]) -> s
         folder: with the model's settings.
         fits: says whether there is as much memory as is needed.
     """
+
+    def is_enough(some: Sequence[Change]) -> bool:
+        return fits(memory_of(_changed(config, some), folder))
+
     changes = [change for change in _CHANGES if _changed(config, [change]) != config]
-    tried = [changes, *([change] for change in changes)]
-    tried += [changes[:count] for count in range(2, len(changes))]
-    enough = None
-    for some in tried:
-        if fits(memory_of(_changed(config, some), folder)):
-            enough = some
-            if some is not changes:
-                break
-        elif some is changes:
-            return None
-    return " and ".join(map(_shown, enough or []))
+    if not changes or not is_enough(changes):
+        return None
+    fewer = [[change] for change in changes]
+    fewer += [changes[:count] for count in range(2, len(changes))]
+    enough = next(filter(is_enough, fewer), changes)
+    shown = {(table, key): value for table, key, value in enough}  # a later value is more
+    return " and ".join(_shown(table, key, value) for (table, key), value in shown.items())
 
 
-def _changed(config: RunConfig, changes: Sequence[tuple[str, str, object]]) -> RunConfig:
+def _changed(config: RunConfig, changes: Sequence[Change]) -> RunConfig:
     for table, key, value in changes:
         changed = getattr(config, table).model_copy(update={key: value})
         config = config.model_copy(update={table: changed})
     return config
 
 
-def _shown(change: tuple[str, str, object]) -> str:
-    table, key, value = change
+def _shown(table: str, key: str, value: object) -> str:
     shown = list(value) if isinstance(value, tuple) else value
     return f"{table}.{key} = {'true' if shown is True else repr(shown)}"

@@ -55,23 +55,28 @@ def notify_of_clipping(run: RunContext, record: IterationRecord) -> None:
 
 def notify_of_parts(run: RunContext, device: str, num_samples: int) -> None:
     """Say, once of a device, that samples do not fit into its memory together."""
-    if run.progress.once(f"parts of {device}"):
-        notify(
-            run,
-            "samples-do-not-fit",
-            f"{device} has not enough memory to denoise {num_samples} samples at once: it does so "
-            "in parts, which takes longer. A smaller rollout.fragment_size, or "
-            "model.dtype = 'bfloat16', avoids that (said once)",
-        )
+    _notify_once(
+        run,
+        device,
+        "samples-do-not-fit",
+        f"{device} has not enough memory to denoise {num_samples} samples at once: it does so in "
+        "parts, which takes longer. A smaller rollout.fragment_size, or model.dtype = 'bfloat16', "
+        "avoids that (said once)",
+    )
 
 
 def notify_of_smaller_packs(run: RunContext, device: str, num_pairs: int) -> None:
     """Say, once of a device, that a pack did not fit into its memory."""
-    if run.progress.once(f"packs of {device}"):
-        notify(
-            run,
-            "pack-does-not-fit",
-            f"{device} has not enough memory for a pack of {num_pairs} pairs: it trains half as "
-            "many at once from now on. train.gradient_checkpointing = true or a smaller "
-            "train.pack_size avoids that (said once)",
-        )
+    _notify_once(
+        run,
+        device,
+        "pack-does-not-fit",
+        f"{device} has not enough memory for a pack of {num_pairs} pairs: it trains half as "
+        "many at once from now on. train.gradient_checkpointing = true or a smaller "
+        "train.pack_size avoids that (said once)",
+    )
+
+
+def _notify_once(run: RunContext, device: str, event: str, text: str) -> None:
+    if run.progress.once(f"{event} {device}"):
+        notify(run, event, text)

@@ -20,7 +20,7 @@ _FEWER: Final = "train fewer weights (lower rank or fewer targets in [train.lora
 _ACTIVITIES: Final[dict[Activity, tuple[str, str]]] = {
     "encode": (
         "to embed a prompt",
-        f"use {_HALF}, or offload = ['text_encoders', 'vae'] in [model]",
+        f"use {_HALF}, or offload = ['text_encoders', 'vae', 'transformer'] in [model]",
     ),
     "denoise": ("to denoise one sample", f"use {_SMALLER}, or {_HALF}"),
     "decode": ("to decode one sample", f"set model.vae_tiling = true, or use {_SMALLER}"),

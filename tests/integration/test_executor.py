@@ -231,10 +231,7 @@ def test_where_one_pair_does_not_fit_the_run_ends_with_what_to_change(in_a_run):
     from digen_core.errors import UserError
 
     def body(run):
-        it = Driver(run)
-        it.generate()
-        it.do(p.Score(it.fragment, "rollout-0"))
-        it.executor.compute_advantages(p.ComputeAdvantages(0, (0,)))
+        it = scored(run)
         run.client.run(limit_rows, run.run_id, 0, workers=[run.fleet.addresses["trainer-0"]])
         it.do(p.Train(p.Pack(0, 0, (p.PairBlock(it.fragment, 1, 0, 1),)), 0, "trainer-0"))
 
@@ -243,3 +240,39 @@ def test_where_one_pair_does_not_fit_the_run_ends_with_what_to_change(in_a_run):
     )
     with pytest.raises(UserError, match=message):
         in_a_run(body)
+
+
+def scored(run) -> Driver:
+    """A fragment that may be trained."""
+    it = Driver(run)
+    it.generate()
+    it.do(p.Score(it.fragment, "rollout-0"))
+    it.executor.compute_advantages(p.ComputeAdvantages(0, (0,)))
+    return it
+
+
+def test_a_pack_that_is_trained_again_counts_once_whatever_the_memory(in_a_run):
+    def body(run):
+        it = scored(run)
+        do = p.Train(p.Pack(0, 0, (p.PairBlock(it.fragment, 1, 0, 4),)), 0, "trainer-0")
+        assert it.do(do) == p.PackTrained(do.pack)
+        run.client.run(limit_rows, run.run_id, 0, workers=[run.fleet.addresses["trainer-0"]])
+        assert it.do(do) == p.PackTrained(do.pack)
+        assert it.do(p.Reduce(0, ("trainer-0",), "trainer-0")) == p.GradientReduced(0)
+        return it.iteration.total.result().metrics.num_pairs
+
+    assert in_a_run(body) == 4
+
+
+def test_sums_are_dropped_when_the_update_is_made(in_a_run):
+    """Of all weights, a device has no room for two."""
+
+    def body(run):
+        it = scored(run)
+        it.do(p.Train(p.Pack(0, 0, (p.PairBlock(it.fragment, 1, 0, 4),)), 0, "trainer-0"))
+        it.do(p.Reduce(0, ("trainer-0",), "trainer-0"))
+        held = bool(it.iteration.sums), it.iteration.total is not None
+        assert it.do(p.Step(0, 0, "trainer-0")) == p.Stepped(1)
+        return held, (bool(it.iteration.sums), it.iteration.total is not None)
+
+    assert in_a_run(body) == ((True, True), (False, False))

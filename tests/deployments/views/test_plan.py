@@ -176,3 +176,24 @@ def test_a_role_that_memory_leaves_alone_is_said(tiny, tmp_path, capsys):
     assert run(["plan", *tiny, "--cluster", str(path)]) == 0
     assert "small: its memory leaves it the role rollout alone" in capsys.readouterr().out
     assert plans_of(capsys, *tiny, "--cluster", str(path))[0]["narrowed"] == {"small": "rollout"}
+
+
+@pytest.mark.parametrize(("capacity", "own"), [("", 2), ("capacity = 80", 2), ("fits one", 1)])
+def test_the_size_of_the_config_is_one_that_is_judged(tiny, tmp_path, capacity, own, monkeypatch):
+    """Where memory leaves it."""
+    from deployments.overrides import config_of
+    from deployments.views import plan as module
+
+    config = config_of(tiny, "digen plan")
+    if capacity == "fits one":
+        from deployments.views.memory import GB, needs_of
+
+        capacity = f"capacity = {needs_of(config).memory.both(1, 1) / GB + 1e-6}"
+    path = tmp_path / "cards.toml"
+    path.write_text(CARDS.format(capacity=1).replace("capacity = 1", capacity))
+    judged, plan_config = [], module.plan_config
+    monkeypatch.setattr(
+        module, "plan_config", lambda job, *o, **n: judged.append(job) or plan_config(job, *o, **n)
+    )
+    plan(config, find_cluster(str(path)))
+    assert [job.workload.fragment_size for job in judged] == [own]
