@@ -29,10 +29,12 @@ LINEAGE_OF_RUN: Final = "lineage.json"
 MANIFEST: Final = "manifest.json"
 MANIFEST_SUM: Final = "manifest.sha256"
 STATE: Final = "state.safetensors"
+FORMAT: Final = 2
+"""Of what is written: in 2, hashes are of fingerprints. What says nothing is 1."""
 
 
 class DamagedError(UserError):
-    """A checkpoint is not what was written; the message names it and what is wrong."""
+    """A checkpoint is not what is written here; the message names it and what is wrong."""
 
 
 class Lineage(Strict):
@@ -68,11 +70,13 @@ class Position(Strict):
 class Manifest(Position):
     """All of a checkpoint but its tensors."""
 
+    format: int = 1
+
     version: int
     """Updates so far. The learning rate, Adam's step and the average's step follow from it."""
 
     weights_hash: str
-    """Content hash by which the version is pushed."""
+    """Content hash that names the version."""
 
     hashes: dict[str, str]
     """Content hash of each part: weights, exp_avg, exp_avg_sq, and ema and old where they differ
@@ -97,7 +101,8 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """Return what a checkpoint is of; its tensors are looked at, but not read.
 
     Raises:
-        DamagedError: a file of it is missing, cut off, or holds other tensors than it should.
+        DamagedError: a file of it is missing, cut off, or holds other tensors than it should; or
+            it has another format.
     """
     try:
         content = (checkpoint / MANIFEST).read_bytes()
@@ -113,6 +118,11 @@ def read_manifest(checkpoint: Path) -> Manifest:
         ) from error
     except (OSError, UnicodeDecodeError, SafetensorError) as error:
         raise damaged(checkpoint, str(error)) from error
+    if manifest.format != FORMAT:
+        raise DamagedError(
+            f"checkpoint {checkpoint} has format {manifest.format}, but this digen reads {FORMAT}: "
+            "it was written by another version of digen"
+        )
     if checkpoint.name != name_of(manifest.version) or parts != set(manifest.hashes):
         raise damaged(checkpoint, f"its manifest is of {name_of(manifest.version)} with {parts}")
     return manifest

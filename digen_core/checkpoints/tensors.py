@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 
 from digen_core.checkpoints.manifest import (
     CHECKPOINTS_OF_RUN,
+    FORMAT,
     MANIFEST,
     MANIFEST_SUM,
     STATE,
@@ -22,8 +23,9 @@ from digen_core.checkpoints.manifest import (
     sum_of,
 )
 from digen_core.training.optimizer import TrainState
-from digen_core.transport.arrays import Weights, content_hash
+from digen_core.transport.arrays import Weights
 from digen_core.transport.files import sync
+from digen_core.transport.fingerprint import content_hash
 
 
 def write_checkpoint(folder: Path, state: TrainState, position: Position) -> Path:
@@ -40,6 +42,7 @@ def write_checkpoint(folder: Path, state: TrainState, position: Position) -> Pat
     parts = _parts_of(state)
     manifest = Manifest(
         **dict(position),
+        format=FORMAT,
         version=state.version,
         weights_hash=state.weights_hash,
         hashes={part: content_hash(tensors) for part, tensors in parts.items()},
@@ -50,7 +53,7 @@ def write_checkpoint(folder: Path, state: TrainState, position: Position) -> Pat
     shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
     unfinished.mkdir()
     tensors = {
-        f"{part}/{name}": np.ascontiguousarray(value)
+        f"{part}/{name}": np.asarray(value, order="C")
         for part, values in parts.items()
         for name, value in values.items()
     }

@@ -14,7 +14,8 @@ from diffusers.training_utils import EMAModel
 from torch import nn
 
 from digen_core.config.train import TrainConfig
-from digen_core.transport.arrays import Weights, content_hash
+from digen_core.transport.arrays import Weights
+from digen_core.transport.fingerprint import content_hash
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def assert_same(found: TrainState, expected: TrainState) -> None:
             continue
         assert left.keys() == right.keys()
         for name, value in right.items():
-            assert left[name].dtype == value.dtype
+            assert (left[name].dtype, left[name].shape) == (value.dtype, value.shape)
             np.testing.assert_array_equal(left[name], value)
 
 

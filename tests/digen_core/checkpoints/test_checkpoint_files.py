@@ -1,5 +1,6 @@
 """A checkpoint on disk: whole or not at all, whenever the process ends, and refused if damaged."""
 
+import re
 from contextlib import suppress
 
 import numpy as np
@@ -15,6 +16,7 @@ from digen_core.checkpoints.manifest import (
     DamagedError,
     last_checkpoint,
     read_manifest,
+    sum_of,
 )
 from digen_core.checkpoints.tensors import last_state, read_checkpoint, write_checkpoint
 from support.checkpoints import assert_same, names_in, position_of, state_of
@@ -155,6 +157,16 @@ def test_a_changed_number_is_noticed(tmp_path, part):
     (path / STATE).write_bytes(content.replace(number, np.float32(3.5).tobytes()))
     with pytest.raises(DamagedError, match=f"the content of {part} does not have"):
         read_checkpoint(path)
+
+
+def test_a_checkpoint_of_another_format_is_refused_by_its_number(tmp_path):
+    path = write_checkpoint(tmp_path, state_of(1), position_of(1))
+    content = (path / MANIFEST).read_bytes().replace(b'  "format": 2,\n', b"")  # as 0.1.0 wrote it
+    (path / MANIFEST).write_bytes(content)
+    (path / MANIFEST_SUM).write_text(sum_of(content), encoding="utf-8")
+    message = f"checkpoint {path} has format 1, but this digen reads 2: it was written by another"
+    with pytest.raises(DamagedError, match=re.escape(message)):
+        last_checkpoint(tmp_path)
 
 
 def test_when_all_are_damaged_there_is_no_silent_new_start(tmp_path):

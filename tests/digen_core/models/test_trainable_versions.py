@@ -14,7 +14,8 @@ from digen_core.models.trainable import reference_weights, set_weights, trainabl
 from digen_core.models.versions import versions_of
 from digen_core.training.gradient_sum import pack_gradient
 from digen_core.training.pairs import Pairs
-from digen_core.transport.arrays import content_hash, to_arrays
+from digen_core.transport.arrays import to_arrays
+from digen_core.transport.fingerprint import content_hash
 from support.tiny_policies import LORA, load, load_trainable
 
 COUNT = 3

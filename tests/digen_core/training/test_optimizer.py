@@ -19,7 +19,7 @@ from digen_core.training.optimizer import (
     optimizer_step,
     published,
 )
-from digen_core.transport.arrays import content_hash
+from digen_core.transport.fingerprint import content_hash
 
 CONFIG = TrainConfig(learning_rate=1e-2, weight_decay=0.1, max_grad_norm=1.0, ema_decay=0.9)
 SHAPES = {"a": (3, 2), "b": (4,), "idle": (2,)}

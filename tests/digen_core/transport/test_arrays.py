@@ -1,4 +1,4 @@
-"""What travels: exact values, content hashes, and no array inside an ordinary pickle."""
+"""What travels: exact values, and no array inside an ordinary pickle."""
 
 import pickle
 
@@ -19,7 +19,6 @@ from digen_core.training.gradient_sum import GradientSum, pack_gradient
 from digen_core.training.optimizer import initial_state, optimizer_step, published
 from digen_core.training.pairs import Pairs
 from digen_core.transport.arrays import (
-    content_hash,
     from_stored,
     to_array,
     to_arrays,
@@ -31,7 +30,6 @@ from digen_core.transport.segment import Segment
 from support.tiny_policies import load_trainable
 
 CPU = torch.device("cpu")
-WEIGHTS = {"a": np.arange(6.0).reshape(2, 3), "b": np.array([-1.0, 0.5])}
 
 
 # --- values -----------------------------------------------------------------------------------
@@ -70,44 +68,6 @@ def test_a_tensor_of_a_received_array_is_a_copy_without_a_warning(recwarn):
 
 def test_gradients_are_left_behind():
     assert to_array(torch.ones(2, requires_grad=True) * 2).tolist() == [2, 2]
-
-
-# --- hashes -----------------------------------------------------------------------------------
-
-
-def test_the_hash_does_not_depend_on_order_or_memory_layout():
-    found = content_hash(WEIGHTS)
-    assert len(found) == 16
-    assert content_hash(dict(reversed(WEIGHTS.items()))) == found
-    assert content_hash({**WEIGHTS, "a": np.asfortranarray(WEIGHTS["a"])}) == found
-    assert content_hash({name: value.copy() for name, value in WEIGHTS.items()}) == found
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {**WEIGHTS, "a": WEIGHTS["a"] + np.eye(2, 3) * 1e-15},
-        {**WEIGHTS, "b": np.array([0.5, -1.0])},
-        {**WEIGHTS, "b": WEIGHTS["b"].astype(np.float32)},
-        {**WEIGHTS, "a": WEIGHTS["a"].reshape(3, 2)},
-        {"a": WEIGHTS["a"], "c": WEIGHTS["b"]},
-        {"a": WEIGHTS["a"]},
-        {**WEIGHTS, "b": -WEIGHTS["b"]},
-        {},
-    ],
-    ids=["value", "order of values", "dtype", "shape", "name", "fewer", "sign", "nothing"],
-)
-def test_the_hash_depends_on(other):
-    assert content_hash(other) != content_hash(WEIGHTS)
-
-
-@given(st.data())
-def test_any_bit_changes_the_hash(data):
-    name = data.draw(st.sampled_from(sorted(WEIGHTS)))
-    bits = WEIGHTS[name].copy().view(np.uint64).reshape(-1)
-    bits[data.draw(st.integers(0, len(bits) - 1))] ^= np.uint64(1 << data.draw(st.integers(0, 63)))
-    changed = bits.view(np.float64).reshape(WEIGHTS[name].shape)
-    assert content_hash({**WEIGHTS, name: changed}) != content_hash(WEIGHTS)
 
 
 # --- pickles ----------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from digen_core.config.run import RunConfig
 from digen_core.models.loading import load_trainable
 from digen_core.models.trainable import initial_weights, trainable_parameters
 from digen_core.training.optimizer import PolicyVersion
-from digen_core.transport.arrays import content_hash, to_arrays
+from digen_core.transport.arrays import to_arrays
+from digen_core.transport.fingerprint import content_hash
 from support.tiny_policies import TINY
 from tasks.receipts import Nothing, collecting, packed, read
 from tasks.worker import engine as engine_module
