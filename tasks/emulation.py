@@ -236,11 +236,13 @@ def step(run_id: str, label: str, state: int, total: None) -> tuple[int, Updated
     return version, Updated(version, str(version), metrics={})
 
 
-@body("publish", Nothing)
-def publish(run_id: str, label: str, state: int, *, average: bool = False) -> tuple[int, Nothing]:
+@body("publish", HeldVersion)
+def publish(
+    run_id: str, label: str, state: int, *, average: bool = False
+) -> tuple[int, HeldVersion]:
     """Take no time."""
     with _working(run_id):
-        return state, Nothing()
+        return state, HeldVersion(state, str(state))
 
 
 @body("push", HeldVersion)

@@ -128,10 +128,10 @@ class Trained(Facts):
 
 @dataclass(frozen=True, slots=True)
 class HeldVersion(Facts):
-    """A policy version that a worker has: made, restored, or loaded as it was pushed."""
+    """A policy version that a worker has: made, restored, published or loaded."""
 
     version: StrictInt
-    hash: StrictStr  # of the weights as they are there
+    hash: StrictStr  # of the weights as they are there: masters, or in the dtypes of a push
 
 
 @dataclass(frozen=True, slots=True)

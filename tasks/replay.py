@@ -42,7 +42,7 @@ def replay(run_dir: Path, kept: KeptIteration) -> Replayed:
     config = kept.config.model_copy(update={"rewards": {}})  # none is asked again
     engine = load_engine(REPLAY, config, REPLAY, ("rollout", "trainer"))
     before = _state_before(engine, kept)
-    engine.load(published(before))
+    engine.load(published(before, engine.versions.dtypes))
     total, prompts = None, sorted(set(kept.prompts.values()))
     conditions, _ = encode(REPLAY, "encode", prompts)
     for pack in kept.packs:

@@ -158,13 +158,19 @@ def step(
     return next_state, Updated(next_state.version, next_state.weights_hash, metrics)
 
 
-@body("publish", Nothing)
+@body("publish", HeldVersion)
 def publish(
     run_id: str, label: str, state: TrainState, *, average: bool = False
-) -> tuple[PolicyVersion, Nothing]:
-    """Take out of a state what other workers need of it: the moments stay on the trainer."""
-    with working(run_id):
-        return averaged(state) if average else published(state), Nothing()
+) -> tuple[PolicyVersion, HeldVersion]:
+    """Take out of a state what other workers need of it: the moments stay on the trainer.
+
+    Raises:
+        FloatingPointError: a weight is NaN, or infinite in the dtype in which it is pushed.
+    """
+    with working(run_id) as engine:
+        take = averaged if average else published
+        found = take(state, engine.versions.dtypes)
+    return found, HeldVersion(found.version, found.hash)
 
 
 @body("push", HeldVersion)

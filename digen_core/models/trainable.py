@@ -1,7 +1,8 @@
-"""The trained weights of a policy: LoRA adapters or everything, as master copies by name.
+"""The trained weights of a policy: LoRA adapters or everything, as arrays by name.
 
-Master weights are float32 (float64 for float64 models) whatever the model's dtype, in plain dicts
-of NumPy arrays, because that is what travels between workers without a copy.
+Master weights are float32 (float64 for float64 models) whatever the model's dtype; what is pushed
+is rounded to each parameter's dtype. Both are plain dicts of NumPy arrays, because that is what
+travels between workers without a copy.
 """
 
 import copy
@@ -22,7 +23,7 @@ from digen_core.inputs.weight_files import layers_of
 from digen_core.models.lora_targets import check_targets
 from digen_core.models.policy import Policy
 from digen_core.seeding import INITIAL_WEIGHTS, generator_for
-from digen_core.transport.arrays import Weights, to_tensor
+from digen_core.transport.arrays import Weights, viewed
 
 FIRST_ADAPTER: Final = "default"
 """Name of the adapter of ``make_trainable``. Weights have this name in theirs, whichever adapter
@@ -120,7 +121,7 @@ def _drawn(shape: torch.Size, lora: LoraConfig, generator: torch.Generator) -> t
 
 
 def set_weights(policy: Policy, weights: Mapping[str, np.ndarray]) -> None:
-    """Copy master weights into the policy's trainable parameters.
+    """Copy weights into the policy's trainable parameters.
 
     Raises:
         ValueError: the names or shapes are not those of the policy; nothing has changed.
@@ -130,20 +131,20 @@ def set_weights(policy: Policy, weights: Mapping[str, np.ndarray]) -> None:
 
 @torch.no_grad()
 def copy_weights(weights: Mapping[str, np.ndarray], parameters: Mapping[str, nn.Parameter]) -> None:
-    """Copy master weights into parameters.
+    """Copy weights, masters or rounded, into parameters.
 
     Raises:
         ValueError: the names or shapes are not those of the parameters; nothing has changed.
     """
     check_weights(weights, parameters)
     for name, parameter in parameters.items():
-        parameter.copy_(to_tensor(weights[name], parameter.device))
+        parameter.copy_(viewed(weights[name]))
 
 
 def check_weights(
     weights: Mapping[str, np.ndarray], parameters: Mapping[str, nn.Parameter]
 ) -> None:
-    """Compare the names and shapes of master weights with those of parameters.
+    """Compare the names and shapes of weights with those of parameters.
 
     Raises:
         ValueError: they differ.

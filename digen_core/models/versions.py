@@ -1,7 +1,7 @@
 """The versions of a policy's trained weights that a device holds side by side; one is active.
 
 Rollouts may still use version v when v+1 has arrived. The base weights are resident once; what a
-version adds to that is its adapters, on the device, or a master copy of everything, on the host.
+version adds to that is its adapters, on the device, or a copy of everything, on the host.
 """
 
 from abc import ABC, abstractmethod
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
+import torch
 from torch import nn
 
 from digen_core.models.policy import Policy
@@ -36,6 +37,11 @@ class PolicyVersions(ABC, Generic[Kept]):
         self._active: int | None = None
 
     @property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """Of the parameters that are trained, by name: in them a version is pushed."""
+        return {name: parameter.dtype for name, parameter in self._parameters.items()}
+
+    @property
     def active(self) -> int | None:
         """The version whose weights the policy has now; None if they are of no version."""
         return self._active
@@ -50,7 +56,7 @@ class PolicyVersions(ABC, Generic[Kept]):
 
         Args:
             version: its number.
-            weights: master weights by parameter name, never changed from now on.
+            weights: by parameter name, masters or `rounded`; never changed from now on.
 
         Raises:
             ValueError: the names or shapes are not those of the policy; nothing has changed.
@@ -151,8 +157,8 @@ class AdapterVersions(PolicyVersions[Adapter]):
         self._transformer.set_adapter(FIRST_ADAPTER)
 
 
-class MasterVersions(PolicyVersions[Weights]):
-    """Each version as the master weights that arrived, copied into the model to become active."""
+class WholeVersions(PolicyVersions[Weights]):
+    """Each version as all weights that arrived, copied into the model to become active."""
 
     def _keep(self, weights: Mapping[str, np.ndarray]) -> Weights:
         return dict(weights)
@@ -167,7 +173,7 @@ class MasterVersions(PolicyVersions[Weights]):
         pass  # the model's parameters are the only ones
 
 
-def versions_of(policy: Policy) -> AdapterVersions | MasterVersions:
+def versions_of(policy: Policy) -> AdapterVersions | WholeVersions:
     """Return an empty store for what is trained in the policy: its adapters or all weights."""
     has_adapters = bool(getattr(policy.transformer, "peft_config", None))
-    return AdapterVersions(policy) if has_adapters else MasterVersions(policy)
+    return AdapterVersions(policy) if has_adapters else WholeVersions(policy)

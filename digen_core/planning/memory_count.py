@@ -62,7 +62,7 @@ def memory_of(config: RunConfig, folder: Path) -> Memory:
         decode=found.decode,
         pack=found.pack,
         gradient_sum=count * _MASTER,
-        versions=0 if has_lora else count * _MASTER * (1 + others),
+        versions=0 if has_lora else trained_bytes * (1 + others),
         state=count * _MASTER * numbers,
         # its copies of weights, gradient and moments, the gradient as it came, and the average
         step_copies=count * _MASTER * (5 + bool(config.train.ema_decay)),

@@ -19,7 +19,7 @@ from digen_core.models.policy import TORCH_DTYPES
 from digen_core.models.trainable import make_trainable, reference_weights, trainable_parameters
 from digen_core.rollout.steps import steps_of_iteration
 
-_FLOAT32_BYTES = 4  # trained weights, log-probs and embeddings travel in float32
+_FLOAT32_BYTES = 4  # adapters, log-probs and embeddings travel in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,16 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
             gradient_checkpointing=train.gradient_checkpointing,
         )
     trained = sum(parameter.numel() for parameter in trainable_parameters(policy).values())
+    dtype = TORCH_DTYPES[config.model.dtype]
     latent_bytes = prod(policy.latent_shape) * TORCH_DTYPES[config.rollout.storage].itemsize
     num_logprobs = len(steps_of_iteration(config, 0).noisy)
     return Sizes(
         parameters=parameters,
         trained_parameters=trained,
-        weight_bytes=parameters * TORCH_DTYPES[config.model.dtype].itemsize,
-        push_bytes=trained * _FLOAT32_BYTES * (1 + config.keeps_old),
+        weight_bytes=parameters * dtype.itemsize,
+        push_bytes=trained
+        * (_FLOAT32_BYTES if train.lora else dtype.itemsize)
+        * (1 + config.keeps_old),
         step_flops=round(_step_flops(policy) * config.velocities_per_step),
         pair_flops=_pair_flops(policy, config),
         decode_flops=_decode_flops(policy),

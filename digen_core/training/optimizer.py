@@ -14,7 +14,7 @@ from diffusers.training_utils import EMAModel
 from torch import nn
 
 from digen_core.config.train import TrainConfig
-from digen_core.transport.arrays import Weights
+from digen_core.transport.arrays import Weights, rounded
 from digen_core.transport.fingerprint import content_hash
 
 
@@ -33,11 +33,11 @@ class TrainState:
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersion:
-    """What a policy needs of a state: weights, named by version and content."""
+    """What a policy needs of a state, in the dtypes of its parameters: so it is pushed."""
 
     version: int
     weights: Weights
-    weights_hash: str
+    hash: str  # of what is here; the state's is of the masters
     old: Weights | None = None  # what generates, if not ``weights``
 
     def content_hash(self) -> str:
@@ -46,18 +46,34 @@ class PolicyVersion:
 
 
 def version_hash(weights: Weights, old: Weights | None) -> str:
-    """Return the name of a version's content."""
+    """Return the hash of a version's content: of masters it names the version."""
     return content_hash({**weights, **{f"old/{name}": v for name, v in (old or {}).items()}})
 
 
-def published(state: TrainState) -> PolicyVersion:
-    """Return the version that generates and trains next."""
-    return PolicyVersion(state.version, state.weights, state.weights_hash, state.old)
+def published(state: TrainState, dtypes: Mapping[str, torch.dtype]) -> PolicyVersion:
+    """Return the version that generates and trains next.
+
+    Args:
+        state: of the version.
+        dtypes: of the parameters that will hold it, by name.
+
+    Raises:
+        FloatingPointError: a weight is NaN, or infinite in its dtype.
+    """
+    return _in_dtypes(state.version, state.weights, state.old, dtypes)
 
 
-def averaged(state: TrainState) -> PolicyVersion:
-    """Return the moving average of the weights, for evaluation and export."""
-    return PolicyVersion(state.version, state.ema, content_hash(state.ema))
+def averaged(state: TrainState, dtypes: Mapping[str, torch.dtype]) -> PolicyVersion:
+    """Return the moving average of the weights, for evaluation; else as `published`."""
+    return _in_dtypes(state.version, state.ema, None, dtypes)
+
+
+def _in_dtypes(
+    version: int, weights: Weights, old: Weights | None, dtypes: Mapping[str, torch.dtype]
+) -> PolicyVersion:
+    weights = rounded(weights, dtypes)
+    old = None if old is None else rounded(old, dtypes)
+    return PolicyVersion(version, weights, version_hash(weights, old), old)
 
 
 def initial_state(weights: Weights, *, keeps_old: bool = False) -> TrainState:

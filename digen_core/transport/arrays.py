@@ -1,6 +1,7 @@
 """Values between processes: plain dicts of NumPy arrays, which Dask moves without a copy.
 
-NumPy knows no bfloat16: half-precision tensors travel as float32, which holds them exactly.
+NumPy knows no bfloat16. Half-precision tensors travel as float32, which holds them exactly; weights
+and stored latents, of which there are many, as they are, and bfloat16 as uint16.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from torch.utils.dlpack import from_dlpack
 
 Precision = Literal["float32", "float16", "bfloat16"]
 Arrays = dict[str, np.ndarray]
-Weights = dict[str, np.ndarray]  # parameter name -> float32 or float64 array
+Weights = dict[str, np.ndarray]  # by parameter name: masters of float32 or float64, or `rounded`
 
 
 def to_array(tensor: Tensor) -> np.ndarray:
@@ -34,11 +35,7 @@ def to_stored(tensor: Tensor, precision: Precision) -> np.ndarray:
     """
     if precision == "float32":
         return to_array(tensor)
-    rounded = tensor.detach().to("cpu", getattr(torch, precision))
-    if precision == "bfloat16":
-        rounded = rounded.view(torch.uint16)
-    array: np.ndarray = rounded.numpy()
-    return array
+    return _lent(tensor.detach().to("cpu", getattr(torch, precision)))
 
 
 def from_stored(array: np.ndarray) -> np.ndarray:
@@ -70,3 +67,32 @@ def viewed(array: np.ndarray) -> Tensor:
     """Return the tensor in an array's memory, only to read; uint16 is bfloat16."""
     tensor: Tensor = from_dlpack(array)  # takes read-only arrays without a warning
     return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
+
+
+def rounded(weights: Mapping[str, np.ndarray], dtypes: Mapping[str, torch.dtype]) -> Weights:
+    """Return weights in the dtypes of those who receive them, rounded as torch does.
+
+    Args:
+        weights: by name; those that have their dtype are not copied.
+        dtypes: by the same names.
+
+    Raises:
+        FloatingPointError: a number is NaN, or infinite in its dtype.
+    """
+    found = {}
+    for name, array in weights.items():
+        tensor, dtype = viewed(array), dtypes[name]
+        own = tensor.to(dtype)
+        if own.numel() and not all(end.isfinite() for end in own.aminmax()):
+            most = f"{torch.finfo(dtype).max:g} of {dtype}"
+            raise FloatingPointError(f"{name} cannot be pushed: it has NaN or more than {most}.")
+        found[name] = array if own is tensor else _lent(own)
+    return found
+
+
+def _lent(tensor: Tensor) -> np.ndarray:
+    """Return the array in a CPU tensor's memory; the reverse of `viewed`."""
+    array: np.ndarray = tensor.view(
+        torch.uint16 if tensor.dtype == torch.bfloat16 else tensor.dtype
+    ).numpy()
+    return array

@@ -213,6 +213,10 @@ class Executor:
     def publish(self, it: OpenIteration, device: str, version: int) -> None:
         """Let the trainer take out of its state what a push moves."""
         self._makers[version] = it
+
+        def event_of(receipt: Receipt[HeldVersion]) -> None:
+            self._run.progress.has_published(version, receipt.facts.hash)
+
         work = Work(
             body=publish,
             label=f"publish v{version}",
@@ -220,12 +224,14 @@ class Executor:
             kind="publish",
             about={"version": version},
             parameters={"state": self._run.progress.state},
+            event_of=event_of,
         )
         self._run.progress.publishing(version, self._submitter.submit(it, work))
 
     def _push(self, do: protocol.Push) -> None:
         def event_of(receipt: Receipt[HeldVersion]) -> Event:
-            held, pushed = receipt.facts, self._run.progress.hashes[do.version]
+            # a push begins when what it moves was published: that receipt came before
+            held, pushed = receipt.facts, self._run.progress.published_hashes[do.version]
             if (held.version, held.hash) != (do.version, pushed):
                 raise TaskFailedError(
                     f"{do.device} acknowledged version {held.version} ({held.hash}), "

@@ -33,8 +33,10 @@ class Progress:
     """The TrainState of the current version, on a trainer; None before there is one."""
     published: dict[int, PrefectFuture[Any]] = field(default_factory=dict)
     """The PolicyVersion of each version on which groups may have begun, and of the newest."""
+    published_hashes: dict[int, str] = field(default_factory=dict)
+    """Content hash of each PolicyVersion that was published: what loads it acknowledges that."""
     hashes: dict[int, str] = field(default_factory=dict)
-    """Content hash of each version."""
+    """Content hash of each version's master weights, which names it."""
     step_seconds: float = 0.0
     """One denoising step of a fragment, as last measured."""
     profile: Profile | None = None
@@ -80,6 +82,10 @@ class Progress:
     def publishing(self, version: int, policy_version: PrefectFuture[Any]) -> None:
         """Note that a trainer takes out of its state what a push moves."""
         self.published[version] = policy_version
+
+    def has_published(self, version: int, content_hash: str) -> None:
+        """Note what is pushed of a version."""
+        self.published_hashes[version] = content_hash
 
     def stepped(self, version: int, content_hash: str, oldest: int) -> None:
         """Note that the optimizer made a version; no group begins on those before ``oldest``."""

@@ -14,7 +14,7 @@ from digen_core.models.compiled import compile_meter
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import ALL_PARTS, TRAINER_PARTS, Policy
 from digen_core.models.trainable import initial_weights
-from digen_core.models.versions import AdapterVersions, MasterVersions, versions_of
+from digen_core.models.versions import AdapterVersions, WholeVersions, versions_of
 from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardFn
 from digen_core.training.optimizer import PolicyVersion, TrainState
@@ -36,7 +36,7 @@ class Engine:
     device_name: str
     policy: Policy
     rewards: dict[str, RewardFn]
-    versions: AdapterVersions | MasterVersions
+    versions: AdapterVersions | WholeVersions
     old: dict[int, Weights] = field(default_factory=dict)  # old policies, by version
     unsaved: dict[int, TrainState] = field(default_factory=dict)  # made here, not on disk yet
     views: dict[Size, Policy] = field(default_factory=dict)  # the policy, by the size of samples
@@ -64,10 +64,10 @@ class Engine:
             VersionError: the weights arrived damaged; nothing has changed.
         """
         found = pushed.content_hash()
-        if found != pushed.weights_hash:
+        if found != pushed.hash:
             raise VersionError(
                 f"{self.device_name} received version {pushed.version} with hash {found}, "
-                f"but {pushed.weights_hash} was pushed"
+                f"but {pushed.hash} was pushed"
             )
         schedule = self.config.schedule
         num_others = schedule.max_staleness if schedule.stale_share else 0

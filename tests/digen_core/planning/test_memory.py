@@ -191,7 +191,7 @@ def test_any_kernel_of_attention_counts_as_a_fused_one(tiny_families, kernel):
 
 
 def test_versions_by_hand(tiny_families):
-    """Adapters lie side by side on the device, masters of all weights on its host."""
+    """Adapters lie side by side on the device, copies of all weights in its dtype on its host."""
     folder = Path(tiny_families["flux"])
     stale = {"layout": "tcss", "max_stale_share": 1.0, "max_staleness": 1}
     lora, whole = (
@@ -201,6 +201,10 @@ def test_versions_by_hand(tiny_families):
     assert lora.adapters == 3 * lora.gradient_sum
     assert lora.versions == 0
     assert whole.versions == 2 * whole.gradient_sum == 2 * whole.weights
+    half = memory_of(
+        config_of("flux", model={"dtype": "bfloat16"}, train={"lora": None}, schedule=stale), folder
+    )
+    assert half.versions == 2 * half.weights == whole.versions / 2
 
 
 # --- what fits --------------------------------------------------------------------------------

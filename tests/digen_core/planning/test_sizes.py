@@ -154,6 +154,8 @@ def test_bytes_by_hand(tiny_families):
     assert found.weight_bytes == 2 * found.parameters
     assert full.push_bytes == full.weight_bytes == 4 * found.parameters
     assert full.trained_parameters == full.parameters
+    whole = config_of("sd3", model={"dtype": "bfloat16"}, train={"lora": None})
+    assert sizes_of(whole, Path(tiny_families["sd3"])).push_bytes == 2 * found.parameters
     once = sizes_of(config_of("sd3"), Path(tiny_families["sd3"]))
     assert found.push_bytes == 2 * once.push_bytes  # twice the rank
     # latents [4, 4, 6]; 77 + 24 tokens of width 64, pooled 64; two prompts

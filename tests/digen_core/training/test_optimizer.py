@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -19,6 +20,7 @@ from digen_core.training.optimizer import (
     optimizer_step,
     published,
 )
+from digen_core.transport.arrays import viewed
 from digen_core.transport.fingerprint import content_hash
 
 CONFIG = TrainConfig(learning_rate=1e-2, weight_decay=0.1, max_grad_norm=1.0, ema_decay=0.9)
@@ -203,15 +205,69 @@ def test_arguments_are_not_changed_and_the_step_can_be_done_again():
     assert (first.version, state.version) == (2, 1)
 
 
+def two_steps(dtype=np.float64, *, keeps_old: bool = False) -> TrainState:
+    """The state of version 2."""
+    weights = {name: value.astype(dtype) for name, value in arrays(0).items()}
+    gradient = {name: value.astype(dtype) for name, value in gradients(1)[0].items()}
+    state, rate = initial_state(weights, keeps_old=keeps_old), CONFIG.learning_rate
+    for _ in range(2):
+        state, _ = optimizer_step(state, gradient, CONFIG, learning_rate=rate, old_decay=0.5)
+    return state
+
+
 def test_what_is_published_is_named_by_its_content():
-    state, _ = stepped(initial_state(arrays(0)), gradients(1)[0], CONFIG)
-    state, _ = stepped(state, gradients(1)[0], CONFIG)
-    version, average = published(state), averaged(state)
-    assert version.weights is state.weights
-    assert average.weights is state.ema
+    state = two_steps()
+    dtypes = dict.fromkeys(SHAPES, torch.float64)
+    version, average = published(state, dtypes), averaged(state, dtypes)
+    for found, weights in ((version, state.weights), (average, state.ema)):
+        assert all(found.weights[name] is weights[name] for name in SHAPES)  # nothing is copied
+        assert (found.version, found.hash) == (2, content_hash(found.weights))
+    assert version.hash == state.weights_hash != average.hash
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+def test_what_is_published_is_rounded_as_torch_rounds(half):
+    state = two_steps(np.float32, keeps_old=True)
+    dtypes = {"a": half, "b": torch.float32, "idle": half}
+    version, average = published(state, dtypes), averaged(state, dtypes)
+    for found, masters in (
+        (version.weights, state.weights),
+        (version.old, state.old),
+        (average.weights, state.ema),
+    ):
+        for name, dtype in dtypes.items():
+            assert found[name].nbytes == masters[name].size * dtype.itemsize
+            assert viewed(found[name]).dtype == dtype
+            assert torch.equal(viewed(found[name]), torch.tensor(masters[name]).to(dtype))
+    assert average.old is None
     for found in (version, average):
-        assert (found.version, found.weights_hash) == (2, content_hash(found.weights))
-    assert version.weights_hash == state.weights_hash != average.weights_hash
+        assert found.hash == found.content_hash() != state.weights_hash
+    assert published(replace(state, old=state.weights), dtypes).hash != version.hash
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype"),
+    [
+        (65520.0, torch.float16),  # half way between the largest and the next: up, to infinity
+        (3.4e38, torch.bfloat16),
+        (-np.inf, torch.float32),
+        (np.nan, torch.float32),
+    ],
+)
+@pytest.mark.parametrize("part", ["weights", "old", "ema"])
+def test_what_is_not_finite_in_its_dtype_is_not_published(number, dtype, part):
+    state = two_steps(np.float32, keeps_old=True)
+    getattr(state, part)["b"][1] = number
+    dtypes = {"a": torch.float32, "b": dtype, "idle": torch.float32}
+    take = averaged if part == "ema" else published
+    with pytest.raises(
+        FloatingPointError, match=r"^b cannot be pushed: it has NaN or .* torch\..*"
+    ):
+        take(state, dtypes)
+    if dtype == torch.float16:
+        getattr(state, part)["b"][1] = 65519.0
+        found = take(state, dtypes)
+        assert float(viewed((found.old if part == "old" else found.weights)["b"])[1]) == 65504
 
 
 def test_version_zero():

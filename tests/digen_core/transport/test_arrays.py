@@ -14,17 +14,20 @@ from digen_core.config.run import RunConfig
 from digen_core.config.train import TrainConfig
 from digen_core.control.protocol import Fragment
 from digen_core.models.trainable import initial_weights
+from digen_core.models.versions import versions_of
 from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.training.gradient_sum import GradientSum, pack_gradient
 from digen_core.training.optimizer import initial_state, optimizer_step, published
 from digen_core.training.pairs import Pairs
 from digen_core.transport.arrays import (
     from_stored,
+    rounded,
     to_array,
     to_arrays,
     to_stored,
     to_tensor,
     to_tensors,
+    viewed,
 )
 from digen_core.transport.segment import Segment
 from support.tiny_policies import load_trainable
@@ -64,6 +67,17 @@ def test_a_tensor_of_a_received_array_is_a_copy_without_a_warning(recwarn):
     tensor += 1
     assert array.tolist() == [0, 1, 2]
     assert not recwarn.list
+
+
+@given(
+    arrays(np.float32, array_shapes(min_dims=0, max_dims=3), elements=st.floats(-65504, 65504)),
+    st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+)
+def test_rounded_weights_are_what_torch_makes_of_the_masters(array, dtype):
+    (found,) = rounded({"a": array}, {"a": dtype}).values()
+    found.flags.writeable = False
+    assert viewed(found).dtype == dtype
+    assert torch.equal(viewed(found), torch.tensor(array).to(dtype))
 
 
 def test_gradients_are_left_behind():
@@ -123,7 +137,7 @@ def payloads(tiny_flux) -> dict:
         "segment": segment,
         "gradient": gradient,
         "state": state,
-        "version": published(state),
+        "version": published(state, versions_of(policy).dtypes),
     }
 
 

@@ -1,0 +1,145 @@
+"""A push: in the dtype of the parameters, hashed as it is sent, and the same weights as before."""
+
+import numpy as np
+import pytest
+import torch
+from prefect.states import Completed
+
+from digen_core.config.run import RunConfig
+from digen_core.models.tiny.flux import build_tiny_flux
+from digen_core.models.trainable import trainable_parameters
+from digen_core.training.optimizer import initial_state
+from support.in_process import call
+from support.tiny_policies import TINY
+from tasks.train import publish, push_weights, start_state
+from tasks.worker import engine as engine_module
+from tasks.worker.engine import VersionError, build_engine
+from tasks.worker.transfers import sent_bytes
+
+TRAINER = frozenset({"trainer"})
+WHOLE = {"lora": None}
+
+
+@pytest.fixture(autouse=True)
+def no_engines(monkeypatch):
+    """No engine of another test, and this process's threads as they were."""
+    monkeypatch.setattr(engine_module, "_engines", {})
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def wider_flux(tmp_path_factory):
+    """Folder of a FLUX whose names and shapes are little beside its 2 million parameters."""
+    folder = tmp_path_factory.mktemp("wider_flux")
+    build_tiny_flux(width=256, num_layers=1, num_single_layers=1).save_pretrained(folder)
+    return str(folder)
+
+
+def engine_of(path, dtype, train, **model):
+    settings = {"path": path, "device": "cpu", "dtype": dtype, **TINY, **model}
+    config = RunConfig.model_validate({"model": settings, "train": train})
+    return build_engine("run", config, "trainer-0", TRAINER)
+
+
+def moved(state, **changes):
+    """A state of version 1 whose masters no half precision holds."""
+    rng = np.random.default_rng(1)
+    weights = {
+        name: value + (0.01 * rng.standard_normal(value.shape)).astype(value.dtype)
+        for name, value in state.weights.items()
+    }
+    return initial_state(weights, **changes)
+
+
+def as_before(engine, masters):
+    """What copying the masters into each parameter gives."""
+    found = {name: p.detach().clone() for name, p in trainable_parameters(engine.policy).items()}
+    for name, parameter in found.items():
+        parameter.copy_(torch.tensor(masters[name]))
+    return found
+
+
+def assert_computes_with(engine, expected):
+    found = trainable_parameters(engine.policy)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype
+        assert torch.equal(found[name], value), name
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_all_weights_travel_in_two_bytes_each(wider_flux, dtype):
+    engine = engine_of(wider_flux, dtype, WHOLE)
+    state, _ = call(start_state)
+    pushed, published = call(publish, state=state)
+    count = sum(value.size for value in state.weights.values())
+    assert 2 * count < sent_bytes(Completed(data=pushed)) <= 1.05 * 2 * count
+    _, loaded = call(push_weights, policy_version=pushed)
+    assert loaded == published
+    assert loaded.hash != state.weights_hash
+    held = engine.versions._kept[0]
+    assert sum(value.nbytes for value in held.values()) == 2 * count
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("train", [WHOLE, {"lora": {"rank": 4}}], ids=["all weights", "adapters"])
+def test_receivers_compute_with_what_the_masters_gave(tiny_flux, dtype, train):
+    engine = engine_of(tiny_flux, dtype, train)
+    state = moved(call(start_state)[0], keeps_old=True)
+    expected = as_before(engine, state.weights)
+    pushed, _ = call(publish, state=state)
+    call(push_weights, policy_version=pushed)
+    engine.versions.activate(0)
+    assert_computes_with(engine, expected)
+    with engine.old_policy():
+        assert_computes_with(engine, expected)
+    average, _ = call(publish, state=moved(state), average=True)
+    with engine.temporary_weights(average.weights):
+        assert_computes_with(engine, as_before(engine, moved(state).weights))
+    assert_computes_with(engine, expected)
+
+
+def test_each_parameter_has_its_own_dtype(tiny_families):
+    """Some modules of Wan stay float32."""
+    engine = engine_of(tiny_families["wan"], "bfloat16", WHOLE, family="wan")
+    state = moved(call(start_state)[0])
+    pushed, _ = call(publish, state=state)
+    dtypes = {name: p.dtype for name, p in trainable_parameters(engine.policy).items()}
+    assert set(dtypes.values()) == {torch.float32, torch.bfloat16}
+    for name, dtype in dtypes.items():
+        assert pushed.weights[name].dtype == (np.uint16 if dtype.itemsize == 2 else np.float32)
+    call(push_weights, policy_version=pushed)
+    engine.versions.activate(0)
+    assert_computes_with(engine, as_before(engine, state.weights))
+
+
+def test_adapters_stay_float32_and_are_named_as_their_masters(tiny_flux):
+    engine_of(tiny_flux, "bfloat16", {"lora": {"rank": 4}})
+    state, _ = call(start_state)
+    pushed, published = call(publish, state=state)
+    assert all(value.dtype == np.float32 for value in pushed.weights.values())
+    assert published.hash == state.weights_hash
+
+
+@pytest.mark.parametrize("part", ["weights", "old"])
+def test_a_bit_that_flips_on_the_way_is_refused(tiny_flux, part):
+    engine = engine_of(tiny_flux, "bfloat16", WHOLE)
+    pushed, _ = call(publish, state=moved(call(start_state)[0], keeps_old=True))
+    next(iter(getattr(pushed, part).values()))[0] ^= np.uint16(1)
+    with pytest.raises(
+        VersionError, match=rf"version 0 with hash .*, but {pushed.hash} was pushed"
+    ):
+        call(push_weights, policy_version=pushed)
+    assert engine.versions.held == []
+
+
+def test_masters_beyond_half_precision_are_refused_before_they_are_sent(tiny_flux):
+    engine_of(tiny_flux, "float16", WHOLE)
+    state, _ = call(start_state)
+    name = next(iter(state.weights))
+    state.weights[name].flat[0] = 7e4
+    message = f"{name} cannot be pushed: it has NaN or more than 65504 of torch.float16."
+    with pytest.raises(FloatingPointError, match=f"^{message}$"):
+        call(publish, state=state)
