@@ -132,7 +132,10 @@ class _Evaluation:
             raise
 
     def _submit(self, parts: Sequence[_Part]) -> None:
-        for part, device in zip(parts, cycle(self._run.fleet.rollout_devices()), strict=False):
+        devices = self._run.fleet.rollout_devices()
+        if not devices:
+            raise StateLostError("all workers were lost that generate")
+        for part, device in zip(parts, cycle(devices), strict=False):
             part.device = device
             self._submit_part(part)
 
@@ -140,8 +143,6 @@ class _Evaluation:
         """Have others do what lost devices had not finished."""
         if self._holder in lost:
             raise StateLostError(f"the weights were lost with worker {self._holder}")
-        if not self._run.fleet.rollout_devices():
-            raise StateLostError("all workers were lost that generate")
         moving = [part for part in self._parts if part.device in lost and not part.is_done]
         for part in moving:
             self._batch.forget(part.submitted())

@@ -116,7 +116,8 @@ def _devices(config: RunConfig) -> Iterator[tuple[Client, str, list[Device], Run
 @contextmanager
 def reopen_run(config: RunConfig, run_dir: Path) -> Iterator[RunContext]:
     """Yield a context on an old run's folder, for evaluation, with one worker of both roles."""
-    local = [Device("worker-0", frozenset({"rollout", "trainer"}))]
+    size = max(config.cluster.rollout_gang, config.cluster.trainer_gang)
+    local = [Device("worker-0", frozenset({"rollout", "trainer"}), size=size)]
     with connected(config, local) as (address, client):
         name = f"{run_dir.name}-evaluation"
         devices = devices_of(client)

@@ -5,13 +5,14 @@ import torch
 
 from digen_core.data.prompts import Prompt
 from digen_core.rewards.scoring import Asked
-from digen_core.rollout.evaluation import sample_images
+from digen_core.rollout.evaluation import repeated, sample_latents
 from digen_core.training.optimizer import PolicyVersion
-from digen_core.transport.arrays import to_array
+from digen_core.transport.arrays import Arrays, Weights, to_array, to_arrays, to_tensors
 from tasks.body import body
+from tasks.gang.together import together
 from tasks.receipts import Nothing, Scored
 from tasks.score import scores_of
-from tasks.worker.engine import working
+from tasks.worker.engine import engine_of, working
 
 SHOWN_PER_PROMPT = 8
 THUMBNAIL_PIXELS = 128  # what goes through the flow process stays small
@@ -42,25 +43,49 @@ def sample_and_score(
     """
     with working(run_id) as engine:
         config = engine.config
-        with engine.temporary_weights(policy_version.weights):
-            parts = engine.fitting.in_parts(
-                "evaluate",
-                config.model.size,
-                len(prompts),
-                lambda part: sample_images(
-                    engine.policy,
-                    [prompt.text for prompt in prompts[part]],
-                    indices[part],
-                    num_samples=samples_per_prompt,
-                    num_steps=config.evaluation_steps,
-                    seed=config.seed,
-                ),
+
+        def sampled(part: slice) -> torch.Tensor:
+            texts = [prompt.text for prompt in prompts[part]]
+            x = clean_latents(
+                run_id,
+                policy_version.weights,
+                to_arrays(repeated(engine.policy.encode(texts), samples_per_prompt)),
+                [
+                    (index, number)
+                    for index in indices[part]
+                    for number in range(samples_per_prompt)
+                ],
             )
+            return engine.policy.decode(torch.cat(x).to(engine.policy.device))
+
+        parts = engine.fitting.in_parts("evaluate", config.model.size, len(prompts), sampled)
         with engine.needing_memory("evaluate"):
             images = torch.cat(parts)
         asked = Asked.of(prompts, samples_per_prompt)
         scored = scores_of(engine.rewards, config.rewards, images, *asked)
     return to_array(images) if keep else None, scored
+
+
+@together
+def clean_latents(
+    run_id: str, weights: Weights, condition: Arrays, samples: list[tuple[int, int]]
+) -> list[torch.Tensor]:
+    """Return the clean latents of samples, in parts [n, ...]: each member of a gang makes some.
+
+    Args:
+        run_id: of the run.
+        weights: to judge.
+        condition: embeddings of each sample's prompt, n rows.
+        samples: as `digen_core.rollout.evaluation.sample_latents` takes them.
+    """
+    engine = engine_of(run_id)
+    policy, gang, num_samples = engine.policy, engine.gang, len(samples)
+    own = gang.computed(num_samples)
+    rows = to_tensors({name: value[own] for name, value in condition.items()}, policy.device)
+    num_steps, seed = engine.config.evaluation_steps, engine.config.seed
+    with engine.temporary_weights(weights):
+        x = sample_latents(policy, rows, samples[own], num_steps=num_steps, seed=seed).cpu()
+    return gang.gather([x] if gang.counts(num_samples) else [])
 
 
 @body("thumbnails", Nothing)

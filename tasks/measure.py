@@ -11,15 +11,17 @@ from torch import Tensor
 
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
+from digen_core.gang.members import ALONE, Gang
 from digen_core.models.policy import Condition, Policy
 from digen_core.planning.profile import LineFit, Measured
 from digen_core.training.gradient_sum import pack_gradient
 from digen_core.training.pairs import CleanPairs, Pairs
 from digen_core.transport.arrays import Arrays, to_tensors
 from tasks.body import body
+from tasks.gang.together import together
 from tasks.receipts import MeasuredCosts
 from tasks.setup import load_engine
-from tasks.worker.engine import Engine, working
+from tasks.worker.engine import Engine, engine_of, working
 
 ROLES = ("rollout", "trainer")
 
@@ -32,9 +34,18 @@ def measure(
     run_id: str, label: str, conditions: dict[str, Arrays], prompt: str, roles: list[str]
 ) -> tuple[None, MeasuredCosts]:
     """Measure the work of some roles, with the model of the run."""
-    with working(run_id) as engine:
-        found = _measured(engine, to_tensors(conditions[prompt], engine.policy.device), roles)
+    with working(run_id):
+        condition = to_tensors(conditions[prompt], torch.device("cpu"))
+        found = measured_together(run_id, condition, roles)
     return None, MeasuredCosts(found)
+
+
+@together
+def measured_together(run_id: str, condition: Condition, roles: list[str]) -> Measured:
+    """Return what work costs that all members of a gang do, of which each takes its share."""
+    engine = engine_of(run_id)
+    device = engine.policy.device
+    return _measured(engine, {name: value.to(device) for name, value in condition.items()}, roles)
 
 
 def measure_alone(config: RunConfig, prompt: str) -> Measured:
@@ -112,15 +123,15 @@ def work_seconds(
 
 
 def _measured(engine: Engine, condition: Condition, roles: list[str] | tuple[str, ...]) -> Measured:
-    config = engine.config
-    work = _Work(engine.policy, config, condition)
+    config, gang = engine.config, engine.gang
+    work = _Work(engine.policy, config, condition, gang)
     generates, trains = "rollout" in roles, "trainer" in roles
     fragment_size = config.fragment_size
     return Measured(
         step=_line(work.step, fragment_size).times(config.velocities_per_step)
         if generates
         else None,
-        decode=_line(work.decode, fragment_size) if generates else None,
+        decode=_line(work.decode, fragment_size) if generates and gang.is_leader else None,
         pack=_line(work.pack, config.train.pack_size) if trains else None,
     )
 
@@ -150,17 +161,21 @@ class _Work:
     Not on zeros: they can take a GPU less power, and so less time, than numbers do.
     """
 
-    def __init__(self, policy: Policy, config: RunConfig, condition: Condition) -> None:
+    def __init__(
+        self, policy: Policy, config: RunConfig, condition: Condition, gang: Gang = ALONE
+    ) -> None:
         self._policy = policy
+        self._gang = gang
         self._config = config
         self._condition = condition
 
     @torch.no_grad()
     def step(self, num_samples: int) -> None:
         """One velocity of a fragment."""
-        sigma = torch.full((num_samples,), 0.5, device=self._policy.device)
-        x = self._latents(num_samples)
-        condition = self._policy.without_padding(self._rows(num_samples))
+        own = self._gang.computed(num_samples)
+        x = self._latents(num_samples)[own]
+        sigma = torch.full((len(x),), 0.5, device=self._policy.device)
+        condition = self._policy.without_padding(self._rows(len(x)))
         float(self._policy.velocity(x, sigma, condition).sum())
 
     @torch.no_grad()
@@ -171,7 +186,7 @@ class _Work:
 
     def pack(self, num_pairs: int) -> None:
         """Forward and backward of a pack."""
-        pack_gradient(self._policy, self._pairs(num_pairs), self._config)
+        pack_gradient(self._policy, self._pairs(num_pairs), self._config, self._gang)
 
     def _pairs(self, num_pairs: int) -> Pairs | CleanPairs:
         """Return pairs of the middle step, as the algorithm trains them."""

@@ -13,7 +13,7 @@ from digen_core.training.optimizer import TrainState, initial_state, published
 from tasks.rollout import encode
 from tasks.setup import load_engine
 from tasks.train import step, train_pack
-from tasks.worker.engine import Engine, version_zero
+from tasks.worker.engine import Engine, load_version, version_zero
 
 REPLAY = "replay"  # run id of the engine
 
@@ -42,7 +42,7 @@ def replay(run_dir: Path, kept: KeptIteration) -> Replayed:
     config = kept.config.model_copy(update={"rewards": {}})  # none is asked again
     engine = load_engine(REPLAY, config, REPLAY, ("rollout", "trainer"))
     before = _state_before(engine, kept)
-    engine.load(published(before, engine.versions.dtypes))
+    load_version(REPLAY, published(before, engine.versions.dtypes))
     total, prompts = None, sorted(set(kept.prompts.values()))
     conditions, _ = encode(REPLAY, "encode", prompts)
     for pack in kept.packs:
@@ -71,7 +71,7 @@ def replay(run_dir: Path, kept: KeptIteration) -> Replayed:
 def _state_before(engine: Engine, kept: KeptIteration) -> TrainState:
     keeps_old = engine.config.keeps_old
     if kept.checkpoint is None:
-        return initial_state(version_zero(engine), keeps_old=keeps_old)
+        return initial_state(version_zero(REPLAY), keeps_old=keeps_old)
     state = read_checkpoint(kept.checkpoint)
     if keeps_old != (state.old is not None):
         raise UserError(

@@ -1,6 +1,6 @@
 """Rollout tasks: encode a prompt, denoise some steps of a fragment, decode and score it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import time
 from typing import Final
@@ -16,6 +16,7 @@ from digen_core.rollout.sampler import DenoisedStep, ReferenceKl, denoise, initi
 from digen_core.rollout.steps import steps_to_keep
 from digen_core.transport.arrays import (
     Arrays,
+    Precision,
     to_array,
     to_arrays,
     to_stored,
@@ -26,10 +27,11 @@ from digen_core.transport.images import name_of, write_image
 from digen_core.transport.segment import Segment
 from digen_core.transport.trajectories import write_segment
 from tasks.body import body
+from tasks.gang.together import together
 from tasks.receipts import Denoised, Nothing, Scored
 from tasks.score import scores_of
 from tasks.views.display import thumbnail
-from tasks.worker.engine import Engine, working
+from tasks.worker.engine import Engine, engine_of, working
 
 SHOWN_GROUPS: Final = 4
 SHOWN_SAMPLES: Final = 4
@@ -64,55 +66,89 @@ def denoise_steps(
     """
     with working(run_id, version=version) as engine:
         started = time()
-        with engine.old_policy():
-            sigmas = _schedule(engine, fragment, previous)
-            parts = _denoise(
-                engine, fragment, steps, noisy_steps, conditions[prompt], previous, sigmas
-            )
-        done = [DenoisedStep.joined(step) for step in zip(*parts, strict=True)]
-        precision = engine.config.rollout.storage
-        latents = [done[0].x, *(step.x_next for step in done)]
+        sigmas = _schedule(engine, fragment, previous)
+        parts = denoise_part(
+            run_id,
+            version,
+            fragment,
+            steps,
+            noisy_steps,
+            conditions[prompt],
+            None if previous is None else previous.x,
+            sigmas,
+        )
         segment = Segment(
             fragment,
             steps.start,
-            np.stack([to_stored(x, precision) for x in latents]),
-            {step.step: to_array(step.logprob) for step in done if step.logprob is not None},
+            np.concatenate([part.latents for part in parts], axis=1),
+            _joined([part.logprobs for part in parts]),
             version,
-            to_array(sigmas),
+            sigmas,
         )
         seconds = (time() - started) / len(steps)
         if engine.config.tracking.keep_trajectories:
             kept_steps = steps_to_keep(engine.config, fragment.iteration)
             write_segment(run_dir, segment, kept_steps)
     logprobs = {step: values.tolist() for step, values in segment.logprobs.items()}
-    kl = {step.step: step.kl.tolist() for step in done if step.kl is not None}
-    return segment, Denoised(version, logprobs, seconds, kl, len(parts))
+    kl = {step: values.tolist() for step, values in _joined([part.kl for part in parts]).items()}
+    num_parts = max(part.num_parts for part in parts)
+    return segment, Denoised(version, logprobs, seconds, kl, num_parts)
 
 
-def _schedule(engine: Engine, fragment: Fragment, previous: Segment | None) -> Tensor:
+def _schedule(engine: Engine, fragment: Fragment, previous: Segment | None) -> np.ndarray:
     """Return the noise levels [T + 1] of a trajectory: who begins it takes them, once."""
     if previous is not None:
-        return to_tensor(previous.sigmas, engine.policy.device)
+        return previous.sigmas
     policy = engine.policy_of(fragment.iteration, fragment.group)
-    return policy.sigmas(engine.config.rollout.num_steps).to(policy.device)
+    return to_array(policy.sigmas(engine.config.rollout.num_steps))
 
 
-def _denoise(
-    engine: Engine,
+@dataclass(frozen=True, slots=True)
+class DenoisedPart:
+    """Some of a fragment's samples, as a segment holds them."""
+
+    latents: np.ndarray  # [steps + 1, n, ...] in the precision of storage
+    logprobs: dict[int, np.ndarray]  # noisy step -> [n]
+    kl: dict[int, np.ndarray]  # step -> [n], where it was asked for
+    num_parts: int  # in which its member denoised its samples
+
+
+@together
+def denoise_part(
+    run_id: str,
+    version: int,
     fragment: Fragment,
     steps: range,
     noisy_steps: tuple[int, ...],
     condition: Arrays,
-    previous: Segment | None,
-    sigmas: Tensor,
-) -> list[list[DenoisedStep]]:
-    """Return the steps as they were sampled, of each part of the fragment that fits into memory."""
+    before: np.ndarray | None,
+    sigmas: np.ndarray,
+) -> list[DenoisedPart]:
+    """Denoise some steps of a fragment, of which each member of a gang takes a share.
+
+    Args:
+        run_id: of the run.
+        version: that generates.
+        fragment: of whose samples.
+        steps: to run.
+        noisy_steps: steps with noise.
+        condition: embeddings of the prompt, one row.
+        before: latents [n, ...] before the first step; None: it is the trajectory's first.
+        sigmas: [T + 1] noise levels.
+
+    Returns:
+        All samples, in order, in parts that fitted into memory.
+    """
+    engine = engine_of(run_id)
+    engine.activate(version)
     config, group = engine.config, (fragment.iteration, fragment.group)
     policy = engine.policy_of(*group)
-    rows = to_tensors(condition, policy.device)
-    before = None if previous is None else previous.x
+    rows, levels = to_tensors(condition, policy.device), to_tensor(sigmas, policy.device)
+    num_samples, gang = fragment.num_samples, engine.gang
+    own = gang.computed(num_samples)
 
     def part_of(part: slice) -> list[DenoisedStep]:
+        part = slice(own.start + part.start, own.start + part.stop)
         samples = fragment.samples[part]
         if before is None:
             x = initial_latent(
@@ -125,7 +161,7 @@ def _denoise(
                 policy,
                 x,
                 rows,
-                sigmas,
+                levels,
                 steps=steps,
                 noisy_steps=noisy_steps,
                 config=config.rollout,
@@ -136,8 +172,26 @@ def _denoise(
             )
         )
 
-    size = config.size_of(*group)
-    return engine.fitting.in_parts("denoise", size, fragment.num_samples, part_of)
+    size, num_own = config.size_of(*group), own.stop - own.start
+    with engine.old_policy():
+        made = engine.fitting.in_parts("denoise", size, num_own, part_of)
+    stored = [_stored(part, config.rollout.storage, len(made)) for part in made]
+    return gang.gather(stored if gang.counts(num_samples) else [])
+
+
+def _stored(done: list[DenoisedStep], precision: Precision, num_parts: int) -> DenoisedPart:
+    latents = [done[0].x, *(step.x_next for step in done)]
+    return DenoisedPart(
+        np.stack([to_stored(x, precision) for x in latents]),
+        {step.step: to_array(step.logprob) for step in done if step.logprob is not None},
+        {step.step: to_array(step.kl) for step in done if step.kl is not None},
+        num_parts,
+    )
+
+
+def _joined(parts: list[dict[int, np.ndarray]]) -> dict[int, np.ndarray]:
+    """Return, by step, the values of all samples."""
+    return {step: np.concatenate([part[step] for part in parts]) for step in parts[0]}
 
 
 @body("decode and score", Scored)

@@ -10,6 +10,7 @@ from digen_core.config.model import Size
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Pack, PairBlock
 from digen_core.errors import UserError
+from digen_core.models.policy import Policy
 from digen_core.rollout.steps import steps_of_iteration
 from digen_core.training.gradient_sum import GradientSum, PackGradient, pack_gradient, reduced
 from digen_core.training.optimizer import (
@@ -21,12 +22,13 @@ from digen_core.training.optimizer import (
     optimizer_step,
     published,
 )
-from digen_core.training.pairs import CleanPairs, gather_pairs
+from digen_core.training.pairs import CleanPairs, Pairs, gather_pairs, rows_of
 from digen_core.transport.arrays import Arrays, to_arrays
 from digen_core.transport.segment import Segment
 from tasks.body import body
+from tasks.gang.together import together
 from tasks.receipts import HeldVersion, Nothing, Trained, Updated
-from tasks.worker.engine import Engine, version_zero, working
+from tasks.worker.engine import Engine, engine_of, load_version, version_zero, working
 from tasks.worker.fitting import no_memory
 
 
@@ -50,21 +52,72 @@ def train_pack(
     with working(run_id, version=version) as engine:
         by_prompt = {prompt: row for part in conditions for prompt, row in part.items()}
         own = {group: by_prompt[prompt] for group, prompt in prompts.items()}
-        total = GradientSum() if previous is None else previous
+        total = empty_sum(run_id) if previous is None else previous
         if pack.index in total.packs:  # this task is run again
             return total, Trained(too_large=False)
-        try:
-            parts = [
-                _part_gradient(engine, part, version, segments, own, advantages)
-                for part in _alike(pack, engine.config, own)
-            ]
-            total.add(pack.index, parts)
-        except torch.OutOfMemoryError as error:
-            if pack.num_pairs == 1:
-                size = engine.config.size_of(pack.iteration, pack.blocks[0].fragment.group)
-                raise UserError(no_memory(engine.device_name, "train", size)) from error
-            return total, Trained(too_large=True)
-    return total, Trained(too_large=False)
+        parts = [
+            (
+                part.blocks[0].fragment.group,
+                _pairs(engine, part, version, segments, own, advantages),
+            )
+            for part in _alike(pack, engine.config, own)
+        ]
+        if add_pack(run_id, version, total, pack.iteration, pack.index, parts):
+            return total, Trained(too_large=False)
+        if pack.num_pairs == 1:
+            size = engine.config.size_of(pack.iteration, pack.blocks[0].fragment.group)
+            raise UserError(no_memory(engine.device_name, "train", size))
+    return total, Trained(too_large=True)
+
+
+@together
+def empty_sum(run_id: str) -> GradientSum:
+    """Return a sum over no packs; in a gang each member has a part of it."""
+    return GradientSum()
+
+
+@together
+def add_pack(
+    run_id: str,
+    version: int,
+    total: GradientSum,
+    iteration: int,
+    index: int,
+    parts: list[tuple[int, Pairs | CleanPairs]],
+) -> bool:
+    """Add the gradient of a pack to a sum; of a gang, each member that of its share of the pairs.
+
+    Args:
+        run_id: of the run.
+        version: that is trained.
+        total: what the members summed before.
+        iteration: of the pack.
+        index: of the pack.
+        parts: the pack's pairs, on the CPU: of one size of samples and one length of text each, and
+            with a group whose samples have that size.
+
+    Returns:
+        Whether it was added: False if it does not fit into the memory of a member.
+
+    Raises:
+        UserError: it does not fit, and the gang computes together: the others wait for what this
+            member did not do.
+    """
+    engine = engine_of(run_id)
+    engine.activate(version)
+    fits, gradients = True, []
+    try:
+        gradients = [_part_gradient(engine, iteration, group, pairs) for group, pairs in parts]
+        total.make_room(gradients)
+    except torch.OutOfMemoryError as error:
+        if engine.gang.computes_together:
+            size, number = engine.config.size_of(iteration, parts[0][0]), len(parts[0][1].advantage)
+            raise UserError(no_memory(engine.device_name, "train", size, number)) from error
+        fits = False
+    if engine.gang.any(not fits):
+        return False
+    total.add(index, gradients)
+    return True
 
 
 def _alike(pack: Pack, config: RunConfig, conditions: Mapping[int, Arrays]) -> list[Pack]:
@@ -83,33 +136,58 @@ def _alike(pack: Pack, config: RunConfig, conditions: Mapping[int, Arrays]) -> l
     return [Pack(pack.iteration, pack.index, tuple(own)) for own in blocks.values()]
 
 
-def _part_gradient(
+def _pairs(
     engine: Engine,
     pack: Pack,
     version: int,
     segments: list[Segment],
     conditions: dict[int, Arrays],
     advantages: dict[int, np.ndarray],
-) -> PackGradient:
-    """Return the gradient of a pack whose samples have one size and one length of text."""
-    config = engine.config
-    policy = engine.policy_of(pack.iteration, pack.blocks[0].fragment.group)
-    pairs = gather_pairs(
+) -> Pairs | CleanPairs:
+    """Return the pairs of a pack whose samples have one size and one length of text."""
+    return gather_pairs(
         pack,
         segments,
         conditions,
         advantages,
-        policy.device,
-        config,
+        torch.device("cpu"),
+        engine.config,
         version=version,
-        trained_steps=steps_of_iteration(config, pack.iteration).trained,
+        trained_steps=steps_of_iteration(engine.config, pack.iteration).trained,
     )
+
+
+def _part_gradient(
+    engine: Engine, iteration: int, group: int, pairs: Pairs | CleanPairs
+) -> PackGradient:
+    """Return this member's part of the gradient of pairs of one size and one length of text."""
+    policy, config, gang = engine.policy_of(iteration, group), engine.config, engine.gang
     if isinstance(pairs, CleanPairs) and config.keeps_old:
-        condition = policy.without_padding(pairs.condition)
-        with engine.old_policy(), torch.no_grad():
-            velocity = policy.velocity(pairs.x, pairs.sigma, condition)
-        pairs = replace(pairs, old_velocity=velocity)
-    return pack_gradient(policy, pairs, config)
+        old = torch.zeros_like(pairs.x_0)  # of the others' pairs nobody asks here
+        rows = gang.computed(len(old))
+        old[rows] = _old_velocity(engine, policy, rows_of(pairs, rows, policy.device)).to(old)
+        pairs = replace(pairs, old_velocity=old)
+    return pack_gradient(policy, pairs, config, gang)
+
+
+@torch.no_grad()
+def _old_velocity(engine: Engine, policy: Policy, pairs: Pairs | CleanPairs) -> torch.Tensor:
+    """Return what the old policy gives [b, ...]."""
+    with engine.old_policy():
+        return policy.velocity(pairs.x, pairs.sigma, policy.without_padding(pairs.condition))
+
+
+@body("gather sum", Nothing)
+def gather_sum(run_id: str, label: str, total: GradientSum) -> tuple[GradientSum, Nothing]:
+    """Bring what the members of a gang summed to its leader."""
+    with working(run_id):
+        return whole_sum(run_id, total), Nothing()
+
+
+@together
+def whole_sum(run_id: str, total: GradientSum) -> GradientSum:
+    """Return, on the leader, the sum over the members of a gang."""
+    return total.gathered(engine_of(run_id).gang)
 
 
 @body("reduce", Nothing)
@@ -123,7 +201,7 @@ def reduce(run_id: str, label: str, sums: list[GradientSum]) -> tuple[GradientSu
 def start_state(run_id: str, label: str) -> tuple[TrainState, HeldVersion]:
     """Make version 0."""
     with working(run_id) as engine:
-        state = initial_state(version_zero(engine), keeps_old=engine.config.keeps_old)
+        state = initial_state(version_zero(run_id), keeps_old=engine.config.keeps_old)
     return state, HeldVersion(0, state.weights_hash)
 
 
@@ -178,6 +256,6 @@ def push_weights(
     run_id: str, label: str, policy_version: PolicyVersion
 ) -> tuple[None, HeldVersion]:
     """Load a version on this worker and acknowledge it with the content's hash."""
-    with working(run_id) as engine, engine.needing_memory("load"):
-        found = engine.load(policy_version)
+    with working(run_id):
+        found = load_version(run_id, policy_version)
     return None, HeldVersion(policy_version.version, found)

@@ -124,6 +124,7 @@ def worker(
     role: Literal["rollout", "trainer", "both"] = "both",
     pool: str | None = None,
     threads: int = 1,
+    members: int = 1,
     cuda: Annotated[bool, Parameter(negative="")] = False,
     insecure: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
@@ -140,6 +141,8 @@ def worker(
         role: What it does: rollout generates and scores, trainer trains.
         pool: It only scores, for rewards whose ``pool`` has this name.
         threads: CPU threads.
+        members: It leads a gang of so many workers, one device on as many GPUs of this host, and
+            starts the others, too.
         cuda: Start one worker for each GPU that is visible, by dask-cuda.
         insecure: Listen on the network without TLS, too. Whoever reaches this machine there can
             then run code on it: only for a network in which nobody else is.
@@ -150,6 +153,10 @@ def worker(
         raise UserError("which scheduler? For example: digen worker tls://10.0.0.1:8786 --name a")
     if threads < 1:
         raise UserError(f"--threads is {threads}; use 1 or more")
+    if not 1 <= members <= 64:
+        raise UserError(f"--members is {members}; use 1 to 64, the GPUs of this host")
+    if members > 1 and pool is not None:
+        raise UserError("--members is for devices that hold the model; leave out --pool")
     os.environ["OMP_NUM_THREADS"] = str(threads)
 
     from digen_core.planning.groups import ROLES, check_name
@@ -171,7 +178,7 @@ def worker(
     with failures_in_one_line("the worker"):
         try:
             named = [address, "--name", name, "--resources", resources]
-            run_worker(named, cuda=cuda, insecure=insecure)
+            run_worker(named, members=members, cuda=cuda, insecure=insecure)
         except RuntimeError as error:  # that it did not start; its cause says why
             raise error.__cause__ or error from None
     return 0

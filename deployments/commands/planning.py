@@ -11,6 +11,7 @@ from deployments.shipped import find_cluster, find_scenario, recipe_files
 from digen_core.errors import UserError
 
 MOST_ITERATIONS = 1000
+MOST_MEMBERS = 64  # of a gang
 
 
 def simulate(
@@ -75,8 +76,9 @@ def plan(
     Args:
         tokens: CONFIG and settings, as in 'digen train'. Packs are at most as large as its own;
             stale groups are considered if its schedule.max_stale_share is above 0.
-        cluster: 2-cores, 16x-mixed, 32x-h100, 8x-h100 or 32x-h100-a100 (deployments/clusters), or a
-            TOML file like those. The last two estimate what the config's model costs.
+        cluster: 2-cores, 16x-mixed, 32x-h100, 8x-h100, 32x-h100-a100 or 32x-h100-gangs
+            (deployments/clusters), or a TOML file like those. The last three estimate what the
+            config's model costs.
         as_json: Print a list of objects, the best plan first, instead of the table.
     """
     config = config_of(tokens, "digen plan")
@@ -97,11 +99,13 @@ def size(
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
     markdown: Annotated[bool, Parameter(negative="")] = False,
     memory: Annotated[bool, Parameter(negative="")] = False,
+    gang: int = 1,
 ) -> int:
     """Count the parameters, arithmetic and bytes of a config's model, without its weights.
 
     Example: digen size flow_grpo_flux_pickscore
     Example: digen size flow_grpo_flux_pickscore --memory
+    Example: digen size dance_grpo_flux --memory --gang 8 --parallel.shard_weights true
 
     Args:
         tokens: CONFIG and settings, as in 'digen train'; without CONFIG all shipped recipes, which
@@ -109,7 +113,11 @@ def size(
         as_json: Print a list of objects instead of the table.
         markdown: Print the table as Markdown.
         memory: Count what devices and hosts have to hold while they generate and train instead.
+        gang: With --memory, GPUs that hold the model together, as the config's table parallel says:
+            what each of them has to hold.
     """
+    if not 1 <= gang <= MOST_MEMBERS or (gang > 1 and not memory):
+        raise UserError(f"--gang is {gang}; use 1 to {MOST_MEMBERS}, with --memory")
     named = parse_arguments(tokens).path
     files = [named] if named else recipe_files()
     configs = {file.stem: config_of(tokens if named else [str(file), *tokens]) for file in files}
@@ -118,7 +126,7 @@ def size(
     from deployments.views import size as view
 
     if memory:
-        needs = {name: memory_view.needs_of(config) for name, config in configs.items()}
+        needs = {name: memory_view.needs_of(own, gang) for name, own in configs.items()}
         rows = memory_view.rows_of(needs)
         objects = {name: found.as_dict() for name, found in needs.items()}
     else:

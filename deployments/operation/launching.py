@@ -63,16 +63,19 @@ def _ssh_lines(cluster: Cluster, tls: bool) -> Iterator[str]:
 
 def _cuda_lines(cluster: Cluster, tls: bool) -> Iterator[str]:
     """Yield a line for each group on each host: dask-cuda starts a worker for each of its GPUs."""
-    by_host: dict[tuple[int, str | None], list[Worker]] = {}
+    by_host: dict[tuple[int | str, str | None], list[Worker]] = {}
     for worker in workers_of(cluster):
-        if worker.gpu is None:
+        if not worker.gpus:
             kind = worker.group.kind
             raise UserError(f"devices of kind {kind} are no GPUs; set their cuda = true")
-        by_host.setdefault((id(worker.group), worker.host), []).append(worker)
+        # A gang starts its own members.
+        key = worker.name if worker.group.gang > 1 else id(worker.group)
+        by_host.setdefault((key, worker.host), []).append(worker)
     for first, *others in by_host.values():  # the workers are called after the first: h100-0-0, ...
-        gpus = ",".join(str(worker.gpu) for worker in (first, *others))
+        gpus = ",".join(str(gpu) for worker in (first, *others) for gpu in worker.gpus)
         variables = first.environment | {"CUDA_VISIBLE_DEVICES": gpus}
-        yield _over_ssh(first, f"{_command(first, variables, tls)} --cuda")
+        each = "" if first.group.gang > 1 else " --cuda"
+        yield _over_ssh(first, _command(first, variables, tls) + each)
 
 
 def _command(worker: Worker, variables: Mapping[str, str], tls: bool) -> str:
@@ -105,7 +108,7 @@ def _slurm_scripts(cluster: Cluster, tls: bool) -> dict[str, str]:
     scripts = {}
     for group in cluster.groups:
         start = first.get(group.kind, 0)
-        first[group.kind] = start + group.count
+        first[group.kind] = start + group.num_devices
         job = SLURMJob(
             scheduler="$DASK_SCHEDULER_ADDRESS",
             name=f"{group.kind}-$SLURM_ARRAY_TASK_ID",
@@ -114,20 +117,21 @@ def _slurm_scripts(cluster: Cluster, tls: bool) -> dict[str, str]:
             account=cluster.slurm.account,
             walltime=cluster.slurm.walltime,
             memory=cluster.slurm.memory,
-            cores=group.threads,
+            cores=group.threads * group.gang,
             processes=1,
             python=sys.executable,
             worker_command="tasks.worker.process",
             worker_extra_args=[
                 "--nthreads 1 --memory-limit 0",  # the last of an option's values counts
                 f"--resources {shlex.quote(resources_of(group.declared))}",
+                *([f"--members {group.gang}"] if group.gang > 1 else []),
                 *([] if tls else [INSECURE]),
             ],
             job_extra_directives=[
-                f"--array={start}-{start + group.count - 1}",
+                f"--array={start}-{start + group.num_devices - 1}",
                 f"--chdir={Path.cwd()}",
                 f"--output={FOLDER}/{group.kind}-%a.log",
-                *(["--gres=gpu:1"] if group.cuda else []),
+                *([f"--gres=gpu:{group.gang}"] if group.cuda else []),
             ],
             job_script_prologue=[USE_ENVIRONMENT, f"export OMP_NUM_THREADS={group.threads}"],
         )
@@ -143,7 +147,7 @@ def _kubernetes(cluster: Cluster, tls: bool) -> list[dict[str, Any]]:
     own = cluster.kubernetes
     head: dict[str, Any] = {"apiVersion": "kubernetes.dask.org/v1"}
     first, *others = [
-        {"replicas": group.count, "spec": _worker_pod(cluster, group, tls)}
+        {"replicas": group.num_devices, "spec": _worker_pod(cluster, group, tls)}
         for group in cluster.groups
     ]
     scheduler = {"spec": _scheduler_pod(cluster, tls), "service": _scheduler_service(cluster)}
@@ -163,8 +167,10 @@ def _worker_pod(cluster: Cluster, group: DeviceGroup | RewardGroup, tls: bool) -
     own, scheme = cluster.kubernetes, "tls" if tls else "tcp"
     address = f"{scheme}://{own.name}-scheduler.{own.namespace}.svc:8786"
     command = ["digen", "worker", address, "--name", "$(DASK_WORKER_NAME)", group.duty]
-    limits = {"cpu": str(group.threads), "memory": own.memory}
-    gpu = {"nvidia.com/gpu": "1"} if group.cuda else {}
+    if group.gang > 1:
+        command += ["--members", str(group.gang)]
+    limits = {"cpu": str(group.threads * group.gang), "memory": own.memory}
+    gpu = {"nvidia.com/gpu": str(group.gang)} if group.cuda else {}
     container = {
         "name": "worker",
         "args": [*command, "--threads", str(group.threads), *([] if tls else [INSECURE])],

@@ -119,7 +119,7 @@ def prefect_server(log_dir: Path) -> Iterator[PrefectApi]:
         server = server_command("127.0.0.1", api.url)
         process = subprocess.Popen(
             # It ends with us, even if we are killed.
-            [sys.executable, "-m", "deployments.operation.tied", *server],
+            [sys.executable, "-m", "tasks.cluster.tied", *server],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -148,7 +148,7 @@ class _Starter:
             arguments = worker.arguments(self.state.options.tls)
             command = [sys.executable, "-m", "tasks.worker.process", *arguments]
             self._start(worker.name, command, {**self.state.environment, **worker.environment})
-        names = {worker.name for worker in workers}
+        names = {name for worker in workers for name in worker.names}
         address, security = self.state.addresses[DASK], dask_security(self.state.options)
         with Client(address, security=security, set_as_default=False) as client:
             for worker in workers:

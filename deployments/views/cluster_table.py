@@ -4,7 +4,7 @@ from rich.console import Console
 
 from deployments.views.terminal import borderless, plain, terminal
 from digen_core.planning.cluster import Cluster
-from digen_core.planning.groups import RewardGroup
+from digen_core.planning.groups import DeviceGroup, RewardGroup
 
 HEADINGS = ("kind", "count", "roles", "where", "GB/s", "threads", "price/h", "watts")
 
@@ -23,7 +23,7 @@ def print_cluster(cluster: Cluster, console: Console | None = None) -> None:
             roles, link = group.roles, group.link or cluster.network
         table.add_row(
             group.kind,
-            str(group.count),
+            _count(group),
             roles,
             " ".join(filter(None, (group.site, *group.hosts))) or "-",
             f"{link:g}" if link else "-",
@@ -37,3 +37,8 @@ def print_cluster(cluster: Cluster, console: Console | None = None) -> None:
             "in all", str(sum(group.count for group in cluster.groups)), "", "", "", "", *sums
         )
     console.print(table)
+
+
+def _count(group: DeviceGroup | RewardGroup) -> str:
+    """Return how many devices there are, or of how many each gang is."""
+    return f"{group.num_devices} gangs of {group.gang}" if group.gang > 1 else str(group.count)

@@ -21,10 +21,10 @@ class Needs:
 
     fragment_size: int
     pack_size: int
-    memory: Memory
+    memory: Memory  # of a device, or of each GPU of a gang that was asked for
 
     def on_card(self, gigabytes: int) -> str:
-        """Return what a card can do, if it must with one sample and one pair at a time."""
+        """Return what a card can do with one sample and one pair at a time."""
         room = gigabytes * GB
         if self.memory.both(1, 1) <= room:
             return "both"
@@ -46,14 +46,18 @@ class Needs:
         return {**sizes, **peaks, "parts": parts}
 
 
-def needs_of(config: RunConfig) -> Needs:
+def needs_of(config: RunConfig, gang: int = 1) -> Needs:
     """Count what a config needs.
+
+    Args:
+        config: of the run.
+        gang: GPUs that hold the model together, as ``config.parallel`` says.
 
     Raises:
         UserError: the model's settings are not there, or do not fit the config.
     """
     with reading_settings(config):
-        found = memory_of(config, settings_folder(config.model.path))
+        found = memory_of(config, settings_folder(config.model.path), gang)
     return Needs(config.fragment_size, config.train.pack_size, found)
 
 

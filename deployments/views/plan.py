@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
@@ -110,18 +110,19 @@ def _fitted(config: RunConfig, cluster: Cluster) -> Fit:
     from digen_core.planning.model_settings import settings_folder
     from digen_core.planning.remedies import remedy
 
-    def fitting(memory: Memory) -> Fit:
-        return fit(cluster, memory, config.rollout.group_size, config.train.pack_size)
+    def fitting(devices: Cluster, memory_in: Callable[[int], Memory]) -> Fit:
+        memories = {size: memory_in(size) for size in {group.gang for group in devices.devices}}
+        return fit(devices, memories, config.rollout.group_size, config.train.pack_size)
 
-    def fits(memory: Memory) -> bool:
+    def fits(memory_in: Callable[[int], Memory], size: int | None) -> bool:
+        devices = cluster if size is None else cluster.in_gangs(size)
         try:
-            fitting(memory)
+            return devices is not None and bool(fitting(devices, memory_in))
         except ShortageError:
             return False
-        return True
 
     try:
-        return fitting(needs_of(config).memory)
+        return fitting(cluster, lambda size: needs_of(config, size).memory)
     except ShortageError as error:
         found = remedy(config, settings_folder(config.model.path), fits)
         advice = f"it fits with {found}" if found else "use devices with more"

@@ -43,6 +43,12 @@ class Family(NamedTuple):
     attention: tuple[str, ...] = (*MASKED, "native_flash", "flash")
     """Kernels of attention that a model of it can have, by ``model.attention``."""
 
+    deals_tokens: bool = True
+    """Whether several GPUs can compute a sample together, each some of its tokens."""
+
+    deals_text: bool = True
+    """Whether they deal the tokens of its text, too."""
+
 
 def _pixels(vae: Settings) -> int:
     """Return the pixels in height and width of a latent pixel."""
@@ -64,6 +70,7 @@ FAMILIES: Final[dict[str, Family]] = {
         lambda vae, transformer: int(transformer["patch_size"] * _pixels(vae)),
         5.580e9,  # T5-XXL's encoder, CLIP-L, CLIP-bigG
         attention=("native",),  # its processor in diffusers knows no other
+        deals_tokens=False,
     ),
     "qwen_image": Family(
         "qwen_image:QwenImagePolicy",
@@ -82,6 +89,7 @@ FAMILIES: Final[dict[str, Family]] = {
         ),
         5.681e9,  # UMT5-XXL's encoder
         makes_videos=True,
+        deals_text=False,  # it is in cross-attention
     ),
     "hunyuan_video": Family(
         "hunyuan_video:HunyuanVideoPolicy",

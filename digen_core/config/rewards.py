@@ -26,7 +26,7 @@ PICKSCORE: Final = "yuvalkirstain/PickScore_v1"
 
 
 def _not_a_role(name: str) -> str:
-    if name in ("rollout", "trainer", "both"):
+    if name in ("rollout", "trainer", "both", "member", "members"):
         raise ValueError(f"a pool cannot be called {name}, which is a role; use another name")
     return name
 

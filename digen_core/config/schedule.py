@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from digen_core.config.parallel import MEMBERS
 from digen_core.config.rewards import PoolName
 from digen_core.inputs.addresses import public_address
 from digen_core.strict import AtMost, Duration, PathText, Strict
@@ -54,6 +55,13 @@ class ClusterConfig(Strict):
 
     trainer_workers: Annotated[int, _WORKERS] = Field(1, ge=1)
     """Worker processes that train."""
+
+    rollout_gang: Annotated[int, MEMBERS] = Field(1, ge=1)
+    """Workers (GPUs) of each device that generates: more than one are a gang, which holds one model
+    together; see [parallel]. `rollout_workers` counts gangs."""
+
+    trainer_gang: Annotated[int, MEMBERS] = Field(1, ge=1)
+    """Workers (GPUs) of each device that trains. A device of both roles has the larger of both."""
 
     reward_workers: dict[PoolName, Annotated[int, Field(ge=1), _WORKERS]] = Field(
         default_factory=dict

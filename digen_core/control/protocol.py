@@ -14,11 +14,25 @@ Role = Literal["rollout", "trainer"]
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A worker that holds a model. With both roles it generates and trains in turn."""
+    """A worker, or a gang of workers, that holds a model.
 
-    name: str
+    With both roles it generates and trains in turn.
+    """
+
+    name: str  # of the worker, or of the gang's leader
     roles: frozenset[Role]
     kind: str = "default"  # devices of one kind are equally fast
+    size: int = 1  # workers of the gang
+
+    @property
+    def followers(self) -> tuple[str, ...]:
+        """Names of the workers of the gang but for its leader."""
+        return followers_of(self.name, self.size)
+
+
+def followers_of(leader: str, size: int) -> tuple[str, ...]:
+    """Return the names of a gang's workers but for its leader."""
+    return tuple(f"{leader}.{rank}" for rank in range(1, size))
 
 
 @dataclass(frozen=True, slots=True, order=True)

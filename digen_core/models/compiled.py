@@ -37,12 +37,13 @@ def compile_blocks(policy: Policy, config: ModelConfig) -> None:
     require_compiler(policy.device.type)
     mode = None if config.compile is True else config.compile
     for transformer in policy.transformers:
-        for block in _blocks_of(transformer):
+        for block in blocks_of(transformer):
             # not torch._dynamo.config: what is set there holds in the task that sets it only
             block.compile(mode=mode, recompile_limit=MAX_RECOMPILES)
 
 
-def _blocks_of(transformer: Any) -> list[torch.nn.Module]:
+def blocks_of(transformer: Any) -> list[torch.nn.Module]:
+    """Return the blocks that a transformer repeats, a block before those inside it."""
     names = _BLOCKS.get(type(transformer).__name__) or transformer._repeated_blocks
     return [module for module in transformer.modules() if type(module).__name__ in names]
 

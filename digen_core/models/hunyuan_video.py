@@ -4,7 +4,7 @@ Wraps diffusers' HunyuanVideoPipeline; the denoising loop is ours.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,10 +14,14 @@ from diffusers import (
     HunyuanVideoPipeline,
     HunyuanVideoTransformer3DModel,
 )
+from diffusers.models._modeling_parallel import ContextParallelInput as Split
+from diffusers.models._modeling_parallel import ContextParallelOutput as Joined
 from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PROMPT_TEMPLATE
 from torch import Tensor
 
 from digen_core.config.model import ModelConfig
+from digen_core.gang.context_parallel import Plan
+from digen_core.gang.members import Gang
 from digen_core.models.pipeline_policy import PipelinePolicy, video_latent_shape
 from digen_core.models.policy import Condition
 from digen_core.models.schedules import scheduler_sigmas
@@ -29,6 +33,14 @@ class HunyuanVideoPolicy(PipelinePolicy):
 
     pipeline_class = HunyuanVideoPipeline
     vae_class = AutoencoderKLHunyuanVideo
+    token_plan: ClassVar[Plan | None] = {
+        "rope": {place: Split(split_dim=0, expected_dims=2, split_output=True) for place in (0, 1)},
+        "transformer_blocks.0": {
+            name: Split(split_dim=1, expected_dims=3)
+            for name in ("hidden_states", "encoder_hidden_states")
+        },
+        "proj_out": Joined(gather_dim=1, expected_dims=3),
+    }
 
     @classmethod
     def tiny(cls, size: TransformerSize) -> HunyuanVideoPipeline:
@@ -57,13 +69,23 @@ class HunyuanVideoPolicy(PipelinePolicy):
 
     def __init__(self, pipeline: Any, config: ModelConfig, device: torch.device) -> None:
         super().__init__(pipeline, config, device)
-        self.transformer.masks_text = True
+        self.transformer.masked_text = 0  # tokens of text, if some are padding
+        self.transformer.dealt_over = 1  # members of a share
         for blocks in (
             self.transformer.transformer_blocks,
             self.transformer.single_transformer_blocks,
         ):
             for block in blocks:
-                block.register_forward_pre_hook(partial(_without_mask, self.transformer))
+                block.register_forward_pre_hook(partial(_with_mask, self.transformer))
+
+    def join(self, gang: Gang) -> None:
+        """Compute as a member of a gang from now on, dealing the tokens of samples as it does."""
+        super().join(gang)
+        for transformer in self.transformers:
+            transformer.dealt_over = gang.context_parallel
+            for module in transformer.context_embedder.modules():  # it refines the whole text
+                if hasattr(module, "processor"):
+                    module.processor._parallel_config = None
 
     def shape_of_latent(self) -> tuple[int, ...]:
         """Return (z, F, h, w)."""
@@ -114,7 +136,7 @@ class HunyuanVideoPolicy(PipelinePolicy):
             scale = self.config.guidance_scale
             guidance = torch.full([len(x)], scale, device=self.device, dtype=self.dtype) * 1000
         embeds, mask = condition["prompt_embeds"].to(self.dtype), condition.get("mask")
-        self.transformer.masks_text = mask is not None
+        self.transformer.masked_text = 0 if mask is None else embeds.shape[1]
         if mask is None:
             mask = torch.ones(embeds.shape[:2], dtype=torch.int64, device=self.device)
         velocity: Tensor = self.transformer(
@@ -143,14 +165,27 @@ def prompt_template(tokenizer: Any) -> dict[str, Any]:
     return {"template": template, "crop_start": len(tokenizer(before).input_ids)}
 
 
-def _without_mask(
+def _with_mask(
     transformer: Any, block: torch.nn.Module, arguments: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """Take the mask out of a block's arguments where no text is padded.
+    """Put the right mask into a block's arguments: none where no text is padded.
 
-    diffusers makes one all the same, and attention with a mask is no flash attention.
+    diffusers makes one all the same, and attention with a mask is no flash attention. It makes it
+    for latents before text, which is not the order in which Ulysses puts keys together.
     """
-    if transformer.masks_text:
-        return arguments
-    hidden, text, embedded, _, *rest = arguments
-    return hidden, text, embedded, None, *rest
+    hidden, text, embedded, mask, *rest = arguments
+    if not transformer.masked_text:
+        mask = None
+    elif transformer.dealt_over > 1:
+        mask = _as_dealt(mask, transformer.masked_text, transformer.dealt_over)
+    return hidden, text, embedded, mask, *rest
+
+
+def _as_dealt(mask: Tensor, num_text: int, degree: int) -> Tensor:
+    """Return a mask of keys [..., latents + text] in the order of Ulysses.
+
+    That is member after member of a share, and the latents of each before its text.
+    """
+    latents, text = mask.split([mask.shape[-1] - num_text, num_text], dim=-1)
+    dealt = zip(latents.chunk(degree, -1), text.chunk(degree, -1), strict=True)
+    return torch.cat([part for pair in dealt for part in pair], dim=-1)

@@ -6,7 +6,7 @@ anything starts, without torch.
 
 from pathlib import Path
 
-from digen_core.config.families import FAMILIES
+from digen_core.config.families import FAMILIES, Settings
 from digen_core.config.model import ModelConfig
 from digen_core.errors import ConfigError
 from digen_core.inputs.reading import read_json_object
@@ -20,12 +20,8 @@ def check_local_size(model: ModelConfig) -> None:
     Raises:
         ConfigError: the model cannot have that size.
     """
-    folder = Path(model.source)
     try:
-        vae, transformer = (
-            read_json_object(folder / part / "config.json", "the model's")
-            for part in ("vae", "transformer")
-        )
+        vae, transformer = local_settings(model)
         side = FAMILIES[model.family].side(vae, transformer)
         positions = transformer.get("pos_embed_max_size")  # a table of them
     except (OSError, ValueError, KeyError, TypeError):
@@ -33,6 +29,21 @@ def check_local_size(model: ModelConfig) -> None:
     require_multiples(model, side)
     if positions is not None:
         require_positions(model, positions * side)
+
+
+def local_settings(model: ModelConfig) -> tuple[Settings, Settings]:
+    """Return the configs of VAE and transformer in a local model folder.
+
+    Raises:
+        OSError: one of them is not there.
+        ValueError: one of them is no JSON object.
+    """
+    folder = Path(model.source)
+    vae, transformer = (
+        read_json_object(folder / part / "config.json", "the model's")
+        for part in ("vae", "transformer")
+    )
+    return vae, transformer
 
 
 def require_multiples(model: ModelConfig, side: int) -> None:

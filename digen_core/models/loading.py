@@ -5,28 +5,38 @@ from pathlib import Path
 import diffusers
 import torch
 import transformers
+from torch.distributed.device_mesh import DeviceMesh
 
 from digen_core.config.run import RunConfig
+from digen_core.gang.degrees import check_degree
+from digen_core.gang.members import ALONE, Gang
+from digen_core.gang.sharding import mesh_of, shard
 from digen_core.models.attention import set_attention
-from digen_core.models.compiled import compile_blocks
+from digen_core.models.compiled import blocks_of, compile_blocks
 from digen_core.models.families import adapter_of
 from digen_core.models.pipeline_policy import PipelinePolicy
 from digen_core.models.policy import Part, Policy
 from digen_core.models.trainable import make_trainable
 
 
-def load_trainable(config: RunConfig, parts: frozenset[Part]) -> Policy:
+def load_trainable(config: RunConfig, parts: frozenset[Part], gang: Gang = ALONE) -> Policy:
     """Load parts of a config's model, and take the CPU threads of a worker.
 
+    Args:
+        config: of the run.
+        parts: what the worker's roles need.
+        gang: whose member it is; loading is collective.
+
     Raises:
-        ConfigError: the model cannot be loaded.
+        ConfigError: the model cannot be loaded, or the gang cannot hold it together.
     """
     diffusers.utils.logging.disable_progress_bar()
     diffusers.utils.logging.set_verbosity_error()  # it would say of each prompt that CLIP cuts it
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(config.cluster.threads_per_worker)
-    policy = adapter_of(config.model.family).load(config.model, parts)
-    prepare(policy, config)
+    adapter = adapter_of(config.model.family)
+    policy = adapter.load(config.model, parts, on_host=gang.shards_weights)
+    prepare(policy, config, gang)
     return policy
 
 
@@ -49,12 +59,14 @@ def build_trainable(config: RunConfig, folder: Path) -> PipelinePolicy:
     return policy
 
 
-def prepare(policy: Policy, config: RunConfig) -> None:
-    """Choose the attention, attach what is trained, and compile if the config says so.
+def prepare(policy: PipelinePolicy, config: RunConfig, gang: Gang = ALONE) -> None:
+    """Choose the attention, attach what is trained, compile, and share the model with a gang.
+
+    It is compiled if the config says so, and shared as it says; sharing is collective.
 
     Raises:
-        ConfigError: there is no such attention here, a LoRA target is no layer of the model, or
-            there is no compiler.
+        ConfigError: there is no such attention here, a LoRA target is no layer of the model, there
+            is no compiler, or the gang cannot deal the tokens of the config's samples.
     """
     set_attention(policy, config.model)
     make_trainable(
@@ -64,3 +76,22 @@ def prepare(policy: Policy, config: RunConfig) -> None:
         gradient_checkpointing=config.train.gradient_checkpointing,
     )
     compile_blocks(policy, config.model)
+    if gang.context_parallel > 1:
+        settings = policy.pipeline.vae.config, policy.transformer.config
+        check_degree(config, gang.size, settings)
+    policy.join(gang)
+    if gang.shards_weights:
+        shard_weights(policy, mesh_of(gang, policy.device))
+
+
+def shard_weights(policy: PipelinePolicy, mesh: DeviceMesh) -> None:
+    """Shard all weights but adapters, and the few that a family keeps in float32 (collective)."""
+    has_adapters = bool(getattr(policy.transformer, "peft_config", None))
+    for transformer in policy.transformers:
+        plain = [
+            parameter
+            for parameter in transformer.parameters()
+            if parameter.dtype != policy.dtype or (has_adapters and parameter.requires_grad)
+        ]
+        blocks = blocks_of(transformer)
+        shard(transformer, blocks, mesh, policy.device, plain=plain, dtype=policy.dtype)

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from digen_core.config.families import FAMILIES
 from digen_core.config.model import ModelConfig, Size
 from digen_core.errors import ConfigError
+from digen_core.gang.context_parallel import Plan, deal_tokens
+from digen_core.gang.members import ALONE, Gang
 from digen_core.models.adapters import fold_adapters
 from digen_core.models.image_size import require_multiples
 from digen_core.models.offload import off_device, on_device
@@ -41,6 +43,7 @@ class PipelinePolicy(ABC):
     uses_cfg: ClassVar[bool] = False  # else its guidance is embedded, or it has none
     tokenizer_name: ClassVar[str] = "tokenizer"  # of the encoder that max_sequence_length is for
     vae_in_float32: ClassVar[bool] = False  # also where the model is half precision
+    token_plan: ClassVar[Plan | None] = None  # how tokens are dealt, if diffusers does not know
 
     def __init__(self, pipeline: Any, config: ModelConfig, device: torch.device) -> None:
         self.pipeline = pipeline
@@ -51,6 +54,7 @@ class PipelinePolicy(ABC):
         # The module's own ``dtype`` walks all its submodules: milliseconds at each step.
         self.dtype = TORCH_DTYPES[config.dtype]
         self.latent_dtype = torch.promote_types(self.dtype, torch.float32)
+        self.gang = ALONE
         self.guided = self.uses_cfg and config.guidance_scale > 1
         self._negative: Condition | None = None
         self._is_encoding = False  # with the transformer aside
@@ -61,13 +65,14 @@ class PipelinePolicy(ABC):
         self.latent_shape = self._latent_shape()
 
     @classmethod
-    def load(cls, config: ModelConfig, parts: frozenset[Part]) -> Self:
+    def load(cls, config: ModelConfig, parts: frozenset[Part], *, on_host: bool = False) -> Self:
         """Load the named parts of a folder or hub id.
 
         Args:
             config: path, revision, dtype, device and sizes.
             parts: what the role needs. A trainer reads no weights of the VAE, whose config alone
                 tells the latent's size, and no text encoders.
+            on_host: leave the transformer in the host's memory, as it is to be sharded.
 
         Raises:
             OSError: a part is not there.
@@ -95,10 +100,10 @@ class PipelinePolicy(ABC):
         pipeline.set_progress_bar_config(disable=True)
         fold_adapters(pipeline, config.adapters)
         device = resolve_device(config.device)
+        waiting = {*config.offload} - {"transformer"} | ({"transformer"} if on_host else set())
         for name, module in pipeline.components.items():
             if isinstance(module, nn.Module) and name not in left_out:
-                waits = _part_of(name) in {*config.offload} - {"transformer"}
-                place = "cpu" if waits else device
+                place = "cpu" if _part_of(name) in waiting else device
                 module.to(place).eval().requires_grad_(False)
         return cls(pipeline, config, device)
 
@@ -174,6 +179,15 @@ class PipelinePolicy(ABC):
         both = self.transformer, self.reference_transformer
         return [transformer for transformer in both if transformer is not None]
 
+    def join(self, gang: Gang) -> None:
+        """Compute as a member of a gang from now on, dealing the tokens of samples as it does.
+
+        It is collective, if tokens are dealt.
+        """
+        self.gang = gang
+        if gang.context_parallel > 1:
+            deal_tokens(self.transformers, gang, self.device, self.token_plan)
+
     def at_size(self, size: Size) -> Self:
         """Return the same policy for samples of a size: it shares everything with this one.
 
@@ -225,7 +239,8 @@ class PipelinePolicy(ABC):
         """Leave out what no row attends to: padding of all of them, and masks that mask nothing.
 
         Attention with a mask is no flash attention, and padding costs what tokens cost. Families
-        without a mask were trained to attend to their padding: theirs stays.
+        without a mask were trained to attend to their padding: theirs stays. As much padding stays
+        as lets the members of a share deal the text's tokens evenly.
 
         Args:
             condition: of some samples, as ``encode`` makes it.
@@ -235,7 +250,8 @@ class PipelinePolicy(ABC):
             return condition
         rows = torch.cat(list(masks.values()))  # both halves of guidance are one forward pass
         used = rows.any(dim=0).nonzero()
-        length = int(used.max()) + 1 if len(used) else 1
+        length, dealt = int(used.max()) + 1 if len(used) else 1, self.gang.context_parallel
+        length += -length % dealt
         is_whole = bool(rows[:, :length].all())
         embeds = {name.removesuffix("mask") + "prompt_embeds" for name in masks}
         return {

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from digen_core.config.model import Size
+from digen_core.gang.members import Gang
 
 Part = Literal["transformer", "text_encoders", "vae"]
 ALL_PARTS: frozenset[Part] = frozenset({"transformer", "text_encoders", "vae"})
@@ -33,11 +34,17 @@ class Policy(Protocol):
     reference_transformer: Any  # frozen base model, if all weights are trained; else None
     device: torch.device
     latent_shape: tuple[int, ...]
+    dtype: torch.dtype  # of the transformer, but for modules that a family keeps in float32
     latent_dtype: torch.dtype
+    gang: Gang  # whose member holds the model
 
     @property
     def transformers(self) -> list[Any]:
         """The transformer, and the reference transformer if there is one."""
+        ...
+
+    def join(self, gang: Gang) -> None:
+        """Compute as a member of a gang from now on, dealing the tokens of samples as it does."""
         ...
 
     def at_size(self, size: Size) -> Self:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from digen_core.config.train import LoraConfig
+from digen_core.gang.sharding import held, held_of, whole
 from digen_core.inputs.weight_files import layers_of
 from digen_core.models.lora_targets import check_targets
 from digen_core.models.policy import Policy
@@ -102,14 +103,14 @@ def initial_weights(policy: Policy, lora: LoraConfig | None, *, seed: int) -> We
     """Return version 0: the loaded weights, or seeded adapters (A as ``lora.init`` says, B zero).
 
     peft draws A from the global generator; drawing it again from the run's seed makes version 0 the
-    same on every machine.
+    same on every machine. It is collective, if the weights are sharded.
     """
     weights = {}
     for index, (name, parameter) in enumerate(trainable_parameters(policy).items()):
         value = parameter.detach()
         if lora is not None and "lora_A" in name:
             value = _drawn(value.shape, lora, generator_for(seed, INITIAL_WEIGHTS, index))
-        weights[name] = value.to("cpu", policy.latent_dtype).numpy().copy()
+        weights[name] = whole(value).to("cpu", policy.latent_dtype).numpy().copy()
     return weights
 
 
@@ -129,7 +130,6 @@ def set_weights(policy: Policy, weights: Mapping[str, np.ndarray]) -> None:
     copy_weights(weights, trainable_parameters(policy))
 
 
-@torch.no_grad()
 def copy_weights(weights: Mapping[str, np.ndarray], parameters: Mapping[str, nn.Parameter]) -> None:
     """Copy weights, masters or rounded, into parameters.
 
@@ -137,8 +137,21 @@ def copy_weights(weights: Mapping[str, np.ndarray], parameters: Mapping[str, nn.
         ValueError: the names or shapes are not those of the parameters; nothing has changed.
     """
     check_weights(weights, parameters)
+    copy_held(held_weights(weights, parameters), parameters)
+
+
+def held_weights(
+    weights: Mapping[str, np.ndarray], parameters: Mapping[str, nn.Parameter]
+) -> Weights:
+    """Return what this device holds of master weights: all of them, or its rows, by no copy."""
+    return {name: held_of(weights[name], parameter) for name, parameter in parameters.items()}
+
+
+@torch.no_grad()
+def copy_held(weights: Mapping[str, np.ndarray], parameters: Mapping[str, nn.Parameter]) -> None:
+    """Copy what this device holds of master weights into parameters."""
     for name, parameter in parameters.items():
-        parameter.copy_(viewed(weights[name]))
+        held(parameter).copy_(viewed(weights[name]))
 
 
 def check_weights(

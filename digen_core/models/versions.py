@@ -19,7 +19,9 @@ from digen_core.models.trainable import (
     FIRST_ADAPTER,
     attach_adapter,
     check_weights,
+    copy_held,
     copy_weights,
+    held_weights,
     trainable_parameters,
 )
 from digen_core.transport.arrays import Weights
@@ -158,13 +160,18 @@ class AdapterVersions(PolicyVersions[Adapter]):
 
 
 class WholeVersions(PolicyVersions[Weights]):
-    """Each version as all weights that arrived, copied into the model to become active."""
+    """Each version as all weights that arrived, copied into the model to become active.
+
+    Where weights are sharded, this device keeps its rows only.
+    """
 
     def _keep(self, weights: Mapping[str, np.ndarray]) -> Weights:
-        return dict(weights)
+        own = held_weights(weights, self._parameters)
+        # a copy lets go of the other rows
+        return {name: w if w is weights[name] else w.copy() for name, w in own.items()}
 
     def _use(self, kept: Weights) -> None:
-        copy_weights(kept, self._parameters)
+        copy_held(kept, self._parameters)
 
     def _release(self, kept: Weights) -> None:
         pass  # the last reference to the arrays is gone

@@ -5,9 +5,11 @@ be, those that autograd keeps included. On a fake CPU attention is a fused kerne
 attention is on a GPU: no matrix of all pairs of tokens is made.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
+from unittest.mock import patch
 from weakref import finalize
 
 import torch
@@ -15,6 +17,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from digen_core.gang.sharding import held
 
 _CPU = torch.device("cpu")
 
@@ -25,22 +29,33 @@ class FakeModules:
     def __init__(self, *modules: nn.Module) -> None:
         """Take modules over: they are of no use to others after that."""
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self._own: set[int] = set()  # storages of the modules
+        self._modules = modules
         for module in chain.from_iterable(module.modules() for module in modules):
             for name, parameter in [*module.named_parameters(recurse=False)]:
                 fake = nn.Parameter(self._faked(parameter), requires_grad=parameter.requires_grad)
                 setattr(module, name, fake)
             for name, buffer in [*module.named_buffers(recurse=False)]:
                 setattr(module, name, self._faked(buffer))
-            for tensor in chain(module.parameters(recurse=False), module.buffers(recurse=False)):
-                self._own.add(_storage_of(tensor))
+
+    def change(self, work: Callable[[], object]) -> None:
+        """Do what gives the modules other parameters, as sharding does."""
+        with self._mode:
+            work()
 
     def peak(self, work: Callable[[], object]) -> int:
         """Return the most bytes that work holds at once, beside the modules."""
-        counter = _Counter(self._own)
-        with self._mode, counter:
+        counter = _Counter(self._own())
+        with self._mode, counter, counter.seeing_resizes():
             work()
         return counter.peak
+
+    def _own(self) -> set[int]:
+        """Return the storages of the modules, which are the same for views."""
+        return {
+            held(tensor).untyped_storage()._cdata
+            for module in self._modules
+            for tensor in chain(module.parameters(), module.buffers())
+        }
 
     def _faked(self, tensor: Tensor) -> Tensor:
         if tensor.device.type != "meta":  # made by the module itself, of numbers it needs
@@ -52,9 +67,10 @@ class FakeModules:
 class _Counter(TorchDispatchMode):
     """Counts the storages of what operations return, until nobody holds them any more."""
 
-    def __init__(self, known: set[int]) -> None:
+    def __init__(self, own: set[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._alive = dict.fromkeys(known, 0)  # storage -> its bytes; 0: not counted
+        self._own = own  # storages that do not count
+        self._alive: dict[int, int] = {}  # storage -> its bytes
         self._now = 0
         self.peak = 0
 
@@ -64,22 +80,32 @@ class _Counter(TorchDispatchMode):
         found = func(*args, **(kwargs or {}))
         for value in tree_leaves(found):
             if isinstance(value, Tensor):
-                self._add(value)
+                self._see(value.untyped_storage())
         return found
 
-    def _add(self, tensor: Tensor) -> None:
-        storage, key = tensor.untyped_storage(), _storage_of(tensor)
+    @contextmanager
+    def seeing_resizes(self) -> Iterator[None]:
+        """Count, while the body runs, storages emptied and filled again: gathered weights are."""
+        original = torch.UntypedStorage.resize_
+
+        def resize(storage: torch.UntypedStorage, num_bytes: int) -> object:
+            found = original(storage, num_bytes)
+            self._see(storage)
+            return found
+
+        with patch.object(torch.UntypedStorage, "resize_", resize):
+            yield
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._own:
+            return
         if key not in self._alive:
-            self._alive[key] = storage.nbytes()
-            self._now += storage.nbytes()
-            self.peak = max(self.peak, self._now)
+            self._alive[key] = 0
             finalize(storage, self._release, key)
+        self._now += storage.nbytes() - self._alive[key]
+        self._alive[key] = storage.nbytes()
+        self.peak = max(self.peak, self._now)
 
     def _release(self, key: int) -> None:
         self._now -= self._alive.pop(key)
-
-
-def _storage_of(tensor: Tensor) -> int:
-    """Return what is the same for tensors that share their memory."""
-    address: int = tensor.untyped_storage()._cdata
-    return address

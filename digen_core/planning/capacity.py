@@ -3,7 +3,7 @@
 Importing this module must not import torch.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,25 +30,28 @@ class Fit:
     mixes: bool  # whether devices with both roles have room for what both need
 
 
-def fit(cluster: Cluster, memory: Memory, fragment_size: int, pack_size: int) -> Fit:
+def fit(
+    cluster: Cluster, memories: Mapping[int, Memory], fragment_size: int, pack_size: int
+) -> Fit:
     """Hold what a recipe needs against the devices whose ``capacity`` is known.
 
     Args:
         cluster: the devices.
-        memory: of the recipe.
+        memories: of the recipe, by the size of the gang: of each GPU of one.
         fragment_size: samples of a fragment, at most.
         pack_size: pairs of a pack, at most.
 
     Raises:
         ShortageError: some devices can do nothing, or a role is left without a device.
     """
-    groups = tuple(_narrowed(group, memory) for group in cluster.devices)
+    groups = tuple(_narrowed(group, memories[group.gang]) for group in cluster.devices)
     for role in sorted(ROLES["both"]):
         if not any(role in ROLES[group.roles] for group in groups):
-            most = max(group.capacity or 0 for group in groups)
-            raise ShortageError(f"the largest device, of {most:g} GB,", memory, {role})
+            largest = max(groups, key=lambda group: group.capacity or 0)
+            label = f"the largest device, of {_shown(largest)},"
+            raise ShortageError(label, memories[largest.gang], {role})
     mixes = all(
-        memory.both(1, 1) <= _room(group)
+        memories[group.gang].both(1, 1) <= _room(group)
         for group in groups
         if group.roles == "both" and group.capacity
     )
@@ -57,9 +60,11 @@ def fit(cluster: Cluster, memory: Memory, fragment_size: int, pack_size: int) ->
         return mixes and group.roles == "both"
 
     def generates(size: int, group: DeviceGroup) -> int:
+        memory = memories[group.gang]
         return memory.both(size, 1) if does_both(group) else memory.rollout(size)
 
     def trains(size: int, group: DeviceGroup) -> int:
+        memory = memories[group.gang]
         return memory.both(1, size) if does_both(group) else memory.trainer(size)
 
     return Fit(
@@ -91,9 +96,14 @@ def _narrowed(group: DeviceGroup, memory: Memory) -> DeviceGroup:
     asked = ROLES[group.roles]
     left = {role for role in asked if least(memory, {role}) <= _room(group)}
     if not left:
-        raise ShortageError(f"kind {group.kind}, of {group.capacity:g} GB,", memory, asked)
+        raise ShortageError(f"kind {group.kind}, of {_shown(group)},", memory, asked)
     roles = next(name for name, declared in ROLES.items() if declared == left)
     return group.model_copy(update={"roles": roles})
+
+
+def _shown(group: DeviceGroup) -> str:
+    gang = f" in gangs of {group.gang}" if group.gang > 1 else ""
+    return f"{group.capacity or 0:g} GB{gang}"
 
 
 def _room(group: DeviceGroup) -> float:

@@ -53,7 +53,14 @@ class KubernetesConfig(Strict):
     """Memory of a worker's pod."""
 
 
-_OF_A_KIND = ("speed", "costs", "tflops", "bandwidth", "capacity")  # equal in all groups of a kind
+_OF_A_KIND = (
+    "speed",
+    "costs",
+    "tflops",
+    "bandwidth",
+    "capacity",
+    "gang",
+)  # equal in all groups of a kind
 
 
 class Cluster(Strict):
@@ -92,6 +99,9 @@ class Cluster(Strict):
     mfu_denoise: float = Field(0.45, gt=0, le=1)
     """Share of ``tflops`` that estimates assume for denoising and decoding."""
 
+    gang_efficiency: float = Field(0.85, gt=0, le=1)
+    """Share of its members' ``tflops`` together that estimates assume of a gang."""
+
     mfu_train: float = Field(0.35, gt=0, le=1)
     """Share of ``tflops`` that estimates assume for training."""
 
@@ -118,7 +128,8 @@ class Cluster(Strict):
             first = known.setdefault(group.kind, group)
             if any(getattr(first, key) != getattr(group, key) for key in _OF_A_KIND):
                 raise ValueError(
-                    f"devices: kind {group.kind} has two speeds or costs; use another name for one"
+                    f"devices: kind {group.kind} has two speeds, costs or gangs; use another name "
+                    "for one"
                 )
             if group.costs and not (group.costs.step(1) and group.costs.pack(1)):
                 raise ValueError(f"devices: a step or a pack of kind {group.kind} costs nothing")
@@ -150,10 +161,23 @@ class Cluster(Strict):
         """Its devices by name; the roles are those that they may have."""
         number = defaultdict[str, Iterator[int]](count)
         return tuple(
-            Device(f"{group.kind}-{next(number[group.kind])}", ROLES[group.roles], group.kind)
+            Device(
+                f"{group.kind}-{next(number[group.kind])}",
+                ROLES[group.roles],
+                group.kind,
+                group.gang,
+            )
             for group in self.devices
-            for _ in range(group.count)
+            for _ in range(group.num_devices)
         )
+
+    def in_gangs(self, size: int) -> Self | None:
+        """Return the cluster with its devices in gangs of some size; None: they make no such."""
+        groups = [group.model_dump() | {"gang": size} for group in self.devices]
+        try:
+            return self.model_validate(self.model_dump() | {"devices": groups})
+        except ValidationError:
+            return None
 
     @property
     def groups(self) -> tuple[DeviceGroup | RewardGroup, ...]:

@@ -32,13 +32,17 @@ def with_estimates(cluster: Cluster, sizes: Sizes) -> Cluster:
 
 
 def _estimated(group: DeviceGroup, cluster: Cluster, sizes: Sizes) -> DeviceCosts:
-    """Return seconds: FLOP over FLOP/s, and bytes over bytes/s."""
+    """Return seconds: FLOP over FLOP/s, and bytes over bytes/s.
+
+    Members of a gang compute together; each reads all weights, and the leader decodes alone.
+    """
     assert group.tflops is not None
-    generating = 1e12 * group.tflops * cluster.mfu_denoise
-    training = 1e12 * group.tflops * cluster.mfu_train
+    members = group.gang * cluster.gang_efficiency if group.gang > 1 else 1
+    alone = 1e12 * group.tflops * cluster.mfu_denoise
+    generating, training = alone * members, 1e12 * group.tflops * cluster.mfu_train * members
     read = sizes.weight_bytes / (1e9 * group.bandwidth) if group.bandwidth else 0.0
     return DeviceCosts(
         step=Linear(fixed=read, per_item=sizes.step_flops / generating),
-        decode=Linear(per_item=sizes.decode_flops / generating),
+        decode=Linear(per_item=sizes.decode_flops / alone),
         pack=Linear(fixed=_READS_OF_A_PAIR * read, per_item=sizes.pair_flops / training),
     )

@@ -1,9 +1,10 @@
 """Groups of equal devices in a cluster file: those that generate or train, and those that score."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
+from digen_core.config.parallel import MEMBERS
 from digen_core.config.rewards import PoolName
 from digen_core.control.costs import DeviceCosts
 from digen_core.control.protocol import Role
@@ -76,6 +77,10 @@ class WorkerGroup(Strict):
 class DeviceGroup(WorkerGroup):
     """Devices that generate or train."""
 
+    gang: Annotated[int, MEMBERS] = Field(1, ge=1)
+    """How many of them hold one model together, on one host: what the planner then deals with, and
+    the costs are of, are gangs. It divides ``count``, or the count of each host."""
+
     roles: Literal["rollout", "trainer", "both"] = "both"
     """What they do; of those that may do both, the planner chooses how many generate."""
 
@@ -86,17 +91,34 @@ class DeviceGroup(WorkerGroup):
     """Measured seconds of this kind, instead of the reference's over ``speed``."""
 
     tflops: float | None = Field(None, gt=0)
-    """Peak of dense bfloat16 arithmetic in TFLOP/s, as data sheets say: estimates the costs of a
-    recipe where neither a profile nor this file gives any."""
+    """Peak of one GPU's dense bfloat16 arithmetic in TFLOP/s, as data sheets say: estimates the
+    costs of a recipe where neither a profile nor this file gives any."""
 
     bandwidth: float | None = Field(None, gt=0)
     """Peak of its memory's bandwidth in GB/s, for the same."""
 
     capacity: float | None = Field(None, gt=0)
-    """Its memory in GB (10^9 bytes): what does not fit is not planned. Null: not looked at."""
+    """Memory of one GPU in GB (10^9 bytes): what does not fit is not planned. Null: not looked
+    at."""
 
     link: float | None = Field(None, gt=0)
     """GB/s that each of them receives; null: the cluster's ``network``."""
+
+    @model_validator(mode="after")
+    def _check_gang(self) -> Self:
+        num_hosts = max(len(self.hosts), 1)
+        if self.gang > 1 and (self.count % num_hosts or self.count // num_hosts % self.gang):
+            where = f" on {num_hosts} hosts" if self.hosts else ""
+            raise ValueError(
+                f"devices: {self.count} of kind {self.kind}{where} are no whole gangs of "
+                f"{self.gang}"
+            )
+        return self
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices, or gangs, they are."""
+        return self.count // self.gang
 
     @property
     def declared(self) -> frozenset[str]:
@@ -111,6 +133,16 @@ class DeviceGroup(WorkerGroup):
 
 class RewardGroup(WorkerGroup):
     """Devices that only score."""
+
+    @property
+    def gang(self) -> int:
+        """Each is by itself."""
+        return 1
+
+    @property
+    def num_devices(self) -> int:
+        """How many there are."""
+        return self.count
 
     pool: PoolName
     """Name of the pool, which rewards give as theirs."""

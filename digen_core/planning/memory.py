@@ -1,9 +1,10 @@
-"""The memory model: bytes that a recipe needs on a device and on its host.
+"""The memory model: bytes that a recipe needs on a device, or each GPU of a gang, and on the host.
 
 Importing this module must not import torch; `memory_count.py` counts.
 """
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Final
 
 from digen_core.control.costs import Linear
@@ -14,20 +15,24 @@ CONTEXT_BYTES: Final = 1_500_000_000
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of what is held while a recipe generates and trains; peaks are beside the rest."""
+    """Bytes of what is held while a recipe generates and trains; peaks are beside the rest.
+
+    Of a gang they are those of its leader, which alone embeds, decodes and scores.
+    """
 
     weights: int  # the transformer in its dtypes, twice where a reference is kept beside it
     adapters: int  # all that a device keeps side by side; 0 where all weights are trained
     text_encoders: int
     vae: int
-    step: Linear  # peak of a denoising step, by samples
+    step: Linear  # peak of a denoising step, by samples of a share
     decode: Linear  # peak of the VAE, by samples
-    pack: Linear  # peak of forward and backward, by pairs
+    pack: Linear  # peak of forward and backward, by pairs of a share
     gradient_sum: int  # in float32, beside the gradients of a pack
     versions: int  # on the host of each device, where all weights are trained
     state: int  # on the host of the trainer that steps: masters, moments, averages
     step_copies: int  # beside them while it steps
     offload: frozenset[str]  # parts that are on the device only while they work
+    num_shares: int = 1  # of a gang, in which samples and pairs are dealt
 
     @property
     def _resident(self) -> int:
@@ -41,18 +46,22 @@ class Memory:
         encode = self.text_encoders if "text_encoders" in self.offload else 0
         encode += 0 if "transformer" in self.offload else transformer
         decode = self.decode(fragment_size) + (self.vae if "vae" in self.offload else 0)
-        peak = max(encode, transformer + max(self.step(fragment_size), decode))
+        peak = max(encode, transformer + max(self.step(self._dealt(fragment_size)), decode))
         return round(CONTEXT_BYTES + self._resident + peak)
 
     def trainer(self, pack_size: int) -> int:
         """Return the bytes of a device that trains packs of so many pairs."""
         resident = self.weights + self.adapters + self.gradient_sum + CONTEXT_BYTES
-        return round(resident + self.pack(pack_size))
+        return round(resident + self.pack(self._dealt(pack_size)))
 
     def both(self, fragment_size: int, pack_size: int) -> int:
         """Return the bytes of a device that does either, one after the other."""
         generates = self.rollout(fragment_size) + self.gradient_sum
         return max(generates, self.trainer(pack_size) + self._resident)
+
+    def _dealt(self, count: int) -> int:
+        """Return the most samples or pairs of a share."""
+        return ceil(count / self.num_shares)
 
     @property
     def host(self) -> int:

@@ -5,6 +5,7 @@ their workers do: `tasks/worker/engine.py`, `digen_core/models/versions.py`, and
 """
 
 from collections.abc import Callable
+from math import ceil
 from pathlib import Path
 from typing import Final
 
@@ -14,20 +15,24 @@ from digen_core.config.families import FAMILIES
 from digen_core.config.model import ModelConfig
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
+from digen_core.gang.degrees import check_degree
+from digen_core.gang.members import Gang
+from digen_core.gang.sharding import held, mesh_of
 from digen_core.inputs.weight_files import shapes_in_folder
 from digen_core.models.families import adapter_of
-from digen_core.models.loading import prepare
+from digen_core.models.loading import prepare, shard_weights
 from digen_core.models.pipeline_policy import PipelinePolicy
 from digen_core.models.policy import TORCH_DTYPES
 from digen_core.models.trainable import trainable_parameters
 from digen_core.planning.allocations import FakeModules
+from digen_core.planning.fake_gang import fake_gang
 from digen_core.planning.memory import Memory
 
 _MASTER: Final = 4  # bytes of a master weight, of a moment, of an average, of a sum
 
 
-def memory_of(config: RunConfig, folder: Path) -> Memory:
-    """Count what a recipe needs.
+def memory_of(config: RunConfig, folder: Path, gang_size: int = 1) -> Memory:
+    """Count what a recipe needs on a device, or on the leader of a gang.
 
     Text encoders count as their weights; what they compute with a prompt is little beside that.
 
@@ -35,38 +40,46 @@ def memory_of(config: RunConfig, folder: Path) -> Memory:
         config: of the run.
         folder: with the model's settings, ``transformer/config.json`` and ``vae/config.json``; if
             the text encoders are there, too, they are counted, else they are the family's usual.
+        gang_size: members that hold the model together, as ``config.parallel`` says.
 
     Raises:
         OSError: the settings are not there.
-        UserError: the model has other sizes than the config asks for.
+        UserError: the model has other sizes than the config asks for, or the gang cannot deal the
+            tokens of its samples.
         ValueError: no module matches the config's LoRA targets.
     """
-    model = config.model
+    with fake_gang(config.parallel, gang_size) as gang:
+        return _counted(config, folder, gang)
+
+
+def _counted(config: RunConfig, folder: Path, gang: Gang) -> Memory:
     policy = _on_meta(config, folder)
     vae = policy.pipeline.vae
-    trained = trainable_parameters(policy)
-    count = sum(parameter.numel() for parameter in trained.values())
-    trained_bytes = _bytes_of(*trained.values())
+    whole = trainable_parameters(policy).values()
+    count, trained_bytes = sum(parameter.numel() for parameter in whole), _bytes_of(*whole)
+    found = _Peaks(policy, config, gang)
+    trained = [held(parameter) for parameter in trainable_parameters(policy).values()]
+    weights = sum(_bytes_of(*transformer.parameters()) for transformer in policy.transformers)
     has_lora = config.train.lora is not None
     others = config.schedule.max_staleness if config.schedule.stale_share else 0
-    adapters = trained_bytes * (2 + others) if has_lora else 0  # the first belongs to no version
-    held = sum(_bytes_of(*transformer.parameters()) for transformer in policy.transformers)
+    adapters = _bytes_of(*trained) * (2 + others) if has_lora else 0  # one belongs to no version
+    copies = 1 if gang.shards_weights else gang.size  # of a version, on the host
     numbers = 3 + bool(config.train.ema_decay) + config.keeps_old  # of each trained weight
-    found = _Peaks(policy, config)
     return Memory(
-        weights=held - (trained_bytes if has_lora else 0),
+        weights=weights - (_bytes_of(*trained) if has_lora else 0),
         adapters=adapters,
-        text_encoders=_text_encoder_bytes(model, folder),
+        text_encoders=_text_encoder_bytes(config.model, folder),
         vae=_bytes_of(*vae.parameters(), *vae.buffers()),
         step=found.step,
         decode=found.decode,
         pack=found.pack,
-        gradient_sum=count * _MASTER,
-        versions=0 if has_lora else trained_bytes * (1 + others),
+        gradient_sum=sum(parameter.numel() for parameter in trained) * _MASTER,
+        versions=0 if has_lora else trained_bytes * (1 + others) * copies,
         state=count * _MASTER * numbers,
         # its copies of weights, gradient and moments, the gradient as it came, and the average
         step_copies=count * _MASTER * (5 + bool(config.train.ema_decay)),
-        offload=frozenset(model.offload),
+        offload=frozenset(config.model.offload),
+        num_shares=gang.num_shares,
     )
 
 
@@ -84,20 +97,32 @@ def _on_meta(config: RunConfig, folder: Path) -> PipelinePolicy:
 class _Peaks:
     """The peaks of a policy's passes, on lines through one item and the most there are."""
 
-    def __init__(self, policy: PipelinePolicy, config: RunConfig) -> None:
+    def __init__(self, policy: PipelinePolicy, config: RunConfig, gang: Gang) -> None:
         self._policy = policy
         self._fake = FakeModules(*policy.transformers, policy.pipeline.vae)
         policy.device = torch.device("cpu")  # a fake one
-        self.step = self._line(self._step, config.fragment_size)
+        self._join(config, gang)
+        shares = gang.num_shares
+        self.step = self._line(self._step, ceil(config.fragment_size / shares))
         self.decode = self._line(self._decode, config.fragment_size)
-        self.pack = self._line(self._pack, config.train.pack_size)
+        self.pack = self._line(self._pack, ceil(config.train.pack_size / shares))
+
+    def _join(self, config: RunConfig, gang: Gang) -> None:
+        """Share the model with a gang, as ``prepare`` does where tensors are real."""
+        policy = self._policy
+        check_degree(config, gang.size, (policy.pipeline.vae.config, policy.transformer.config))
+        policy.join(gang)
+        if gang.shards_weights:
+            mesh = mesh_of(gang, policy.device)
+            self._fake.change(lambda: shard_weights(policy, mesh))
 
     def _line(self, work: Callable[[int], None], most: int) -> Linear:
         """Return a line that is nowhere too low between the two: the peak is a convex function."""
         one = self._fake.peak(lambda: work(1))
         if most == 1:
             return Linear(per_item=one)
-        slope = (self._fake.peak(lambda: work(most)) - one) / (most - 1)
+        # the first pass may leave something behind that the second then does not need
+        slope = max(self._fake.peak(lambda: work(most)) - one, 0) / (most - 1)
         return Linear(fixed=max(one - slope, 0), per_item=slope)
 
     @torch.no_grad()
@@ -113,7 +138,12 @@ class _Peaks:
     def _pack(self, num_pairs: int) -> None:
         parameters = list(trainable_parameters(self._policy).values())
         loss = self._velocity(num_pairs).sum()
-        torch.autograd.grad(loss, parameters, allow_unused=True)
+        if self._policy.gang.shards_weights:
+            loss.backward()
+            for parameter in parameters:
+                parameter.grad = None
+        else:
+            torch.autograd.grad(loss, parameters, allow_unused=True)
 
     def _velocity(self, count: int) -> torch.Tensor:
         policy = self._policy
@@ -126,7 +156,7 @@ class _Peaks:
 
 
 def _bytes_of(*tensors: torch.Tensor) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
+    return sum(held(tensor).nbytes for tensor in tensors)
 
 
 def _text_encoder_bytes(model: ModelConfig, folder: Path) -> int:

@@ -1,12 +1,19 @@
-"""What to change in a config so that it needs less memory."""
+"""What to change in a config so that it needs less memory: settings, or the gangs that run it."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from digen_core.config.run import RunConfig
+from digen_core.planning.gang_settings import GANGS, in_gang
 from digen_core.planning.memory import Memory
 from digen_core.planning.memory_count import memory_of
+
+MemoryIn = Callable[[int], Memory]
+"""The memory of a config on each GPU of a gang of some size."""
+
+Fits = Callable[[MemoryIn, int | None], bool]
+"""Says whether the memory is enough, with the gangs that there are or those of a size."""
 
 Change = tuple[str, str, object]
 """Table, key and value."""
@@ -21,17 +28,22 @@ _CHANGES: Final[tuple[Change, ...]] = (
 """Those first that change least."""
 
 
-def remedy(config: RunConfig, folder: Path, fits: Callable[[Memory], bool]) -> str | None:
+def remedy(config: RunConfig, folder: Path, fits: Fits) -> str | None:
     """Return what to change for a config to fit: one thing if that is enough; None: nothing is.
+
+    Gangs are what is left where no setting is enough: the smallest, beside the settings.
 
     Args:
         config: of the run.
         folder: with the model's settings.
-        fits: says whether there is as much memory as is needed.
+        fits: as above.
     """
+    return _settings(config, folder, fits) or _gang(config, folder, fits)
 
+
+def _settings(config: RunConfig, folder: Path, fits: Fits) -> str | None:
     def is_enough(some: Sequence[Change]) -> bool:
-        return fits(memory_of(_changed(config, some), folder))
+        return fits(lambda size: memory_of(_changed(config, some), folder, size), None)
 
     changes = [change for change in _CHANGES if _changed(config, [change]) != config]
     if not changes or not is_enough(changes):
@@ -39,8 +51,21 @@ def remedy(config: RunConfig, folder: Path, fits: Callable[[Memory], bool]) -> s
     fewer = [[change] for change in changes]
     fewer += [changes[:count] for count in range(2, len(changes))]
     enough = next(filter(is_enough, fewer), changes)
-    shown = {(table, key): value for table, key, value in enough}  # a later value is more
-    return " and ".join(_shown(table, key, value) for (table, key), value in shown.items())
+    return _shown(enough)
+
+
+def _gang(config: RunConfig, folder: Path, fits: Fits) -> str | None:
+    changes = [change for change in _CHANGES if _changed(config, [change]) != config]
+    for size in GANGS:
+        for some in ([], changes):
+            changed = in_gang(_changed(config, some), folder, size)
+            if fits(lambda gang, own=changed: memory_of(own, folder, gang), size):  # type: ignore[misc]
+                shared = changed.parallel
+                keys: list[Change] = [("parallel", "shard_weights", shared.shard_weights)]
+                if shared.context_parallel > 1:
+                    keys.append(("parallel", "context_parallel", shared.context_parallel))
+                return f"{_shown([*keys, *some])} in gangs of {size} (the devices' gang)"
+    return None
 
 
 def _changed(config: RunConfig, changes: Sequence[Change]) -> RunConfig:
@@ -50,6 +75,12 @@ def _changed(config: RunConfig, changes: Sequence[Change]) -> RunConfig:
     return config
 
 
-def _shown(table: str, key: str, value: object) -> str:
-    shown = list(value) if isinstance(value, tuple) else value
-    return f"{table}.{key} = {'true' if shown is True else repr(shown)}"
+def _shown(changes: Sequence[Change]) -> str:
+    last = {(table, key): value for table, key, value in changes}  # a later value is more
+    values = {
+        key: list(value) if isinstance(value, tuple) else value for key, value in last.items()
+    }
+    return " and ".join(
+        f"{table}.{key} = {'true' if value is True else repr(value)}"
+        for (table, key), value in values.items()
+    )

@@ -24,6 +24,7 @@ from digen_core.inputs.weight_files import layers_of, shapes_in, shapes_in_folde
 from digen_core.models.compiler import require_compiler
 from digen_core.models.image_size import check_local_size
 from digen_core.models.lora_targets import check_targets
+from digen_core.preflight.gangs import check_gangs
 from digen_core.preflight.hub import check_source, hub_failure
 
 _PART: Final = re.compile(r"\w{1,100}")  # a subfolder of a pipeline
@@ -47,6 +48,7 @@ def check_model(config: RunConfig) -> None:
     check_device(model, here=here)
     if here:
         check_compiler(model)
+    check_gangs(config)
 
 
 def check_model_folder(model: ModelConfig) -> None:

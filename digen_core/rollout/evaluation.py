@@ -6,12 +6,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from digen_core.models.policy import Policy
+from digen_core.models.policy import Condition, Policy
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
 
 
-@torch.no_grad()
 def sample_images(
     policy: Policy,
     prompts: Sequence[str],
@@ -28,9 +27,38 @@ def sample_images(
     Args:
         policy: the version to judge.
         prompts: texts.
-        indices: of the prompts in the evaluation set; the noise of a sample depends on the seed,
-            this index and the sample's number only, so versions are compared on the same noise.
+        indices: of the prompts in the evaluation set.
         num_samples: images per prompt.
+        num_steps: Euler steps.
+        seed: of the run.
+    """
+    samples = [(index, number) for index in indices for number in range(num_samples)]
+    condition = repeated(policy.encode(list(prompts)), num_samples)
+    return policy.decode(sample_latents(policy, condition, samples, num_steps=num_steps, seed=seed))
+
+
+def repeated(condition: Condition, num_samples: int) -> Condition:
+    """Return the embeddings of prompts, a row each, with a row for each of their samples."""
+    return {name: value.repeat_interleave(num_samples, dim=0) for name, value in condition.items()}
+
+
+@torch.no_grad()
+def sample_latents(
+    policy: Policy,
+    condition: Condition,
+    samples: Sequence[tuple[int, int]],
+    *,
+    num_steps: int,
+    seed: int,
+) -> Tensor:
+    """Return the clean latents [n, ...] of some samples of an evaluation.
+
+    Args:
+        policy: the version to judge.
+        condition: embeddings of each sample's prompt, n rows.
+        samples: index of the prompt in the evaluation set, and number of the sample of that prompt,
+            of each; its noise depends on these and the seed only, so versions are compared on the
+            same noise.
         num_steps: Euler steps.
         seed: of the run.
     """
@@ -40,18 +68,15 @@ def sample_images(
                 policy,
                 seed=seed,
                 group=(0, index),
-                samples=range(num_samples),
+                samples=range(number, number + 1),
                 purpose=EVALUATION_NOISE,
             )
-            for index in indices
+            for index, number in samples
         ]
     )
-    condition = {
-        name: value.repeat_interleave(num_samples, dim=0)
-        for name, value in policy.without_padding(policy.encode(list(prompts))).items()
-    }
+    condition = policy.without_padding(condition)
     sigmas = policy.sigmas(num_steps).to(policy.device)
     for sigma, sigma_next in pairwise(sigmas):
         velocity = policy.velocity(x, sigma.expand(len(x)), condition)
         x = x + (sigma_next - sigma).to(x.dtype) * velocity
-    return policy.decode(x)
+    return x

@@ -3,7 +3,7 @@
 Axes: n samples of the fragment; a latent is [n, ...] of any rank.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,24 +33,6 @@ class DenoisedStep:
     x_next: Tensor  # [n, ...] after it
     logprob: Tensor | None  # [n] mean log-prob under the sampling policy; None if noiseless
     kl: Tensor | None = None  # [n] divergence from the reference policy, where it was asked for
-
-    @classmethod
-    def joined(cls, parts: Sequence["DenoisedStep"]) -> "DenoisedStep":
-        """Return a step of all samples from that of some of them each."""
-        if len(parts) == 1:
-            return parts[0]
-        return cls(
-            parts[0].step,
-            torch.cat([part.x for part in parts]),
-            torch.cat([part.x_next for part in parts]),
-            _joined([part.logprob for part in parts]),
-            _joined([part.kl for part in parts]),
-        )
-
-
-def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-    present = [part for part in parts if part is not None]
-    return torch.cat(present) if present else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,21 @@
 """Gradients of packs and their sums, which stay on the device until they are reduced."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from digen_core.config.run import RunConfig
+from digen_core.gang.members import ALONE, Gang
+from digen_core.gang.parts import Part
+from digen_core.gang.sharding import added_up, held
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import trainable_parameters
 from digen_core.training.gradient import PackMetrics, add_metrics, pack_loss
-from digen_core.training.pairs import CleanPairs, Pairs
+from digen_core.training.pairs import CleanPairs, Pairs, rows_of
 from digen_core.transport.arrays import Arrays, to_arrays, to_tensors
 
 _LOSS_SCALES: Final = tuple(2.0**power for power in (24, 20, 16, 12, 8, 4, 0))
@@ -27,7 +31,7 @@ class PackGradient:
     metrics: PackMetrics
 
 
-class GradientSum:
+class GradientSum(Part):
     """The sum over some packs of an update, in float32 or better, where the packs were computed.
 
     Only when it leaves the process, for another worker to reduce, is it copied to the host. Packs
@@ -45,7 +49,7 @@ class GradientSum:
     @property
     def num_bytes(self) -> int:
         """Of the sum where it is."""
-        return sum(value.nbytes for value in self.gradient.values())
+        return sum(held(value).nbytes for value in self.gradient.values())
 
     def add(self, index: int, parts: Sequence[PackGradient]) -> None:
         """Add a pack, whose samples of each size are a part.
@@ -53,24 +57,45 @@ class GradientSum:
         Raises:
             torch.OutOfMemoryError: the sum does not fit beside it; nothing has changed.
         """
-        if index in self.packs:
-            return
-        self._accumulate([part.gradient for part in parts])
-        for part in parts:
-            self.metrics = add_metrics(self.metrics, part.metrics)
-        self.packs |= {index}
+        if index not in self.packs:
+            self._accumulate(parts, {index})
 
-    def _accumulate(self, gradients: Sequence[Gradient]) -> None:
-        own = self.gradient
-        own |= {
+    def gathered(self, gang: Gang) -> "GradientSum":
+        """Return the sum over the members of a gang, on the leader's host (collective).
+
+        Followers get an empty one. This one stays as it is; of a gang of one it is the sum.
+        """
+        if gang.size == 1:
+            return self
+        total = GradientSum()
+        for name, value in self.gradient.items():
+            added = added_up(value, gang)
+            if gang.is_leader:
+                total.gradient[name] = added.cpu()
+        if metrics := gang.gather([self.metrics]):
+            total.metrics, total.packs = reduce(add_metrics, metrics), self.packs
+        return total
+
+    def make_room(self, parts: Sequence[PackGradient]) -> None:
+        """Allocate what adding a pack needs: after this, ``add`` cannot fail.
+
+        Raises:
+            torch.OutOfMemoryError: the sum does not fit beside it; nothing has changed.
+        """
+        self.gradient |= {
             name: _zeros(value)
-            for gradient in gradients
-            for name, value in gradient.items()
-            if name not in own
+            for part in parts
+            for name, value in part.gradient.items()
+            if name not in self.gradient
         }
-        for gradient in gradients:
-            for name, value in gradient.items():
-                own[name].add_(value)
+
+    def _accumulate(self, parts: Sequence[PackGradient], packs: Set[int]) -> None:
+        self.make_room(parts)
+        for part in parts:
+            for name, value in part.gradient.items():
+                self.gradient[name].add_(value)
+            self.metrics = add_metrics(self.metrics, part.metrics)
+        self.packs |= packs
 
 
 def reduced(sums: Sequence[GradientSum]) -> GradientSum:
@@ -87,16 +112,15 @@ def reduced(sums: Sequence[GradientSum]) -> GradientSum:
     for part in sums:
         if total.packs & part.packs:
             raise ValueError(f"packs {sorted(total.packs & part.packs)} are in two sums.")
-        total._accumulate([{name: value.cpu() for name, value in part.gradient.items()}])
-        total.metrics = add_metrics(total.metrics, part.metrics)
-        total.packs |= part.packs
+        on_host = {name: value.cpu() for name, value in part.gradient.items()}
+        total._accumulate([PackGradient(on_host, part.metrics)], part.packs)
     return total
 
 
 def _zeros(value: Tensor) -> Tensor:
     """Return what gradients like this are added to: of its own, as autograd may share one."""
     wide = torch.promote_types(value.dtype, torch.float32)
-    return torch.zeros(value.shape, dtype=wide, device=value.device)
+    return torch.zeros_like(value, dtype=wide, memory_format=torch.contiguous_format)
 
 
 def _received(gradient: Arrays, metrics: PackMetrics, packs: frozenset[int]) -> GradientSum:
@@ -107,32 +131,63 @@ def _received(gradient: Arrays, metrics: PackMetrics, packs: frozenset[int]) -> 
     return total
 
 
-def pack_gradient(policy: Policy, pairs: Pairs | CleanPairs, config: RunConfig) -> PackGradient:
-    """Return the gradient of one pack, in the parameters' dtype; arguments as in ``pack_loss``."""
-    loss, metrics = pack_loss(policy, pairs, config)
-    parameters = trainable_parameters(policy)
-    gradients = _gradients(loss, list(parameters.values()), config.model.dtype)
-    found = {
-        name: gradient
-        for name, gradient in zip(parameters, gradients, strict=True)
-        if gradient is not None
-    }
-    return PackGradient(found, metrics)
+def pack_gradient(
+    policy: Policy, pairs: Pairs | CleanPairs, config: RunConfig, gang: Gang = ALONE
+) -> PackGradient:
+    """Return this member's part of the gradient of one pack, in the parameters' dtype.
+
+    The parts of all members add up to the pack's gradient; a sharded one, which they have added up
+    already, is this member's shard of it. Metrics are those of the member's own pairs, once.
+
+    Args:
+        policy: with the weights to train.
+        pairs: of the pack, those of all members, on any device.
+        config: of the run.
+        gang: whose member this process is.
+
+    Raises:
+        FloatingPointError: as ``pack_loss``, for the pairs that this member computes.
+    """
+    num_pairs = len(pairs.advantage)
+    computed = rows_of(pairs, gang.computed(num_pairs), policy.device)
+    loss, metrics = pack_loss(policy, computed, config)
+    if not gang.has_own(num_pairs):
+        loss = 0 * loss
+    gradient = _gradients(loss, policy, gang)
+    return PackGradient(gradient, metrics if gang.counts(num_pairs) else PackMetrics())
 
 
-def _gradients(loss: Tensor, parameters: list[nn.Parameter], dtype: str) -> Sequence[Tensor | None]:
-    """Return the gradient of each parameter; None if it reaches no output, as in a last block.
+def _gradients(loss: Tensor, policy: Policy, gang: Gang) -> Gradient:
+    """Return the gradient of each parameter; none if it reaches no output, as in a last block.
 
     A pair's share of the loss is so small that float16 would round it to 0 on the way back: there
     the loss is scaled up by as much as keeps all gradients finite, and they are scaled back, in
     float32.
     """
-    if dtype != "float16":
-        return torch.autograd.grad(loss, parameters, allow_unused=True)
-    gradients: Sequence[Tensor | None] = []
+    if policy.dtype != torch.float16:
+        return _differentiated(loss, policy, gang)
+    gradient: Gradient = {}
     for scale in _LOSS_SCALES:
-        scaled = torch.autograd.grad(loss * scale, parameters, allow_unused=True, retain_graph=True)
-        gradients = [None if value is None else value.float() / scale for value in scaled]
-        if all(value is None or bool(value.isfinite().all()) for value in gradients):
+        scaled = _differentiated(loss * scale, policy, gang, retain_graph=True)
+        gradient = {name: value.float() / scale for name, value in scaled.items()}
+        overflows = not all(bool(held(value).isfinite().all()) for value in gradient.values())
+        if not (gang.any(overflows) if gang.computes_together else overflows):
             break
-    return gradients  # what is not finite even so is refused by the optimizer step
+    return gradient  # what is not finite even so is refused by the optimizer step
+
+
+def _differentiated(
+    loss: Tensor, policy: Policy, gang: Gang, *, retain_graph: bool = False
+) -> Gradient:
+    parameters = trainable_parameters(policy)
+    if gang.shards_weights:  # only a whole backward pass shards their gradients
+        loss.backward(retain_graph=retain_graph)
+        found = tuple(parameter.grad for parameter in parameters.values())
+        for parameter in parameters.values():
+            parameter.grad = None
+    else:
+        found = torch.autograd.grad(
+            loss, list(parameters.values()), allow_unused=True, retain_graph=retain_graph
+        )
+    named = zip(parameters, found, strict=True)
+    return {name: gradient for name, gradient in named if gradient is not None}

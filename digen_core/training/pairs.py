@@ -1,7 +1,8 @@
 """The pairs of a pack, put into one batch from what rollouts recorded."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,6 +48,16 @@ class CleanPairs:
     def x(self) -> Tensor:
         """The latents [b, ...] at their noise levels."""
         return noised(self.x_0, self.noise, self.sigma)
+
+
+def rows_of(pairs: Pairs | CleanPairs, rows: slice, device: torch.device) -> Pairs | CleanPairs:
+    """Return some rows of a batch of pairs, on a device."""
+    values = {field.name: getattr(pairs, field.name) for field in fields(pairs)}
+    taken: dict[str, Any] = {
+        name: value[rows].to(device) for name, value in values.items() if isinstance(value, Tensor)
+    }
+    condition = {name: value[rows].to(device) for name, value in pairs.condition.items()}
+    return replace(pairs, **taken, condition=condition)
 
 
 def gather_pairs(

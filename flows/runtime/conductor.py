@@ -249,6 +249,7 @@ class Conductor:
 
     def _on_completion(self, completion: Completion) -> None:
         if not completion.succeeded:  # it may have gone with its worker
+            self._executor.note_failure(completion)
             self._handle(*self._changes.look(now=True))
         event = self._executor.event_of(completion)
         if event is None:

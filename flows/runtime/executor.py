@@ -5,12 +5,15 @@ the Dask graph, and reads only receipts: seconds, rewards, hashes.
 """
 
 from collections.abc import Collection
+from typing import Any
+
+from prefect.futures import PrefectFuture
 
 from digen_core.control import protocol
 from digen_core.control.protocol import Event, Instruction
 from flows.runtime.conditions import Conditions
 from flows.runtime.context import RunContext
-from flows.runtime.fleet.batch import TaskFailedError
+from flows.runtime.fleet.batch import TaskFailedError, note_broken_gang
 from flows.runtime.generation import Denoising
 from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.notify import notify_of_smaller_packs
@@ -19,7 +22,7 @@ from flows.runtime.submission import Submitter, Work
 from tasks.emulation import switch
 from tasks.receipts import HeldVersion, Receipt, Trained, Updated
 from tasks.runner.completions import Completion
-from tasks.train import publish, push_weights, reduce, step, train_pack
+from tasks.train import gather_sum, publish, push_weights, reduce, step, train_pack
 
 
 class Executor:
@@ -70,6 +73,11 @@ class Executor:
             WorkerLostError: its worker is gone.
         """
         return self._submitter.event_of(completion)
+
+    def note_failure(self, completion: Completion) -> None:
+        """Let the next look find a device lost if its gang is broken."""
+        if device := self._submitter.device_of(completion):
+            note_broken_gang(self._run, completion, device)
 
     @property
     def is_open(self) -> bool:
@@ -181,10 +189,24 @@ class Executor:
             label="reduce",
             device=do.device,
             kind="reduce",
-            parameters={"sums": [it.sums[device] for device in do.devices]},
+            parameters={"sums": [self._whole_sum(it, device) for device in do.devices]},
             event_of=lambda receipt: protocol.GradientReduced(do.iteration),
         )
         it.total = self._submitter.submit(it, work)
+
+    def _whole_sum(self, it: OpenIteration, device: str) -> PrefectFuture[Any]:
+        """Return what a device has summed, brought together first if it is a gang."""
+        total = it.sums[device]
+        if self._run.fleet.known[device].size == 1:
+            return total
+        work = Work(
+            body=gather_sum,
+            label=f"gather sum of {device}",
+            device=device,
+            kind="reduce",
+            parameters={"total": total},
+        )
+        return self._submitter.submit(it, work)
 
     # --- versions -------------------------------------------------------------------------
 

@@ -143,6 +143,11 @@ class Submitter:
             iteration.recorder.add_usage(span.device, ran.usage)
         return work.event_of(receipt)
 
+    def device_of(self, completion: Completion) -> str | None:
+        """Return the device for which a task was submitted; None if it is waited for no more."""
+        running = self._running.get(completion.task_run_id)
+        return running.device if running else None
+
     def is_pushing(self, device: str) -> bool:
         """Say whether a device is about to load a version."""
         own = (run.span for run in self._running.values() if run.device == device)

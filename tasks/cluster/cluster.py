@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -14,8 +14,16 @@ from distributed import Client, Lock, Nanny, SpecCluster
 from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device, Role
 from digen_core.errors import UserError
+from tasks.cluster.gpus import deal_gpus, visible_gpus
 from tasks.cluster.listening import TaskWorker, own_scheduler, own_tls_settings
-from tasks.cluster.presence import ROLES, kinds_of, present_workers
+from tasks.cluster.presence import (
+    MEMBER,
+    MEMBERS,
+    ROLES,
+    Presence,
+    devices_among,
+    present_workers,
+)
 from tasks.cluster.start_method import METHOD, environment_before_start, import_ahead, start_method
 
 # What Dask would do all the time in each process: look whether its event loop answers (50 times a
@@ -34,10 +42,12 @@ PRELOAD = "tasks.worker.engine"  # imports what tasks need, before the first of 
 def local_devices(config: ClusterConfig, *, colocated: bool = False) -> list[Device]:
     """Return the workers that a run starts on this machine; colocated ones have both roles."""
     counts: dict[Role, int] = {"rollout": config.rollout_workers, "trainer": config.trainer_workers}
+    sizes: dict[Role, int] = {"rollout": config.rollout_gang, "trainer": config.trainer_gang}
     if colocated:
-        return [Device(f"worker-{i}", frozenset(ROLES)) for i in range(sum(counts.values()))]
+        both, size = frozenset(ROLES), max(sizes.values())
+        return [Device(f"worker-{i}", both, size=size) for i in range(sum(counts.values()))]
     return [
-        Device(f"{role}-{index}", frozenset({role}))
+        Device(f"{role}-{index}", frozenset({role}), size=sizes[role])
         for role, count in counts.items()
         for index in range(count)
     ]
@@ -60,9 +70,15 @@ def run_cluster(
         yield config.address
         return
     logging.getLogger("distributed").setLevel(logging.ERROR)
-    workers = {device.name: _worker(device.roles) for device in devices}
+    workers, gpus = dict[str, dict[str, Any]](), deal_gpus(devices, visible_gpus())
+    for device in devices:
+        leading: dict[str, int] = dict.fromkeys(device.roles, 1)
+        if device.size > 1:
+            leading[MEMBERS] = device.size
+        workers[device.name] = _worker(leading, gpus.get(device.name))
+        workers |= {name: _worker({MEMBER: 1}, gpus.get(name)) for name in device.followers}
     for pool, number in config.reward_workers.items():
-        workers |= {f"{pool}-{index}": _worker([pool]) for index in range(number)}
+        workers |= {f"{pool}-{index}": _worker({pool: 1}) for index in range(number)}
     nanny = _counted_nanny(len(workers), on_started)
     workers = {name: {**worker, "cls": nanny} for name, worker in workers.items()}
     scheduler = own_scheduler(config.tls)
@@ -131,20 +147,20 @@ def _counted_nanny(total: int, on_started: Callable[[int, int], None]) -> type[N
     return CountedNanny
 
 
-def _worker(resources: Iterable[str]) -> dict[str, Any]:
-    """Describe a worker process, which runs one task at a time."""
+def _worker(resources: Mapping[str, int], gpu: str | None = None) -> dict[str, Any]:
+    """Describe a worker process, which runs one task at a time, and sees one GPU if it is named."""
     return {
         "cls": Nanny,
         "options": {
             "worker_class": TaskWorker,
             "host": "127.0.0.1",
             "nthreads": 1,
-            "resources": dict.fromkeys(resources, 1),
+            "resources": dict(resources),
             "memory_limit": 0,
             "dashboard_address": None,
             "silence_logs": logging.ERROR,
             # As they are now: which Prefect server it uses. A copy would have the fork server's.
-            "env": dict(os.environ),
+            "env": {**os.environ, **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})},
             "preload": [PRELOAD, "tasks.worker.own"],
         },
     }
@@ -157,12 +173,13 @@ def devices_of(client: Client, *, colocated: bool = False) -> list[Device]:
         UserError: a role that a run needs is declared by no worker, or, for a colocated layout,
             not by every one.
     """
-    workers = present_workers(client)
-    kinds = kinds_of(client, [worker.address for worker in workers.values() if worker.roles])
-    devices = [Device(workers[at].name, workers[at].roles, kind) for at, kind in kinds.items()]
-    devices = sorted(devices, key=lambda device: device.name)
+    workers = present_workers(client).values()
+    declaring = [worker for worker in workers if worker.roles]
+    devices = devices_among(client, [worker for worker in declaring if not worker.lacks])
     for role in ROLES:
         if not any(role in device.roles for device in devices):
+            for leader in declaring:
+                _require_whole(leader)
             raise UserError(
                 f"no worker of the cluster has the role {role!r} (of {len(workers)} workers); "
                 f"start one with digen worker --role {role}"
@@ -173,6 +190,15 @@ def devices_of(client: Client, *, colocated: bool = False) -> list[Device]:
             "every worker; start them with digen worker --role both"
         )
     return devices
+
+
+def _require_whole(leader: Presence) -> None:
+    if lacks := leader.lacks:
+        raise UserError(
+            f"the gang {leader.name} has {leader.size} members, but {', '.join(lacks)} "
+            f"{'is' if len(lacks) == 1 else 'are'} not there, on the leader's host; start all of "
+            f"them with digen worker --name {leader.name} --members {leader.size}"
+        )
 
 
 def in_one_role(devices: list[Device], config: ClusterConfig) -> list[Device]:

@@ -92,6 +92,11 @@ def own_scheduler(tls: bool) -> dict[str, Any]:
     return {"cls": Scheduler, "options": options}
 
 
+def asked_of_worker(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the values of the options of ``dask worker``, by name."""
+    return dask_worker.make_context("digen worker", list(arguments)).params
+
+
 def options_of_worker(arguments: Sequence[str], *, insecure: bool) -> list[str]:
     """Return options by which a worker listens where it reaches its scheduler, and only there.
 
@@ -103,7 +108,7 @@ def options_of_worker(arguments: Sequence[str], *, insecure: bool) -> list[str]:
         UserError: it would listen on a network without TLS, and may not; or the scheduler's
             address is none.
     """
-    asked = dask_worker.make_context("digen worker", list(arguments)).params
+    asked = asked_of_worker(arguments)
     address = _scheduler_of(asked)
     scheduler = parse_address("the scheduler's address", address)
     options = ["--worker-class", TASK_WORKER]

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from distributed import Client, Scheduler
+from distributed.comm import get_address_host
 from distributed.core import rpc
 from distributed.metrics import time
 
-from digen_core.control.protocol import Role
+from digen_core.control.protocol import Device, Role, followers_of
 from digen_core.errors import UserError
 from tasks.cluster.calls import on_scheduler, on_workers
 
@@ -18,9 +19,15 @@ KILL_SECONDS: Final = 20.0
 KIND_SECONDS: Final = 60.0  # a process that asks its GPU for the first time takes some
 
 
+MEMBERS: Final = "members"
+"""Dask resource that the leader of a gang declares beside its roles: workers of the gang."""
+MEMBER: Final = "member"
+"""Dask resource that its followers declare, in place of roles."""
+
+
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """A worker as the scheduler knows it."""
+    """A worker as the scheduler knows it, with the followers that are there if it leads a gang."""
 
     name: str
     address: str
@@ -31,10 +38,20 @@ class Presence:
     executing: Mapping[str, float] = field(default_factory=dict)
     """Dask's keys of the tasks that run there -> for how many seconds, at the last heartbeat."""
 
+    size: int = 1
+    """Workers of the gang that it leads."""
+    followers: Mapping[str, str] = field(default_factory=dict)
+    """Names of those of its followers that are there, on its host -> their addresses."""
+
     @property
     def roles(self) -> frozenset[Role]:
         """The roles that it declares."""
         return frozenset(role for role in ROLES if role in self.resources)
+
+    @property
+    def lacks(self) -> list[str]:
+        """Names of the followers of its gang that are not there."""
+        return [name for name in followers_of(self.name, self.size) if name not in self.followers]
 
 
 def present_workers(client: Client) -> dict[str, Presence]:
@@ -46,18 +63,29 @@ def present_workers(client: Client) -> dict[str, Presence]:
     Raises:
         SchedulerLostError: the scheduler does not answer.
     """
-    return {
-        address: Presence(name, address, frozenset(resources), silent, executing)
-        for address, (name, resources, silent, executing) in on_scheduler(client, _look).items()
-    }
+    found = on_scheduler(client, _look)
+    members = {name: at for at, (name, resources, *_) in found.items() if MEMBER in resources}
+    seen = {}
+    for address, (name, resources, silent, executing) in found.items():
+        size, host = int(resources.get(MEMBERS, 1)), get_address_host(address)
+        followers = {
+            other: members[other] for other in followers_of(name, size) if other in members
+        }
+        followers = {n: at for n, at in followers.items() if get_address_host(at) == host}
+        declared = frozenset(resources)
+        seen[address] = Presence(name, address, declared, silent, executing, size, followers)
+    return seen
 
 
-def _look(dask_scheduler: Scheduler) -> dict[str, tuple[str, list[str], float, dict[str, float]]]:
+_Look = tuple[str, dict[str, float], float, dict[str, float]]
+
+
+def _look(dask_scheduler: Scheduler) -> dict[str, _Look]:
     now = time()
     return {
         ws.address: (
             str(ws.name),
-            list(ws.resources),
+            dict(ws.resources),
             now - ws.last_seen,
             {str(task.key): float(seconds) for task, seconds in ws.executing.items()},
         )
@@ -94,12 +122,21 @@ def require_pools(client: Client, pools: Iterable[str]) -> None:
             )
 
 
-def kinds_of(client: Client, addresses: Collection[str]) -> dict[str, str]:
-    """Return what each worker computes on; devices of one kind are taken to be equally fast.
+def devices_among(client: Client, workers: Iterable[Presence]) -> list[Device]:
+    """Return the devices that workers are, with the roles that they declare, by name.
 
-    Workers that do not answer are left out.
+    Devices of one kind, what they compute on, are taken to be equally fast. Workers that do not
+    answer are left out.
     """
-    return on_workers(client, addresses, processor, seconds=KIND_SECONDS)
+    by_address = {worker.address: worker for worker in workers}
+    found = on_workers(client, by_address.keys(), processor, seconds=KIND_SECONDS)
+    devices = []
+    for address, kind in found.items():
+        worker = by_address[address]
+        if worker.size > 1:
+            kind = f"{kind} x{worker.size}"
+        devices.append(Device(worker.name, worker.roles, kind, worker.size))
+    return sorted(devices, key=lambda device: device.name)
 
 
 def processor() -> str:

@@ -10,6 +10,7 @@ import torch
 
 from digen_core.config.model import Size
 from digen_core.config.run import RunConfig
+from digen_core.gang.members import ALONE, Gang
 from digen_core.models.compiled import compile_meter
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import ALL_PARTS, TRAINER_PARTS, Policy
@@ -19,6 +20,7 @@ from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardFn
 from digen_core.training.optimizer import PolicyVersion, TrainState
 from digen_core.transport.arrays import Weights
+from tasks.gang.together import together
 from tasks.worker.fitting import Activity, Fitting, needing_memory
 from tasks.worker.room import require_room
 from tasks.worker.span import span_on_receipt
@@ -37,13 +39,17 @@ class Engine:
     policy: Policy
     rewards: dict[str, RewardFn]
     versions: AdapterVersions | WholeVersions
+    gang: Gang = ALONE
     old: dict[int, Weights] = field(default_factory=dict)  # old policies, by version
     unsaved: dict[int, TrainState] = field(default_factory=dict)  # made here, not on disk yet
     views: dict[Size, Policy] = field(default_factory=dict)  # the policy, by the size of samples
     fitting: Fitting = field(init=False)
 
     def __post_init__(self) -> None:
-        self.fitting = Fitting(self.device_name)
+        whole: set[Activity] = {"evaluate"} if self.gang.size > 1 else set()
+        if self.gang.computes_together:
+            whole.add("denoise")
+        self.fitting = Fitting(self.device_name, whole)
 
     def policy_of(self, iteration: int, group: int) -> Policy:
         """Return the policy for the size of a group's samples."""
@@ -51,6 +57,19 @@ class Engine:
         if size not in self.views:
             self.views[size] = self.policy.at_size(size)
         return self.views[size]
+
+    def activate(self, version: int) -> None:
+        """Give the policy the weights of a version.
+
+        Raises:
+            VersionError: it is not held here.
+        """
+        held = self.versions.held
+        if version not in held:
+            raise VersionError(
+                f"{self.device_name} holds versions {held}, but version {version} is needed"
+            )
+        self.versions.activate(version)
 
     @property
     def version(self) -> int | None:
@@ -97,16 +116,23 @@ class Engine:
 _engines: dict[str, Engine] = {}
 
 
+@together
 def build_engine(run_id: str, config: RunConfig, device_name: str, roles: frozenset[str]) -> Engine:
-    """Load the parts that the roles need, and keep the engine for the tasks to come."""
+    """Load the parts that the roles need, and keep the engine for the tasks to come.
+
+    In a gang the leader alone embeds prompts, decodes and scores.
+    """
     _release_engines()  # one run at a time on a worker, and no room for two models
-    require_room(config, device_name, roles)
-    policy = load_trainable(config, ALL_PARTS if "rollout" in roles else TRAINER_PARTS)
-    is_scoring = "rollout" in roles
+    gang = Gang.of(config.parallel)
+    if gang.size == 1:
+        require_room(config, device_name, roles)
+    is_scoring = "rollout" in roles and gang.is_leader
+    policy = load_trainable(config, ALL_PARTS if is_scoring else TRAINER_PARTS, gang)
     rewards = reward_functions(config.rewards_of(None), policy.device) if is_scoring else {}
     if config.model.compile:
         compile_meter().read()  # from now on
-    engine = _engines[run_id] = Engine(config, device_name, policy, rewards, versions_of(policy))
+    versions = versions_of(policy)
+    engine = _engines[run_id] = Engine(config, device_name, policy, rewards, versions, gang)
     return engine
 
 
@@ -128,9 +154,19 @@ def engine_of(run_id: str) -> Engine:
     return engine
 
 
-def version_zero(engine: Engine) -> Weights:
+@together
+def version_zero(run_id: str) -> Weights:
     """Return the weights that the run starts from."""
+    engine = engine_of(run_id)
     return initial_weights(engine.policy, engine.config.train.lora, seed=engine.config.seed)
+
+
+@together
+def load_version(run_id: str, pushed: PolicyVersion) -> str:
+    """Hold a version on all members of the gang, and return its hash; as ``Engine.load``."""
+    engine = engine_of(run_id)
+    with engine.needing_memory("load"):
+        return engine.load(pushed)
 
 
 @contextmanager
@@ -143,10 +179,5 @@ def working(run_id: str, *, version: int | None = None) -> Iterator[Engine]:
     engine = engine_of(run_id)
     with span_on_receipt(engine.device_name, compiling=bool(engine.config.model.compile)):
         if version is not None:
-            held = engine.versions.held
-            if version not in held:
-                raise VersionError(
-                    f"{engine.device_name} holds versions {held}, but version {version} is needed"
-                )
-            engine.versions.activate(version)
+            engine.activate(version)
         yield engine

@@ -1,6 +1,6 @@
 """Work in parts that fit into the memory of a device, and what to change where nothing fits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Final, Literal, TypeVar
 
@@ -41,8 +41,16 @@ _ACTIVITIES: Final[dict[Activity, tuple[str, str]]] = {
 class Fitting:
     """How many samples a device takes at once, learnt from those that did not fit."""
 
-    def __init__(self, device_name: str) -> None:
+    def __init__(self, device_name: str, whole: Collection[Activity] = ()) -> None:
+        """Prepare for a device.
+
+        Args:
+            device_name: for messages.
+            whole: what cannot be tried again with fewer samples, as in a gang, whose other members
+                wait for what this one did not do.
+        """
         self._device_name = device_name
+        self._whole = whole
         self._most: dict[tuple[Activity, Size], int] = {}
 
     def in_parts(
@@ -60,7 +68,7 @@ class Fitting:
             What ``work`` returned for each part, in order.
 
         Raises:
-            UserError: one sample does not fit.
+            UserError: one sample does not fit, or fewer cannot be tried.
         """
         found: list[T] = []
         first = 0
@@ -70,8 +78,9 @@ class Fitting:
             try:
                 found.append(work(part))
             except torch.OutOfMemoryError as error:
-                if part.stop - part.start == 1:
-                    raise UserError(no_memory(self._device_name, activity, size)) from error
+                most = part.stop - part.start
+                if most == 1 or activity in self._whole:
+                    raise UserError(no_memory(self._device_name, activity, size, most)) from error
             else:
                 first = part.stop
                 continue
@@ -96,9 +105,19 @@ def needing_memory(device_name: str, activity: Activity, size: Size) -> Iterator
         raise UserError(no_memory(device_name, activity, size)) from error
 
 
-def no_memory(device_name: str, activity: Activity, size: Size) -> str:
-    """Return a line that says what does not fit where, and what to do."""
+def no_memory(device_name: str, activity: Activity, size: Size, number: int = 1) -> str:
+    """Return a line that says what does not fit where, and what to do.
+
+    Args:
+        device_name: of the device.
+        activity: what does not fit.
+        size: of the samples.
+        number: of the samples or pairs that were tried together.
+    """
     height, width, frames = size
     shape = f"{height} x {width} pixels" + (f" and {frames} frames" if frames > 1 else "")
     what, advice = _ACTIVITIES[activity]
+    if number > 1:
+        what += f", here for {number} together"
+        advice = f"use a smaller rollout.fragment_size or train.pack_size; or {advice}"
     return f"{device_name} has not enough memory {what} (samples of {shape}): {advice}"

@@ -61,6 +61,7 @@ RUNTIME = "\n".join(
     path.read_text() for top in ("flows", "tasks") for path in (ROOT / top).rglob("*.py")
 )
 WITHIN_OTHERS = {
+    "GangBrokenError",  # the gang is lost as a worker is
     "ReceiptError",  # a TaskFailedError says it
     "RunCancelledError",  # the row of Ctrl-C
     "StateLostError",  # the run resumes by itself

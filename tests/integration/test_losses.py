@@ -66,7 +66,9 @@ class Story(Watch):
     def pid_of(self, name: str) -> int:
         from tasks.cluster.calls import on_worker
 
-        return on_worker(self.run_context.client, self.run_context.fleet.addresses[name], os.getpid)
+        fleet = self.run_context.fleet
+        followers = {name: at for own in fleet.followers.values() for name, at in own.items()}
+        return on_worker(self.run_context.client, {**fleet.addresses, **followers}[name], os.getpid)
 
 
 def signal_to(*names: str, number: int = signal.SIGKILL) -> Callable[[Story], None]:
@@ -83,6 +85,11 @@ def event_of(kind: type, iteration: int) -> Callable[[object], bool]:
         return isinstance(what, kind) and getattr(about, "iteration", None) == iteration
 
     return is_it
+
+
+def operation(*values: object):
+    """Leave a case to ``make test-operation``."""
+    return pytest.param(*values, marks=pytest.mark.operation)
 
 
 @pytest.fixture
@@ -213,6 +220,49 @@ def test_a_frozen_worker_is_noticed(live):
     assert story.said("worker rollout-0", "has sent no heartbeat for")
 
 
+GANGS = {
+    "cluster__rollout_workers": 1,
+    "cluster__rollout_gang": 2,
+    "cluster__trainer_gang": 2,
+    "rollout__fragment_size": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("when", "member", "number"),
+    [
+        (p.PackTrained, "trainer-1.1", signal.SIGKILL),
+        operation(p.FragmentGenerated, "rollout-0.1", signal.SIGKILL),
+        operation(p.FragmentGenerated, "rollout-0", signal.SIGKILL),
+        operation(p.PackTrained, "trainer-1", signal.SIGKILL),
+        operation(p.FragmentGenerated, "rollout-0.1", signal.SIGSTOP),
+        operation(p.PackTrained, "trainer-1.1", signal.SIGSTOP),
+        operation(p.VersionLoaded, "rollout-0.1", signal.SIGKILL),
+    ],
+)
+def test_a_gang_is_lost_with_any_member_and_formed_again(live, when, member, number):
+    def is_time(what):
+        return event_of(when, 1)(what) or (isinstance(what, p.VersionLoaded) and when is type(what))
+
+    story = Story(is_time, signal_to(member, number=number))
+    shares = {"parallel__context_parallel": 2, "parallel__shard_weights": True}
+    live(story, **GANGS, **shares, num_iterations=6, cluster__heartbeat_timeout=5)
+    gang = member.removesuffix(".1")
+    what = "was lost" if number == signal.SIGKILL else "has sent no heartbeat for"
+    assert story.said(
+        f"worker {gang}", what if gang == member else f"is a gang whose member {member}"
+    )
+    if gang == "rollout-0":  # the only one that generates
+        assert story.said(f"worker {gang} has joined") or story.said("resumed 1 time")
+
+
+@pytest.mark.operation
+def test_the_gang_that_holds_the_optimizers_state_loses_a_member(live):
+    story = Story(event_of(p.AdvantagesComputed, 2), signal_to("trainer-0.1"))
+    live(story, **GANGS)
+    assert story.said("the optimizer's state was lost with worker trainer-0", "resumed 1 time")
+
+
 @pytest.mark.operation
 def test_a_task_that_hangs_is_given_to_others(live, tmp_path, monkeypatch):
     monkeypatch.setenv(HANG_VARIABLE, str(tmp_path / "hung"))
@@ -235,7 +285,7 @@ class Addition(Story):
 
         from tasks.cluster.cluster import _worker
 
-        options = _worker(["rollout"])["options"]
+        options = _worker({"rollout": 1})["options"]
 
         async def start():
             self.nannies.append(await Nanny(self.run_context.address, name="rollout-9", **options))

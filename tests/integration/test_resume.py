@@ -205,7 +205,7 @@ def test_what_is_tied_to_a_process_ends_with_it():
     code = """
 import subprocess, sys, time
 child = [sys.executable, "-c", "import time; time.sleep(600)"]
-tied = [sys.executable, "-m", "deployments.operation.tied", *child]
+tied = [sys.executable, "-m", "tasks.cluster.tied", *child]
 subprocess.Popen(tied, stdin=subprocess.PIPE)
 time.sleep(600)
 """

@@ -14,6 +14,7 @@ from flows.runtime.context import RunContext
 from flows.runtime.fleet.losses import DevicesLostError, look, look_if_due
 from flows.runtime.observers import count
 from tasks.body import Body
+from tasks.gang.messages import GangBrokenError
 from tasks.receipts import Facts, FactsT, FactsT_co, Receipt, ReceiptError
 from tasks.runner.completions import Completion, Completions, mark_crashed
 
@@ -126,6 +127,7 @@ class Batch:
             submitted = self._pending.pop(task_run_id)
             self._run.watch.end([task_run_id])
             if not completion.succeeded:
+                note_broken_gang(self._run, completion, submitted.where)
                 require_devices(self._run, now=True)  # it may have gone with its worker
             submitted.end(completion)
             return submitted
@@ -151,6 +153,17 @@ class Batch:
             if counted:
                 count(total - self.num_pending, total)
             self.next()
+
+
+def note_broken_gang(run: RunContext, completion: Completion, device: str) -> None:
+    """Let the next look find a device lost if its task failed because its gang is broken."""
+    if _named(GangBrokenError) in completion.error_types and device in run.fleet.addresses:
+        why = f"is a gang that cannot go on: {completion.error_text}"
+        run.watch.broken(run.fleet.addresses[device], why)
+
+
+def _named(error: type[Exception]) -> str:
+    return f"{error.__module__}.{error.__qualname__}"
 
 
 def require_devices(run: RunContext, *, now: bool = False) -> None:
@@ -197,7 +210,7 @@ def _require_success(completion: Completion, label: str, where: str) -> None:
     if completion.state_type == "CRASHED":
         mark_crashed(completion)
     for error in (DamagedError, UserError):  # the one is the other, too
-        if f"{error.__module__}.{error.__qualname__}" in completion.error_types:
+        if _named(error) in completion.error_types:
             raise error(completion.error_text)
     message = completion.message.removeprefix("Task run encountered an exception ")
     raise TaskFailedError(f"{label} on {where} failed: {message}")

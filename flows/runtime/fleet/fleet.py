@@ -1,7 +1,7 @@
 """The workers of a run: those that take part, are made ready, only score, or are gone."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,10 @@ class Fleet:
     devices: list[Device]
     """Those that take part."""
     addresses: dict[str, str]
-    """Address of the worker of each device, of those that are made ready, too."""
+    """Address of the worker of each device, of those that are made ready, too; of a gang: of its
+    leader."""
+    followers: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Of each device that is a gang, the addresses of its other workers, by name."""
     pools: dict[str, list[str]] = field(default_factory=dict)
     """Workers that only score, by the name of their pool."""
     known: dict[str, Device] = field(default_factory=dict)
@@ -76,7 +79,12 @@ class Fleet:
 
     def turned_away(self, name: str) -> str:
         """Return the address of a worker that does not take part after all."""
+        self.followers.pop(name, None)
         return self.addresses.pop(name)
+
+    def formed(self, name: str, followers: Mapping[str, str]) -> None:
+        """Note the members of a gang but for its leader, whose workers hold a model together."""
+        self.followers[name] = dict(followers)
 
     def has_loaded(self, address: str) -> None:
         """Note that a worker holds the model."""
@@ -94,6 +102,7 @@ class Fleet:
         self.losses.update(names)
         self.devices = [device for device in self.devices if device.name not in names]
         for name in names:
+            self.followers.pop(name, None)
             self.loaded.discard(self.addresses.pop(name))
 
     def forgive_losses(self) -> None:

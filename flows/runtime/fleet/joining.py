@@ -7,7 +7,7 @@ measured if its kind is new to the run, the conductor hears of it.
 
 from collections.abc import Collection, Mapping
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Event, Thread
 from time import sleep
 from typing import Final
@@ -27,7 +27,7 @@ from flows.runtime.fleet.watch import LOOK_SECONDS
 from flows.runtime.notify import notify
 from flows.runtime.subflows import on_cluster
 from flows.runtime.workload import layout_of
-from tasks.cluster.presence import ROLES, Presence, kinds_of
+from tasks.cluster.presence import ROLES, Presence, devices_among
 from tasks.runner.completions import Completions
 
 END_SECONDS: Final = 5.0
@@ -156,9 +156,8 @@ def make_ready(run: RunContext, newcomer: Newcomer) -> Joined:
         AbandonedError: nobody waits for it any more.
         DevicesLostError: it was lost.
     """
-    name = newcomer.worker.name
-    (kind,) = kinds_of(run.client, [newcomer.worker.address]).values()
-    device = Device(name, newcomer.roles, kind)
+    (found,) = devices_among(run.client, [newcomer.worker])
+    device, kind = replace(found, roles=newcomer.roles), found.kind
     with Completions() as completions:
         batch = Batch(run, completions, newcomer.check)
         load_models(run, batch, [device])
@@ -168,13 +167,19 @@ def make_ready(run: RunContext, newcomer: Newcomer) -> Joined:
 
 
 def new_workers(run: RunContext, workers: Mapping[str, Presence]) -> list[Presence]:
-    """Return the workers of a cluster that declare a role and that the run does not know yet."""
+    """Return the workers of a cluster that declare a role and that the run does not know yet.
+
+    A gang's leader is one when all its members are there.
+    """
     known = set(run.fleet.addresses.values())
     # A name that is known still belongs to a worker that is not seen to be gone yet.
     return [
         worker
         for address, worker in workers.items()
-        if worker.roles and address not in known and worker.name not in run.fleet.addresses
+        if worker.roles
+        and not worker.lacks
+        and address not in known
+        and worker.name not in run.fleet.addresses
     ]
 
 
@@ -210,11 +215,12 @@ def await_roles(run: RunContext) -> None:
         while True:
             run.control.check()
             seen = look(run)
-            new = {worker.address: worker for worker in new_workers(run, seen.workers)}
-            for address, kind in kinds_of(run.client, new.keys()).items():
-                if roles := roles_for(run, new[address]):
-                    run.fleet.came(new[address].name, address)
-                    run.fleet.join(Device(new[address].name, roles, kind))
+            new = {worker.name: worker for worker in new_workers(run, seen.workers)}
+            for device in devices_among(run.client, new.values()):
+                worker = new[device.name]
+                if roles := roles_for(run, worker):
+                    run.fleet.came(worker.name, worker.address)
+                    run.fleet.join(replace(device, roles=roles))
             missing = [r for r in ROLES if not any(r in d.roles for d in run.fleet.devices)]
             if not missing:
                 return

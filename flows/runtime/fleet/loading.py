@@ -10,6 +10,9 @@ from flows.runtime.fleet.batch import Batch, Submitted
 from flows.runtime.notify import notify
 from flows.runtime.observers import count, say
 from flows.runtime.workload import layout_of
+from tasks.cluster.calls import WorkerLostError
+from tasks.cluster.presence import present_workers
+from tasks.gang.forming import form_gang
 from tasks.measure import measure
 from tasks.receipts import Facts, ProbedRewards
 from tasks.rollout import encode
@@ -22,6 +25,7 @@ def load_models(run: RunContext, batch: Batch, devices: Iterable[Device]) -> Non
     loading: dict[Submitted[Facts], str] = {}
     for device in devices:
         if run.fleet.addresses[device.name] not in run.fleet.loaded:
+            _form(run, device)
             label, roles = f"load model on {device.name}", roles_of(run, device)
             body = run.workers.body(load_model)
             submitted = batch.submit(body, label, device.name, run.config, device.name, roles)
@@ -30,6 +34,21 @@ def load_models(run: RunContext, batch: Batch, devices: Iterable[Device]) -> Non
     while loading:
         count(total - len(loading), total)
         run.fleet.has_loaded(loading.pop(batch.next()))
+
+
+def _form(run: RunContext, device: Device) -> None:
+    """Make the workers of a device a gang; if one is gone, the next look finds the device lost."""
+    if device.size == 1:
+        return
+    address = run.fleet.addresses[device.name]
+    leader = present_workers(run.client).get(address)
+    if leader is None or leader.lacks:
+        return run.watch.broken(address, "lacks members of its gang")
+    run.fleet.formed(device.name, leader.followers)
+    try:
+        form_gang(run.client, address, list(leader.followers.values()))
+    except WorkerLostError as error:
+        run.watch.broken(address, f"is a gang that could not be formed: {error}")
 
 
 def load_pools(run: RunContext, batch: Batch) -> None:

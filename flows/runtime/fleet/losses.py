@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from itertools import chain
 from time import monotonic
 from typing import Final
 
@@ -40,7 +41,7 @@ def look(run: RunContext) -> Seen:
         WorkerLostError: workers are lost again and again, or nobody can score any more.
         SchedulerLostError: the scheduler does not answer.
     """
-    seen = run.watch.look(run.fleet.addresses, run.fleet.pools)
+    seen = run.watch.look(run.fleet.addresses, run.fleet.pools, run.fleet.followers)
     for text in seen.slow:
         notify(run, "task-slow", text)
     if seen.lost:
@@ -54,8 +55,9 @@ def look(run: RunContext) -> Seen:
 def _take_out(run: RunContext, seen: Seen) -> None:
     present = {worker.name: address for address, worker in seen.workers.items()}
     addresses = {name: run.fleet.addresses.get(name) or present[name] for name in seen.lost}
+    followers = [run.fleet.followers.get(name, {}).values() for name in seen.lost]
     run.fleet.lose([name for name in seen.lost if name in run.fleet.addresses])
-    for address in addresses.values():
+    for address in chain(addresses.values(), *followers):  # a gang is lost whole
         if address in seen.workers:
             dismiss(run.client, address)
     texts = [f"worker {name} ({addresses[name]}) {why}" for name, why in seen.lost.items()]

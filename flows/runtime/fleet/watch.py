@@ -1,6 +1,7 @@
 """The watch over a run's workers: every few seconds, who is gone, who hangs, and who came.
 
 | gone     the scheduler has the worker no more, or has another process of its name
+| broken   the members of a gang cannot go on together, as one of its tasks said
 | frozen   no heartbeat for cluster.heartbeat_timeout seconds, in two looks
 | hung     one of its tasks takes longer than it may, though the process answers
 
@@ -90,6 +91,7 @@ class Watch:
         self._lock = Lock()
         self._tasks: dict[UUID, _Watched] = {}
         self._silent: set[str] = set()  # addresses, at the last look
+        self._broken: dict[str, str] = {}  # address -> why
         self._next_look = 0.0
 
     def begin(self, task_run_id: UUID, task: str, expected: float | None = None) -> None:
@@ -109,6 +111,12 @@ class Watch:
             for task_run_id in task_run_ids:
                 self._tasks.pop(task_run_id, None)
 
+    def broken(self, address: str, why: str) -> None:
+        """Let the next look, which is due now, find a worker lost: its gang cannot go on."""
+        with self._lock:
+            self._broken[address] = why
+        self._next_look = 0.0
+
     @property
     def patience(self) -> float:
         """Seconds within which something should happen: a task under way should have ended."""
@@ -121,12 +129,18 @@ class Watch:
         """Whether it is time for another look."""
         return monotonic() >= self._next_look
 
-    def look(self, addresses: Mapping[str, str], pools: Collection[str]) -> Seen:
+    def look(
+        self,
+        addresses: Mapping[str, str],
+        pools: Collection[str],
+        followers: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> Seen:
         """Look at the cluster.
 
         Args:
             addresses: of the workers that hold the run's model, by name.
             pools: whose workers, whichever they are now, are looked at, too.
+            followers: of those that lead a gang, which is lost with any of them: their addresses.
 
         Raises:
             SchedulerLostError: the scheduler does not answer.
@@ -143,11 +157,10 @@ class Watch:
         scoring = {w.name: w.address for w in workers.values() if not w.resources.isdisjoint(pools)}
         for name, address in {**scoring, **addresses}.items():
             worker = workers.get(address)
-            if worker is None:
-                lost[name] = "was lost"
-            elif address in frozen:
-                lost[name] = f"has sent no heartbeat for {worker.silent_seconds:.0f} s"
-            elif found := self._overdue(worker):
+            own = {name: address, **(followers or {}).get(name, {})}
+            if why := self._why_lost(own, workers, frozen):
+                lost[name] = why
+            elif worker and (found := self._overdue(worker)):
                 task, seconds, is_hung = found
                 took = f"has been at {task!r} for {seconds:.0f} s"
                 if is_hung:
@@ -157,6 +170,21 @@ class Watch:
                         f"worker {name} {took}, far longer than it should take; see its log"
                     )
         return Seen(workers, lost, tuple(slow))
+
+    def _why_lost(
+        self, members: Mapping[str, str], workers: Mapping[str, Presence], frozen: Collection[str]
+    ) -> str | None:
+        """Return what happened to the first member of a device, its leader, or the next."""
+        leader = next(iter(members))
+        for name, address in members.items():
+            whose = "" if name == leader else f"is a gang whose member {name} ({address}) "
+            worker = workers.get(address)
+            if worker is None:
+                return f"{whose}was lost"
+            if address in frozen:
+                return f"{whose}has sent no heartbeat for {worker.silent_seconds:.0f} s"
+        with self._lock:
+            return self._broken.pop(members[leader], None)
 
     def _overdue(self, worker: Presence) -> tuple[str, float, bool] | None:
         """Return a task that takes too long, its seconds, and whether it hangs."""

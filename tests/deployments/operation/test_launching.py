@@ -73,7 +73,7 @@ def commands_in(script: str) -> list[tuple[str, str]]:
 
 
 def test_each_worker_has_its_name_host_and_gpu(cluster):
-    found = [(worker.name, worker.host, worker.gpu) for worker in workers_of(cluster)]
+    found = [(worker.name, worker.host, *worker.gpus) for worker in workers_of(cluster)]
     assert found == [
         ("h100-0", "node-1", 0),
         ("h100-1", "node-1", 1),
@@ -86,6 +86,49 @@ def test_each_worker_has_its_name_host_and_gpu(cluster):
     ]
 
 
+def test_a_gang_is_one_command_for_all_its_gpus(tmp_path):
+    file = tmp_path / "gangs.toml"
+    file.write_text(
+        """
+        [[devices]]
+        kind = "h100"
+        count = 16
+        gang = 4
+        cuda = true
+        hosts = ["node-1", "node-2"]
+        [reference]
+        step = { per_item = 1.0 }
+        pack = { per_item = 1.0 }
+        """
+    )
+    cluster = load_cluster(file)
+    assert [device.name for device in cluster.fleet] == ["h100-0", "h100-1", "h100-2", "h100-3"]
+    found = [(worker.host, worker.gpus, worker.names[-1]) for worker in workers_of(cluster)]
+    assert found == [
+        ("node-1", (0, 1, 2, 3), "h100-0.3"),
+        ("node-1", (4, 5, 6, 7), "h100-1.3"),
+        ("node-2", (0, 1, 2, 3), "h100-2.3"),
+        ("node-2", (4, 5, 6, 7), "h100-3.3"),
+    ]
+    for way in ("ssh", "cuda"):
+        commands = commands_in(files_for(cluster, way, tls=True)["workers.sh"])
+        assert len(commands) == 4
+        for (_, command), gpus in zip(commands, ["0,1,2,3", "4,5,6,7"] * 2, strict=True):
+            assert f"CUDA_VISIBLE_DEVICES={gpus} " in command
+            assert " --members 4" in command
+            assert "--cuda" not in command
+    (script,) = files_for(cluster, "slurm", tls=True).values()
+    assert "#SBATCH --array=0-3\n" in script
+    assert "#SBATCH --gres=gpu:4\n" in script
+    assert " --members 4" in script
+    (pods, *_) = yaml.safe_load_all(files_for(cluster, "kubernetes", tls=True)["cluster.yaml"])
+    worker = pods["spec"]["worker"]
+    (container,) = worker["spec"]["containers"]
+    assert worker["replicas"] == 4
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "4"
+    assert container["args"][-4:-2] == ["--members", "4"]
+
+
 def test_over_ssh_each_host_gets_its_own_workers(cluster):
     commands = commands_in(files_for(cluster, "ssh", tls=True)["workers.sh"])
     workers = workers_of(cluster)
@@ -94,7 +137,7 @@ def test_over_ssh_each_host_gets_its_own_workers(cluster):
         subprocess.run(["bash", "-n", "-c", command], check=True)
         environment = "; set -a; . runs/up/env; set +a; nohup env OMP_NUM_THREADS="
         assert f"{environment}{worker.group.threads} " in command
-        assert f"CUDA_VISIBLE_DEVICES={worker.gpu} " in command
+        assert f"CUDA_VISIBLE_DEVICES={worker.gpus[0]} " in command
         resources = " ".join(f"{role}=1" for role in sorted(worker.group.declared))
         assert f"-m tasks.worker.process --name {worker.name} --resources" in command
         assert resources in command

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from digen_core.gang.members import Gang
 from digen_core.models.trainable import make_trainable
 from support.families import load_tiny
 
@@ -134,3 +135,21 @@ def test_no_attention_of_a_block_has_a_mask_where_nothing_is_padded(
     predicted(policy, padded).sum().backward()
     assert all(mask is not None for mask in seen)
     assert len(seen) >= times * len(blocks)
+
+
+@pytest.mark.parametrize("degree", [2, 4, 8])
+def test_the_tokens_of_a_share_can_be_dealt_evenly(policy, degree):
+    policy.gang = Gang(0, degree, degree)
+    found = policy.without_padding(policy.encode([SHORT, LONG]))
+    longest = max(lengths_of(found))
+    assert found["prompt_embeds"].shape[1] == longest + -longest % degree
+    assert found["mask"].shape == found["prompt_embeds"].shape[:2]
+
+
+def test_what_stays_of_the_padding_is_masked(policy):
+    condition = policy.encode([SHORT])
+    (length,) = lengths_of(condition)
+    policy.gang = Gang(0, length, length)
+    assert "mask" not in policy.without_padding(condition)
+    policy.gang = Gang(0, length - 1, length - 1)
+    assert lengths_of(policy.without_padding(condition)) == [length]

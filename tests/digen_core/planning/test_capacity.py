@@ -53,13 +53,13 @@ def test_the_numbers_by_hand():
     ("capacity", "roles"), [(25, "trainer"), (31.9, "trainer"), (32, "both"), (141, "both")]
 )
 def test_a_device_keeps_the_roles_that_fit(capacity, roles):
-    found = fit(cluster_of((141, "both", 1), (capacity, "both", 2)), MEMORY, 4, 4)
+    found = fit(cluster_of((141, "both", 1), (capacity, "both", 2)), {1: MEMORY}, 4, 4)
     assert roles_of(found) == ["both", roles]
 
 
 def test_where_both_do_not_fit_together_devices_do_not_mix():
-    assert not fit(cluster_of((38, "both", 2)), MEMORY, 4, 4).mixes
-    assert fit(cluster_of((39, "both", 2)), MEMORY, 4, 4).mixes
+    assert not fit(cluster_of((38, "both", 2)), {1: MEMORY}, 4, 4).mixes
+    assert fit(cluster_of((39, "both", 2)), {1: MEMORY}, 4, 4).mixes
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_where_both_do_not_fit_together_devices_do_not_mix():
     ],
 )
 def test_the_smallest_device_says_how_much_at_once(groups, fragment, pack):
-    found = fit(cluster_of(*groups), MEMORY, 4, 4)
+    found = fit(cluster_of(*groups), {1: MEMORY}, 4, 4)
     assert (found.fragment_size, found.pack_size) == (fragment, pack)
 
 
@@ -99,12 +99,24 @@ def test_the_smallest_device_says_how_much_at_once(groups, fragment, pack):
 )
 def test_what_does_not_fit_is_said_in_one_line(groups, message):
     with pytest.raises(ShortageError) as error:
-        fit(cluster_of(*groups), MEMORY, 4, 4)
+        fit(cluster_of(*groups), {1: MEMORY}, 4, 4)
     assert str(error.value) == message
 
 
 def test_nothing_is_looked_at_where_no_capacity_is_known():
     cluster = cluster_of((None, "both", 2))
-    found = fit(cluster, replace(MEMORY, weights=10**15), 8, 16)
+    found = fit(cluster, {1: replace(MEMORY, weights=10**15)}, 8, 16)
     assert (found.cluster, found.fragment_size, found.pack_size) == (cluster, 8, 16)
     assert found.mixes
+
+
+def test_a_gang_is_judged_by_its_members():
+    """Two cards of 20 GB together do what one does not."""
+    half = replace(MEMORY, weights=4 * GB, text_encoders=0, gradient_sum=2 * GB)
+    cluster = cluster_of((20, "both", 4)).in_gangs(2)
+    assert [device.size for device in cluster.fleet] == [2, 2]
+    assert fit(cluster, {2: half}, 4, 4).fragment_size > 1
+    with pytest.raises(ShortageError, match="kind card-0, of 20 GB in gangs of 2, lacks"):
+        fit(cluster, {2: MEMORY}, 4, 4)
+    assert cluster.in_gangs(3) is None  # of four cards
+    assert cluster.in_gangs(4) is None  # one device in all

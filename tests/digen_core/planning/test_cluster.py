@@ -100,6 +100,12 @@ def test_estimates_by_hand(mixed):
     assert h100.decode(3) == pytest.approx(3 * 4.5 / 45)
     assert h100.pack(2) == pytest.approx(0.04 + 2 * 28 / 35)
     assert a100.step(3) == pytest.approx(3 * 10 / 22.5)
+    gangs = groups[0].model_copy(update={"gang": 4})
+    of_gangs = bare.model_copy(update={"devices": (gangs, groups[1])})
+    gang = with_estimates(of_gangs, SIZES).costs().kinds["h100"]
+    assert gang.step(3) == pytest.approx(0.02 + 3 * 10 / (45 * 4 * 0.85))
+    assert gang.decode(3) == h100.decode(3)  # by the leader
+    assert gang.pack(2) == pytest.approx(0.04 + 2 * 28 / (35 * 4 * 0.85))
     with_own = groups[0].model_copy(update={"costs": LINE})
     kept = bare.model_copy(update={"devices": (with_own, groups[1])})
     assert with_estimates(kept, SIZES).costs().kinds["h100"] == LINE
@@ -120,7 +126,7 @@ def test_a_profile_wins_kind_in_two_groups_differ(tmp_path):
         ("push = 2.0", "pushes = 2.0", "unknown key pushes; did you mean push?"),
         ("speed = 0.5", "speed = 0", "devices.1.speed: must be greater than 0 (got 0)"),
         ('roles = "trainer"', 'roles = "all"', "devices.0.roles: must be 'rollout', 'trainer' or"),
-        ('kind = "a100"', 'kind = "h100"', "kind h100 has two speeds or costs"),
+        ('kind = "a100"', 'kind = "h100"', "kind h100 has two speeds, costs or gangs"),
         ('kind = "h100"', "", "devices.0.kind is missing"),
         ("fixed = 0.5, per_item = 0.25", "", "reference: a step or a pack costs nothing"),
         ("fixed = 0.5", "fixed = -0.5", "reference.pack.fixed: must be greater than or equal to 0"),

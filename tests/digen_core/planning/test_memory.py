@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from digen_core.planning.allocations import FakeModules
 from digen_core.planning.memory import CONTEXT_BYTES, Memory
 from digen_core.planning.memory_count import memory_of
 from support.families import FAMILIES, frames_of, load_tiny
+from support.gang_memory import allocated
 from support.paths import ROOT
 
 GB = 10**9
@@ -106,17 +106,6 @@ def test_attention_makes_no_matrix_of_all_pairs_of_tokens():
 
 
 # --- real models ------------------------------------------------------------------------------
-
-
-def allocated(work, *arguments) -> int:
-    """Return the most bytes that this CPU's allocator gave out at once while work was done."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        work(*arguments)
-    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
-    sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
-    return max(accumulate(sizes))
 
 
 LORA = {"rank": 3}
@@ -269,7 +258,7 @@ def test_size_prints_memory(tiny_families, capsys):
 def test_the_page_shows_what_is_counted(capsys):
     """docs/sizes.md is what `digen size --memory --markdown` prints."""
     section = (ROOT / "docs/sizes.md").read_text().partition("## Memory")[2]
-    lines = section.partition("## Estimated costs")[0].splitlines()
+    lines = section.partition("**Gangs.**")[0].splitlines()
     names = [line.split(" | ")[0][2:] for line in lines if line.startswith("| ")][2:]
     assert names == [path.stem for path in recipe_files()]
     assert run(["size", "flow_grpo_sd3_fast_nocfg", "--memory", "--markdown"]) == 0

@@ -221,14 +221,14 @@ def test_no_pack_counts_in_two_sums():
 
 def test_a_sum_that_does_not_fit_takes_nothing_of_a_pack(monkeypatch):
     total = sum_of((0, part_of(2, a=[1.0])))
-    zeros = torch.zeros
+    zeros = torch.zeros_like
 
-    def too_large(shape, **settings):
-        if shape == torch.Size([2]):
+    def too_large(value, **settings):
+        if value.shape == torch.Size([2]):
             raise torch.OutOfMemoryError
-        return zeros(shape, **settings)
+        return zeros(value, **settings)
 
-    monkeypatch.setattr(torch, "zeros", too_large)
+    monkeypatch.setattr(torch, "zeros_like", too_large)
     with pytest.raises(torch.OutOfMemoryError):
         total.add(1, [part_of(1, a=[1.0]), part_of(1, b=[5.0, 6.0])])
     assert total.gradient == {"a": torch.tensor([1.0])}

@@ -22,8 +22,8 @@ def present(monkeypatch):
         }
         kinds = {at: worker[2] for at, worker in zip(seen, workers, strict=True)}
         monkeypatch.setattr("tasks.cluster.cluster.present_workers", lambda client: seen)
-        asked = lambda client, addresses: {at: kinds[at] for at in addresses}  # noqa: E731
-        monkeypatch.setattr("tasks.cluster.cluster.kinds_of", asked)
+        asked = lambda client, at, function, seconds: {a: kinds[a] for a in at}  # noqa: E731
+        monkeypatch.setattr("tasks.cluster.presence.on_workers", asked)
 
     return show
 

@@ -56,7 +56,7 @@ def stale_engine(config):
 
 def weights_of(engine, version):
     shift = np.float32(version / 8)
-    return {name: value + shift for name, value in version_zero(engine).items()}
+    return {name: value + shift for name, value in version_zero("run-1").items()}
 
 
 def weights_in(engine):
@@ -84,7 +84,7 @@ def test_a_run_that_the_worker_does_not_hold_is_refused(engine):
 
 
 def test_another_version_is_refused(engine):
-    load(engine, 3, version_zero(engine))
+    load(engine, 3, version_zero("run-1"))
     message = r"trainer-0 holds versions \[3\], but version 4 is needed"
     with pytest.raises(VersionError, match=message), working("run-1", version=4):
         pass
@@ -109,7 +109,7 @@ def test_a_loaded_version_is_acknowledged_with_its_content(engine):
 
 
 def test_damaged_weights_are_not_held(engine):
-    weights = version_zero(engine)
+    weights = version_zero("run-1")
     load(engine, 0, weights)
     message = r"trainer-0 received version 1 with hash [0-9a-f]{16}, but 0{16} was pushed"
     with pytest.raises(VersionError, match=message):
@@ -120,7 +120,7 @@ def test_damaged_weights_are_not_held(engine):
 
 
 def test_weights_of_another_model_are_not_held(engine):
-    weights = version_zero(engine)
+    weights = version_zero("run-1")
     load(engine, 0, weights)
     with pytest.raises(ValueError, match="1 names differ"):
         load(engine, 1, {**weights, "another": np.zeros(1)})
@@ -129,7 +129,7 @@ def test_weights_of_another_model_are_not_held(engine):
 
 def test_on_policy_only_the_newest_version_is_held(engine):
     for version in range(3):
-        load(engine, version, version_zero(engine))
+        load(engine, version, version_zero("run-1"))
         assert engine.versions.held == [version]
 
 
@@ -150,7 +150,7 @@ def test_a_stale_share_keeps_as_many_older_versions_as_staleness_allows(stale_en
 
 
 def test_a_version_that_is_pushed_again_drops_no_other(stale_engine):
-    weights = version_zero(stale_engine)
+    weights = version_zero("run-1")
     for version in (0, 1, 2, 2):
         load(stale_engine, version, weights)
     assert stale_engine.versions.held == [0, 1, 2]
@@ -171,7 +171,7 @@ def test_the_receipt_says_where_and_when():
 
 
 def test_temporary_weights_are_taken_back(engine):
-    held, average = version_zero(engine), weights_of(engine, 1)
+    held, average = version_zero("run-1"), weights_of(engine, 1)
     load(engine, 0, held)
     with working("run-1", version=0):
         with engine.temporary_weights(average):
@@ -222,9 +222,9 @@ def test_the_old_model_is_gone_before_the_new_one_loads(config, monkeypatch):
     old = weakref.ref(engine_module._engines["run-1"].policy.transformer)
     alive = []
 
-    def loading(config, parts):
+    def loading(config, parts, gang):
         alive.append(old() is not None)
-        return load_trainable(config, parts)
+        return load_trainable(config, parts, gang)
 
     monkeypatch.setattr(engine_module, "load_trainable", loading)
     build_engine("run-2", config, "trainer-0", frozenset({"trainer"}))
@@ -233,7 +233,7 @@ def test_the_old_model_is_gone_before_the_new_one_loads(config, monkeypatch):
 
 def test_version_zero_is_that_of_the_seed(config, engine):
     expected = initial_weights(engine.policy, config.train.lora, seed=config.seed)
-    assert_equal(version_zero(engine), expected)
+    assert_equal(version_zero("run-1"), expected)
 
 
 def test_the_engine_uses_the_threads_of_the_config(config):

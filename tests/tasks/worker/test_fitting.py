@@ -49,6 +49,15 @@ def test_what_fitted_is_remembered_for_each_activity_and_size():
     assert memory.asked == [3, 3]
 
 
+def test_what_a_gang_does_together_is_not_tried_again():
+    """Its other members wait for what this one did not do."""
+    memory, fitting = Memory(3), Fitting("rollout-0", {"denoise"})
+    with pytest.raises(UserError, match=r"here for 8 together .*smaller rollout.fragment_size"):
+        fitting.in_parts("denoise", SMALL, 8, memory.work)
+    assert memory.asked == [8]
+    assert len(fitting.in_parts("decode", SMALL, 8, memory.work)) == 4
+
+
 def test_what_was_done_before_is_not_done_again():
     """Memory may be short later than at the first part."""
     memory = Memory(4)

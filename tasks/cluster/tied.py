@@ -1,6 +1,6 @@
 """Run a command that ends when the process that started it does, even by SIGKILL.
 
-python -m deployments.operation.tied COMMAND ...    with a pipe as its input that nobody writes to
+python -m tasks.cluster.tied COMMAND ...    with a pipe as its input that nobody writes to
 """
 
 import signal

@@ -1,0 +1,30 @@
+"""The config table ``parallel``: how the workers of a gang share their work.
+
+Importing this module must not import torch.
+"""
+
+from math import gcd
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from digen_core.strict import AtMost, Strict
+
+MEMBERS: Final = AtMost(64, "the members of a gang are on one host")
+
+
+class ParallelConfig(Strict):
+    """How the members of a gang share samples, tokens and weights."""
+
+    context_parallel: Annotated[int, MEMBERS] = Field(1, ge=1)
+    """Members that compute the same samples, each some of their tokens (Ulysses), where one sample
+    does not fit one GPU or takes too long; the other members take other samples. In a gang whose
+    size it does not divide it is the greatest common divisor of both."""
+
+    shard_weights: bool = False
+    """Whether each member holds a part of the transformer's weights (FSDP2), for models that do not
+    fit one GPU."""
+
+    def degree_of(self, size: int) -> int:
+        """Return the members that share the tokens of a sample, in a gang of some size."""
+        return gcd(self.context_parallel, size)

@@ -1,0 +1,47 @@
+"""Context parallelism: the members of a share compute the same samples, each some of their tokens.
+
+Attention needs all of them: for it, members exchange tokens for heads (Ulysses, arXiv:2309.14509).
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from diffusers import ContextParallelConfig
+from torch.distributed.device_mesh import init_device_mesh
+
+from digen_core.gang.members import Gang
+
+Plan = Mapping[str, Any]
+"""Where a transformer's tokens are split and joined, by the name of a module, as diffusers says."""
+
+
+def deal_tokens(
+    transformers: Sequence[Any], gang: Gang, device: torch.device, plan: Plan | None = None
+) -> None:
+    """Have transformers deal the tokens of samples over the members of each share (collective).
+
+    Args:
+        transformers: of diffusers, with their kernel of attention chosen.
+        gang: whose member this process is.
+        device: where they compute.
+        plan: of the transformers; None takes that of diffusers.
+    """
+    warnings.filterwarnings("ignore", ".*all_gather_tensor. is deprecated", FutureWarning)
+    shape = gang.num_shares, 1, gang.context_parallel
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("share", "ring", "ulysses"))
+    for transformer in transformers:
+        config = ContextParallelConfig(ulysses_degree=gang.context_parallel, mesh=mesh)
+        with _some_accelerator():
+            transformer.enable_parallelism(config=config, cp_plan=plan)
+
+
+@contextmanager
+def _some_accelerator() -> Iterator[None]:
+    """Let diffusers count one accelerator on a machine that has none: it divides by the number."""
+    count = max(torch.accelerator.device_count(), 1)
+    with patch.object(torch.accelerator, "device_count", return_value=count):
+        yield

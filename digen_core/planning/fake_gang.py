@@ -1,0 +1,40 @@
+"""A gang of which this process plays the leader: collectives return at once, and move nothing."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
+
+from digen_core.config.parallel import ParallelConfig
+from digen_core.gang.members import ALONE, Gang
+
+
+@contextmanager
+def fake_gang(config: ParallelConfig, size: int) -> Iterator[Gang]:
+    """Yield the leader of a gang of some size, whose default group is that of the body.
+
+    A group that this process is in, it is in again afterwards.
+
+    Args:
+        config: how the members share their work.
+        size: of the gang.
+    """
+    if size == 1:
+        yield ALONE
+        return
+    isolate = cast(Any, torch._C)._distributed_c10d._set_thread_isolation_mode  # of groups' names
+    with patch.object(distributed_c10d, "_world", ThreadLocalWorld()):
+        isolate(True)
+        try:
+            dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
+            yield Gang.of(config)
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            isolate(False)

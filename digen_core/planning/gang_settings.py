@@ -1,0 +1,43 @@
+"""Settings with which the members of a gang need the least memory each.
+
+Importing this module must not import torch.
+"""
+
+import json
+from pathlib import Path
+from typing import Final
+
+from digen_core.config.run import RunConfig
+from digen_core.errors import ConfigError
+from digen_core.gang.degrees import check_degree
+
+GANGS: Final = (2, 4, 8)
+"""Sizes of gangs that a host has GPUs for."""
+
+
+def in_gang(config: RunConfig, folder: Path, size: int) -> RunConfig:
+    """Return a config whose weights are sharded over a gang, and tokens dealt if they can be.
+
+    Args:
+        config: of the run.
+        folder: with the model's settings, as in ``memory_of``.
+        size: of the gang.
+
+    Raises:
+        OSError: the settings are not there.
+    """
+    vae, transformer = (
+        json.loads((folder / part / "config.json").read_text()) for part in ("vae", "transformer")
+    )
+    sharded = {"shard_weights": True, "context_parallel": 1}
+    both = _with(config, sharded | {"context_parallel": size})
+    try:
+        check_degree(both, size, (vae, transformer))
+    except ConfigError:
+        return _with(config, sharded)
+    return both
+
+
+def _with(config: RunConfig, values: dict[str, int]) -> RunConfig:
+    parallel = config.parallel.model_copy(update=values)
+    return config.model_copy(update={"parallel": parallel})

@@ -1,0 +1,38 @@
+"""Pre-flight checks of gangs: whether their members can hold the model together.
+
+Each check raises ConfigError with one line: what is wrong, its value, and what to do.
+"""
+
+from pathlib import Path
+
+from digen_core.config.families import Settings
+from digen_core.config.run import RunConfig
+from digen_core.errors import ConfigError
+from digen_core.gang.degrees import check_degree
+from digen_core.models.image_size import local_settings
+
+
+def check_gangs(config: RunConfig) -> None:
+    """Check what the members of a run's gangs share against its model, unloaded.
+
+    What the files of the model do not tell is left to the loading.
+
+    Raises:
+        ConfigError: they cannot share it.
+    """
+    if config.parallel.shard_weights and "transformer" in config.model.offload:
+        raise ConfigError(
+            "parallel.shard_weights is true, but model.offload names the transformer, whose shards "
+            "stay on their devices; leave it out"
+        )
+    sizes = {config.cluster.rollout_gang, config.cluster.trainer_gang}
+    if config.cluster.address is not None:  # the sizes of its gangs are not known
+        sizes = {config.parallel.context_parallel}
+    settings = _settings(config)
+    for size in sorted(sizes):
+        check_degree(config, size, settings)
+
+
+def _settings(config: RunConfig) -> tuple[Settings, Settings] | None:
+    """Return the configs of VAE and transformer, if they are here."""
+    return local_settings(config.model) if Path(config.model.source).is_dir() else None

@@ -1,0 +1,125 @@
+"""A follower of a gang: a thread beside Dask's that does what the leader says."""
+
+import logging
+import os
+import shutil
+from contextlib import suppress
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from pkgutil import resolve_name
+from queue import SimpleQueue
+from socket import AF_UNIX, socket
+from threading import Thread
+from typing import Any, NoReturn, Self
+
+from digen_core.errors import UserError
+from digen_core.gang.parts import Held, unpickled
+from tasks.gang.messages import Answer, Command, Join, arguments_file
+from tasks.gang.process_group import form_group, leave_group
+
+logger = logging.getLogger(__name__)
+
+
+class Following:
+    """A follower's side of a gang: a thread that does what the leader says."""
+
+    def __init__(self, folder: Path, key: bytes, before: Self | None) -> None:
+        """Begin to wait for a leader.
+
+        Args:
+            folder: of its own.
+            key: that the leader knows, too.
+            before: whom this process followed; what it is at is ended first.
+        """
+        self._folder = folder
+        self.address = str(folder / "leader")  # where the leader is to call
+        self._listener = Listener(self.address, authkey=key)
+        self._before = before
+        self.thread = Thread(target=self._run, name="gang", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        if self._before is not None:
+            self._before.thread.join()
+            self._before = None
+        # Without a leader's call: it is gone, or another one is awaited.
+        with suppress(OSError, EOFError, AuthenticationError):
+            with self._listener:
+                leader = self._listener.accept()
+            with leader:
+                _follow(leader)
+        leave_group()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def stop(self) -> None:
+        """Wait for no leader any more; one that is there ends this by itself."""
+        with suppress(OSError), socket(AF_UNIX) as caller:  # to close it would not wake `accept`
+            caller.connect(self.address)
+
+
+class _Orders:
+    """What a leader says, read while this member works: so it is noticed if the leader is gone."""
+
+    def __init__(self, leader: Connection) -> None:
+        self.is_busy = False
+        self._leader = leader
+        self._commands: SimpleQueue[Command | None] = SimpleQueue()
+        Thread(target=self._read, name="gang's orders", daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._commands.put(self._leader.recv())
+        except (OSError, EOFError):
+            if self.is_busy:
+                _exit("the leader of the gang is gone, or has failed")
+            self._commands.put(None)
+
+    def next(self) -> Command | None:
+        """Wait for a command; None: there are no more."""
+        return self._commands.get()
+
+
+def _follow(leader: Connection) -> None:
+    """Do what a leader says until it is gone."""
+    join: Join = leader.recv()
+    form_group(join.folder, join.rank, join.size)
+    orders, held = _Orders(leader), Held()
+    while (command := orders.next()) is not None:
+        orders.is_busy = True
+        held.drop(command.dropped)
+        try:
+            arguments, parameters = _arguments_of(command, join, held)
+            function = resolve_name(command.function)
+            held.keep(command.number, function(*arguments, **parameters))
+        except BaseException as error:
+            logger.exception("what the gang did together failed here")
+            leader.send(_sent(error))
+            _exit("the gang cannot go on")
+        del arguments, parameters  # memory that is not needed while waiting
+        orders.is_busy = False
+        leader.send(None)
+
+
+def _exit(why: str) -> NoReturn:
+    """End this process, which nothing else gets out of a collective; its nanny starts it again."""
+    logger.error("%s: this worker ends, to be started again", why)
+    logging.shutdown()
+    os._exit(1)
+
+
+def _arguments_of(command: Command, join: Join, held: Held) -> Any:
+    found = command.arguments
+    if found is None:
+        found = arguments_file(join.folder, command.number).read_bytes()
+    return unpickled(found, held)
+
+
+def _sent(error: BaseException) -> Answer:
+    """Return what the leader hears of a failure."""
+    return (
+        UserError(str(error))
+        if isinstance(error, UserError)
+        else f"{type(error).__name__}: {error}"
+    )

@@ -1,0 +1,31 @@
+"""Form a gang of workers, each time before a model is loaded on it."""
+
+import secrets
+from collections.abc import Sequence
+
+from distributed import Client
+
+from tasks.cluster.calls import WorkerLostError, on_worker
+from tasks.gang.together import await_leader, lead
+
+
+def form_gang(client: Client, leader: str, followers: Sequence[str]) -> None:
+    """Make workers a gang, in place of what they were.
+
+    The members meet when the leader's first task calls them; what a task of an earlier run still
+    does on them is ended first.
+
+    Args:
+        client: of the cluster.
+        leader: address of the worker that takes the tasks.
+        followers: addresses of the others, all on its host.
+
+    Raises:
+        WorkerLostError: one of them is gone, or does not answer.
+    """
+    key = secrets.token_bytes(32)
+    try:
+        called = [on_worker(client, follower, await_leader, key) for follower in followers]
+        on_worker(client, leader, lead, called, key)
+    except OSError as error:  # the scheduler has not missed it yet
+        raise WorkerLostError(f"a worker of the gang is gone: {error}") from error

@@ -1,0 +1,54 @@
+"""The process group of a gang, over which its members compute: the default one of each process."""
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+COLLECTIVE: Final = timedelta(hours=2)
+"""How long members wait for each other: as long as a model may load. One that is gone is noticed at
+once, one that is frozen by its heartbeat."""
+
+
+def form_group(folder: Path, rank: int, size: int) -> None:
+    """Make the default group of this process the one of a gang's members.
+
+    Args:
+        folder: of the gang, where the members find each other.
+        rank: of this one.
+        size: of the gang.
+
+    Raises:
+        DistError: the others did not come.
+    """
+    loopback = _loopback()
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = loopback
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    has_gpu = torch.cuda.is_available()
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if has_gpu else "gloo",
+        store=FileStore(str(folder / "store"), size),
+        rank=rank,
+        world_size=size,
+        timeout=COLLECTIVE,
+        device_id=torch.device("cuda", torch.cuda.current_device()) if has_gpu else None,
+    )
+
+
+def leave_group() -> None:
+    """Leave the group, if this process is in one; members that wait for this one fail."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _loopback() -> str:
+    """Return the name of this host's loopback interface: a gang is on one host."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(found.address == "127.0.0.1" for found in addresses):
+            return name
+    raise RuntimeError("this host has no loopback interface, over which a gang's members talk")

@@ -1,0 +1,86 @@
+"""What the members of a gang do together: functions that all of them call when their leader does.
+
+A task goes to the leader only. What the members compute together is a function marked ``together``:
+called on the leader it is called on every member, in the leader's order, and its result is the
+leader's. (Were the same tasks given to each member, Dask would order them by what is there first on
+each: sums would be wrong, without an error.)
+
+Commands and answers go over a Unix socket for each follower, so an idle gang waits without a
+timeout; only what the members compute with goes over their process group. A gang lives and dies
+whole: where one member fails, no other can go on.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from distributed import Worker
+
+from tasks.gang.following import Following
+from tasks.gang.leading import Leading
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_leading: Leading | None = None
+_following: Following | None = None
+
+
+def lead(addresses: Sequence[str], key: bytes, dask_worker: Worker) -> None:
+    """Make this process the leader of a gang, in place of what it was.
+
+    Args:
+        addresses: of the followers, as ``await_leader`` returned them.
+        key: that they were given, too.
+        dask_worker: of this process.
+    """
+    global _leading
+    _leave()
+    _leading = Leading(_folder(dask_worker), addresses, key)
+
+
+def await_leader(key: bytes, dask_worker: Worker) -> str:
+    """Make this process a follower that waits for a leader, and return where that is to call."""
+    global _following
+    before = _leave()
+    _following = Following(_folder(dask_worker), key, before)
+    return _following.address
+
+
+def _folder(worker: Worker) -> Path:
+    """Return a new folder for nobody else: where Dask cleans up, if a socket's name fits there."""
+    scratch = worker.local_directory
+    return Path(tempfile.mkdtemp(prefix="gang-", dir=scratch if len(scratch) < 80 else None))
+
+
+def _leave() -> "Following | None":
+    global _leading, _following
+    before, _following = _following, None
+    if before is not None:
+        before.stop()
+    if _leading is not None:
+        _leading.end()
+        _leading = None
+    return before
+
+
+def together(function: Callable[P, R]) -> Callable[P, R]:
+    """Have all members of the gang call a function of a module whenever its leader does.
+
+    The leader's call returns what the function returned there. Arguments are pickled for the
+    others, but for results of such functions of which each member has a part of its own: there
+    every member is given its own part, see `digen_core.gang.parts`.
+
+    Raises:
+        GangBrokenError: (the function made) another member failed or is gone.
+    """
+
+    @wraps(function)
+    def call(*arguments: P.args, **parameters: P.kwargs) -> R:
+        if _leading is None or _leading.is_calling:
+            return function(*arguments, **parameters)
+        return _leading.call(call, *arguments, **parameters)
+
+    return call

@@ -1,0 +1,112 @@
+"""A gang computes what one device computes: gradients of packs, samples, velocities of versions."""
+
+from dataclasses import asdict
+from itertools import product
+
+import pytest
+import torch
+
+from support.families import FAMILIES
+from support.gang_cases import Case, gradients, samples, versions
+from support.gang_processes import run_gang
+
+BOUNDS = {"float64": 1e-10, "float32": 1e-5}
+
+
+def bound_of(case: Case) -> float:
+    """Wan keeps some modules in float32, which round otherwise where fewer rows are computed."""
+    return 1e-5 if case.family == "wan" else BOUNDS[case.dtype]
+
+
+DAILY = {
+    2: [
+        Case("flux", lora=True, tokens=2, shard=True),
+        Case("flux", lora=False, tokens=1, shard=True, checkpointing=True),
+        Case("sd3", lora=False, tokens=1, shard=True),
+        Case("qwen_image", lora=True, tokens=2, shard=True, checkpointing=True),
+        Case("wan", lora=False, tokens=2, shard=True),
+        Case("wan", lora=True, tokens=1, num_rows=1),
+        Case("hunyuan_video", lora=True, tokens=2, checkpointing=True),
+        Case("hunyuan_video", lora=False, tokens=1, shard=True, num_rows=1),
+        Case("hunyuan_video", lora=False, tokens=2, shard=True, dtype="float32"),
+    ],
+    4: [
+        Case("flux", lora=True, tokens=1, shard=True, num_rows=3),
+        Case("hunyuan_video", lora=False, tokens=2, shard=True),
+    ],
+}
+
+
+def all_cases(size: int) -> list[Case]:
+    """Every family, whole or sharded, with rows dealt, tokens, and in a gang of 4 both."""
+    booleans = (False, True)
+    degrees = [degree for degree in (1, 2, 4) if degree <= size]
+    return [
+        Case(family, lora, tokens, shard, checkpointing, dtype)
+        for family, lora, tokens, shard, checkpointing, dtype in product(
+            FAMILIES, booleans, degrees, booleans, booleans, BOUNDS
+        )
+        if family != "sd3" or tokens == 1
+    ]
+
+
+def compare(size: int, folder, folders: dict[str, str], cases: list[Case]) -> None:
+    leader, *followers = run_gang(size, folder, gradients, folders, cases)
+    assert all(found is None for follower in followers for found in follower)
+    for case, found in zip(cases, leader, strict=True):
+        bound = bound_of(case)
+        assert found.same_names, case
+        assert found.error < bound, (case, found.error)
+        assert asdict(found.metrics) == pytest.approx(
+            asdict(found.expected), rel=bound, abs=bound
+        ), case
+        assert found.expected.num_pairs == 2 * case.num_rows
+
+
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
+def test_members_parts_add_up_to_the_gradient(tiny_families, tmp_path, size):
+    compare(size, tmp_path, tiny_families, DAILY[size])
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("size", [2, 4])
+def test_members_parts_add_up_for_every_way_to_share(tiny_families, tmp_path, size, dtype, family):
+    cases = [case for case in all_cases(size) if (case.family, case.dtype) == (family, dtype)]
+    compare(size, tmp_path, tiny_families, cases)
+
+
+def test_members_sample_what_one_device_samples(tiny_families, tmp_path):
+    cases = [
+        *(Case(family, tokens=2, num_rows=2) for family in FAMILIES if family != "sd3"),
+        Case("sd3", shard=True, num_rows=3),
+        Case("flux", lora=False, tokens=2, shard=True, num_rows=1),
+        Case("wan", lora=False, shard=True, num_rows=1),  # one of two shares has no sample
+    ]
+    members = run_gang(2, tmp_path, samples, tiny_families, cases)
+    for case, found in zip(cases, zip(*members, strict=True), strict=True):
+        shares = {member.share: member for member in found}
+        for member in found:
+            assert torch.equal(member.latents, shares[member.share].latents), case
+            assert torch.equal(member.logprobs, shares[member.share].logprobs), case
+        latents, logprobs = found[0].expected
+        for whole, parts in (
+            (latents, torch.cat([shares[share].latents for share in sorted(shares)])),
+            (logprobs, torch.cat([shares[share].logprobs for share in sorted(shares)], dim=1)),
+        ):
+            torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)
+
+
+def test_sharded_weights_are_those_of_each_version(tiny_families, tmp_path):
+    cases = [
+        Case("flux", lora=True, shard=True),
+        Case("flux", lora=False, shard=True, tokens=2),
+        Case("wan", lora=False, shard=True),
+        Case("hunyuan_video", lora=True, shard=True, tokens=2),
+        Case("hunyuan_video", lora=False, shard=True),
+    ]
+    for member in run_gang(2, tmp_path, versions, tiny_families, cases):
+        for case, found in zip(cases, member, strict=True):
+            assert found.same_initial, case
+            assert max(found.errors) < 1e-10, (case, found.errors)

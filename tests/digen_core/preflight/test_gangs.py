@@ -1,0 +1,115 @@
+"""What the members of a gang cannot share is refused before anything is loaded."""
+
+import json
+import shutil
+
+import pytest
+
+from digen_core.config.run import RunConfig
+from digen_core.errors import ConfigError
+from digen_core.preflight.model import check_model
+from support.families import FAMILIES, frames_of
+
+
+@pytest.fixture
+def config_of(tiny_families, monkeypatch):
+    """The config of a run with gangs on a tiny model of a family: 4 heads, 6 tokens of an image."""
+    monkeypatch.delenv("DASK_SCHEDULER_ADDRESS", raising=False)
+
+    def config(family, degree, cluster=None, parallel=None, **model):
+        sizes = {
+            "height": 32,
+            "width": 64,
+            "num_frames": frames_of(family),
+            "max_sequence_length": 16,
+        }
+        return RunConfig.model_validate(
+            {
+                "model": {"family": family, "path": tiny_families[family], **sizes, **model},
+                "cluster": {"trainer_gang": degree} if cluster is None else cluster,
+                "parallel": {"context_parallel": degree, **(parallel or {})},
+            }
+        )
+
+    return config
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "sd3"])
+@pytest.mark.parametrize("degree", [1, 2, 4])
+def test_degrees_that_divide_all_are_taken(config_of, family, degree):
+    check_model(config_of(family, degree))
+
+
+@pytest.mark.parametrize(
+    ("family", "degree", "model", "message"),
+    [
+        ("sd3", 2, {}, r"context_parallel is 2, but sd3 deals no tokens; use 1"),
+        (
+            "flux",
+            8,
+            {"width": 128},
+            r"is 8, which does not divide the 4 attention heads of .*; what does is 1, 2, 4$",
+        ),
+        (
+            "flux",
+            4,
+            {"width": 48},
+            r"is 4, which does not divide the 6 tokens of samples of 32 x 48 x 1; .* is 1, 2$",
+        ),
+        (
+            "wan",
+            4,
+            {"width": 48, "sizes": [[32, 48, 9]]},
+            r"does not divide the 18 tokens of samples of 32 x 48 x 9; what does is 1, 2$",
+        ),
+        (
+            "hunyuan_video",
+            2,
+            {"max_sequence_length": 15},
+            r"does not divide model.max_sequence_length \(15\); what does is 1$",
+        ),
+        (
+            "qwen_image",
+            2,
+            {"attention": "math"},
+            r"but model.attention is 'math'; use one of native, cudnn, native_flash, flash$",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(config_of, family, degree, model, message):
+    with pytest.raises(ConfigError, match=message) as refused:
+        check_model(config_of(family, degree, **model))
+    assert "\n" not in str(refused.value)
+
+
+def test_wan_deals_no_text(config_of):
+    check_model(config_of("wan", 2, max_sequence_length=15))
+
+
+def test_the_degree_is_that_of_each_gang(config_of):
+    """Of 4 members asked for, a gang of 6 has 2."""
+    check_model(config_of("flux", 4, {"trainer_gang": 6}, width=48))
+    with pytest.raises(ConfigError, match=r"context_parallel is 4 \(2 in a gang of 6\), which"):
+        check_model(config_of("flux", 4, {"rollout_gang": 6}, max_sequence_length=15))
+    check_model(config_of("sd3", 4, {}))  # no gang
+
+
+def test_on_a_running_cluster_the_degree_is_the_configs(config_of):
+    address = {"scheduler_address": "tcp://127.0.0.1:1"}
+    with pytest.raises(ConfigError, match="context_parallel is 4, which does not divide the 6"):
+        check_model(config_of("flux", 4, address, width=48))
+
+
+def test_shards_do_not_leave_their_devices(config_of):
+    offload = ("text_encoders", "transformer")
+    with pytest.raises(ConfigError, match=r"shard_weights is true, but .* names the transformer"):
+        check_model(config_of("flux", 1, {}, {"shard_weights": True}, offload=offload))
+
+
+def test_what_the_files_do_not_tell_is_left_to_the_loading(config_of, tmp_path, tiny_families):
+    folder = shutil.copytree(tiny_families["flux"], tmp_path / "model")
+    file = folder / "transformer/config.json"
+    settings = json.loads(file.read_text())
+    del settings["num_attention_heads"]
+    file.write_text(json.dumps(settings))
+    check_model(config_of("flux", 8, path=str(folder)))

@@ -1,0 +1,86 @@
+"""The contract for devices that are gangs: the weights of the serial loop, whatever they share."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from digen_core.control.layout import LAYOUTS
+from digen_core.control.protocol import Device
+from support.layout_runs import Case, check_weights, marked, run_case
+
+pytestmark = pytest.mark.slow
+
+BOTH = frozenset({"rollout", "trainer"})
+ALL_WEIGHTS = {"train.lora": None}
+TOKENS = {"parallel.context_parallel": 2}
+SHARDS = {"parallel.shard_weights": True}
+
+
+@dataclass(frozen=True)
+class GangCase(Case):
+    """A layout on gangs of two and single workers of the test's cluster."""
+
+    workers: tuple[int, ...] = ()
+    rollout: str = "gang-0"
+    trainers: tuple[str, ...] = ("gang-1",)
+    settings: dict = field(default_factory=dict)
+
+    def __str__(self):
+        what = "+".join(key.split(".")[1] for key in self.settings) or "rows"
+        return f"{self.layout}-{self.rollout}-{'+'.join(self.trainers)}-{what}"
+
+    @property
+    def changes(self) -> dict:
+        return super().changes | self.settings
+
+    @property
+    def devices(self) -> list[Device]:
+        if LAYOUTS[self.layout].colocated:
+            return [_device(name, BOTH) for name in (self.rollout, *self.trainers)]
+        trainers = [_device(name, frozenset({"trainer"})) for name in self.trainers]
+        return [_device(self.rollout, frozenset({"rollout"})), *trainers]
+
+
+def _device(name: str, roles: frozenset) -> Device:
+    size = 2 if name.startswith("gang") else 1
+    return Device(name, roles, f"cpu x{size}", size)
+
+
+CASES = [
+    GangCase("tsp"),
+    GangCase("disaggregated", settings=TOKENS | SHARDS),
+    GangCase("elastic", helping=True, settings=ALL_WEIGHTS | SHARDS),
+    GangCase("tsp", rollout="single", settings=TOKENS),
+    GangCase("tsp", trainers=("single",), settings=TOKENS),
+    GangCase("colocated", settings=ALL_WEIGHTS),
+    GangCase("colocated-strong", settings=TOKENS),
+    GangCase("gap", settings=ALL_WEIGHTS | TOKENS),
+    GangCase("tag", helping=True, settings=SHARDS),
+    GangCase("elastic", helping=True, settings=TOKENS | SHARDS),
+    GangCase("tsp", rollout="single", trainers=("gang-0", "gang-1")),
+    GangCase("tsp", rollout="single", trainers=("gang-0", "gang-1"), settings=ALL_WEIGHTS | SHARDS),
+    GangCase("tsp", rollout="gang-0", trainers=("single", "gang-1"), settings=SHARDS),
+    GangCase("tsp", settings=TOKENS, dtype="float32"),
+    GangCase("colocated", settings=ALL_WEIGHTS | SHARDS | {"algorithm.kl_coefficient": 0.1}),
+]
+
+
+@pytest.fixture(scope="module")
+def address(prefect_backend):
+    """Address of a cluster of two gangs of two workers, and a worker that is in none."""
+    from digen_core.config.schedule import ClusterConfig
+    from tasks.cluster.cluster import run_cluster
+
+    devices = [_device(name, BOTH) for name in ("gang-0", "gang-1", "single")]
+    with run_cluster(ClusterConfig(), devices) as address:
+        yield address
+
+
+@pytest.mark.parametrize("case", marked(CASES, (0, 1, 2), "layouts"), ids=str)
+def test_gangs_give_the_weights_of_the_serial_loop(case, tree, address, monkeypatch):
+    run = run_case(case, tree, address, monkeypatch)
+    check_weights(run)
+    tasks = Counter(span.kind for span in run.spans)
+    assert tasks["train"], "a task of a gang shows once, as its leader's"
+    assert {span.device for span in run.spans} <= {device.name for device in case.devices}

@@ -1,0 +1,271 @@
+"""What members of a gang compute in tests, beside what one device computes of the same."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from digen_core.config.run import RunConfig
+from digen_core.gang.members import ALONE, Gang
+from digen_core.maths.flow_sde import LOGPROBS
+from digen_core.models.loading import load_trainable
+from digen_core.models.policy import TRAINER_PARTS, Condition
+from digen_core.models.trainable import initial_weights, set_weights
+from digen_core.models.versions import versions_of
+from digen_core.rollout.sampler import denoise, initial_latent
+from digen_core.training.gradient import PackMetrics, _transition
+from digen_core.training.gradient_sum import GradientSum, pack_gradient
+from digen_core.training.pairs import Pairs
+from support.families import frames_of
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is computed, and how a gang shares it."""
+
+    family: str
+    lora: bool = True
+    tokens: int = 1  # degree in which they are dealt
+    shard: bool = False
+    checkpointing: bool = False
+    dtype: str = "float64"
+    num_rows: int = 5
+
+    def config(self, folder: str) -> RunConfig:
+        lora = {"rank": 4, "alpha": 8.0} if self.lora else None
+        return RunConfig.model_validate(
+            {
+                "model": {
+                    "family": self.family,
+                    "path": folder,
+                    "dtype": self.dtype,
+                    "device": "cpu",
+                    "height": 32,
+                    "width": 32,
+                    "num_frames": frames_of(self.family),
+                    "max_sequence_length": 16,
+                    "guidance_scale": 3.0,
+                },
+                "train": {"lora": lora, "gradient_checkpointing": self.checkpointing},
+                "algorithm": {"clip_range": 0.03, "kl_coefficient": 0.1},
+                "rollout": {
+                    "prompts_per_iteration": 2,
+                    "group_size": 4,
+                    "num_steps": 4,
+                    "fragment_size": 4,
+                },
+                "parallel": {"context_parallel": self.tokens, "shard_weights": self.shard},
+            }
+        )
+
+
+def _trained(config: RunConfig, gang: Gang = ALONE) -> Any:
+    """Load a policy with weights that some training might have made."""
+    policy = load_trainable(config, TRAINER_PARTS, gang)
+    set_weights(policy, _moved(initial_weights(policy, config.train.lora, seed=0), 5))
+    return policy
+
+
+def _moved(weights: dict[str, Any], seed: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: (value + 0.02 * _noise(value.shape, generator).numpy()).astype(value.dtype)
+        for name, value in weights.items()
+    }
+
+
+def _noise(shape: Any, generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _condition(policy: Any, count: int, generator: torch.Generator) -> Condition:
+    """Embeddings of texts of several lengths: at most 11 of 16 tokens."""
+    condition = {}
+    for name, value in policy.blank_condition(count).items():
+        if name.endswith("mask"):
+            condition[name] = torch.ones_like(value)
+            condition[name][:, 11:] = 0
+            condition[name][1:, 7:] = 0
+        else:
+            condition[name] = _noise(value.shape, generator).to(value.dtype)
+    return condition
+
+
+def _pairs(policy: Any, config: RunConfig, count: int) -> Pairs:
+    """Pairs of several steps; the trained version sampled the first, another one the others."""
+    generator, dtype = torch.Generator().manual_seed(1), policy.latent_dtype
+    shape = count, *policy.latent_shape
+    x, step, advantage, moved = (
+        _noise(size, generator).to(dtype) for size in (shape, shape, (count,), (count,))
+    )
+    sigmas, steps = policy.sigmas(config.rollout.num_steps), torch.arange(count) % 2 + 1
+    is_own = torch.arange(count) == 0
+    pairs = Pairs(
+        x=x,
+        x_next=x + 0.1 * step,
+        behaviour_logprob=torch.zeros(count, dtype=dtype),
+        advantage=advantage,
+        sigma=sigmas[steps],
+        sigma_next=sigmas[steps + 1],
+        sigma_max=float(sigmas[1]),
+        condition=_condition(policy, count, generator),
+        is_own=is_own,
+    )
+    with torch.no_grad():
+        logprob = LOGPROBS[config.rollout.transition](
+            pairs.x_next, _transition(policy, pairs, config)
+        )
+    return replace(pairs, behaviour_logprob=logprob + torch.where(is_own, 0, 0.05 * moved))
+
+
+def _from_leader(value: Any) -> Any:
+    values = [value]
+    dist.broadcast_object_list(values)
+    return values[0]
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """How far a gang's gradient is from one device's, relative to the largest number in it."""
+
+    error: float
+    same_names: bool
+    metrics: PackMetrics
+    expected: PackMetrics
+
+
+def gradients(folders: dict[str, str], cases: list[Case]) -> list[Gradients | None]:
+    """Compare the gradient of two packs, on the leader."""
+    return [_gradients(case, case.config(folders[case.family])) for case in cases]
+
+
+def _gradients(case: Case, config: RunConfig) -> Gradients | None:
+    gang = Gang.of(config.parallel)
+    pairs, expected = None, None
+    if gang.is_leader:
+        one = _trained(config)
+        pairs = _pairs(one, config, case.num_rows)
+        expected = _sum(one, pairs, config, ALONE)
+    pairs = _from_leader(pairs)
+    found = _sum(_trained(config, gang), pairs, config, gang).gathered(gang)
+    if expected is None:
+        assert (found.gradient, found.packs) == ({}, frozenset())
+        return None
+    assert found.packs == expected.packs
+    scale = max(float(value.abs().max()) for value in expected.gradient.values())
+    errors = [
+        float((found.gradient[name] - value).abs().max())
+        for name, value in expected.gradient.items()
+    ]
+    return Gradients(
+        max(errors) / scale,
+        found.gradient.keys() == expected.gradient.keys(),
+        found.metrics,
+        expected.metrics,
+    )
+
+
+def _sum(policy: Any, pairs: Pairs, config: RunConfig, gang: Gang) -> GradientSum:
+    """Return a member's sum over the same pack twice."""
+    total = GradientSum()
+    for index in range(2):
+        total.add(index, [pack_gradient(policy, pairs, config, gang)])
+    return total
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a member sampled: its share, and for each of its samples a row."""
+
+    share: int
+    latents: Tensor
+    logprobs: Tensor
+    expected: tuple[Tensor, Tensor] | None  # of one device, all samples: on the leader
+
+
+def samples(folders: dict[str, str], cases: list[Case]) -> list[Samples]:
+    """Denoise samples of one group as a gang does."""
+    return [_samples(case, case.config(folders[case.family])) for case in cases]
+
+
+def _samples(case: Case, config: RunConfig) -> Samples:
+    gang = Gang.of(config.parallel)
+    expected = None
+    if gang.is_leader:
+        expected = _denoised(_trained(config), config, range(case.num_rows))
+    own = gang.computed(case.num_rows)
+    latents, logprobs = _denoised(_trained(config, gang), config, range(own.start, own.stop))
+    counted = len(range(case.num_rows)[gang.own(case.num_rows)])
+    return Samples(gang.share, latents[:counted], logprobs[:, :counted], expected)
+
+
+def _denoised(policy: Any, config: RunConfig, rows: range) -> tuple[Tensor, Tensor]:
+    """Return the last latents of samples and the log-probs [steps, samples] of the steps."""
+    condition = _condition(policy, 1, torch.Generator().manual_seed(2))
+    x = initial_latent(policy, seed=3, group=(0, 0), samples=rows)
+    done = list(
+        denoise(
+            policy,
+            x,
+            condition,
+            policy.sigmas(4),
+            steps=range(4),
+            noisy_steps=(1, 2),
+            config=config.rollout,
+            seed=3,
+            group=(0, 0),
+            samples=rows,
+        )
+    )
+    logprobs = [step.logprob for step in done if step.logprob is not None]
+    return done[-1].x_next, torch.stack(logprobs)
+
+
+@dataclass(frozen=True)
+class Versions:
+    """How far a gang's velocities are from one device's, with versions that it holds in turn."""
+
+    errors: list[float]
+    same_initial: bool
+
+
+def versions(folders: dict[str, str], cases: list[Case]) -> list[Versions]:
+    """Compare the velocities of versions 1, 0, 1 and of temporary weights with one device's."""
+    return [_versions(case.config(folders[case.family])) for case in cases]
+
+
+def _versions(config: RunConfig) -> Versions:
+    gang = Gang.of(config.parallel)
+    one, shared = (load_trainable(config, TRAINER_PARTS, which) for which in (ALONE, gang))
+    initial, found = (initial_weights(p, config.train.lora, seed=0) for p in (one, shared))
+    weights = [_moved(initial, version) for version in range(3)]
+    stores = [versions_of(policy) for policy in (one, shared)]
+    for store in stores:
+        store.hold(0, weights[0])
+        store.hold(1, weights[1])
+    errors = []
+    for version in (1, 0, 1):
+        for store in stores:
+            store.activate(version)
+        errors.append(_difference(one, shared))
+    with stores[0].temporary(weights[2]), stores[1].temporary(weights[2]):
+        errors.append(_difference(one, shared))
+    errors.append(_difference(one, shared))
+    same = all(np.array_equal(value, found[name]) for name, value in initial.items())
+    return Versions(errors, same and initial.keys() == found.keys())
+
+
+def _difference(one: Any, shared: Any) -> float:
+    """Return the largest difference of two policies' velocities."""
+    generator = torch.Generator().manual_seed(4)
+    x = _noise((2, *one.latent_shape), generator).to(one.latent_dtype)
+    condition = _condition(one, 2, generator)
+    with torch.no_grad():
+        left, right = (
+            policy.velocity(x, torch.tensor([0.9, 0.4]), policy.without_padding(condition))
+            for policy in (one, shared)
+        )
+    return float((left - right).abs().max())

@@ -1,0 +1,77 @@
+"""What the members of a gang do together in tests, by name, as task bodies of the project do."""
+
+import hashlib
+import os
+import time
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from digen_core.errors import UserError
+from digen_core.gang.parts import Part
+from tasks.gang.together import together
+
+
+class Held(Part):
+    """A value of which each member holds its own."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+@together
+def summed(value: float, seconds: float = 0.0, rounds: int = 3) -> float:
+    """Return a value that every member has contributed to, ``rounds`` times."""
+    found = torch.tensor([value * (dist.get_rank() + 1)], dtype=torch.float64)
+    for _ in range(rounds):
+        time.sleep(seconds / rounds)
+        dist.all_reduce(found)
+    return float(found)
+
+
+@together
+def process_ids() -> list[int]:
+    """Return the process of each member."""
+    found: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(found, os.getpid())
+    return found
+
+
+@together
+def digests(array: np.ndarray) -> list[str]:
+    """Return a digest of what each member was given."""
+    found = [""] * dist.get_world_size()
+    dist.all_gather_object(found, hashlib.sha256(array.tobytes()).hexdigest())
+    return found
+
+
+@together
+def failing(kind: str, rank: int) -> None:
+    """Fail on one member while the others wait for it."""
+    if dist.get_rank() == rank:
+        raise UserError("too small") if kind == "user" else ValueError("what went wrong")
+    if kind != "early":
+        dist.barrier()
+
+
+@together
+def own_part() -> Held:
+    """Return a value of which each member has its own."""
+    return Held(10.0 ** dist.get_rank())
+
+
+@together
+def sum_of_parts(part: Held) -> float:
+    """Return the sum of the members' values."""
+    found = torch.tensor([part.value])
+    dist.all_reduce(found)
+    return float(found)
+
+
+def naive(value: float) -> float:
+    """Sum as a task that every member is given by itself, which a gang must not be."""
+    found = torch.tensor([value * (dist.get_rank() + 1)], dtype=torch.float64)
+    for _ in range(3):
+        dist.all_reduce(found)
+    return float(found)

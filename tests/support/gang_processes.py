@@ -1,0 +1,51 @@
+"""Gangs for tests: processes of one default group, on CPUs.
+
+A server process imports the models once and forks the members, which then start in no time. It is
+no fork of the tests' own process, whose threads may hold locks.
+"""
+
+import multiprocessing
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
+
+from digen_core.config.families import FAMILIES
+
+_MODELS = [
+    "digen_core.models.loading",
+    *(f"digen_core.models.{family.adapter.partition(':')[0]}" for family in FAMILIES.values()),
+]
+_TIMEOUT = timedelta(seconds=120)
+
+
+def run_gang(size: int, folder: Path, body: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Return what each member of a gang returns.
+
+    Args:
+        size: of the gang.
+        folder: an empty one.
+        body: of a module in ``support``; it is called with the arguments.
+        arguments: for it.
+    """
+    multiprocessing.set_forkserver_preload(_MODELS)
+    processes.start_processes(
+        _member, (size, folder, body, arguments), nprocs=size, start_method="forkserver"
+    )
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
+
+
+def _member(
+    rank: int, size: int, folder: Path, body: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
+    try:
+        torch.save(body(*arguments), folder / f"{rank}.pt")
+    finally:
+        dist.destroy_process_group()

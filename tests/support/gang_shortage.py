@@ -1,0 +1,76 @@
+"""A gang that trains a pack while memory runs out on one of its members, once."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from digen_core.config.run import RunConfig
+from digen_core.models.loading import load_trainable
+from digen_core.models.policy import TRAINER_PARTS
+from digen_core.training.gradient_sum import GradientSum, pack_gradient
+from digen_core.training.optimizer import initial_state, published
+from support.gang_cases import Case, _pairs
+from tasks.gang.together import together
+from tasks.train import add_pack, empty_sum, whole_sum
+from tasks.worker.engine import build_engine, engine_of, load_version, version_zero
+
+RUN = "run"
+
+
+def train_twice(
+    folder: str, shares: dict[str, Any], rank: int, place: str
+) -> tuple[bool, bool, GradientSum, GradientSum]:
+    """Train a pack while memory runs out on a member, and again; and on one device.
+
+    Returns:
+        Whether it was added, both times; the sum; and the sum on one device.
+    """
+    tree = Case("flux").config(folder).model_dump()
+    config = RunConfig.model_validate({**tree, "parallel": shares})
+    alone = load_trainable(config, TRAINER_PARTS)
+    engine = build_engine(RUN, config, "g0", frozenset({"trainer"}))
+    state = initial_state(version_zero(RUN), keeps_old=False)
+    version = published(state, engine.versions.dtypes)
+    load_version(RUN, version)
+    alone_versions = {name: torch.tensor(value) for name, value in version.weights.items()}
+    own = {name: p for name, p in alone.transformer.named_parameters() if p.requires_grad}
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(alone_versions[name])
+    pairs = _pairs(alone, config, 4)
+    expected = GradientSum()
+    expected.add(0, [pack_gradient(alone, pairs, config)])
+    set_trap(rank, place)
+    total, parts = empty_sum(RUN), [(0, pairs)]
+    fitted = add_pack(RUN, 0, total, 0, 0, parts)
+    again = add_pack(RUN, 0, total, 0, 0, parts)
+    return fitted, again, whole_sum(RUN, total), expected
+
+
+@together
+def set_trap(rank: int, place: str) -> None:
+    """Let memory run out once on a member."""
+    if dist.get_rank() != rank:
+        return
+    block = engine_of(RUN).policy.transformer.transformer_blocks[0]
+    is_set = [True]
+
+    def spring(*_: Any) -> None:
+        if is_set:
+            is_set.clear()
+            raise torch.OutOfMemoryError("there is no more")
+
+    match place:
+        case "forward":
+            block.register_forward_pre_hook(spring)
+        case "backward":
+            block.register_full_backward_pre_hook(spring)
+        case "sum":
+            make_room = GradientSum.make_room
+
+            def making_room(total: GradientSum, parts: Any) -> None:
+                spring()
+                make_room(total, parts)
+
+            GradientSum.make_room = making_room

@@ -1,0 +1,182 @@
+"""Gangs of real worker processes: order, failures, deaths, and forming again."""
+
+import hashlib
+import os
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from digen_core.config.schedule import ClusterConfig
+from digen_core.control.protocol import Device
+from digen_core.errors import UserError
+from support import gang_functions as together
+from tasks.cluster.calls import WorkerLostError
+from tasks.cluster.cluster import devices_of, run_cluster
+from tasks.cluster.presence import present_workers
+from tasks.gang.forming import form_gang
+from tasks.gang.messages import GangBrokenError
+
+pytestmark = pytest.mark.slow
+
+BOTH = frozenset({"rollout", "trainer"})
+
+
+class Gangs:
+    """Two gangs of two workers."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    def leader(self, name):
+        return next(w for w in present_workers(self.client).values() if w.name == name)
+
+    def form(self, name):
+        for _ in range(300):
+            if not (leader := self.leader(name)).lacks:
+                try:
+                    return form_gang(self.client, leader.address, list(leader.followers.values()))
+                except WorkerLostError:  # one that ended is not missed yet
+                    pass
+            time.sleep(0.1)
+        raise AssertionError(f"{name} is never whole")
+
+    def submit(self, name, function, *arguments, priority=0, **parameters):
+        where = [self.leader(name).address]
+        return self.client.submit(
+            function, *arguments, workers=where, pure=False, priority=priority, **parameters
+        )
+
+    def call(self, name, function, *arguments, seconds=60, **parameters):
+        return self.submit(name, function, *arguments, **parameters).result(timeout=seconds)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    devices = [Device("g0", BOTH, size=2), Device("g1", BOTH, size=2)]
+    with run_cluster(ClusterConfig(tls=False), devices) as address, Client(address) as client:
+        yield Gangs(client)
+
+
+@pytest.fixture
+def gangs(cluster):
+    for name in ("g0", "g1"):
+        cluster.form(name)
+    return cluster
+
+
+def test_a_gang_is_one_device(gangs):
+    found = devices_of(gangs.client, colocated=True)
+    assert [(d.name, d.size, d.kind, d.followers) for d in found] == [
+        ("g0", 2, "cpu x2", ("g0.1",)),
+        ("g1", 2, "cpu x2", ("g1.1",)),
+    ]
+
+
+def test_tasks_of_two_gangs_in_any_order_with_late_inputs(gangs):
+    """A task goes to the leader, and all members do the same in its order."""
+    rng, expected, futures = random.Random(0), [], []
+    late = {name: [gangs.submit(name, slow, 0.02 * i) for i in range(5)] for name in ("g0", "g1")}
+    for number in range(200):
+        name, other = rng.sample(["g0", "g1"], 2)
+        futures.append(
+            gangs.submit(
+                name,
+                summed_after,
+                rng.choice(late[rng.choice([name, other])]),
+                float(number),
+                rng.choice([0.0, 0.0, 0.01]),
+                priority=rng.randrange(10),
+            )
+        )
+        expected.append(number * 3.0 * 2 * 2)
+    assert gangs.client.gather(futures) == expected
+
+
+def test_tasks_for_each_member_by_itself_would_give_wrong_sums(gangs):
+    """What the delivery to leaders is for: with one late input the members' orders differ."""
+    gangs.call("g0", together.summed, 1.0)
+    (leader, follower) = gangs.leader("g0").address, gangs.leader("g0").followers["g0.1"]
+    late = gangs.submit("g1", slow, 1.0)
+    values = [
+        gangs.client.submit(naive_after, after, value, workers=[where], pure=False)
+        for where, after, value in (
+            (leader, 0, 1.0),
+            (follower, late, 1.0),
+            (leader, 0, 10.0),
+            (follower, 0, 10.0),
+        )
+    ]
+    assert gangs.client.gather(values) != [12.0, 12.0, 120.0, 120.0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_failure_of_a_member_is_told_and_the_gang_can_be_formed_again(gangs, rank):
+    expected = ValueError if rank == 0 else GangBrokenError
+    with pytest.raises(expected, match="what went wrong"):
+        gangs.call("g0", together.failing, "other", rank)
+    with pytest.raises(GangBrokenError, match="broken before"):
+        gangs.call("g0", together.summed, 1.0)
+    gangs.form("g0")
+    assert gangs.call("g0", together.summed, 1.0) == 12.0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_a_user_has_to_change_is_told_whoever_finds_it(gangs, rank):
+    with pytest.raises(UserError, match="too small"):
+        gangs.call("g0", together.failing, "user", rank)
+
+
+def test_a_failure_that_nobody_waits_for_is_told(gangs):
+    with pytest.raises(GangBrokenError, match="member 1 failed: ValueError: what went wrong"):
+        gangs.call("g0", together.failing, "early", 1)
+
+
+def test_large_arguments_reach_all_members(gangs):
+    array = np.random.default_rng(0).standard_normal(1_000_000)
+    digest = hashlib.sha256(array.tobytes()).hexdigest()
+    assert gangs.call("g0", together.digests, array) == [digest, digest]
+
+
+def test_each_member_has_its_own_part(gangs):
+    part = gangs.submit("g0", together.own_part)
+    assert gangs.call("g0", together.sum_of_parts, part) == 11.0
+
+
+def test_a_follower_that_is_killed_breaks_its_gang_only(gangs):
+    member = gangs.call("g0", together.process_ids)[1]
+    running = gangs.submit("g0", together.summed, 1.0, 30.0)
+    time.sleep(1)
+    started = time.monotonic()
+    os.kill(member, signal.SIGKILL)
+    with pytest.raises(GangBrokenError, match="member 1 is gone"):
+        running.result(timeout=20)
+    assert time.monotonic() - started < 10
+    assert gangs.call("g1", together.summed, 1.0) == 12.0
+    gangs.form("g0")  # its nanny has started it again
+    assert gangs.call("g0", together.summed, 1.0) == 12.0
+
+
+def test_a_gang_that_is_formed_while_it_works_ends_that_first(gangs):
+    """As the next run on a cluster does when the last one was cancelled."""
+    running = gangs.submit("g0", together.summed, 1.0, 3.0)
+    time.sleep(0.5)
+    gangs.form("g0")
+    after = gangs.submit("g0", together.summed, 2.0)
+    assert (running.result(timeout=30), after.result(timeout=30)) == (12.0, 24.0)
+
+
+def slow(seconds):
+    time.sleep(seconds)
+    return 0
+
+
+def summed_after(_, value, seconds):
+    return together.summed(value, seconds, rounds=3)
+
+
+def naive_after(_, value):
+    return together.naive(value)

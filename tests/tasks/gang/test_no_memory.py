@@ -1,0 +1,67 @@
+"""Memory that runs out on one member of a gang: each pair counts once, or one line says why not."""
+
+from contextlib import suppress
+from time import sleep
+
+import pytest
+import torch
+from distributed import Client
+
+from digen_core.config.schedule import ClusterConfig
+from digen_core.control.protocol import Device
+from digen_core.errors import UserError
+from support import gang_shortage as bodies
+from tasks.cluster.calls import WorkerLostError
+from tasks.cluster.cluster import run_cluster
+from tasks.cluster.presence import present_workers
+from tasks.gang.forming import form_gang
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def gang():
+    """Return a function that calls another on the leader of a gang of two."""
+    devices = [Device("g0", frozenset({"rollout", "trainer"}), size=2)]
+    with run_cluster(ClusterConfig(tls=False), devices) as address, Client(address) as client:
+
+        def call(function, *arguments):
+            (leader,) = (w for w in present_workers(client).values() if w.name == "g0")
+            future = client.submit(function, *arguments, workers=[leader.address], pure=False)
+            return future.result(timeout=120)
+
+        def formed():
+            for _ in range(300):
+                (leader,) = (w for w in present_workers(client).values() if w.name == "g0")
+                with suppress(WorkerLostError):  # one that ended is not missed yet
+                    if not leader.lacks:
+                        form_gang(client, leader.address, list(leader.followers.values()))
+                        return call
+                sleep(0.1)
+            raise AssertionError("the gang is never whole")
+
+        yield formed
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("place", ["forward", "backward", "sum"])
+def test_a_pack_that_does_not_fit_on_one_member_is_in_no_members_sum(gang, tiny_flux, rank, place):
+    """Samples dealt: nobody waits for anybody in a pass, and all members agree afterwards."""
+    call = gang()
+    fitted, again, total, expected = call(bodies.train_twice, tiny_flux, {}, rank, place)
+    assert (fitted, again) == (False, True)
+    assert total.packs == expected.packs == {0}
+    assert total.metrics.num_pairs == expected.metrics.num_pairs == 4
+    for name, value in expected.gradient.items():
+        torch.testing.assert_close(total.gradient[name], value, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("place", ["forward", "backward"])
+def test_in_a_gang_that_computes_together_one_line_says_what_to_change(
+    gang, tiny_flux, rank, place
+):
+    call = gang()
+    shares = {"shard_weights": True, "context_parallel": 2}
+    with pytest.raises(UserError, match=r"g0 has not enough memory for the gradient .* 4 together"):
+        call(bodies.train_twice, tiny_flux, shares, rank, place)
