@@ -26,10 +26,18 @@ def bytes_of(device: torch.device) -> int | None:
     return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
 
 
-def require_room(config: RunConfig, device_name: str, roles: Collection[str]) -> None:
+def require_room(
+    config: RunConfig, device_name: str, roles: Collection[str], members: int = 1
+) -> None:
     """Check that a device can do the least of its work: one sample, one pair.
 
     Nothing is looked at where the settings of the model are not known without a download.
+
+    Args:
+        config: of the run.
+        device_name: of the device.
+        roles: of it.
+        members: of its gang, whose leader this process is: nobody needs more.
 
     Raises:
         UserError: it cannot; the message says what to change.
@@ -43,7 +51,7 @@ def require_room(config: RunConfig, device_name: str, roles: Collection[str]) ->
         return
 
     try:
-        found = memory_of(config, folder)
+        found = memory_of(config, folder, members)
     except (RuntimeError, NotImplementedError) as error:  # the run itself finds out
         logger.warning("what %s needs could not be counted: %s", device_name, error)
         return

@@ -1,6 +1,7 @@
 """What members of a gang compute in tests, beside what one device computes of the same."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from digen_core.checkpoints.export import save_for_diffusers
 from digen_core.config.run import RunConfig
 from digen_core.gang.members import ALONE, Gang
+from digen_core.gang.sharding import held
 from digen_core.maths.flow_sde import LOGPROBS
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import TRAINER_PARTS, Condition
@@ -269,3 +272,23 @@ def _difference(one: Any, shared: Any) -> float:
             for policy in (one, shared)
         )
     return float((left - right).abs().max())
+
+
+def exported(folders: dict[str, str], cases: list[Case], folder: Path) -> list[bool]:
+    """Say of each case whether what the leader exports alone is what it was given."""
+    return [_exported(case.config(folders[case.family]), folder / case.family) for case in cases]
+
+
+def _exported(config: RunConfig, folder: Path) -> bool:
+    gang = Gang.of(config.parallel)
+    policy = load_trainable(config, TRAINER_PARTS, gang)
+    weights = _moved(initial_weights(policy, config.train.lora, seed=0), 3)
+    if not gang.is_leader:
+        return True
+    kind = type(load_trainable(config, TRAINER_PARTS).transformer)
+    save_for_diffusers(policy, folder, weights)
+    read = kind.from_pretrained(folder, torch_dtype=torch.float64).state_dict()
+    own = {name: held(value) for name, value in policy.transformer.state_dict().items()}
+    return read.keys() == own.keys() and all(
+        np.array_equal(read[name].numpy(), value) for name, value in weights.items()
+    )

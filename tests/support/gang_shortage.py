@@ -13,6 +13,7 @@ from digen_core.training.optimizer import initial_state, published
 from support.gang_cases import Case, _pairs
 from tasks.gang.together import together
 from tasks.train import add_pack, empty_sum, whole_sum
+from tasks.worker import room
 from tasks.worker.engine import build_engine, engine_of, load_version, version_zero
 
 RUN = "run"
@@ -74,3 +75,15 @@ def set_trap(rank: int, place: str) -> None:
                 make_room(total, parts)
 
             GradientSum.make_room = making_room
+
+
+def load_without_room(folder: str, shares: dict[str, Any]) -> None:
+    """Load a model on a device that has no memory, as a member of its gang counts it."""
+    tree = Case("flux").config(folder).model_dump()
+    config = RunConfig.model_validate({**tree, "parallel": shares})
+    bytes_of = room.bytes_of
+    room.bytes_of = lambda device: 1
+    try:
+        build_engine(RUN, config, "g0", frozenset({"trainer"}))
+    finally:
+        room.bytes_of = bytes_of

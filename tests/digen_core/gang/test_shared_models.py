@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from support.families import FAMILIES
-from support.gang_cases import Case, gradients, samples, versions
+from support.gang_cases import Case, exported, gradients, samples, versions
 from support.gang_processes import run_gang
 
 BOUNDS = {"float64": 1e-10, "float32": 1e-5}
@@ -110,3 +110,10 @@ def test_sharded_weights_are_those_of_each_version(tiny_families, tmp_path):
         for case, found in zip(cases, member, strict=True):
             assert found.same_initial, case
             assert max(found.errors) < 1e-10, (case, found.errors)
+
+
+def test_the_leader_exports_sharded_weights_alone(tiny_families, tmp_path):
+    """It has all of them as masters; what it holds of the model is its rows."""
+    cases = [Case("flux", lora=False, shard=True), Case("hunyuan_video", lora=False, shard=True)]
+    leader, _ = run_gang(2, tmp_path, exported, tiny_families, cases, tmp_path / "out")
+    assert leader == [True, True]

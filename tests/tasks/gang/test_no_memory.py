@@ -65,3 +65,10 @@ def test_in_a_gang_that_computes_together_one_line_says_what_to_change(
     shares = {"shard_weights": True, "context_parallel": 2}
     with pytest.raises(UserError, match=r"g0 has not enough memory for the gradient .* 4 together"):
         call(bodies.train_twice, tiny_flux, shares, rank, place)
+
+
+def test_the_leader_counts_what_a_member_needs_before_it_loads(gang, tiny_flux):
+    call = gang()
+    shares = {"shard_weights": True, "context_parallel": 2}
+    with pytest.raises(UserError, match=r"g0, of 0 GB, lacks the memory"):
+        call(bodies.load_without_room, tiny_flux, shares)
