@@ -2,11 +2,9 @@
 
 import logging
 import os
-import shutil
 from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
-from pathlib import Path
 from pkgutil import resolve_name
 from queue import SimpleQueue
 from socket import AF_UNIX, socket
@@ -24,17 +22,15 @@ logger = logging.getLogger(__name__)
 class Following:
     """A follower's side of a gang: a thread that does what the leader says."""
 
-    def __init__(self, folder: Path, key: bytes, before: Self | None) -> None:
+    def __init__(self, key: bytes, before: Self | None) -> None:
         """Begin to wait for a leader.
 
         Args:
-            folder: of its own.
             key: that the leader knows, too.
             before: whom this process followed; what it is at is ended first.
         """
-        self._folder = folder
-        self.address = str(folder / "leader")  # where the leader is to call
-        self._listener = Listener(self.address, authkey=key)
+        self._listener = Listener(family="AF_UNIX", authkey=key)
+        self.address = str(self._listener.address)  # where the leader is to call
         self._before = before
         self.thread = Thread(target=self._run, name="gang", daemon=True)
         self.thread.start()
@@ -49,8 +45,6 @@ class Following:
                 leader = self._listener.accept()
             with leader:
                 _follow(leader)
-        leave_group()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def stop(self) -> None:
         """Wait for no leader any more; one that is there ends this by itself."""
@@ -62,7 +56,7 @@ class _Orders:
     """What a leader says, read while this member works: so it is noticed if the leader is gone."""
 
     def __init__(self, leader: Connection) -> None:
-        self.is_busy = False
+        self.is_busy = True  # with meeting the others
         self._leader = leader
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
         Thread(target=self._read, name="gang's orders", daemon=True).start()
@@ -84,8 +78,17 @@ class _Orders:
 def _follow(leader: Connection) -> None:
     """Do what a leader says until it is gone."""
     join: Join = leader.recv()
-    form_group(join.folder, join.rank, join.size)
-    orders, held = _Orders(leader), Held()
+    orders = _Orders(leader)
+    try:
+        form_group(join.folder, join.rank, join.size)
+        orders.is_busy = False
+        _do(orders, leader, join)
+    finally:
+        leave_group(join.folder, join.rank, join.size)
+
+
+def _do(orders: _Orders, leader: Connection, join: Join) -> None:
+    held = Held()
     while (command := orders.next()) is not None:
         orders.is_busy = True
         held.drop(command.dropped)

@@ -1,8 +1,6 @@
 """The leader of a gang: it takes the gang's tasks and tells the others what to do, in its order."""
 
-import shutil
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
@@ -79,8 +77,7 @@ class Leading:
             raise
         if failure := self._failure(seconds=None):
             raise failure
-        with suppress(FileNotFoundError):
-            self._file(self._number).unlink()
+        self._file(self._number).unlink(missing_ok=True)
         self._held.mark(self._number, result)
         return result
 
@@ -133,8 +130,8 @@ class Leading:
             self._close()
 
     def _close(self) -> None:
+        self._file(self._number).unlink(missing_ok=True)
         for follower in self._followers:
             follower.close()
+        leave_group(self._folder, 0, len(self._followers) + 1)  # of those that were called
         self._followers = []
-        leave_group()
-        shutil.rmtree(self._folder, ignore_errors=True)

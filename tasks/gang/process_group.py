@@ -1,6 +1,8 @@
 """The process group of a gang, over which its members compute: the default one of each process."""
 
 import os
+import shutil
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -40,10 +42,23 @@ def form_group(folder: Path, rank: int, size: int) -> None:
     )
 
 
-def leave_group() -> None:
-    """Leave the group, if this process is in one; members that wait for this one fail."""
+def leave_group(folder: Path, rank: int, size: int) -> None:
+    """Leave the group, if this process is in one; members that wait for this one fail.
+
+    The last member to leave removes the folder: the store of one that is leaving would wait for its
+    file if another had removed that. Where one was killed, Dask removes it with the leader.
+
+    Args:
+        folder: of the gang.
+        rank: of this one.
+        size: of the gang.
+    """
     if dist.is_initialized():
         dist.destroy_process_group()
+    with suppress(FileNotFoundError):  # two were the last
+        (folder / f"left-{rank}").touch()
+        if len(list(folder.glob("left-*"))) == size:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _loopback() -> str:

@@ -38,21 +38,16 @@ def lead(addresses: Sequence[str], key: bytes, dask_worker: Worker) -> None:
     """
     global _leading
     _leave()
-    _leading = Leading(_folder(dask_worker), addresses, key)
+    folder = tempfile.mkdtemp(prefix="gang-", dir=dask_worker.local_directory)
+    _leading = Leading(Path(folder), addresses, key)
 
 
-def await_leader(key: bytes, dask_worker: Worker) -> str:
+def await_leader(key: bytes) -> str:
     """Make this process a follower that waits for a leader, and return where that is to call."""
     global _following
     before = _leave()
-    _following = Following(_folder(dask_worker), key, before)
+    _following = Following(key, before)
     return _following.address
-
-
-def _folder(worker: Worker) -> Path:
-    """Return a new folder for nobody else: where Dask cleans up, if a socket's name fits there."""
-    scratch = worker.local_directory
-    return Path(tempfile.mkdtemp(prefix="gang-", dir=scratch if len(scratch) < 80 else None))
 
 
 def _leave() -> "Following | None":

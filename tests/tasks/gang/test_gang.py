@@ -5,10 +5,11 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
-from distributed import Client
+from distributed import Client, get_worker
 
 from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device
@@ -169,9 +170,26 @@ def test_a_gang_that_is_formed_while_it_works_ends_that_first(gangs):
     assert (running.result(timeout=30), after.result(timeout=30)) == (12.0, 24.0)
 
 
+def test_a_gang_can_be_formed_again_and_again(gangs):
+    """Each time all members leave the group at once; none waits for what another has removed."""
+    for number in range(60):
+        gangs.form("g0")
+        assert gangs.call("g0", together.summed, float(number), seconds=20) == number * 12.0
+    gangs.form("g0")
+    for _ in range(100):  # a follower that is slow to leave
+        if len(folders := gangs.call("g0", gang_folders)) == 1:
+            break
+        time.sleep(0.1)
+    assert len(folders) == 1, "of the gang that is"
+
+
 def slow(seconds):
     time.sleep(seconds)
     return 0
+
+
+def gang_folders():
+    return [found.name for found in Path(get_worker().local_directory).glob("gang-*")]
 
 
 def summed_after(_, value, seconds):
