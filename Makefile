@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-fast coverage test-slow test-slice test-layouts test-algorithms test-families test-operation lint bench ui docs docs-images golden clean
+.PHONY: help setup train test test-fast coverage test-slow test-slice test-layouts test-algorithms test-families test-operation test-gpu lint bench ui docs docs-images golden clean
 
 # No telemetry: without these, each start also waits for name look-ups where there is no network.
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
@@ -86,6 +86,9 @@ test-families: setup ## the weights of every model family, image and video; up t
 
 test-operation: setup ## servers that go away, killed runs, browsers, whole sessions, pages followed; up to 30 minutes
 	$(PYTEST) -m operation --dist loadgroup $(ARGS)
+
+test-gpu: setup ## every family at real width, attention, memory and the search for settings on a GPU; skipped where there is none; up to 20 minutes
+	$(BIN)/pytest -q -rs -m gpu $(ARGS)
 
 bench: setup ## what a task costs: bare Dask, digen's runner, Prefect's Dask runner
 	$(BIN)/digen bench runner $(ARGS)

@@ -1,5 +1,6 @@
 """The command ``digen bench``: what orchestration costs, and what layouts gain."""
 
+import sys
 from math import inf
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -124,6 +125,67 @@ def utilization(
     from deployments.bench import utilization as bench_utilization
 
     bench_utilization.main(config, blocks, rounds, peak_tflops)
+    return 0
+
+
+@bench.command
+def gpu(
+    *names: str,
+    blocks: float = 0.2,
+    rounds: int = 3,
+    minutes: float = 20.0,
+    device: str = "auto",
+    peak_tflops: float | None = None,
+) -> int:
+    """Find the attention, compilation and batch sizes with which this GPU computes fastest.
+
+    It prints a Markdown table as it comes, and the best of each model. It needs no weights.
+
+    Example: digen bench gpu
+    Example: digen bench gpu flow_grpo_flux_fast --blocks 0.5 --minutes 5
+
+    Args:
+        names: Recipes or configs; default: FLUX.1, Qwen-Image, Wan2.1 14B and HunyuanVideo at their
+            recipes' sizes.
+        blocks: Share of the transformers' blocks to build, at least one of each kind.
+        rounds: Interleaved rounds.
+        minutes: After which no further setting is tried.
+        device: Torch device; auto: the GPU, and nothing is measured where there is none.
+        peak_tflops: Peak of the device in bfloat16, in TFLOP/s; default: by its name.
+    """
+    _require_all(
+        blocks=(blocks, 0 < blocks <= 1, "a number above 0 and up to 1"),
+        rounds=(rounds, rounds >= 1, "1 or more"),
+        minutes=(minutes, 0 < minutes < inf, "a number above 0"),
+        peak_tflops=(
+            peak_tflops,
+            peak_tflops is None or 0 < peak_tflops < inf,
+            "a number above 0",
+        ),
+    )
+
+    import torch
+
+    if device == "auto" and not torch.cuda.is_available():
+        sys.stdout.write("no GPU is here: nothing is measured; --device cpu measures the CPU\n")
+        return 0
+
+    from digen_core.config.model import ModelConfig
+    from digen_core.preflight.model import check_device
+
+    device = "cuda" if device == "auto" else device
+    check_device(ModelConfig(device=device), here=True)
+
+    from deployments.bench import gpu as bench_gpu
+
+    bench_gpu.main(
+        names,
+        device=device,
+        share=blocks,
+        rounds=rounds,
+        minutes=minutes,
+        peak=peak_tflops or 0.0,
+    )
     return 0
 
 

@@ -23,11 +23,11 @@ from digen_core.planning.model_settings import settings_folder
 from digen_core.planning.sizes import Sizes, sizes_of
 from tasks.measure import Work, work_seconds
 
-_NAMES: Final[dict[Work, str]] = {
+WORDS: Final[dict[Work, str]] = {
     "step": "denoising step, samples",
     "pack": "forward and backward, pairs",
 }
-_CLUSTER_KEYS: Final[dict[Work, str]] = {"step": "mfu_denoise", "pack": "mfu_train"}
+CLUSTER_KEYS: Final[dict[Work, str]] = {"step": "mfu_denoise", "pack": "mfu_train"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,15 @@ class Row:
         return self.flops / self.seconds / 1e12
 
 
+@dataclass(frozen=True, slots=True)
+class Utilization:
+    """What a model of real size reached on this machine's device."""
+
+    headline: str
+    rows: list[Row]
+    left_out: list[tuple[Work, int]]  # what does not fit into memory
+
+
 def main(config: RunConfig, share: float, rounds: int, peak_tflops: float | None) -> None:
     """Time a denoising step of a fragment, and packs of one pair and of the config's pack size.
 
@@ -58,20 +67,36 @@ def main(config: RunConfig, share: float, rounds: int, peak_tflops: float | None
         UserError: the model's settings are not there or do not fit the config, or the model does
             not fit into the device's memory.
     """
+    works: list[tuple[Work, int]] = [("step", config.fragment_size)]
+    works += [("pack", size) for size in sorted({1, config.train.pack_size})]
+    measured = measure(config, works, share, rounds)
+    console = terminal()
+    console.print(measured.headline)
+    if measured.rows:
+        print_rows(measured.rows, rounds, peak_tflops, console)
+    for work, items in measured.left_out:
+        console.print(f"left out, as it does not fit into memory: {WORDS[work]}: {items}")
+
+
+def measure(
+    config: RunConfig, works: Sequence[tuple[Work, int]], share: float, rounds: int
+) -> Utilization:
+    """Build a model with random weights and time its work, interleaved; the rest as in ``main``.
+
+    Args:
+        config: of the run.
+        works: each with its number of samples or pairs.
+        share: of the transformer's blocks that are built, in (0, 1].
+        rounds: in which each is timed once, after one that warms up.
+    """
     with TemporaryDirectory() as temporary, reading_settings(config):
         folder = Path(temporary)
         cut_settings(settings_folder(config.model.path), folder, share)
         sizes = sizes_of(config, folder)
         policy = _built(config, folder)
-    works: list[tuple[Work, int]] = [("step", config.fragment_size)]
-    works += [("pack", size) for size in sorted({1, config.train.pack_size})]
     found = work_seconds(policy, config, noise_condition(policy), works, rounds)
-    console = terminal()
-    console.print(_headline(config, policy, sizes, share))
-    if found:
-        print_rows(rows_of(found, sizes), rounds, peak_tflops, console)
-    for work, items in (each for each in works if each not in found):
-        console.print(f"left out, as it does not fit into memory: {_NAMES[work]}: {items}")
+    left_out = [each for each in works if each not in found]
+    return Utilization(_headline(config, policy, sizes, share), rows_of(found, sizes), left_out)
 
 
 def cut_settings(folder: Path, out: Path, share: float) -> None:
@@ -174,7 +199,7 @@ def print_rows(
         cells.append(f"{row.tflops:.3g}")
         if peak_tflops:
             cells.append(f"{row.tflops / peak_tflops:.1%}")
-        table.add_row(_NAMES[row.work], *cells)
+        table.add_row(WORDS[row.work], *cells)
     console.print(table)
     console.print(_cluster_line(rows, peak_tflops))
 
@@ -186,6 +211,6 @@ def _cluster_line(rows: Sequence[Row], peak_tflops: float | None) -> str:
             "with --peak-tflops, from the device's data sheet, this prints shares of the peak: "
             "mfu_denoise and mfu_train of a cluster file (docs/sizes.md)"
         )
-    shares = {_CLUSTER_KEYS[row.work]: row.tflops / peak_tflops for row in rows}
+    shares = {CLUSTER_KEYS[row.work]: row.tflops / peak_tflops for row in rows}
     lines = ", ".join(f"{key} = {share:.3g}" for key, share in shares.items())
     return f"at the top of a cluster file whose devices have tflops = {peak_tflops:g}: {lines}"

@@ -13,6 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from digen_core.config.run import RunConfig
+from digen_core.models.attention import set_attention
 from digen_core.models.families import adapter_of
 from digen_core.models.pipeline_policy import PipelinePolicy
 from digen_core.models.policy import TORCH_DTYPES
@@ -51,6 +52,8 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
         ValueError: no module matches the config's LoRA targets.
     """
     policy = adapter_of(config.model.family).without_weights(config.model, folder)
+    # else it is the kernel of the last model of this process, which may not count, or take a mask
+    set_attention(policy, config.model.model_copy(update={"attention": "native"}))
     parameters = sum(parameter.numel() for parameter in policy.transformer.parameters())
     train = config.train
     with torch.device("meta"):

@@ -157,9 +157,10 @@ def test_a_folder_without_runs(here, capsys):
 
 
 HOLD = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from flows.reopen import locked
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 with locked(Path(sys.argv[1])):
     try:
         print("holds", flush=True)

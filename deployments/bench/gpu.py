@@ -1,0 +1,260 @@
+"""The settings with which a GPU computes fastest: the mission's models at their recipes' sizes.
+
+The kernels of attention are tried first, then compilation with the best of them: each setting that
+is tried takes a model of its own, and to try all pairs would take a card for hours.
+"""
+
+import gc
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+from typing import Any, Final, get_args
+
+import torch
+
+from deployments.bench.utilization import CLUSTER_KEYS, Row, Utilization, measure
+from deployments.shipped import find_config
+from digen_core.config.families import FAMILIES
+from digen_core.config.load import load_config
+from digen_core.config.model import Attention, ModelConfig
+from digen_core.config.run import RunConfig
+from digen_core.errors import UserError
+from tasks.measure import Work
+
+JOBS: Final[dict[str, tuple[str, Mapping[str, Any]]]] = {
+    "FLUX.1 12B, LoRA": ("flow_grpo_flux_fast", {}),
+    "FLUX.1 12B, all weights": ("dance_grpo_flux", {}),
+    "Qwen-Image 20B, LoRA": ("flow_grpo_qwen_image_fast", {}),
+    "Wan2.1 14B, LoRA": (
+        "flow_grpo_wan_ocr",
+        {
+            "model.path": "Wan-AI/Wan2.1-T2V-14B-Diffusers",
+            "model.height": 480,
+            "model.width": 832,
+            "model.num_frames": 81,
+            "train.gradient_checkpointing": True,
+        },
+    ),
+    "HunyuanVideo 13B, all weights": ("dance_grpo_hunyuan_video", {}),
+}
+"""Name -> a shipped recipe, and what is changed: FlowGRPO's Wan is the small one, of 33 frames."""
+
+PEAK_TFLOPS: Final = {
+    "H100 PCIe": 756.0,
+    "H100": 989.0,
+    "H200": 989.0,
+    "A100": 312.0,
+    "L40S": 362.0,
+    "RTX 4090": 165.0,
+}
+"""Part of a device's name -> its dense peak in bfloat16, 10^12 FLOP a second, by data sheets."""
+
+COMPILED: Final[tuple[Any, ...]] = (True, "max-autotune-no-cudagraphs")
+HEADINGS: Final = ("model", "attention", "compile", "work", "items", "ms", "TFLOP/s", "of the peak")
+_STEP_OF_SIZES: Final = 4  # from one batch size to the next
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to compute a model."""
+
+    attention: Attention
+    compile: Any  # as model.compile
+
+    def __str__(self) -> str:
+        return f"attention {self.attention}, compile {str(self.compile).lower()}"
+
+    def of(self, config: RunConfig) -> RunConfig:
+        """Return a config with this setting."""
+        changes = {"attention": self.attention, "compile": self.compile}
+        model = ModelConfig.model_validate({**config.model.model_dump(), **changes})
+        return config.model_copy(update={"model": model})
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a setting reached."""
+
+    setting: Setting
+    rows: list[Row]
+
+    def best(self, work: Work) -> Row:
+        """Return the fastest number of items for work, by item."""
+        return min(
+            (row for row in self.rows if row.work == work), key=lambda row: row.seconds / row.items
+        )
+
+    def sample_seconds(self, config: RunConfig) -> float:
+        """Return the seconds of a sample's denoising and of the training of its pairs."""
+        step, pack = self.best("step"), self.best("pack")
+        return (
+            config.rollout.num_steps * step.seconds / step.items
+            + config.num_trained_steps * pack.seconds / pack.items
+        )
+
+
+def main(
+    names: Sequence[str], *, device: str, share: float, rounds: int, minutes: float, peak: float
+) -> None:
+    """Print a row for all that is measured, as it comes, and the best setting of each model.
+
+    Args:
+        names: of jobs, recipes or configs; none: all jobs.
+        device: of torch.
+        share: of the transformers' blocks that are built, in (0, 1].
+        rounds: in which each size is timed once, after one that warms up.
+        minutes: after which no further setting is tried.
+        peak: of the device, 10^12 FLOP a second; 0: by its name, if that is known.
+
+    Raises:
+        UserError: a config is wrong, or its model's settings are not there.
+    """
+    jobs = {name: config_of(name, device) for name in names or JOBS}
+    peak = peak or peak_of(torch.device(device))
+    end = monotonic() + 60 * minutes
+    _say(_line(HEADINGS))
+    _say(_line(["---"] * 4 + ["--:"] * 4))
+    best = {
+        name: search(
+            config,
+            partial(try_setting, name, share=share, rounds=rounds, peak=peak, end=end),
+        )
+        for name, config in jobs.items()
+    }
+    _say("")
+    for name, found in best.items():
+        _say(summary(name, found, peak))
+
+
+def config_of(name: str, device: str) -> RunConfig:
+    """Return the config of a job, a recipe or a file.
+
+    Raises:
+        UserError: there is none, or it is wrong.
+    """
+    recipe, changes = JOBS.get(name, (name, {}))
+    return load_config(find_config(recipe), {**changes, "model.device": device})
+
+
+def peak_of(device: torch.device) -> float:
+    """Return the peak of a device in bfloat16, 10^12 FLOP a second; 0: not known."""
+    if device.type != "cuda":
+        return 0.0
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAK_TFLOPS.items() if part in name), 0.0)
+
+
+def search(config: RunConfig, tried: Callable[[RunConfig], Found | None]) -> Found | None:
+    """Return the setting of which a sample takes the least time, of those that work.
+
+    Args:
+        config: of the run.
+        tried: measures a config; None: it does not work, or there is no time left.
+    """
+
+    def best_of(settings: Iterator[Setting]) -> Found | None:
+        found = [one for setting in settings if (one := tried(setting.of(config)))]
+        return min(found, key=lambda one: one.sample_seconds(config), default=None)
+
+    kernels = {*FAMILIES[config.model.family].attention} - {"math"}  # a check, never the fastest
+    plain = best_of(
+        Setting(kernel, compile=False) for kernel in get_args(Attention) if kernel in kernels
+    )
+    if plain is None:
+        return None
+    compiled = best_of(Setting(plain.setting.attention, mode) for mode in COMPILED)
+    both = [one for one in (plain, compiled) if one is not None]
+    return min(both, key=lambda one: one.sample_seconds(config))
+
+
+def try_setting(
+    name: str, config: RunConfig, *, share: float, rounds: int, peak: float, end: float
+) -> Found | None:
+    """Measure a setting, print its rows, and return them if it works and there is time.
+
+    Args:
+        name: of the job.
+        config: with the setting.
+        share: of the transformer's blocks that are built, in (0, 1].
+        rounds: in which each size is timed once, after one that warms up.
+        peak: of the device, 10^12 FLOP a second; 0: not known.
+        end: when no setting is begun any more, on the monotonic clock.
+    """
+    setting = Setting(config.model.attention, config.model.compile)
+
+    def left_out(why: object) -> None:
+        _say(_line([name, *_words(setting), f"left out: {why}", "", "", "", ""]))
+
+    if monotonic() > end:
+        left_out("no time is left")
+        return None
+    try:
+        measured = measure(config, works_of(config), share, rounds)
+    except (UserError, RuntimeError, NotImplementedError) as error:  # no such kernel here
+        left_out(str(error).partition("\n")[0])
+        return None
+    finally:
+        _let_go()
+    for row in measured.rows:
+        _say(_line([name, *_words(setting), *_cells(row, peak)]))
+    for work, items in measured.left_out:
+        left_out(f"{work} of {items} does not fit into memory")
+    return Found(setting, measured.rows) if _has_both(measured) else None
+
+
+def works_of(config: RunConfig) -> list[tuple[Work, int]]:
+    """Return steps and packs of 1, 4, 16, ... items up to the config's, and those."""
+    largest: dict[Work, int] = {"step": config.fragment_size, "pack": config.train.pack_size}
+    return [(work, size) for work, most in largest.items() for size in sizes_up_to(most)]
+
+
+def sizes_up_to(most: int) -> list[int]:
+    """Return 1, 4, 16, ... below a number, and the number."""
+    sizes, size = [], 1
+    while size < most:
+        sizes.append(size)
+        size *= _STEP_OF_SIZES
+    return [*sizes, most]
+
+
+def _has_both(measured: Utilization) -> bool:
+    return {row.work for row in measured.rows} == {"step", "pack"}
+
+
+def _let_go() -> None:
+    """Give a model's memory back, and what was compiled for it."""
+    torch._dynamo.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()  # what was measured stands, whatever ends this
+
+
+def _words(setting: Setting) -> list[str]:
+    return [setting.attention, str(setting.compile).lower()]
+
+
+def _cells(row: Row, peak: float) -> list[str]:
+    share = f"{row.tflops / peak:.1%}" if peak else "-"
+    return [row.work, str(row.items), f"{1e3 * row.seconds:.1f}", f"{row.tflops:.3g}", share]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def summary(name: str, found: Found | None, peak: float) -> str:
+    """Return a sentence on the best setting, with what a cluster file says of it."""
+    if found is None:
+        return f"{name}: nothing that works was found"
+    works: tuple[Work, ...] = ("step", "pack")
+    rows = [found.best(work) for work in works]
+    sizes = ", ".join(f"{row.work} of {row.items}: {row.tflops:.3g} TFLOP/s" for row in rows)
+    keys = [f"{CLUSTER_KEYS[row.work]} = {row.tflops / peak:.3g}" for row in rows if peak]
+    return "; ".join([f"{name}: {found.setting}", sizes, *keys])

@@ -1,0 +1,188 @@
+"""The search for a GPU's best settings, on a CPU with tiny models, and on a GPU if one is here."""
+
+import pytest
+import torch
+
+from deployments.bench import gpu
+from deployments.bench.gpu import JOBS, Found, Setting, config_of, search, sizes_up_to, summary
+from deployments.bench.utilization import Row
+from deployments.cli import run
+from digen_core.config.families import FAMILIES as FAMILY_ROWS
+from support.families import FAMILIES, frames_of
+
+SETTINGS = ["--device", "cpu", "--blocks", "1", "--rounds", "1"]
+
+
+@pytest.fixture
+def config_file(tiny_families, tmp_path):
+    """Write a config of a tiny model, of 4 samples a fragment and 2 pairs a pack."""
+
+    def write(family: str) -> str:
+        file = tmp_path / f"{family}.toml"
+        file.write_text(f"""
+[rewards]
+jpeg_compressibility = 1.0
+
+[model]
+family = "{family}"
+path = "{tiny_families[family]}"
+height = 32
+width = 48
+num_frames = {frames_of(family)}
+max_sequence_length = 24
+
+[rollout]
+group_size = 4
+fragment_size = 4
+num_steps = 3
+
+[train]
+pack_size = 2
+""")
+        return str(file)
+
+    return write
+
+
+def rows_in(out: str) -> list[list[str]]:
+    lines = [line for line in out.splitlines() if line.startswith("| ")]
+    return [line.strip("| ").split(" | ") for line in lines][2:]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_measured_with_every_kernel(config_file, family, capsys, monkeypatch):
+    monkeypatch.setattr(gpu, "COMPILED", ())
+    file = config_file(family)
+    assert run(["bench", "gpu", file, *SETTINGS, "--peak-tflops", "0.5"]) == 0
+    out = capsys.readouterr().out
+    rows = rows_in(out)
+    tried = {row[1] for row in rows}
+    assert tried == {*FAMILY_ROWS[family].attention} - {"math"}
+    native = [row[3:5] for row in rows if row[1] == "native"]
+    assert native == [["step", "1"], ["step", "4"], ["pack", "1"], ["pack", "2"]]
+    assert all(float(row[5]) > 0 and row[7].endswith("%") for row in rows if row[1] == "native")
+    if "cudnn" in tried:
+        assert "needs a CUDA device" in next(row for row in rows if row[1] == "cudnn")[3]
+    assert f"{file}: attention " in out.splitlines()[-1]
+    assert "mfu_train = " in out.splitlines()[-1]
+
+
+@pytest.mark.families
+def test_compiled_settings_are_measured(config_file, capsys, monkeypatch):
+    monkeypatch.setattr(gpu, "COMPILED", (True,))
+    monkeypatch.setattr(gpu, "works_of", lambda config: [("step", 1), ("pack", 1)])
+    assert run(["bench", "gpu", config_file("flux"), *SETTINGS]) == 0
+    modes = {row[2] for row in rows_in(capsys.readouterr().out) if row[3] == "pack"}
+    assert modes == {"false", "true"}
+
+
+def test_no_setting_is_begun_when_time_is_over(config_file, capsys, monkeypatch):
+    monkeypatch.setattr(gpu, "measure", pytest.fail)
+    assert run(["bench", "gpu", config_file("flux"), *SETTINGS, "--minutes", "1e-9"]) == 0
+    out = capsys.readouterr().out
+    assert {row[3] for row in rows_in(out)} == {"left out: no time is left"}
+    assert out.splitlines()[-1].endswith("nothing that works was found")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_machine_without_a_gpu_says_so(capsys):
+    assert run(["bench", "gpu"]) == 0
+    assert capsys.readouterr().out.startswith("no GPU is here: nothing is measured")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--blocks", "0"), ("--rounds", "0"), ("--minutes", "-1"), ("--peak-tflops", "nan")],
+)
+def test_nonsense_is_refused(option, value, capsys):
+    assert run(["bench", "gpu", option, value]) == 2
+    assert (
+        f"{option} is {value.replace('-1', '-1.0').replace('0', '0')[:3]}"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_device_that_is_not_here_is_refused(capsys):
+    assert run(["bench", "gpu", "--device", "nonsense"]) == 2
+    assert "nonsense" in capsys.readouterr().err
+
+
+def test_jobs_are_configs_of_the_missions_models():
+    found = {name: config_of(name, "cpu") for name in JOBS}
+    assert [config.model.family for config in found.values()] == [
+        "flux",
+        "flux",
+        "qwen_image",
+        "wan",
+        "hunyuan_video",
+    ]
+    for name, config in found.items():
+        assert ("LoRA" in name) == (config.train.lora is not None)
+        assert config.model.dtype == "bfloat16"
+
+
+# --- the search ---------------------------------------------------------------------------------
+
+
+def rows(step: float, pack: float) -> list[Row]:
+    return [Row("step", 1, step, 1e12), Row("pack", 1, 9.0, 1e12), Row("pack", 4, pack, 4e12)]
+
+
+def searched(seconds: dict) -> Found | None:
+    """Search where settings have the given seconds of a step and a pack of 4; others fail."""
+    asked = []
+
+    def tried(config):
+        setting = Setting(config.model.attention, config.model.compile)
+        asked.append(setting)
+        found = seconds.get((setting.attention, setting.compile))
+        return found and Found(setting, rows(*found))
+
+    found = search(config_of("flow_grpo_flux_fast", "cpu"), tried)
+    assert len(asked) == len({*asked})
+    return found
+
+
+def test_the_best_kernel_is_then_compiled():
+    autotuned = "max-autotune-no-cudagraphs"
+    seconds = {
+        ("native", False): (2.0, 4.0),
+        ("cudnn", False): (1.0, 2.0),
+        ("cudnn", True): (0.5, 1.0),
+        ("cudnn", autotuned): (0.6, 1.2),
+        ("native", True): (0.1, 0.1),  # never tried
+    }
+    found = searched(seconds)
+    assert found.setting == Setting("cudnn", compile=True)
+    assert found.best("pack").items == 4
+    seconds["cudnn", True] = seconds["cudnn", autotuned] = (3.0, 6.0)
+    assert searched(seconds).setting == Setting("cudnn", compile=False)
+    assert searched({}) is None
+
+
+def test_seconds_of_a_sample_by_hand():
+    config = config_of("flow_grpo_flux_fast", "cpu")
+    found = Found(Setting("native", compile=False), rows(0.5, 2.0))
+    steps, trained = config.rollout.num_steps, config.num_trained_steps
+    assert found.sample_seconds(config) == pytest.approx(0.5 * steps + 0.5 * trained)
+    assert summary("flux", found, 100.0) == (
+        "flux: attention native, compile false; step of 1: 2 TFLOP/s, pack of 4: 2 TFLOP/s; "
+        "mfu_denoise = 0.02; mfu_train = 0.02"
+    )
+    assert summary("flux", found, 0.0).endswith("pack of 4: 2 TFLOP/s")
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"), [(1, [1]), (2, [1, 2]), (4, [1, 4]), (9, [1, 4, 9]), (16, [1, 4, 16])]
+)
+def test_sizes_by_hand(most, sizes):
+    assert sizes_up_to(most) == sizes
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+def test_the_missions_models_on_this_gpu(capsys):
+    assert run(["bench", "gpu", "--blocks", "0.001", "--rounds", "1", "--minutes", "8"]) == 0
+    out = capsys.readouterr().out
+    assert "nothing that works was found" not in out
+    assert {row[0] for row in rows_in(out) if row[3] == "pack"} == {*JOBS}

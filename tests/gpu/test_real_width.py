@@ -1,0 +1,182 @@
+"""Every family at real width with one block of each kind on a GPU; on a CPU at tiny size."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from deployments.bench.utilization import cut_settings, noise_condition
+from digen_core.config.families import FAMILIES as FAMILY_ROWS
+from digen_core.config.run import RunConfig
+from digen_core.errors import ConfigError
+from digen_core.models.attention import set_attention
+from digen_core.models.loading import build_trainable
+from digen_core.models.pipeline_policy import PipelinePolicy
+from digen_core.models.trainable import trainable_parameters
+from digen_core.planning.memory_count import memory_of
+from digen_core.planning.model_settings import MODEL_CONFIGS
+from support.families import FAMILIES, frames_of
+from support.gpu import DEVICES, peak_bytes, relative_error
+
+PUBLISHED = {
+    "flux": "FLUX.1-dev",
+    "sd3": "stable-diffusion-3.5-medium",
+    "qwen_image": "Qwen-Image",
+    "wan": "Wan2.1-T2V-14B-Diffusers",
+    "hunyuan_video": "HunyuanVideo",
+}
+SAMPLES = 2
+BOUNDS = {"cpu": 1e-5, "cuda": 2e-2}  # float32; bfloat16, whose numbers have 8 bits
+
+
+@dataclass
+class Place:
+    """A device, and the settings of the family's model for it."""
+
+    family: str
+    device: str
+    folder: Path
+
+    def config(self, **tables) -> RunConfig:
+        small = {"height": 64, "width": 64, "num_frames": frames_of(self.family)}
+        small |= {"max_sequence_length": 24, "dtype": "float32"}
+        model = {"dtype": "bfloat16"} if self.device == "cuda" else small
+        tree = {
+            "model": {"family": self.family, "guidance_scale": 3.0, "device": self.device, **model},
+            "rollout": {"group_size": SAMPLES, "fragment_size": SAMPLES, "num_steps": 3},
+            "train": {"lora": {"rank": 4}, "pack_size": SAMPLES},
+        }
+        for name, table in tables.items():
+            tree[name] = {**tree[name], **table}
+        return RunConfig.model_validate(tree)
+
+    def build(self, config: RunConfig) -> PipelinePolicy:
+        """Build a model whose numbers, adapters included, are the same each time."""
+        torch.manual_seed(0)
+        policy = build_trainable(config, self.folder)
+        for parameter in trainable_parameters(policy).values():
+            torch.nn.init.normal_(parameter, std=0.02)
+        return policy
+
+
+@pytest.fixture(params=DEVICES)
+def place(request, family, tiny_families, tmp_path) -> Place:
+    tiny = request.param == "cpu"
+    source = Path(tiny_families[family]) if tiny else MODEL_CONFIGS / PUBLISHED[family]
+    cut_settings(source, tmp_path, 0.001)
+    return Place(family, request.param, tmp_path)
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request) -> str:
+    return request.param
+
+
+def velocity(policy: PipelinePolicy) -> torch.Tensor:
+    """The velocity of some samples, the same each time."""
+    generator = torch.Generator(policy.device).manual_seed(1)
+    x = torch.randn(
+        SAMPLES,
+        *policy.latent_shape,
+        generator=generator,
+        device=policy.device,
+        dtype=policy.latent_dtype,
+    )
+    torch.manual_seed(2)
+    condition = {
+        name: value.expand(SAMPLES, *value.shape[1:])
+        for name, value in noise_condition(policy).items()
+    }
+    sigma = torch.full((SAMPLES,), 0.5, device=policy.device)
+    return policy.velocity(x, sigma, policy.without_padding(condition))
+
+
+def gradients(policy: PipelinePolicy) -> torch.Tensor:
+    """The gradient of a loss, as one vector."""
+    found = torch.autograd.grad(
+        velocity(policy).square().mean(), list(trainable_parameters(policy).values())
+    )
+    return torch.cat([one.flatten().float() for one in found])
+
+
+def test_a_trainer_recomputes_what_was_generated(place):
+    """Without gradients, and with those that checkpointing computes again."""
+    policy = place.build(place.config(train={"gradient_checkpointing": True}))
+    with torch.no_grad():
+        generated = velocity(policy)
+    assert generated.isfinite().all()
+    assert relative_error(velocity(policy).detach(), generated) <= BOUNDS[place.device] / 2
+    plain = place.build(place.config())
+    assert relative_error(gradients(policy), gradients(plain)) <= BOUNDS[place.device]
+    assert gradients(policy).abs().max() > 0
+
+
+@pytest.mark.families
+@pytest.mark.timeout(900)
+def test_compiled_blocks_compute_the_same(place):
+    """On a CPU for one family: it takes a minute."""
+    if place.device == "cpu" and place.family != "flux":
+        pytest.skip("the compiler of a CPU is slow")
+    plain = place.build(place.config())
+    train = {"gradient_checkpointing": True}
+    compiled = place.build(place.config(model={"compile": True}, train=train))
+    assert (
+        relative_error(velocity(compiled).detach(), velocity(plain).detach())
+        <= (BOUNDS[place.device])
+    )
+    assert relative_error(gradients(compiled), gradients(plain)) <= 2 * BOUNDS[place.device]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_peaks_are_those_of_the_memory_model(place, checkpointing):
+    config = place.config(train={"gradient_checkpointing": checkpointing})
+    expected = memory_of(config, place.folder)
+    policy = place.build(config)
+    parameters = list(trainable_parameters(policy).values())
+
+    def step() -> torch.Tensor:
+        x = torch.randn(
+            SAMPLES, *policy.latent_shape, device=policy.device, dtype=policy.latent_dtype
+        )
+        sigma = torch.rand(SAMPLES, device=policy.device)
+        return policy.velocity(x, sigma, policy.blank_condition(SAMPLES))
+
+    @torch.no_grad()
+    def generate() -> None:
+        step()
+
+    def train() -> None:
+        torch.autograd.grad(step().sum(), parameters, allow_unused=True)
+
+    if place.device == "cuda":  # workspaces of libraries, which the first call leaves behind
+        generate()
+        train()
+    copied = tables_of(policy) if place.device == "cpu" else 0
+    peaks = peak_bytes(place.device, generate), peak_bytes(place.device, train)
+    counted = expected.step(SAMPLES) - copied, expected.pack(SAMPLES) - copied
+    assert peaks == pytest.approx(counted, rel=0.1)
+
+
+def tables_of(policy: PipelinePolicy) -> int:
+    """Bytes of the positions that Qwen-Image copies from the host, which no CPU has to."""
+    is_qwen = policy.config.family == "qwen_image"
+    return policy.transformer.pos_embed.pos_freqs.nbytes if is_qwen else 0
+
+
+def test_kernels_of_attention_agree(place):
+    """All that this device has; which those are is known for torch's own."""
+    config = place.config()
+    policy = place.build(config)
+    found = {}
+    for kernel in FAMILY_ROWS[place.family].attention:
+        try:
+            set_attention(policy, config.model.model_copy(update={"attention": kernel}))
+            with torch.no_grad():
+                found[kernel] = velocity(policy)
+        except (ConfigError, RuntimeError):
+            assert kernel == "flash" or place.device == "cpu", kernel
+    expected = {"native", "math"} if place.device == "cpu" else set()
+    assert expected & {*FAMILY_ROWS[place.family].attention} <= {*found}
+    for kernel, other in found.items():
+        assert relative_error(other, found["native"]) <= BOUNDS[place.device], kernel
