@@ -95,9 +95,11 @@ def velocity(policy: PipelinePolicy) -> torch.Tensor:
 def gradients(policy: PipelinePolicy) -> torch.Tensor:
     """The gradient of a loss, as one vector."""
     found = torch.autograd.grad(
-        velocity(policy).square().mean(), list(trainable_parameters(policy).values())
+        velocity(policy).square().mean(),
+        list(trainable_parameters(policy).values()),
+        materialize_grads=True,  # the last block's text reaches no output in some families
     )
-    return torch.cat([one.flatten().float() for one in found])
+    return torch.cat([one.flatten() for one in found])
 
 
 def test_a_trainer_recomputes_what_was_generated(place):
@@ -115,11 +117,10 @@ def test_a_trainer_recomputes_what_was_generated(place):
 @pytest.mark.families
 @pytest.mark.timeout(900)
 def test_compiled_blocks_compute_the_same(place):
-    """On a CPU for one family: it takes a minute."""
-    if place.device == "cpu" and place.family != "flux":
-        pytest.skip("the compiler of a CPU is slow")
-    plain = place.build(place.config())
-    train = {"gradient_checkpointing": True}
+    """All weights are trained. With vectorized loops HunyuanVideo's gradients were off on CPUs."""
+    train = {"lora": None}
+    plain = place.build(place.config(train=train))
+    train["gradient_checkpointing"] = True
     compiled = place.build(place.config(model={"compile": True}, train=train))
     assert (
         relative_error(velocity(compiled).detach(), velocity(plain).detach())

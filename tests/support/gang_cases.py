@@ -36,6 +36,7 @@ class Case:
     checkpointing: bool = False
     dtype: str = "float64"
     num_rows: int = 5
+    compile: bool = False
 
     def config(self, folder: str) -> RunConfig:
         lora = {"rank": 4, "alpha": 8.0} if self.lora else None
@@ -46,6 +47,7 @@ class Case:
                     "path": folder,
                     "dtype": self.dtype,
                     "device": "cpu",
+                    "compile": self.compile,
                     "height": 32,
                     "width": 32,
                     "num_frames": frames_of(self.family),

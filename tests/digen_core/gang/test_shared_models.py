@@ -77,6 +77,16 @@ def test_members_parts_add_up_for_every_way_to_share(tiny_families, tmp_path, si
     compare(size, tmp_path, tiny_families, cases)
 
 
+@pytest.mark.families
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("family", "lora"), [("flux", True), ("hunyuan_video", False)])
+def test_compiled_blocks_that_are_sharded_and_deal_tokens(tiny_families, tmp_path, family, lora):
+    case = Case(
+        family, lora, tokens=2, shard=True, checkpointing=True, dtype="float32", compile=True
+    )
+    compare(2, tmp_path, tiny_families, [case])
+
+
 def test_members_sample_what_one_device_samples(tiny_families, tmp_path):
     cases = [
         *(Case(family, tokens=2, num_rows=2) for family in FAMILIES if family != "sd3"),
