@@ -21,6 +21,7 @@ from digen_core.config.load import load_config
 from digen_core.config.model import Attention, ModelConfig
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
+from digen_core.planning.model_settings import settings_folder
 from tasks.measure import Work
 
 JOBS: Final[dict[str, tuple[str, Mapping[str, Any]]]] = {
@@ -132,10 +133,12 @@ def config_of(name: str, device: str) -> RunConfig:
     """Return the config of a job, a recipe or a file.
 
     Raises:
-        UserError: there is none, or it is wrong.
+        UserError: there is none, it is wrong, or its model's settings are not there.
     """
     recipe, changes = JOBS.get(name, (name, {}))
-    return load_config(find_config(recipe), {**changes, "model.device": device})
+    config = load_config(find_config(recipe), {**changes, "model.device": device})
+    settings_folder(config.model.path)
+    return config
 
 
 def peak_of(device: torch.device) -> float:

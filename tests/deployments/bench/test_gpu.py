@@ -107,6 +107,16 @@ def test_a_device_that_is_not_here_is_refused(capsys):
     assert "nonsense" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "message"), [("flow_grpo_flux_fst", "flow_grpo_flux_fast"), ("medium", "model.path")]
+)
+def test_what_cannot_be_measured_is_refused_before_anything_is(name, message, capsys):
+    assert run(["bench", "gpu", "flow_grpo_flux_fast", name, "--device", "cpu"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err
+
+
 def test_jobs_are_configs_of_the_missions_models():
     found = {name: config_of(name, "cpu") for name in JOBS}
     assert [config.model.family for config in found.values()] == [
