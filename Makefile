@@ -87,7 +87,7 @@ test-families: setup ## the weights of every model family, image and video; up t
 test-operation: setup ## servers that go away, killed runs, browsers, whole sessions, pages followed; up to 30 minutes
 	$(PYTEST) -m operation --dist loadgroup $(ARGS)
 
-test-gpu: setup ## every family at real width, attention, memory and the search for settings on a GPU; skipped where there is none; up to 20 minutes
+test-gpu: setup ## every family at real width, attention, memory and the search for settings on a GPU; skipped where there is none
 	$(BIN)/pytest -q -rs -m gpu $(ARGS)
 
 bench: setup ## what a task costs: bare Dask, digen's runner, Prefect's Dask runner

@@ -43,14 +43,21 @@ JOBS: Final[dict[str, tuple[str, Mapping[str, Any]]]] = {
 """Name -> a shipped recipe, and what is changed: FlowGRPO's Wan is the small one, of 33 frames."""
 
 PEAK_TFLOPS: Final = {
-    "H100 PCIe": 756.0,
-    "H100": 989.0,
-    "H200": 989.0,
-    "A100": 312.0,
-    "L40S": 362.0,
-    "RTX 4090": 165.0,
+    "NVIDIA H100 80GB HBM3": 989.0,
+    "NVIDIA H100 NVL": 835.0,
+    "NVIDIA H100 PCIe": 756.0,
+    "NVIDIA H200": 989.0,
+    "NVIDIA A100-SXM4-40GB": 312.0,
+    "NVIDIA A100-SXM4-80GB": 312.0,
+    "NVIDIA A100-PCIE-40GB": 312.0,
+    "NVIDIA A100 80GB PCIe": 312.0,
+    "NVIDIA L40S": 362.0,
+    "NVIDIA GeForce RTX 4090": 165.0,
 }
-"""Part of a device's name -> its dense peak in bfloat16, 10^12 FLOP a second, by data sheets."""
+"""A device's whole name -> its dense peak in bfloat16, 10^12 FLOP a second, by data sheets.
+
+A share of a card (MIG) has a longer name, and another peak.
+"""
 
 COMPILED: Final[tuple[Any, ...]] = (True, "max-autotune-no-cudagraphs")
 HEADINGS: Final = ("model", "attention", "compile", "work", "items", "ms", "TFLOP/s", "of the peak")
@@ -145,8 +152,7 @@ def peak_of(device: torch.device) -> float:
     """Return the peak of a device in bfloat16, 10^12 FLOP a second; 0: not known."""
     if device.type != "cuda":
         return 0.0
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in PEAK_TFLOPS.items() if part in name), 0.0)
+    return PEAK_TFLOPS.get(torch.cuda.get_device_name(device), 0.0)
 
 
 def search(config: RunConfig, tried: Callable[[RunConfig], Found | None]) -> Found | None:

@@ -10,7 +10,6 @@ from time import monotonic
 from typing import Any, Final
 
 import torch
-import torch._inductor
 
 from digen_core.config.model import ModelConfig
 from digen_core.models.compiler import require_compiler
@@ -40,7 +39,9 @@ def compile_blocks(policy: Policy, config: ModelConfig) -> None:
     if not config.compile:
         return
     require_compiler(policy.device.type)
-    options = {} if config.compile is True else torch._inductor.list_mode_options(config.compile)
+    from torch._inductor import list_mode_options
+
+    options = {} if config.compile is True else list_mode_options(config.compile)
     if policy.device.type == "cpu":
         options = options | SCALAR
     for transformer in policy.transformers:

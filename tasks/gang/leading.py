@@ -134,4 +134,3 @@ class Leading:
         for follower in self._followers:
             follower.close()
         leave_group(self._folder, 0, len(self._followers) + 1)  # of those that were called
-        self._followers = []

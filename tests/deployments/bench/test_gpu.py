@@ -4,7 +4,16 @@ import pytest
 import torch
 
 from deployments.bench import gpu
-from deployments.bench.gpu import JOBS, Found, Setting, config_of, search, sizes_up_to, summary
+from deployments.bench.gpu import (
+    JOBS,
+    Found,
+    Setting,
+    config_of,
+    peak_of,
+    search,
+    sizes_up_to,
+    summary,
+)
 from deployments.bench.utilization import Row
 from deployments.cli import run
 from digen_core.config.families import FAMILIES as FAMILY_ROWS
@@ -92,14 +101,26 @@ def test_a_machine_without_a_gpu_says_so(capsys):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--blocks", "0"), ("--rounds", "0"), ("--minutes", "-1"), ("--peak-tflops", "nan")],
+    [("--blocks", "0.0"), ("--rounds", "0"), ("--minutes", "-1.0"), ("--peak-tflops", "nan")],
 )
 def test_nonsense_is_refused(option, value, capsys):
     assert run(["bench", "gpu", option, value]) == 2
-    assert (
-        f"{option} is {value.replace('-1', '-1.0').replace('0', '0')[:3]}"
-        in capsys.readouterr().err
-    )
+    assert f"{option} is {value}; use " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 0),  # a seventh of one
+        ("NVIDIA H100 PCIe", 756),
+        ("unheard of", 0),
+    ],
+)
+def test_the_peak_of_a_device_goes_by_its_whole_name(name, peak, monkeypatch):
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: name)
+    assert peak_of(torch.device("cuda")) == peak
+    assert peak_of(torch.device("cpu")) == 0
 
 
 def test_a_device_that_is_not_here_is_refused(capsys):
