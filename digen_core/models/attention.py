@@ -3,7 +3,7 @@
 from typing import Final
 
 import diffusers
-from diffusers.models.attention_dispatch import AttentionBackendName
+from diffusers.models.attention_dispatch import AttentionBackendName, attention_backend
 
 from digen_core.config.model import Attention, ModelConfig
 from digen_core.errors import ConfigError
@@ -25,6 +25,8 @@ _HALF: Final = ("cudnn", "flash", "native_flash")
 def set_attention(policy: Policy, config: ModelConfig) -> None:
     """Have all attention of a policy's transformer computed by the config's kernel.
 
+    Other models of the process keep theirs.
+
     Raises:
         ConfigError: this machine has no such kernel.
     """
@@ -41,7 +43,8 @@ def set_attention(policy: Policy, config: ModelConfig) -> None:
         )
     diffusers.utils.logging.set_verbosity_error()  # it would warn that its choice is experimental
     try:
-        policy.transformer.set_attention_backend(_BACKENDS[config.attention].value)
+        with attention_backend():  # restores what the setter changes: the default
+            policy.transformer.set_attention_backend(_BACKENDS[config.attention].value)
     except RuntimeError as error:  # a package that is not installed
         raise ConfigError(
             f"model.attention is {config.attention!r}, but here: {' '.join(str(error).split())} "

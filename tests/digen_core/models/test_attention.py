@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from pydantic import ValidationError
 
 from digen_core.config.families import FAMILIES
@@ -35,6 +36,14 @@ def test_the_kernel_is_used_and_gives_the_same_velocities(
     assert bool(used) == (kernel == "math")
 
 
+def test_a_models_kernel_is_no_other_models(tiny_families):
+    """A GPU's kernel, left as the default of the process, would fail a later model on the CPU."""
+    before = _AttentionBackendRegistry.get_active_backend()
+    policy = load_tiny(tiny_families["flux"], "flux", "float64")
+    set_attention(policy, policy.config.model_copy(update={"attention": "efficient"}))
+    assert _AttentionBackendRegistry.get_active_backend() == before
+
+
 @pytest.mark.parametrize("kernel", ["cudnn", "flash"])
 def test_a_kernel_for_cuda_is_refused_elsewhere(tiny_families, kernel):
     policy = load_tiny(tiny_families["flux"], "flux", attention=kernel)
@@ -60,8 +69,6 @@ def test_a_kernel_for_half_precision_is_refused_with_float32_on_cuda(tiny_famili
 
 
 def test_every_kernel_is_one_of_diffusers():
-    from diffusers.models.attention_dispatch import AttentionBackendName
-
     from digen_core.models.attention import _BACKENDS
 
     names = {name for family in FAMILIES.values() for name in family.attention}
