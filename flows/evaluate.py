@@ -100,6 +100,7 @@ class _Evaluation:
         self._average = batch.submit(
             publish, label, self._holder, state=run.progress.state, average=True, expected=0.0
         ).future
+        self._source = run.fleet.workers_of(self._holder)
         self._parts = [
             _Part(number, own, max(0, min(settings.grid_prompts, own.stop) - own.start))
             for number, own in enumerate(ranges)
@@ -164,6 +165,7 @@ class _Evaluation:
             indices=list(part.prompts),
             samples_per_prompt=settings.samples_per_prompt,
             policy_version=self._average,
+            source=self._source,
             keep=bool(self._pools or part.shown),
             expected=self._expected(part),
         )

@@ -40,6 +40,7 @@ from tasks.receipts import (
     Facts,
     HeldVersion,
     Nothing,
+    Pushed,
     Ran,
     Scored,
     Trained,
@@ -245,13 +246,15 @@ def publish(
         return state, HeldVersion(state, str(state))
 
 
-@body("push", HeldVersion)
-def push_weights(run_id: str, label: str, policy_version: int) -> tuple[None, HeldVersion]:
+@body("push", Pushed)
+def push_weights(
+    run_id: str, label: str, policy_version: int, source: tuple[str, ...] = ()
+) -> tuple[None, Pushed]:
     """Wait for the link, if the device generates."""
     with _working(run_id) as (config, device, started):
         if policy_version and "rollout" in config.devices[device].roles:
             _wait_until(started + config.costs.push)
-    return None, HeldVersion(policy_version, str(policy_version))
+    return None, Pushed(policy_version, str(policy_version))
 
 
 @body("switch", Nothing)

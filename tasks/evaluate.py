@@ -7,12 +7,13 @@ from digen_core.data.prompts import Prompt
 from digen_core.rewards.scoring import Asked
 from digen_core.rollout.evaluation import repeated, sample_latents
 from digen_core.training.optimizer import PolicyVersion
-from digen_core.transport.arrays import Arrays, Weights, to_array, to_arrays, to_tensors
+from digen_core.transport.arrays import Arrays, to_array, to_arrays, to_tensors
 from tasks.body import body
 from tasks.gang.together import together
 from tasks.receipts import Nothing, Scored
 from tasks.score import scores_of
-from tasks.worker.engine import engine_of, working
+from tasks.worker.engine import engine_of, load_average, working
+from tasks.worker.pulling import PullError
 
 SHOWN_PER_PROMPT = 8
 THUMBNAIL_PIXELS = 128  # what goes through the flow process stays small
@@ -28,6 +29,7 @@ def sample_and_score(
     indices: list[int],
     samples_per_prompt: int,
     policy_version: PolicyVersion,
+    source: tuple[str, ...],
     keep: bool,
 ) -> tuple[np.ndarray | None, Scored]:
     """Sample some prompts, score the images, and return them if they are needed after that.
@@ -39,16 +41,21 @@ def sample_and_score(
         indices: of the prompts in the evaluation set.
         samples_per_prompt: S images of each.
         policy_version: to judge.
+        source: addresses of the workers of the device that published it, by rank.
         keep: Return float32 [P S, 3, H, W], or videos [P S, F, 3, H, W].
+
+    Raises:
+        PullError: that device is gone, or what it sent arrived damaged.
     """
     with working(run_id) as engine:
+        if failure := load_average(run_id, policy_version, source):
+            raise PullError(failure)
         config = engine.config
 
         def sampled(part: slice) -> torch.Tensor:
             texts = [prompt.text for prompt in prompts[part]]
             x = clean_latents(
                 run_id,
-                policy_version.weights,
                 to_arrays(repeated(engine.policy.encode(texts), samples_per_prompt)),
                 [
                     (index, number)
@@ -68,13 +75,12 @@ def sample_and_score(
 
 @together
 def clean_latents(
-    run_id: str, weights: Weights, condition: Arrays, samples: list[tuple[int, int]]
+    run_id: str, condition: Arrays, samples: list[tuple[int, int]]
 ) -> list[torch.Tensor]:
     """Return the clean latents of samples, in parts [n, ...]: each member of a gang makes some.
 
     Args:
         run_id: of the run.
-        weights: to judge.
         condition: embeddings of each sample's prompt, n rows.
         samples: as `digen_core.rollout.evaluation.sample_latents` takes them.
     """
@@ -83,7 +89,8 @@ def clean_latents(
     own = gang.computed(num_samples)
     rows = to_tensors({name: value[own] for name, value in condition.items()}, policy.device)
     num_steps, seed = engine.config.evaluation_steps, engine.config.seed
-    with engine.temporary_weights(weights):
+    assert engine.average is not None, "it was loaded before"
+    with engine.temporary_weights(engine.average[1]):
         x = sample_latents(policy, rows, samples[own], num_steps=num_steps, seed=seed).cpu()
     return gang.gather([x] if gang.counts(num_samples) else [])
 

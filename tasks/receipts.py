@@ -135,6 +135,13 @@ class HeldVersion(Facts):
 
 
 @dataclass(frozen=True, slots=True)
+class Pushed(HeldVersion):
+    """What a device has of a version that was pushed to it."""
+
+    failure: StrictStr = ""  # why it does not hold it: its source is gone, or it arrived damaged
+
+
+@dataclass(frozen=True, slots=True)
 class Updated(Facts):
     """The version that the optimizer made, and what the update measured."""
 

@@ -9,11 +9,11 @@ from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, name_of
 from digen_core.checkpoints.tensors import read_checkpoint
 from digen_core.errors import UserError
 from digen_core.reference.replay import KeptIteration
-from digen_core.training.optimizer import TrainState, initial_state, published
+from digen_core.training.optimizer import TrainState
 from tasks.rollout import encode
 from tasks.setup import load_engine
-from tasks.train import step, train_pack
-from tasks.worker.engine import Engine, load_version, version_zero
+from tasks.train import first_state, publish, push_weights, reduce, step, train_pack
+from tasks.worker.engine import Engine
 
 REPLAY = "replay"  # run id of the engine
 
@@ -42,7 +42,8 @@ def replay(run_dir: Path, kept: KeptIteration) -> Replayed:
     config = kept.config.model_copy(update={"rewards": {}})  # none is asked again
     engine = load_engine(REPLAY, config, REPLAY, ("rollout", "trainer"))
     before = _state_before(engine, kept)
-    load_version(REPLAY, published(before, engine.versions.dtypes))
+    pushed, _ = publish(REPLAY, "publish", before)
+    push_weights(REPLAY, "push", pushed)
     total, prompts = None, sorted(set(kept.prompts.values()))
     conditions, _ = encode(REPLAY, "encode", prompts)
     for pack in kept.packs:
@@ -64,14 +65,15 @@ def replay(run_dir: Path, kept: KeptIteration) -> Replayed:
                 "--train.pack-size"
             )
     assert total is not None, "an iteration that was trained has packs"
-    state, update = step(REPLAY, "optimizer step", before, total)
+    gradient, _ = reduce(REPLAY, "reduce", [total])
+    state, update = step(REPLAY, "optimizer step", before, gradient)
     return Replayed(state, update.metrics, _difference(run_dir, state))
 
 
 def _state_before(engine: Engine, kept: KeptIteration) -> TrainState:
     keeps_old = engine.config.keeps_old
     if kept.checkpoint is None:
-        return initial_state(version_zero(REPLAY), keeps_old=keeps_old)
+        return first_state(REPLAY)
     state = read_checkpoint(kept.checkpoint)
     if keeps_old != (state.old is not None):
         raise UserError(

@@ -9,8 +9,9 @@ from digen_core.errors import UserError
 from digen_core.preflight.model import explain_load_error
 from digen_core.training.optimizer import TrainState
 from tasks.body import body
+from tasks.gang.together import together
 from tasks.receipts import CountedTokens, HeldVersion, Nothing
-from tasks.worker.engine import Engine, build_engine, working
+from tasks.worker.engine import Engine, build_engine, engine_of, working
 from tasks.worker.span import span_on_receipt
 
 
@@ -52,5 +53,15 @@ def restore_state(run_id: str, label: str, checkpoint: Path) -> tuple[TrainState
         DamagedError: the checkpoint is not what was written.
     """
     with working(run_id):
-        state = read_checkpoint(checkpoint)
+        state = kept_state(run_id, checkpoint)
     return state, HeldVersion(state.version, state.weights_hash)
+
+
+@together
+def kept_state(run_id: str, checkpoint: Path) -> TrainState:
+    """Return the state in a checkpoint; in a gang each member reads its rows.
+
+    Raises:
+        DamagedError: the checkpoint is not what was written.
+    """
+    return read_checkpoint(checkpoint, engine_of(run_id).gang)

@@ -11,25 +11,33 @@ from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Pack, PairBlock
 from digen_core.errors import UserError
 from digen_core.models.policy import Policy
+from digen_core.models.trainable import initial_weights
 from digen_core.rollout.steps import steps_of_iteration
-from digen_core.training.gradient_sum import GradientSum, PackGradient, pack_gradient, reduced
+from digen_core.training.contents import contents_of
+from digen_core.training.gradient_sum import (
+    GradientSum,
+    PackGradient,
+    UpdateGradient,
+    pack_gradient,
+    reduced,
+)
 from digen_core.training.optimizer import (
     PolicyVersion,
     TrainState,
-    averaged,
     initial_state,
     learning_rate_of,
     optimizer_step,
     published,
 )
 from digen_core.training.pairs import CleanPairs, Pairs, gather_pairs, rows_of
-from digen_core.transport.arrays import Arrays, to_arrays
+from digen_core.transport.arrays import Arrays
 from digen_core.transport.segment import Segment
 from tasks.body import body
 from tasks.gang.together import together
-from tasks.receipts import HeldVersion, Nothing, Trained, Updated
-from tasks.worker.engine import Engine, engine_of, load_version, version_zero, working
+from tasks.receipts import HeldVersion, Nothing, Pushed, Trained, Updated
+from tasks.worker.engine import Engine, engine_of, load_version, working
 from tasks.worker.fitting import no_memory
+from tasks.worker.shelf import AVERAGE
 
 
 @body("train", Trained)
@@ -179,7 +187,7 @@ def _old_velocity(engine: Engine, policy: Policy, pairs: Pairs | CleanPairs) -> 
 
 @body("gather sum", Nothing)
 def gather_sum(run_id: str, label: str, total: GradientSum) -> tuple[GradientSum, Nothing]:
-    """Bring what the members of a gang summed to its leader."""
+    """Bring what the members of a gang summed to its leader, for another device to reduce."""
     with working(run_id):
         return whole_sum(run_id, total), Nothing()
 
@@ -191,49 +199,75 @@ def whole_sum(run_id: str, total: GradientSum) -> GradientSum:
 
 
 @body("reduce", Nothing)
-def reduce(run_id: str, label: str, sums: list[GradientSum]) -> tuple[GradientSum, Nothing]:
+def reduce(run_id: str, label: str, sums: list[GradientSum]) -> tuple[UpdateGradient, Nothing]:
     """Add up the sums of all trainer devices."""
     with working(run_id):
-        return reduced(sums), Nothing()
+        return update_gradient(run_id, sums), Nothing()
+
+
+@together
+def update_gradient(run_id: str, sums: list[GradientSum]) -> UpdateGradient:
+    """Return the gradient of an update; in a gang each member gets its rows."""
+    return reduced(sums, engine_of(run_id).gang)
 
 
 @body("start_state", HeldVersion)
 def start_state(run_id: str, label: str) -> tuple[TrainState, HeldVersion]:
     """Make version 0."""
-    with working(run_id) as engine:
-        state = initial_state(version_zero(run_id), keeps_old=engine.config.keeps_old)
+    with working(run_id):
+        state = first_state(run_id)
     return state, HeldVersion(0, state.weights_hash)
+
+
+@together
+def first_state(run_id: str) -> TrainState:
+    """Return version 0; in a gang each member has its rows."""
+    engine = engine_of(run_id)
+    config, gang = engine.config, engine.gang
+    weights = initial_weights(engine.policy, config.train.lora, seed=config.seed, gang=gang)
+    return initial_state(weights, keeps_old=config.keeps_old, gang=gang)
 
 
 @body("optimizer step", Updated)
 def step(
-    run_id: str, label: str, state: TrainState, total: GradientSum
+    run_id: str, label: str, state: TrainState, total: UpdateGradient
 ) -> tuple[TrainState, Updated]:
     """Make the next version; its checkpoint is written beside the tasks that follow."""
     with working(run_id) as engine:
         config = engine.config
         learning_rate = learning_rate_of(config.train, state.version, config.num_iterations)
-        with engine.needing_memory("step"):
-            next_state, grad_norm = optimizer_step(
-                state,
-                to_arrays(total.gradient),
-                config.train,
-                learning_rate=learning_rate,
-                old_decay=config.algorithm.old_share(state.version + 1),
-            )
-        engine.unsaved[next_state.version] = next_state
+        next_state = stepped(run_id, state, total, learning_rate)
     sums, count, error = total.metrics, total.metrics.num_pairs, total.metrics.replay_error
     metrics = {
         "train/loss": sums.loss / count,
         "train/clip_fraction": sums.clipped / count,
         "train/approx_kl": sums.approx_kl / count,
         "train/max_log_ratio": sums.max_log_ratio,
-        "train/grad_norm": grad_norm,
+        "train/grad_norm": next_state.grad_norm,
         "train/learning_rate": learning_rate,
         **({"train/kl": sums.kl / count} if config.algorithm.kl_coefficient else {}),
         **({} if error is None else {"train/replay_error": error}),
     }
     return next_state, Updated(next_state.version, next_state.weights_hash, metrics)
+
+
+@together
+def stepped(
+    run_id: str, state: TrainState, total: UpdateGradient, learning_rate: float
+) -> TrainState:
+    """Return the next version, to be kept; in a gang each member steps its rows."""
+    engine = engine_of(run_id)
+    with engine.needing_memory("step"):
+        next_state = optimizer_step(
+            state,
+            total.gradient,
+            engine.config.train,
+            learning_rate=learning_rate,
+            old_decay=engine.config.algorithm.old_share(state.version + 1),
+            gang=engine.gang,
+        )
+    engine.unsaved[next_state.version] = next_state
+    return next_state
 
 
 @body("publish", HeldVersion)
@@ -245,17 +279,33 @@ def publish(
     Raises:
         FloatingPointError: a weight is NaN, or infinite in the dtype in which it is pushed.
     """
-    with working(run_id) as engine:
-        take = averaged if average else published
-        found = take(state, engine.versions.dtypes)
-    return found, HeldVersion(found.version, found.hash)
-
-
-@body("push", HeldVersion)
-def push_weights(
-    run_id: str, label: str, policy_version: PolicyVersion
-) -> tuple[None, HeldVersion]:
-    """Load a version on this worker and acknowledge it with the content's hash."""
     with working(run_id):
-        found = load_version(run_id, policy_version)
-    return None, HeldVersion(policy_version.version, found)
+        pushed = shelved(run_id, state, average)
+    return pushed, HeldVersion(pushed.version, pushed.hash)
+
+
+@together
+def shelved(run_id: str, state: TrainState, average: bool) -> PolicyVersion:
+    """Keep what is pushed of a version where others pull it from, and return its name."""
+    engine = engine_of(run_id)
+    rows = published(state, engine.versions.dtypes, average=average)
+    pushed = PolicyVersion(state.version, contents_of(rows, engine.gang))
+    engine.shelf.put(AVERAGE if average else state.version, pushed.hash, rows)
+    return pushed
+
+
+@body("push", Pushed)
+def push_weights(
+    run_id: str, label: str, policy_version: PolicyVersion, source: tuple[str, ...] = ()
+) -> tuple[None, Pushed]:
+    """Load a version on this device, and acknowledge it with the content's hash.
+
+    Args:
+        run_id: of the run.
+        label: of the task run.
+        policy_version: to load.
+        source: addresses of the workers of a device that holds it, by rank; of itself, none.
+    """
+    with working(run_id):
+        failure = load_version(run_id, policy_version, source)
+    return None, Pushed(policy_version.version, policy_version.hash, failure)

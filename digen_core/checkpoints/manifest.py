@@ -3,6 +3,8 @@
 | RUN/checkpoints/v0007/manifest.json        all but the tensors, as :class:`Manifest`
 | RUN/checkpoints/v0007/manifest.sha256      of the manifest, as ``sha256sum`` writes it
 | RUN/checkpoints/v0007/state.safetensors    ``<part>/<parameter>``; the parts are those of hashes
+|
+| A gang of 2 writes state-00001-of-00002.safetensors and -00002-of-00002, a member's rows in each.
 
 Importing this module must not import torch: a mistake in ``--resume`` shows at once. Tensors are
 read and written in :mod:`digen_core.checkpoints.tensors`.
@@ -14,7 +16,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from digen_core.config.run import RunConfig
@@ -28,7 +30,6 @@ EVALUATIONS_OF_RUN: Final = "evaluation"
 LINEAGE_OF_RUN: Final = "lineage.json"
 MANIFEST: Final = "manifest.json"
 MANIFEST_SUM: Final = "manifest.sha256"
-STATE: Final = "state.safetensors"
 FORMAT: Final = 2
 """Of what is written: in 2, hashes are of fingerprints. What says nothing is 1."""
 
@@ -82,10 +83,18 @@ class Manifest(Position):
     """Content hash of each part: weights, exp_avg, exp_avg_sq, and ema and old where they differ
     from the weights."""
 
+    num_files: int = Field(1, ge=1)
+    """Of tensors: one for each member of the gang that wrote it."""
+
 
 def name_of(version: int) -> str:
     """Return the name of a version's folder."""
     return f"v{version:04d}"
+
+
+def name_of_state(rank: int, size: int) -> str:
+    """Return the name of the file with the rows of a gang's member."""
+    return "state.safetensors" if size == 1 else f"state-{rank + 1:05d}-of-{size:05d}.safetensors"
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
@@ -109,8 +118,11 @@ def read_manifest(checkpoint: Path) -> Manifest:
         if sum_of(content) != (checkpoint / MANIFEST_SUM).read_text(encoding="utf-8"):
             raise damaged(checkpoint, f"{MANIFEST} does not have the hash in {MANIFEST_SUM}")
         manifest = Manifest.model_validate_json(content)
-        with safe_open(checkpoint / STATE, framework="numpy") as file:  # refuses a cut-off file
-            parts = {name.partition("/")[0] for name in file.keys()}  # noqa: SIM118
+        parts = set()
+        for rank in range(manifest.num_files):
+            path = checkpoint / name_of_state(rank, manifest.num_files)
+            with safe_open(path, framework="numpy") as file:  # refuses a cut-off file
+                parts |= {name.partition("/")[0] for name in file.keys()}  # noqa: SIM118
     except ValidationError as error:
         problem = error.errors()[0]
         raise damaged(

@@ -10,7 +10,7 @@ iteration is trained; with stale layouts later ones are generated meanwhile.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from digen_core.control.costs import Costs
 from digen_core.control.device_state import DeviceState, Work
@@ -41,7 +41,7 @@ from digen_core.control.protocol import (
     Pack,
     PackTooLarge,
     PackTrained,
-    Push,
+    PushFailed,
     Reduce,
     Role,
     Score,
@@ -52,6 +52,7 @@ from digen_core.control.protocol import (
     Train,
     VersionLoaded,
 )
+from digen_core.control.pushes import Pushes
 from digen_core.control.recovery import lose_devices
 from digen_core.control.schedule import Schedule, Workload
 from digen_core.control.snapshot import IterationSnapshot, Snapshot
@@ -86,6 +87,7 @@ class Controller:
         self._layout = schedule.layout
         self._fleet = fleet
         self._dispatcher = Dispatcher(fleet, workload, schedule)
+        self._pushes = Pushes(fleet, schedule.pulls_at_once)
         #: The newest version: no device holds, no group began on and no event names a newer one.
         self._version = version
         #: Iterations that wait to begin, in order: only as long as as many are open as may be.
@@ -107,6 +109,7 @@ class Controller:
         it._offered.extend(snapshot.offered)
         it._iterations.extend(iteration.restored() for iteration in snapshot.iterations)
         it._finishing.extend(snapshot.finishing)
+        it._pushes.restore(snapshot.pushes)
         return it
 
     def snapshot(self) -> Snapshot:
@@ -124,6 +127,7 @@ class Controller:
             offered=tuple(self._offered),
             iterations=tuple(map(IterationSnapshot.of, self._iterations)),
             finishing=tuple(self._finishing),
+            pushes=self._pushes.snapshot(),
         )
 
     def round_anew(self) -> None:
@@ -137,7 +141,7 @@ class Controller:
 
     def start(self) -> list[Instruction]:
         """Give every device the version that the run begins with."""
-        return [Push(self._version, device.name) for device in self._fleet]
+        return self._push(self._version, self._fleet)
 
     def handle(self, event: Event) -> list[Instruction]:
         """Advance by one event and return the instructions it caused, in order.
@@ -178,6 +182,8 @@ class Controller:
                 return self._on_stepped(version)
             case VersionLoaded(device, version):
                 return self._on_loaded(device, version)
+            case PushFailed(device, version, source):
+                return self._on_push_failed(device, version, source)
             case Switched(device, role):
                 self._done(Switch(device, role))
                 return []
@@ -352,14 +358,16 @@ class Controller:
         if device.name in self._fleet:
             raise ControllerError(f"{device.name} joined, but is there already: {self!r}")
         self._fleet.add(device)
-        versions = self._begun_versions() | {self._version}
-        return [Push(version, device.name) for version in sorted(versions)]
+        for version in sorted(self._begun_versions() | {self._version}):
+            self._pushes.ask(version, [device.name])
+        return self._begin_pushes()
 
     def _on_lost(self, names: frozenset[str]) -> list[Instruction]:
         if self.holder in names:
             raise ControllerError(f"{self.holder} is lost, and with it the state of the optimizer")
         if strangers := sorted(name for name in names if name not in self._fleet):
             raise ControllerError(f"{', '.join(strangers)} lost, but was not there: {self!r}")
+        self._pushes.lose(names)
         lost = [self._fleet.remove(name) for name in sorted(names)]
         returned = [pack for device in lost for pack in device.packs]
         for device in self._fleet:
@@ -368,10 +376,12 @@ class Controller:
             own = [pack for pack in returned if pack.iteration == iteration.index]
             lose_devices(iteration, names, own)
         if self._layout.colocated and self._iterations and len(self._iterations[0].queue):
-            return self._turn_all("rollout")
+            return [*self._begin_pushes(), *self._turn_all("rollout")]
         generating = self._fleet.with_home("rollout")
         missing = self._begun_versions().difference(*(device.loaded for device in generating))
-        return [Push(version, d.name) for version in sorted(missing) for d in generating]
+        for version in sorted(missing):
+            self._pushes.ask(version, [device.name for device in generating])
+        return self._begin_pushes()
 
     def _begun_versions(self) -> set[int]:
         """Return the versions on which groups of open iterations began: each ends on its own."""
@@ -386,20 +396,33 @@ class Controller:
         self._fleet.restart_clock()
         finish = FinishIteration(self._iterations.popleft().index, updated=True)
         self._finishing.append((finish, version))
-        pushes: list[Instruction] = [Push(version, device.name) for device in self._fleet]
+        pushes = self._push(version, self._fleet)
         return pushes + (self._closed(self._iterations[0]) if self._iterations else [])
 
+    def _push(self, version: int, devices: Iterable[DeviceState]) -> list[Instruction]:
+        self._pushes.ask(version, [device.name for device in devices])
+        return self._begin_pushes()
+
+    def _begin_pushes(self) -> list[Instruction]:
+        return list(self._pushes.begin(self._version))
+
+    def _on_push_failed(self, name: str, version: int, source: str) -> list[Instruction]:
+        if not self._pushes.failed(version, name, source):
+            raise ControllerError(f"{name} was not to load version {version}: {self!r}")
+        return self._begin_pushes()
+
     def _on_loaded(self, name: str, version: int) -> list[Instruction]:
-        if name not in self._fleet or version > self._version:
+        if not self._pushes.loaded(version, name):
             raise ControllerError(f"{name} loaded version {version} unasked: {self!r}")
         device = self._fleet[name]
         device.loaded |= {version}
         oldest = device.newest - self._schedule.num_ahead
         device.loaded = frozenset(held for held in device.loaded if held >= oldest)
         self._fleet.file(device)
+        pushes = self._begin_pushes()
         if self._layout.colocated and device.mode == "trainer":
-            return self._dispatcher.switch(device, "rollout")
-        return []
+            return [*pushes, *self._dispatcher.switch(device, "rollout")]
+        return pushes
 
     def _finished(self) -> list[Instruction]:
         """Return the iterations that are over: all devices hold what they made, in order."""

@@ -9,11 +9,10 @@ Generation goes first: a fragment's rewards and pairs come after it, a pair has 
 from collections.abc import Sequence
 from math import ceil
 
-from digen_core.control.backlog import Backlog
 from digen_core.control.device_index import Traits
 from digen_core.control.device_state import DeviceState
 from digen_core.control.fleet import Fleet
-from digen_core.control.helping import Helping
+from digen_core.control.helping import Backlog, Helping
 from digen_core.control.iteration import Iteration
 from digen_core.control.protocol import (
     Fragment,

@@ -1,12 +1,12 @@
 """Which devices do the other role's work, and when: predicted makespans, switch costs included.
 
-What is left to generate and to train is shared by the devices that do so now (`backlog.py`); a
+What is left to generate and to train is shared by the devices that do so now (`Backlog`); a
 device turns if it is ready, and has done a piece of work, before they are done.
 """
 
 from collections.abc import Sequence
+from math import ceil, inf
 
-from digen_core.control.backlog import Backlog
 from digen_core.control.costs import Costs
 from digen_core.control.device_state import DeviceState
 from digen_core.control.fleet import Fleet
@@ -14,6 +14,44 @@ from digen_core.control.iteration import Iteration
 from digen_core.control.layout import Layout
 from digen_core.control.protocol import Instruction, Pause
 from digen_core.control.schedule import Schedule, Workload
+
+
+class Backlog:
+    """What is left of an update, in seconds, if no device turns from one role to the other.
+
+    It predicts from what the devices do now; work is shared in proportion to their speed.
+    """
+
+    def __init__(self, fleet: Fleet, workload: Workload) -> None:
+        self._fleet = fleet
+        self._workload = workload
+
+    def generation(self, iteration: Iteration) -> float:
+        """Return when the devices that generate have generated all fragments; inf without any."""
+        return self._seconds_to_generate(iteration, self._fleet.generation_speed())
+
+    def training(self, iteration: Iteration) -> float:
+        """Return when the devices that train have trained all pairs; inf without any."""
+        return self._fleet.seconds_to_train(iteration.pairs_left(self._workload))
+
+    def rollouts_suffice(self, iteration: Iteration) -> bool:
+        """Say whether the rollout devices alone keep all trainers busy until the update.
+
+        They do if they generate what is left, and its rewards come, while the trainers train all
+        but the last group. A trainer that generates has to turn before.
+        """
+        workload, costs = self._workload, self._fleet.costs
+        speed = self._fleet.generation_speed(of_home=True)
+        generation = self._seconds_to_generate(iteration, speed)
+        reward = costs.reward * ceil(workload.group_size / costs.reward_servers)
+        group = workload.trained_per_group * len(iteration.trained_steps)
+        pairs = max(0, iteration.pairs_left(workload) - group)
+        return generation + reward <= self._fleet.seconds_to_train(pairs, with_helpers=True)
+
+    def _seconds_to_generate(self, iteration: Iteration, speed: float) -> float:
+        steps = iteration.queue.remaining_steps(self._workload.num_steps)
+        steps += self._fleet.steps_under_way(iteration.index)
+        return steps / speed if speed else inf if steps else 0.0
 
 
 class Helping:

@@ -111,6 +111,15 @@ class VersionLoaded:
 
 
 @dataclass(frozen=True, slots=True)
+class PushFailed:
+    """A device could not load a version: its source is gone, or what it sent arrived damaged."""
+
+    device: str
+    version: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Switched:
     """A device is ready for the work of this role."""
 
@@ -217,6 +226,7 @@ Event = (
     DeviceJoined
     | DevicesLost
     | VersionLoaded
+    | PushFailed
     | Switched
     | IterationOffered
     | FragmentPaused
@@ -301,10 +311,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Load a version on a device beside those it holds; it answers with the content's hash."""
+    """Load a version on a device beside those it holds; it answers with the content's hash.
+
+    It pulls the version from ``source``, a device that holds it: from itself if it made it.
+    """
 
     version: int
     device: str
+    source: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ class Schedule:
     helpers: int | None = None  # trainers that may generate
     assistants: int | None = None  # rollout devices that may train
     queue_depth: int = 1  # tasks of a device that are issued before it is free
+    pulls_at_once: int | None = None  # devices that pull a version from one other
 
     @property
     def num_ahead(self) -> int:

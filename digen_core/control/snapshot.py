@@ -15,6 +15,7 @@ from digen_core.control.protocol import (
     PairBlock,
     Score,
 )
+from digen_core.control.pushes import PushesSnapshot
 from digen_core.control.schedule import Schedule, Workload
 
 
@@ -117,3 +118,4 @@ class Snapshot:
     offered: tuple[IterationOffered, ...]
     iterations: tuple[IterationSnapshot, ...]
     finishing: tuple[tuple[FinishIteration, int], ...]
+    pushes: PushesSnapshot

@@ -85,7 +85,7 @@ def subject_of(do: Instruction) -> Subject:
             return Subject(p.ComputeAdvantages, (iteration, groups))
         case p.Step(_, version):
             return Subject(p.Step, (version + 1,))
-        case p.Push(version, device):
+        case p.Push(version, device, _):
             return Subject(p.Push, (device, version))
         case p.Switch(device, role):
             return Subject(p.Switch, (device, role))
@@ -108,7 +108,7 @@ def answered_by(event: Event) -> list[Subject]:  # noqa: C901 - a table of event
             return [Subject(p.Reduce, (iteration,))]
         case p.Stepped(version):
             return [Subject(p.Step, (version,))]
-        case p.VersionLoaded(device, version):
+        case p.VersionLoaded(device, version) | p.PushFailed(device, version):
             return [Subject(p.Push, (device, version))]
         case p.Switched(device, role):
             return [Subject(p.Switch, (device, role))]

@@ -31,8 +31,8 @@ def instruction_text(do: Instruction) -> str:  # noqa: C901 - a row for each kin
             return f"add up the gradients of i{iteration + 1} from {', '.join(devices)}"
         case p.Step(iteration, version):
             return f"make v{version + 1} of v{version} and the gradient of i{iteration + 1}"
-        case p.Push(version):
-            return f"load v{version}"
+        case p.Push(version, device, source):
+            return f"load v{version}" + (f" from {source}" if source != device else "")
         case p.Switch(_, role):
             return f"turn to the work of a {role}"
         case p.FinishIteration(iteration, updated):
@@ -48,6 +48,8 @@ def event_text(event: Event) -> str:  # noqa: C901 - a row for each kind
             return f"lost {', '.join(devices)}"
         case p.VersionLoaded(_, version):
             return f"loaded v{version}"
+        case p.PushFailed(_, version, source):
+            return f"could not load v{version} from {source}"
         case p.Switched(_, role):
             return f"turned to the work of a {role}"
         case p.IterationOffered(iteration):

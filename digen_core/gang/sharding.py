@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from digen_core.gang.members import Gang
+from digen_core.gang.rows import own_rows, rows_of
 
 Value = TypeVar("Value", np.ndarray, Tensor)
 
@@ -75,14 +76,18 @@ def held_of(value: Value, parameter: Tensor) -> Value:
     if not isinstance(parameter, DTensor):
         return value
     mesh = parameter.device_mesh
-    rows = -(-len(value) // mesh.size())  # FSDP2 shards as torch.chunk does
-    first = rows * mesh.get_local_rank()
-    return value[first : first + rows]
+    return value[rows_of(len(value), mesh.get_local_rank(), mesh.size())]
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """Return all of a tensor (collective, if it is sharded)."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def added_rows(gradient: Tensor, gang: Gang) -> Tensor:
+    """Return this member's rows of the sum of the members' parts of a gradient (collective)."""
+    if isinstance(gradient, DTensor):  # added up by the backward pass, and dealt in the same rows
+        return gradient.to_local()
+    if gang.size == 1:
+        return gradient
+    total = gradient.clone()
+    gang.add_up([total])
+    return own_rows(total, gang).clone()  # lets go of the other rows
 
 
 def added_up(gradient: Tensor, gang: Gang) -> Tensor:

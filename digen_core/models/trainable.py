@@ -17,9 +17,12 @@ import numpy as np
 import peft
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from digen_core.config.train import LoraConfig
-from digen_core.gang.sharding import held, held_of, whole
+from digen_core.gang.members import ALONE, Gang
+from digen_core.gang.rows import own_rows
+from digen_core.gang.sharding import held, held_of
 from digen_core.inputs.weight_files import layers_of
 from digen_core.models.lora_targets import check_targets
 from digen_core.models.policy import Policy
@@ -99,18 +102,27 @@ def trainable_parameters(policy: Policy) -> dict[str, nn.Parameter]:
     }
 
 
-def initial_weights(policy: Policy, lora: LoraConfig | None, *, seed: int) -> Weights:
+def initial_weights(
+    policy: Policy, lora: LoraConfig | None, *, seed: int, gang: Gang = ALONE
+) -> Weights:
     """Return version 0: the loaded weights, or seeded adapters (A as ``lora.init`` says, B zero).
 
     peft draws A from the global generator; drawing it again from the run's seed makes version 0 the
-    same on every machine. It is collective, if the weights are sharded.
+    same on every machine.
+
+    Args:
+        policy: with what is trained.
+        lora: the adapters that are trained, if they are.
+        seed: of the run.
+        gang: whose member this process is; it gets its rows.
     """
     weights = {}
     for index, (name, parameter) in enumerate(trainable_parameters(policy).items()):
         value = parameter.detach()
         if lora is not None and "lora_A" in name:
             value = _drawn(value.shape, lora, generator_for(seed, INITIAL_WEIGHTS, index))
-        weights[name] = whole(value).to("cpu", policy.latent_dtype).numpy().copy()
+        own = value.to_local() if isinstance(value, DTensor) else own_rows(value, gang)
+        weights[name] = own.to("cpu", policy.latent_dtype).numpy().copy()
     return weights
 
 
@@ -122,34 +134,27 @@ def _drawn(shape: torch.Size, lora: LoraConfig, generator: torch.Generator) -> t
 
 
 def set_weights(policy: Policy, weights: Mapping[str, np.ndarray]) -> None:
-    """Copy weights into the policy's trainable parameters.
+    """Copy whole weights into the policy's trainable parameters.
 
     Raises:
         ValueError: the names or shapes are not those of the policy; nothing has changed.
     """
-    copy_weights(weights, trainable_parameters(policy))
+    parameters = trainable_parameters(policy)
+    _check_names(weights, parameters)
+    copy_weights(
+        {name: held_of(weights[name], parameter) for name, parameter in parameters.items()},
+        parameters,
+    )
 
 
+@torch.no_grad()
 def copy_weights(weights: Mapping[str, np.ndarray], parameters: Mapping[str, nn.Parameter]) -> None:
-    """Copy weights, masters or rounded, into parameters.
+    """Copy weights, masters or rounded, into parameters: what this device holds of each.
 
     Raises:
         ValueError: the names or shapes are not those of the parameters; nothing has changed.
     """
     check_weights(weights, parameters)
-    copy_held(held_weights(weights, parameters), parameters)
-
-
-def held_weights(
-    weights: Mapping[str, np.ndarray], parameters: Mapping[str, nn.Parameter]
-) -> Weights:
-    """Return what this device holds of master weights: all of them, or its rows, by no copy."""
-    return {name: held_of(weights[name], parameter) for name, parameter in parameters.items()}
-
-
-@torch.no_grad()
-def copy_held(weights: Mapping[str, np.ndarray], parameters: Mapping[str, nn.Parameter]) -> None:
-    """Copy what this device holds of master weights into parameters."""
     for name, parameter in parameters.items():
         held(parameter).copy_(viewed(weights[name]))
 
@@ -157,20 +162,24 @@ def copy_held(weights: Mapping[str, np.ndarray], parameters: Mapping[str, nn.Par
 def check_weights(
     weights: Mapping[str, np.ndarray], parameters: Mapping[str, nn.Parameter]
 ) -> None:
-    """Compare the names and shapes of weights with those of parameters.
+    """Compare the names and shapes of weights with what this device holds of parameters.
 
     Raises:
         ValueError: they differ.
     """
+    _check_names(weights, parameters)
+    for name, parameter in parameters.items():
+        shape = tuple(held(parameter).shape)
+        if shape != weights[name].shape:
+            raise ValueError(
+                f"weights do not fit the policy: {name} is {weights[name].shape}, not {shape}"
+            )
+
+
+def _check_names(weights: Mapping[str, np.ndarray], parameters: Mapping[str, nn.Parameter]) -> None:
     if parameters.keys() != weights.keys():
         odd = sorted(parameters.keys() ^ weights.keys())
         raise ValueError(f"weights do not fit the policy: {len(odd)} names differ, e.g. {odd[0]}")
-    for name, parameter in parameters.items():
-        if parameter.shape != weights[name].shape:
-            raise ValueError(
-                f"weights do not fit the policy: {name} is {weights[name].shape}, "
-                f"not {tuple(parameter.shape)}"
-            )
 
 
 @contextmanager

@@ -13,15 +13,14 @@ from typing import Generic, TypeVar
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import (
     FIRST_ADAPTER,
     attach_adapter,
     check_weights,
-    copy_held,
     copy_weights,
-    held_weights,
     trainable_parameters,
 )
 from digen_core.transport.arrays import Weights
@@ -44,6 +43,11 @@ class PolicyVersions(ABC, Generic[Kept]):
         return {name: parameter.dtype for name, parameter in self._parameters.items()}
 
     @property
+    def are_rows(self) -> bool:
+        """Whether this device holds its rows only of what is trained: all of it is sharded."""
+        return any(isinstance(parameter, DTensor) for parameter in self._parameters.values())
+
+    @property
     def active(self) -> int | None:
         """The version whose weights the policy has now; None if they are of no version."""
         return self._active
@@ -58,7 +62,8 @@ class PolicyVersions(ABC, Generic[Kept]):
 
         Args:
             version: its number.
-            weights: by parameter name, masters or `rounded`; never changed from now on.
+            weights: by parameter name what this device holds of each, all of it or its rows, as
+                masters or `rounded`; never changed from now on.
 
         Raises:
             ValueError: the names or shapes are not those of the policy; nothing has changed.
@@ -162,16 +167,14 @@ class AdapterVersions(PolicyVersions[Adapter]):
 class WholeVersions(PolicyVersions[Weights]):
     """Each version as all weights that arrived, copied into the model to become active.
 
-    Where weights are sharded, this device keeps its rows only.
+    Where weights are sharded, this device has its rows only.
     """
 
     def _keep(self, weights: Mapping[str, np.ndarray]) -> Weights:
-        own = held_weights(weights, self._parameters)
-        # a copy lets go of the other rows
-        return {name: w if w is weights[name] else w.copy() for name, w in own.items()}
+        return dict(weights)
 
     def _use(self, kept: Weights) -> None:
-        copy_held(kept, self._parameters)
+        copy_weights(kept, self._parameters)
 
     def _release(self, kept: Weights) -> None:
         pass  # the last reference to the arrays is gone

@@ -29,7 +29,7 @@ class Memory:
     pack: Linear  # peak of forward and backward, by pairs of a share
     gradient_sum: int  # in float32, beside the gradients of a pack
     versions: int  # on the host of each device, where all weights are trained
-    state: int  # on the host of the trainer that steps: masters, moments, averages
+    state: int  # on the host of the trainer that steps: masters, moments, averages of all members
     step_copies: int  # beside them while it steps
     offload: frozenset[str]  # parts that are on the device only while they work
     num_shares: int = 1  # of a gang, in which samples and pairs are dealt

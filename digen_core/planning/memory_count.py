@@ -63,7 +63,8 @@ def _counted(config: RunConfig, folder: Path, gang: Gang) -> Memory:
     has_lora = config.train.lora is not None
     others = config.schedule.max_staleness if config.schedule.stale_share else 0
     adapters = _bytes_of(*trained) * (2 + others) if has_lora else 0  # one belongs to no version
-    copies = 1 if gang.shards_weights else gang.size  # of a version, on the host
+    # of a version, on the host: the members', and their rows, which they serve
+    copies = 1 if gang.shards_weights or gang.size == 1 else gang.size + 1
     numbers = 3 + bool(config.train.ema_decay) + config.keeps_old  # of each trained weight
     return Memory(
         weights=weights - (_bytes_of(*trained) if has_lora else 0),
@@ -76,8 +77,7 @@ def _counted(config: RunConfig, folder: Path, gang: Gang) -> Memory:
         gradient_sum=sum(parameter.numel() for parameter in trained) * _MASTER,
         versions=0 if has_lora else trained_bytes * (1 + others) * copies,
         state=count * _MASTER * numbers,
-        # its copies of weights, gradient and moments, the gradient as it came, and the average
-        step_copies=count * _MASTER * (5 + bool(config.train.ema_decay)),
+        step_copies=count * _MASTER * numbers,  # the next state
         offload=frozenset(config.model.offload),
         num_shares=gang.num_shares,
     )

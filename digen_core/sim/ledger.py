@@ -28,6 +28,7 @@ class Ledger:
         self._trajectories: dict[Fragment, Trajectory] = {}
         self._trained_samples: dict[tuple[int, int], frozenset[int]] = {}  # (iteration, group)
         self._newest = 0
+        self._maker = ""  # of the newest version; of the first one anyone
 
     # --- what happened --------------------------------------------------------------------
 
@@ -62,9 +63,9 @@ class Ledger:
         for group, samples in groups:
             self._trained_samples[iteration, group] = frozenset(samples)
 
-    def stepped(self, version: int) -> None:
-        """The optimizer made a version."""
-        self._newest = version
+    def stepped(self, version: int, device: str) -> None:
+        """The optimizer made a version on a device."""
+        self._newest, self._maker = version, device
 
     def finish(self, iteration: int) -> None:
         """Nothing of this iteration is needed any more."""
@@ -115,10 +116,14 @@ class Ledger:
             raise SimulationError(f"the newest version is {self._newest}: {do}")
 
     def check_push(self, do: Push) -> None:
-        """Refuse a version that was not made."""
+        """Refuse a version that was not made, or that its source does not hold."""
         self.check_device(do, do.device)
         if do.version > self._newest:
             raise SimulationError(f"the newest version is {self._newest}: {do}")
+        has_made = do.version == self._newest and do.source == (self._maker or do.source)
+        held = self._versions.get(do.source)
+        if held is None or not (has_made or do.version in held):
+            raise SimulationError(f"{do.source} does not hold the version: {do}")
 
     def check_device(self, do: object, name: str) -> None:
         """Refuse a device that is not there."""

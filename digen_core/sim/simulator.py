@@ -185,8 +185,8 @@ class Simulation:
                     self._deliver(protocol.FragmentPaused(do.fragment, task.end_step))
             case Train(pack):
                 self._deliver(protocol.PackTrained(pack))
-            case Step(_, version):
-                self._ledger.stepped(version + 1)
+            case Step(_, version, device):
+                self._ledger.stepped(version + 1, device)
                 self._deliver(protocol.Stepped(version + 1))
             case Switch(device, role):
                 self._deliver(protocol.Switched(device, role))
@@ -281,6 +281,9 @@ class Simulation:
 
         def load() -> None:
             if do.device not in self._devices:
+                return
+            if do.source not in self._devices:
+                self._deliver(protocol.PushFailed(do.device, do.version, do.source))
                 return
             name, now = f"push v{do.version} to {do.device}", self._clock.now
             self._spans.append(

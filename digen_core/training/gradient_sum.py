@@ -1,6 +1,6 @@
 """Gradients of packs and their sums, which stay on the device until they are reduced."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Final
@@ -11,7 +11,8 @@ from torch import Tensor
 from digen_core.config.run import RunConfig
 from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.parts import Part
-from digen_core.gang.sharding import added_up, held
+from digen_core.gang.rows import own_rows
+from digen_core.gang.sharding import added_rows, added_up, held
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import trainable_parameters
 from digen_core.training.gradient import PackMetrics, add_metrics, pack_loss
@@ -42,6 +43,7 @@ class GradientSum(Part):
         self.gradient: Gradient = {}
         self.metrics = PackMetrics()
         self.packs: frozenset[int] = frozenset()  # indices of those that are in
+        self.is_whole = False  # it came from another device, whose members' parts it adds up
 
     def __reduce__(self) -> tuple[object, ...]:
         return _received, (to_arrays(self.gradient), self.metrics, self.packs)
@@ -49,7 +51,7 @@ class GradientSum(Part):
     @property
     def num_bytes(self) -> int:
         """Of the sum where it is."""
-        return sum(held(value).nbytes for value in self.gradient.values())
+        return _num_bytes(self.gradient)
 
     def add(self, index: int, parts: Sequence[PackGradient]) -> None:
         """Add a pack, whose samples of each size are a part.
@@ -57,8 +59,14 @@ class GradientSum(Part):
         Raises:
             torch.OutOfMemoryError: the sum does not fit beside it; nothing has changed.
         """
-        if index not in self.packs:
-            self._accumulate(parts, {index})
+        if index in self.packs:
+            return
+        self.make_room(parts)
+        for part in parts:
+            for name, value in part.gradient.items():
+                self.gradient[name].add_(value)
+            self.metrics = add_metrics(self.metrics, part.metrics)
+        self.packs |= {index}
 
     def gathered(self, gang: Gang) -> "GradientSum":
         """Return the sum over the members of a gang, on the leader's host (collective).
@@ -72,9 +80,25 @@ class GradientSum(Part):
             added = added_up(value, gang)
             if gang.is_leader:
                 total.gradient[name] = added.cpu()
-        if metrics := gang.gather([self.metrics]):
-            total.metrics, total.packs = reduce(add_metrics, metrics), self.packs
+        metrics = self.metrics_of(gang)
+        if gang.is_leader:
+            total.metrics, total.packs = metrics, self.packs
         return total
+
+    def rows(self, gang: Gang) -> Gradient:
+        """Return this member's rows of the sum over the members of a gang (collective).
+
+        This one stays as it is.
+        """
+        if self.is_whole:
+            return {name: own_rows(value, gang) for name, value in self.gradient.items()}
+        return {name: added_rows(value, gang) for name, value in self.gradient.items()}
+
+    def metrics_of(self, gang: Gang) -> PackMetrics:
+        """Return, on the leader, the metrics of all members (collective)."""
+        if self.is_whole:
+            return self.metrics
+        return reduce(add_metrics, gang.gather([self.metrics]), PackMetrics())
 
     def make_room(self, parts: Sequence[PackGradient]) -> None:
         """Allocate what adding a pack needs: after this, ``add`` cannot fail.
@@ -89,32 +113,50 @@ class GradientSum(Part):
             if name not in self.gradient
         }
 
-    def _accumulate(self, parts: Sequence[PackGradient], packs: Set[int]) -> None:
-        self.make_room(parts)
-        for part in parts:
-            for name, value in part.gradient.items():
-                self.gradient[name].add_(value)
-            self.metrics = add_metrics(self.metrics, part.metrics)
-        self.packs |= packs
+
+@dataclass(eq=False)
+class UpdateGradient(Part):
+    """The gradient of an update: of a gang each member has its rows, the leader the metrics."""
+
+    gradient: Gradient
+    metrics: PackMetrics
+
+    @property
+    def num_bytes(self) -> int:
+        """Of this member's rows."""
+        return _num_bytes(self.gradient)
 
 
-def reduced(sums: Sequence[GradientSum]) -> GradientSum:
-    """Return the sum of sums over disjoint packs, on the host if they are several.
+def _num_bytes(gradient: Gradient) -> int:
+    return sum(held(value).nbytes for value in gradient.values())
+
+
+def reduced(sums: Sequence[GradientSum], gang: Gang = ALONE) -> UpdateGradient:
+    """Return the sum of sums over disjoint packs, on the host if they are several (collective).
 
     They stay as they are: a reduction is repeated if a device is lost meanwhile.
+
+    Args:
+        sums: of devices; that of this gang's own is its member's part.
+        gang: whose member this process is.
 
     Raises:
         ValueError: two of them hold the same pack.
     """
-    if len(sums) == 1:
-        return sums[0]
-    total = GradientSum()
+    seen: set[int] = set()
     for part in sums:
-        if total.packs & part.packs:
-            raise ValueError(f"packs {sorted(total.packs & part.packs)} are in two sums.")
-        on_host = {name: value.cpu() for name, value in part.gradient.items()}
-        total._accumulate([PackGradient(on_host, part.metrics)], part.packs)
-    return total
+        if seen & part.packs:
+            raise ValueError(f"packs {sorted(seen & part.packs)} are in two sums.")
+        seen |= part.packs
+    metrics = reduce(add_metrics, (part.metrics_of(gang) for part in sums))
+    if len(sums) == 1:
+        return UpdateGradient(sums[0].rows(gang), metrics)
+    total: Gradient = {}
+    for part in sums:
+        for name, value in part.rows(gang).items():
+            own = value.cpu()
+            total[name] = total[name].add_(own) if name in total else _zeros(own).add_(own)
+    return UpdateGradient(total, metrics)
 
 
 def _zeros(value: Tensor) -> Tensor:
@@ -127,7 +169,7 @@ def _received(gradient: Arrays, metrics: PackMetrics, packs: frozenset[int]) -> 
     """Return a sum that came from another worker, on the host."""
     total = GradientSum()
     total.gradient = to_tensors(gradient, torch.device("cpu"))
-    total.metrics, total.packs = metrics, packs
+    total.metrics, total.packs, total.is_whole = metrics, packs, True
     return total
 
 

@@ -1,86 +1,107 @@
 """The optimizer step as a function: (state of version k, gradient) -> state of version k + 1.
 
-The maths is torch's AdamW and clip_grad_norm_ and diffusers' EMAModel; only where their state lives
-is ours, because a lost worker is repaired by computing a value again.
+The maths is torch's AdamW and gradient clipping and diffusers' EMAModel; only where their state
+lives is ours: on the host, dealt over the members of a gang by rows, whether their weights are
+sharded or not (ZeRO, arXiv:1910.02054). A version is made beside the one before, which another
+thread may be writing to disk.
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import torch
 from diffusers.training_utils import EMAModel
-from torch import nn
+from torch import Tensor, nn
 
 from digen_core.config.train import TrainConfig
-from digen_core.transport.arrays import Weights, rounded
-from digen_core.transport.fingerprint import content_hash
+from digen_core.gang.members import ALONE, Gang
+from digen_core.gang.parts import Part
+from digen_core.gang.rows import lengths_of
+from digen_core.training.contents import contents_of
+from digen_core.transport.arrays import Weights, rounded, viewed
+from digen_core.transport.fingerprint import Content, hash_of
+
+OLD: Final = "old/"
+"""Before the names of an old policy's parameters, beside those of the weights."""
+_AT_ONCE: Final = 1 << 26  # numbers that are stepped at once: little memory beside the state
 
 
-@dataclass(frozen=True, slots=True)
-class TrainState:
-    """All that makes the next version: master weights, Adam's moments and the moving average."""
+@dataclass(eq=False)
+class TrainState(Part):
+    """All that makes the next version: master weights, Adam's moments and the moving average.
+
+    Of a gang each member has its rows of every parameter.
+    """
 
     version: int
     weights: Weights
-    weights_hash: str
+    weights_hash: str  # of the whole weights
     exp_avg: Weights
     exp_avg_sq: Weights
     ema: Weights  # equal to ``weights`` while ema_decay is 0
     old: Weights | None = None  # what generates, if that lags behind ``weights``
+    lengths: Mapping[str, int] = field(default_factory=dict)  # rows of whole parameters
+    grad_norm: float = 0.0  # of the whole gradient that made it, before clipping
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersion:
-    """What a policy needs of a state, in the dtypes of its parameters: so it is pushed."""
+    """What names a version that is pushed: a little of each parameter, whatever it holds."""
 
     version: int
-    weights: Weights
-    hash: str  # of what is here; the state's is of the masters
-    old: Weights | None = None  # what generates, if not ``weights``
+    contents: Mapping[str, Content]  # of the whole weights, and of an old policy's as ``old/NAME``
 
-    def content_hash(self) -> str:
-        """Return the hash of what this holds, to compare with the one it came with."""
-        return version_hash(self.weights, self.old)
-
-
-def version_hash(weights: Weights, old: Weights | None) -> str:
-    """Return the hash of a version's content: of masters it names the version."""
-    return content_hash({**weights, **{f"old/{name}": v for name, v in (old or {}).items()}})
+    @property
+    def hash(self) -> str:
+        """Of what is pushed, in the dtypes of the parameters; the state's is of the masters."""
+        return hash_of(self.contents)
 
 
-def published(state: TrainState, dtypes: Mapping[str, torch.dtype]) -> PolicyVersion:
-    """Return the version that generates and trains next.
+def _with_old(weights: Weights, old: Weights | None) -> Weights:
+    """Return the weights, and beside them an old policy's."""
+    return {**weights, **{f"{OLD}{name}": value for name, value in (old or {}).items()}}
+
+
+def version_hash(weights: Weights, old: Weights | None, gang: Gang = ALONE) -> str:
+    """Return the hash of a version's content: of masters it names the version (collective)."""
+    return hash_of(contents_of(_with_old(weights, old), gang))
+
+
+def published(
+    state: TrainState, dtypes: Mapping[str, torch.dtype], *, average: bool = False
+) -> Weights:
+    """Return what is pushed of a version: what generates and trains next, as `PolicyVersion` names.
 
     Args:
         state: of the version.
         dtypes: of the parameters that will hold it, by name.
+        average: the moving average of the weights in their place, for evaluation.
 
     Raises:
         FloatingPointError: a weight is NaN, or infinite in its dtype.
     """
-    return _in_dtypes(state.version, state.weights, state.old, dtypes)
+    if average:
+        return rounded(state.ema, dtypes)
+    old = None if state.old is None else rounded(state.old, dtypes)
+    return _with_old(rounded(state.weights, dtypes), old)
 
 
-def averaged(state: TrainState, dtypes: Mapping[str, torch.dtype]) -> PolicyVersion:
-    """Return the moving average of the weights, for evaluation; else as `published`."""
-    return _in_dtypes(state.version, state.ema, None, dtypes)
+def initial_state(weights: Weights, *, keeps_old: bool = False, gang: Gang = ALONE) -> TrainState:
+    """Return version 0 (collective).
 
-
-def _in_dtypes(
-    version: int, weights: Weights, old: Weights | None, dtypes: Mapping[str, torch.dtype]
-) -> PolicyVersion:
-    weights = rounded(weights, dtypes)
-    old = None if old is None else rounded(old, dtypes)
-    return PolicyVersion(version, weights, version_hash(weights, old), old)
-
-
-def initial_state(weights: Weights, *, keeps_old: bool = False) -> TrainState:
-    """Return version 0; with ``keeps_old``, an old policy of the same weights beside it."""
+    Args:
+        weights: this member's rows.
+        keeps_old: keep an old policy of the same weights beside it.
+        gang: whose member this process is.
+    """
     zeros = {name: np.zeros_like(value) for name, value in weights.items()}
     old = weights if keeps_old else None
-    return TrainState(0, weights, version_hash(weights, old), zeros, zeros, weights, old)
+    found = version_hash(weights, old, gang)
+    lengths = lengths_of(weights, gang)
+    return TrainState(0, weights, found, zeros, zeros, weights, old, lengths)
 
 
 def learning_rate_of(config: TrainConfig, update: int, num_updates: int) -> float:
@@ -92,53 +113,86 @@ def learning_rate_of(config: TrainConfig, update: int, num_updates: int) -> floa
 
 def optimizer_step(
     state: TrainState,
-    gradient: Mapping[str, np.ndarray],
+    gradient: Mapping[str, Tensor],
     config: TrainConfig,
     *,
     learning_rate: float,
     old_decay: float = 0.0,
-) -> tuple[TrainState, float]:
-    """Return the next version and the gradient's norm before clipping.
+    gang: Gang = ALONE,
+) -> TrainState:
+    """Return the next version (collective).
 
     Args:
         state: of the current version.
-        gradient: by parameter name; a parameter it does not name is left as it is.
+        gradient: by parameter name, of this member's rows; those without stay.
         config: AdamW's, clipping's and the average's settings.
         learning_rate: of this update.
         old_decay: share of the old policy's weights that stays, if the state has one.
+        gang: whose member this process is.
 
     Raises:
         FloatingPointError: the gradient's norm is NaN or infinite.
     """
-    parameters = {}
-    for name, value in state.weights.items():
-        parameters[name] = nn.Parameter(torch.from_numpy(value.copy()))
-        if name in gradient:
-            parameters[name].grad = torch.from_numpy(np.array(gradient[name]))
-    norm = float(nn.utils.clip_grad_norm_(parameters.values(), config.max_grad_norm))
-    if not np.isfinite(norm):
-        raise FloatingPointError(f"the gradient's norm is {norm} at version {state.version}.")
-    optimizer = adamw(list(parameters.values()), config, learning_rate=learning_rate)
-    for name, parameter in parameters.items():
-        optimizer.state[parameter] = {
-            "step": torch.tensor(float(state.version)),
-            "exp_avg": torch.from_numpy(state.exp_avg[name].copy()),
-            "exp_avg_sq": torch.from_numpy(state.exp_avg_sq[name].copy()),
-        }
-    optimizer.step()
-    moments = {name: optimizer.state[parameter] for name, parameter in parameters.items()}
-    weights = {name: parameter.detach().numpy() for name, parameter in parameters.items()}
+    norm = _norm(gradient, gang)
+    if not np.isfinite(float(norm)):
+        raise FloatingPointError(f"the gradient's norm is {norm:g} at version {state.version}.")
+    weights: Weights = {}
+    exp_avg, exp_avg_sq = dict(state.exp_avg), dict(state.exp_avg_sq)
+    for names in _batches(state.weights):
+        parameters = {}
+        for name in names:
+            parameters[name] = nn.Parameter(torch.from_numpy(state.weights[name].copy()))
+            if name in gradient:
+                parameters[name].grad = gradient[name].detach().to("cpu", copy=True)
+        own = list(parameters.values())
+        nn.utils.clip_grads_with_norm_(own, config.max_grad_norm, norm)
+        optimizer = adamw(own, config, learning_rate=learning_rate)
+        for name, parameter in parameters.items():
+            optimizer.state[parameter] = {
+                "step": torch.tensor(float(state.version)),
+                "exp_avg": torch.from_numpy(state.exp_avg[name].copy()),
+                "exp_avg_sq": torch.from_numpy(state.exp_avg_sq[name].copy()),
+            }
+        optimizer.step()
+        for name, parameter in parameters.items():
+            weights[name] = parameter.detach().numpy()
+            exp_avg[name] = optimizer.state[parameter]["exp_avg"].numpy()
+            exp_avg_sq[name] = optimizer.state[parameter]["exp_avg_sq"].numpy()
     old = None if state.old is None else mixed(state.old, weights, old_decay)
-    next_state = TrainState(
+    return TrainState(
         version=state.version + 1,
         weights=weights,
-        weights_hash=version_hash(weights, old),
-        exp_avg={name: moment["exp_avg"].numpy() for name, moment in moments.items()},
-        exp_avg_sq={name: moment["exp_avg_sq"].numpy() for name, moment in moments.items()},
+        weights_hash=version_hash(weights, old, gang),
+        exp_avg=exp_avg,
+        exp_avg_sq=exp_avg_sq,
         ema=_averaged(state, weights, config),
         old=old,
+        lengths=state.lengths,
+        grad_norm=float(norm),
     )
-    return next_state, norm
+
+
+def _norm(gradient: Mapping[str, Tensor], gang: Gang) -> Tensor:
+    """Return the norm of the whole gradient, dealt over members, on the CPU (collective)."""
+    norm = nn.utils.get_total_norm(gradient.values()).cpu()
+    if gang.size == 1:
+        return norm
+    square = norm.double().square()
+    gang.add_up([square])
+    return square.sqrt().to(norm.dtype)
+
+
+def _batches(weights: Weights) -> Iterator[list[str]]:
+    """Yield the names of parameters that are stepped at once."""
+    names: list[str] = []
+    size = 0
+    for name, value in weights.items():
+        if names and size + value.size > _AT_ONCE:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += value.size
+    yield names
 
 
 def mixed(old: Weights, weights: Weights, decay: float) -> Weights:
@@ -194,9 +248,7 @@ def _averaged(state: TrainState, weights: Weights, config: TrainConfig) -> Weigh
         return weights
     if not _moves_average(version, config):
         return state.ema
-    average = moving_average(
-        [nn.Parameter(torch.from_numpy(value.copy())) for value in state.ema.values()], config
-    )
+    average = moving_average([nn.Parameter(viewed(value)) for value in state.ema.values()], config)
     parameters = [nn.Parameter(torch.from_numpy(value)) for value in weights.values()]
     step_average(average, parameters, version, config)
     shadows = zip(state.ema, average.shadow_params, strict=True)

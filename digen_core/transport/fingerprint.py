@@ -13,6 +13,7 @@ nobody who means to deceive.
 import hashlib
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -49,23 +50,32 @@ def fingerprint(tensor: Tensor, first_row: int = 0) -> Tensor:
     return total
 
 
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a parameter holds, in few bytes."""
+
+    dtype: str  # torch's name of it
+    shape: tuple[int, ...]  # of the whole parameter
+    fingerprint: int
+
+
+def content_of(array: np.ndarray) -> Content:
+    """Return what a whole parameter holds."""
+    own = viewed(array)
+    return Content(str(own.dtype), tuple(own.shape), int(fingerprint(own)))
+
+
 def content_hash(weights: Mapping[str, np.ndarray]) -> str:
     """Return 16 hex digits that name the content of the weights, whatever their order."""
-    tensors = {name: viewed(array) for name, array in weights.items()}
-    return hash_of(tensors, {name: int(fingerprint(own)) for name, own in tensors.items()})
+    return hash_of({name: content_of(array) for name, array in weights.items()})
 
 
-def hash_of(parameters: Mapping[str, Tensor], fingerprints: Mapping[str, int]) -> str:
-    """Return the content hash of parameters whose fingerprints are known.
-
-    Args:
-        parameters: by name, for their dtypes and whole shapes.
-        fingerprints: of them, by name.
-    """
+def hash_of(contents: Mapping[str, Content]) -> str:
+    """Return the content hash of parameters, by name."""
     digest = hashlib.blake2b(digest_size=8)
-    for name in sorted(parameters):
-        dtype, shape = parameters[name].dtype, tuple(parameters[name].shape)
-        digest.update(repr((name, str(dtype), shape, fingerprints[name])).encode())
+    for name in sorted(contents):
+        own = contents[name]
+        digest.update(repr((name, own.dtype, own.shape, own.fingerprint)).encode())
     return digest.hexdigest()
 
 

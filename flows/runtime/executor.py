@@ -4,8 +4,9 @@ A task's result stays on the worker that made it; the executor holds futures, wh
 the Dask graph, and reads only receipts: seconds, rewards, hashes.
 """
 
+from collections import Counter
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Final
 
 from prefect.futures import PrefectFuture
 
@@ -16,13 +17,16 @@ from flows.runtime.context import RunContext
 from flows.runtime.fleet.batch import TaskFailedError, note_broken_gang
 from flows.runtime.generation import Denoising
 from flows.runtime.iterations.open_iteration import OpenIteration
-from flows.runtime.notify import notify_of_smaller_packs
+from flows.runtime.notify import notify, notify_of_smaller_packs
 from flows.runtime.scoring import Scoring
 from flows.runtime.submission import Submitter, Work
 from tasks.emulation import switch
-from tasks.receipts import HeldVersion, Receipt, Trained, Updated
+from tasks.receipts import HeldVersion, Pushed, Receipt, Trained, Updated
 from tasks.runner.completions import Completion
 from tasks.train import gather_sum, publish, push_weights, reduce, step, train_pack
+
+MOST_PUSHES: Final = 3
+"""Of a version to a device, before the run ends with why they fail."""
 
 
 class Executor:
@@ -35,6 +39,7 @@ class Executor:
         self._submitter = Submitter(run)
         self._conditions = Conditions(self._submitter)
         self._num_switches = 0
+        self._num_failed_pushes = Counter[tuple[str, int]]()
         schedule = run.config.schedule
         self._max_stale = schedule.max_staleness if schedule.stale_share else 0
         self._loaded: set[str] = set()  # devices that hold a version
@@ -189,15 +194,15 @@ class Executor:
             label="reduce",
             device=do.device,
             kind="reduce",
-            parameters={"sums": [self._whole_sum(it, device) for device in do.devices]},
+            parameters={"sums": [self._sum_of(it, device, do.device) for device in do.devices]},
             event_of=lambda receipt: protocol.GradientReduced(do.iteration),
         )
         it.total = self._submitter.submit(it, work)
 
-    def _whole_sum(self, it: OpenIteration, device: str) -> PrefectFuture[Any]:
-        """Return what a device has summed, brought together first if it is a gang."""
+    def _sum_of(self, it: OpenIteration, device: str, where: str) -> PrefectFuture[Any]:
+        """Return what a device has summed; of another gang than reduces, brought together first."""
         total = it.sums[device]
-        if self._run.fleet.known[device].size == 1:
+        if device == where or self._run.fleet.known[device].size == 1:
             return total
         work = Work(
             body=gather_sum,
@@ -251,9 +256,11 @@ class Executor:
         self._run.progress.publishing(version, self._submitter.submit(it, work))
 
     def _push(self, do: protocol.Push) -> None:
-        def event_of(receipt: Receipt[HeldVersion]) -> Event:
+        def event_of(receipt: Receipt[Pushed]) -> Event:
             # a push begins when what it moves was published: that receipt came before
             held, pushed = receipt.facts, self._run.progress.published_hashes[do.version]
+            if held.failure:
+                return self._push_failed(do, held.failure)
             if (held.version, held.hash) != (do.version, pushed):
                 raise TaskFailedError(
                     f"{do.device} acknowledged version {held.version} ({held.hash}), "
@@ -269,10 +276,31 @@ class Executor:
             device=do.device,
             kind="push",
             about={"version": do.version},
-            parameters={"policy_version": self._run.progress.published[do.version]},
+            parameters={
+                "policy_version": self._run.progress.published[do.version],
+                "source": self._source_of(do),
+            },
             event_of=event_of,
         )
         self._submitter.submit(self._makers.get(do.version, self._iterations[newest]), work)
+
+    def _source_of(self, do: protocol.Push) -> tuple[str, ...]:
+        """Return the addresses of the workers that a version is pulled from; none: it is there."""
+        is_elsewhere = do.source != do.device and self._run.workers.keeps_state
+        return self._run.fleet.workers_of(do.source) if is_elsewhere else ()
+
+    def _push_failed(self, do: protocol.Push, failure: str) -> Event:
+        """Note that a push failed, which the controller has tried again.
+
+        Raises:
+            TaskFailedError: it was tried often enough.
+        """
+        self._num_failed_pushes[do.device, do.version] += 1
+        notify(self._run, "push-failed", f"push of v{do.version} to {do.device}: {failure}")
+        if self._num_failed_pushes[do.device, do.version] == MOST_PUSHES:
+            text = f"version {do.version} cannot be pushed to {do.device}: {failure}"
+            raise TaskFailedError(text)
+        return protocol.PushFailed(do.device, do.version, do.source)
 
     def _switch(self, do: protocol.Switch) -> None:
         self._num_switches += 1

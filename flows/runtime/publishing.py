@@ -78,8 +78,8 @@ def _keep_checkpoint(run: RunContext, record: IterationRecord, history: RewardHi
     )
     folder = run.run_dir.resolve()  # the worker may be in another one
     try:
-        trainer = run.fleet.addresses[run.fleet.trainer_devices()[0]]
-        keep_checkpoint(run.client, trainer, run.run_id, record.version, folder, position)
+        workers = run.fleet.workers_of(run.fleet.trainer_devices()[0])
+        keep_checkpoint(run.client, workers, run.run_id, record.version, folder, position)
         run.progress.kept(position.num_iterations)
     except (WorkerLostError, LookupError) as error:  # the state that it was to write is gone, too
         raise StateLostError(f"version {record.version} was lost before it was kept") from error

@@ -120,9 +120,10 @@ def _arguments_of(command: Command, join: Join, held: Held) -> Any:
 
 
 def _sent(error: BaseException) -> Answer:
-    """Return what the leader hears of a failure."""
-    return (
-        UserError(str(error))
-        if isinstance(error, UserError)
-        else f"{type(error).__name__}: {error}"
-    )
+    """Return what the leader hears of a failure: what ends the run, with its text alone."""
+    match error:
+        case UserError():
+            return UserError(str(error))
+        case FloatingPointError():
+            return FloatingPointError(str(error))
+    return f"{type(error).__name__}: {error}"

@@ -47,6 +47,7 @@ class Leading:
         Raises:
             GangBrokenError: another member failed or is gone.
             UserError: what the function raised on another member.
+            FloatingPointError: the same.
             Exception: what the function raised here.
         """
         if self._is_over:
@@ -117,7 +118,7 @@ class Leading:
             except (EOFError, OSError):
                 return GangBrokenError(f"member {rank} is gone")
             match answer:
-                case UserError():
+                case UserError() | FloatingPointError():
                     return answer
                 case str(text):
                     return GangBrokenError(f"member {rank} failed: {text}")

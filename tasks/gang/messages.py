@@ -5,8 +5,9 @@ from pathlib import Path
 
 from digen_core.errors import UserError
 
-Answer = UserError | str | None
-"""Of a follower: why it failed, as an error of the user's or in words; None: it has done it."""
+Answer = UserError | FloatingPointError | str | None
+"""Of a follower: why it failed, as an error of the user's or of numbers, or in words; None: it has
+done it."""
 
 
 class GangBrokenError(RuntimeError):

@@ -1,28 +1,35 @@
-"""Keep a train state on disk, beside the tasks of the worker that holds it."""
+"""Keep a train state on disk, beside the tasks of the workers that hold it."""
 
 import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from distributed import Client
 
 from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, Position
 from digen_core.checkpoints.retention import prune
-from digen_core.checkpoints.tensors import write_checkpoint
-from digen_core.training.optimizer import TrainState
+from digen_core.checkpoints.tensors import Contents, begin, finish, write_rows
 from tasks.cluster.calls import on_worker
 from tasks.worker.engine import engine_of
 
 
 def keep_checkpoint(
-    client: Client, worker: str, run_id: str, version: int, run_dir: Path, position: Position
+    client: Client,
+    workers: Sequence[str],
+    run_id: str,
+    version: int,
+    run_dir: Path,
+    position: Position,
 ) -> None:
-    """Have a worker write the checkpoint of a version that it made; return when it is on disk.
+    """Have a device write the checkpoint of a version that it made; return when it is on disk.
 
-    It is written by a thread that is none of Dask's: the worker's tasks continue.
+    Each member of a gang writes its rows, by a thread that is none of Dask's: tasks continue.
 
     Args:
         client: of the cluster.
-        worker: address of the worker.
+        workers: addresses of the workers of the device, by rank.
         run_id: of the run.
         version: that was made.
         run_dir: folder of the run.
@@ -30,17 +37,36 @@ def keep_checkpoint(
 
     Raises:
         OSError: the checkpoint could not be written; those before it are still there.
-        WorkerLostError: the worker is gone.
+        WorkerLostError: a worker is gone.
         UserError: there is no such metric as config.checkpoints.best_by.
     """
-    on_worker(client, worker, _write, run_id, version, run_dir, position, seconds=None)
+    leader, folder = workers[0], run_dir / CHECKPOINTS_OF_RUN
+    ask = partial(on_worker, client, seconds=None)
+    ask(leader, _begin, folder, version)
+    with ThreadPoolExecutor(len(workers)) as pool:
+        written = list(pool.map(lambda at: ask(at, _write, run_id, version, folder), workers))
+    hashes, contents = zip(*written, strict=True)
+    ask(leader, _finish, run_dir, version, hashes[0], position, contents)
 
 
-async def _write(run_id: str, version: int, run_dir: Path, position: Position) -> None:
-    state = engine_of(run_id).unsaved.pop(version)
-    await asyncio.to_thread(_write_and_prune, state, run_dir, position)
+async def _begin(folder: Path, version: int) -> None:
+    await asyncio.to_thread(begin, folder, version)
 
 
-def _write_and_prune(state: TrainState, run_dir: Path, position: Position) -> None:
-    write_checkpoint(run_dir / CHECKPOINTS_OF_RUN, state, position)
-    prune(run_dir, position.config.checkpoints)
+async def _write(run_id: str, version: int, folder: Path) -> tuple[str, Contents]:
+    """Write this member's rows, and return the version's hash and what they hold."""
+    engine = engine_of(run_id)
+    state = engine.unsaved.pop(version)
+    return state.weights_hash, await asyncio.to_thread(write_rows, folder, state, engine.gang)
+
+
+async def _finish(
+    run_dir: Path,
+    version: int,
+    weights_hash: str,
+    position: Position,
+    members: Sequence[Contents],
+) -> None:
+    folder = run_dir / CHECKPOINTS_OF_RUN
+    await asyncio.to_thread(finish, folder, version, weights_hash, position, members)
+    await asyncio.to_thread(prune, run_dir, position.config.checkpoints)

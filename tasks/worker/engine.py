@@ -1,29 +1,38 @@
 """The model that a worker process holds, by run: what every task body works with."""
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from distributed import Worker
 
 from digen_core.config.model import Size
 from digen_core.config.run import RunConfig
 from digen_core.gang.members import ALONE, Gang
+from digen_core.gang.rows import whole_weights
 from digen_core.models.compiled import compile_meter
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import ALL_PARTS, TRAINER_PARTS, Policy
-from digen_core.models.trainable import initial_weights
 from digen_core.models.versions import AdapterVersions, WholeVersions, versions_of
 from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardFn
-from digen_core.training.optimizer import PolicyVersion, TrainState
+from digen_core.training.contents import contents_of
+from digen_core.training.optimizer import OLD, PolicyVersion, TrainState
 from digen_core.transport.arrays import Weights
 from tasks.gang.together import together
 from tasks.worker.fitting import Activity, Fitting, needing_memory
+from tasks.worker.pulling import PullError, pull, serve_from, serve_on
 from tasks.worker.room import require_room
+from tasks.worker.shelf import AVERAGE, Shelf
 from tasks.worker.span import span_on_receipt
+
+
+def dask_setup(worker: Worker) -> None:
+    """Prepare a worker that preloads this module: others may pull versions from it."""
+    serve_on(worker)
 
 
 class VersionError(RuntimeError):
@@ -42,6 +51,8 @@ class Engine:
     gang: Gang = ALONE
     old: dict[int, Weights] = field(default_factory=dict)  # old policies, by version
     unsaved: dict[int, TrainState] = field(default_factory=dict)  # made here, not on disk yet
+    shelf: Shelf = field(default_factory=Shelf)
+    average: tuple[str, Weights] | None = None  # that is evaluated, with its hash
     views: dict[Size, Policy] = field(default_factory=dict)  # the policy, by the size of samples
     fitting: Fitting = field(init=False)
 
@@ -76,28 +87,39 @@ class Engine:
         """The version whose weights the policy has now, if they are a version's."""
         return self.versions.active
 
-    def load(self, pushed: PolicyVersion) -> str:
-        """Hold a version, drop those that are too old, and return the hash of what arrived.
+    def load(self, pushed: PolicyVersion, rows: Weights) -> None:
+        """Hold a version whose rows have arrived, and drop those that are too old (collective).
 
-        Raises:
-            VersionError: the weights arrived damaged; nothing has changed.
+        Args:
+            pushed: the version.
+            rows: of it, this member's.
         """
-        found = pushed.content_hash()
-        if found != pushed.hash:
-            raise VersionError(
-                f"{self.device_name} received version {pushed.version} with hash {found}, "
-                f"but {pushed.hash} was pushed"
-            )
         schedule = self.config.schedule
         num_others = schedule.max_staleness if schedule.stale_share else 0
-        others = sorted(set(self.versions.held) - {pushed.version}, reverse=True)
-        for old in others[num_others:]:
-            self.versions.drop(old)
-            self.old.pop(old, None)
-        self.versions.hold(pushed.version, pushed.weights)
-        if pushed.old is not None:
-            self.old[pushed.version] = pushed.old
-        return found
+        others = sorted({v for v in self.shelf if v != AVERAGE and v != pushed.version})
+        for other in others[: max(len(others) - num_others, 0)]:
+            if other < pushed.version:  # what is newer is published here, and not loaded yet
+                self._drop(other)
+        self.average = None
+        self.shelf.drop(AVERAGE)
+        held = self.held(rows)
+        self.versions.hold(
+            pushed.version, {name: v for name, v in held.items() if not name.startswith(OLD)}
+        )
+        old = {name.removeprefix(OLD): v for name, v in held.items() if name.startswith(OLD)}
+        if old:
+            self.old[pushed.version] = old
+        self.shelf.put(pushed.version, pushed.hash, rows)
+
+    def _drop(self, version: int) -> None:
+        self.shelf.drop(version)
+        self.old.pop(version, None)
+        if version in self.versions.held:
+            self.versions.drop(version)
+
+    def held(self, rows: Weights) -> Weights:
+        """Return what this member's model holds of weights that are dealt by rows (collective)."""
+        return rows if self.versions.are_rows else whole_weights(rows, self.gang)
 
     def needing_memory(self, activity: Activity) -> AbstractContextManager[None]:
         """Run the body; a UserError says what to change if it does not fit into memory."""
@@ -133,6 +155,7 @@ def build_engine(run_id: str, config: RunConfig, device_name: str, roles: frozen
         compile_meter().read()  # from now on
     versions = versions_of(policy)
     engine = _engines[run_id] = Engine(config, device_name, policy, rewards, versions, gang)
+    serve_from(run_id, engine.shelf)
     return engine
 
 
@@ -155,18 +178,56 @@ def engine_of(run_id: str) -> Engine:
 
 
 @together
-def version_zero(run_id: str) -> Weights:
-    """Return the weights that the run starts from."""
+def load_version(run_id: str, pushed: PolicyVersion, source: Sequence[str]) -> str:
+    """Hold a version on all members of the gang.
+
+    Args:
+        run_id: of the run.
+        pushed: the version.
+        source: addresses of the workers of a device that holds it, by rank.
+
+    Returns:
+        Why it is not held, and nothing has changed; empty if it is.
+    """
     engine = engine_of(run_id)
-    return initial_weights(engine.policy, engine.config.train.lora, seed=engine.config.seed)
+    with engine.needing_memory("load"):
+        rows, failure = _rows_of(run_id, engine, pushed, source)
+        if not failure:
+            engine.load(pushed, rows)
+    return failure
 
 
 @together
-def load_version(run_id: str, pushed: PolicyVersion) -> str:
-    """Hold a version on all members of the gang, and return its hash; as ``Engine.load``."""
+def load_average(run_id: str, pushed: PolicyVersion, source: Sequence[str]) -> str:
+    """Hold the weights that are evaluated on all members of the gang; as `load_version`."""
     engine = engine_of(run_id)
+    if engine.average is not None and engine.average[0] == pushed.hash:
+        return ""
     with engine.needing_memory("load"):
-        return engine.load(pushed)
+        rows, failure = _rows_of(run_id, engine, pushed, source)
+        if not failure:
+            engine.average = pushed.hash, engine.held(rows)
+    return failure
+
+
+def _rows_of(
+    run_id: str, engine: Engine, pushed: PolicyVersion, source: Sequence[str]
+) -> tuple[Weights, str]:
+    """Return this member's rows of a version, or why they are not what was pushed (collective)."""
+    rows, failure = engine.shelf.rows(pushed.hash), ""
+    if rows is None:
+        try:
+            rows = pull(run_id, pushed, source, engine.gang)
+        except PullError as error:
+            rows, failure = {}, str(error)
+    if engine.gang.any(bool(failure)):
+        return {}, failure or "another member of the gang could not pull it"
+    found = contents_of(rows, engine.gang)
+    damaged = [name for name, own in found.items() if own != pushed.contents[name]]
+    if damaged:
+        what = f"{len(damaged)} parameters differ, e.g. {damaged[0]}"
+        return {}, f"version {pushed.version} arrived damaged: {what}"
+    return rows, ""
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from dask.sizeof import sizeof
 from distributed import get_worker
 from prefect import State
 
-from digen_core.training.gradient_sum import GradientSum
+from digen_core.training.gradient_sum import GradientSum, UpdateGradient
+from tasks.worker.pulling import take_pulled_bytes
 
 _counted: set[tuple[str, float]] = set()
 """Transfers to this worker, by key and start, that were counted for a task."""
@@ -18,7 +19,7 @@ _counted: set[tuple[str, float]] = set()
 def sent_bytes(state: "State[object]") -> int:
     """Return the size of a task's result as it is sent; Dask itself sees only the outermost object.
 
-    The arrays in it are not copied for that, and sums of gradients stay on their device.
+    The arrays in it are not copied for that, and gradients stay on their device.
     """
     sizer = _Sizer()
     sizer.dump(state)
@@ -35,9 +36,9 @@ class _Sizer(pickle.Pickler):
         super().__init__(self._rest, protocol=5, buffer_callback=self._buffers.append)
 
     def reducer_override(self, value: object) -> Any:
-        if isinstance(value, GradientSum):
+        if isinstance(value, GradientSum | UpdateGradient):
             self._on_devices += value.num_bytes
-            return GradientSum, ()
+            return object, ()
         return NotImplemented
 
     @property
@@ -48,10 +49,15 @@ class _Sizer(pickle.Pickler):
 
 
 def received_bytes() -> int:
-    """Return the bytes of this task's inputs that came from other workers; 0 outside of a worker.
+    """Return the bytes that came from other workers for this task; 0 outside of a worker.
 
-    What several tasks here read is sent once, and counted for the first of them.
+    They are inputs, of which what several tasks here read is sent once and counted for the first of
+    them, and what it pulled itself.
     """
+    return _input_bytes() + take_pulled_bytes()
+
+
+def _input_bytes() -> int:
     try:
         worker = get_worker()
         key = worker.get_current_task()

@@ -62,6 +62,7 @@ RUNTIME = "\n".join(
 )
 WITHIN_OTHERS = {
     "GangBrokenError",  # the gang is lost as a worker is
+    "PullError",  # a push that fails is tried again, and in the end a TaskFailedError says it
     "ReceiptError",  # a TaskFailedError says it
     "RunCancelledError",  # the row of Ctrl-C
     "StateLostError",  # the run resumes by itself

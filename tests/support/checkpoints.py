@@ -33,6 +33,7 @@ def state_of(version: int, *, average: bool = True, old: bool = False, dtype=np.
         exp_avg_sq=weights(),
         ema=weights() if average else found,
         old=lagging,
+        lengths={"transposed": 2, "strided": 4, "a number": 1},
     )
 
 
@@ -56,6 +57,7 @@ def position_of(num_iterations: int, config: RunConfig | None = None, **metrics:
 def assert_same(found: TrainState, expected: TrainState) -> None:
     """Check that two states are equal to the last bit."""
     assert (found.version, found.weights_hash) == (expected.version, expected.weights_hash)
+    assert found.lengths == expected.lengths
     for part in ("weights", "exp_avg", "exp_avg_sq", "ema", "old"):
         left, right = getattr(found, part), getattr(expected, part)
         if right is None:

@@ -21,6 +21,7 @@ def schedules(draw):
         helpers=draw(counts),
         assistants=draw(counts),
         queue_depth=draw(st.integers(1, 2)),
+        pulls_at_once=draw(st.sampled_from([None, 1])),
     )
 
 

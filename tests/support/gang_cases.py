@@ -12,11 +12,12 @@ from torch import Tensor
 from digen_core.checkpoints.export import save_for_diffusers
 from digen_core.config.run import RunConfig
 from digen_core.gang.members import ALONE, Gang
-from digen_core.gang.sharding import held
+from digen_core.gang.rows import whole_weights
+from digen_core.gang.sharding import held, held_of
 from digen_core.maths.flow_sde import LOGPROBS
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import TRAINER_PARTS, Condition
-from digen_core.models.trainable import initial_weights, set_weights
+from digen_core.models.trainable import initial_weights, set_weights, trainable_parameters
 from digen_core.models.versions import versions_of
 from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.training.gradient import PackMetrics, _transition
@@ -70,8 +71,13 @@ class Case:
 def _trained(config: RunConfig, gang: Gang = ALONE) -> Any:
     """Load a policy with weights that some training might have made."""
     policy = load_trainable(config, TRAINER_PARTS, gang)
-    set_weights(policy, _moved(initial_weights(policy, config.train.lora, seed=0), 5))
+    set_weights(policy, _moved(_initial(policy, config, gang), 5))
     return policy
+
+
+def _initial(policy: Any, config: RunConfig, gang: Gang) -> dict[str, Any]:
+    """Return the whole initial weights."""
+    return whole_weights(initial_weights(policy, config.train.lora, seed=0, gang=gang), gang)
 
 
 def _moved(weights: dict[str, Any], seed: int) -> dict[str, Any]:
@@ -245,22 +251,29 @@ def versions(folders: dict[str, str], cases: list[Case]) -> list[Versions]:
 def _versions(config: RunConfig) -> Versions:
     gang = Gang.of(config.parallel)
     one, shared = (load_trainable(config, TRAINER_PARTS, which) for which in (ALONE, gang))
-    initial, found = (initial_weights(p, config.train.lora, seed=0) for p in (one, shared))
+    initial, found = (_initial(p, config, own) for p, own in ((one, ALONE), (shared, gang)))
     weights = [_moved(initial, version) for version in range(3)]
     stores = [versions_of(policy) for policy in (one, shared)]
-    for store in stores:
-        store.hold(0, weights[0])
-        store.hold(1, weights[1])
+    rows = [_held(shared, version) for version in weights]
+    for store, kept in zip(stores, (weights, rows), strict=True):
+        store.hold(0, kept[0])
+        store.hold(1, kept[1])
     errors = []
     for version in (1, 0, 1):
         for store in stores:
             store.activate(version)
         errors.append(_difference(one, shared))
-    with stores[0].temporary(weights[2]), stores[1].temporary(weights[2]):
+    with stores[0].temporary(weights[2]), stores[1].temporary(rows[2]):
         errors.append(_difference(one, shared))
     errors.append(_difference(one, shared))
     same = all(np.array_equal(value, found[name]) for name, value in initial.items())
     return Versions(errors, same and initial.keys() == found.keys())
+
+
+def _held(policy: Any, weights: dict[str, Any]) -> dict[str, Any]:
+    """Return what a member holds of whole weights."""
+    parameters = trainable_parameters(policy)
+    return {name: held_of(value, parameters[name]) for name, value in weights.items()}
 
 
 def _difference(one: Any, shared: Any) -> float:
@@ -284,7 +297,7 @@ def exported(folders: dict[str, str], cases: list[Case], folder: Path) -> list[b
 def _exported(config: RunConfig, folder: Path) -> bool:
     gang = Gang.of(config.parallel)
     policy = load_trainable(config, TRAINER_PARTS, gang)
-    weights = _moved(initial_weights(policy, config.train.lora, seed=0), 3)
+    weights = _moved(_initial(policy, config, gang), 3)
     if not gang.is_leader:
         return True
     kind = type(load_trainable(config, TRAINER_PARTS).transformer)

@@ -8,13 +8,13 @@ import torch.distributed as dist
 from digen_core.config.run import RunConfig
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import TRAINER_PARTS
+from digen_core.models.trainable import initial_weights, set_weights
 from digen_core.training.gradient_sum import GradientSum, pack_gradient
-from digen_core.training.optimizer import initial_state, published
 from support.gang_cases import Case, _pairs
 from tasks.gang.together import together
-from tasks.train import add_pack, empty_sum, whole_sum
+from tasks.train import add_pack, empty_sum, first_state, shelved, whole_sum
 from tasks.worker import room
-from tasks.worker.engine import build_engine, engine_of, load_version, version_zero
+from tasks.worker.engine import build_engine, engine_of, load_version
 
 RUN = "run"
 
@@ -30,15 +30,9 @@ def train_twice(
     tree = Case("flux").config(folder).model_dump()
     config = RunConfig.model_validate({**tree, "parallel": shares})
     alone = load_trainable(config, TRAINER_PARTS)
-    engine = build_engine(RUN, config, "g0", frozenset({"trainer"}))
-    state = initial_state(version_zero(RUN), keeps_old=False)
-    version = published(state, engine.versions.dtypes)
-    load_version(RUN, version)
-    alone_versions = {name: torch.tensor(value) for name, value in version.weights.items()}
-    own = {name: p for name, p in alone.transformer.named_parameters() if p.requires_grad}
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(alone_versions[name])
+    build_engine(RUN, config, "g0", frozenset({"trainer"}))
+    assert not load_version(RUN, shelved(RUN, first_state(RUN), False), ())
+    set_weights(alone, initial_weights(alone, config.train.lora, seed=config.seed))
     pairs = _pairs(alone, config, 4)
     expected = GradientSum()
     expected.add(0, [pack_gradient(alone, pairs, config)])

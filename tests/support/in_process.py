@@ -17,7 +17,7 @@ from digen_core.transport.arrays import Weights
 from flows.runtime.iterations.iteration import round_of
 from support.packs import make_packs
 from tasks.rollout import decode_and_score, denoise_steps, encode
-from tasks.train import publish, push_weights, start_state, step, train_pack
+from tasks.train import publish, push_weights, reduce, start_state, step, train_pack
 from tasks.worker.engine import build_engine
 
 
@@ -87,5 +87,6 @@ def _iteration(config, prompts, index, state, folder):
             previous=total,
         )
         assert not trained.too_large
-    state, update = call(step, state=state, total=total)
+    gradient, _ = call(reduce, sums=[total])
+    state, update = call(step, state=state, total=gradient)
     return state, update.metrics

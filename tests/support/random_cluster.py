@@ -249,7 +249,11 @@ class RandomCluster:
                 self.sums.clear()
                 self.version = version + 1
                 return p.Stepped(self.version)
-            case p.Push(version, device):
+            case p.Push(version, device, source):
+                made = source == self.holder
+                if source not in self.devices or not (made or version in self.held[source]):
+                    assert self.num_lost, "a source that does not hold the version"
+                    return p.PushFailed(device, version, source)
                 self.held[device].add(version)
                 return p.VersionLoaded(device, version)
             case p.Switch(device, role):

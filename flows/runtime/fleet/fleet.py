@@ -53,6 +53,15 @@ class Fleet:
         """Names of the devices that train."""
         return [device.name for device in self.devices if "trainer" in device.roles]
 
+    def workers_of(self, name: str) -> tuple[str, ...]:
+        """Return the addresses of the workers of a device, by rank.
+
+        Raises:
+            KeyError: it is lost.
+        """
+        followers = self.followers.get(name, {})
+        return self.addresses[name], *(followers[own] for own in self.known[name].followers)
+
     @property
     def all_devices(self) -> list[Device]:
         """Those that take part, and others whose spans the run's folder holds."""

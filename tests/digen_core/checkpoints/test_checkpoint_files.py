@@ -12,14 +12,16 @@ from digen_core.checkpoints import tensors as checkpoints
 from digen_core.checkpoints.manifest import (
     MANIFEST,
     MANIFEST_SUM,
-    STATE,
     DamagedError,
     last_checkpoint,
+    name_of_state,
     read_manifest,
     sum_of,
 )
 from digen_core.checkpoints.tensors import last_state, read_checkpoint, write_checkpoint
 from support.checkpoints import assert_same, names_in, position_of, state_of
+
+STATE = name_of_state(0, 1)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

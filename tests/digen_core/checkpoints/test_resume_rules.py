@@ -7,7 +7,7 @@ import pytest
 
 from deployments.cli import run
 from deployments.overrides import config_of
-from digen_core.checkpoints.manifest import LINEAGE_OF_RUN, STATE
+from digen_core.checkpoints.manifest import LINEAGE_OF_RUN, name_of_state
 from digen_core.checkpoints.resume import newest_run, resumption_of
 from digen_core.checkpoints.retention import evaluations_of
 from digen_core.checkpoints.tensors import write_checkpoint
@@ -123,7 +123,7 @@ def test_of_prompts_the_content_counts_not_the_place(run_dir, tmp_path, name):
 
 
 def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(run_dir):
-    file = run_dir / "checkpoints" / "v0004" / STATE
+    file = run_dir / "checkpoints" / "v0004" / name_of_state(0, 1)
     file.write_bytes(file.read_bytes()[:-1])
     found = resumption_of(changed(run_dir), run_dir)
     assert (found.checkpoint.name, found.num_iterations) == ("v0003", 3)

@@ -56,7 +56,10 @@ def test_an_iteration_with_a_barrier():
     assert done == 8  # 4 samples at 2 steps, of group 0 only
     assert trains == [p.Reduce(0, ("trainer-0",), "trainer-0")]
     assert it.handle(p.GradientReduced(0)) == [p.Step(0, 0, "trainer-0")]
-    assert it.handle(p.Stepped(1)) == [p.Push(1, "rollout-0"), p.Push(1, "trainer-0")]
+    assert it.handle(p.Stepped(1)) == [
+        p.Push(1, "rollout-0", "trainer-0"),
+        p.Push(1, "trainer-0", "trainer-0"),
+    ]
     assert it.handle(p.VersionLoaded("trainer-0", 1)) == []
     assert it.handle(p.VersionLoaded("rollout-0", 1)) == [p.FinishIteration(0, updated=True)]
 
@@ -269,7 +272,8 @@ def test_an_event_that_cannot_be_is_an_error_that_shows_the_state(event, message
 def test_a_device_that_joins_gets_the_version_and_then_work():
     it = started(workload=make_workload(num_groups=4))
     it.handle(p.IterationOffered(0, TRAINED))
-    assert it.handle(p.DeviceJoined(p.Device("rollout-9", ROLLOUT))) == [p.Push(0, "rollout-9")]
+    joined = p.DeviceJoined(p.Device("rollout-9", ROLLOUT))
+    assert it.handle(joined) == [p.Push(0, "rollout-9", "rollout-0")]
     (generate,) = it.handle(p.VersionLoaded("rollout-9", 0))
     assert generate.device == "rollout-9"
 

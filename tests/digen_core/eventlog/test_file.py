@@ -18,6 +18,7 @@ EVENTS = [
     p.DeviceJoined(p.Device("gpu-9", frozenset({"rollout", "trainer"}), "H100 “80 GB”\n")),
     p.DevicesLost(("a", "b")),
     p.VersionLoaded("a", 2),
+    p.PushFailed("a", 2, "b"),
     p.Switched("a", "trainer"),
     p.IterationOffered(3, (0, 2), (1.5, inf, -inf)),
     p.FragmentPaused(FRAGMENT, 2),
@@ -39,7 +40,7 @@ INSTRUCTIONS = (
     p.Train(PACK, 0, "a"),
     p.Reduce(0, ("a", "b"), "a"),
     p.Step(0, 0, "a"),
-    p.Push(1, "a"),
+    p.Push(1, "a", "b"),
     p.Switch("a", "rollout"),
     p.FinishIteration(0, updated=True),
 )

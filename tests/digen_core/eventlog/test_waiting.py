@@ -112,7 +112,7 @@ def test_while_the_update_is_made_and_pushed(it):
     first, second = now_of(it).iterations
     assert first.lacks == ("devices that do not hold v1: rollout-1, trainer-0",)
     assert second.number == 2
-    assert devices(now_of(it))["rollout-1"] == (("load v1",), "")
+    assert devices(now_of(it))["rollout-1"] == (("load v1 from trainer-0",), "")
 
 
 def test_since_when(it):

@@ -105,7 +105,7 @@ class Script:
         self.orders, self.events = orders, []
 
     def start(self):
-        return [protocol.Push(0, "rollout-0"), protocol.Push(0, "trainer-0")]
+        return [protocol.Push(0, name, "trainer-0") for name in ("rollout-0", "trainer-0")]
 
     def handle(self, event):
         self.events.append(event)
@@ -153,7 +153,7 @@ def test_a_stall_shows_the_controller(scenario):
         (protocol.Score(FRAGMENT, "rollout-0"), "a fragment that is not generated"),
         (protocol.Train(PACK, 0, "trainer-0"), "group 0 has no advantages"),
         (protocol.Step(0, 1, "trainer-0"), "the newest version is 0"),
-        (protocol.Push(1, "rollout-0"), "the newest version is 0"),
+        (protocol.Push(1, "rollout-0", "trainer-0"), "the newest version is 0"),
         (protocol.FinishIteration(1, True), "iteration 1 should end before"),
     ],
 )

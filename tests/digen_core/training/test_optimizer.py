@@ -12,9 +12,12 @@ from diffusers.training_utils import EMAModel
 from torch import nn
 
 from digen_core.config.train import TrainConfig
+from digen_core.gang.members import ALONE
+from digen_core.training.contents import contents_of
 from digen_core.training.optimizer import (
+    OLD,
+    PolicyVersion,
     TrainState,
-    averaged,
     initial_state,
     learning_rate_of,
     optimizer_step,
@@ -29,7 +32,10 @@ WITH_GRADIENT = ("a", "b")
 
 
 def stepped(state, gradient, config):
-    return optimizer_step(state, gradient, config, learning_rate=config.learning_rate)
+    """The next state, and the norm of the gradient."""
+    rows = {name: torch.as_tensor(value) for name, value in gradient.items()}
+    found = optimizer_step(state, rows, config, learning_rate=config.learning_rate)
+    return found, found.grad_norm
 
 
 def test_the_learning_rate_by_hand():
@@ -190,8 +196,9 @@ def test_a_gradient_that_is_not_finite_is_an_error(value):
 
 def test_arguments_are_not_changed_and_the_step_can_be_done_again():
     state, _ = stepped(initial_state(arrays(0)), gradients(1)[0], CONFIG)
-    (gradient,) = gradients(1, scale=100.0)  # clipping must not scale the caller's arrays
-    parts = (state.weights, state.exp_avg, state.exp_avg_sq, state.ema, gradient)
+    (large,) = gradients(1, scale=100.0)  # clipping must not scale the caller's tensors
+    gradient = {name: torch.tensor(value) for name, value in large.items()}
+    parts = (state.weights, state.exp_avg, state.exp_avg_sq, state.ema)
     before = copy.deepcopy(parts)
     for part in parts:
         for value in part.values():
@@ -201,6 +208,7 @@ def test_arguments_are_not_changed_and_the_step_can_be_done_again():
         first, second = (stepped(state, gradient, CONFIG)[0] for _ in range(2))
     for part, kept in zip(parts, before, strict=True):
         assert_equal(part, {name: torch.tensor(value) for name, value in kept.items()})
+    assert_equal(large, gradient)
     assert first.weights_hash == second.weights_hash != state.weights_hash
     assert (first.version, state.version) == (2, 1)
 
@@ -208,41 +216,45 @@ def test_arguments_are_not_changed_and_the_step_can_be_done_again():
 def two_steps(dtype=np.float64, *, keeps_old: bool = False) -> TrainState:
     """The state of version 2."""
     weights = {name: value.astype(dtype) for name, value in arrays(0).items()}
-    gradient = {name: value.astype(dtype) for name, value in gradients(1)[0].items()}
+    gradient = {
+        name: torch.from_numpy(value.astype(dtype)) for name, value in gradients(1)[0].items()
+    }
     state, rate = initial_state(weights, keeps_old=keeps_old), CONFIG.learning_rate
     for _ in range(2):
-        state, _ = optimizer_step(state, gradient, CONFIG, learning_rate=rate, old_decay=0.5)
+        state = optimizer_step(state, gradient, CONFIG, learning_rate=rate, old_decay=0.5)
     return state
 
 
 def test_what_is_published_is_named_by_its_content():
     state = two_steps()
     dtypes = dict.fromkeys(SHAPES, torch.float64)
-    version, average = published(state, dtypes), averaged(state, dtypes)
+    version, average = published(state, dtypes), published(state, dtypes, average=True)
     for found, weights in ((version, state.weights), (average, state.ema)):
-        assert all(found.weights[name] is weights[name] for name in SHAPES)  # nothing is copied
-        assert (found.version, found.hash) == (2, content_hash(found.weights))
-    assert version.hash == state.weights_hash != average.hash
+        assert all(found[name] is weights[name] for name in SHAPES)  # nothing is copied
+        assert PolicyVersion(2, contents_of(found, ALONE)).hash == content_hash(found)
+    assert content_hash(version) == state.weights_hash != content_hash(average)
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
 def test_what_is_published_is_rounded_as_torch_rounds(half):
     state = two_steps(np.float32, keeps_old=True)
     dtypes = {"a": half, "b": torch.float32, "idle": half}
-    version, average = published(state, dtypes), averaged(state, dtypes)
+    version, average = published(state, dtypes), published(state, dtypes, average=True)
+    old = {name.removeprefix(OLD): v for name, v in version.items() if name.startswith(OLD)}
     for found, masters in (
-        (version.weights, state.weights),
-        (version.old, state.old),
-        (average.weights, state.ema),
+        (version, state.weights),
+        (old, state.old),
+        (average, state.ema),
     ):
         for name, dtype in dtypes.items():
             assert found[name].nbytes == masters[name].size * dtype.itemsize
             assert viewed(found[name]).dtype == dtype
             assert torch.equal(viewed(found[name]), torch.tensor(masters[name]).to(dtype))
-    assert average.old is None
+    assert average.keys() == old.keys() == dtypes.keys()
     for found in (version, average):
-        assert found.hash == found.content_hash() != state.weights_hash
-    assert published(replace(state, old=state.weights), dtypes).hash != version.hash
+        assert content_hash(found) != state.weights_hash
+    other = published(replace(state, old=state.weights), dtypes)
+    assert content_hash(other) != content_hash(version)
 
 
 @pytest.mark.parametrize(
@@ -259,15 +271,15 @@ def test_what_is_not_finite_in_its_dtype_is_not_published(number, dtype, part):
     state = two_steps(np.float32, keeps_old=True)
     getattr(state, part)["b"][1] = number
     dtypes = {"a": torch.float32, "b": dtype, "idle": torch.float32}
-    take = averaged if part == "ema" else published
+    average = part == "ema"
     with pytest.raises(
         FloatingPointError, match=r"^b cannot be pushed: it has NaN or .* torch\..*"
     ):
-        take(state, dtypes)
+        published(state, dtypes, average=average)
     if dtype == torch.float16:
         getattr(state, part)["b"][1] = 65519.0
-        found = take(state, dtypes)
-        assert float(viewed((found.old if part == "old" else found.weights)["b"])[1]) == 65504
+        found = published(state, dtypes, average=average)
+        assert float(viewed(found[f"{OLD}b" if part == "old" else "b"])[1]) == 65504
 
 
 def test_version_zero():

@@ -129,9 +129,7 @@ def payloads(tiny_flux) -> dict:
     gradient = GradientSum()
     gradient.add(0, [pack_gradient(policy, pairs, RunConfig(rollout=rollout))])
     state = initial_state(initial_weights(policy, None, seed=0))
-    state, _ = optimizer_step(
-        state, to_arrays(gradient.gradient), TrainConfig(), learning_rate=1e-3
-    )
+    state = optimizer_step(state, gradient.gradient, TrainConfig(), learning_rate=1e-3)
     return {
         "condition": to_arrays(condition),
         "segment": segment,

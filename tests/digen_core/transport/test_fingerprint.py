@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 
-from digen_core.transport.fingerprint import content_hash, fingerprint, hash_of
+from digen_core.transport.fingerprint import Content, content_hash, fingerprint, hash_of
 
 WEIGHTS = {"a": np.arange(6.0).reshape(2, 3), "b": np.array([-1.0, 0.5])}
 MODULUS = 1 << 64
@@ -30,7 +30,7 @@ def tensor_of(shape, dtype=torch.float32, seed=0):
 
 
 def hash_of_one(tensor):
-    return hash_of({"a": tensor}, {"a": int(fingerprint(tensor))})
+    return hash_of({"a": Content(str(tensor.dtype), tuple(tensor.shape), int(fingerprint(tensor)))})
 
 
 # --- values -----------------------------------------------------------------------------------

@@ -8,15 +8,17 @@ import torch
 from pydantic import TypeAdapter
 
 from digen_core.config.run import RunConfig
+from digen_core.gang.members import ALONE
 from digen_core.models.loading import load_trainable
 from digen_core.models.trainable import initial_weights, trainable_parameters
+from digen_core.training.contents import contents_of
 from digen_core.training.optimizer import PolicyVersion
 from digen_core.transport.arrays import to_arrays
-from digen_core.transport.fingerprint import content_hash
 from support.tiny_policies import TINY
 from tasks.receipts import Nothing, collecting, packed, read
+from tasks.train import first_state
 from tasks.worker import engine as engine_module
-from tasks.worker.engine import VersionError, build_engine, version_zero, working
+from tasks.worker.engine import VersionError, build_engine, load_version, working
 
 BOTH = frozenset({"rollout", "trainer"})
 
@@ -56,7 +58,7 @@ def stale_engine(config):
 
 def weights_of(engine, version):
     shift = np.float32(version / 8)
-    return {name: value + shift for name, value in version_zero("run-1").items()}
+    return {name: value + shift for name, value in version_zero().items()}
 
 
 def weights_in(engine):
@@ -64,8 +66,13 @@ def weights_in(engine):
     return {name: value.copy() for name, value in parameters.items()}
 
 
+def version_zero():
+    engine = engine_module.engine_of("run-1")
+    return initial_weights(engine.policy, engine.config.train.lora, seed=engine.config.seed)
+
+
 def load(engine, version, weights):
-    return engine.load(PolicyVersion(version, weights, content_hash(weights)))
+    engine.load(PolicyVersion(version, contents_of(weights, ALONE)), weights)
 
 
 def assert_equal(left, right):
@@ -84,7 +91,7 @@ def test_a_run_that_the_worker_does_not_hold_is_refused(engine):
 
 
 def test_another_version_is_refused(engine):
-    load(engine, 3, version_zero("run-1"))
+    load(engine, 3, version_zero())
     message = r"trainer-0 holds versions \[3\], but version 4 is needed"
     with pytest.raises(VersionError, match=message), working("run-1", version=4):
         pass
@@ -100,27 +107,29 @@ def test_before_the_first_push_there_is_no_version(engine):
         pass
 
 
-def test_a_loaded_version_is_acknowledged_with_its_content(engine):
+def test_a_loaded_version_is_what_is_computed_with(engine):
     weights = weights_of(engine, 1)
-    assert load(engine, 1, weights) == content_hash(weights)
+    load(engine, 1, weights)
     with working("run-1", version=1):
         assert engine.version == 1
         assert_equal(weights_in(engine), weights)
 
 
 def test_damaged_weights_are_not_held(engine):
-    weights = version_zero("run-1")
+    weights = version_zero()
     load(engine, 0, weights)
-    message = r"trainer-0 received version 1 with hash [0-9a-f]{16}, but 0{16} was pushed"
-    with pytest.raises(VersionError, match=message):
-        engine.load(PolicyVersion(1, weights_of(engine, 1), "0" * 16))
+    pushed, damaged = PolicyVersion(1, contents_of(weights, ALONE)), weights_of(engine, 1)
+    engine.shelf.put(1, pushed.hash, damaged)
+    failure = load_version("run-1", pushed, ())
+    name = next(iter(weights))
+    assert failure == (f"version 1 arrived damaged: {len(weights)} parameters differ, e.g. {name}")
     assert engine.versions.held == [0]
     with working("run-1", version=0):
         assert_equal(weights_in(engine), weights)
 
 
 def test_weights_of_another_model_are_not_held(engine):
-    weights = version_zero("run-1")
+    weights = version_zero()
     load(engine, 0, weights)
     with pytest.raises(ValueError, match="1 names differ"):
         load(engine, 1, {**weights, "another": np.zeros(1)})
@@ -129,7 +138,7 @@ def test_weights_of_another_model_are_not_held(engine):
 
 def test_on_policy_only_the_newest_version_is_held(engine):
     for version in range(3):
-        load(engine, version, version_zero("run-1"))
+        load(engine, version, version_zero())
         assert engine.versions.held == [version]
 
 
@@ -150,7 +159,7 @@ def test_a_stale_share_keeps_as_many_older_versions_as_staleness_allows(stale_en
 
 
 def test_a_version_that_is_pushed_again_drops_no_other(stale_engine):
-    weights = version_zero("run-1")
+    weights = version_zero()
     for version in (0, 1, 2, 2):
         load(stale_engine, version, weights)
     assert stale_engine.versions.held == [0, 1, 2]
@@ -171,7 +180,7 @@ def test_the_receipt_says_where_and_when():
 
 
 def test_temporary_weights_are_taken_back(engine):
-    held, average = version_zero("run-1"), weights_of(engine, 1)
+    held, average = version_zero(), weights_of(engine, 1)
     load(engine, 0, held)
     with working("run-1", version=0):
         with engine.temporary_weights(average):
@@ -233,7 +242,7 @@ def test_the_old_model_is_gone_before_the_new_one_loads(config, monkeypatch):
 
 def test_version_zero_is_that_of_the_seed(config, engine):
     expected = initial_weights(engine.policy, config.train.lora, seed=config.seed)
-    assert_equal(version_zero("run-1"), expected)
+    assert_equal(first_state("run-1").weights, expected)
 
 
 def test_the_engine_uses_the_threads_of_the_config(config):

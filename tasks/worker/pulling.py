@@ -1,0 +1,163 @@
+"""Pulls: a device gets a version from another one that holds it, member from member.
+
+Each member pulls its rows from the members that keep them, in buckets, over the connections of
+Dask's workers: encrypted where the cluster uses TLS, and over InfiniBand where it uses UCX. A
+worker serves from its event loop, whatever its task computes meanwhile: no pull waits for a task.
+Two buckets are under way while a third is put in its place.
+"""
+
+import asyncio
+import pickle
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, Final
+
+import numpy as np
+from distributed import Worker
+from distributed.protocol import to_serialize
+
+from digen_core.gang.members import Gang
+from digen_core.gang.rows import overlaps, rows_of
+from digen_core.training.optimizer import PolicyVersion
+from digen_core.transport.arrays import Weights
+from digen_core.transport.fingerprint import Content
+from tasks.worker.shelf import Piece, Shelf
+
+BUCKET_BYTES: Final = 16 << 20
+UNDER_WAY: Final = 2  # buckets
+BUCKET_SECONDS: Final = 60.0
+"""In which a bucket has to arrive: a source that is frozen does not close its connection."""
+
+_SERVE: Final = "digen_pull"  # name of the handler
+
+_worker: Worker | None = None
+_shelves: dict[str, Shelf] = {}  # by run
+_num_bytes = 0
+
+
+class PullError(RuntimeError):
+    """A source is gone, or does not hold the version any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What is asked of a source's member at once."""
+
+    address: str
+    pieces: tuple[Piece, ...]  # as the source counts rows
+    firsts: tuple[int, ...]  # where each goes, as the receiver counts them
+
+
+def serve_on(worker: Worker) -> None:
+    """Let other workers pull from this one."""
+    global _worker
+    _worker = worker
+    worker.handlers[_SERVE] = _serve
+
+
+def serve_from(run_id: str, shelf: Shelf) -> None:
+    """Serve a run's versions from a shelf, and those of no other run."""
+    _shelves.clear()
+    _shelves[run_id] = shelf
+
+
+def take_pulled_bytes() -> int:
+    """Return the bytes that this process has pulled since the last call."""
+    global _num_bytes
+    found, _num_bytes = _num_bytes, 0
+    return found
+
+
+def pull(run_id: str, pushed: PolicyVersion, source: Sequence[str], gang: Gang) -> Weights:
+    """Return this member's rows of a version that another device holds.
+
+    Args:
+        run_id: of the run.
+        pushed: the version.
+        source: addresses of the workers of the device that holds it, by rank.
+        gang: whose member this process is.
+
+    Raises:
+        PullError: the source is gone, or does not hold it any more.
+    """
+    global _num_bytes
+    rows = {name: _room(content, gang) for name, content in pushed.contents.items()}
+    asked = deque(_buckets(pushed, rows, source, gang))
+    under_way: deque[tuple[Bucket, Any]] = deque()
+    while asked or under_way:
+        while asked and len(under_way) < UNDER_WAY:
+            bucket = asked.popleft()
+            under_way.append((bucket, _ask(run_id, pushed.hash, bucket)))
+        bucket, answer = under_way.popleft()
+        try:
+            found = answer.result()
+        except (OSError, TimeoutError, asyncio.CancelledError) as error:
+            for _, other in under_way:
+                other.cancel()
+            raise PullError(f"{bucket.address} does not answer: {error!r}") from error
+        if found is None:
+            raise PullError(f"{bucket.address} does not hold version {pushed.version} any more")
+        for piece, first, value in zip(bucket.pieces, bucket.firsts, found, strict=True):
+            np.atleast_1d(rows[piece.name])[first : first + piece.end - piece.first] = value
+            _num_bytes += value.nbytes
+    return rows
+
+
+async def _serve(run_id: str, wanted: str, pieces: bytes) -> Any:
+    shelf = _shelves.get(run_id)
+    found = shelf and shelf.pieces(wanted, pickle.loads(pieces))
+    return None if found is None else [to_serialize(value) for value in found]
+
+
+def _ask(run_id: str, wanted: str, bucket: Bucket) -> Any:
+    """Ask a source's member for a bucket, and return the future of its rows."""
+    if _worker is None:
+        raise RuntimeError("nothing is pulled outside of a worker")
+    asking = _worker.rpc(bucket.address).digen_pull(
+        run_id=run_id, wanted=wanted, pieces=pickle.dumps(bucket.pieces)
+    )
+    loop: Any = _worker.loop  # of tornado, on asyncio
+    return asyncio.run_coroutine_threadsafe(
+        asyncio.wait_for(asking, BUCKET_SECONDS), loop.asyncio_loop
+    )
+
+
+def _room(content: Content, gang: Gang) -> np.ndarray:
+    """Return an array for this member's rows of a parameter."""
+    name = content.dtype.removeprefix("torch.")
+    dtype = np.dtype("uint16" if name == "bfloat16" else name)
+    if gang.size == 1:
+        return np.empty(content.shape, dtype)
+    own = rows_of(content.shape[0], gang.rank, gang.size)
+    return np.empty((own.stop - own.start, *content.shape[1:]), dtype)
+
+
+def _buckets(
+    pushed: PolicyVersion, rows: Weights, source: Sequence[str], gang: Gang
+) -> Iterator[Bucket]:
+    """Yield what is asked of the members of a source, one after the other in turn."""
+    by_member: list[list[Bucket]] = [[] for _ in source]
+    sizes = [BUCKET_BYTES] * len(source)  # of the last bucket of each: none is open yet
+    for name, content in pushed.contents.items():
+        length = content.shape[0] if content.shape else 1
+        own = rows_of(length, gang.rank, gang.size)
+        row_bytes = rows[name].nbytes // max(own.stop - own.start, 1)
+        for member, part in overlaps(own, length, len(source)):
+            kept = rows_of(length, member, len(source)).start
+            at_once = max(1, BUCKET_BYTES // max(row_bytes, 1))
+            for first in range(part.start, part.stop, at_once):
+                end = min(first + at_once, part.stop)
+                piece = Piece(name, first - kept, end - kept)
+                place, num_bytes = first - own.start, (end - first) * row_bytes
+                if sizes[member] + num_bytes > BUCKET_BYTES or not by_member[member]:
+                    by_member[member].append(Bucket(source[member], (), ()))
+                    sizes[member] = 0
+                sizes[member] += num_bytes
+                last = by_member[member][-1]
+                by_member[member][-1] = Bucket(
+                    last.address, (*last.pieces, piece), (*last.firsts, place)
+                )
+    for turn in zip_longest(*by_member):
+        yield from (bucket for bucket in turn if bucket is not None)

@@ -1,0 +1,69 @@
+"""The shelf: a member's rows of the versions that its device holds, for other devices to pull.
+
+Rows are found by the hash of the whole version that they are of, so nothing else is ever served in
+its place.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from digen_core.transport.arrays import Weights
+
+AVERAGE: Final = "average"
+Label = int | Literal["average"]
+"""A version's number, or the moving average that is evaluated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some rows of a parameter, as its member counts them: the first that it keeps is 0."""
+
+    name: str
+    first: int
+    end: int
+
+
+class Shelf:
+    """Rows by label and by hash. The event loop reads while a task changes it."""
+
+    def __init__(self) -> None:
+        self._hashes: dict[Label, str] = {}
+        self._rows: dict[str, Weights] = {}
+
+    def __iter__(self) -> Iterator[Label]:
+        return iter(tuple(self._hashes))
+
+    def put(self, label: Label, found: str, rows: Weights) -> None:
+        """Keep rows in place of what had this label.
+
+        Args:
+            label: of the version.
+            found: hash of the whole version.
+            rows: this member's of each parameter; never changed from now on.
+        """
+        self._rows[found] = rows
+        self._hashes[label] = found
+        self._forget()
+
+    def drop(self, label: Label) -> None:
+        """Let go of a version's rows, if they are here."""
+        self._hashes.pop(label, None)
+        self._forget()
+
+    def _forget(self) -> None:
+        kept = set(self._hashes.values())
+        self._rows = {found: rows for found, rows in self._rows.items() if found in kept}
+
+    def rows(self, wanted: str) -> Weights | None:
+        """Return this member's rows of the version of a hash; None: they are not here."""
+        return self._rows.get(wanted)
+
+    def pieces(self, wanted: str, pieces: Sequence[Piece]) -> list[np.ndarray] | None:
+        """Return some of this member's rows of the version of a hash; None: they are not here."""
+        rows: Mapping[str, np.ndarray] | None = self._rows.get(wanted)
+        if rows is None:
+            return None
+        return [np.atleast_1d(rows[piece.name])[piece.first : piece.end] for piece in pieces]

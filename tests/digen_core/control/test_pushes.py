@@ -1,0 +1,89 @@
+"""Pushes: sources double, a joiner spares the trainer, and a source that fails is replaced."""
+
+from math import ceil, log2
+
+import pytest
+
+from digen_core.control import protocol as p
+from digen_core.control.controller import Controller, ControllerError
+from digen_core.control.layout import LAYOUTS
+from digen_core.control.schedule import Schedule
+from support.random_cluster import make_costs, make_workload
+
+ROLLOUT, TRAINER = frozenset({"rollout"}), frozenset({"trainer"})
+
+
+def cluster(num_rollout: int, pulls_at_once: int | None = 1) -> Controller:
+    devices = [p.Device(f"rollout-{i}", ROLLOUT) for i in range(num_rollout)]
+    schedule = Schedule(LAYOUTS["disaggregated"], pulls_at_once=pulls_at_once)
+    return Controller(
+        [*devices, p.Device("trainer-0", TRAINER)], make_workload(), schedule, make_costs()
+    )
+
+
+def pushes(instructions) -> list[p.Push]:
+    return [do for do in instructions if isinstance(do, p.Push)]
+
+
+def load(it: Controller, *under_way: p.Push) -> list[p.Push]:
+    return [do for own in under_way for do in pushes(it.handle(p.VersionLoaded(own.device, 0)))]
+
+
+@pytest.mark.parametrize("num_rollout", [1, 2, 3, 7, 8, 15, 31])
+def test_sources_double_with_each_round(num_rollout):
+    it = cluster(num_rollout)
+    under_way, seen, rounds = pushes(it.start()), [], 0
+    assert under_way[-1] == p.Push(0, "trainer-0", "trainer-0")  # it pulls from nobody
+    while under_way:
+        others = [do for do in under_way if do.source != do.device]
+        serving = [do.source for do in others]
+        assert len(set(serving)) == len(serving), "a source serves one at a time"
+        assert {do.source for do in others} <= {"trainer-0", *(do.device for do in seen)}
+        rounds += bool(others)
+        seen += under_way
+        under_way = load(it, *under_way)
+    assert sorted(do.device for do in seen) == sorted(state.name for state in it._fleet)
+    assert rounds == ceil(log2(num_rollout + 1))
+
+
+def test_without_a_limit_all_pull_from_the_one_that_made_it():
+    assert {do.source for do in pushes(cluster(5, None).start())} == {"trainer-0"}
+
+
+def test_one_that_joins_pulls_from_a_device_that_generates():
+    it = cluster(2)
+    under_way = pushes(it.start())
+    while under_way:
+        under_way = load(it, *under_way)
+    (push,) = pushes(it.handle(p.DeviceJoined(p.Device("rollout-9", ROLLOUT))))
+    assert push.source == "rollout-0"
+
+
+def test_a_source_that_is_lost_is_replaced():
+    it = cluster(3)
+    first, own = pushes(it.start())
+    second, third = load(it, own, first)
+    assert (second.source, third.source) == ("rollout-0", "trainer-0")
+    assert not pushes(it.handle(p.DevicesLost((second.source,))))  # its pull fails by itself
+    assert not pushes(it.handle(p.PushFailed(second.device, 0, second.source)))  # one at a time
+    (again,) = pushes(it.handle(p.VersionLoaded(third.device, 0)))
+    assert again == p.Push(0, second.device, third.device)
+
+
+def test_another_source_is_asked_before_the_one_that_failed():
+    it = cluster(2, None)
+    for do in pushes(it.start()):
+        it.handle(p.VersionLoaded(do.device, 0))
+    (push,) = pushes(it.handle(p.DeviceJoined(p.Device("rollout-9", ROLLOUT))))
+    (again,) = pushes(it.handle(p.PushFailed("rollout-9", 0, push.source)))
+    assert again.source not in {push.source, "rollout-9"}
+    with pytest.raises(ControllerError, match="rollout-9 was not to load version 0"):
+        it.handle(p.PushFailed("rollout-9", 0, push.source))
+
+
+def test_a_controller_goes_on_from_a_snapshot_with_its_pushes():
+    it = cluster(3)
+    first, own = pushes(it.start())
+    other = Controller.restored(it.snapshot())
+    assert other.snapshot() == it.snapshot()
+    assert load(other, own, first) == load(it, own, first)

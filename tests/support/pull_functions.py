@@ -1,0 +1,56 @@
+"""What real workers do in tests of pulls."""
+
+import time
+
+import numpy as np
+
+from digen_core.gang.members import ALONE
+from digen_core.training.contents import contents_of
+from digen_core.training.optimizer import PolicyVersion
+from tasks.worker import pulling
+from tasks.worker.shelf import Shelf
+
+RUN = "run"
+
+
+def weights_of(megabytes: int):
+    """Return weights in bfloat16."""
+    rng = np.random.default_rng(megabytes)
+    shape = (megabytes, 500_000)
+    return {"a": rng.integers(0, 1 << 16, shape, np.uint16), "b": np.arange(7.0)}
+
+
+def shelve(megabytes: int) -> PolicyVersion:
+    """Serve a version from this worker."""
+    shelf, weights = Shelf(), weights_of(megabytes)
+    pushed = PolicyVersion(1, contents_of(weights, ALONE))
+    shelf.put(1, pushed.hash, weights)
+    pulling.serve_from(RUN, shelf)
+    return pushed
+
+
+def pull(pushed: PolicyVersion, address: str, seconds: float = 60.0) -> tuple[bool, float, int]:
+    """Pull it from there; say whether it is the same, how long it took and its bytes."""
+    pulling.BUCKET_SECONDS = seconds
+    started = time.monotonic()
+    rows = pulling.pull(RUN, pushed, [address], ALONE)
+    found = contents_of(rows, ALONE)
+    return found == pushed.contents, time.monotonic() - started, pulling.take_pulled_bytes()
+
+
+def serve_slowly(seconds: float) -> None:
+    """Take a while to answer each bucket."""
+    import asyncio
+
+    serve = pulling._serve
+
+    async def slowly(**asked):
+        await asyncio.sleep(seconds)
+        return await serve(**asked)
+
+    pulling._worker.handlers["digen_pull"] = slowly
+
+
+def busy(seconds: float) -> None:
+    """Be at work, as a task that trains is."""
+    time.sleep(seconds)

@@ -1,0 +1,198 @@
+"""Pulls: member from member, whatever the sizes of the two devices; a source that fails is told."""
+
+import os
+import signal
+import time
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+from distributed import Client
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from digen_core.config.schedule import ClusterConfig
+from digen_core.control.protocol import Device
+from digen_core.gang.members import ALONE, Gang
+from digen_core.gang.rows import own_rows
+from digen_core.training.contents import contents_of
+from digen_core.training.optimizer import PolicyVersion
+from support import pull_functions as functions
+from tasks.cluster.cluster import run_cluster
+from tasks.cluster.presence import present_workers
+from tasks.worker import pulling
+from tasks.worker.pulling import PullError, pull, take_pulled_bytes
+from tasks.worker.shelf import AVERAGE, Piece, Shelf
+
+RUN = "run"
+SHAPES = [(), (1,), (7,), (2, 3), (5, 4), (64, 2), (3, 0), (0,)]
+
+
+def weights_of(shapes, dtype=np.float32, seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        f"p{index}": np.asarray(100 * rng.standard_normal(shape)).astype(dtype)
+        for index, shape in enumerate(shapes)
+    }
+
+
+def version_of(weights, number=1):
+    return PolicyVersion(number, contents_of(weights, ALONE))
+
+
+class Source:
+    """A device that serves without a network, and counts what is under way."""
+
+    def __init__(self, weights, size: int) -> None:
+        self.pushed = version_of(weights)
+        self.addresses = [f"member-{rank}" for rank in range(size)]
+        self.buckets, self.under_way, self.most = [], 0, 0
+        self.shelves = {}
+        for rank, address in enumerate(self.addresses):
+            rows = {name: own_rows(value, Gang(rank, size)) for name, value in weights.items()}
+            self.shelves[address] = Shelf()
+            self.shelves[address].put(1, self.pushed.hash, rows)
+
+    def ask(self, run_id, wanted, bucket):
+        source, future = self, Future()
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        self.buckets.append(bucket)
+        future.set_result(self.shelves[bucket.address].pieces(wanted, bucket.pieces))
+
+        class Answer:
+            def result(self):
+                source.under_way -= 1
+                return future.result()
+
+        return Answer()
+
+
+@pytest.mark.parametrize("given_by", [1, 2, 3, 4])
+@pytest.mark.parametrize("taken_by", [1, 2, 3, 4])
+@pytest.mark.parametrize("bucket", [8, 40, 1 << 24])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+def test_members_of_any_two_gangs(given_by, taken_by, bucket, dtype, monkeypatch):
+    shapes = SHAPES if given_by == taken_by == 1 else SHAPES[1:]
+    weights = weights_of(shapes, dtype)
+    source = Source(weights, given_by)
+    monkeypatch.setattr(pulling, "_ask", source.ask)
+    monkeypatch.setattr(pulling, "BUCKET_BYTES", bucket)
+    take_pulled_bytes()
+    for rank in range(taken_by):
+        gang = Gang(rank, taken_by)
+        rows = pull(RUN, source.pushed, source.addresses, gang)
+        for name, value in weights.items():
+            assert rows[name].dtype == dtype
+            np.testing.assert_array_equal(rows[name], own_rows(value, gang))
+    assert take_pulled_bytes() == sum(value.nbytes for value in weights.values())  # each row once
+    assert source.most <= pulling.UNDER_WAY
+    for asked in source.buckets:
+        sizes = [
+            source.shelves[asked.address].pieces(source.pushed.hash, [p]) for p in asked.pieces
+        ]
+        assert sum(own.nbytes for (own,) in sizes) <= bucket or len(asked.pieces) == 1
+    if bucket == 1 << 24:
+        assert len(source.buckets) <= given_by * taken_by
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    given_by=st.integers(1, 5),
+    taken_by=st.integers(1, 5),
+    lengths=st.lists(st.integers(0, 13), min_size=1, max_size=4),
+    width=st.integers(1, 5),
+    bucket=st.integers(1, 64),
+)
+def test_rows_arrive_bit_for_bit(given_by, taken_by, lengths, width, bucket):
+    weights = weights_of([(length, width) for length in lengths])
+    source = Source(weights, given_by)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pulling, "_ask", source.ask)
+        patch.setattr(pulling, "BUCKET_BYTES", bucket)
+        for rank in range(taken_by):
+            rows = pull(RUN, source.pushed, source.addresses, Gang(rank, taken_by))
+            for name, value in weights.items():
+                assert rows[name].tobytes() == own_rows(value, Gang(rank, taken_by)).tobytes()
+
+
+def test_a_source_that_let_go_of_the_version_is_told(monkeypatch):
+    source = Source(weights_of([(4, 2)]), 2)
+    monkeypatch.setattr(pulling, "_ask", source.ask)
+    source.shelves["member-1"].drop(1)
+    with pytest.raises(PullError, match=r"^member-1 does not hold version 1 any more$"):
+        pull(RUN, source.pushed, source.addresses, ALONE)
+
+
+def test_nothing_is_pulled_outside_of_a_worker(monkeypatch):
+    monkeypatch.setattr(pulling, "_worker", None)
+    with pytest.raises(RuntimeError, match="nothing is pulled outside of a worker"):
+        pull(RUN, version_of(weights_of([(4, 2)])), ["tcp://127.0.0.1:1"], ALONE)
+
+
+def test_a_shelf_keeps_rows_while_a_label_names_them():
+    shelf, rows = Shelf(), weights_of([(4, 2)])
+    shelf.put(3, "abc", rows)
+    shelf.put(AVERAGE, "abc", rows)
+    shelf.drop(3)
+    assert list(shelf) == [AVERAGE]
+    (found,) = shelf.pieces("abc", [Piece("p0", 1, 3)])
+    np.testing.assert_array_equal(found, rows["p0"][1:3])
+    shelf.put(AVERAGE, "def", rows)
+    assert shelf.rows("abc") is None
+    assert shelf.pieces("abc", []) is None
+    shelf.drop(7)  # it was never there
+    assert shelf.rows("def") is rows
+
+
+# --- real workers -----------------------------------------------------------------------------
+
+
+class Workers:
+    """Two workers."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    def address(self, name: str) -> str:
+        return next(w.address for w in present_workers(self.client).values() if w.name == name)
+
+    def submit(self, name: str, function, *arguments):
+        where = [self.address(name)]
+        return self.client.submit(function, *arguments, workers=where, pure=False)
+
+
+@pytest.fixture(scope="module")
+def workers():
+    devices = [Device(name, frozenset({"rollout", "trainer"})) for name in ("one", "two")]
+    with run_cluster(ClusterConfig(tls=False), devices) as address, Client(address) as client:
+        yield Workers(client)
+
+
+@pytest.mark.slow
+def test_a_version_is_pulled_while_its_source_works(workers):
+    pushed = workers.submit("one", functions.shelve, 40).result()
+    working = workers.submit("one", functions.busy, 20)
+    address = workers.address("one")
+    is_same, seconds, num_bytes = workers.submit("two", functions.pull, pushed, address).result()
+    assert is_same
+    assert num_bytes == 40_000_000 + 7 * 8
+    assert seconds < 15, "the pull waited for the task"
+    assert not working.done()
+    working.cancel()
+
+
+@pytest.mark.slow
+def test_a_source_that_is_killed_or_frozen_is_told(workers):
+    pushed, address = workers.submit("one", functions.shelve, 40).result(), workers.address("one")
+    workers.submit("one", functions.serve_slowly, 1.5).result()
+    frozen = workers.submit("two", functions.pull, pushed, address, 0.5)
+    with pytest.raises(PullError, match=r"does not answer: TimeoutError"):
+        frozen.result(timeout=20)
+    pid = workers.submit("one", os.getpid).result()
+    pulling_it = workers.submit("two", functions.pull, pushed, address)
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(PullError, match="does not answer"):
+        pulling_it.result(timeout=20)
+    assert workers.submit("two", os.getpid).result() != pid  # the receiver is as it was
