@@ -13,7 +13,7 @@ tiny: a fragment is its own segment, a number is a policy version.
 | all others | nothing |
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,6 +42,7 @@ from tasks.receipts import (
     Nothing,
     Pushed,
     Ran,
+    Reduced,
     Scored,
     Trained,
     Updated,
@@ -221,11 +222,24 @@ def train_pack(
     return None, Trained(too_large=False)
 
 
-@body("reduce", Nothing)
-def reduce(run_id: str, label: str, sums: list[None]) -> tuple[None, Nothing]:
+@body("share sum", Nothing)
+def share_sum(run_id: str, label: str, total: None) -> tuple[None, Nothing]:
     """Take no time."""
     with _working(run_id):
         return None, Nothing()
+
+
+@body("reduce", Reduced)
+def reduce(
+    run_id: str,
+    label: str,
+    own: None,
+    others: Sequence[None] = (),
+    sources: Sequence[tuple[str, ...]] = (),
+) -> tuple[None, Reduced]:
+    """Take no time."""
+    with _working(run_id):
+        return None, Reduced(None, "")
 
 
 @body("optimizer step", Updated)
@@ -278,6 +292,7 @@ EMULATED: Final[dict[str, Body[..., object, Facts]]] = {
         denoise_steps,
         decode_and_score,
         train_pack,
+        share_sum,
         reduce,
         step,
         publish,

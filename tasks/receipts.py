@@ -142,6 +142,14 @@ class Pushed(HeldVersion):
 
 
 @dataclass(frozen=True, slots=True)
+class Reduced(Facts):
+    """Whether the sums of all devices are one."""
+
+    failed: StrictInt | None  # index of the other device whose sum was not to be had
+    failure: StrictStr  # why
+
+
+@dataclass(frozen=True, slots=True)
 class Updated(Facts):
     """The version that the optimizer made, and what the update measured."""
 

@@ -65,7 +65,7 @@ def replay(run_dir: Path, kept: KeptIteration) -> Replayed:
                 "--train.pack-size"
             )
     assert total is not None, "an iteration that was trained has packs"
-    gradient, _ = reduce(REPLAY, "reduce", [total])
+    gradient, _ = reduce(REPLAY, "reduce", total)
     state, update = step(REPLAY, "optimizer step", before, gradient)
     return Replayed(state, update.metrics, _difference(run_dir, state))
 

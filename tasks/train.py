@@ -1,6 +1,6 @@
 """Training tasks: the gradient of a pack, reduce, the optimizer step, and the push."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,9 +17,9 @@ from digen_core.training.contents import contents_of
 from digen_core.training.gradient_sum import (
     GradientSum,
     PackGradient,
+    SharedSum,
     UpdateGradient,
     pack_gradient,
-    reduced,
 )
 from digen_core.training.optimizer import (
     PolicyVersion,
@@ -29,15 +29,16 @@ from digen_core.training.optimizer import (
     optimizer_step,
     published,
 )
-from digen_core.training.pairs import CleanPairs, Pairs, gather_pairs, rows_of
+from digen_core.training.pairs import CleanPairs, Pairs, gather_pairs
+from digen_core.training.pairs import rows_of as pairs_of
 from digen_core.transport.arrays import Arrays
 from digen_core.transport.segment import Segment
 from tasks.body import body
 from tasks.gang.together import together
-from tasks.receipts import HeldVersion, Nothing, Pushed, Trained, Updated
-from tasks.worker.engine import Engine, engine_of, load_version, working
+from tasks.receipts import HeldVersion, Nothing, Pushed, Reduced, Trained, Updated
+from tasks.worker.engine import Engine, engine_of, load_version, rows_of, working
 from tasks.worker.fitting import no_memory
-from tasks.worker.shelf import AVERAGE
+from tasks.worker.shelf import AVERAGE, SUM
 
 
 @body("train", Trained)
@@ -173,7 +174,7 @@ def _part_gradient(
     if isinstance(pairs, CleanPairs) and config.keeps_old:
         old = torch.zeros_like(pairs.x_0)  # of the others' pairs nobody asks here
         rows = gang.computed(len(old))
-        old[rows] = _old_velocity(engine, policy, rows_of(pairs, rows, policy.device)).to(old)
+        old[rows] = _old_velocity(engine, policy, pairs_of(pairs, rows, policy.device)).to(old)
         pairs = replace(pairs, old_velocity=old)
     return pack_gradient(policy, pairs, config, gang)
 
@@ -185,30 +186,65 @@ def _old_velocity(engine: Engine, policy: Policy, pairs: Pairs | CleanPairs) -> 
         return policy.velocity(pairs.x, pairs.sigma, policy.without_padding(pairs.condition))
 
 
-@body("gather sum", Nothing)
-def gather_sum(run_id: str, label: str, total: GradientSum) -> tuple[GradientSum, Nothing]:
-    """Bring what the members of a gang summed to its leader, for another device to reduce."""
+@body("share sum", Nothing)
+def share_sum(run_id: str, label: str, total: GradientSum) -> tuple[SharedSum, Nothing]:
+    """Keep what this device summed where another one pulls it from, and return its name."""
     with working(run_id):
-        return whole_sum(run_id, total), Nothing()
+        return shelved_sum(run_id, total), Nothing()
 
 
 @together
-def whole_sum(run_id: str, total: GradientSum) -> GradientSum:
-    """Return, on the leader, the sum over the members of a gang."""
-    return total.gathered(engine_of(run_id).gang)
+def shelved_sum(run_id: str, total: GradientSum) -> SharedSum:
+    """Keep this member's rows of the sum over the members of a gang for others to pull."""
+    engine = engine_of(run_id)
+    rows = {
+        name: value.detach().to("cpu", copy=True).numpy()
+        for name, value in total.rows(engine.gang).items()
+    }
+    contents = contents_of(rows, engine.gang)
+    shared = SharedSum(contents, total.metrics_of(engine.gang), total.packs)
+    engine.shelf.put(f"{SUM} {shared.hash}", shared.hash, rows)
+    return shared
 
 
-@body("reduce", Nothing)
-def reduce(run_id: str, label: str, sums: list[GradientSum]) -> tuple[UpdateGradient, Nothing]:
-    """Add up the sums of all trainer devices."""
+@body("reduce", Reduced)
+def reduce(
+    run_id: str,
+    label: str,
+    own: GradientSum | None,
+    others: Sequence[SharedSum] = (),
+    sources: Sequence[tuple[str, ...]] = (),
+) -> tuple[UpdateGradient, Reduced]:
+    """Add up the sums of all trainer devices.
+
+    Args:
+        run_id: of the run.
+        label: of the task run.
+        own: sum of this device, if it has one.
+        others: sums of other devices.
+        sources: addresses of the workers of each of those, by rank.
+    """
     with working(run_id):
-        return update_gradient(run_id, sums), Nothing()
+        total = update_gradient(run_id, own, others, sources)
+    return total, Reduced(total.failed, total.failure)
 
 
 @together
-def update_gradient(run_id: str, sums: list[GradientSum]) -> UpdateGradient:
-    """Return the gradient of an update; in a gang each member gets its rows."""
-    return reduced(sums, engine_of(run_id).gang)
+def update_gradient(
+    run_id: str,
+    own: GradientSum | None,
+    others: Sequence[SharedSum],
+    sources: Sequence[tuple[str, ...]],
+) -> UpdateGradient:
+    """Return the gradient of an update, or which sum is not to be had and why."""
+    engine = engine_of(run_id)
+    total = UpdateGradient() if own is None else UpdateGradient.of(own, engine.gang)
+    for index, (shared, source) in enumerate(zip(others, sources, strict=True)):
+        rows, failure = rows_of(run_id, engine, shared, source)
+        if failure:
+            return UpdateGradient(failed=index, failure=failure)
+        total.add(shared, rows)
+    return total
 
 
 @body("start_state", HeldVersion)

@@ -43,6 +43,7 @@ from digen_core.control.protocol import (
     PackTrained,
     PushFailed,
     Reduce,
+    ReduceFailed,
     Role,
     Score,
     Step,
@@ -178,6 +179,9 @@ class Controller:
                 return self._on_too_large(pack)
             case GradientReduced(index):
                 return self._on_reduced(self._open(index))
+            case ReduceFailed(index):  # what is missing is trained again when its device is lost
+                self._open(index).num_reductions -= 1
+                return []
             case Stepped(version):
                 return self._on_stepped(version)
             case VersionLoaded(device, version):

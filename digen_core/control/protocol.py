@@ -216,6 +216,13 @@ class GradientReduced:
 
 
 @dataclass(frozen=True, slots=True)
+class ReduceFailed:
+    """A device's sum could not be had: it is lost, or will be found to be."""
+
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stepped:
     """The optimizer made this version."""
 
@@ -238,6 +245,7 @@ Event = (
     | PackTooLarge
     | CostsUpdated
     | GradientReduced
+    | ReduceFailed
     | Stepped
 )
 

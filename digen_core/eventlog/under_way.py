@@ -104,7 +104,7 @@ def answered_by(event: Event) -> list[Subject]:  # noqa: C901 - a table of event
             return [Subject(p.Train, (pack.iteration, pack.index))]
         case p.AdvantagesComputed(iteration, groups):
             return [Subject(p.ComputeAdvantages, (iteration, groups))]
-        case p.GradientReduced(iteration):
+        case p.GradientReduced(iteration) | p.ReduceFailed(iteration):
             return [Subject(p.Reduce, (iteration,))]
         case p.Stepped(version):
             return [Subject(p.Step, (version,))]

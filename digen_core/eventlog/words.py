@@ -48,6 +48,8 @@ def event_text(event: Event) -> str:  # noqa: C901 - a row for each kind
             return f"lost {', '.join(devices)}"
         case p.VersionLoaded(_, version):
             return f"loaded v{version}"
+        case p.ReduceFailed(iteration):
+            return f"a sum of gradients of i{iteration + 1} is gone with its device"
         case p.PushFailed(_, version, source):
             return f"could not load v{version} from {source}"
         case p.Switched(_, role):

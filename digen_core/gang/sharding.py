@@ -88,12 +88,3 @@ def added_rows(gradient: Tensor, gang: Gang) -> Tensor:
     total = gradient.clone()
     gang.add_up([total])
     return own_rows(total, gang).clone()  # lets go of the other rows
-
-
-def added_up(gradient: Tensor, gang: Gang) -> Tensor:
-    """Return the sum of the members' parts of a gradient, whole (collective)."""
-    if isinstance(gradient, DTensor):  # added up by the backward pass
-        return gradient.full_tensor()
-    total = gradient.clone()
-    gang.add_up([total])
-    return total

@@ -1,9 +1,9 @@
 """Gradients of packs and their sums, which stay on the device until they are reduced."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
-from typing import Final
+from typing import Final, Self
 
 import torch
 from torch import Tensor
@@ -11,13 +11,13 @@ from torch import Tensor
 from digen_core.config.run import RunConfig
 from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.parts import Part
-from digen_core.gang.rows import own_rows
-from digen_core.gang.sharding import added_rows, added_up, held
+from digen_core.gang.sharding import added_rows, held
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import trainable_parameters
 from digen_core.training.gradient import PackMetrics, add_metrics, pack_loss
 from digen_core.training.pairs import CleanPairs, Pairs, rows_of
-from digen_core.transport.arrays import Arrays, to_arrays, to_tensors
+from digen_core.transport.arrays import Weights
+from digen_core.transport.fingerprint import Content, hash_of
 
 _LOSS_SCALES: Final = tuple(2.0**power for power in (24, 20, 16, 12, 8, 4, 0))
 
@@ -35,18 +35,14 @@ class PackGradient:
 class GradientSum(Part):
     """The sum over some packs of an update, in float32 or better, where the packs were computed.
 
-    Only when it leaves the process, for another worker to reduce, is it copied to the host. Packs
-    are added in place, each once: one that is added again, as its task was run again, is left out.
+    It does not leave its device: others pull its rows. Packs are added in place, each once: one
+    that is added again, as its task was run again, is left out.
     """
 
     def __init__(self) -> None:
         self.gradient: Gradient = {}
         self.metrics = PackMetrics()
         self.packs: frozenset[int] = frozenset()  # indices of those that are in
-        self.is_whole = False  # it came from another device, whose members' parts it adds up
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _received, (to_arrays(self.gradient), self.metrics, self.packs)
 
     @property
     def num_bytes(self) -> int:
@@ -68,36 +64,15 @@ class GradientSum(Part):
             self.metrics = add_metrics(self.metrics, part.metrics)
         self.packs |= {index}
 
-    def gathered(self, gang: Gang) -> "GradientSum":
-        """Return the sum over the members of a gang, on the leader's host (collective).
-
-        Followers get an empty one. This one stays as it is; of a gang of one it is the sum.
-        """
-        if gang.size == 1:
-            return self
-        total = GradientSum()
-        for name, value in self.gradient.items():
-            added = added_up(value, gang)
-            if gang.is_leader:
-                total.gradient[name] = added.cpu()
-        metrics = self.metrics_of(gang)
-        if gang.is_leader:
-            total.metrics, total.packs = metrics, self.packs
-        return total
-
     def rows(self, gang: Gang) -> Gradient:
         """Return this member's rows of the sum over the members of a gang (collective).
 
-        This one stays as it is.
+        This one stays as it is. Alone, they are this one's own tensors.
         """
-        if self.is_whole:
-            return {name: own_rows(value, gang) for name, value in self.gradient.items()}
         return {name: added_rows(value, gang) for name, value in self.gradient.items()}
 
     def metrics_of(self, gang: Gang) -> PackMetrics:
         """Return, on the leader, the metrics of all members (collective)."""
-        if self.is_whole:
-            return self.metrics
         return reduce(add_metrics, gang.gather([self.metrics]), PackMetrics())
 
     def make_room(self, parts: Sequence[PackGradient]) -> None:
@@ -114,63 +89,71 @@ class GradientSum(Part):
         }
 
 
+@dataclass(frozen=True, slots=True)
+class SharedSum:
+    """What names the sum of a device that another one pulls, as `PolicyVersion` names a version."""
+
+    contents: Mapping[str, Content]
+    metrics: PackMetrics
+    packs: frozenset[int]
+
+    @property
+    def hash(self) -> str:
+        """Of the whole sum."""
+        return hash_of(self.contents)
+
+
 @dataclass(eq=False)
 class UpdateGradient(Part):
     """The gradient of an update: of a gang each member has its rows, the leader the metrics."""
 
-    gradient: Gradient
-    metrics: PackMetrics
+    gradient: Gradient = field(default_factory=dict)
+    metrics: PackMetrics = field(default_factory=PackMetrics)
+    packs: frozenset[int] = frozenset()
+    failed: int | None = None  # index of another device's sum that was not to be had
+    failure: str = ""  # why; then this is no gradient
+
+    @classmethod
+    def of(cls, total: GradientSum, gang: Gang = ALONE) -> Self:
+        """Return the rows of a device's own sum, which stays as it is (collective)."""
+        return cls(total.rows(gang), total.metrics_of(gang), total.packs)
 
     @property
     def num_bytes(self) -> int:
         """Of this member's rows."""
         return _num_bytes(self.gradient)
 
+    def add(self, other: SharedSum, rows: Weights) -> None:
+        """Add the sum of another device, on the host.
+
+        Sums stay as they are: a reduction is repeated if a device is lost meanwhile.
+
+        Args:
+            other: of packs that are not in this one.
+            rows: this member's of it, which may be changed.
+
+        Raises:
+            ValueError: both hold the same pack.
+        """
+        if twice := self.packs & other.packs:
+            raise ValueError(f"packs {sorted(twice)} are in two sums.")
+        for name, value in rows.items():
+            added = torch.from_numpy(value)
+            if name in self.gradient:
+                added += self.gradient[name].cpu()
+            self.gradient[name] = added
+        self.metrics = add_metrics(self.metrics, other.metrics)
+        self.packs |= other.packs
+
 
 def _num_bytes(gradient: Gradient) -> int:
     return sum(held(value).nbytes for value in gradient.values())
-
-
-def reduced(sums: Sequence[GradientSum], gang: Gang = ALONE) -> UpdateGradient:
-    """Return the sum of sums over disjoint packs, on the host if they are several (collective).
-
-    They stay as they are: a reduction is repeated if a device is lost meanwhile.
-
-    Args:
-        sums: of devices; that of this gang's own is its member's part.
-        gang: whose member this process is.
-
-    Raises:
-        ValueError: two of them hold the same pack.
-    """
-    seen: set[int] = set()
-    for part in sums:
-        if seen & part.packs:
-            raise ValueError(f"packs {sorted(seen & part.packs)} are in two sums.")
-        seen |= part.packs
-    metrics = reduce(add_metrics, (part.metrics_of(gang) for part in sums))
-    if len(sums) == 1:
-        return UpdateGradient(sums[0].rows(gang), metrics)
-    total: Gradient = {}
-    for part in sums:
-        for name, value in part.rows(gang).items():
-            own = value.cpu()
-            total[name] = total[name].add_(own) if name in total else _zeros(own).add_(own)
-    return UpdateGradient(total, metrics)
 
 
 def _zeros(value: Tensor) -> Tensor:
     """Return what gradients like this are added to: of its own, as autograd may share one."""
     wide = torch.promote_types(value.dtype, torch.float32)
     return torch.zeros_like(value, dtype=wide, memory_format=torch.contiguous_format)
-
-
-def _received(gradient: Arrays, metrics: PackMetrics, packs: frozenset[int]) -> GradientSum:
-    """Return a sum that came from another worker, on the host."""
-    total = GradientSum()
-    total.gradient = to_tensors(gradient, torch.device("cpu"))
-    total.metrics, total.packs, total.is_whole = metrics, packs, True
-    return total
 
 
 def pack_gradient(

@@ -21,9 +21,9 @@ from flows.runtime.notify import notify, notify_of_smaller_packs
 from flows.runtime.scoring import Scoring
 from flows.runtime.submission import Submitter, Work
 from tasks.emulation import switch
-from tasks.receipts import HeldVersion, Pushed, Receipt, Trained, Updated
+from tasks.receipts import HeldVersion, Pushed, Receipt, Reduced, Trained, Updated
 from tasks.runner.completions import Completion
-from tasks.train import gather_sum, publish, push_weights, reduce, step, train_pack
+from tasks.train import publish, push_weights, reduce, share_sum, step, train_pack
 
 MOST_PUSHES: Final = 3
 """Of a version to a device, before the run ends with why they fail."""
@@ -100,6 +100,8 @@ class Executor:
         self._denoising.forget(devices)
         self._loaded.difference_update(devices)
         for iteration in self._iterations.values():
+            if iteration.reduction and not set(devices).isdisjoint(iteration.reduction.devices):
+                iteration.reduction = None
             for device in devices:
                 iteration.sums.pop(device, None)
 
@@ -188,28 +190,41 @@ class Executor:
         it.sums[do.device] = self._submitter.submit(it, work)
 
     def _reduce(self, do: protocol.Reduce) -> None:
-        it = self._iterations[do.iteration]
+        it, fleet = self._iterations[do.iteration], self._run.fleet
+        others = [device for device in do.devices if device != do.device]
+
+        def event_of(receipt: Receipt[Reduced]) -> Event:
+            failed, failure = receipt.facts.failed, receipt.facts.failure
+            if failed is None:
+                return protocol.GradientReduced(do.iteration)
+            if it.reduction is do:  # else it is void: one of the devices was lost since
+                why = f"does not give away its sum of gradients: {failure}"
+                self._run.watch.broken(fleet.addresses[others[failed]], why)
+            return protocol.ReduceFailed(do.iteration)
+
         work = Work(
             body=reduce,
             label="reduce",
             device=do.device,
             kind="reduce",
-            parameters={"sums": [self._sum_of(it, device, do.device) for device in do.devices]},
-            event_of=lambda receipt: protocol.GradientReduced(do.iteration),
+            parameters={
+                "own": it.sums.get(do.device),
+                "others": [self._share(it, device) for device in others],
+                "sources": [fleet.workers_of(device) for device in others],
+            },
+            event_of=event_of,
         )
+        it.reduction = do
         it.total = self._submitter.submit(it, work)
 
-    def _sum_of(self, it: OpenIteration, device: str, where: str) -> PrefectFuture[Any]:
-        """Return what a device has summed; of another gang than reduces, brought together first."""
-        total = it.sums[device]
-        if device == where or self._run.fleet.known[device].size == 1:
-            return total
+    def _share(self, it: OpenIteration, device: str) -> PrefectFuture[Any]:
+        """Have a device keep its sum where the one that reduces pulls it from."""
         work = Work(
-            body=gather_sum,
-            label=f"gather sum of {device}",
+            body=share_sum,
+            label=f"share sum of {device}",
             device=device,
             kind="reduce",
-            parameters={"total": total},
+            parameters={"total": it.sums[device]},
         )
         return self._submitter.submit(it, work)
 

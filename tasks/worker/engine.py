@@ -24,9 +24,9 @@ from digen_core.training.optimizer import OLD, PolicyVersion, TrainState
 from digen_core.transport.arrays import Weights
 from tasks.gang.together import together
 from tasks.worker.fitting import Activity, Fitting, needing_memory
-from tasks.worker.pulling import PullError, pull, serve_from, serve_on
+from tasks.worker.pulling import Held, PullError, pull, serve_from, serve_on
 from tasks.worker.room import require_room
-from tasks.worker.shelf import AVERAGE, Shelf
+from tasks.worker.shelf import Shelf
 from tasks.worker.span import span_on_receipt
 
 
@@ -96,12 +96,14 @@ class Engine:
         """
         schedule = self.config.schedule
         num_others = schedule.max_staleness if schedule.stale_share else 0
-        others = sorted({v for v in self.shelf if v != AVERAGE and v != pushed.version})
+        others = sorted({v for v in self.shelf if isinstance(v, int) and v != pushed.version})
         for other in others[: max(len(others) - num_others, 0)]:
             if other < pushed.version:  # what is newer is published here, and not loaded yet
                 self._drop(other)
         self.average = None
-        self.shelf.drop(AVERAGE)
+        for label in self.shelf:
+            if isinstance(label, str):  # the average, and sums
+                self.shelf.drop(label)
         held = self.held(rows)
         self.versions.hold(
             pushed.version, {name: v for name, v in held.items() if not name.startswith(OLD)}
@@ -191,7 +193,7 @@ def load_version(run_id: str, pushed: PolicyVersion, source: Sequence[str]) -> s
     """
     engine = engine_of(run_id)
     with engine.needing_memory("load"):
-        rows, failure = _rows_of(run_id, engine, pushed, source)
+        rows, failure = rows_of(run_id, engine, pushed, source)
         if not failure:
             engine.load(pushed, rows)
     return failure
@@ -204,29 +206,33 @@ def load_average(run_id: str, pushed: PolicyVersion, source: Sequence[str]) -> s
     if engine.average is not None and engine.average[0] == pushed.hash:
         return ""
     with engine.needing_memory("load"):
-        rows, failure = _rows_of(run_id, engine, pushed, source)
+        rows, failure = rows_of(run_id, engine, pushed, source)
         if not failure:
             engine.average = pushed.hash, engine.held(rows)
     return failure
 
 
-def _rows_of(
-    run_id: str, engine: Engine, pushed: PolicyVersion, source: Sequence[str]
-) -> tuple[Weights, str]:
-    """Return this member's rows of a version, or why they are not what was pushed (collective)."""
-    rows, failure = engine.shelf.rows(pushed.hash), ""
+def rows_of(run_id: str, engine: Engine, what: Held, source: Sequence[str]) -> tuple[Weights, str]:
+    """Return this member's rows of what a device holds, or why that is not to be had (collective).
+
+    Args:
+        run_id: of the run.
+        engine: of this member.
+        what: a version, or a sum; it may be here.
+        source: addresses of the workers of the device that holds it, by rank.
+    """
+    rows, failure = engine.shelf.rows(what.hash), ""
     if rows is None:
         try:
-            rows = pull(run_id, pushed, source, engine.gang)
+            rows = pull(run_id, what, source, engine.gang)
         except PullError as error:
             rows, failure = {}, str(error)
     if engine.gang.any(bool(failure)):
         return {}, failure or "another member of the gang could not pull it"
     found = contents_of(rows, engine.gang)
-    damaged = [name for name, own in found.items() if own != pushed.contents[name]]
+    damaged = [name for name, own in found.items() if own != what.contents[name]]
     if damaged:
-        what = f"{len(damaged)} parameters differ, e.g. {damaged[0]}"
-        return {}, f"version {pushed.version} arrived damaged: {what}"
+        return {}, f"it arrived damaged: {len(damaged)} parameters differ, e.g. {damaged[0]}"
     return rows, ""
 
 

@@ -1,4 +1,4 @@
-"""Pulls: a device gets a version from another one that holds it, member from member.
+"""Pulls: a device gets a version or a sum from another one that holds it, member from member.
 
 Each member pulls its rows from the members that keep them, in buckets, over the connections of
 Dask's workers: encrypted where the cluster uses TLS, and over InfiniBand where it uses UCX. A
@@ -9,10 +9,10 @@ Two buckets are under way while a third is put in its place.
 import asyncio
 import pickle
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from distributed import Worker
@@ -20,7 +20,6 @@ from distributed.protocol import to_serialize
 
 from digen_core.gang.members import Gang
 from digen_core.gang.rows import overlaps, rows_of
-from digen_core.training.optimizer import PolicyVersion
 from digen_core.transport.arrays import Weights
 from digen_core.transport.fingerprint import Content
 from tasks.worker.shelf import Piece, Shelf
@@ -38,7 +37,7 @@ _num_bytes = 0
 
 
 class PullError(RuntimeError):
-    """A source is gone, or does not hold the version any more."""
+    """A source is gone, or does not hold any more what it is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ def serve_on(worker: Worker) -> None:
 
 
 def serve_from(run_id: str, shelf: Shelf) -> None:
-    """Serve a run's versions from a shelf, and those of no other run."""
+    """Serve what is on a shelf of a run, and nothing of another run."""
     _shelves.clear()
     _shelves[run_id] = shelf
 
@@ -70,12 +69,26 @@ def take_pulled_bytes() -> int:
     return found
 
 
-def pull(run_id: str, pushed: PolicyVersion, source: Sequence[str], gang: Gang) -> Weights:
-    """Return this member's rows of a version that another device holds.
+class Held(Protocol):
+    """What names something that a device holds by rows: a version, or a sum."""
+
+    @property
+    def contents(self) -> Mapping[str, Content]:
+        """Of each parameter."""
+        ...
+
+    @property
+    def hash(self) -> str:
+        """Of all of them."""
+        ...
+
+
+def pull(run_id: str, what: Held, source: Sequence[str], gang: Gang) -> Weights:
+    """Return this member's rows of what another device holds.
 
     Args:
         run_id: of the run.
-        pushed: the version.
+        what: is pulled.
         source: addresses of the workers of the device that holds it, by rank.
         gang: whose member this process is.
 
@@ -83,13 +96,13 @@ def pull(run_id: str, pushed: PolicyVersion, source: Sequence[str], gang: Gang) 
         PullError: the source is gone, or does not hold it any more.
     """
     global _num_bytes
-    rows = {name: _room(content, gang) for name, content in pushed.contents.items()}
-    asked = deque(_buckets(pushed, rows, source, gang))
+    rows = {name: _room(content, gang) for name, content in what.contents.items()}
+    asked = deque(_buckets(what.contents, rows, source, gang))
     under_way: deque[tuple[Bucket, Any]] = deque()
     while asked or under_way:
         while asked and len(under_way) < UNDER_WAY:
             bucket = asked.popleft()
-            under_way.append((bucket, _ask(run_id, pushed.hash, bucket)))
+            under_way.append((bucket, _ask(run_id, what.hash, bucket)))
         bucket, answer = under_way.popleft()
         try:
             found = answer.result()
@@ -98,7 +111,7 @@ def pull(run_id: str, pushed: PolicyVersion, source: Sequence[str], gang: Gang) 
                 other.cancel()
             raise PullError(f"{bucket.address} does not answer: {error!r}") from error
         if found is None:
-            raise PullError(f"{bucket.address} does not hold version {pushed.version} any more")
+            raise PullError(f"{bucket.address} does not hold it any more")
         for piece, first, value in zip(bucket.pieces, bucket.firsts, found, strict=True):
             np.atleast_1d(rows[piece.name])[first : first + piece.end - piece.first] = value
             _num_bytes += value.nbytes
@@ -135,12 +148,12 @@ def _room(content: Content, gang: Gang) -> np.ndarray:
 
 
 def _buckets(
-    pushed: PolicyVersion, rows: Weights, source: Sequence[str], gang: Gang
+    contents: Mapping[str, Content], rows: Weights, source: Sequence[str], gang: Gang
 ) -> Iterator[Bucket]:
     """Yield what is asked of the members of a source, one after the other in turn."""
     by_member: list[list[Bucket]] = [[] for _ in source]
     sizes = [BUCKET_BYTES] * len(source)  # of the last bucket of each: none is open yet
-    for name, content in pushed.contents.items():
+    for name, content in contents.items():
         length = content.shape[0] if content.shape else 1
         own = rows_of(length, gang.rank, gang.size)
         row_bytes = rows[name].nbytes // max(own.stop - own.start, 1)

@@ -1,20 +1,22 @@
-"""The shelf: a member's rows of the versions that its device holds, for other devices to pull.
+"""The shelf: a member's rows of what its device holds for other devices to pull.
 
-Rows are found by the hash of the whole version that they are of, so nothing else is ever served in
-its place.
+Rows are found by the hash of the whole that they are of, a version or a sum of gradients, so
+nothing else is ever served in its place.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
 from digen_core.transport.arrays import Weights
 
 AVERAGE: Final = "average"
-Label = int | Literal["average"]
-"""A version's number, or the moving average that is evaluated."""
+SUM: Final = "sum"
+Label = int | str
+"""A version's number, AVERAGE, or of a sum of gradients SUM and its hash: one may be shared again,
+with other packs, while a reduction that is void still reads the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,8 @@ class Shelf:
         """Keep rows in place of what had this label.
 
         Args:
-            label: of the version.
-            found: hash of the whole version.
+            label: of what they are of.
+            found: hash of the whole.
             rows: this member's of each parameter; never changed from now on.
         """
         self._rows[found] = rows
@@ -49,7 +51,7 @@ class Shelf:
         self._forget()
 
     def drop(self, label: Label) -> None:
-        """Let go of a version's rows, if they are here."""
+        """Let go of what has a label, if anything has."""
         self._hashes.pop(label, None)
         self._forget()
 
@@ -58,11 +60,11 @@ class Shelf:
         self._rows = {found: rows for found, rows in self._rows.items() if found in kept}
 
     def rows(self, wanted: str) -> Weights | None:
-        """Return this member's rows of the version of a hash; None: they are not here."""
+        """Return this member's rows of what has a hash; None: they are not here."""
         return self._rows.get(wanted)
 
     def pieces(self, wanted: str, pieces: Sequence[Piece]) -> list[np.ndarray] | None:
-        """Return some of this member's rows of the version of a hash; None: they are not here."""
+        """Return some of this member's rows of what has a hash; None: they are not here."""
         rows: Mapping[str, np.ndarray] | None = self._rows.get(wanted)
         if rows is None:
             return None

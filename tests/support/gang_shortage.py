@@ -6,13 +6,14 @@ import torch
 import torch.distributed as dist
 
 from digen_core.config.run import RunConfig
+from digen_core.gang.rows import gathered_weights
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.models.trainable import initial_weights, set_weights
-from digen_core.training.gradient_sum import GradientSum, pack_gradient
+from digen_core.training.gradient_sum import GradientSum, UpdateGradient, pack_gradient
 from support.gang_cases import Case, _pairs
 from tasks.gang.together import together
-from tasks.train import add_pack, empty_sum, first_state, shelved, whole_sum
+from tasks.train import add_pack, empty_sum, first_state, shelved
 from tasks.worker import room
 from tasks.worker.engine import build_engine, engine_of, load_version
 
@@ -21,7 +22,7 @@ RUN = "run"
 
 def train_twice(
     folder: str, shares: dict[str, Any], rank: int, place: str
-) -> tuple[bool, bool, GradientSum, GradientSum]:
+) -> tuple[bool, bool, UpdateGradient, GradientSum]:
     """Train a pack while memory runs out on a member, and again; and on one device.
 
     Returns:
@@ -40,7 +41,19 @@ def train_twice(
     total, parts = empty_sum(RUN), [(0, pairs)]
     fitted = add_pack(RUN, 0, total, 0, 0, parts)
     again = add_pack(RUN, 0, total, 0, 0, parts)
-    return fitted, again, whole_sum(RUN, total), expected
+    return fitted, again, whole_sum(total), expected
+
+
+@together
+def whole_sum(total: GradientSum) -> UpdateGradient:
+    """Return, on the leader, the sum over the members."""
+    gang = engine_of(RUN).gang
+    own = UpdateGradient.of(total, gang)
+    rows = {name: value.numpy() for name, value in own.gradient.items()}
+    whole = gathered_weights(rows, gang)
+    return UpdateGradient(
+        {name: torch.from_numpy(value) for name, value in whole.items()}, own.metrics, own.packs
+    )
 
 
 @together

@@ -87,6 +87,6 @@ def _iteration(config, prompts, index, state, folder):
             previous=total,
         )
         assert not trained.too_large
-    gradient, _ = call(reduce, sums=[total])
+    gradient, _ = call(reduce, own=total)
     state, update = call(step, state=state, total=gradient)
     return state, update.metrics

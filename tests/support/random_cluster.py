@@ -242,7 +242,9 @@ class RandomCluster:
             case p.Train(pack, _, device):
                 self.sums[device].append(pack)
                 return p.PackTrained(pack)
-            case p.Reduce(index):  # void if a device was lost since
+            case p.Reduce(index, devices) if not self.devices.issuperset(devices):  # it is void
+                return self.random.choice((p.ReduceFailed(index), p.GradientReduced(index)))
+            case p.Reduce(index):  # void if a device was lost since, and came back
                 self.trained[index] = self._summed()
                 return p.GradientReduced(index)
             case p.Step(_, version):

@@ -30,6 +30,7 @@ REAL = (
     rollout.denoise_steps,
     rollout.decode_and_score,
     train.train_pack,
+    train.share_sum,
     train.reduce,
     train.step,
     train.publish,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from prefect.futures import PrefectFuture
 
-from digen_core.control.protocol import Fragment, PairBlock
+from digen_core.control.protocol import Fragment, PairBlock, Reduce
 from digen_core.maths.ddpo import RewardHistory
 from flows.runtime.iterations.recorder import IterationRecorder
 from flows.runtime.iterations.round import Round
@@ -48,6 +48,7 @@ class OpenIteration:
     advantages: dict[int, np.ndarray] = field(default_factory=dict)  # group -> [G] or [G, K]
     sums: dict[str, PrefectFuture[Any]] = field(default_factory=dict)  # device ->
     total: PrefectFuture[Any] | None = None
+    reduction: Reduce | None = None  # under way or done, unless one of its devices was lost since
     reward_history: RewardHistory | None = None  # at the update; None: there was none
 
     @property

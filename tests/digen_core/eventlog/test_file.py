@@ -19,6 +19,7 @@ EVENTS = [
     p.DevicesLost(("a", "b")),
     p.VersionLoaded("a", 2),
     p.PushFailed("a", 2, "b"),
+    p.ReduceFailed(1),
     p.Switched("a", "trainer"),
     p.IterationOffered(3, (0, 2), (1.5, inf, -inf)),
     p.FragmentPaused(FRAGMENT, 2),

@@ -122,7 +122,7 @@ def test_damaged_weights_are_not_held(engine):
     engine.shelf.put(1, pushed.hash, damaged)
     failure = load_version("run-1", pushed, ())
     name = next(iter(weights))
-    assert failure == (f"version 1 arrived damaged: {len(weights)} parameters differ, e.g. {name}")
+    assert failure == (f"it arrived damaged: {len(weights)} parameters differ, e.g. {name}")
     assert engine.versions.held == [0]
     with working("run-1", version=0):
         assert_equal(weights_in(engine), weights)

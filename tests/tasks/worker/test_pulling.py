@@ -120,7 +120,7 @@ def test_a_source_that_let_go_of_the_version_is_told(monkeypatch):
     source = Source(weights_of([(4, 2)]), 2)
     monkeypatch.setattr(pulling, "_ask", source.ask)
     source.shelves["member-1"].drop(1)
-    with pytest.raises(PullError, match=r"^member-1 does not hold version 1 any more$"):
+    with pytest.raises(PullError, match=r"^member-1 does not hold it any more$"):
         pull(RUN, source.pushed, source.addresses, ALONE)
 
 
