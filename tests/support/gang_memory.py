@@ -1,5 +1,6 @@
 """What the CPU's allocator gives out while a model computes, alone or as a member of a gang."""
 
+import gc
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
@@ -19,8 +20,13 @@ from digen_core.training.gradient_sum import _differentiated
 
 def allocated(work: Callable[..., Any], *arguments: Any) -> int:
     """Return the most bytes that this CPU's allocator gave out at once while work was done."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        work(*arguments)
+    gc.collect()  # of models of other tests, which would count as memory that this one lets go of
+    gc.disable()
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            work(*arguments)
+    finally:
+        gc.enable()
     events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
     sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
     return max(accumulate(sizes))

@@ -34,6 +34,8 @@ EXAMPLES = (
     receipts.Scored({"reward": [1.0, 0.0]}, ["ocr: no answer"], [b"\xff\xd8\xff"]),
     receipts.Trained(too_large=True),
     receipts.HeldVersion(3, "0123456789abcdef"),
+    receipts.Pushed(3, "0123456789abcdef", "tcp://127.0.0.1:4321 does not answer"),
+    receipts.Reduced(1, "it arrived damaged"),
     receipts.Updated(4, "0123456789abcdef", {"train/loss": -0.5, "train/kl": 0.25}),
 )
 BY_KIND = pytest.mark.parametrize("facts", EXAMPLES, ids=lambda facts: type(facts).__name__)
