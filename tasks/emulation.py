@@ -239,7 +239,7 @@ def reduce(
 ) -> tuple[None, Reduced]:
     """Take no time."""
     with _working(run_id):
-        return None, Reduced(None, "")
+        return None, Reduced(-1, "")
 
 
 @body("optimizer step", Updated)
@@ -268,7 +268,7 @@ def push_weights(
     with _working(run_id) as (config, device, started):
         if policy_version and "rollout" in config.devices[device].roles:
             _wait_until(started + config.costs.push)
-    return None, Pushed(policy_version, str(policy_version))
+    return None, Pushed(policy_version, str(policy_version), failure="")
 
 
 @body("switch", Nothing)

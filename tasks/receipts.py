@@ -138,15 +138,15 @@ class HeldVersion(Facts):
 class Pushed(HeldVersion):
     """What a device has of a version that was pushed to it."""
 
-    failure: StrictStr = ""  # why it does not hold it: its source is gone, or it arrived damaged
+    failure: StrictStr  # why it does not hold it: its source is gone, or it arrived damaged; or ""
 
 
 @dataclass(frozen=True, slots=True)
 class Reduced(Facts):
     """Whether the sums of all devices are one."""
 
-    failed: StrictInt | None  # index of the other device whose sum was not to be had
-    failure: StrictStr  # why
+    failed: StrictInt  # index of the other device whose sum was not to be had; -1: all were
+    failure: StrictStr  # why, or ""
 
 
 @dataclass(frozen=True, slots=True)

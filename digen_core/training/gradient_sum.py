@@ -110,7 +110,7 @@ class UpdateGradient(Part):
     gradient: Gradient = field(default_factory=dict)
     metrics: PackMetrics = field(default_factory=PackMetrics)
     packs: frozenset[int] = frozenset()
-    failed: int | None = None  # index of another device's sum that was not to be had
+    failed: int = -1  # index of another device's sum that was not to be had
     failure: str = ""  # why; then this is no gradient
 
     @classmethod

@@ -195,7 +195,7 @@ class Executor:
 
         def event_of(receipt: Receipt[Reduced]) -> Event:
             failed, failure = receipt.facts.failed, receipt.facts.failure
-            if failed is None:
+            if not failure:
                 return protocol.GradientReduced(do.iteration)
             if it.reduction is do:  # else it is void: one of the devices was lost since
                 why = f"does not give away its sum of gradients: {failure}"
