@@ -94,14 +94,15 @@ def operation(*values: object):
 
 @pytest.fixture
 def follow(monkeypatch):
-    """Return a function that lets a story see the events and the context of a run."""
+    """Return a function that lets a story see what a run's controller hears and says."""
     from flows.runtime.context import context_of
 
     def let_see(story: Story) -> None:
         class Told(Controller):
             def handle(self, event):
                 instructions = super().handle(event)
-                story.see(event)
+                for what in (event, *instructions):
+                    story.see(what)
                 return instructions
 
         def known(run_id):
@@ -150,7 +151,8 @@ def check(folder: Path, config: RunConfig, report) -> None:
     every = range(config.num_iterations), range(3), range(4)
     assert names == [(i, g, s) for i in every[0] for g in every[1] for s in every[2]]
     assert report.after.version == config.num_iterations
-    assert list(folder.glob("lora/*.safetensors"))
+    kind = "transformer" if config.train.lora is None else "lora"
+    assert list(folder.glob(f"{kind}/*.safetensors"))
 
 
 def test_two_workers_lost_at_once(live):
@@ -218,6 +220,28 @@ def test_a_frozen_worker_is_noticed(live):
     story = Story(event_of(p.FragmentGenerated, 1), signal_to("rollout-0", number=signal.SIGSTOP))
     live(story, cluster__heartbeat_timeout=5)
     assert story.said("worker rollout-0", "has sent no heartbeat for")
+
+
+def test_a_source_is_lost_before_others_pull_from_it(live):
+    """All weights, so that a version goes from device to device."""
+
+    def is_time(what):
+        return isinstance(what, p.Push) and what.version == 2 and what.source == "rollout-0"
+
+    story = Story(is_time, signal_to("rollout-0"))
+    live(story, train__lora=None)
+    assert story.said("worker rollout-0", "was lost")
+    assert story.said("push of v2 to ", "does not answer")
+
+
+@pytest.mark.operation
+def test_a_trainer_is_lost_while_its_sum_is_reduced(live):
+    def is_time(what):
+        return isinstance(what, p.Reduce) and what.iteration == 1 and "trainer-1" in what.devices
+
+    story = Story(is_time, signal_to("trainer-1"))
+    live(story)
+    assert story.said("worker trainer-1", "was lost")
 
 
 GANGS = {
