@@ -408,7 +408,7 @@ class Controller:
         return self._begin_pushes()
 
     def _begin_pushes(self) -> list[Instruction]:
-        return list(self._pushes.begin(self._version))
+        return list(self._pushes.begin(self._version, self._begun_versions()))
 
     def _on_push_failed(self, name: str, version: int, source: str) -> list[Instruction]:
         if not self._pushes.failed(version, name, source):

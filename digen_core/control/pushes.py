@@ -69,23 +69,25 @@ class Pushes:
         self._waiting = [own for own in self._waiting if own[1] not in devices]
         self._under_way = {at: own for at, own in self._under_way.items() if at[1] not in devices}
 
-    def begin(self, newest: int) -> Iterator[Push]:
-        """Yield the pushes for which there is a source now.
+    def begin(self, newest: int, begun: Collection[int]) -> Iterator[Push]:
+        """Yield the pushes for which there is a source now; what nobody needs is not pushed.
 
         Args:
             newest: version, which the holder has made even if it has not loaded it.
+            begun: older versions that work may name.
         """
         still: list[tuple[int, str, str]] = []
         for version, device, failed in self._waiting:
+            if version != newest and version not in begun:
+                continue
             sources = self._sources(version, newest)
             if device in sources and device == self._fleet.holder:
                 found: str | None = device
             else:
                 found = self._free(sources, failed)
             if found is None:
-                if sources:
-                    still.append((version, device, failed))
-                continue  # nobody holds it any more, as nobody needs it
+                still.append((version, device, failed))
+                continue
             self._under_way[version, device] = found
             yield Push(version, device, found)
         self._waiting = still
@@ -99,10 +101,13 @@ class Pushes:
         return found
 
     def _free(self, sources: list[str], failed: str) -> str | None:
-        """Return the source that serves the fewest; None: all serve as many as they may."""
-        serving = dict.fromkeys(sources, 0)
+        """Return the source that serves the fewest; None: all serve as many as they may.
+
+        One that failed is asked again only if it is the only one.
+        """
+        serving = dict.fromkeys([own for own in sources if own != failed] or sources, 0)
         for (_, device), source in self._under_way.items():
             if source in serving and device != source:
                 serving[source] += 1
-        free = [own for own in sources if self._most is None or serving[own] < self._most]
-        return min(free, key=lambda own: (own == failed, serving[own]), default=None)
+        free = [own for own in serving if self._most is None or serving[own] < self._most]
+        return min(free, key=serving.__getitem__, default=None)

@@ -109,8 +109,8 @@ def pull(run_id: str, what: Held, source: Sequence[str], gang: Gang) -> Weights:
         except (OSError, TimeoutError, asyncio.CancelledError) as error:
             for _, other in under_way:
                 other.cancel()
-            what = type(error).__name__
-            raise PullError(f"{bucket.address} does not answer ({what})") from error
+            reason = type(error).__name__
+            raise PullError(f"{bucket.address} does not answer ({reason})") from error
         if found is None:
             raise PullError(f"{bucket.address} does not hold it any more")
         for piece, first, value in zip(bucket.pieces, bucket.firsts, found, strict=True):

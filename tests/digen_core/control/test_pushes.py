@@ -6,7 +6,9 @@ import pytest
 
 from digen_core.control import protocol as p
 from digen_core.control.controller import Controller, ControllerError
+from digen_core.control.fleet import Fleet
 from digen_core.control.layout import LAYOUTS
+from digen_core.control.pushes import Pushes, PushesSnapshot
 from digen_core.control.schedule import Schedule
 from support.random_cluster import make_costs, make_workload
 
@@ -79,6 +81,34 @@ def test_another_source_is_asked_before_the_one_that_failed():
     assert again.source not in {push.source, "rollout-9"}
     with pytest.raises(ControllerError, match="rollout-9 was not to load version 0"):
         it.handle(p.PushFailed("rollout-9", 0, push.source))
+
+
+def test_a_push_that_failed_waits_for_another_source():
+    it = cluster(3)
+    first, own = pushes(it.start())
+    second, third = load(it, own, first)
+    again = pushes(it.handle(p.PushFailed(second.device, 0, second.source)))
+    assert not again, "the trainer serves rollout-2, and rollout-0 has failed"
+    (again,) = pushes(it.handle(p.VersionLoaded(third.device, 0)))
+    assert again.source == third.device
+
+
+def test_a_version_that_nobody_needs_any_more_is_not_pushed_again():
+    fleet = Fleet.of(
+        [p.Device("rollout-0", ROLLOUT), p.Device("trainer-0", TRAINER)],
+        make_workload(),
+        make_costs(),
+    )
+    it = Pushes(fleet, 1)
+    it.ask(1, ["rollout-0"])
+    (push,) = it.begin(1, ())
+    assert it.failed(1, "rollout-0", push.source)
+    assert list(it.begin(2, {1})) == []  # the holder does not hold it
+    fleet["trainer-0"].loaded = frozenset({1})
+    assert list(it.begin(2, {1})) == [push]
+    assert it.failed(1, "rollout-0", push.source)
+    assert list(it.begin(2, ())) == []
+    assert it.snapshot() == PushesSnapshot((), ())
 
 
 def test_a_controller_goes_on_from_a_snapshot_with_its_pushes():
