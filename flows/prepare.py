@@ -54,6 +54,9 @@ def prepare(run_id: str) -> Conductor:
 
 def _make_ready(run: RunContext, batch: Batch) -> None:
     say("loading the model on the workers")
+    if run.progress.checkpoint is None and run.progress.num_resumed:
+        # its model has the weights of what was trained, of which version 0 is not to be made
+        run.fleet.loads_again(run.fleet.trainer_devices()[0])
     load_models(run, batch, run.fleet.devices)
     load_pools(run, batch)
     probe_loaded_rewards(run, batch)

@@ -302,7 +302,9 @@ def stepped(
             old_decay=engine.config.algorithm.old_share(state.version + 1),
             gang=engine.gang,
         )
-    engine.unsaved[next_state.version] = next_state
+    due = engine.config.checkpoints.are_due
+    engine.unsaved = {v: own for v, own in engine.unsaved.items() if due(v)}
+    engine.unsaved[next_state.version] = next_state  # it may be the last
     return next_state
 
 

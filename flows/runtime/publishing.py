@@ -53,10 +53,17 @@ def _keep(run: RunContext, record: IterationRecord, history: RewardHistory | Non
     write_spans(run.run_dir / SPANS_OF_RUN, record.iteration, record.spans)
     write_devices(run.run_dir / DEVICES_OF_RUN, run.fleet.all_devices)
     write_metrics(run.run_dir / METRICS_OF_RUN, record)
-    if history is not None and run.workers.keeps_state:
+    if history is not None and run.workers.keeps_state and _is_due(run, record):
         _keep_checkpoint(run, record, history)
     run.tracker.log_iteration(record)
     run.tracker.log_versions(dict(run.progress.hashes))
+
+
+def _is_due(run: RunContext, record: IterationRecord) -> bool:
+    """Say whether the version that an iteration made gets a checkpoint; the run's last one does."""
+    is_last = record.version == run.progress.version
+    ends = run.out_of_time or record.iteration + 1 == run.config.num_iterations
+    return run.config.checkpoints.are_due(record.version) or (is_last and ends)
 
 
 def _prune_samples(run: RunContext, record: IterationRecord) -> None:
@@ -79,8 +86,8 @@ def _keep_checkpoint(run: RunContext, record: IterationRecord, history: RewardHi
     folder = run.run_dir.resolve()  # the worker may be in another one
     try:
         workers = run.fleet.workers_of(run.fleet.trainer_devices()[0])
-        keep_checkpoint(run.client, workers, run.run_id, record.version, folder, position)
-        run.progress.kept(position.num_iterations)
+        if keep_checkpoint(run.client, workers, run.run_id, record.version, folder, position):
+            run.progress.kept(position.num_iterations)
     except (WorkerLostError, LookupError) as error:  # the state that it was to write is gone, too
         raise StateLostError(f"version {record.version} was lost before it was kept") from error
 

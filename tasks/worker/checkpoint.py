@@ -22,7 +22,7 @@ def keep_checkpoint(
     version: int,
     run_dir: Path,
     position: Position,
-) -> None:
+) -> bool:
     """Have a device write the checkpoint of a version that it made; return when it is on disk.
 
     Each member of a gang writes its rows, by a thread that is none of Dask's: tasks continue.
@@ -35,6 +35,9 @@ def keep_checkpoint(
         run_dir: folder of the run.
         position: of the run when the version was made.
 
+    Returns:
+        Whether it was written: not if the device has let go of it, for one that came after it.
+
     Raises:
         OSError: the checkpoint could not be written; those before it are still there.
         WorkerLostError: a worker is gone.
@@ -42,15 +45,20 @@ def keep_checkpoint(
     """
     leader, folder = workers[0], run_dir / CHECKPOINTS_OF_RUN
     ask = partial(on_worker, client, seconds=None)
-    ask(leader, _begin, folder, version)
+    if not ask(leader, _begin, run_id, folder, version):
+        return False
     with ThreadPoolExecutor(len(workers)) as pool:
         written = list(pool.map(lambda at: ask(at, _write, run_id, version, folder), workers))
     hashes, contents = zip(*written, strict=True)
     ask(leader, _finish, run_dir, version, hashes[0], position, contents)
+    return True
 
 
-async def _begin(folder: Path, version: int) -> None:
+async def _begin(run_id: str, folder: Path, version: int) -> bool:
+    if version not in engine_of(run_id).unsaved:
+        return False
     await asyncio.to_thread(begin, folder, version)
+    return True
 
 
 async def _write(run_id: str, version: int, folder: Path) -> tuple[str, Contents]:

@@ -191,6 +191,26 @@ def test_the_holder_of_the_optimizers_state_is_lost(live):
 
 
 @pytest.mark.operation
+@pytest.mark.parametrize(("version", "again"), [(2, 0), (5, 3)])
+def test_what_no_checkpoint_holds_is_trained_again(live, version, again):
+    """The optimizer's worker dies before the first checkpoint, and two updates after one."""
+    from digen_core.checkpoints.manifest import checkpoints_in
+
+    story = Story(lambda what: what == p.Stepped(version), signal_to("trainer-0"))
+    settings = {"checkpoints__every": 3, "checkpoints__keep_last": 9}
+    folder = live(story, num_iterations=7, **settings)
+    assert story.said("the optimizer's state was lost with worker trainer-0", "resumed 1 time")
+    assert [path.name for path in checkpoints_in(folder / "checkpoints")] == [
+        "v0003",
+        "v0006",
+        "v0007",
+    ]
+    done = [record.iteration for record in story.records]
+    assert done.count(again) == 2
+    assert not again or done.count(again - 1) == 1
+
+
+@pytest.mark.operation
 def test_the_only_trainer_is_lost_in_export(live):
     from flows import export
 

@@ -100,10 +100,10 @@ def test_a_run_goes_on_with_other_workers_in_another_layout(
 
     keep = publishing.keep_checkpoint
 
-    def stop_at_the_third(client, worker, run_id, version, run_dir, position):
+    def stop_at_the_third(client, workers, run_id, version, run_dir, position):
         if version == 3:
             raise StoppedError
-        keep(client, worker, run_id, version, run_dir, position)
+        return keep(client, workers, run_id, version, run_dir, position)
 
     monkeypatch.setattr(publishing, "keep_checkpoint", stop_at_the_third)
     with pytest.raises(StoppedError):

@@ -99,6 +99,10 @@ class Fleet:
         """Note that a worker holds the model."""
         self.loaded.add(address)
 
+    def loads_again(self, name: str) -> None:
+        """Note that a device is to load its model anew."""
+        self.loaded.discard(self.addresses[name])
+
     def join(self, device: Device) -> None:
         """Let a device take part, whose worker is in ``addresses``."""
         self.devices.append(device)
