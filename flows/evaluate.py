@@ -24,7 +24,7 @@ from tasks.evaluate import sample_and_score, thumbnails
 from tasks.receipts import Facts, Nothing, Scored
 from tasks.runner.completions import Completions
 from tasks.score import Pool, score
-from tasks.train import publish
+from tasks.versions import publish
 
 IMAGES_PER_TASK: Final = 64
 FETCH_SECONDS: Final = 60.0

@@ -22,7 +22,7 @@ from flows.runtime.observers import say
 from flows.runtime.scheduling import start_profile
 from tasks.runner.completions import Completions
 from tasks.setup import count_tokens, restore_state
-from tasks.train import start_state
+from tasks.versions import start_state
 
 COUNTED_PROMPTS: Final = 1000
 """Prompts whose tokens are counted: the longest, by characters."""

@@ -72,6 +72,11 @@ class EmulatedConfig(RunConfig):
         """What work costs."""
         return self.scenario.costs(self.num_rollout)
 
+    @property
+    def pulls_at_once(self) -> int | None:
+        """As the scenario says."""
+        return self.scenario.pulls_at_once
+
     def costs_of(self, device: str) -> DeviceCosts:
         """Return what work costs on a device."""
         return self.costs.kinds[self.devices[device].kind]

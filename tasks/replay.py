@@ -12,7 +12,8 @@ from digen_core.reference.replay import KeptIteration
 from digen_core.training.optimizer import TrainState
 from tasks.rollout import encode
 from tasks.setup import load_engine
-from tasks.train import first_state, publish, push_weights, reduce, step, train_pack
+from tasks.train import reduce, train_pack
+from tasks.versions import first_state, publish, push_weights, step
 from tasks.worker.engine import Engine
 
 REPLAY = "replay"  # run id of the engine

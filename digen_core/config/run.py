@@ -102,6 +102,14 @@ class RunConfig(Strict):
         return self.rollout.prompts_per_iteration * self.rollout.group_size
 
     @property
+    def pulls_at_once(self) -> int | None:
+        """Devices that pull a version from one other at the same time; None: any number.
+
+        All weights take a link for so long that two would wait for each other.
+        """
+        return 1 if self.train.lora is None else None
+
+    @property
     def fragment_size(self) -> int:
         """Samples of one group denoised together: what ``rollout.fragment_size`` "auto" comes to.
 

@@ -21,11 +21,18 @@ class Job:
     fleet: tuple[Device, ...]  # with the roles that they may have
     known_costs: Costs
     jitter: float = 0.0
+    pulls_at_once: int | None = None
 
     @classmethod
     def of(cls, config: RunConfig, fleet: tuple[Device, ...], costs: Costs) -> "Job":
         """Return the job of a config on some devices."""
-        return cls(workload_of(config), config.num_trained_steps, fleet, costs)
+        return cls(
+            workload_of(config),
+            config.num_trained_steps,
+            fleet,
+            costs,
+            pulls_at_once=config.pulls_at_once,
+        )
 
     @property
     def devices(self) -> int:

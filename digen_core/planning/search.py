@@ -136,7 +136,7 @@ def simulate_choice(
     return simulate(
         problem.cluster(choice.num_rollout),
         problem.workload,
-        choice.schedule,
+        replace(choice.schedule, pulls_at_once=problem.pulls_at_once),
         problem.costs(choice.num_rollout),
         trained_steps=range(problem.trained_steps),
         num_iterations=num_iterations,

@@ -35,6 +35,11 @@ class Problem(Protocol):
         ...
 
     @property
+    def pulls_at_once(self) -> int | None:
+        """Devices that pull a version from one other at the same time; None: any number."""
+        ...
+
+    @property
     def splits(self) -> range:
         """How many devices may generate, the others train."""
         ...

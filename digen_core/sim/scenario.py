@@ -113,6 +113,10 @@ class Scenario(Strict):
     push: float = Field(0.0, ge=0)
     """From the optimizer step until a device that generates holds the new version."""
 
+    pulls_at_once: int | None = Field(None, ge=1)
+    """Devices that pull a version from one other at the same time, 1 where all weights are trained;
+    null: any number."""
+
     switch_colocated: float = Field(0.0, ge=0)
     """Engine switches of a device in an iteration of a colocated layout, both together."""
 

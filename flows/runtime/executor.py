@@ -4,9 +4,8 @@ A task's result stays on the worker that made it; the executor holds futures, wh
 the Dask graph, and reads only receipts: seconds, rewards, hashes.
 """
 
-from collections import Counter
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Any
 
 from prefect.futures import PrefectFuture
 
@@ -14,19 +13,18 @@ from digen_core.control import protocol
 from digen_core.control.protocol import Event, Instruction
 from flows.runtime.conditions import Conditions
 from flows.runtime.context import RunContext
-from flows.runtime.fleet.batch import TaskFailedError, note_broken_gang
+from flows.runtime.fleet.batch import note_broken_gang
 from flows.runtime.generation import Denoising
 from flows.runtime.iterations.open_iteration import OpenIteration
-from flows.runtime.notify import notify, notify_of_smaller_packs
+from flows.runtime.notify import notify_of_smaller_packs
 from flows.runtime.scoring import Scoring
 from flows.runtime.submission import Submitter, Work
+from flows.runtime.versions import Versions
 from tasks.emulation import switch
-from tasks.receipts import HeldVersion, Pushed, Receipt, Reduced, Trained, Updated
+from tasks.receipts import Receipt, Reduced, Trained, Updated
 from tasks.runner.completions import Completion
-from tasks.train import publish, push_weights, reduce, share_sum, step, train_pack
-
-MOST_PUSHES: Final = 3
-"""Of a version to a device, before the run ends with why they fail."""
+from tasks.train import reduce, share_sum, train_pack
+from tasks.versions import step
 
 
 class Executor:
@@ -35,17 +33,15 @@ class Executor:
     def __init__(self, run: RunContext) -> None:
         self._run = run
         self._iterations: dict[int, OpenIteration] = {}
-        self._makers: dict[int, OpenIteration] = {}  # version -> the iteration that made it
         self._submitter = Submitter(run)
         self._conditions = Conditions(self._submitter)
         self._num_switches = 0
-        self._num_failed_pushes = Counter[tuple[str, int]]()
         schedule = run.config.schedule
         self._max_stale = schedule.max_staleness if schedule.stale_share else 0
-        self._loaded: set[str] = set()  # devices that hold a version
         self._reward_history = run.progress.reward_history
         self._denoising = Denoising(run, self._submitter, self._conditions)
         self._scoring = Scoring(run, self._submitter)
+        self._versions = Versions(run, self._submitter)
 
     @property
     def num_running(self) -> int:
@@ -63,7 +59,7 @@ class Executor:
     def close(self, index: int) -> OpenIteration:
         """Return an iteration that is over, and drop what it made."""
         iteration = self._iterations.pop(index)
-        self._makers = {v: it for v, it in self._makers.items() if it is not iteration}
+        self._versions.close(iteration)
         return iteration
 
     def is_running(self, iteration: OpenIteration) -> bool:
@@ -91,14 +87,14 @@ class Executor:
 
     def is_ready(self, device: str) -> bool:
         """Say whether a device has loaded all versions that were pushed to it."""
-        return device in self._loaded and not self._submitter.is_pushing(device)
+        return self._versions.is_loaded(device) and not self._submitter.is_pushing(device)
 
     def forget(self, devices: Collection[str]) -> None:
         """Drop what lost devices held, and what they were doing."""
         self._submitter.forget(devices)
         self._conditions.forget(devices)
         self._denoising.forget(devices)
-        self._loaded.difference_update(devices)
+        self._versions.forget(devices)
         for iteration in self._iterations.values():
             if iteration.reduction and not set(devices).isdisjoint(iteration.reduction.devices):
                 iteration.reduction = None
@@ -121,7 +117,7 @@ class Executor:
             case protocol.Step():
                 self._step(instruction)
             case protocol.Push():
-                self._push(instruction)
+                self._versions.push(instruction, self._iterations[max(self._iterations)])
             case protocol.Switch():
                 self._switch(instruction)
             case _:
@@ -254,68 +250,7 @@ class Executor:
 
     def publish(self, it: OpenIteration, device: str, version: int) -> None:
         """Let the trainer take out of its state what a push moves."""
-        self._makers[version] = it
-
-        def event_of(receipt: Receipt[HeldVersion]) -> None:
-            self._run.progress.has_published(version, receipt.facts.hash)
-
-        work = Work(
-            body=publish,
-            label=f"publish v{version}",
-            device=device,
-            kind="publish",
-            about={"version": version},
-            parameters={"state": self._run.progress.state},
-            event_of=event_of,
-        )
-        self._run.progress.publishing(version, self._submitter.submit(it, work))
-
-    def _push(self, do: protocol.Push) -> None:
-        def event_of(receipt: Receipt[Pushed]) -> Event:
-            # a push begins when what it moves was published: that receipt came before
-            held, pushed = receipt.facts, self._run.progress.published_hashes[do.version]
-            if held.failure:
-                return self._push_failed(do, held.failure)
-            if (held.version, held.hash) != (do.version, pushed):
-                raise TaskFailedError(
-                    f"{do.device} acknowledged version {held.version} ({held.hash}), "
-                    f"but version {do.version} ({pushed}) was pushed"
-                )
-            self._loaded.add(do.device)
-            return protocol.VersionLoaded(do.device, do.version)
-
-        newest = max(self._iterations)  # for a worker that joins: the maker is over
-        work = Work(
-            body=push_weights,
-            label=f"push v{do.version} to {do.device}",
-            device=do.device,
-            kind="push",
-            about={"version": do.version},
-            parameters={
-                "policy_version": self._run.progress.published[do.version],
-                "source": self._source_of(do),
-            },
-            event_of=event_of,
-        )
-        self._submitter.submit(self._makers.get(do.version, self._iterations[newest]), work)
-
-    def _source_of(self, do: protocol.Push) -> tuple[str, ...]:
-        """Return the addresses of the workers that a version is pulled from; none: it is there."""
-        is_elsewhere = do.source != do.device and self._run.workers.keeps_state
-        return self._run.fleet.workers_of(do.source) if is_elsewhere else ()
-
-    def _push_failed(self, do: protocol.Push, failure: str) -> Event:
-        """Note that a push failed, which the controller has tried again.
-
-        Raises:
-            TaskFailedError: it was tried often enough.
-        """
-        self._num_failed_pushes[do.device, do.version] += 1
-        notify(self._run, "push-failed", f"push of v{do.version} to {do.device}: {failure}")
-        if self._num_failed_pushes[do.device, do.version] == MOST_PUSHES:
-            text = f"version {do.version} cannot be pushed to {do.device}: {failure}"
-            raise TaskFailedError(text)
-        return protocol.PushFailed(do.device, do.version, do.source)
+        self._versions.publish(it, device, version)
 
     def _switch(self, do: protocol.Switch) -> None:
         self._num_switches += 1

@@ -32,8 +32,7 @@ def schedule_of(config: RunConfig) -> Schedule:
         helpers=schedule.num_helpers,
         assistants=schedule.num_assistants,
         queue_depth=QUEUE_DEPTH,
-        # all weights take a link for so long that two would wait for each other
-        pulls_at_once=1 if config.train.lora is None else None,
+        pulls_at_once=config.pulls_at_once,
     )
 
 

@@ -96,10 +96,11 @@ class Engine:
         """
         schedule = self.config.schedule
         num_others = schedule.max_staleness if schedule.stale_share else 0
-        others = sorted({v for v in self.shelf if isinstance(v, int) and v != pushed.version})
-        for other in others[: max(len(others) - num_others, 0)]:
-            if other < pushed.version:  # what is newer is published here, and not loaded yet
-                self._drop(other)
+        others = sorted(set(self.versions.held) - {pushed.version}, reverse=True)
+        for other in others[num_others:]:
+            self.shelf.drop(other)
+            self.old.pop(other, None)
+            self.versions.drop(other)
         self.average = None
         for label in self.shelf:
             if isinstance(label, str):  # the average, and sums
@@ -112,12 +113,6 @@ class Engine:
         if old:
             self.old[pushed.version] = old
         self.shelf.put(pushed.version, pushed.hash, rows)
-
-    def _drop(self, version: int) -> None:
-        self.shelf.drop(version)
-        self.old.pop(version, None)
-        if version in self.versions.held:
-            self.versions.drop(version)
 
     def held(self, rows: Weights) -> Weights:
         """Return what this member's model holds of weights that are dealt by rows (collective)."""
@@ -193,7 +188,7 @@ def load_version(run_id: str, pushed: PolicyVersion, source: Sequence[str]) -> s
     """
     engine = engine_of(run_id)
     with engine.needing_memory("load"):
-        rows, failure = rows_of(run_id, engine, pushed, source)
+        rows, failure = fetch_rows(run_id, engine, pushed, source)
         if not failure:
             engine.load(pushed, rows)
     return failure
@@ -206,13 +201,15 @@ def load_average(run_id: str, pushed: PolicyVersion, source: Sequence[str]) -> s
     if engine.average is not None and engine.average[0] == pushed.hash:
         return ""
     with engine.needing_memory("load"):
-        rows, failure = rows_of(run_id, engine, pushed, source)
+        rows, failure = fetch_rows(run_id, engine, pushed, source)
         if not failure:
             engine.average = pushed.hash, engine.held(rows)
     return failure
 
 
-def rows_of(run_id: str, engine: Engine, what: Held, source: Sequence[str]) -> tuple[Weights, str]:
+def fetch_rows(
+    run_id: str, engine: Engine, what: Held, source: Sequence[str]
+) -> tuple[Weights, str]:
     """Return this member's rows of what a device holds, or why that is not to be had (collective).
 
     Args:

@@ -13,7 +13,8 @@ from digen_core.models.trainable import initial_weights, set_weights
 from digen_core.training.gradient_sum import GradientSum, UpdateGradient, pack_gradient
 from support.gang_cases import Case, _pairs
 from tasks.gang.together import together
-from tasks.train import add_pack, empty_sum, first_state, shelved
+from tasks.train import add_pack, empty_sum
+from tasks.versions import first_state, shelved
 from tasks.worker import room
 from tasks.worker.engine import build_engine, engine_of, load_version
 

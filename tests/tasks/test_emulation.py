@@ -14,7 +14,7 @@ from digen_core.planning.search import Choice
 from digen_core.sim.report import OCCUPYING
 from digen_core.sim.scenario import Scenario
 from flows.emulate import emulated_config
-from tasks import rollout, setup, train
+from tasks import rollout, setup, train, versions
 from tasks.emulation import (
     EMULATED,
     REWARD_SERVERS,
@@ -25,16 +25,16 @@ from tasks.workers import EmulatedWorkers, RealWorkers
 REAL = (
     setup.load_model,
     setup.count_tokens,
-    train.start_state,
+    versions.start_state,
     rollout.encode,
     rollout.denoise_steps,
     rollout.decode_and_score,
     train.train_pack,
     train.share_sum,
     train.reduce,
-    train.step,
-    train.publish,
-    train.push_weights,
+    versions.step,
+    versions.publish,
+    versions.push_weights,
 )
 
 
@@ -143,11 +143,14 @@ def test_best_of_n_is_refused(scenario, tmp_path):
 @pytest.mark.slow
 @pytest.mark.layouts
 @pytest.mark.parametrize(
-    "choice", [Choice("colocated", None), Choice("tsp", 2)], ids=lambda choice: choice.layout
+    ("choice", "pulls"),
+    [(Choice("colocated", None), None), (Choice("tsp", 2), None), (Choice("tsp", 3), 1)],
+    ids=["colocated", "tsp", "tsp with all weights"],
 )
-def test_a_run_takes_what_its_simulation_says(choice, scenario, tmp_path, prefect_backend):
+def test_a_run_takes_what_its_simulation_says(choice, pulls, scenario, tmp_path, prefect_backend):
     from deployments.bench.layouts import row_of, run_emulated
 
+    scenario = scenario.model_copy(update={"pulls_at_once": pulls})
     slow = scenario.scaled(2.0)  # so that the machine's own work is small beside it
     config = emulated_config(slow, choice, tmp_path, num_iterations=2, steps_per_task=1)
     spans, schedule = run_emulated(config)
@@ -171,6 +174,10 @@ def test_a_run_takes_what_its_simulation_says(choice, scenario, tmp_path, prefec
     for span in by_kind["push"]:
         waits = span.version > 0 and "rollout" in config.devices[span.device].roles
         assert span.ended - span.started >= (1.0 if waits else 0.0)
+    if pulls:
+        first, second, third = sorted(s.ended for s in by_kind["push"] if s.version == 1)[-3:]
+        assert second - first >= 1.0, "the trainer serves one at a time"
+        assert third - second < 0.5, "and then the first serves, too"
     assert ("switch" in by_kind) == (choice.layout == "colocated")
     for device in config.devices:
         check_order([span for span in spans if span.device == device])

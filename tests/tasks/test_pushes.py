@@ -11,7 +11,7 @@ from digen_core.models.trainable import trainable_parameters
 from digen_core.training.optimizer import OLD, initial_state
 from support.in_process import call
 from support.tiny_policies import TINY
-from tasks.train import publish, push_weights, start_state
+from tasks.versions import publish, push_weights, start_state
 from tasks.worker import engine as engine_module
 from tasks.worker.engine import build_engine
 from tasks.worker.transfers import sent_bytes

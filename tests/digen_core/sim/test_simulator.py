@@ -44,6 +44,18 @@ def test_disaggregated_by_hand(scenario):
     ]
 
 
+@pytest.mark.parametrize(("pulls", "after"), [(None, [2, 2, 2, 2]), (1, [2, 4, 4, 6])])
+def test_sources_of_all_weights_double_with_each_push(scenario, pulls, after):
+    """A device serves one at a time: the trainer, then the first with it, then all three."""
+    changes = {"devices": 5, "pulls_at_once": pulls, "prompts": 4}
+    report = run(scenario.model_copy(update=changes), "disaggregated", 4)
+    (made,) = [end for _, _, _, end in spans_of(report, "step")]
+    pushes = [s for s in report.spans if s.kind == "push" and s.version == 1]
+    taken = [s.ended - made for s in pushes if s.device != "trainer-0"]
+    assert taken == pytest.approx(after)
+    assert report.iteration_ends[0] == pytest.approx(made + after[-1])
+
+
 def test_tsp_by_hand(scenario):
     report = run(scenario, "tsp", 1)
     # The first group is trained while the second is generated; that one's pack takes 3 s.

@@ -16,7 +16,7 @@ from digen_core.training.optimizer import PolicyVersion
 from digen_core.transport.arrays import to_arrays
 from support.tiny_policies import TINY
 from tasks.receipts import Nothing, collecting, packed, read
-from tasks.train import first_state
+from tasks.versions import first_state
 from tasks.worker import engine as engine_module
 from tasks.worker.engine import VersionError, build_engine, load_version, working
 

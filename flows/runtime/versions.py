@@ -1,0 +1,113 @@
+"""Versions on their way: published by the trainer, and pulled by each device from another one."""
+
+from collections import Counter
+from collections.abc import Collection
+from typing import Final
+
+from digen_core.control import protocol
+from digen_core.control.protocol import Event
+from flows.runtime.context import RunContext
+from flows.runtime.fleet.batch import TaskFailedError
+from flows.runtime.iterations.open_iteration import OpenIteration
+from flows.runtime.notify import notify
+from flows.runtime.submission import Submitter, Work
+from tasks.receipts import HeldVersion, Pushed, Receipt
+from tasks.versions import publish, push_weights
+
+MOST_PUSHES: Final = 3
+"""Of a version to a device, before the run ends with why they fail."""
+
+
+class Versions:
+    """The pushes of a run, and which devices hold a version."""
+
+    def __init__(self, run: RunContext, submitter: Submitter) -> None:
+        self._run = run
+        self._submitter = submitter
+        self._makers: dict[int, OpenIteration] = {}  # version -> the iteration that made it
+        self._loaded: set[str] = set()
+        self._num_failed = Counter[tuple[str, int]]()
+
+    def is_loaded(self, device: str) -> bool:
+        """Say whether a device holds a version."""
+        return device in self._loaded
+
+    def forget(self, devices: Collection[str]) -> None:
+        """Note that devices are lost."""
+        self._loaded.difference_update(devices)
+
+    def close(self, iteration: OpenIteration) -> None:
+        """Show no push in an iteration any more, as it is over."""
+        self._makers = {v: it for v, it in self._makers.items() if it is not iteration}
+
+    def publish(self, it: OpenIteration, device: str, version: int) -> None:
+        """Let the trainer take out of its state what a push moves."""
+        self._makers[version] = it
+
+        def event_of(receipt: Receipt[HeldVersion]) -> None:
+            self._run.progress.has_published(version, receipt.facts.hash)
+
+        work = Work(
+            body=publish,
+            label=f"publish v{version}",
+            device=device,
+            kind="publish",
+            about={"version": version},
+            parameters={"state": self._run.progress.state},
+            event_of=event_of,
+        )
+        self._run.progress.publishing(version, self._submitter.submit(it, work))
+
+    def push(self, do: protocol.Push, newest: OpenIteration) -> None:
+        """Have a device load a version.
+
+        Args:
+            do: the instruction.
+            newest: open iteration, in which it shows if that of the version is over, as for a
+                worker that joins.
+        """
+
+        def event_of(receipt: Receipt[Pushed]) -> Event:
+            # a push begins when what it moves was published: that receipt came before
+            held, pushed = receipt.facts, self._run.progress.published_hashes[do.version]
+            if held.failure:
+                return self._push_failed(do, held.failure)
+            if (held.version, held.hash) != (do.version, pushed):
+                raise TaskFailedError(
+                    f"{do.device} acknowledged version {held.version} ({held.hash}), "
+                    f"but version {do.version} ({pushed}) was pushed"
+                )
+            self._loaded.add(do.device)
+            return protocol.VersionLoaded(do.device, do.version)
+
+        work = Work(
+            body=push_weights,
+            label=f"push v{do.version} to {do.device}",
+            device=do.device,
+            kind="push",
+            about={"version": do.version},
+            parameters={
+                "policy_version": self._run.progress.published[do.version],
+                "source": self._source_of(do),
+            },
+            event_of=event_of,
+        )
+        self._submitter.submit(self._makers.get(do.version, newest), work)
+
+    def _source_of(self, do: protocol.Push) -> tuple[str, ...]:
+        """Return the addresses of the workers that a version is pulled from; none: it is there."""
+        is_elsewhere = do.source != do.device and self._run.workers.keeps_state
+        return self._run.fleet.workers_of(do.source) if is_elsewhere else ()
+
+    def _push_failed(self, do: protocol.Push, failure: str) -> Event:
+        """Note that a push failed, which the controller has tried again.
+
+        Raises:
+            TaskFailedError: it was tried often enough.
+        """
+        self._num_failed[do.device, do.version] += 1
+        notify(self._run, "push-failed", f"push of v{do.version} to {do.device}: {failure}")
+        if self._num_failed[do.device, do.version] == MOST_PUSHES:
+            text = f"version {do.version} cannot be pushed to {do.device}: {failure}"
+            raise TaskFailedError(text)
+        return protocol.PushFailed(do.device, do.version, do.source)

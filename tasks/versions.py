@@ -1,0 +1,120 @@
+"""Version tasks: the state of version 0, the optimizer step, publish and push."""
+
+from digen_core.models.trainable import initial_weights
+from digen_core.training.contents import contents_of
+from digen_core.training.gradient_sum import UpdateGradient
+from digen_core.training.optimizer import (
+    PolicyVersion,
+    TrainState,
+    initial_state,
+    learning_rate_of,
+    optimizer_step,
+    published,
+)
+from tasks.body import body
+from tasks.gang.together import together
+from tasks.receipts import HeldVersion, Pushed, Updated
+from tasks.worker.engine import engine_of, load_version, working
+from tasks.worker.shelf import AVERAGE
+
+
+@body("start_state", HeldVersion)
+def start_state(run_id: str, label: str) -> tuple[TrainState, HeldVersion]:
+    """Make version 0."""
+    with working(run_id):
+        state = first_state(run_id)
+    return state, HeldVersion(0, state.weights_hash)
+
+
+@together
+def first_state(run_id: str) -> TrainState:
+    """Return version 0; in a gang each member has its rows."""
+    engine = engine_of(run_id)
+    config, gang = engine.config, engine.gang
+    weights = initial_weights(engine.policy, config.train.lora, seed=config.seed, gang=gang)
+    return initial_state(weights, keeps_old=config.keeps_old, gang=gang)
+
+
+@body("optimizer step", Updated)
+def step(
+    run_id: str, label: str, state: TrainState, total: UpdateGradient
+) -> tuple[TrainState, Updated]:
+    """Make the next version; its checkpoint is written beside the tasks that follow."""
+    with working(run_id) as engine:
+        config = engine.config
+        learning_rate = learning_rate_of(config.train, state.version, config.num_iterations)
+        next_state = stepped(run_id, state, total, learning_rate)
+    sums, count, error = total.metrics, total.metrics.num_pairs, total.metrics.replay_error
+    metrics = {
+        "train/loss": sums.loss / count,
+        "train/clip_fraction": sums.clipped / count,
+        "train/approx_kl": sums.approx_kl / count,
+        "train/max_log_ratio": sums.max_log_ratio,
+        "train/grad_norm": next_state.grad_norm,
+        "train/learning_rate": learning_rate,
+        **({"train/kl": sums.kl / count} if config.algorithm.kl_coefficient else {}),
+        **({} if error is None else {"train/replay_error": error}),
+    }
+    return next_state, Updated(next_state.version, next_state.weights_hash, metrics)
+
+
+@together
+def stepped(
+    run_id: str, state: TrainState, total: UpdateGradient, learning_rate: float
+) -> TrainState:
+    """Return the next version, to be kept; in a gang each member steps its rows."""
+    engine = engine_of(run_id)
+    with engine.needing_memory("step"):
+        next_state = optimizer_step(
+            state,
+            total.gradient,
+            engine.config.train,
+            learning_rate=learning_rate,
+            old_decay=engine.config.algorithm.old_share(state.version + 1),
+            gang=engine.gang,
+        )
+    due = engine.config.checkpoints.are_due
+    engine.unsaved = {v: own for v, own in engine.unsaved.items() if due(v)}
+    engine.unsaved[next_state.version] = next_state  # it may be the last
+    return next_state
+
+
+@body("publish", HeldVersion)
+def publish(
+    run_id: str, label: str, state: TrainState, *, average: bool = False
+) -> tuple[PolicyVersion, HeldVersion]:
+    """Take out of a state what other workers need of it: the moments stay on the trainer.
+
+    Raises:
+        FloatingPointError: a weight is NaN, or infinite in the dtype in which it is pushed.
+    """
+    with working(run_id):
+        pushed = shelved(run_id, state, average)
+    return pushed, HeldVersion(pushed.version, pushed.hash)
+
+
+@together
+def shelved(run_id: str, state: TrainState, average: bool) -> PolicyVersion:
+    """Keep what is pushed of a version where others pull it from, and return its name."""
+    engine = engine_of(run_id)
+    rows = published(state, engine.versions.dtypes, average=average)
+    pushed = PolicyVersion(state.version, contents_of(rows, engine.gang))
+    engine.shelf.put(AVERAGE if average else state.version, pushed.hash, rows)
+    return pushed
+
+
+@body("push", Pushed)
+def push_weights(
+    run_id: str, label: str, policy_version: PolicyVersion, source: tuple[str, ...] = ()
+) -> tuple[None, Pushed]:
+    """Load a version on this device, and acknowledge it with the content's hash.
+
+    Args:
+        run_id: of the run.
+        label: of the task run.
+        policy_version: to load.
+        source: addresses of the workers of a device that holds it, by rank; of itself, none.
+    """
+    with working(run_id):
+        failure = load_version(run_id, policy_version, source)
+    return None, Pushed(policy_version.version, policy_version.hash, failure)
