@@ -57,6 +57,8 @@ def make_report(
     """Summarise a simulation by its steady state."""
     first, last = steady_iterations(len(iteration_ends), schedule)
     begin, end, num_iterations = iteration_ends[first], iteration_ends[last], last - first
+    if end <= begin:  # all ended when the slowest device held the last version
+        begin, num_iterations = 0.0, last + 1
     busy = dict.fromkeys(devices, 0.0)
     for span in spans:
         if span.kind in OCCUPYING and span.device in busy:

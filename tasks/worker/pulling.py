@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 from distributed import Worker
+from distributed.core import ConnectionPool, send_recv
 from distributed.protocol import to_serialize
 
 from digen_core.gang.members import Gang
@@ -26,6 +27,8 @@ from tasks.worker.shelf import Piece, Shelf
 
 BUCKET_BYTES: Final = 16 << 20
 UNDER_WAY: Final = 2  # buckets
+CONNECT_SECONDS: Final = 10.0
+"""In which a source has to answer at all: Dask would try for longer where nobody listens."""
 BUCKET_SECONDS: Final = 60.0
 """In which a bucket has to arrive: a source that is frozen does not close its connection."""
 
@@ -129,13 +132,21 @@ def _ask(run_id: str, wanted: str, bucket: Bucket) -> Any:
     """Ask a source's member for a bucket, and return the future of its rows."""
     if _worker is None:
         raise RuntimeError("nothing is pulled outside of a worker")
-    asking = _worker.rpc(bucket.address).digen_pull(
-        run_id=run_id, wanted=wanted, pieces=pickle.dumps(bucket.pieces)
-    )
+    asking = _asked(_worker.rpc, run_id, wanted, bucket)
     loop: Any = _worker.loop  # of tornado, on asyncio
-    return asyncio.run_coroutine_threadsafe(
-        asyncio.wait_for(asking, BUCKET_SECONDS), loop.asyncio_loop
-    )
+    return asyncio.run_coroutine_threadsafe(asking, loop.asyncio_loop)
+
+
+async def _asked(pool: ConnectionPool, run_id: str, wanted: str, bucket: Bucket) -> Any:
+    """Return a bucket's rows, over a connection of the worker's pool; None: they are not there."""
+    address = bucket.address
+    comm = await asyncio.wait_for(pool.connect(address), CONNECT_SECONDS)
+    try:
+        pieces = pickle.dumps(bucket.pieces)
+        asking = send_recv(comm, op=_SERVE, run_id=run_id, wanted=wanted, pieces=pieces)
+        return await asyncio.wait_for(asking, BUCKET_SECONDS)
+    finally:
+        pool.reuse(address, comm)
 
 
 def _room(content: Content, gang: Gang) -> np.ndarray:

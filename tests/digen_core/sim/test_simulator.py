@@ -8,6 +8,7 @@ from digen_core.control.schedule import Schedule
 from digen_core.planning.search import Choice, simulate_choice
 from digen_core.sim.clock import Jitter
 from digen_core.sim.ledger import SimulationError
+from digen_core.sim.report import Staleness, make_report
 from digen_core.sim.simulator import Simulation, simulate
 
 
@@ -235,3 +236,11 @@ def test_a_job_goes_on_without_a_lost_device_and_with_a_new_one(layout, lost, ti
     assert min(span.started for span in report.spans if span.device == "late") >= time + 10
     assert any(span.kind == "denoise" for span in report.spans if span.device == "late")
     assert report.max_staleness == (layout == "tcss")
+
+
+def test_iterations_that_end_together_take_their_share_of_the_time():
+    """As where one device gets only the last of several versions."""
+    schedule = Schedule(LAYOUTS["disaggregated"])
+    report = make_report([6.0, 6.0, 6.0], [], ["a"], Staleness(), schedule)
+    assert report.seconds == 2.0
+    assert report.busy_share == {"a": 0.0}
