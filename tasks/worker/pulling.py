@@ -10,6 +10,7 @@ import asyncio
 import pickle
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Final, Protocol
@@ -101,25 +102,37 @@ def pull(run_id: str, what: Held, source: Sequence[str], gang: Gang) -> Weights:
     global _num_bytes
     rows = {name: _room(content, gang) for name, content in what.contents.items()}
     asked = deque(_buckets(what.contents, rows, source, gang))
-    under_way: deque[tuple[Bucket, Any]] = deque()
-    while asked or under_way:
-        while asked and len(under_way) < UNDER_WAY:
-            bucket = asked.popleft()
-            under_way.append((bucket, _ask(run_id, what.hash, bucket)))
-        bucket, answer = under_way.popleft()
-        try:
-            found = answer.result()
-        except (OSError, TimeoutError, asyncio.CancelledError) as error:
-            for _, other in under_way:
-                other.cancel()
-            reason = type(error).__name__
-            raise PullError(f"{bucket.address} does not answer ({reason})") from error
-        if found is None:
-            raise PullError(f"{bucket.address} does not hold it any more")
-        for piece, first, value in zip(bucket.pieces, bucket.firsts, found, strict=True):
-            np.atleast_1d(rows[piece.name])[first : first + piece.end - piece.first] = value
-            _num_bytes += value.nbytes
+    under_way: deque[tuple[Bucket, Future[Any]]] = deque()
+    try:
+        while asked or under_way:
+            while asked and len(under_way) < UNDER_WAY:
+                bucket = asked.popleft()
+                under_way.append((bucket, _ask(run_id, what.hash, bucket)))
+            bucket, answer = under_way.popleft()
+            found = _answered(bucket, answer)
+            for piece, first, value in zip(bucket.pieces, bucket.firsts, found, strict=True):
+                np.atleast_1d(rows[piece.name])[first : first + piece.end - piece.first] = value
+                _num_bytes += value.nbytes
+    finally:
+        for _, answer in under_way:  # of a source that failed
+            answer.cancel()
     return rows
+
+
+def _answered(bucket: Bucket, answer: "Future[Any]") -> Sequence[np.ndarray]:
+    """Wait for the rows of a bucket.
+
+    Raises:
+        PullError: the source is gone, or does not hold them any more.
+    """
+    try:
+        found: Sequence[np.ndarray] | None = answer.result()
+    except (OSError, TimeoutError, CancelledError) as error:
+        reason = type(error).__name__
+        raise PullError(f"{bucket.address} does not answer ({reason})") from error
+    if found is None:
+        raise PullError(f"{bucket.address} does not hold it any more")
+    return found
 
 
 async def _serve(run_id: str, wanted: str, pieces: bytes) -> Any:
@@ -128,7 +141,7 @@ async def _serve(run_id: str, wanted: str, pieces: bytes) -> Any:
     return None if found is None else [to_serialize(value) for value in found]
 
 
-def _ask(run_id: str, wanted: str, bucket: Bucket) -> Any:
+def _ask(run_id: str, wanted: str, bucket: Bucket) -> "Future[Any]":
     """Ask a source's member for a bucket, and return the future of its rows."""
     if _worker is None:
         raise RuntimeError("nothing is pulled outside of a worker")

@@ -65,6 +65,9 @@ class Source:
                 source.under_way -= 1
                 return future.result()
 
+            def cancel(self):
+                source.under_way -= 1
+
         return Answer()
 
 
@@ -122,6 +125,7 @@ def test_a_source_that_let_go_of_the_version_is_told(monkeypatch):
     source.shelves["member-1"].drop(1)
     with pytest.raises(PullError, match=r"^member-1 does not hold it any more$"):
         pull(RUN, source.pushed, source.addresses, ALONE)
+    assert source.under_way == 0
 
 
 def test_nothing_is_pulled_outside_of_a_worker(monkeypatch):
