@@ -6,8 +6,6 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
-from torch.distributed import DistError
-
 from digen_core.errors import UserError
 from digen_core.gang.parts import Held, pickled
 from tasks.gang.messages import Command, GangBrokenError, Join, arguments_file
@@ -68,7 +66,7 @@ class Leading:
             if not self._followers:
                 self._join()
             self._post(function, (arguments, parameters))
-        except (OSError, EOFError, AuthenticationError, DistError) as error:
+        except (OSError, EOFError, AuthenticationError) as error:
             raise GangBrokenError(f"a member of the gang is gone: {error}") from error
         try:
             result = function(*arguments, **parameters)

@@ -11,10 +11,13 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
+MEETING: Final = timedelta(minutes=2)
+"""How long members wait for each other to come: all of them are there when the leader calls."""
 COLLECTIVE: Final = timedelta(hours=2)
-"""How long members wait for each other: as long as a model may load. One that is gone is noticed at
-once, one that is frozen by its heartbeat."""
+"""How long they wait for each other from then on: as long as a model may load. One that is gone is
+noticed at once, one that is frozen by its heartbeat."""
 
 
 def form_group(folder: Path, rank: int, size: int) -> None:
@@ -26,20 +29,24 @@ def form_group(folder: Path, rank: int, size: int) -> None:
         size: of the gang.
 
     Raises:
-        DistError: the others did not come.
+        ConnectionError: the others did not come.
     """
     loopback = _loopback()
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = loopback
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     has_gpu = torch.cuda.is_available()
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if has_gpu else "gloo",
-        store=FileStore(str(folder / "store"), size),
-        rank=rank,
-        world_size=size,
-        timeout=COLLECTIVE,
-        device_id=torch.device("cuda", torch.cuda.current_device()) if has_gpu else None,
-    )
+    try:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if has_gpu else "gloo",
+            store=FileStore(str(folder / "store"), size),
+            rank=rank,
+            world_size=size,
+            timeout=MEETING,
+            device_id=torch.device("cuda", torch.cuda.current_device()) if has_gpu else None,
+        )
+    except RuntimeError as error:
+        raise ConnectionError(f"the other members did not come: {error}") from error
+    _set_pg_timeout(COLLECTIVE)
 
 
 def leave_group(folder: Path, rank: int, size: int) -> None:
