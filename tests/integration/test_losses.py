@@ -301,9 +301,11 @@ def test_a_gang_is_lost_with_any_member_and_formed_again(live, when, member, num
 
 
 @pytest.mark.operation
-def test_the_gang_that_holds_the_optimizers_state_loses_a_member(live):
+@pytest.mark.parametrize("train", [{}, {"train__lora": None}], ids=["adapters", "all weights"])
+def test_the_gang_that_holds_the_optimizers_state_loses_a_member(live, train):
+    """Its rows of the state are read again, from the files of all members."""
     story = Story(event_of(p.AdvantagesComputed, 2), signal_to("trainer-0.1"))
-    live(story, **GANGS)
+    live(story, **GANGS, **train, parallel__shard_weights=True)
     assert story.said("the optimizer's state was lost with worker trainer-0", "resumed 1 time")
 
 
