@@ -9,8 +9,7 @@ import torch
 
 from digen_core.gang.members import Gang
 from digen_core.gang.rows import lengths_of, rows_of
-from digen_core.transport.arrays import viewed
-from digen_core.transport.fingerprint import Content, fingerprint
+from digen_core.transport.fingerprint import Content, content_of
 
 _HALF: Final = 1 << 63
 
@@ -42,9 +41,7 @@ def rows_content(value: np.ndarray, length: int, gang: Gang) -> Content:
         length: of the whole parameter's first dimension.
         gang: whose member this process is.
     """
-    own = viewed(value)
-    first = rows_of(length, gang.rank, gang.size).start
-    return Content(str(own.dtype), tuple(own.shape), int(fingerprint(own, first)))
+    return content_of(value, rows_of(length, gang.rank, gang.size).start)
 
 
 def added(contents: Sequence[Content]) -> Content:

@@ -55,14 +55,19 @@ class Content:
     """What a parameter holds, in few bytes."""
 
     dtype: str  # torch's name of it
-    shape: tuple[int, ...]  # of the whole parameter
+    shape: tuple[int, ...]
     fingerprint: int
 
 
-def content_of(array: np.ndarray) -> Content:
-    """Return what a whole parameter holds."""
+def content_of(array: np.ndarray, first_row: int = 0) -> Content:
+    """Return what a parameter holds, or some of its rows as they count in it.
+
+    Args:
+        array: of either.
+        first_row: that the array begins with.
+    """
     own = viewed(array)
-    return Content(str(own.dtype), tuple(own.shape), int(fingerprint(own)))
+    return Content(str(own.dtype), tuple(own.shape), int(fingerprint(own, first_row)))
 
 
 def content_hash(weights: Mapping[str, np.ndarray]) -> str:

@@ -66,6 +66,7 @@ class Versions:
             newest: open iteration, in which it shows if that of the version is over, as for a
                 worker that joins.
         """
+        is_there = do.source == do.device
 
         def event_of(receipt: Receipt[Pushed]) -> Event:
             # a push begins when what it moves was published: that receipt came before
@@ -88,16 +89,12 @@ class Versions:
             about={"version": do.version},
             parameters={
                 "policy_version": self._run.progress.published[do.version],
-                "source": self._source_of(do),
+                # none: it is there
+                "source": () if is_there else self._run.fleet.workers_of(do.source),
             },
             event_of=event_of,
         )
         self._submitter.submit(self._makers.get(do.version, newest), work)
-
-    def _source_of(self, do: protocol.Push) -> tuple[str, ...]:
-        """Return the addresses of the workers that a version is pulled from; none: it is there."""
-        is_elsewhere = do.source != do.device and self._run.workers.keeps_state
-        return self._run.fleet.workers_of(do.source) if is_elsewhere else ()
 
     def _push_failed(self, do: protocol.Push, failure: str) -> Event:
         """Note that a push failed, which the controller has tried again.

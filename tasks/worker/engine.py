@@ -24,7 +24,7 @@ from digen_core.training.optimizer import OLD, PolicyVersion, TrainState
 from digen_core.transport.arrays import Weights
 from tasks.gang.together import together
 from tasks.worker.fitting import Activity, Fitting, needing_memory
-from tasks.worker.pulling import Held, PullError, pull, serve_from, serve_on
+from tasks.worker.pulling import Pulled, PullError, pull, serve_from, serve_on
 from tasks.worker.room import require_room
 from tasks.worker.shelf import Shelf
 from tasks.worker.span import span_on_receipt
@@ -208,7 +208,7 @@ def load_average(run_id: str, pushed: PolicyVersion, source: Sequence[str]) -> s
 
 
 def fetch_rows(
-    run_id: str, engine: Engine, what: Held, source: Sequence[str]
+    run_id: str, engine: Engine, what: Pulled, source: Sequence[str]
 ) -> tuple[Weights, str]:
     """Return this member's rows of what a device holds, or why that is not to be had (collective).
 

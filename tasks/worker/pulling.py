@@ -1,8 +1,8 @@
 """Pulls: a device gets a version or a sum from another one that holds it, member from member.
 
 Each member pulls its rows from the members that keep them, in buckets, over the connections of
-Dask's workers: encrypted where the cluster uses TLS, and over InfiniBand where it uses UCX. A
-worker serves from its event loop, whatever its task computes meanwhile: no pull waits for a task.
+Dask's workers: encrypted where the cluster uses TLS. A worker serves from its event loop, whatever
+its task computes meanwhile: no pull waits for a task.
 Two buckets are under way while a third is put in its place.
 """
 
@@ -73,7 +73,7 @@ def take_pulled_bytes() -> int:
     return found
 
 
-class Held(Protocol):
+class Pulled(Protocol):
     """What names something that a device holds by rows: a version, or a sum."""
 
     @property
@@ -87,7 +87,7 @@ class Held(Protocol):
         ...
 
 
-def pull(run_id: str, what: Held, source: Sequence[str], gang: Gang) -> Weights:
+def pull(run_id: str, what: Pulled, source: Sequence[str], gang: Gang) -> Weights:
     """Return this member's rows of what another device holds.
 
     Args:
