@@ -76,9 +76,9 @@ def plan(
     Args:
         tokens: CONFIG and settings, as in 'digen train'. Packs are at most as large as its own;
             stale groups are considered if its schedule.max_stale_share is above 0.
-        cluster: 2-cores, 16x-mixed, 32x-h100, 8x-h100, 32x-h100-a100 or 32x-h100-gangs
-            (deployments/clusters), or a TOML file like those. The last three estimate what the
-            config's model costs.
+        cluster: 2-cores, 16x-mixed, 32x-h100, 8x-h100, 32x-h100-a100, 32x-h100-open or
+            32x-h100-gangs (deployments/clusters), or a TOML file like those. The last four estimate
+            what the config's model costs; 32x-h100-open leaves open which GPUs hold one model.
         as_json: Print a list of objects, the best plan first, instead of the table.
     """
     config = config_of(tokens, "digen plan")

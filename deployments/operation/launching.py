@@ -69,12 +69,12 @@ def _cuda_lines(cluster: Cluster, tls: bool) -> Iterator[str]:
             kind = worker.group.kind
             raise UserError(f"devices of kind {kind} are no GPUs; set their cuda = true")
         # A gang starts its own members.
-        key = worker.name if worker.group.gang > 1 else id(worker.group)
+        key = worker.name if worker.group.members > 1 else id(worker.group)
         by_host.setdefault((key, worker.host), []).append(worker)
     for first, *others in by_host.values():  # the workers are called after the first: h100-0-0, ...
         gpus = ",".join(str(gpu) for worker in (first, *others) for gpu in worker.gpus)
         variables = first.environment | {"CUDA_VISIBLE_DEVICES": gpus}
-        each = "" if first.group.gang > 1 else " --cuda"
+        each = "" if first.group.members > 1 else " --cuda"
         yield _over_ssh(first, _command(first, variables, tls) + each)
 
 
@@ -117,21 +117,21 @@ def _slurm_scripts(cluster: Cluster, tls: bool) -> dict[str, str]:
             account=cluster.slurm.account,
             walltime=cluster.slurm.walltime,
             memory=cluster.slurm.memory,
-            cores=group.threads * group.gang,
+            cores=group.threads * group.members,
             processes=1,
             python=sys.executable,
             worker_command="tasks.worker.process",
             worker_extra_args=[
                 "--nthreads 1 --memory-limit 0",  # the last of an option's values counts
                 f"--resources {shlex.quote(resources_of(group.declared))}",
-                *([f"--members {group.gang}"] if group.gang > 1 else []),
+                *([f"--members {group.members}"] if group.members > 1 else []),
                 *([] if tls else [INSECURE]),
             ],
             job_extra_directives=[
                 f"--array={start}-{start + group.num_devices - 1}",
                 f"--chdir={Path.cwd()}",
                 f"--output={FOLDER}/{group.kind}-%a.log",
-                *([f"--gres=gpu:{group.gang}"] if group.cuda else []),
+                *([f"--gres=gpu:{group.members}"] if group.cuda else []),
             ],
             job_script_prologue=[USE_ENVIRONMENT, f"export OMP_NUM_THREADS={group.threads}"],
         )
@@ -167,10 +167,10 @@ def _worker_pod(cluster: Cluster, group: DeviceGroup | RewardGroup, tls: bool) -
     own, scheme = cluster.kubernetes, "tls" if tls else "tcp"
     address = f"{scheme}://{own.name}-scheduler.{own.namespace}.svc:8786"
     command = ["digen", "worker", address, "--name", "$(DASK_WORKER_NAME)", group.duty]
-    if group.gang > 1:
-        command += ["--members", str(group.gang)]
-    limits = {"cpu": str(group.threads * group.gang), "memory": own.memory}
-    gpu = {"nvidia.com/gpu": str(group.gang)} if group.cuda else {}
+    if group.members > 1:
+        command += ["--members", str(group.members)]
+    limits = {"cpu": str(group.threads * group.members), "memory": own.memory}
+    gpu = {"nvidia.com/gpu": str(group.members)} if group.cuda else {}
     container = {
         "name": "worker",
         "args": [*command, "--threads", str(group.threads), *([] if tls else [INSECURE])],

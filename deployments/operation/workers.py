@@ -27,14 +27,14 @@ class Worker:
             tls: of the cluster. Who switches it off is asked no second time.
         """
         named = ["--name", self.name, "--resources", resources_of(self.group.declared)]
-        if self.group.gang > 1:
-            named += ["--members", str(self.group.gang)]
+        if self.group.members > 1:
+            named += ["--members", str(self.group.members)]
         return named if tls else [*named, INSECURE]
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of its processes: its own, and those of its gang's other members."""
-        return (self.name, *followers_of(self.name, self.group.gang))
+        return (self.name, *followers_of(self.name, self.group.members))
 
     @property
     def environment(self) -> dict[str, str]:
@@ -53,7 +53,7 @@ def workers_of(cluster: Cluster) -> list[Worker]:
         for index in range(total):
             host = group.hosts[index * len(group.hosts) // total] if group.hosts else None
             name = f"{group.kind}-{numbers[group.kind]}"
-            num_gpus = group.gang if group.cuda else 0
+            num_gpus = group.members if group.cuda else 0
             gpus = tuple(range(used[host], used[host] + num_gpus))
             workers.append(Worker(name, group, host, gpus))
             numbers[group.kind] += 1

@@ -41,4 +41,6 @@ def print_cluster(cluster: Cluster, console: Console | None = None) -> None:
 
 def _count(group: DeviceGroup | RewardGroup) -> str:
     """Return how many devices there are, or of how many each gang is."""
-    return f"{group.num_devices} gangs of {group.gang}" if group.gang > 1 else str(group.count)
+    return (
+        f"{group.num_devices} gangs of {group.members}" if group.members > 1 else str(group.count)
+    )

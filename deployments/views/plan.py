@@ -2,8 +2,10 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import Final
 
 from rich.console import Console
@@ -13,11 +15,12 @@ from deployments.views.terminal import borderless, terminal
 from digen_core.config.run import RunConfig
 from digen_core.control.layout import LayoutName
 from digen_core.errors import UserError
+from digen_core.planning.candidates import Candidate, candidates, leaves_gangs_open
 from digen_core.planning.capacity import Fit, ShortageError, fit
 from digen_core.planning.cluster import Cluster
-from digen_core.planning.job import Job
-from digen_core.planning.memory import Memory
-from digen_core.planning.planner import JobPlan, plan_config, with_sizes
+from digen_core.planning.cluster_plan import ClusterPlan, Priced, plan_candidates
+from digen_core.planning.memory import Memory, MemoryIn
+from digen_core.planning.planner import JobPlan
 from digen_core.planning.profile import load_profile
 from digen_core.trace.gaps import CAUSES, idle_gaps
 from digen_core.trace.metrics import idle_seconds
@@ -31,6 +34,16 @@ the profile.json of a short run gives better ones (schedule.profile)"""
 MEMORY: Final = """\
 devices without a capacity: whether weights and activations fit is not looked at; the cluster file
 takes one, and 'digen size --memory' says what is needed"""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Equal devices of a plan."""
+
+    kind: str  # as in the cluster file; with the size of the gangs that were found
+    count: int  # of GPUs, or other cards
+    gang: int  # of them hold one model together
+    roles: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,80 +66,101 @@ class Row:
     estimated: bool  # from data sheets, not from measured costs
     fitted: bool  # into the capacity of all devices
     narrowed: Mapping[str, str]  # kind -> the one role that its memory leaves devices with two
+    parts: Sequence[Part]  # the devices, in gangs
+    parallel: Mapping[str, object]  # how the members of a gang share the work
+
+    @property
+    def has_gangs(self) -> bool:
+        """Whether any device is a gang."""
+        return any(part.gang > 1 for part in self.parts)
+
+    def gangs_of(self, role: str) -> list[int]:
+        """Return the sizes of the devices that have a role."""
+        return sorted({part.gang for part in self.parts if part.roles in (role, "both")})
 
 
 def plan(config: RunConfig, cluster: Cluster) -> list[Row]:
-    """Return the best plan and its runners-up, the fastest first.
+    """Return the best plan and its runners-up, the best first.
 
     Args:
         config: of the run; its layout, split, fragment and pack size are searched for, with packs
             up to its own and stale groups up to its schedule.max_stale_share.
         cluster: the devices, and what a step and a pack cost, if ``schedule.profile`` does not say.
-            If neither does, the costs are estimated from the model's size.
+            If neither does, the costs are estimated from the model's size; where gangs are left
+            open, they are searched for, too.
 
     Raises:
         UserError: the costs are not known, or no layout fits the devices.
     """
-    room = _fitted(config, cluster)
-    narrowed = {
-        after.kind: after.roles
-        for before, after in zip(cluster.devices, room.cluster.devices, strict=True)
-        if before.roles != after.roles
-    }
-    cluster = room.cluster
     schedule = config.schedule
     profile = load_profile(schedule.profile) if schedule.profile else None
     estimated = profile is None and cluster.leaves_costs_to_data_sheets
-    if estimated:
-        from deployments.views.size import size  # torch and diffusers, which take seconds to import
-        from digen_core.planning.estimate import with_estimates
-
-        cluster = with_estimates(cluster, size(config))
-    job = Job.of(config, cluster.fleet, cluster.costs(profile))
-    work = job.workload
-    most = min(work.fragment_size, room.fragment_size)
-    fragments = [size for size in range(1, most + 1) if not work.group_size % size]
-    job = with_sizes(job, max(fragments), min(work.pack_size, room.pack_size))
-    plans = plan_config(
-        job,
-        config,
-        search_sizes=True,
-        largest_fragment=room.fragment_size,
-        mixes=room.mixes,
-    )
-    rows = [_row(own, cluster, estimated) for own in plans]
-    return [replace(row, narrowed=narrowed) for row in rows]
+    found = _candidates(config, cluster, searched=estimated)
+    priced = _estimating(config) if estimated else attrgetter("cluster")
+    plans = plan_candidates(found, priced, profile)
+    return [_row(own, estimated) for own in plans]
 
 
-def _fitted(config: RunConfig, cluster: Cluster) -> Fit:
+def _estimating(config: RunConfig) -> Priced:
+    from deployments.views.size import size  # torch and diffusers, which take seconds to import
+    from digen_core.planning.estimate import with_estimates
+
+    sizes = size(config)
+    return lambda own: with_estimates(own.cluster, sizes, own.config.parallel)
+
+
+def _candidates(config: RunConfig, cluster: Cluster, *, searched: bool) -> list[Candidate]:
     """Return what the devices' memory leaves to plan with: anything, if none has a capacity.
+
+    Args:
+        config: of the run.
+        cluster: the devices.
+        searched: put them in gangs where the cluster file leaves these open.
 
     Raises:
         UserError: the recipe does not fit; the message says what would.
     """
     if not any(group.capacity for group in cluster.devices):
-        return Fit(cluster, config.rollout.group_size, config.train.pack_size, mixes=True)
+        room = Fit(
+            cluster, config.rollout.group_size, config.train.pack_size, helps=True, assists=True
+        )
+        return [Candidate(config, cluster, room)]
     from deployments.views.memory import needs_of  # torch and diffusers, as above
+    from digen_core.planning.model_settings import read_settings, settings_folder
+
+    def memory_of(own: RunConfig, size: int) -> Memory:
+        return needs_of(own, size).memory
+
+    try:
+        if searched and leaves_gangs_open(cluster):
+            settings = read_settings(settings_folder(config.model.path))
+            with Console(stderr=True).status("counting the memory of gangs of each size"):
+                return candidates(config, cluster, settings, memory_of)
+        room = _fitting(config, cluster, lambda size: memory_of(config, size))
+        return [Candidate(config, cluster, room)]
+    except ShortageError as error:
+        raise UserError(f"{error}; {_advice(config, cluster)}") from error
+
+
+def _fitting(config: RunConfig, cluster: Cluster, memory_in: MemoryIn) -> Fit:
+    memories = {size: memory_in(size) for size in {group.members for group in cluster.devices}}
+    return fit(cluster, memories, config.rollout.group_size, config.train.pack_size)
+
+
+def _advice(config: RunConfig, cluster: Cluster) -> str:
+    """Return what to do about a recipe that does not fit the devices."""
     from digen_core.planning.model_settings import settings_folder
     from digen_core.planning.remedies import remedy
 
-    def fitting(devices: Cluster, memory_in: Callable[[int], Memory]) -> Fit:
-        memories = {size: memory_in(size) for size in {group.gang for group in devices.devices}}
-        return fit(devices, memories, config.rollout.group_size, config.train.pack_size)
-
-    def fits(memory_in: Callable[[int], Memory], size: int | None) -> bool:
+    def fits(memory_in: MemoryIn, size: int | None) -> bool:
         devices = cluster if size is None else cluster.in_gangs(size)
         try:
-            return devices is not None and bool(fitting(devices, memory_in))
+            return devices is not None and bool(_fitting(config, devices, memory_in))
         except ShortageError:
             return False
 
-    try:
-        return fitting(cluster, lambda size: needs_of(config, size).memory)
-    except ShortageError as error:
-        found = remedy(config, settings_folder(config.model.path), fits)
-        advice = f"it fits with {found}" if found else "use devices with more"
-        raise UserError(f"{error}; {advice}") from error
+    found = remedy(config, settings_folder(config.model.path), fits)
+    return f"it fits with {found}" if found else "use devices with more"
 
 
 def print_plan(rows: Sequence[Row], title: str, console: Console | None = None) -> None:
@@ -138,7 +172,9 @@ def print_plan(rows: Sequence[Row], title: str, console: Console | None = None) 
     console.print(_table(title, ("layout", *CAUSES), idle))
     if rows[0].estimated:
         console.print(f"\n{ESTIMATED}")
-    for kind, role in rows[0].narrowed.items():
+    if rows[0].has_gangs:
+        console.print(f"\nthe devices in a cluster file:\n\n{devices_of(rows[0])}", markup=False)
+    for kind, role in rows[0].narrowed.items() if not rows[0].has_gangs else ():
         console.print(f"\n{kind}: its memory leaves it the role {role} alone; say so in the file")
     if not rows[0].fitted:
         console.print(f"\n{MEMORY}")
@@ -172,6 +208,7 @@ def toml_of(row: Row) -> str:
         "[cluster]",
         f"rollout_workers = {rollout}",
         f"trainer_workers = {trainers}",
+        *_gangs_of(row),
         "[schedule]",
         f'layout = "{row.layout}"',
         f"helpers = {row.helpers}",
@@ -181,9 +218,31 @@ def toml_of(row: Row) -> str:
     return "\n".join(lines)
 
 
+def _gangs_of(row: Row) -> list[str]:
+    """Return the lines for the gangs of a plan, if there are any."""
+    if not row.has_gangs:
+        return []
+    sizes = {role: row.gangs_of(role) for role in ("rollout", "trainer")}
+    lines = [f"{role}_gang = {own[0]}" for role, own in sizes.items() if len(own) == 1]
+    shares = str(row.parallel["shard_weights"]).lower()
+    lines += ["[parallel]", f"shard_weights = {shares}"]
+    return [*lines, f"context_parallel = {row.parallel['context_parallel']}"]
+
+
+def devices_of(row: Row) -> str:
+    """Return the groups of a cluster file for a plan: what of the file is open, and roles."""
+    tables = [
+        f'[[devices]]\nkind = "{part.kind}"\ncount = {part.count}\ngang = {part.gang}\n'
+        f'roles = "{part.roles}"'
+        for part in row.parts
+    ]
+    return "\n".join(tables)
+
+
 HEADINGS = (
     "\nlayout",
     "split\nR:M",
+    "gangs\nR:M",
     "helpers\n/assist",
     "stale\nshare",
     "fragm.\n/pack",
@@ -198,6 +257,7 @@ def _cells(row: Row) -> list[str]:
     return [
         row.layout,
         f"{row.rollout}:{row.trainers}" if row.trainers else "both",
+        ":".join("+".join(map(str, row.gangs_of(role))) for role in ("rollout", "trainer")),
         f"{row.helpers}/{row.assistants}",
         f"{row.stale_share:.0%}",
         f"{row.fragment_size}/{row.pack_size}",
@@ -208,7 +268,8 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _row(own: JobPlan, cluster: Cluster, estimated: bool) -> Row:
+def _row(plan: ClusterPlan, estimated: bool) -> Row:
+    own, cluster = plan.own, plan.cluster
     choice, work = own.plan.choice, own.job.workload
     rollout = own.job.devices if choice.num_rollout is None else choice.num_rollout
     num_samples = work.num_groups * work.group_size
@@ -229,8 +290,24 @@ def _row(own: JobPlan, cluster: Cluster, estimated: bool) -> Row:
         idle=_idle_shares(own),
         estimated=estimated,
         fitted=all(group.capacity for group in cluster.devices),
-        narrowed={},
+        narrowed=plan.candidate.narrowed,
+        parts=_parts(own, cluster),
+        parallel=plan.candidate.config.parallel.model_dump(),
     )
+
+
+def _parts(own: JobPlan, cluster: Cluster) -> list[Part]:
+    """Return the devices by what a plan has them do."""
+    num_rollout = own.plan.choice.num_rollout
+    groups = {group.kind: group for group in cluster.devices}
+    devices = Counter(
+        (device.kind, "both" if num_rollout is None else "/".join(device.roles))
+        for device in own.job.cluster(num_rollout)
+    )
+    return [
+        Part(kind, num * groups[kind].members, groups[kind].members, roles)
+        for (kind, roles), num in devices.items()
+    ]
 
 
 def _idle_shares(own: JobPlan) -> dict[str, float]:

@@ -3,6 +3,8 @@
 The numbers come from a scenario, from a profile file, or from the spans of the run itself.
 """
 
+from math import ceil
+
 from pydantic import Field
 
 from digen_core.control.schedule import Workload
@@ -10,18 +12,21 @@ from digen_core.strict import Strict
 
 
 class Linear(Strict):
-    """Seconds of an operation on n items: ``fixed + n * per_item``."""
+    """Seconds of an operation on n items: ``fixed + ceil(n / shares) * per_item``."""
 
     fixed: float = Field(0.0, ge=0)
     per_item: float = Field(0.0, ge=0)
+    shares: int = Field(1, ge=1)
+    """In which a gang deals the items, computed side by side: the largest counts."""
 
-    def __call__(self, num_items: int) -> float:
+    def __call__(self, num_items: float) -> float:
         """Return the seconds."""
-        return self.fixed + num_items * self.per_item
+        return self.fixed + ceil(num_items / self.shares) * self.per_item
 
     def times(self, factor: float) -> "Linear":
         """Return the seconds of the operation done that many times."""
-        return Linear(fixed=factor * self.fixed, per_item=factor * self.per_item)
+        longer = {"fixed": factor * self.fixed, "per_item": factor * self.per_item}
+        return self.model_copy(update=longer)
 
 
 class DeviceCosts(Strict):

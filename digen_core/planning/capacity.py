@@ -27,7 +27,8 @@ class Fit:
     cluster: Cluster  # its devices with the roles that their memory leaves them
     fragment_size: int  # samples that every device which generates takes at once
     pack_size: int  # pairs, likewise
-    mixes: bool  # whether devices with both roles have room for what both need
+    helps: bool  # whether all devices that may train have room for generating beside it
+    assists: bool  # whether all devices that may generate have room for training beside it
 
 
 def fit(
@@ -44,34 +45,36 @@ def fit(
     Raises:
         ShortageError: some devices can do nothing, or a role is left without a device.
     """
-    groups = tuple(_narrowed(group, memories[group.gang]) for group in cluster.devices)
+    groups = tuple(_narrowed(group, memories[group.members]) for group in cluster.devices)
     for role in sorted(ROLES["both"]):
         if not any(role in ROLES[group.roles] for group in groups):
             largest = max(groups, key=lambda group: group.capacity or 0)
             label = f"the largest device, of {_shown(largest)},"
-            raise ShortageError(label, memories[largest.gang], {role})
-    mixes = all(
-        memories[group.gang].both(1, 1) <= _room(group)
-        for group in groups
-        if group.roles == "both" and group.capacity
-    )
+            raise ShortageError(label, memories[largest.members], {role})
+
+    def do_both(role: str) -> bool:
+        own = [group for group in groups if role in ROLES[group.roles] and group.capacity]
+        return all(memories[group.members].both(1, 1) <= _room(group) for group in own)
+
+    helps, assists = do_both("trainer"), do_both("rollout")
 
     def does_both(group: DeviceGroup) -> bool:
-        return mixes and group.roles == "both"
+        return (helps and group.roles != "rollout") or (assists and group.roles != "trainer")
 
     def generates(size: int, group: DeviceGroup) -> int:
-        memory = memories[group.gang]
+        memory = memories[group.members]
         return memory.both(size, 1) if does_both(group) else memory.rollout(size)
 
     def trains(size: int, group: DeviceGroup) -> int:
-        memory = memories[group.gang]
+        memory = memories[group.members]
         return memory.both(1, size) if does_both(group) else memory.trainer(size)
 
     return Fit(
         cluster.model_copy(update={"devices": groups}),
-        _largest(generates, [g for g in groups if g.roles != "trainer"], fragment_size),
-        _largest(trains, [g for g in groups if g.roles != "rollout"], pack_size),
-        mixes,
+        _largest(generates, [g for g in groups if g.roles != "trainer" or helps], fragment_size),
+        _largest(trains, [g for g in groups if g.roles != "rollout" or assists], pack_size),
+        helps,
+        assists,
     )
 
 
@@ -102,7 +105,7 @@ def _narrowed(group: DeviceGroup, memory: Memory) -> DeviceGroup:
 
 
 def _shown(group: DeviceGroup) -> str:
-    gang = f" in gangs of {group.gang}" if group.gang > 1 else ""
+    gang = f" in gangs of {group.members}" if group.members > 1 else ""
     return f"{group.capacity or 0:g} GB{gang}"
 
 

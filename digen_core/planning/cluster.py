@@ -10,7 +10,7 @@ from typing import Annotated, Self
 from pydantic import Field, ValidationError, model_validator
 
 from digen_core.config.load import describe_fields
-from digen_core.control.costs import Costs, DeviceCosts, Linear
+from digen_core.control.costs import Costs, DeviceCosts
 from digen_core.control.protocol import Device, Role
 from digen_core.errors import UserError
 from digen_core.inputs.reading import read_toml
@@ -100,7 +100,8 @@ class Cluster(Strict):
     """Share of ``tflops`` that estimates assume for denoising and decoding."""
 
     gang_efficiency: float = Field(0.85, gt=0, le=1)
-    """Share of its members' ``tflops`` together that estimates assume of a gang."""
+    """Share of their ``tflops`` together that estimates assume of GPUs that deal the tokens of a
+    sample, so talk at each layer."""
 
     mfu_train: float = Field(0.35, gt=0, le=1)
     """Share of ``tflops`` that estimates assume for training."""
@@ -165,7 +166,7 @@ class Cluster(Strict):
                 f"{group.kind}-{next(number[group.kind])}",
                 ROLES[group.roles],
                 group.kind,
-                group.gang,
+                group.members,
             )
             for group in self.devices
             for _ in range(group.num_devices)
@@ -231,19 +232,15 @@ class Cluster(Strict):
                 "the cluster a reference, or set schedule.profile to the profile.json of a run"
             )
         return DeviceCosts(
-            step=_scaled(reference.step, group.speed),
-            decode=_scaled(reference.decode, group.speed),
-            pack=_scaled(reference.pack, group.speed),
+            step=reference.step.times(1 / group.speed),
+            decode=reference.decode.times(1 / group.speed),
+            pack=reference.pack.times(1 / group.speed),
         )
 
 
 def _name_of(kind: str) -> str:
     """Return how a cluster file writes the kind of a worker, the name of its GPU: "NVIDIA-H200"."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", kind)
-
-
-def _scaled(line: Linear, speed: float) -> Linear:
-    return Linear(fixed=line.fixed / speed, per_item=line.per_item / speed)
 
 
 def load_cluster(path: Path) -> Cluster:

@@ -4,45 +4,76 @@ An operation on n items takes the time to read the weights, and n times its arit
 the device's peak. Text encoding, kernel launches and small batches' lower share are left out.
 """
 
+from typing import Final
+
+from digen_core.config.parallel import ParallelConfig
 from digen_core.control.costs import DeviceCosts, Linear
 from digen_core.planning.cluster import Cluster
 from digen_core.planning.groups import DeviceGroup
 from digen_core.planning.sizes import Sizes
 
-_READS_OF_A_PAIR = 2  # the weights, forward and backward
+_READS_OF_A_PAIR: Final = 2  # the weights, forward and backward
+_SUM_BYTES: Final = 4  # of a gradient
 
 
-def with_estimates(cluster: Cluster, sizes: Sizes) -> Cluster:
+def with_estimates(cluster: Cluster, sizes: Sizes, parallel: ParallelConfig) -> Cluster:
     """Return the cluster with costs for devices, and seconds of a push, that it does not give.
 
     Args:
         cluster: devices with ``tflops`` and without ``costs`` are estimated; a push, if the links
             of all devices are known.
         sizes: of the recipe.
+        parallel: how the members of a gang share the work.
     """
     devices = tuple(
-        group.model_copy(update={"costs": _estimated(group, cluster, sizes)})
+        group.model_copy(update={"costs": _estimated(group, cluster, sizes, parallel)})
         if group.costs is None and group.tflops
         else group
         for group in cluster.devices
     )
     link = cluster.slowest_link
-    push = sizes.push_bytes / (1e9 * link) if link else cluster.push
+    # Each member pulls its rows of all weights; of adapters the leader takes all.
+    receiving = min(group.members for group in devices) if sizes.trains_all else 1
+    push = sizes.push_bytes / (1e9 * link * receiving) if link else cluster.push
     return cluster.model_copy(update={"devices": devices, "push": push})
 
 
-def _estimated(group: DeviceGroup, cluster: Cluster, sizes: Sizes) -> DeviceCosts:
+def _estimated(
+    group: DeviceGroup, cluster: Cluster, sizes: Sizes, parallel: ParallelConfig
+) -> DeviceCosts:
     """Return seconds: FLOP over FLOP/s, and bytes over bytes/s.
 
-    Members of a gang compute together; each reads all weights, and the leader decodes alone.
+    The members of a gang compute shares of the samples, those of a share some tokens each. Each
+    reads all weights, of which it gathers the others' shards first: no part of that is taken to be
+    hidden behind what is computed. The leader decodes alone.
     """
     assert group.tflops is not None
-    members = group.gang * cluster.gang_efficiency if group.gang > 1 else 1
-    alone = 1e12 * group.tflops * cluster.mfu_denoise
-    generating, training = alone * members, 1e12 * group.tflops * cluster.mfu_train * members
+    degree = parallel.degree_of(group.members)
+    together = degree * cluster.gang_efficiency if degree > 1 else 1.0
+    shares = group.members // degree
+    peak = 1e12 * group.tflops
     read = sizes.weight_bytes / (1e9 * group.bandwidth) if group.bandwidth else 0.0
+    summed = 0.0
+    if parallel.shard_weights:
+        read += _from_peers(group, sizes.weight_bytes)
+        summed = _from_peers(group, sizes.trained_parameters * _SUM_BYTES * sizes.trains_all)
     return DeviceCosts(
-        step=Linear(fixed=read, per_item=sizes.step_flops / generating),
-        decode=Linear(per_item=sizes.decode_flops / alone),
-        pack=Linear(fixed=_READS_OF_A_PAIR * read, per_item=sizes.pair_flops / training),
+        step=Linear(
+            fixed=read,
+            per_item=sizes.step_flops / (peak * cluster.mfu_denoise * together),
+            shares=shares,
+        ),
+        decode=Linear(per_item=sizes.decode_flops / (peak * cluster.mfu_denoise)),
+        pack=Linear(
+            fixed=_READS_OF_A_PAIR * read + summed,
+            per_item=sizes.pair_flops / (peak * cluster.mfu_train * together),
+            shares=shares,
+        ),
     )
+
+
+def _from_peers(group: DeviceGroup, num_bytes: float) -> float:
+    """Return the seconds in which a member receives what the others have of so many bytes."""
+    if group.peer_link is None:
+        return 0.0
+    return num_bytes * (1 - 1 / group.members) / (1e9 * group.peer_link)

@@ -3,13 +3,13 @@
 Importing this module must not import torch.
 """
 
-import json
 from pathlib import Path
 from typing import Final
 
 from digen_core.config.run import RunConfig
 from digen_core.errors import ConfigError
 from digen_core.gang.degrees import check_degree
+from digen_core.planning.model_settings import read_settings
 
 GANGS: Final = (2, 4, 8)
 """Sizes of gangs that a host has GPUs for."""
@@ -26,13 +26,10 @@ def in_gang(config: RunConfig, folder: Path, size: int) -> RunConfig:
     Raises:
         OSError: the settings are not there.
     """
-    vae, transformer = (
-        json.loads((folder / part / "config.json").read_text()) for part in ("vae", "transformer")
-    )
     sharded = {"shard_weights": True, "context_parallel": 1}
     both = _with(config, sharded | {"context_parallel": size})
     try:
-        check_degree(both, size, (vae, transformer))
+        check_degree(both, size, read_settings(folder))
     except ConfigError:
         return _with(config, sharded)
     return both

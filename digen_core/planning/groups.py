@@ -77,9 +77,10 @@ class WorkerGroup(Strict):
 class DeviceGroup(WorkerGroup):
     """Devices that generate or train."""
 
-    gang: Annotated[int, MEMBERS] = Field(1, ge=1)
+    gang: Annotated[int, MEMBERS] | None = Field(None, ge=1)
     """How many of them hold one model together, on one host: what the planner then deals with, and
-    the costs are of, are gangs. It divides ``count``, or the count of each host."""
+    the costs are of, are gangs. It divides ``count``, or the count of each host. Null: 1, but
+    ``digen plan`` looks for the best where it estimates the costs and knows the ``capacity``."""
 
     roles: Literal["rollout", "trainer", "both"] = "both"
     """What they do; of those that may do both, the planner chooses how many generate."""
@@ -101,24 +102,38 @@ class DeviceGroup(WorkerGroup):
     """Memory of one GPU in GB (10^9 bytes): what does not fit is not planned. Null: not looked
     at."""
 
+    peer_link: float | None = Field(None, gt=0)
+    """GB/s that each receives from the others of its gang: estimates of sharded weights count the
+    gathering of them. Null: not counted."""
+
     link: float | None = Field(None, gt=0)
     """GB/s that each of them receives; null: the cluster's ``network``."""
 
     @model_validator(mode="after")
     def _check_gang(self) -> Self:
-        num_hosts = max(len(self.hosts), 1)
-        if self.gang > 1 and (self.count % num_hosts or self.count // num_hosts % self.gang):
+        if not self.holds_gangs(self.members):
+            num_hosts = len(self.hosts)
             where = f" on {num_hosts} hosts" if self.hosts else ""
             raise ValueError(
                 f"devices: {self.count} of kind {self.kind}{where} are no whole gangs of "
-                f"{self.gang}"
+                f"{self.members}"
             )
         return self
+
+    def holds_gangs(self, size: int) -> bool:
+        """Whether all of them can be in gangs of a size."""
+        num_hosts = max(len(self.hosts), 1)
+        return size == 1 or not (self.count % num_hosts or self.count // num_hosts % size)
+
+    @property
+    def members(self) -> int:
+        """How many of them a device is: 1, or those of a gang."""
+        return self.gang or 1
 
     @property
     def num_devices(self) -> int:
         """How many devices, or gangs, they are."""
-        return self.count // self.gang
+        return self.count // self.members
 
     @property
     def declared(self) -> frozenset[str]:
@@ -135,7 +150,7 @@ class RewardGroup(WorkerGroup):
     """Devices that only score."""
 
     @property
-    def gang(self) -> int:
+    def members(self) -> int:
         """Each is by itself."""
         return 1
 

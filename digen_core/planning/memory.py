@@ -3,6 +3,7 @@
 Importing this module must not import torch; `memory_count.py` counts.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from typing import Final
@@ -67,3 +68,7 @@ class Memory:
     def host(self) -> int:
         """The bytes on the host of the trainer that steps."""
         return self.state + self.step_copies + self.versions
+
+
+MemoryIn = Callable[[int], Memory]
+"""The memory of a config on each GPU of a gang of some size."""

@@ -6,7 +6,7 @@ ranks the layouts. The search for split and mechanisms is left to the layouts ne
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 
 from digen_core.config.run import RunConfig
 from digen_core.control.layout import LAYOUTS, LayoutName
@@ -90,7 +90,8 @@ def plan_config(
     *,
     search_sizes: bool = False,
     largest_fragment: int | None = None,
-    mixes: bool = True,
+    helps: bool = True,
+    assists: bool = True,
 ) -> list[JobPlan]:
     """Return the plans of a job with what its config allows and fixes, the fastest first.
 
@@ -99,20 +100,21 @@ def plan_config(
         config: of the run.
         search_sizes: as in ``plan_job``.
         largest_fragment: as in ``plan_job``.
-        mixes: whether a device has room for what generating and training need together.
+        helps: whether devices that train have room for generating beside it.
+        assists: whether devices that generate have room for training beside it.
 
     Raises:
         UserError: nothing is left to choose from.
     """
-    schedule, layouts = config.schedule, layouts_for(config)
-    fixed = Fixed(helpers=schedule.num_helpers, assistants=schedule.num_assistants)
-    if not mixes:
-        layouts = [layout for layout in layouts if not LAYOUTS[layout].colocated]
-        fixed = Fixed(helpers=0, assistants=0)
+    schedule = config.schedule
+    fixed = Fixed(
+        helpers=schedule.num_helpers if helps else 0,
+        assistants=schedule.num_assistants if assists else 0,
+    )
     try:
         return plan_job(
             job,
-            layouts,
+            _layouts(config, mixes=helps and assists),
             fixed=fixed,
             max_stale_share=schedule.stale_share,
             search_sizes=search_sizes,
@@ -120,6 +122,33 @@ def plan_config(
         )
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def estimated_seconds(job: Job, config: RunConfig, *, helps: bool, assists: bool) -> float:
+    """Return the seconds of a job in its fastest layout by formula; infinite if none is possible.
+
+    Args:
+        job: of the config.
+        config: of the run.
+        helps: as in ``plan_config``.
+        assists: as in ``plan_config``.
+    """
+    best = inf
+    for name in _layouts(config, mixes=helps and assists):
+        layout = LAYOUTS[name]
+        share = config.schedule.stale_share if layout.stale else 0.0
+        without_help = (layout.trainers_help and not helps) or (
+            layout.rollouts_train and not assists
+        )
+        # The formulas of layouts with help suppose it; without it they are others of the list.
+        if _splits(job, name) and (share or not without_help):
+            best = min(best, _estimate(job, name, share)[0])
+    return best
+
+
+def _layouts(config: RunConfig, *, mixes: bool) -> list[LayoutName]:
+    """Return the layouts that a config allows, and its devices' memory."""
+    return [name for name in layouts_for(config) if mixes or not LAYOUTS[name].colocated]
 
 
 def sizes(job: Job) -> Iterator[tuple[int, int]]:

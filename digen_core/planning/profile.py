@@ -65,11 +65,8 @@ class LineFit:
         n, seconds = self.n / self.weight, self.seconds / self.weight
         variance = self.n2 / self.weight - n**2
         if variance < MIN_SPREAD * n**2:
-            known = present.fixed + n * present.per_item
-            if not known:
-                return Linear(per_item=seconds / n)
-            scale = seconds / known
-            return Linear(fixed=scale * present.fixed, per_item=scale * present.per_item)
+            known = present(n)
+            return present.times(seconds / known) if known else Linear(per_item=seconds / n)
         slope = (self.n_seconds / self.weight - n * seconds) / variance
         if slope <= 0:
             return Linear(fixed=seconds)

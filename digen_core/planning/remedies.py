@@ -6,11 +6,8 @@ from typing import Final
 
 from digen_core.config.run import RunConfig
 from digen_core.planning.gang_settings import GANGS, in_gang
-from digen_core.planning.memory import Memory
+from digen_core.planning.memory import MemoryIn
 from digen_core.planning.memory_count import memory_of
-
-MemoryIn = Callable[[int], Memory]
-"""The memory of a config on each GPU of a gang of some size."""
 
 Fits = Callable[[MemoryIn, int | None], bool]
 """Says whether the memory is enough, with the gangs that there are or those of a size."""

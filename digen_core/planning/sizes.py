@@ -29,6 +29,7 @@ class Sizes:
 
     parameters: int  # of the transformer, without adapters
     trained_parameters: int
+    trains_all: bool  # and not adapters
     weight_bytes: int  # of the transformer in the model's dtype
     push_bytes: int  # trained weights of a version, with those of an old policy that generates
     step_flops: int  # one sample at one denoising step, guidance included; a mean if some steps
@@ -70,6 +71,7 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
     return Sizes(
         parameters=parameters,
         trained_parameters=trained,
+        trains_all=train.lora is None,
         weight_bytes=parameters * dtype.itemsize,
         push_bytes=trained
         * (_FLOAT32_BYTES if train.lora else dtype.itemsize)

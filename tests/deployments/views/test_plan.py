@@ -164,6 +164,33 @@ def test_what_does_not_fit_is_one_line_with_what_would(tiny, tmp_path, capsys):
     assert err.endswith("use devices with more\n")
 
 
+def test_gangs_are_found_where_one_card_does_not_train(tiny, tmp_path, capsys):
+    """The cluster file and the config that the plan prints are those of its gangs."""
+    from deployments.overrides import config_of
+    from deployments.views.memory import GB, needs_of
+
+    full = [*tiny, "--train.lora", "null"]
+    alone = needs_of(config_of(full, "digen plan")).memory
+    room = (max(alone.trainer(1), alone.rollout(1)) - 1) / GB
+    path = tmp_path / "open.toml"
+    path.write_text(f'[[devices]]\nkind = "x"\ncount = 8\ntflops = 0.01\ncapacity = {room}\n')
+    assert run(["plan", *full, "--cluster", str(path)]) == 0
+    out = capsys.readouterr().out
+    tree = tomllib.loads(out[out.index("[rollout]") :])
+    assert tree["cluster"]["trainer_gang"] > 1
+    config = RunConfig.model_validate(tree | {"rollout": {"group_size": 4, **tree["rollout"]}})
+    devices = out[out.index("[[devices]]") : out.index("[rollout]")]
+    path.write_text(devices.replace("gang =", f"tflops = 0.01\ncapacity = {room}\ngang ="))
+    parallel = [
+        *("--parallel.shard_weights", str(config.parallel.shard_weights).lower()),
+        *("--parallel.context_parallel", str(config.parallel.context_parallel)),
+    ]
+    again = plans_of(capsys, *full, *parallel, "--cluster", str(path))
+    assert {part["gang"] for own in again for part in own["parts"]} <= {1, 2, 4}
+    num_devices = config.cluster.rollout_workers + config.cluster.trainer_workers
+    assert again[0]["rollout"] + again[0]["trainers"] == num_devices
+
+
 def test_a_role_that_memory_leaves_alone_is_said(tiny, tmp_path, capsys):
     from deployments.overrides import config_of
     from deployments.views.memory import GB, needs_of
@@ -182,7 +209,7 @@ def test_a_role_that_memory_leaves_alone_is_said(tiny, tmp_path, capsys):
 def test_the_size_of_the_config_is_one_that_is_judged(tiny, tmp_path, capacity, own, monkeypatch):
     """Where memory leaves it."""
     from deployments.overrides import config_of
-    from deployments.views import plan as module
+    from digen_core.planning import cluster_plan as module
 
     config = config_of(tiny, "digen plan")
     if capacity == "fits one":

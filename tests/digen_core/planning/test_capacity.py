@@ -58,8 +58,21 @@ def test_a_device_keeps_the_roles_that_fit(capacity, roles):
 
 
 def test_where_both_do_not_fit_together_devices_do_not_mix():
-    assert not fit(cluster_of((38, "both", 2)), {1: MEMORY}, 4, 4).mixes
-    assert fit(cluster_of((39, "both", 2)), {1: MEMORY}, 4, 4).mixes
+    found = fit(cluster_of((38, "both", 2)), {1: MEMORY}, 4, 4)
+    assert not found.helps
+    assert not found.assists
+    found = fit(cluster_of((39, "both", 2)), {1: MEMORY}, 4, 4)
+    assert found.helps
+    assert found.assists
+
+
+def test_devices_help_only_where_all_of_a_role_have_room():
+    """Those that memory leaves to generate alone do not train in between, the others generate."""
+    small = replace(MEMORY, gradient_sum=20 * GB)
+    found = fit(cluster_of((36, "both", 2), (80, "both", 2)), {1: small}, 4, 4)
+    assert roles_of(found) == ["rollout", "both"]
+    assert found.helps
+    assert not found.assists
 
 
 @pytest.mark.parametrize(
@@ -107,7 +120,8 @@ def test_nothing_is_looked_at_where_no_capacity_is_known():
     cluster = cluster_of((None, "both", 2))
     found = fit(cluster, {1: replace(MEMORY, weights=10**15)}, 8, 16)
     assert (found.cluster, found.fragment_size, found.pack_size) == (cluster, 8, 16)
-    assert found.mixes
+    assert found.helps
+    assert found.assists
 
 
 def test_a_gang_is_judged_by_its_members():

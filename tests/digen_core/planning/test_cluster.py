@@ -1,8 +1,11 @@
 """Cluster files: the shipped ones, costs by hand, and what is wrong with a file."""
 
+from dataclasses import replace
+
 import pytest
 
 from deployments.shipped import CLUSTERS, find_cluster
+from digen_core.config.parallel import ParallelConfig
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.errors import UserError
 from digen_core.planning.cluster import load_cluster
@@ -30,6 +33,7 @@ pack = { fixed = 0.5, per_item = 0.25 }
 SIZES = Sizes(
     parameters=10**10,
     trained_parameters=5 * 10**8,
+    trains_all=False,
     weight_bytes=20 * 10**9,
     push_bytes=2 * 10**9,
     step_flops=10**13,
@@ -52,7 +56,7 @@ def mixed(tmp_path):
 def test_shipped_clusters_say_what_everything_costs(path):
     cluster = load_cluster(path)
     if cluster.leaves_costs_to_data_sheets:
-        cluster = with_estimates(cluster, SIZES)
+        cluster = with_estimates(cluster, SIZES, ParallelConfig())
     assert set(cluster.costs().kinds) == {device.kind for device in cluster.fleet}
     assert min(cluster.watts, cluster.price_per_hour) > 0
 
@@ -93,22 +97,39 @@ def test_estimates_by_hand(mixed):
     bare = mixed.model_copy(update={"devices": groups, "reference": None, "network": 4.0})
     assert bare.leaves_costs_to_data_sheets
     assert not mixed.leaves_costs_to_data_sheets
-    costs = with_estimates(bare, SIZES).costs()
+    costs = with_estimates(bare, SIZES, ParallelConfig()).costs()
     h100, a100 = costs.kinds["h100"], costs.kinds["a100"]
     assert costs.push == pytest.approx(0.5)  # 2 GB at 4 GB/s
     assert h100.step(3) == pytest.approx(0.02 + 3 * 10 / 45)
     assert h100.decode(3) == pytest.approx(3 * 4.5 / 45)
     assert h100.pack(2) == pytest.approx(0.04 + 2 * 28 / 35)
     assert a100.step(3) == pytest.approx(3 * 10 / 22.5)
-    gangs = groups[0].model_copy(update={"gang": 4})
-    of_gangs = bare.model_copy(update={"devices": (gangs, groups[1])})
-    gang = with_estimates(of_gangs, SIZES).costs().kinds["h100"]
-    assert gang.step(3) == pytest.approx(0.02 + 3 * 10 / (45 * 4 * 0.85))
-    assert gang.decode(3) == h100.decode(3)  # by the leader
-    assert gang.pack(2) == pytest.approx(0.04 + 2 * 28 / (35 * 4 * 0.85))
     with_own = groups[0].model_copy(update={"costs": LINE})
     kept = bare.model_copy(update={"devices": (with_own, groups[1])})
-    assert with_estimates(kept, SIZES).costs().kinds["h100"] == LINE
+    assert with_estimates(kept, SIZES, ParallelConfig()).costs().kinds["h100"] == LINE
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4])
+def test_estimates_of_a_gang_by_hand(mixed, degree):
+    """Four GPUs: shares of samples, in each of which ``degree`` deal the tokens at 85%."""
+    sheet = {"tflops": 100.0, "bandwidth": 1000.0, "gang": 4, "count": 4, "peer_link": 100.0}
+    gangs = mixed.devices[0].model_copy(update=sheet)
+    cluster = mixed.model_copy(update={"devices": (gangs,), "network": 4.0, "reference": None})
+    parallel = ParallelConfig(context_parallel=degree)
+    costs = with_estimates(cluster, SIZES, parallel).costs()
+    gang, shares = costs.kinds["h100"], 4 // degree
+    together = degree * (0.85 if degree > 1 else 1)
+    assert gang.step(3) == pytest.approx(0.02 + -(-3 // shares) * 10 / (45 * together))
+    assert gang.pack(2) == pytest.approx(0.04 + -(-2 // shares) * 28 / (35 * together))
+    assert gang.decode(3) == pytest.approx(3 * 4.5 / 45)  # by the leader
+    assert costs.push == pytest.approx(0.5)  # adapters, by the leader
+    sharded = parallel.model_copy(update={"shard_weights": True})
+    everything = replace(SIZES, trains_all=True)
+    costs = with_estimates(cluster, everything, sharded).costs()
+    own = costs.kinds["h100"]
+    assert own.step(3) - gang.step(3) == pytest.approx(0.15)  # three quarters of 20 GB at 100 GB/s
+    assert own.pack(2) - gang.pack(2) == pytest.approx(2 * 0.15 + 0.015)  # and of 2 GB of gradients
+    assert costs.push == pytest.approx(0.125)  # each member its rows
 
 
 def test_a_profile_wins_kind_in_two_groups_differ(tmp_path):

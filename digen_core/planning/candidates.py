@@ -1,0 +1,208 @@
+"""Candidates: the devices of a cluster in gangs of each size, and how their members share the work.
+
+Gangs are tried where the cluster file leaves them open and costs are estimated, so can be said of
+each size. Where one group of devices leaves them open, it is tried in gangs of two sizes, too: for
+generating and for training other sizes may be the best.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, combinations, product
+from typing import Final
+
+from digen_core.config.families import Settings
+from digen_core.config.parallel import ParallelConfig
+from digen_core.config.run import RunConfig
+from digen_core.errors import ConfigError
+from digen_core.gang.degrees import check_degree
+from digen_core.planning.capacity import Fit, ShortageError, fit
+from digen_core.planning.cluster import Cluster
+from digen_core.planning.gang_settings import GANGS
+from digen_core.planning.groups import DeviceGroup
+from digen_core.planning.memory import Memory
+
+MemoryOf = Callable[[RunConfig, int], Memory]
+"""The memory of a config on each GPU of a gang of some size."""
+
+_QUARTERS: Final = (1, 2, 3)  # of a group, in the gangs of the smaller size
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A config on devices in gangs, and what their memory leaves to plan with."""
+
+    config: RunConfig
+    devices: Cluster
+    room: Fit
+
+    @property
+    def cluster(self) -> Cluster:
+        """The devices, with the roles that their memory leaves them."""
+        return self.room.cluster
+
+    @property
+    def narrowed(self) -> dict[str, str]:
+        """The one role that memory leaves devices which were to have more, by their kind."""
+        pairs = zip(self.devices.devices, self.cluster.devices, strict=True)
+        return {after.kind: after.roles for before, after in pairs if before.roles != after.roles}
+
+    @property
+    def num_changes(self) -> int:
+        """How far it is from one worker for each device: less of a gang is easier to run."""
+        sizes = [group.members for group in self.cluster.devices]
+        return sum(size > 1 for size in sizes) + self.config.parallel.shard_weights
+
+
+def leaves_gangs_open(cluster: Cluster) -> bool:
+    """Whether some devices may be put in gangs of any size."""
+    return any(map(_is_open, cluster.devices))
+
+
+def candidates(
+    config: RunConfig, cluster: Cluster, settings: tuple[Settings, Settings], memory_of: MemoryOf
+) -> list[Candidate]:
+    """Return what fits of the gangs that are possible; sharded weights only if nothing else does.
+
+    Args:
+        config: of the run; keys of its table ``parallel`` that it gives are kept.
+        cluster: some of whose devices may be put in gangs.
+        settings: of VAE and transformer.
+        memory_of: counts.
+
+    Raises:
+        ShortageError: nothing fits; the first thing that did not.
+    """
+    memories = _Memories(memory_of)
+    shortage: ShortageError | None = None
+    found: dict[object, Candidate] = {}
+    for shards in _choices(config.parallel, "shard_weights", (False, True)):
+        for own, devices in product(_sharing(config, bool(shards)), _in_gangs(cluster)):
+            key = _shared(own.parallel, devices)
+            if key in found or not _deals(own, devices, settings):
+                continue
+            packed = _packed(own, devices)
+            try:
+                found[key] = Candidate(packed, devices, memories.fit(packed, devices))
+            except ShortageError as error:
+                shortage = shortage or error
+        if found:
+            break
+    if not found:
+        assert shortage is not None, "devices by themselves are possible"
+        raise shortage
+    return list(found.values())
+
+
+class _Memories:
+    """The memory of configs in gangs, each counted once."""
+
+    def __init__(self, memory_of: MemoryOf) -> None:
+        self._memory_of = memory_of
+        self._known: dict[object, Memory] = {}
+
+    def fit(self, config: RunConfig, cluster: Cluster) -> Fit:
+        """Hold a config against the devices; raises what ``capacity.fit`` does."""
+        sizes = {group.members for group in cluster.devices}
+        memories = {size: self._of(config, size) for size in sizes}
+        return fit(cluster, memories, config.rollout.group_size, config.train.pack_size)
+
+    def _of(self, config: RunConfig, size: int) -> Memory:
+        """Return the memory of each GPU of a gang.
+
+        Where weights are whole, it is that of the members that share a sample.
+        """
+        parallel = config.parallel
+        degree = parallel.degree_of(size)
+        counted = size if parallel.shard_weights else degree
+        key = (counted > 1 and parallel.shard_weights, degree, counted)
+        if key not in self._known:
+            self._known[key] = self._memory_of(config, counted)
+        return replace(self._known[key], num_shares=size // degree)
+
+
+def _sharing(config: RunConfig, shards: bool) -> Iterator[RunConfig]:
+    """Yield the config with each degree of context parallelism."""
+    if shards and "transformer" in config.model.offload:
+        return
+    for degree in _choices(config.parallel, "context_parallel", (1, *GANGS)):
+        parallel = ParallelConfig(shard_weights=shards, context_parallel=degree)
+        yield config.model_copy(update={"parallel": parallel})
+
+
+def _packed(config: RunConfig, cluster: Cluster) -> RunConfig:
+    """Return the config with packs in which each share has as many pairs as it gives a device."""
+    parallel, train = config.parallel, config.train
+    shares = [group.members // parallel.degree_of(group.members) for group in cluster.devices]
+    packs = train.model_copy(update={"pack_size": train.pack_size * max(shares)})
+    return config.model_copy(update={"train": packs})
+
+
+def _choices(parallel: ParallelConfig, key: str, choices: Sequence[int]) -> Sequence[int]:
+    """Return the values that a key may have: what the config says, if it does."""
+    return (getattr(parallel, key),) if key in parallel.model_fields_set else choices
+
+
+def _shared(parallel: ParallelConfig, cluster: Cluster) -> object:
+    """Return what a candidate is known by: with equal ones the members do the same."""
+    groups = tuple((group.count, group.members) for group in cluster.devices)
+    sizes = {size for _, size in groups if size > 1}
+    degrees = tuple(parallel.degree_of(size) for size in sorted(sizes))
+    return groups, degrees, bool(sizes) and parallel.shard_weights
+
+
+def _deals(config: RunConfig, cluster: Cluster, settings: tuple[Settings, Settings]) -> bool:
+    """Whether the members of all gangs can deal the tokens of a sample."""
+    try:
+        for size in {group.members for group in cluster.devices}:
+            check_degree(config, size, settings)
+    except ConfigError:
+        return False
+    return True
+
+
+def _is_open(group: DeviceGroup) -> bool:
+    known = group.tflops is not None and group.capacity is not None
+    return known and group.gang is None and group.costs is None
+
+
+def _in_gangs(cluster: Cluster) -> Iterator[Cluster]:
+    """Yield the cluster with its devices in gangs, as they are first."""
+    is_alone = sum(map(_is_open, cluster.devices)) == 1
+    options = [list(_options(group, mixed=is_alone)) for group in cluster.devices]
+    for chosen in product(*options):
+        devices = tuple(chain.from_iterable(chosen))
+        if sum(group.num_devices for group in devices) > 1:
+            yield cluster.model_copy(update={"devices": devices})
+
+
+def _options(group: DeviceGroup, *, mixed: bool) -> Iterator[tuple[DeviceGroup, ...]]:
+    """Yield the groups that a group can be made into."""
+    if not _is_open(group):
+        yield (group,)
+        return
+    sizes = [size for size in (1, *GANGS) if group.holds_gangs(size) and size <= group.count]
+    for size in sizes:
+        yield (_part(group, size),)
+    if mixed and group.roles == "both":
+        for smaller, larger in combinations(sizes, 2):
+            yield from _two_parts(group, smaller, larger)
+
+
+def _two_parts(
+    group: DeviceGroup, smaller: int, larger: int
+) -> Iterator[tuple[DeviceGroup, DeviceGroup]]:
+    """Yield a group in gangs of two sizes, a quarter, half and three quarters in the smaller."""
+    num_hosts = max(len(group.hosts), 1)
+    unit = group.count // num_hosts if num_hosts > 1 else larger
+    counts = {round(group.count * quarter / 4 / unit) * unit for quarter in _QUARTERS}
+    for count in sorted(counts - {0, group.count}):
+        on = count // unit if num_hosts > 1 else num_hosts
+        first = group.model_copy(update={"count": count, "hosts": group.hosts[:on]})
+        rest = group.hosts[on:] or group.hosts
+        second = group.model_copy(update={"count": group.count - count, "hosts": rest})
+        yield _part(first, smaller), _part(second, larger)
+
+
+def _part(group: DeviceGroup, size: int) -> DeviceGroup:
+    kind = group.kind if size == 1 else f"{group.kind}-{size}"
+    return group.model_copy(update={"gang": size, "kind": kind})
