@@ -16,8 +16,10 @@ from digen_core.sim.scenario import Scenario
 from flows.launch import new_run_dir, run_on
 from flows.prepare import prepare
 from flows.runtime.subflows import on_cluster
-from tasks.cluster.emulated import emulated_cluster
-from tasks.emulation import EmulatedConfig
+from tasks.cluster.calls import on_worker
+from tasks.cluster.emulated import REWARD_SERVERS, emulated_cluster
+from tasks.cluster.presence import addresses_of
+from tasks.emulation import EmulatedConfig, know_costs
 from tasks.runner.task_runner import shared_client
 from tasks.tracking.untracked import Untracked
 from tasks.workers import EmulatedWorkers
@@ -27,8 +29,13 @@ from tasks.workers import EmulatedWorkers
 def emulate(config: EmulatedConfig, tracked: bool = True) -> None:
     """Run all iterations; observers hear of them, and MLflow and Prefect's pages if ``tracked``."""
     devices = list(config.devices.values())
-    with emulated_cluster(devices) as address, shared_client(address) as client:
+    with (
+        emulated_cluster(devices, config.scenario.hosts) as address,
+        shared_client(address) as client,
+    ):
         run_dir = new_run_dir(config)
+        (rewards,) = addresses_of(client, [REWARD_SERVERS]).values()  # no model is loaded there
+        on_worker(client, rewards, know_costs, run_dir.name, config)
         opened = run_on(
             client,
             address,

@@ -9,8 +9,11 @@ tiny: a fragment is its own segment, a number is a policy version.
 | denoise | each step its own jittered time of the device, and after the last one decoding |
 | train, optimizer step, switch | a jittered time of the device |
 | decode and score | each sample a jittered time of one of the reward servers |
+| reduce | ``costs.gradient_sum`` seconds for each other device that trained, beside other work |
 | push | to a device that generates ``costs.push`` seconds, beside the device's other work |
 | all others | nothing |
+
+The members of a gang wait together, by their leader's command.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,6 +37,7 @@ from digen_core.control.protocol import Device, Fragment, Pack, Role
 from digen_core.data.prompts import Metadata
 from digen_core.sim.scenario import Scenario
 from tasks.body import Body, body
+from tasks.gang.together import together
 from tasks.receipts import (
     CountedTokens,
     Denoised,
@@ -48,9 +52,6 @@ from tasks.receipts import (
     Updated,
     attach,
 )
-
-REWARD_SERVERS = "reward-servers"  # name of the worker on which all fragments are scored
-DEVICE = "device"  # resource of which a worker has one; such work holds it
 
 
 class EmulatedConfig(RunConfig):
@@ -123,6 +124,12 @@ class _Emulation:
 _emulations: dict[str, _Emulation] = {}  # by run
 
 
+def know_costs(run_id: str, config: EmulatedConfig) -> None:
+    """Have this process know what the work of a run costs."""
+    if run_id not in _emulations:
+        _emulations[run_id] = _Emulation(config, RewardServers(config.costs.reward_servers))
+
+
 @contextmanager
 def _working(run_id: str) -> Iterator[tuple[EmulatedConfig, str, float]]:
     """Give a body the config, its worker and when it started; put the span on the receipt."""
@@ -131,7 +138,13 @@ def _working(run_id: str) -> Iterator[tuple[EmulatedConfig, str, float]]:
     attach(Ran(worker, started, time(), num_bytes=0))
 
 
+@together
 def _wait_until(moment: float) -> None:
+    """Have all members of the device wait."""
+    _sleep_until(moment)
+
+
+def _sleep_until(moment: float) -> None:
     sleep(max(0.0, moment - time()))
 
 
@@ -139,11 +152,11 @@ def _wait_until(moment: float) -> None:
 def load_model(
     run_id: str, label: str, config: EmulatedConfig, device: str, roles: list[str]
 ) -> tuple[None, Nothing]:
-    """Tell this process what work costs."""
-    if run_id not in _emulations:
-        _emulations[run_id] = _Emulation(config, RewardServers(config.costs.reward_servers))
-    with _working(run_id):
-        return None, Nothing()
+    """Tell this process what work costs; the members of a gang meet."""
+    know_costs(run_id, config)
+    with _working(run_id) as (_, _, started):
+        _wait_until(started)
+    return None, Nothing()
 
 
 @body("count tokens", CountedTokens)
@@ -242,9 +255,10 @@ def reduce(
     others: Sequence[None] = (),
     sources: Sequence[tuple[str, ...]] = (),
 ) -> tuple[None, Reduced]:
-    """Take no time."""
-    with _working(run_id):
-        return None, Reduced(-1, "")
+    """Wait for the sum of each other device."""
+    with _working(run_id) as (config, _, started):
+        _sleep_until(started + config.costs.gradient_sum * len(others))
+    return None, Reduced(-1, "")
 
 
 @body("optimizer step", Updated)
@@ -272,7 +286,7 @@ def push_weights(
     """Wait for the link, if the device generates."""
     with _working(run_id) as (config, device, started):
         if policy_version and "rollout" in config.devices[device].roles:
-            _wait_until(started + config.costs.push)
+            _sleep_until(started + config.costs.push)  # beside what the device is at
     return None, Pushed(policy_version, str(policy_version), failure="")
 
 

@@ -18,7 +18,8 @@ from digen_core.preflight.reward_probe import probed_by_workers
 from digen_core.sim.report import OCCUPYING
 from digen_core.training.advantages import Advantages, Columns, advantages_of
 from tasks.body import Body
-from tasks.emulation import DEVICE, EMULATED, REWARD_SERVERS, EmulatedConfig
+from tasks.cluster.emulated import DEVICE, REWARD_SERVERS
+from tasks.emulation import EMULATED, EmulatedConfig
 from tasks.receipts import FactsT
 
 

@@ -254,9 +254,9 @@ def layouts(
     Example: digen bench layouts shapes --iterations 5
 
     Args:
-        scenario: A, A2, B, B2, C, D, E or F (deployments/scenarios), or a TOML file like those:
-            each layout runs at its best split on emulated devices. Or the config of a run: each
-            layout runs on its workers with real compute, beside the serial loop.
+        scenario: A, A2, B, B2, C, D, E, F, G or H (deployments/scenarios), or a TOML file like
+            those: each layout runs at its best split on emulated devices. Or the config of a run:
+            each layout runs on its workers with real compute, beside the serial loop.
         layout: Layouts to compare; default: colocated, colocated-strong, tsp, elastic, tcss; with
             real compute colocated, colocated-strong, disaggregated, auto.
         iterations: Emulated: of each run; the first warms up, and stale layouts run two more. Real:

@@ -32,7 +32,8 @@ def simulate(
     Example: digen simulate B --layout tsp elastic
 
     Args:
-        scenario: A, A2, B, B2, C, D, E or F (deployments/scenarios), or a TOML file like those.
+        scenario: A, A2, B, B2, C, D, E, F, G or H (deployments/scenarios), or a TOML file like
+            those.
         layout: Layouts to compare; default: all.
         split: Rollout devices, the others train; default: the fastest with at least a quarter.
         helpers: Trainers that may generate; default: as many as pay.

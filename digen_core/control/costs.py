@@ -75,6 +75,9 @@ class Costs(Strict):
     optimizer_step: float = 0.0
     """The step itself, while no pack of the next version can be trained."""
 
+    gradient_sum: float = 0.0
+    """Bringing the sum of gradients of one other trainer to the device that steps."""
+
     push: float = 0.0
     """From the optimizer step until a rollout device holds the new version."""
 

@@ -87,6 +87,9 @@ class Cluster(Strict):
     optimizer_step: float = Field(0.0, ge=0)
     """Seconds of the optimizer step."""
 
+    gradient_sum: float = Field(0.0, ge=0)
+    """Seconds of bringing the sum of gradients of one other trainer to the device that steps."""
+
     push: float = Field(0.0, ge=0)
     """Seconds from the optimizer step until a device that generates holds the new version."""
 
@@ -107,7 +110,8 @@ class Cluster(Strict):
     """Share of ``tflops`` that estimates assume for training."""
 
     network: float | None = Field(None, gt=0)
-    """GB/s that each device receives, all at once: estimates take ``push`` from it."""
+    """GB/s that each device receives, all at once: estimates take ``push`` and ``gradient_sum``
+    from it."""
 
     slurm: SlurmConfig = SlurmConfig()
     kubernetes: KubernetesConfig = KubernetesConfig()
@@ -218,6 +222,7 @@ class Cluster(Strict):
             reward=self.reward,
             reward_servers=self.reward_servers,
             optimizer_step=self.optimizer_step,
+            gradient_sum=self.gradient_sum,
             push=self.push,
             switch_to_rollout=self.switch_to_rollout,
             switch_to_trainer=self.switch_to_trainer,

@@ -17,11 +17,11 @@ _SUM_BYTES: Final = 4  # of a gradient
 
 
 def with_estimates(cluster: Cluster, sizes: Sizes, parallel: ParallelConfig) -> Cluster:
-    """Return the cluster with costs for devices, and seconds of a push, that it does not give.
+    """Return the cluster with what it does not give: costs of devices, and of what they exchange.
 
     Args:
-        cluster: devices with ``tflops`` and without ``costs`` are estimated; a push, if the links
-            of all devices are known.
+        cluster: devices with ``tflops`` and without ``costs`` are estimated; a push and a sum of
+            gradients, if the links of all devices are known.
         sizes: of the recipe.
         parallel: how the members of a gang share the work.
     """
@@ -32,10 +32,14 @@ def with_estimates(cluster: Cluster, sizes: Sizes, parallel: ParallelConfig) -> 
         for group in cluster.devices
     )
     link = cluster.slowest_link
-    # Each member pulls its rows of all weights; of adapters the leader takes all.
+    # Each member pulls its rows of all weights, and of sums; of adapters the leader takes all.
     receiving = min(group.members for group in devices) if sizes.trains_all else 1
-    push = sizes.push_bytes / (1e9 * link * receiving) if link else cluster.push
-    return cluster.model_copy(update={"devices": devices, "push": push})
+    found: dict[str, object] = {"devices": devices}
+    if link:
+        bandwidth = 1e9 * link * receiving
+        found["push"] = sizes.push_bytes / bandwidth
+        found["gradient_sum"] = sizes.trained_parameters * _SUM_BYTES / bandwidth
+    return cluster.model_copy(update=found)
 
 
 def _estimated(

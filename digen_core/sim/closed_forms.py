@@ -2,7 +2,8 @@
 
 Symbols: W_g, W_t(b) work of an iteration in seconds of the reference device; R, M speeds of all
 rollout devices and trainers, P = R + M; n groups; p = W_g / (R n), q = W_t / (M n); rho, rho_1
-reward of the batch and of one group; s = helper_in + helper_out.
+reward of the batch and of one group; s = helper_in + helper_out; opt the optimizer step, and before
+it the sums of all trainers but one.
 
 A batch of only a few waves of fragments has thresholds that the formulas do not show: a formula
 ranks splits, the simulator judges them.
@@ -45,6 +46,7 @@ class Terms:
         devices = problem.cluster(num_rollout)
         reference, *_ = kinds = [costs.kinds[device.kind] for device in devices]
         num_generating = len(devices) if num_rollout is None else num_rollout
+        num_others = len(devices) - (num_rollout or 0) - 1
         fragments = [kind.fragment(work.fragment_size, work.num_steps) for kind in kinds]
         packs = [kind.pack(work.pack_size) for kind in kinds]
         servers, switch = costs.reward_servers, costs.switch_to_rollout + costs.switch_to_trainer
@@ -60,7 +62,7 @@ class Terms:
             fragment=fragments[0],
             reward=ceil(work.num_groups * work.group_size / servers) * costs.reward,
             group_reward=ceil(work.group_size / servers) * costs.reward,
-            optimizer_step=costs.optimizer_step,
+            optimizer_step=costs.optimizer_step + num_others * costs.gradient_sum,
             push=costs.push,
             colocated_switch=switch,
             helper_switch=switch,

@@ -10,6 +10,7 @@ from typing import Annotated, Final, Self
 from pydantic import Field, ValidationError, model_validator
 
 from digen_core.config.load import describe_fields
+from digen_core.config.parallel import MEMBERS
 from digen_core.config.run import MAX_STEPS_PER_ITERATION
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device
@@ -28,6 +29,7 @@ TIMES = (
     "a",
     "c",
     "optimizer_step",
+    "gradient_sum",
     "reward_seconds",
     "push",
     "switch_colocated",
@@ -45,6 +47,12 @@ class DeviceKind(Strict):
 
     count: Annotated[int, _MANY] = Field(ge=1)
     """How many there are."""
+
+    gang: Annotated[int, MEMBERS] = Field(1, ge=1)
+    """Workers of each, which work in step: emulated runs have a process for each of them."""
+
+    hosts: Annotated[int, AtMost(250, "each is a loopback address of its own")] = Field(1, ge=1)
+    """Hosts that hold them, each an equal share, where they are gangs; emulated on Linux."""
 
     generation: float = Field(1.0, gt=0)
     """Time of a denoising step, encoding and decoding (d0, d1, vae), relative to the scenario's."""
@@ -110,6 +118,9 @@ class Scenario(Strict):
     reward_servers: Annotated[int, _MANY] = Field(1, ge=1)
     """Samples that are scored at the same time."""
 
+    gradient_sum: float = Field(0.0, ge=0)
+    """Before it: bringing the sum of gradients of one other trainer to the device that steps."""
+
     push: float = Field(0.0, ge=0)
     """From the optimizer step until a device that generates holds the new version."""
 
@@ -147,6 +158,9 @@ class Scenario(Strict):
                 raise ValueError(
                     f"{part} is {getattr(self, part)}, but {whole} is only {getattr(self, whole)}"
                 )
+        for name, kind in self.kinds.items():
+            if kind.count % kind.hosts:
+                raise ValueError(f"kinds.{name} has {kind.count} devices on {kind.hosts} hosts")
         in_kinds = sum(kind.count for kind in self.kinds.values())
         if self.kinds and in_kinds != self.devices:
             raise ValueError(f"kinds have {in_kinds} devices, but devices is {self.devices}")
@@ -209,7 +223,7 @@ class Scenario(Strict):
         """
         kinds = [name for name, kind in self.kinds.items() for _ in range(kind.count)]
         fleet = tuple(
-            Device(f"device-{index}", BOTH, kind)
+            Device(f"device-{index}", BOTH, kind, self._inventory[kind].gang)
             for index, kind in enumerate(kinds or ["default"] * self.devices)
         )
         if num_rollout is None:
@@ -231,6 +245,7 @@ class Scenario(Strict):
             reward=self.reward_seconds,
             reward_servers=self.reward_servers,
             optimizer_step=self.optimizer_step,
+            gradient_sum=self.gradient_sum,
             push=self.push,
             switch_to_rollout=into_rollout,
             switch_to_trainer=into_trainer,
@@ -269,6 +284,11 @@ class Scenario(Strict):
     @property
     def _inventory(self) -> dict[str, DeviceKind]:
         return self.kinds or {"default": DeviceKind(count=self.devices)}
+
+    @property
+    def hosts(self) -> dict[str, int]:
+        """On how many hosts the devices of each kind are."""
+        return {name: kind.hosts for name, kind in self._inventory.items()}
 
     @property
     def _kinds(self) -> dict[str, DeviceCosts]:

@@ -9,7 +9,8 @@ and what cannot be done is refused (`ledger.py`), so a simulation is a test of t
 | Score | each sample a time on one of the reward servers; at once if rewards cost nothing |
 | Train, Step, Switch | a jittered time of the device |
 | Push | at once to devices that train only, else `push` seconds beside the device's other work |
-| ComputeAdvantages, Reduce | nothing |
+| Reduce | `gradient_sum` seconds for each device but the one that steps, beside its other work |
+| ComputeAdvantages | nothing |
 
 A device does one thing at a time, in the order of its instructions.
 """
@@ -268,7 +269,9 @@ class Simulation:
     def _reduce(self, do: protocol.Reduce) -> None:
         for name in do.devices:
             self._ledger.check_device(do, name)
-        self._deliver_soon(protocol.GradientReduced(do.iteration))
+        seconds = self._costs.gradient_sum * len(set(do.devices) - {do.device})
+        reduced = protocol.GradientReduced(do.iteration)
+        self._clock.after(seconds, lambda: self._deliver(reduced))
 
     def _step(self, do: Step) -> None:
         self._ledger.check_step(do)

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -75,10 +75,10 @@ def run_cluster(
         leading: dict[str, int] = dict.fromkeys(device.roles, 1)
         if device.size > 1:
             leading[MEMBERS] = device.size
-        workers[device.name] = _worker(leading, gpus.get(device.name))
-        workers |= {name: _worker({MEMBER: 1}, gpus.get(name)) for name in device.followers}
+        workers[device.name] = worker_process(leading, gpus.get(device.name))
+        workers |= {name: worker_process({MEMBER: 1}, gpus.get(name)) for name in device.followers}
     for pool, number in config.reward_workers.items():
-        workers |= {f"{pool}-{index}": _worker({pool: 1}) for index in range(number)}
+        workers |= {f"{pool}-{index}": worker_process({pool: 1}) for index in range(number)}
     nanny = _counted_nanny(len(workers), on_started)
     workers = {name: {**worker, "cls": nanny} for name, worker in workers.items()}
     scheduler = own_scheduler(config.tls)
@@ -147,21 +147,36 @@ def _counted_nanny(total: int, on_started: Callable[[int, int], None]) -> type[N
     return CountedNanny
 
 
-def _worker(resources: Mapping[str, int], gpu: str | None = None) -> dict[str, Any]:
-    """Describe a worker process, which runs one task at a time, and sees one GPU if it is named."""
+def worker_process(
+    resources: Mapping[str, int],
+    gpu: str | None = None,
+    *,
+    host: str = "127.0.0.1",
+    num_tasks: int = 1,
+    preload: Sequence[str] = (PRELOAD, "tasks.worker.own"),
+) -> dict[str, Any]:
+    """Describe a worker process of this machine, for a SpecCluster.
+
+    Args:
+        resources: that it declares.
+        gpu: that it sees alone; None: what this process sees.
+        host: loopback address on which it listens.
+        num_tasks: that it runs at the same time.
+        preload: modules that it imports before the first of them.
+    """
     return {
         "cls": Nanny,
         "options": {
             "worker_class": TaskWorker,
-            "host": "127.0.0.1",
-            "nthreads": 1,
+            "host": host,
+            "nthreads": num_tasks,
             "resources": dict(resources),
             "memory_limit": 0,
             "dashboard_address": None,
             "silence_logs": logging.ERROR,
             # As they are now: which Prefect server it uses. A copy would have the fork server's.
             "env": {**os.environ, **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})},
-            "preload": [PRELOAD, "tasks.worker.own"],
+            "preload": list(preload),
         },
     }
 

@@ -1,23 +1,27 @@
 """Emulated devices: they stand where real ones do, and wait for what the cost model says."""
 
 import inspect
+import os
 import threading
 import time
 from itertools import groupby, pairwise
 from statistics import median
 
+import dask
 import pytest
 
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.planning.search import Choice
 from digen_core.sim.report import OCCUPYING
-from digen_core.sim.scenario import Scenario
+from digen_core.sim.scenario import DeviceKind, Scenario
 from flows.emulate import emulated_config
 from tasks import rollout, setup, train, versions
+from tasks.cluster.emulated import REWARD_SERVERS, emulated_cluster
+from tasks.cluster.listening import own_tls_settings
+from tasks.cluster.presence import present_workers
 from tasks.emulation import (
     EMULATED,
-    REWARD_SERVERS,
     RewardServers,
 )
 from tasks.workers import EmulatedWorkers, RealWorkers
@@ -36,6 +40,9 @@ REAL = (
     versions.publish,
     versions.push_weights,
 )
+
+
+GANGS = {"pair": DeviceKind(count=4, gang=2, hosts=2)}
 
 
 @pytest.fixture
@@ -122,7 +129,7 @@ def test_reward_servers_take_the_first_group_first():
     servers, ended = RewardServers(1), []
 
     def score(group):
-        servers.score((0, group), [0.1])
+        servers.score((0, group), [1.0 if group == 4 else 0.1])  # the others come meanwhile
         ended.append(group)
 
     threads = [threading.Thread(target=score, args=(group,)) for group in (4, 3, 1)]
@@ -143,14 +150,20 @@ def test_best_of_n_is_refused(scenario, tmp_path):
 @pytest.mark.slow
 @pytest.mark.layouts
 @pytest.mark.parametrize(
-    ("choice", "pulls"),
-    [(Choice("colocated", None), None), (Choice("tsp", 2), None), (Choice("tsp", 3), 1)],
-    ids=["colocated", "tsp", "tsp with all weights"],
+    ("choice", "changes"),
+    [
+        (Choice("colocated", None), {}),
+        (Choice("tsp", 2), {}),
+        (Choice("tsp", 3), {"pulls_at_once": 1}),
+        (Choice("tsp", 2), {"pulls_at_once": 1, "gradient_sum": 0.2, "kinds": GANGS}),
+    ],
+    ids=["colocated", "tsp", "tsp with all weights", "gangs on two hosts with all weights"],
 )
-def test_a_run_takes_what_its_simulation_says(choice, pulls, scenario, tmp_path, prefect_backend):
+def test_a_run_takes_what_its_simulation_says(choice, changes, scenario, tmp_path, prefect_backend):
     from deployments.bench.layouts import row_of, run_emulated
 
-    scenario = scenario.model_copy(update={"pulls_at_once": pulls})
+    scenario = scenario.model_copy(update=changes)
+    pulls = scenario.pulls_at_once
     slow = scenario.scaled(2.0)  # so that the machine's own work is small beside it
     config = emulated_config(slow, choice, tmp_path, num_iterations=2, steps_per_task=1)
     spans, schedule = run_emulated(config)
@@ -174,7 +187,8 @@ def test_a_run_takes_what_its_simulation_says(choice, pulls, scenario, tmp_path,
     for span in by_kind["push"]:
         waits = span.version > 0 and "rollout" in config.devices[span.device].roles
         assert span.ended - span.started >= (1.0 if waits else 0.0)
-    if pulls:
+    check_reductions(by_kind["reduce"], config)
+    if pulls and choice.num_rollout == 3:
         first, second, third = sorted(s.ended for s in by_kind["push"] if s.version == 1)[-3:]
         assert second - first >= 1.0, "the trainer serves one at a time"
         assert third - second < 0.5, "and then the first serves, too"
@@ -187,12 +201,37 @@ def test_a_run_takes_what_its_simulation_says(choice, pulls, scenario, tmp_path,
     assert seconds == pytest.approx(row.predicted, rel=0.25)
 
 
+def check_reductions(spans, config):
+    """The sums of the other trainers are brought one after the other."""
+    num_trainers = sum("trainer" in device.roles for device in config.devices.values())
+    seconds = config.scenario.gradient_sum * (num_trainers - 1)
+    assert all(s.ended - s.started >= seconds for s in spans if s.task == "reduce")
+    assert any(s.task == "reduce" for s in spans)
+
+
 def check_order(spans):
     """A device does one thing at a time, and a fragment after the other."""
     work = sorted((span for span in spans if span.kind in OCCUPYING), key=lambda span: span.started)
     assert all(before.ended <= after.started for before, after in pairwise(work))
     fragments = [(s.iteration, s.group, s.fragment) for s in work if s.kind == "denoise"]
     assert len([key for key, _ in groupby(fragments)]) == len(set(fragments))
+
+
+def test_each_member_of_a_gang_is_a_process_on_the_host_of_its_leader(scenario):
+    from distributed import Client
+
+    scenario = scenario.model_copy(update={"kinds": GANGS})
+    devices = scenario.cluster(3)
+    with (
+        emulated_cluster(devices, scenario.hosts) as address,
+        dask.config.set(own_tls_settings(tls=True)),
+        Client(address, set_as_default=False) as client,
+    ):
+        present = {found.name: found for found in present_workers(client).values()}
+        hosts = [present[device.name].address.split(":")[1] for device in devices]
+        assert hosts == ["//127.0.0.1", "//127.0.0.1", "//127.0.0.2", "//127.0.0.2"]
+        assert not any(present[device.name].lacks for device in devices)
+        assert len(set(client.run(os.getpid).values())) == 9  # with that of the reward servers
 
 
 @pytest.mark.slow

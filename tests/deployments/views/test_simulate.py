@@ -92,7 +92,10 @@ def test_options_are_kept(small, capsys):
     ("arguments", "message"),
     [
         ("", 'Command "simulate" parameter SCENARIO requires an argument'),
-        ("Z", "there is no scenario Z; use A, A2, B, B2, C, D, E, F or a TOML file like one of"),
+        (
+            "Z",
+            "there is no scenario Z; use A, A2, B, B2, C, D, E, F, G, H or a TOML file like",
+        ),
         ("no.toml", "cannot read the scenario no.toml: No such file"),
         ("B --layout tps", "there is no layout tps; did you mean tsp?"),
         ("B --layout auto", "there is no layout auto; use colocated, colocated-strong,"),

@@ -123,6 +123,7 @@ def test_estimates_of_a_gang_by_hand(mixed, degree):
     assert gang.pack(2) == pytest.approx(0.04 + -(-2 // shares) * 28 / (35 * together))
     assert gang.decode(3) == pytest.approx(3 * 4.5 / 45)  # by the leader
     assert costs.push == pytest.approx(0.5)  # adapters, by the leader
+    assert costs.gradient_sum == pytest.approx(0.5)  # of 5 x 10^8 numbers of 4 bytes
     sharded = parallel.model_copy(update={"shard_weights": True})
     everything = replace(SIZES, trains_all=True)
     costs = with_estimates(cluster, everything, sharded).costs()
@@ -130,6 +131,7 @@ def test_estimates_of_a_gang_by_hand(mixed, degree):
     assert own.step(3) - gang.step(3) == pytest.approx(0.15)  # three quarters of 20 GB at 100 GB/s
     assert own.pack(2) - gang.pack(2) == pytest.approx(2 * 0.15 + 0.015)  # and of 2 GB of gradients
     assert costs.push == pytest.approx(0.125)  # each member its rows
+    assert costs.gradient_sum == pytest.approx(0.125)
 
 
 def test_a_profile_wins_kind_in_two_groups_differ(tmp_path):

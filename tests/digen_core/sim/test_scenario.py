@@ -9,8 +9,8 @@ from digen_core.sim.scenario import Scenario, load_scenario
 SHIPPED = sorted(SCENARIOS.glob("*.toml"))
 
 
-def test_eight_scenarios_are_shipped():
-    assert [path.stem for path in SHIPPED] == ["A", "A2", "B", "B2", "C", "D", "E", "F"]
+def test_ten_scenarios_are_shipped():
+    assert [path.stem for path in SHIPPED] == ["A", "A2", "B", "B2", "C", "D", "E", "F", "G", "H"]
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

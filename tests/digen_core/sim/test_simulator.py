@@ -57,6 +57,16 @@ def test_sources_of_all_weights_double_with_each_push(scenario, pulls, after):
     assert report.iteration_ends[0] == pytest.approx(made + after[-1])
 
 
+@pytest.mark.parametrize("seconds", [0.0, 3.0])
+def test_sums_of_the_other_trainers_are_brought_one_after_the_other(scenario, seconds):
+    changes = {"devices": 4, "prompts": 4, "gradient_sum": seconds}
+    report = run(scenario.model_copy(update=changes), "disaggregated", 1)
+    packs = [span for span in report.spans if span.kind == "train" and span.iteration == 0]
+    assert len({span.device for span in packs}) == 3
+    ((_, _, started, _),) = spans_of(report, "step")
+    assert started == pytest.approx(max(span.ended for span in packs) + 2 * seconds)
+
+
 def test_tsp_by_hand(scenario):
     report = run(scenario, "tsp", 1)
     # The first group is trained while the second is generated; that one's pack takes 3 s.
