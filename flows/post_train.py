@@ -25,6 +25,7 @@ from flows.reopen import go_back
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.losses import StateLostError
 from flows.runtime.observers import say, warn
+from flows.runtime.publishing import keep_last
 from flows.runtime.requests import ending_as_asked
 from flows.runtime.subflows import on_cluster
 
@@ -67,5 +68,6 @@ def train(run: RunContext) -> None:
             if conductor.out_of_time:
                 say(f"max_minutes ({config.max_minutes:g}) have passed: no more iterations")
                 break
+    keep_last(run)
     evaluate_once(run, "after")
     on_cluster(run, export)

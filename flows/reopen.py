@@ -31,13 +31,12 @@ from digen_core.checkpoints.manifest import (
 from digen_core.checkpoints.resume import AUTO, Resumption, newest_run, resumption_of
 from digen_core.checkpoints.retention import evaluations_of
 from digen_core.checkpoints.run_state import LOCK_OF_RUN
-from digen_core.checkpoints.tensors import remove_checkpoint
 from digen_core.config.load import CONFIG_OF_RUN, require_run
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
 from digen_core.trace.spans import DEVICES_OF_RUN, read_devices
-from digen_core.transport.files import replace_text, try_lock
+from digen_core.transport.files import remove_folder, replace_text, try_lock
 from digen_core.transport.metrics import METRICS_OF_RUN, read_metrics
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.losses import StateLostError
@@ -214,4 +213,4 @@ def discard(run_dir: Path, resumption: Resumption) -> None:
             (run_dir / EVALUATIONS_OF_RUN / f"{tag}.json").unlink()
     for checkpoint in checkpoints_in(run_dir / CHECKPOINTS_OF_RUN):
         if int(checkpoint.name[1:]) > version:
-            remove_checkpoint(checkpoint)
+            remove_folder(checkpoint)

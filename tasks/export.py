@@ -1,12 +1,13 @@
-"""Export task: the averaged weights of a version as a diffusers folder."""
+"""Export tasks: the averaged weights of a version as a diffusers folder, whole or not at all."""
 
 from pathlib import Path
 
-from digen_core.checkpoints.export import save_for_diffusers
+from digen_core.checkpoints.average import kept_average
+from digen_core.checkpoints.export import save_adapter, save_transformer
 from digen_core.gang.rows import gathered_weights
-from digen_core.models.versions import WholeVersions
 from digen_core.training.optimizer import TrainState
 from digen_core.transport.arrays import Weights, rounded
+from digen_core.transport.files import folder_written_whole
 from tasks.body import body
 from tasks.gang.together import together
 from tasks.receipts import Nothing
@@ -14,17 +15,16 @@ from tasks.worker.engine import engine_of, working
 
 
 @body("export", Nothing)
-def export_weights(
+def export_adapter(
     run_id: str, label: str, state: TrainState, folder: Path
 ) -> tuple[None, Nothing]:
-    """Save the moving average of a version's weights (its weights where there is none)."""
-    with working(run_id) as engine:
-        weights = whole_average(run_id, state)
-        if isinstance(engine.versions, WholeVersions):
-            save_for_diffusers(engine.policy, folder, weights)
-        else:
-            with engine.temporary_weights(weights):
-                save_for_diffusers(engine.policy, folder)
+    """Save the moving average of a version's adapter (its weights where there is none)."""
+    with (
+        working(run_id) as engine,
+        folder_written_whole(folder) as unfinished,
+        engine.temporary_weights(whole_average(run_id, state)),
+    ):
+        save_adapter(engine.policy, unfinished)
     return None, Nothing()
 
 
@@ -33,3 +33,23 @@ def whole_average(run_id: str, state: TrainState) -> Weights:
     """Return, on the leader, the whole average, in the dtypes of the parameters."""
     engine = engine_of(run_id)
     return gathered_weights(rounded(state.ema, engine.versions.dtypes), engine.gang)
+
+
+@body("export", Nothing)
+def export_transformer(
+    run_id: str, label: str, checkpoint: Path, folder: Path
+) -> tuple[None, Nothing]:
+    """Save the moving average of all weights (the weights where there is none), file by file.
+
+    They are read from the checkpoint, which may be of a gang: its members have no part in this.
+
+    Raises:
+        DamagedError: the checkpoint is not what was written.
+    """
+    with (
+        working(run_id) as engine,
+        folder_written_whole(folder) as unfinished,
+        kept_average(checkpoint) as weights,  # is verified before the folder appears
+    ):
+        save_transformer(engine.policy.transformer, unfinished, weights)
+    return None, Nothing()

@@ -28,11 +28,12 @@ def start_state(run_id: str, label: str) -> tuple[TrainState, HeldVersion]:
 
 @together
 def first_state(run_id: str) -> TrainState:
-    """Return version 0; in a gang each member has its rows."""
+    """Return version 0, to be kept if it is the last; in a gang each member has its rows."""
     engine = engine_of(run_id)
     config, gang = engine.config, engine.gang
     weights = initial_weights(engine.policy, config.train.lora, seed=config.seed, gang=gang)
-    return initial_state(weights, keeps_old=config.keeps_old, gang=gang)
+    engine.unsaved[0] = state = initial_state(weights, keeps_old=config.keeps_old, gang=gang)
+    return state
 
 
 @body("optimizer step", Updated)

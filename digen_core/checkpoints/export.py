@@ -4,36 +4,31 @@ LoRA: ``pipeline.load_lora_weights(folder)``.
 All weights: ``from_pretrained(folder)`` of the transformer's class, such as FluxTransformer2DModel.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
+from diffusers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFETENSORS_WEIGHTS_NAME
+from huggingface_hub import split_torch_state_dict_into_shards
 from peft.utils import get_peft_model_state_dict
+from safetensors.torch import save_file
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from digen_core.gang.sharding import held
 from digen_core.models.policy import Policy
-from digen_core.transport.arrays import viewed
+from digen_core.transport.arrays import rounded, viewed
+
+SHARD_BYTES: Final = 2 * 10**9
+"""Of a file with a transformer's weights, at most: they are in memory while it is written."""
 
 
-def save_for_diffusers(
-    policy: Policy, folder: Path, weights: Mapping[str, np.ndarray] | None = None
-) -> None:
-    """Write the active adapter with its alpha, or the whole transformer, into ``folder``.
-
-    Args:
-        policy: with what was trained.
-        folder: to write to.
-        weights: masters of all parameters, to write in place of the transformer's own; a member of
-            a gang that shards them holds only some rows of those.
-    """
+def save_adapter(policy: Policy, folder: Path) -> None:
+    """Write the active adapter, with its alpha, into a folder."""
     transformer = policy.transformer
-    if not getattr(transformer, "peft_config", None):
-        own = transformer if weights is None else _with_weights(transformer, weights)
-        own.save_pretrained(folder)
-        return
     (active,) = transformer.active_adapters()
     # Without the metadata diffusers drops alpha, and loads the adapters with another strength.
     policy.pipeline.save_lora_weights(
@@ -43,17 +38,51 @@ def save_for_diffusers(
     )
 
 
-def _with_weights(transformer: Any, weights: Mapping[str, np.ndarray]) -> Any:
-    """Return a transformer like another one on the host, with weights in the other's dtypes."""
+def save_transformer(
+    transformer: Any,
+    folder: Path,
+    weights: Mapping[str, np.ndarray],
+    *,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write a whole transformer into a folder, in the dtypes of its parameters.
+
+    One file's weights are in memory at once, in one file those of a small transformer.
+
+    Args:
+        transformer: of which a member of a gang may hold only some rows; its buffers are written.
+        folder: to write to; it is there.
+        weights: masters of all parameters, whole; each is asked for once.
+        shard_bytes: that a file holds at most, unless one parameter is larger.
+
+    Raises:
+        FloatingPointError: a number is NaN, or infinite in its parameter's dtype.
+    """
+    plain, own = _plain(transformer), transformer.state_dict()
+    plain.save_config(folder)
+    parameters = {name for name, _ in plain.named_parameters()}
+
+    def value_of(name: str) -> Tensor:
+        if name not in parameters:
+            return held(own[name]).detach().cpu().contiguous()
+        return viewed(rounded({name: weights[name]}, {name: own[name].dtype})[name])
+
+    split = split_torch_state_dict_into_shards(
+        {name: value.to(own[name].dtype) for name, value in plain.state_dict().items()},
+        filename_pattern=SAFETENSORS_WEIGHTS_NAME.replace(".", "{suffix}."),
+        max_shard_size=shard_bytes,
+    )
+    for file, names in split.filename_to_tensors.items():
+        save_file({name: value_of(name) for name in names}, folder / file, {"format": "pt"})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        text = json.dumps(index, indent=2, sort_keys=True)
+        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(text + "\n", encoding="utf-8")
+
+
+def _plain(transformer: Any) -> Any:
+    """Return a transformer like another one, without weights: of diffusers' own class, whole."""
     # FSDP2 has made a class of its own of the one that diffusers knows.
     kind: Any = next(kind for kind in type(transformer).__mro__ if not issubclass(kind, FSDPModule))
     with torch.device("meta"):
-        plain = kind.from_config(transformer.config)
-    plain.load_state_dict(
-        {
-            name: viewed(weights[name]).to(value.dtype) if name in weights else held(value)
-            for name, value in transformer.state_dict().items()
-        },
-        assign=True,
-    )
-    return plain
+        return kind.from_config(transformer.config)

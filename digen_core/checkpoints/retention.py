@@ -16,10 +16,10 @@ from digen_core.checkpoints.manifest import (
     name_of,
     read_manifest,
 )
-from digen_core.checkpoints.tensors import remove_checkpoint
 from digen_core.config.checkpoint import EVALUATION, CheckpointConfig
 from digen_core.errors import UserError
 from digen_core.records import EvaluationReport
+from digen_core.transport.files import remove_folder
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def prune(run_dir: Path, config: CheckpointConfig) -> None:
     versions = [int(path.name[1:]) for path in checkpoints_in(folder)]
     scores = _scores(run_dir, config) if config.keep_best else {}
     for version in set(versions) - kept(versions, scores, config):
-        remove_checkpoint(folder / name_of(version))
+        remove_folder(folder / name_of(version))
 
 
 def kept(versions: list[int], scores: Mapping[int, float], config: CheckpointConfig) -> set[int]:
@@ -78,7 +78,8 @@ def _scores(run_dir: Path, config: CheckpointConfig) -> dict[int, float]:
         tables = [(r.version, r.rewards) for r in evaluations_of(run_dir).values()]
     else:
         found = _manifests(run_dir / CHECKPOINTS_OF_RUN)
-        tables = [(manifest.version, manifest.metrics) for manifest in found]
+        # version 0, which no iteration made, has none
+        tables = [(manifest.version, manifest.metrics) for manifest in found if manifest.metrics]
     for _, table in tables:
         if name not in table:
             raise UserError(

@@ -1,8 +1,8 @@
 """The tensors of a checkpoint: a train state on disk, whole or not at all."""
 
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from digen_core.gang.rows import lengths_of, overlaps, rows_of
 from digen_core.training.contents import added, contents_of, rows_content
 from digen_core.training.optimizer import TrainState
 from digen_core.transport.arrays import Weights
-from digen_core.transport.files import sync
+from digen_core.transport.files import remove_folder, sync
 from digen_core.transport.fingerprint import Content, hash_of
 
 Contents = dict[str, dict[str, Content]]
@@ -117,7 +117,7 @@ def finish(
     (unfinished / MANIFEST_SUM).write_text(sum_of(content), encoding="utf-8")
     for path in (unfinished / MANIFEST, unfinished / MANIFEST_SUM, unfinished):
         sync(path)
-    remove_checkpoint(final)
+    remove_folder(final)
     unfinished.rename(final)
     sync(folder)
     return final
@@ -135,16 +135,11 @@ def read_checkpoint(checkpoint: Path, gang: Gang = ALONE) -> TrainState:
     """
     manifest = read_manifest(checkpoint)
     parts: dict[str, Weights] = {part: {} for part in manifest.hashes}
-    names = [name_of_state(rank, manifest.num_files) for rank in range(manifest.num_files)]
-    with ExitStack() as stack:
+    with opened(checkpoint, manifest) as files:
         try:
-            files = [
-                stack.enter_context(safe_open(checkpoint / name, framework="numpy"))
-                for name in names
-            ]
             for key in files[0].keys():  # noqa: SIM118 - it is no dict
                 part, _, name = key.partition("/")
-                parts[part][name] = _rows(files, key, gang)
+                parts[part][name] = rows_in(files, key, gang)
         except (OSError, SafetensorError) as error:
             raise damaged(checkpoint, str(error)) from error
     for part, expected in manifest.hashes.items():
@@ -163,8 +158,28 @@ def read_checkpoint(checkpoint: Path, gang: Gang = ALONE) -> TrainState:
     )
 
 
-def _rows(files: Sequence[Any], key: str, gang: Gang) -> np.ndarray:
-    """Return a member's rows of a tensor whose rows the members that wrote it have in files."""
+@contextmanager
+def opened(checkpoint: Path, manifest: Manifest) -> Iterator[Sequence[Any]]:
+    """Yield a checkpoint's open files of tensors, by the rank of the member that wrote each.
+
+    Raises:
+        DamagedError: a file is missing or cut off.
+    """
+    with ExitStack() as stack:
+        try:
+            files = [
+                stack.enter_context(
+                    safe_open(checkpoint / name_of_state(rank, manifest.num_files), "numpy")
+                )
+                for rank in range(manifest.num_files)
+            ]
+        except (OSError, SafetensorError) as error:
+            raise damaged(checkpoint, str(error)) from error
+        yield files
+
+
+def rows_in(files: Sequence[Any], key: str, gang: Gang) -> np.ndarray:
+    """Return a member's rows of a tensor in a checkpoint's open files, whoever wrote them."""
     if len(files) == gang.size == 1:
         whole: np.ndarray = files[0].get_tensor(key)
         return whole
@@ -189,15 +204,6 @@ def last_state(run_dir: Path) -> TrainState:
     if not found:
         raise FileNotFoundError(f"no checkpoint in {run_dir / CHECKPOINTS_OF_RUN}")
     return read_checkpoint(found[-1])
-
-
-def remove_checkpoint(checkpoint: Path) -> None:
-    """Remove a checkpoint if it is there; what is half-removed counts as none."""
-    going = checkpoint.with_name(f".{checkpoint.name}.removed")
-    shutil.rmtree(going, ignore_errors=True)  # of a process that was killed
-    if checkpoint.exists():
-        checkpoint.rename(going)
-        shutil.rmtree(going)
 
 
 def _parts_of(state: TrainState) -> Mapping[str, Weights]:

@@ -40,8 +40,8 @@ class CheckpointConfig(Strict):
     """Which values of best_by are the best."""
 
     def are_due(self, version: int) -> bool:
-        """Say whether a version gets a checkpoint, whatever comes after it."""
-        return version % self.every == 0
+        """Say whether a version gets a checkpoint, whatever comes after it; version 0 does not."""
+        return version > 0 and version % self.every == 0
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -1,7 +1,8 @@
-"""Small files that others may read at any time, never by half, and locks between processes."""
+"""Files and folders that others may read at any time, never by half; locks between processes."""
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,38 @@ def written_whole(path: Path, *, durable: bool = True) -> Iterator[Path]:
             sync(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def folder_written_whole(folder: Path) -> Iterator[Path]:
+    """Yield a new folder for the body to write files into; then it becomes ``folder``, on disk.
+
+    If the body fails, nothing of it stays.
+
+    Args:
+        folder: one that is there is replaced.
+    """
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+    unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+        for path in (*unfinished.iterdir(), unfinished):
+            sync(path)
+        remove_folder(folder)
+        unfinished.rename(folder)
+        sync(folder.parent)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder if it is there; what is half-removed has another name."""
+    going = folder.with_name(f".{folder.name}.removed")
+    shutil.rmtree(going, ignore_errors=True)  # of a process that was killed
+    if folder.exists():
+        folder.rename(going)
+        shutil.rmtree(going)
 
 
 def sync(path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from prefect.futures import PrefectFuture
 
-from digen_core.checkpoints.manifest import Manifest
+from digen_core.checkpoints.manifest import Manifest, Position
 from digen_core.control.costs import Costs
 from digen_core.maths.ddpo import RewardHistory
 from digen_core.planning.profile import Profile
@@ -43,6 +43,8 @@ class Progress:
     """What work costs; None before the workers are ready."""
     num_iterations: int = 0
     """Finished ones."""
+    made: tuple[int, Position] | None = None
+    """The newest version that a published iteration made, and where the run stood then."""
     num_kept: int = 0
     """Iterations that the last checkpoint has; never more than are finished."""
     num_resumed: int = 0
@@ -100,6 +102,10 @@ class Progress:
         self.step_seconds = step_seconds or self.step_seconds
         self.num_iterations += 1
 
+    def has_made(self, version: int, position: Position) -> None:
+        """Note that the iteration which made a version is published."""
+        self.made = version, position
+
     def kept(self, num_iterations: int) -> None:
         """Note that a checkpoint holds all up to there."""
         self.num_kept = num_iterations
@@ -145,7 +151,7 @@ class Progress:
         self.num_iterations = self.num_kept = num_iterations
         self.version = manifest.version if manifest else 0
         self.reward_history = manifest.reward_history if manifest else {}
-        self.state, self.published = None, {}
+        self.state, self.published, self.made = None, {}, None
         ordered = sorted(evaluations.items(), key=lambda item: item[1].version)
         self.evaluations = dict(ordered)
 

@@ -6,7 +6,7 @@ from time import time
 
 import numpy as np
 
-from digen_core.checkpoints.manifest import Position
+from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, Position, name_of
 from digen_core.maths.ddpo import RewardHistory
 from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.trace.drawing import draw_apart, is_drawn
@@ -53,17 +53,29 @@ def _keep(run: RunContext, record: IterationRecord, history: RewardHistory | Non
     write_spans(run.run_dir / SPANS_OF_RUN, record.iteration, record.spans)
     write_devices(run.run_dir / DEVICES_OF_RUN, run.fleet.all_devices)
     write_metrics(run.run_dir / METRICS_OF_RUN, record)
-    if history is not None and run.workers.keeps_state and _is_due(run, record):
-        _keep_checkpoint(run, record, history)
+    if history is not None and run.workers.keeps_state:
+        position = _position(run, record.iteration + 1, record.metrics, history)
+        run.progress.has_made(record.version, position)
+        if run.config.checkpoints.are_due(record.version):
+            _keep_checkpoint(run, record.version, position)
     run.tracker.log_iteration(record)
     run.tracker.log_versions(dict(run.progress.hashes))
 
 
-def _is_due(run: RunContext, record: IterationRecord) -> bool:
-    """Say whether the version that an iteration made gets a checkpoint; the run's last one does."""
-    is_last = record.version == run.progress.version
-    ends = run.out_of_time or record.iteration + 1 == run.config.num_iterations
-    return run.config.checkpoints.are_due(record.version) or (is_last and ends)
+def keep_last(run: RunContext) -> None:
+    """Have the last version's checkpoint on disk, however few of the others get one.
+
+    Raises:
+        StateLostError: the version was lost before.
+    """
+    version = run.progress.version
+    if (run.run_dir / CHECKPOINTS_OF_RUN / name_of(version)).exists():
+        return
+    at, position = run.progress.made or (0, _position(run, 0, {}, {}))
+    if at != version:
+        raise StateLostError(f"version {version} is of an iteration that was not finished")
+    with run.publishing, naming(run.run_dir):
+        _keep_checkpoint(run, version, position)
 
 
 def _prune_samples(run: RunContext, record: IterationRecord) -> None:
@@ -75,21 +87,26 @@ def _prune_samples(run: RunContext, record: IterationRecord) -> None:
     prune_trajectories(run.run_dir, record.iteration, tracking.keep_trajectories)
 
 
-def _keep_checkpoint(run: RunContext, record: IterationRecord, history: RewardHistory) -> None:
-    position = Position(
-        num_iterations=record.iteration + 1,
-        metrics=record.metrics,
+def _position(
+    run: RunContext, num_iterations: int, metrics: dict[str, float], history: RewardHistory
+) -> Position:
+    return Position(
+        num_iterations=num_iterations,
+        metrics=metrics,
         reward_history=dict(history),
         lineage=run.lineage,
         config=run.config,
     )
+
+
+def _keep_checkpoint(run: RunContext, version: int, position: Position) -> None:
     folder = run.run_dir.resolve()  # the worker may be in another one
     try:
         workers = run.fleet.workers_of(run.fleet.trainer_devices()[0])
-        if keep_checkpoint(run.client, workers, run.run_id, record.version, folder, position):
+        if keep_checkpoint(run.client, workers, run.run_id, version, folder, position):
             run.progress.kept(position.num_iterations)
     except (WorkerLostError, LookupError) as error:  # the state that it was to write is gone, too
-        raise StateLostError(f"version {record.version} was lost before it was kept") from error
+        raise StateLostError(f"version {version} was lost before it was kept") from error
 
 
 def publish_evaluation(

@@ -40,7 +40,7 @@ def package(config: RunConfig, weights: Path, folder: Path) -> None:
 
     Args:
         config: of the run.
-        weights: what `save_for_diffusers` wrote: adapters or a transformer.
+        weights: folder that diffusers loads: adapters or a transformer.
         folder: to be made; one of that name is replaced.
     """
     shutil.rmtree(folder, ignore_errors=True)

@@ -217,7 +217,7 @@ class Tracker:
         """Log a version in the form that MLflow loads, and add it to the model registry.
 
         Args:
-            weights: adapters or a transformer, as `save_for_diffusers` wrote them.
+            weights: folder of adapters or a transformer, as diffusers loads it.
             version: of the policy.
             weights_hash: hash of the version's content.
         """

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image, ImageSequence
 
-from digen_core.checkpoints.export import save_for_diffusers
+from digen_core.checkpoints.export import save_adapter
 from digen_core.config.families import VIDEO_FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
@@ -27,7 +27,7 @@ def trained(folder, family, out, seed=0, **model):
     torch.manual_seed(seed)  # of what peft draws
     make_trainable(policy, LORA)
     set_weights(policy, moved_weights(policy, seed=seed, scale=0.05))
-    save_for_diffusers(policy, out)
+    save_adapter(policy, out)
 
 
 def packaged(folder, family, weights, out, **model):

@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 from PIL import Image
 from safetensors import safe_open
 
-from digen_core.checkpoints.export import save_for_diffusers
+from digen_core.checkpoints.export import save_adapter, save_transformer
 from digen_core.config.run import RunConfig
 from digen_core.models.trainable import set_weights
 from digen_core.rollout.evaluation import sample_images
@@ -50,13 +50,19 @@ def trained(request, runs_dir, tiny_flux):
     policy = load_trainable(
         tiny_flux, "float32", config.train.lora, guidance_scale=3.0, max_sequence_length=24
     )
-    set_weights(policy, moved_weights(policy, scale=0.05))
+    weights = moved_weights(policy, scale=0.05)
+    set_weights(policy, weights)
     folder = runs_dir / request.param
     folder.mkdir()
     (folder / "config.json").write_text(config.model_dump_json())
     tracker = Tracker.start(config, request.param, folder)
-    save_for_diffusers(policy, folder / request.param)
-    tracker.log_model(folder / request.param, 7, "abc")
+    exported = folder / request.param
+    exported.mkdir()
+    if lora:
+        save_adapter(policy, exported)
+    else:
+        save_transformer(policy.transformer, exported, weights, shard_bytes=20_000)  # many files
+    tracker.log_model(exported, 7, "abc")
     tracker.finish("FINISHED")
     assert not tracker._spool.num_unsent
     return config, policy, tracker

@@ -1,5 +1,6 @@
 """What the members of a gang make of a train state that is dealt over them."""
 
+from copy import copy
 from dataclasses import fields
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from digen_core.checkpoints.tensors import read_checkpoint
+from digen_core.checkpoints.manifest import Position
+from digen_core.checkpoints.tensors import begin, finish, read_checkpoint, write_rows
 from digen_core.config.train import TrainConfig
 from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.rows import own_rows, whole_weights
@@ -39,6 +41,27 @@ def steps(gang: Gang, scale: float, dtype=np.float64) -> TrainState:
             state, rows, CONFIG, learning_rate=RATE, old_decay=OLD_DECAY, gang=gang
         )
     return state
+
+
+def dealt(state: TrainState, gang: Gang) -> TrainState:
+    """Return a member's rows of a whole state."""
+    own = copy(state)
+    for part in PARTS:
+        if (whole := getattr(state, part)) is not None:
+            setattr(own, part, {name: own_rows(value, gang) for name, value in whole.items()})
+    if state.ema is state.weights:
+        own.ema = own.weights
+    return own
+
+
+def written(folder: Path, size: int, state: TrainState, position: Position) -> Path:
+    """Write a whole state as the members of a gang would, and return the checkpoint."""
+    begin(folder, state.version)
+    members = []
+    for rank in range(size):
+        gang = Gang(rank, size)
+        members.append(write_rows(folder, dealt(state, gang), gang))
+    return finish(folder, state.version, state.weights_hash, position, members)
 
 
 def here() -> Gang:

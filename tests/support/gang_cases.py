@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from digen_core.checkpoints.export import save_for_diffusers
+from digen_core.checkpoints.export import save_transformer
 from digen_core.config.run import RunConfig
 from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.rows import gathered_weights, whole_weights
@@ -305,7 +305,8 @@ def _exported(config: RunConfig, folder: Path) -> bool:
     if not gang.is_leader:
         return True
     kind = type(load_trainable(config, TRAINER_PARTS).transformer)
-    save_for_diffusers(policy, folder, weights)
+    folder.mkdir(parents=True)
+    save_transformer(policy.transformer, folder, weights)
     read = kind.from_pretrained(folder, torch_dtype=torch.float64).state_dict()
     own = {name: held(value) for name, value in policy.transformer.state_dict().items()}
     return read.keys() == own.keys() and all(

@@ -77,6 +77,13 @@ def test_a_metric_that_there_is_not_is_refused_and_nothing_is_removed(tmp_path):
     assert names_in(tmp_path / "checkpoints") == ["v0001", "v0002"]
 
 
+def test_version_0_which_no_iteration_made_has_no_metric(tmp_path):
+    write_checkpoint(tmp_path / "checkpoints", state_of(0), position_of(0))
+    run_with(tmp_path, {1: 0.5, 2: 0.4})
+    prune(tmp_path, CheckpointConfig(keep_last=1, keep_best=1, best_by="reward/mean"))
+    assert names_in(tmp_path / "checkpoints") == ["v0001", "v0002"]
+
+
 def test_a_metric_of_no_kind_is_refused_at_once():
     with pytest.raises(ValueError, match=r"best_by is 'loss'; use a metric that begins with"):
         CheckpointConfig(best_by="loss")

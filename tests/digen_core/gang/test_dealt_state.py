@@ -5,7 +5,6 @@ import pytest
 
 from digen_core.checkpoints.tensors import (
     begin,
-    finish,
     read_checkpoint,
     write_checkpoint,
     write_rows,
@@ -13,7 +12,7 @@ from digen_core.checkpoints.tensors import (
 from digen_core.gang.members import ALONE, Gang
 from support import dealt_state
 from support.checkpoints import names_in, position_of
-from support.dealt_state import CONFIG, PARTS, assert_rows, steps
+from support.dealt_state import CONFIG, PARTS, assert_rows, dealt, steps, written
 from support.gang_processes import run_gang
 
 SIZES = [1, 2, 3, 4]
@@ -39,28 +38,6 @@ def test_contents_are_those_of_the_whole(tmp_path, size):
     dtypes = ["float64", "float32", "float16", "int32"]
     expected = dealt_state.contents(dtypes)
     assert run_gang(size, tmp_path, dealt_state.contents, dtypes) == [expected] * size
-
-
-def written(folder, size: int, state, position):
-    """Write a whole state as the members of a gang would."""
-    begin(folder, state.version)
-    members = []
-    for rank in range(size):
-        gang = Gang(rank, size)
-        members.append(write_rows(folder, dealt(state, gang), gang))
-    return finish(folder, state.version, state.weights_hash, position, members)
-
-
-def dealt(state, gang: Gang):
-    from copy import copy
-
-    from digen_core.gang.rows import own_rows
-
-    own = copy(state)
-    for part in PARTS:
-        rows = {name: own_rows(value, gang) for name, value in getattr(state, part).items()}
-        setattr(own, part, rows)
-    return own
 
 
 @pytest.mark.parametrize("readers", SIZES)

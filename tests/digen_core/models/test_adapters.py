@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from digen_core.checkpoints.export import save_for_diffusers
+from digen_core.checkpoints.export import save_adapter
 from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
 from digen_core.errors import UserError
@@ -27,7 +27,7 @@ def trained(folder, family, out=None, seed=0, **model):
     make_trainable(policy, LORA)
     set_weights(policy, moved_weights(policy, seed=seed))
     if out is not None:
-        save_for_diffusers(policy, out)
+        save_adapter(policy, out)
     return policy
 
 

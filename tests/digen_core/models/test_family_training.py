@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from digen_core.algorithms import ALGORITHMS
-from digen_core.checkpoints.export import save_for_diffusers
+from digen_core.checkpoints.export import save_adapter, save_transformer
 from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
 from digen_core.control.protocol import Fragment
@@ -194,7 +194,7 @@ def test_checkpointed_gradients_are_the_same_bit_for_bit(tiny_families, family, 
 
 def test_saved_adapters_act_the_same_in_the_stock_pipeline(tiny_families, family, tmp_path):
     policy = trained_policy(tiny_families[family], family)
-    save_for_diffusers(policy, tmp_path)
+    save_adapter(policy, tmp_path)
     pipeline = stock(tiny_families[family])
     pipeline.load_lora_weights(tmp_path)
     (adapter,) = pipeline.transformer.peft_config.values()
@@ -211,7 +211,7 @@ def test_saved_adapters_act_the_same_in_the_stock_pipeline(tiny_families, family
 
 def test_a_saved_transformer_acts_the_same(tiny_families, family, tmp_path):
     policy = trained_policy(tiny_families[family], family, lora=None)
-    save_for_diffusers(policy, tmp_path)
+    save_transformer(policy.transformer, tmp_path, to_arrays(trainable_parameters(policy)))
     loaded = load_tiny(tiny_families[family], family, parts=TRAINER_PARTS)
     loaded.transformer = type(policy.transformer).from_pretrained(tmp_path)
     x = initial_latent(policy, seed=5, group=(0, 0), samples=range(3))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 
-from digen_core.checkpoints.export import save_for_diffusers
+from digen_core.checkpoints.export import save_adapter, save_transformer
 from digen_core.config.train import LoraConfig
 from digen_core.models.policy import ALL_PARTS, TRAINER_PARTS
 from digen_core.models.tiny.flux import PROMPT_TOKENS
@@ -258,7 +258,7 @@ def test_saved_adapters_act_the_same_in_the_stock_pipeline(tiny_flux, tmp_path):
     policy = load_trainable(tiny_flux, "float32", lora)
     inputs = batch(policy)
     set_weights(policy, moved_weights(policy))
-    save_for_diffusers(policy, tmp_path)
+    save_adapter(policy, tmp_path)
     pipeline = stock(tiny_flux)
     pipeline.load_lora_weights(tmp_path)
     (adapter,) = pipeline.transformer.peft_config.values()
@@ -270,9 +270,9 @@ def test_saved_adapters_act_the_same_in_the_stock_pipeline(tiny_flux, tmp_path):
 
 def test_a_saved_transformer_acts_the_same_in_the_stock_pipeline(tiny_flux, tmp_path):
     policy = load_trainable(tiny_flux, "float32", None)
-    inputs = batch(policy)
-    set_weights(policy, moved_weights(policy))
-    save_for_diffusers(policy, tmp_path)
+    inputs, weights = batch(policy), moved_weights(policy)
+    set_weights(policy, weights)
+    save_transformer(policy.transformer, tmp_path, weights)
     loaded = load(tiny_flux, "float32")
     loaded.transformer = FluxTransformer2DModel.from_pretrained(tmp_path)
     assert torch.equal(loaded.velocity(*inputs), policy.velocity(*inputs))

@@ -8,7 +8,7 @@ import torch
 from diffusers import FluxPipeline
 
 from digen_core.algorithms.flow_grpo import FlowGrpo
-from digen_core.checkpoints.export import save_for_diffusers
+from digen_core.checkpoints.export import save_adapter
 from digen_core.config.run import RunConfig
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
 from digen_core.models.versions import versions_of
@@ -286,9 +286,9 @@ def test_the_active_weights_are_saved_whatever_else_is_held(tiny_flux, tmp_path,
     store.activate(3)
     if temporary:
         with store.temporary(weights_of(policy, 100)):
-            save_for_diffusers(policy, tmp_path)
+            save_adapter(policy, tmp_path)
     else:
-        save_for_diffusers(policy, tmp_path)
+        save_adapter(policy, tmp_path)
     pipeline = FluxPipeline.from_pretrained(tiny_flux)
     pipeline.load_lora_weights(tmp_path)
     (adapter,) = pipeline.transformer.peft_config.values()
