@@ -20,7 +20,7 @@ from digen_core.transport.files import try_lock, written_whole
 FOLDER = Path("runs/up")
 STATE = FOLDER / "state.json"
 ENVIRONMENT = FOLDER / "env"
-SAME_START_SECONDS = 1.0  # a clock that is set meanwhile moves the times a little
+SAME_START_SECONDS = 0.005  # half of what the kernel counts in
 END_SECONDS = 2.0  # what does not end by then is killed
 KILL_SECONDS = 10.0  # a busy machine takes its time even for that
 POLL_SECONDS = 0.02
@@ -46,7 +46,7 @@ class Service(Strict):
 
     name: str
     pid: int
-    began: float
+    started: float  # as `start_of` says
     log: str
 
     @property
@@ -54,7 +54,7 @@ class Service(Strict):
         """The process, if it still runs."""
         try:
             process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.began) < SAME_START_SECONDS
+            same = abs(start_of(process) - self.started) < SAME_START_SECONDS
             return process if same and _status(process) not in ENDED else None
         except psutil.NoSuchProcess:
             return None
@@ -129,8 +129,17 @@ def start(name: str, command: Sequence[str], environment: Mapping[str, str]) -> 
             start_new_session=True,  # Ctrl-C and the end of the terminal do not reach it
             env={**os.environ, **environment},
         )
-    began = psutil.Process(process.pid).create_time()
-    return Service(name=name, pid=process.pid, began=began, log=str(log))
+    started = start_of(psutil.Process(process.pid))
+    return Service(name=name, pid=process.pid, started=started, log=str(log))
+
+
+def start_of(process: psutil.Process) -> float:
+    """Return when a process began, in seconds: since the boot on Linux, where that is known.
+
+    It stays the same if the clock is set: psutil adds the boot's time, which moves with the clock.
+    """
+    began = process.create_time()
+    return began - psutil.boot_time() if psutil.LINUX else began
 
 
 def end(services: Sequence[Service], children_seconds: float | None = None) -> None:

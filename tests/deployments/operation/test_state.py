@@ -22,6 +22,7 @@ from deployments.operation.state import (
     load_state,
     locked,
     start,
+    start_of,
 )
 from digen_core.errors import UserError
 
@@ -86,9 +87,9 @@ def test_where_nobody_waits_for_orphans_nothing_is_waited_for(monkeypatch):
     try:
         parent = psutil.Process(int(first.stdout.readline()))
         (child,) = children_of(parent.pid)
-        began = parent.create_time()
+        started = start_of(parent)
         now = time.monotonic()
-        end([Service(name="family", pid=parent.pid, began=began, log="")])
+        end([Service(name="family", pid=parent.pid, started=started, log="")])
         assert time.monotonic() - now < 60
         ended = [process.status() for process in (parent, child)]
         assert ended == [psutil.STATUS_ZOMBIE] * 2
@@ -110,14 +111,35 @@ def test_one_that_does_not_listen_is_killed():
 def test_a_process_that_got_an_old_id_is_left_alone():
     other = subprocess.Popen([sys.executable, "-c", SLEEP])
     try:
-        began = psutil.Process(other.pid).create_time()
-        recycled = Service(name="mlflow", pid=other.pid, began=began - 60, log="")
+        started = start_of(psutil.Process(other.pid))
+        recycled = Service(name="mlflow", pid=other.pid, started=started - 60, log="")
         assert recycled.process is None
         end([recycled])
         assert other.poll() is None
     finally:
         other.kill()
         other.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems count otherwise")
+@pytest.mark.parametrize("seconds", [-3600, 2, 3600])
+def test_a_clock_that_is_set_hides_no_process(tmp_path, monkeypatch, seconds):
+    """The kernel then says that it was booted at another time, and nothing else."""
+    service = start("service", [sys.executable, "-c", SLEEP], {})
+    try:
+        lines = Path("/proc/stat").read_text().splitlines()
+        (booted,) = (int(line.split()[1]) for line in lines if line.startswith("btime"))
+        (tmp_path / "stat").write_text(f"btime {booted + seconds}\n")
+        (tmp_path / str(service.pid)).symlink_to(f"/proc/{service.pid}")
+        with monkeypatch.context() as patch:
+            before = psutil.Process(service.pid).create_time()
+            patch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+            after = psutil.Process(service.pid).create_time()
+            assert after - before == pytest.approx(seconds, abs=1e-3)
+            assert service.process is not None
+    finally:
+        end([service])
+    assert service.process is None
 
 
 def wait(service: Service) -> None:
