@@ -14,7 +14,7 @@ from tasks.rollout import encode
 from tasks.setup import load_engine
 from tasks.train import reduce, train_pack
 from tasks.versions import first_state, publish, push_weights, step
-from tasks.worker.engine import Engine
+from tasks.worker.engine import Engine, VersionError
 
 REPLAY = "replay"  # run id of the engine
 
@@ -38,13 +38,16 @@ def replay(run_dir: Path, kept: KeptIteration) -> Replayed:
     Raises:
         UserError: the model cannot be loaded, a pack does not fit into memory, or a checkpoint
             is damaged.
+        VersionError: the version before could not be loaded: its content has changed in memory.
         FloatingPointError: the loss is not finite.
     """
     config = kept.config.model_copy(update={"rewards": {}})  # none is asked again
     engine = load_engine(REPLAY, config, REPLAY, ("rollout", "trainer"))
     before = _state_before(engine, kept)
     pushed, _ = publish(REPLAY, "publish", before)
-    push_weights(REPLAY, "push", pushed)
+    _, loaded = push_weights(REPLAY, "push", pushed)
+    if loaded.failure:
+        raise VersionError(f"version {before.version} could not be loaded: {loaded.failure}")
     total, prompts = None, sorted(set(kept.prompts.values()))
     conditions, _ = encode(REPLAY, "encode", prompts)
     for pack in kept.packs:
