@@ -5,6 +5,7 @@ which older iterations weigh less and less. A span counts from when its device w
 it was asked for, so what orchestration adds is a part of the cost.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -207,7 +208,10 @@ def _occupied(spans: Iterable[Span]) -> Iterator[tuple[Span, float]]:
 
 
 def _updates(spans: Sequence[Span]) -> Iterator[tuple[str, float]]:
-    """Yield the seconds from the last pack to the optimizer step's end, and on to each push's."""
+    """Yield the seconds from the last pack to the optimizer step's end, and on to each push's.
+
+    A push that was made again is left out: what failed before is in its seconds, too.
+    """
     stepped = {span.version: span.ended for span in spans if span.kind == "step"}
     trained: dict[int, float] = {}  # iteration -> when its last pack was
     for span in spans:
@@ -216,5 +220,8 @@ def _updates(spans: Sequence[Span]) -> Iterator[tuple[str, float]]:
     for span in spans:
         if span.kind == "step":
             yield "optimizer_step", span.ended - trained.get(span.iteration, span.started)
-        elif span.kind == "push" and span.version in stepped:
+    pushes = [span for span in spans if span.kind == "push" and span.version in stepped]
+    tries = Counter((span.device, span.version) for span in pushes)
+    for span in pushes:
+        if tries[span.device, span.version] == 1:
             yield "push", span.ended - stepped[span.version]

@@ -139,6 +139,20 @@ def test_the_update_by_hand():
     assert costs.push == pytest.approx((0.25 + 0.75) / 2)
 
 
+def test_pushes_that_failed_and_those_made_in_their_place_do_not_count():
+    """A source that is gone fails at once; one that hangs, after long. Other devices count."""
+    spans = [
+        span("step", "train", 4.3, 4.5, version=1),
+        span("push", "fast", 4.6, 4.75, version=1),
+        span("push", "slow", 4.6, 4.61, version=1),  # failed
+        span("push", "slow", 5.0, 64.5, version=1),  # failed
+        span("push", "slow", 65.0, 66.0, version=1),
+    ]
+    profile = Profile(NOTHING.model_copy(update={"push": 3.0}), DEVICES)
+    assert profile.learn(spans).push == pytest.approx(0.25)
+    assert profile.learn([spans[0], *spans[2:]]).push == pytest.approx(0.25)  # all were
+
+
 def test_an_iteration_without_update_changes_nothing_else():
     profile = Profile(NOTHING.model_copy(update={"push": 3.0}), DEVICES)
     assert profile.learn([denoise("fast", 0.0, 1.0, 1)]).push == 3.0
