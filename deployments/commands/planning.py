@@ -85,13 +85,14 @@ def plan(
     config = config_of(tokens, "digen plan")
 
     from deployments.views import plan as command
+    from deployments.views.plan_table import print_plan
 
     found = find_cluster(cluster)
     rows = command.plan(config, found)
     if as_json:
         command.write_json(rows)
     else:
-        command.print_plan(rows, found.description)
+        print_plan(rows, found.description)
     return 0
 
 
