@@ -10,11 +10,12 @@ from digen_core.training.optimizer import (
     learning_rate_of,
     optimizer_step,
     published,
+    without_old,
 )
 from tasks.body import body
 from tasks.gang.together import together
 from tasks.receipts import HeldVersion, Pushed, Updated
-from tasks.worker.engine import engine_of, load_version, working
+from tasks.worker.engine import Engine, engine_of, load_version, working
 from tasks.worker.shelf import AVERAGE
 
 
@@ -98,9 +99,36 @@ def publish(
 def shelved(run_id: str, state: TrainState, average: bool) -> PolicyVersion:
     """Keep what is pushed of a version where others pull it from, and return its name."""
     engine = engine_of(run_id)
+    if average and state.ema is state.weights:
+        found = shelved_before(engine, state)
+        if found is not None:
+            return found
     rows = published(state, engine.versions.dtypes, average=average)
     pushed = PolicyVersion(state.version, contents_of(rows, engine.gang))
     engine.shelf.put(AVERAGE if average else state.version, pushed.hash, rows)
+    if not average:
+        engine.published = state.weights_hash, pushed
+    return pushed
+
+
+def shelved_before(engine: Engine, state: TrainState) -> PolicyVersion | None:
+    """Keep the weights of a version as an average, as they were published before.
+
+    Args:
+        engine: of this member.
+        state: of the version.
+
+    Returns:
+        Their name; None: they are not on the shelf, on no member of the gang.
+    """
+    if engine.published is None or engine.published[0] != state.weights_hash:
+        return None
+    version = engine.published[1]
+    rows = engine.shelf.rows(version.hash)
+    if rows is None:
+        return None
+    pushed = PolicyVersion(version.version, without_old(version.contents))
+    engine.shelf.put(AVERAGE, pushed.hash, without_old(rows))
     return pushed
 
 

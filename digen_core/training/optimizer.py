@@ -9,7 +9,7 @@ thread may be writing to disk.
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from digen_core.transport.fingerprint import Content, hash_of
 
 OLD: Final = "old/"
 """Before the names of an old policy's parameters, beside those of the weights."""
+Found = TypeVar("Found")
 _AT_ONCE: Final = 1 << 26  # numbers that are stepped at once: little memory beside the state
 
 
@@ -63,6 +64,11 @@ class PolicyVersion:
 def _with_old(weights: Weights, old: Weights | None) -> Weights:
     """Return the weights, and beside them an old policy's."""
     return {**weights, **{f"{OLD}{name}": value for name, value in (old or {}).items()}}
+
+
+def without_old(found: Mapping[str, Found]) -> dict[str, Found]:
+    """Return what there is of the weights, without that of an old policy beside them."""
+    return {name: own for name, own in found.items() if not name.startswith(OLD)}
 
 
 def version_hash(weights: Weights, old: Weights | None, gang: Gang = ALONE) -> str:

@@ -64,7 +64,7 @@ def to_tensors(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[s
 
 
 def viewed(array: np.ndarray) -> Tensor:
-    """Return the tensor in an array's memory, only to read; uint16 is bfloat16."""
+    """Return the tensor in an array's memory, to read if the array is; uint16 is bfloat16."""
     tensor: Tensor = from_dlpack(array)  # takes read-only arrays without a warning
     return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
 
@@ -81,13 +81,29 @@ def rounded(weights: Mapping[str, np.ndarray], dtypes: Mapping[str, torch.dtype]
     """
     found = {}
     for name, array in weights.items():
-        tensor, dtype = viewed(array), dtypes[name]
-        own = tensor.to(dtype)
+        dtype = dtypes[name]
+        found[name] = array if viewed(array).dtype == dtype else _rounded(array, dtype)
+        own = viewed(found[name])
         if own.numel() and not all(end.isfinite() for end in own.aminmax()):
             most = f"{torch.finfo(dtype).max:g} of {dtype}"
             raise FloatingPointError(f"{name} cannot be pushed: it has NaN or more than {most}.")
-        found[name] = array if own is tensor else _lent(own)
     return found
+
+
+def _rounded(array: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    found = room_of(array.shape, dtype)
+    viewed(found).copy_(viewed(array))
+    return found
+
+
+def room_of(shape: tuple[int, ...], dtype: torch.dtype) -> np.ndarray:
+    """Return an array for numbers of a dtype, which are not set; bfloat16 as uint16.
+
+    NumPy asks the system for huge pages: to touch new memory, 200 MB of it, takes a fifth of the
+    time that torch's takes.
+    """
+    name = str(dtype).removeprefix("torch.")
+    return np.empty(shape, "uint16" if name == "bfloat16" else name)
 
 
 def _lent(tensor: Tensor) -> np.ndarray:

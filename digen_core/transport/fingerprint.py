@@ -5,49 +5,53 @@ Each word is folded, so that flips of two sign bits do not cancel, and weighed b
 
     fingerprint = sum over words of fold(word) x odd(column) x odd(row), modulo 2^64
 
-Whoever holds some rows computes their share where they are, and shares are added: nothing is
-gathered. That tells faults, such as a bit that flipped or rows that were swapped; it protects from
-nobody who means to deceive.
+Whoever holds some rows computes their share, and shares are added: nothing is gathered. That tells
+faults, such as a bit that flipped or rows that were swapped; it protects from nobody who means to
+deceive.
 """
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from digen_core.transport.arrays import viewed
 
-_WORDS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_WORDS_AT_ONCE: Final = 1 << 18  # 2 MB: little memory beside a parameter, and long enough loops
+_WORDS: Final = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
+_WORDS_AT_ONCE: Final = 1 << 15  # 256 KB, which stay in a core's cache
 _FIRST_COLUMN: Final = 1
 _FIRST_ROW: Final = 1 << 40  # no row is weighed as a column is
-_C1, _C2 = -7046029254386353131, -4658895280553007687  # splitmix64's, as int64
+_C1: Final = np.uint64(0x9E3779B97F4A7C15)  # splitmix64's
+_C2: Final = np.uint64(0xBF58476D1CE4E5B9)
+_HALF: Final = 1 << 63
 
 
-def fingerprint(tensor: Tensor, first_row: int = 0) -> Tensor:
-    """Return the fingerprint of a parameter or of some of its rows, int64 [], where the tensor is.
+def fingerprint(array: np.ndarray, first_row: int = 0) -> int:
+    """Return the fingerprint of a parameter or of some of its rows, as int64 counts.
 
     Args:
-        tensor: of any shape and dtype; NaNs differ by their bits.
-        first_row: that the tensor begins with, if it is a shard of a parameter's rows.
+        array: of any shape and dtype; NaNs differ by their bits.
+        first_row: that the array begins with, if it is a shard of a parameter's rows.
     """
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    if not tensor.numel():
-        return total
-    rows = tensor.detach().reshape(1) if tensor.ndim == 0 else tensor.detach()
-    words_of_row = _words(rows[:1]).numel()
-    by_column = _odd(_FIRST_COLUMN, words_of_row, tensor.device)
+    rows, sums = np.atleast_1d(array), [0]
+    if not rows.size:
+        return 0
+    words_of_row = _words(rows[:1]).size
+    by_column = _odd(_FIRST_COLUMN, words_of_row)
     rows_at_once = max(1, _WORDS_AT_ONCE // words_of_row)
     for start in range(0, len(rows), rows_at_once):
         words = _words(rows[start : start + rows_at_once])
-        by_row = _odd(_FIRST_ROW + first_row + start, len(words), tensor.device)
-        total += (_folded(words).mul_(by_column).sum(-1) * by_row).sum()
-    return total
+        by_row = _odd(_FIRST_ROW + first_row + start, len(words))
+        sums.append(int(np.einsum("rc,c->r", _folded(words), by_column) @ by_row))
+    return total_of(sums)
+
+
+def total_of(fingerprints: Iterable[int]) -> int:
+    """Return the fingerprint of a whole from those of its shards."""
+    return (sum(fingerprints) + _HALF) % (2 * _HALF) - _HALF
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ def content_of(array: np.ndarray, first_row: int = 0) -> Content:
         first_row: that the array begins with.
     """
     own = viewed(array)
-    return Content(str(own.dtype), tuple(own.shape), int(fingerprint(own, first_row)))
+    return Content(str(own.dtype), tuple(own.shape), fingerprint(array, first_row))
 
 
 def content_hash(weights: Mapping[str, np.ndarray]) -> str:
@@ -84,22 +88,22 @@ def hash_of(contents: Mapping[str, Content]) -> str:
     return digest.hexdigest()
 
 
-def _words(rows: Tensor) -> Tensor:
-    """Return rows [r, ...] as int64 [r, words]."""
-    flat = rows.reshape(-1)
-    size = math.gcd(8, flat.nbytes // len(rows))
-    if flat.storage_offset() * flat.element_size() % size:  # such words would not be aligned
-        flat = flat.clone()
-    return flat.view(_WORDS[size]).view(len(rows), -1).to(torch.int64)
+def _words(rows: np.ndarray) -> np.ndarray:
+    """Return rows [r, ...] as uint64 [r, words]; of smaller words the sign is carried on."""
+    size = math.gcd(8, rows.nbytes // len(rows))
+    flat = np.ascontiguousarray(rows).reshape(len(rows), -1)
+    return flat.view(_WORDS[size]).astype(np.int64, copy=False).view(np.uint64)
 
 
-def _folded(words: Tensor) -> Tensor:
-    """Return word ^ (word >> 29) of each, where zeros are shifted in."""
-    return (words >> 29).bitwise_and_((1 << 35) - 1).bitwise_xor_(words)
+def _folded(words: np.ndarray) -> np.ndarray:
+    """Return word ^ (word >> 29) of each."""
+    folded: np.ndarray = words >> np.uint64(29)
+    folded ^= words
+    return folded
 
 
-def _odd(first: int, count: int, device: torch.device) -> Tensor:
-    """Return an odd factor for each of ``count`` places, int64: splitmix64's number for it, | 1."""
-    z = torch.arange(first, first + count, device=device) * _C1
-    z = (z ^ (z >> 30 & (1 << 34) - 1)) * _C2
-    return (z ^ (z >> 27 & (1 << 37) - 1)) | 1
+def _odd(first: int, count: int) -> np.ndarray:
+    """Return an odd factor for each of some places, uint64: splitmix64's number for it, | 1."""
+    z = np.arange(first, first + count, dtype=np.uint64) * _C1
+    z = (z ^ (z >> np.uint64(30))) * _C2
+    return (z ^ (z >> np.uint64(27))) | np.uint64(1)

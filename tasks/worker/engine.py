@@ -19,8 +19,8 @@ from digen_core.models.policy import ALL_PARTS, TRAINER_PARTS, Policy
 from digen_core.models.versions import AdapterVersions, WholeVersions, versions_of
 from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardFn
-from digen_core.training.contents import contents_of
-from digen_core.training.optimizer import OLD, PolicyVersion, TrainState
+from digen_core.training.contents import differing
+from digen_core.training.optimizer import OLD, PolicyVersion, TrainState, without_old
 from digen_core.transport.arrays import Weights
 from tasks.gang.together import together
 from tasks.worker.fitting import Activity, Fitting, needing_memory
@@ -52,6 +52,7 @@ class Engine:
     old: dict[int, Weights] = field(default_factory=dict)  # old policies, by version
     unsaved: dict[int, TrainState] = field(default_factory=dict)  # made here, not on disk yet
     shelf: Shelf = field(default_factory=Shelf)
+    published: tuple[str, PolicyVersion] | None = None  # the last one, with its state's hash
     average: tuple[str, Weights] | None = None  # that is evaluated, with its hash
     views: dict[Size, Policy] = field(default_factory=dict)  # the policy, by the size of samples
     fitting: Fitting = field(init=False)
@@ -92,7 +93,7 @@ class Engine:
 
         Args:
             pushed: the version.
-            rows: of it, this member's.
+            rows: of it, this member's, whose fingerprints were found to be the version's.
         """
         schedule = self.config.schedule
         num_others = schedule.max_staleness if schedule.stale_share else 0
@@ -106,9 +107,7 @@ class Engine:
             if isinstance(label, str):  # the average, and sums
                 self.shelf.drop(label)
         held = self.held(rows)
-        self.versions.hold(
-            pushed.version, {name: v for name, v in held.items() if not name.startswith(OLD)}
-        )
+        self.versions.hold(pushed.version, without_old(held))
         old = {name.removeprefix(OLD): v for name, v in held.items() if name.startswith(OLD)}
         if old:
             self.old[pushed.version] = old
@@ -218,19 +217,20 @@ def fetch_rows(
         what: a version, or a sum; it may be here.
         source: addresses of the workers of the device that holds it, by rank.
     """
-    rows, failure = engine.shelf.rows(what.hash), ""
-    if rows is None:
-        try:
-            rows = pull(run_id, what, source, engine.gang)
-        except PullError as error:
-            rows, failure = {}, str(error)
-    if engine.gang.any(bool(failure)):
+    here, gang = engine.shelf.rows(what.hash), engine.gang
+    if not gang.any(here is None):
+        return here or {}, ""  # what is on the shelf was fingerprinted before it was put there
+    arrived, failure = None, ""
+    try:
+        arrived = pull(run_id, what, source, gang)
+    except PullError as error:
+        failure = str(error)
+    if gang.any(arrived is None) or arrived is None:
         return {}, failure or "another member of the gang could not pull it"
-    found = contents_of(rows, engine.gang)
-    damaged = [name for name, own in found.items() if own != what.contents[name]]
+    damaged = differing(what.contents, arrived.fingerprints, gang)
     if damaged:
         return {}, f"it arrived damaged: {len(damaged)} parameters differ, e.g. {damaged[0]}"
-    return rows, ""
+    return arrived.rows, ""
 
 
 @contextmanager

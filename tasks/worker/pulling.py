@@ -3,7 +3,7 @@
 Each member pulls its rows from the members that keep them, in buckets, over the connections of
 Dask's workers: encrypted where the cluster uses TLS. A worker serves from its event loop, whatever
 its task computes meanwhile: no pull waits for a task.
-Two buckets are under way while a third is put in its place.
+Two buckets are under way while a third is put in its place and fingerprinted there.
 """
 
 import asyncio
@@ -13,17 +13,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
+import torch
 from distributed import Worker
 from distributed.core import ConnectionPool, send_recv
 from distributed.protocol import to_serialize
 
 from digen_core.gang.members import Gang
 from digen_core.gang.rows import overlaps, rows_of
-from digen_core.transport.arrays import Weights
-from digen_core.transport.fingerprint import Content
+from digen_core.transport.arrays import Weights, room_of
+from digen_core.transport.fingerprint import Content, fingerprint, total_of
 from tasks.worker.shelf import Piece, Shelf
 
 BUCKET_BYTES: Final = 16 << 20
@@ -45,12 +46,22 @@ class PullError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a piece goes: rows of a parameter, as the receiver counts them."""
+
+    name: str
+    first: int
+    end: int
+    first_row: int  # of the whole parameter
+
+
+@dataclass(frozen=True, slots=True)
 class Bucket:
     """What is asked of a source's member at once."""
 
     address: str
     pieces: tuple[Piece, ...]  # as the source counts rows
-    firsts: tuple[int, ...]  # where each goes, as the receiver counts them
+    places: tuple[Place, ...]  # of each
 
 
 def serve_on(worker: Worker) -> None:
@@ -87,7 +98,28 @@ class Pulled(Protocol):
         ...
 
 
-def pull(run_id: str, what: Pulled, source: Sequence[str], gang: Gang) -> Weights:
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """This member's rows of what it pulled, and the fingerprints of what lies there now."""
+
+    rows: Weights
+    fingerprints: dict[str, int]  # of the rows of each parameter, as they count in the whole one
+
+    @classmethod
+    def none_of(cls, contents: Mapping[str, Content], gang: Gang) -> Self:
+        """Return room for the rows, none of which is there yet."""
+        rows = {name: _room(content, gang) for name, content in contents.items()}
+        return cls(rows, dict.fromkeys(contents, 0))
+
+    def put(self, place: Place, value: np.ndarray) -> None:
+        """Put some rows in their place, and add what they hold there."""
+        rows = np.atleast_1d(self.rows[place.name])[place.first : place.end]
+        rows[...] = value
+        found = self.fingerprints[place.name], fingerprint(rows, place.first_row)
+        self.fingerprints[place.name] = total_of(found)
+
+
+def pull(run_id: str, what: Pulled, source: Sequence[str], gang: Gang) -> Arrived:
     """Return this member's rows of what another device holds.
 
     Args:
@@ -100,8 +132,8 @@ def pull(run_id: str, what: Pulled, source: Sequence[str], gang: Gang) -> Weight
         PullError: the source is gone, or does not hold it any more.
     """
     global _num_bytes
-    rows = {name: _room(content, gang) for name, content in what.contents.items()}
-    asked = deque(_buckets(what.contents, rows, source, gang))
+    arrived = Arrived.none_of(what.contents, gang)
+    asked = deque(_buckets(what.contents, arrived.rows, source, gang))
     under_way: deque[tuple[Bucket, Future[Any]]] = deque()
     try:
         while asked or under_way:
@@ -109,14 +141,13 @@ def pull(run_id: str, what: Pulled, source: Sequence[str], gang: Gang) -> Weight
                 bucket = asked.popleft()
                 under_way.append((bucket, _ask(run_id, what.hash, bucket)))
             bucket, answer = under_way.popleft()
-            found = _answered(bucket, answer)
-            for piece, first, value in zip(bucket.pieces, bucket.firsts, found, strict=True):
-                np.atleast_1d(rows[piece.name])[first : first + piece.end - piece.first] = value
+            for place, value in zip(bucket.places, _answered(bucket, answer), strict=True):
+                arrived.put(place, value)
                 _num_bytes += value.nbytes
     finally:
         for _, answer in under_way:  # of a source that failed
             answer.cancel()
-    return rows
+    return arrived
 
 
 def _answered(bucket: Bucket, answer: "Future[Any]") -> Sequence[np.ndarray]:
@@ -164,12 +195,11 @@ async def _asked(pool: ConnectionPool, run_id: str, wanted: str, bucket: Bucket)
 
 def _room(content: Content, gang: Gang) -> np.ndarray:
     """Return an array for this member's rows of a parameter."""
-    name = content.dtype.removeprefix("torch.")
-    dtype = np.dtype("uint16" if name == "bfloat16" else name)
+    dtype = getattr(torch, content.dtype.removeprefix("torch."))
     if gang.size == 1:
-        return np.empty(content.shape, dtype)
+        return room_of(content.shape, dtype)
     own = rows_of(content.shape[0], gang.rank, gang.size)
-    return np.empty((own.stop - own.start, *content.shape[1:]), dtype)
+    return room_of((own.stop - own.start, *content.shape[1:]), dtype)
 
 
 def _buckets(
@@ -188,14 +218,15 @@ def _buckets(
             for first in range(part.start, part.stop, at_once):
                 end = min(first + at_once, part.stop)
                 piece = Piece(name, first - kept, end - kept)
-                place, num_bytes = first - own.start, (end - first) * row_bytes
+                place = Place(name, first - own.start, end - own.start, first)
+                num_bytes = (end - first) * row_bytes
                 if sizes[member] + num_bytes > BUCKET_BYTES or not by_member[member]:
                     by_member[member].append(Bucket(source[member], (), ()))
                     sizes[member] = 0
                 sizes[member] += num_bytes
                 last = by_member[member][-1]
                 by_member[member][-1] = Bucket(
-                    last.address, (*last.pieces, piece), (*last.firsts, place)
+                    last.address, (*last.pieces, piece), (*last.places, place)
                 )
     for turn in zip_longest(*by_member):
         yield from (bucket for bucket in turn if bucket is not None)

@@ -43,7 +43,7 @@ class Shelf:
 
         Args:
             label: of what they are of.
-            found: hash of the whole.
+            found: hash of the whole, as it was found of these rows: nobody computes it again.
             rows: this member's of each parameter; never changed from now on.
         """
         self._rows[found] = rows

@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 from digen_core.gang.members import ALONE
-from digen_core.training.contents import contents_of
+from digen_core.training.contents import contents_of, differing
 from digen_core.training.optimizer import PolicyVersion
 from tasks.worker import pulling
 from tasks.worker.shelf import Shelf
@@ -33,9 +33,11 @@ def pull(pushed: PolicyVersion, address: str, seconds: float = 60.0) -> tuple[bo
     """Pull it from there; say whether it is the same, how long it took and its bytes."""
     pulling.BUCKET_SECONDS = seconds
     started = time.monotonic()
-    rows = pulling.pull(RUN, pushed, [address], ALONE)
-    found = contents_of(rows, ALONE)
-    return found == pushed.contents, time.monotonic() - started, pulling.take_pulled_bytes()
+    arrived = pulling.pull(RUN, pushed, [address], ALONE)
+    seconds = time.monotonic() - started
+    is_same = contents_of(arrived.rows, ALONE) == pushed.contents
+    is_same &= not differing(pushed.contents, arrived.fingerprints, ALONE)
+    return is_same, seconds, pulling.take_pulled_bytes()
 
 
 def serve_slowly(seconds: float) -> None:

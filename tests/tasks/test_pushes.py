@@ -1,5 +1,7 @@
 """A push: in the dtype of the parameters, hashed as it is sent, and the same weights as before."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,11 +11,16 @@ from digen_core.config.run import RunConfig
 from digen_core.models.tiny.flux import build_tiny_flux
 from digen_core.models.trainable import trainable_parameters
 from digen_core.training.optimizer import OLD, initial_state
+from digen_core.transport import fingerprint as fingerprint_module
+from digen_core.transport.fingerprint import content_hash, fingerprint
 from support.in_process import call
+from support.pull_source import Source
 from support.tiny_policies import TINY
 from tasks.versions import publish, push_weights, start_state
 from tasks.worker import engine as engine_module
+from tasks.worker import pulling
 from tasks.worker.engine import build_engine
+from tasks.worker.shelf import AVERAGE
 from tasks.worker.transfers import sent_bytes
 
 TRAINER = frozenset({"trainer"})
@@ -126,16 +133,95 @@ def test_adapters_stay_float32_and_are_named_as_their_masters(tiny_flux):
     assert published.hash == state.weights_hash
 
 
+@pytest.fixture
+def fingerprinted(monkeypatch):
+    """How many bytes were fingerprinted, in this process."""
+    found = []
+
+    def counted(array, first_row=0):
+        found.append(array.nbytes)
+        return fingerprint(array, first_row)
+
+    for module in (fingerprint_module, pulling):
+        monkeypatch.setattr(module, "fingerprint", counted)
+    return found
+
+
+def taken_away(engine, pushed, monkeypatch):
+    """Let another device hold what this one published, in its place; return it and its rows."""
+    source = Source({n: v.copy() for n, v in engine.shelf.rows(pushed.hash).items()}, 1)
+    engine.shelf.drop(pushed.version)
+    monkeypatch.setattr(pulling, "_ask", source.ask)
+    return tuple(source.addresses), source.shelves["member-0"].rows(pushed.hash)
+
+
 @pytest.mark.parametrize("part", ["", OLD], ids=["weights", "old"])
-def test_a_bit_that_flips_on_the_way_is_refused(tiny_flux, part):
+def test_a_bit_that_flips_on_the_way_is_refused(tiny_flux, part, monkeypatch):
     engine = engine_of(tiny_flux, "bfloat16", WHOLE)
     pushed, _ = call(publish, state=moved(call(start_state)[0], keeps_old=True))
-    rows = engine.shelf.rows(pushed.hash)
+    addresses, rows = taken_away(engine, pushed, monkeypatch)
     name = next(name for name in rows if name.startswith(part))
     rows[name][0] ^= np.uint16(1)
-    _, found = call(push_weights, policy_version=pushed)
+    _, found = call(push_weights, policy_version=pushed, source=addresses)
     assert found.failure == f"it arrived damaged: 1 parameters differ, e.g. {name}"
     assert engine.versions.held == []
+    rows[name][0] ^= np.uint16(1)
+    _, found = call(push_weights, policy_version=pushed, source=addresses)
+    assert (found.failure, found.hash, engine.versions.held) == ("", pushed.hash, [0])
+
+
+def test_each_side_fingerprints_a_push_once(tiny_flux, fingerprinted, monkeypatch):
+    engine = engine_of(tiny_flux, "bfloat16", WHOLE)
+    state = moved(call(start_state)[0])
+    fingerprinted.clear()
+    pushed, _ = call(publish, state=state)
+    num_bytes = sum(value.nbytes for value in engine.shelf.rows(pushed.hash).values())
+    assert sum(fingerprinted) == num_bytes
+    call(push_weights, policy_version=pushed)  # on the device that made it
+    assert sum(fingerprinted) == num_bytes
+    addresses, _ = taken_away(engine, pushed, monkeypatch)
+    fingerprinted.clear()
+    call(push_weights, policy_version=pushed, source=addresses)
+    assert sum(fingerprinted) == num_bytes
+
+
+@pytest.mark.parametrize("keeps_old", [False, True])
+def test_an_average_that_is_the_version_is_not_fingerprinted_again(
+    tiny_flux, fingerprinted, keeps_old
+):
+    engine = engine_of(tiny_flux, "bfloat16", WHOLE)
+    state = moved(call(start_state)[0], keeps_old=keeps_old)
+    expected, _ = call(publish, state=state, average=True)  # nothing was published before
+    engine.shelf.drop(AVERAGE)
+    pushed, _ = call(publish, state=state)
+    fingerprinted.clear()
+    average, named = call(publish, state=state, average=True)
+    assert fingerprinted == []
+    assert (average, named.hash) == (expected, expected.hash)
+    assert (average.hash == pushed.hash) != keeps_old
+    rows = engine.shelf.rows(average.hash)
+    assert content_hash(rows) == average.hash
+
+
+@pytest.mark.parametrize("change", ["average", "state", "shelf"])
+def test_an_average_that_is_not_what_was_published_is_fingerprinted(
+    tiny_flux, fingerprinted, change
+):
+    engine = engine_of(tiny_flux, "bfloat16", WHOLE)
+    state = moved(call(start_state)[0])
+    pushed, _ = call(publish, state=state)
+    if change == "average":
+        state = replace(state, ema={name: value + 1 for name, value in state.weights.items()})
+    elif change == "state":  # of the same number, as after a run went back
+        state = initial_state({name: value + 1 for name, value in state.weights.items()})
+    else:
+        engine.shelf.drop(pushed.version)
+    fingerprinted.clear()
+    average, _ = call(publish, state=state, average=True)
+    rows = engine.shelf.rows(average.hash)
+    assert sum(fingerprinted) == sum(value.nbytes for value in rows.values())
+    assert (average.hash == pushed.hash) == (change == "shelf")
+    assert content_hash(rows) == average.hash
 
 
 def test_masters_beyond_half_precision_are_refused_before_they_are_sent(tiny_flux):

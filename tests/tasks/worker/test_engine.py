@@ -14,10 +14,12 @@ from digen_core.models.trainable import initial_weights, trainable_parameters
 from digen_core.training.contents import contents_of
 from digen_core.training.optimizer import PolicyVersion
 from digen_core.transport.arrays import to_arrays
+from support.pull_source import Source
 from support.tiny_policies import TINY
 from tasks.receipts import Nothing, collecting, packed, read
 from tasks.versions import first_state
 from tasks.worker import engine as engine_module
+from tasks.worker import pulling
 from tasks.worker.engine import VersionError, build_engine, load_version, working
 
 BOTH = frozenset({"rollout", "trainer"})
@@ -115,15 +117,18 @@ def test_a_loaded_version_is_what_is_computed_with(engine):
         assert_equal(weights_in(engine), weights)
 
 
-def test_damaged_weights_are_not_held(engine):
+def test_damaged_weights_are_not_held(engine, monkeypatch):
     weights = version_zero()
     load(engine, 0, weights)
-    pushed, damaged = PolicyVersion(1, contents_of(weights, ALONE)), weights_of(engine, 1)
-    engine.shelf.put(1, pushed.hash, damaged)
-    failure = load_version("run-1", pushed, ())
+    source = Source(weights_of(engine, 1), 1)
+    monkeypatch.setattr(pulling, "_ask", source.ask)
+    for value in source.shelves["member-0"].rows(source.pushed.hash).values():
+        value[0] += 1
+    failure = load_version("run-1", source.pushed, source.addresses)
     name = next(iter(weights))
     assert failure == (f"it arrived damaged: {len(weights)} parameters differ, e.g. {name}")
     assert engine.versions.held == [0]
+    assert engine.shelf.rows(source.pushed.hash) is None
     with working("run-1", version=0):
         assert_equal(weights_in(engine), weights)
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -15,9 +14,10 @@ from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device
 from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.rows import own_rows
-from digen_core.training.contents import contents_of
-from digen_core.training.optimizer import PolicyVersion
+from digen_core.training.contents import differing
+from digen_core.transport.fingerprint import total_of
 from support import pull_functions as functions
+from support.pull_source import Source, version_of
 from tasks.cluster.cluster import run_cluster
 from tasks.cluster.presence import present_workers
 from tasks.worker import pulling
@@ -36,41 +36,6 @@ def weights_of(shapes, dtype=np.float32, seed=0):
     }
 
 
-def version_of(weights, number=1):
-    return PolicyVersion(number, contents_of(weights, ALONE))
-
-
-class Source:
-    """A device that serves without a network, and counts what is under way."""
-
-    def __init__(self, weights, size: int) -> None:
-        self.pushed = version_of(weights)
-        self.addresses = [f"member-{rank}" for rank in range(size)]
-        self.buckets, self.under_way, self.most = [], 0, 0
-        self.shelves = {}
-        for rank, address in enumerate(self.addresses):
-            rows = {name: own_rows(value, Gang(rank, size)) for name, value in weights.items()}
-            self.shelves[address] = Shelf()
-            self.shelves[address].put(1, self.pushed.hash, rows)
-
-    def ask(self, run_id, wanted, bucket):
-        source, future = self, Future()
-        self.under_way += 1
-        self.most = max(self.most, self.under_way)
-        self.buckets.append(bucket)
-        future.set_result(self.shelves[bucket.address].pieces(wanted, bucket.pieces))
-
-        class Answer:
-            def result(self):
-                source.under_way -= 1
-                return future.result()
-
-            def cancel(self):
-                source.under_way -= 1
-
-        return Answer()
-
-
 @pytest.mark.parametrize("given_by", [1, 2, 3, 4])
 @pytest.mark.parametrize("taken_by", [1, 2, 3, 4])
 @pytest.mark.parametrize("bucket", [8, 40, 1 << 24])
@@ -82,12 +47,16 @@ def test_members_of_any_two_gangs(given_by, taken_by, bucket, dtype, monkeypatch
     monkeypatch.setattr(pulling, "_ask", source.ask)
     monkeypatch.setattr(pulling, "BUCKET_BYTES", bucket)
     take_pulled_bytes()
+    fingerprints = dict.fromkeys(weights, 0)
     for rank in range(taken_by):
         gang = Gang(rank, taken_by)
-        rows = pull(RUN, source.pushed, source.addresses, gang)
+        arrived = pull(RUN, source.pushed, source.addresses, gang)
         for name, value in weights.items():
-            assert rows[name].dtype == dtype
-            np.testing.assert_array_equal(rows[name], own_rows(value, gang))
+            assert arrived.rows[name].dtype == dtype
+            np.testing.assert_array_equal(arrived.rows[name], own_rows(value, gang))
+            fingerprints[name] += arrived.fingerprints[name]
+    totals = {name: total_of([found]) for name, found in fingerprints.items()}
+    assert totals == {name: own.fingerprint for name, own in source.pushed.contents.items()}
     assert take_pulled_bytes() == sum(value.nbytes for value in weights.values())  # each row once
     assert source.most <= pulling.UNDER_WAY
     for asked in source.buckets:
@@ -114,9 +83,35 @@ def test_rows_arrive_bit_for_bit(given_by, taken_by, lengths, width, bucket):
         patch.setattr(pulling, "_ask", source.ask)
         patch.setattr(pulling, "BUCKET_BYTES", bucket)
         for rank in range(taken_by):
-            rows = pull(RUN, source.pushed, source.addresses, Gang(rank, taken_by))
+            rows = pull(RUN, source.pushed, source.addresses, Gang(rank, taken_by)).rows
             for name, value in weights.items():
                 assert rows[name].tobytes() == own_rows(value, Gang(rank, taken_by)).tobytes()
+
+
+def flipped(rows):
+    rows[0, 0] = -rows[0, 0]
+
+
+def swapped(rows):
+    rows[:2] = rows[1::-1].copy()
+
+
+def of_another_version(rows):
+    rows += 1
+
+
+@pytest.mark.parametrize("damage", [flipped, swapped, of_another_version])
+@pytest.mark.parametrize("bucket", [8, 1 << 24])
+def test_what_arrives_damaged_is_told(damage, bucket, monkeypatch):
+    source = Source(weights_of([(4, 2), (6, 3)]), 2)
+    monkeypatch.setattr(pulling, "_ask", source.ask)
+    monkeypatch.setattr(pulling, "BUCKET_BYTES", bucket)
+    contents = source.pushed.contents
+    arrived = pull(RUN, source.pushed, source.addresses, ALONE)
+    assert differing(contents, arrived.fingerprints, ALONE) == []
+    damage(source.shelves["member-1"].rows(source.pushed.hash)["p1"])
+    arrived = pull(RUN, source.pushed, source.addresses, ALONE)
+    assert differing(contents, arrived.fingerprints, ALONE) == ["p1"]
 
 
 def test_a_source_that_let_go_of_the_version_is_told(monkeypatch):
