@@ -214,6 +214,31 @@ def tracking(*, rounds: int = 3, iterations: int = 6, step_seconds: float = 0.1)
 
 
 @bench.command
+def push(*, megabytes: int = 200, rounds: int = 7, tls: bool = False) -> int:
+    """Measure a push of all weights between two workers here, pulled and as it was before.
+
+    It says what is moved, too, and what memory the receiver needs beside the version.
+
+    Example: digen bench push --megabytes 400 --tls
+
+    Args:
+        megabytes: Of a version in bfloat16, roughly.
+        rounds: In which both ways take turns, after two that warm up.
+        tls: Whether the workers encrypt what they say, as those of a run do by default.
+    """
+    _require_all(
+        megabytes=(megabytes, 1 <= megabytes <= 10_000, "1 to 10000"),
+        rounds=(rounds, rounds >= 1, "1 or more"),
+    )
+
+    from deployments.bench import push as bench_push
+
+    measured = bench_push.bench_push(megabytes, rounds, tls=tls)
+    bench_push.print_bench(measured)
+    return 0 if measured.holds else 1
+
+
+@bench.command
 def controller(*, layout: Several[str] = None, devices: Several[int] = None) -> int:
     """Measure what the controller's decisions cost as clusters grow, in simulated runs.
 
