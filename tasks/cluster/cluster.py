@@ -154,6 +154,7 @@ def worker_process(
     host: str = "127.0.0.1",
     num_tasks: int = 1,
     preload: Sequence[str] = (PRELOAD, "tasks.worker.own"),
+    log_level: int = logging.ERROR,
 ) -> dict[str, Any]:
     """Describe a worker process of this machine, for a SpecCluster.
 
@@ -163,6 +164,7 @@ def worker_process(
         host: loopback address on which it listens.
         num_tasks: that it runs at the same time.
         preload: modules that it imports before the first of them.
+        log_level: of what Dask says there.
     """
     return {
         "cls": Nanny,
@@ -173,7 +175,7 @@ def worker_process(
             "resources": dict(resources),
             "memory_limit": 0,
             "dashboard_address": None,
-            "silence_logs": logging.ERROR,
+            "silence_logs": log_level,
             # As they are now: which Prefect server it uses. A copy would have the fork server's.
             "env": {**os.environ, **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})},
             "preload": list(preload),

@@ -65,15 +65,15 @@ def _members_of(gangs: Sequence[Device], hosts: Mapping[str, int]) -> dict[str, 
     for device in gangs:
         place = dealt[device.kind] * hosts[device.kind] // total[device.kind]
         dealt[device.kind] += 1
-        host, preload = f"127.0.0.{1 + place}", ["tasks.emulation"]
-        members[device.name] = worker_process(
-            {DEVICE: 1, MEMBERS: device.size},
-            host=host,
-            num_tasks=1 + THREADS_BESIDE,
-            preload=preload,
-        )
-        for name in device.followers:
-            members[name] = worker_process({MEMBER: 1}, host=host, preload=preload)
+        # Of so many processes some end after the scheduler, and would say that it is gone.
+        own: dict[str, Any] = {
+            "host": f"127.0.0.{1 + place}",
+            "preload": ["tasks.emulation"],
+            "log_level": logging.CRITICAL,
+        }
+        leading = {DEVICE: 1, MEMBERS: device.size}
+        members[device.name] = worker_process(leading, num_tasks=1 + THREADS_BESIDE, **own)
+        members |= {name: worker_process({MEMBER: 1}, **own) for name in device.followers}
     return members
 
 
