@@ -146,22 +146,21 @@ def test_what_cannot_be_replayed_is_refused_in_one_line(trained, arguments, mess
 
 
 def test_a_version_that_cannot_be_loaded_ends_a_replay_in_one_line(trained, monkeypatch, capsys):
-    """As where memory is at fault: a bit flips between the hash and what is loaded."""
+    """As where it is let go of before it is loaded: a replay has nowhere to pull it from."""
     from tasks import replay as replaying
     from tasks.worker.engine import engine_of
 
     publish = replaying.publish
 
-    def flipping(*arguments):
+    def forgetting(*arguments):
         pushed, facts = publish(*arguments)
-        rows = engine_of(replaying.REPLAY).shelf.rows(pushed.hash)
-        next(iter(rows.values())).view(np.uint8).flat[0] ^= 1
+        engine_of(replaying.REPLAY).shelf.drop(pushed.version)
         return pushed, facts
 
-    monkeypatch.setattr(replaying, "publish", flipping)
+    monkeypatch.setattr(replaying, "publish", forgetting)
     assert digen(["replay", str(trained[1]), "2"]) == 1
     err = capsys.readouterr().err
-    assert "version 1 could not be loaded: it arrived damaged: 1 parameters differ" in err
+    assert "version 1 could not be loaded: " in err
     assert err.count("\n") == 1
 
 
