@@ -1,4 +1,4 @@
-"""Degrees of context parallelism: over how many GPUs a model can deal the tokens of a sample.
+"""What a gang can share: over how many GPUs a model can deal the tokens of a sample, and weights.
 
 Importing this module must not import torch.
 """
@@ -16,6 +16,19 @@ _KERNELS: Final = ("native", "cudnn", "native_flash", "flash")
 """Kernels of attention that diffusers deals tokens with."""
 
 _MOST: Final = 64  # members of a gang
+
+
+def check_shards(config: RunConfig) -> None:
+    """Check that the weights of a config's model can be sharded, if they are to be.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if config.parallel.shard_weights and "transformer" in config.model.offload:
+        raise ConfigError(
+            "parallel.shard_weights is true, but model.offload names the transformer, whose shards "
+            "stay on their devices; leave it out"
+        )
 
 
 def check_degree(config: RunConfig, size: int, settings: tuple[Settings, Settings] | None) -> None:

@@ -13,8 +13,8 @@ from typing import Final
 from digen_core.config.families import Settings
 from digen_core.config.parallel import ParallelConfig
 from digen_core.config.run import RunConfig
-from digen_core.errors import ConfigError
-from digen_core.gang.degrees import check_degree
+from digen_core.errors import ConfigError, UserError
+from digen_core.gang.degrees import check_degree, check_shards
 from digen_core.planning.capacity import Fit, ShortageError, fit
 from digen_core.planning.cluster import Cluster
 from digen_core.planning.gang_settings import GANGS
@@ -71,25 +71,27 @@ def candidates(
 
     Raises:
         ShortageError: nothing fits; the first thing that did not.
+        ConfigError: no gangs can share the model as the config says.
     """
     memories = _Memories(memory_of)
-    shortage: ShortageError | None = None
+    refused: UserError | None = None
     found: dict[object, Candidate] = {}
     for shards in _choices(config.parallel, "shard_weights", (False, True)):
         for own, devices in product(_sharing(config, bool(shards)), _in_gangs(cluster)):
             key = _shared(own.parallel, devices)
-            if key in found or not _deals(own, devices, settings):
+            if key in found:
                 continue
             packed = _packed(own, devices)
             try:
+                _check(packed, devices, settings)
                 found[key] = Candidate(packed, devices, memories.fit(packed, devices))
-            except ShortageError as error:
-                shortage = shortage or error
+            except (ShortageError, ConfigError) as error:
+                refused = refused or error
         if found:
             break
     if not found:
-        assert shortage is not None, "devices by themselves are possible"
-        raise shortage
+        assert refused is not None, "devices are by themselves at least"
+        raise refused
     return list(found.values())
 
 
@@ -122,8 +124,6 @@ class _Memories:
 
 def _sharing(config: RunConfig, shards: bool) -> Iterator[RunConfig]:
     """Yield the config with each degree of context parallelism."""
-    if shards and "transformer" in config.model.offload:
-        return
     for degree in _choices(config.parallel, "context_parallel", (1, *GANGS)):
         parallel = ParallelConfig(shard_weights=shards, context_parallel=degree)
         yield config.model_copy(update={"parallel": parallel})
@@ -150,14 +150,11 @@ def _shared(parallel: ParallelConfig, cluster: Cluster) -> object:
     return groups, degrees, bool(sizes) and parallel.shard_weights
 
 
-def _deals(config: RunConfig, cluster: Cluster, settings: tuple[Settings, Settings]) -> bool:
-    """Whether the members of all gangs can deal the tokens of a sample."""
-    try:
-        for size in {group.members for group in cluster.devices}:
-            check_degree(config, size, settings)
-    except ConfigError:
-        return False
-    return True
+def _check(config: RunConfig, cluster: Cluster, settings: tuple[Settings, Settings]) -> None:
+    """Check that the members of all gangs can share the model; raises ConfigError."""
+    check_shards(config)
+    for size in sorted({group.members for group in cluster.devices}):
+        check_degree(config, size, settings)
 
 
 def _is_open(group: DeviceGroup) -> bool:

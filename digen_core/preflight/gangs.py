@@ -7,8 +7,7 @@ from pathlib import Path
 
 from digen_core.config.families import Settings
 from digen_core.config.run import RunConfig
-from digen_core.errors import ConfigError
-from digen_core.gang.degrees import check_degree
+from digen_core.gang.degrees import check_degree, check_shards
 from digen_core.models.image_size import local_settings
 
 
@@ -20,11 +19,7 @@ def check_gangs(config: RunConfig) -> None:
     Raises:
         ConfigError: they cannot share it.
     """
-    if config.parallel.shard_weights and "transformer" in config.model.offload:
-        raise ConfigError(
-            "parallel.shard_weights is true, but model.offload names the transformer, whose shards "
-            "stay on their devices; leave it out"
-        )
+    check_shards(config)
     sizes = {config.cluster.rollout_gang, config.cluster.trainer_gang}
     if config.cluster.address is not None:  # the sizes of its gangs are not known
         sizes = {config.parallel.context_parallel}

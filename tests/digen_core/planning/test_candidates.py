@@ -6,6 +6,7 @@ import pytest
 
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import DeviceCosts, Linear
+from digen_core.errors import ConfigError
 from digen_core.planning.candidates import candidates, leaves_gangs_open
 from digen_core.planning.capacity import ShortageError
 from digen_core.planning.cluster import Cluster
@@ -121,6 +122,17 @@ def test_degrees_that_do_not_divide_are_left_out():
     model = config_of().model.model_copy(update={"max_sequence_length": 500})
     found = found_in(cluster_of({}), config_of().model_copy(update={"model": model}))
     assert {own.config.parallel.context_parallel for own in found} == {1, 2, 4}
+
+
+def test_what_no_gang_can_share_is_one_line():
+    model = config_of().model.model_copy(update={"max_sequence_length": 500})
+    config = config_of(context_parallel=8).model_copy(update={"model": model})
+    with pytest.raises(ConfigError, match="context_parallel is 8, which does not divide"):
+        found_in(cluster_of({}, {"kind": "l40s", "gang": 8, "count": 16}), config)
+    model = config_of().model.model_copy(update={"offload": ("transformer",)})
+    config = config_of(shard_weights=True).model_copy(update={"model": model})
+    with pytest.raises(ConfigError, match="names the transformer"):
+        found_in(cluster_of({}), config)
 
 
 def test_weights_are_sharded_only_if_nothing_else_fits():
