@@ -75,8 +75,9 @@ def plan(
     Example: digen plan shapes --cluster 2-cores
 
     Args:
-        tokens: CONFIG and settings, as in 'digen train'. Packs are at most as large as its own;
-            stale groups are considered if its schedule.max_stale_share is above 0.
+        tokens: CONFIG and settings, as in 'digen train'. Packs are at most as large as its own,
+            in each share of a gang that is found; stale groups are considered if its
+            schedule.max_stale_share is above 0.
         cluster: 2-cores, 16x-mixed, 32x-h100, 8x-h100, 32x-h100-a100, 32x-h100-open or
             32x-h100-gangs (deployments/clusters), or a TOML file like those. The last four estimate
             what the config's model costs; 32x-h100-open leaves open which GPUs hold one model.

@@ -72,7 +72,8 @@ def plan(config: RunConfig, cluster: Cluster) -> list[Row]:
 
     Args:
         config: of the run; its layout, split, fragment and pack size are searched for, with packs
-            up to its own and stale groups up to its schedule.max_stale_share.
+            up to its own (in each share of a gang that is found) and stale groups up to its
+            schedule.max_stale_share.
         cluster: the devices, and what a step and a pack cost, if ``schedule.profile`` does not say.
             If neither does, the costs are estimated from the model's size; where gangs are left
             open, they are searched for, too.
@@ -114,7 +115,8 @@ def _candidates(config: RunConfig, cluster: Cluster, *, searched: bool) -> list[
         )
         return [Candidate(config, cluster, room)]
     from deployments.views.memory import needs_of  # torch and diffusers, as above
-    from digen_core.planning.model_settings import read_settings, settings_folder
+    from digen_core.models.image_size import read_settings
+    from digen_core.planning.model_settings import settings_folder
 
     def memory_of(own: RunConfig, size: int) -> Memory:
         return needs_of(own, size).memory

@@ -21,7 +21,7 @@ def check_local_size(model: ModelConfig) -> None:
         ConfigError: the model cannot have that size.
     """
     try:
-        vae, transformer = local_settings(model)
+        vae, transformer = read_settings(Path(model.source))
         side = FAMILIES[model.family].side(vae, transformer)
         positions = transformer.get("pos_embed_max_size")  # a table of them
     except (OSError, ValueError, KeyError, TypeError):
@@ -31,14 +31,13 @@ def check_local_size(model: ModelConfig) -> None:
         require_positions(model, positions * side)
 
 
-def local_settings(model: ModelConfig) -> tuple[Settings, Settings]:
-    """Return the configs of VAE and transformer in a local model folder.
+def read_settings(folder: Path) -> tuple[Settings, Settings]:
+    """Return the configs of VAE and transformer in the folder of a model.
 
     Raises:
         OSError: one of them is not there.
         ValueError: one of them is no JSON object.
     """
-    folder = Path(model.source)
     vae, transformer = (
         read_json_object(folder / part / "config.json", "the model's")
         for part in ("vae", "transformer")

@@ -20,6 +20,7 @@ from digen_core.planning.cluster import Cluster
 from digen_core.planning.gang_settings import GANGS
 from digen_core.planning.groups import DeviceGroup
 from digen_core.planning.memory import Memory
+from digen_core.planning.search import MIN_GAIN
 
 MemoryOf = Callable[[RunConfig, int], Memory]
 """The memory of a config on each GPU of a gang of some size."""
@@ -46,11 +47,11 @@ class Candidate:
         pairs = zip(self.devices.devices, self.cluster.devices, strict=True)
         return {after.kind: after.roles for before, after in pairs if before.roles != after.roles}
 
-    @property
-    def num_changes(self) -> int:
-        """How far it is from one worker for each device: less of a gang is easier to run."""
-        sizes = [group.members for group in self.cluster.devices]
-        return sum(size > 1 for size in sizes) + self.config.parallel.shard_weights
+    def worth(self, seconds: float) -> float:
+        """Return seconds, made longer by what each gang, and sharded weights, have to gain."""
+        num_changes = sum(group.members > 1 for group in self.cluster.devices)
+        num_changes += self.config.parallel.shard_weights
+        return seconds * (1 + MIN_GAIN * num_changes)
 
 
 def leaves_gangs_open(cluster: Cluster) -> bool:

@@ -13,8 +13,13 @@ from digen_core.errors import UserError
 from digen_core.planning.candidates import Candidate
 from digen_core.planning.cluster import Cluster
 from digen_core.planning.job import Job
-from digen_core.planning.planner import JobPlan, estimated_seconds, plan_config, with_sizes
-from digen_core.planning.search import MIN_GAIN
+from digen_core.planning.planner import (
+    JobPlan,
+    estimated_seconds,
+    fragment_sizes,
+    plan_config,
+    with_sizes,
+)
 
 Priced = Callable[[Candidate], Cluster]
 """Returns the devices of a candidate with what they cost."""
@@ -33,7 +38,7 @@ class ClusterPlan:
     @property
     def worth(self) -> float:
         """Its seconds, made longer by what each gang has to gain."""
-        return self.own.seconds * (1 + MIN_GAIN * self.candidate.num_changes)
+        return self.candidate.worth(self.own.seconds)
 
 
 def plan_candidates(
@@ -79,17 +84,17 @@ class _Planned:
         job = Job.of(candidate.config, cluster.fleet, cluster.costs(profile))
         most = min(job.workload.fragment_size, room.fragment_size)
         packs = min(job.workload.pack_size, room.pack_size)
-        return cls(candidate, cluster, with_sizes(job, _fragments(job, most)[-1], packs))
+        return cls(candidate, cluster, with_sizes(job, fragment_sizes(job, most)[-1], packs))
 
     def worth(self) -> float:
         """Return the seconds by formula, made longer by what each gang has to gain."""
         config, room = self.candidate.config, self.candidate.room
-        largest = _fragments(self.job, room.fragment_size)[-1]
+        largest = fragment_sizes(self.job, room.fragment_size)[-1]
         jobs = (self.job, with_sizes(self.job, largest, self.job.workload.pack_size))
         seconds = min(
             estimated_seconds(job, config, helps=room.helps, assists=room.assists) for job in jobs
         )
-        return seconds * (1 + MIN_GAIN * self.candidate.num_changes)
+        return self.candidate.worth(seconds)
 
     def plans(self) -> list[ClusterPlan]:
         """Search; raises what ``plan_config`` does."""
@@ -103,9 +108,3 @@ class _Planned:
             assists=room.assists,
         )
         return [ClusterPlan(self.candidate, self.cluster, own) for own in found]
-
-
-def _fragments(job: Job, most: int) -> list[int]:
-    """Return the divisors of the group size up to a size, in their order."""
-    group_size = job.workload.group_size
-    return [size for size in range(1, min(most, group_size) + 1) if not group_size % size]

@@ -9,7 +9,7 @@ from typing import Final
 from digen_core.config.run import RunConfig
 from digen_core.errors import ConfigError
 from digen_core.gang.degrees import check_degree
-from digen_core.planning.model_settings import read_settings
+from digen_core.models.image_size import read_settings
 
 GANGS: Final = (2, 4, 8)
 """Sizes of gangs that a host has GPUs for."""

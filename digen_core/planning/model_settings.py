@@ -1,9 +1,7 @@
 """The settings of models, from which they are built without weights."""
 
-import json
 from pathlib import Path
 
-from digen_core.config.families import Settings
 from digen_core.config.shipped import data_folder, located
 from digen_core.errors import UserError
 
@@ -27,19 +25,3 @@ def settings_folder(path: str) -> Path:
             f"{', '.join(shipped)} only; use one of these, or the folder of the model"
         )
     return shipped[folder.name]
-
-
-def read_settings(folder: Path) -> tuple[Settings, Settings]:
-    """Return the settings of VAE and transformer.
-
-    Args:
-        folder: as above.
-
-    Raises:
-        OSError: one of them is not there.
-    """
-    vae, transformer = (
-        json.loads((folder / part / "config.json").read_text(encoding="utf-8"))
-        for part in ("vae", "transformer")
-    )
-    return vae, transformer

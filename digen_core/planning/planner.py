@@ -154,11 +154,16 @@ def _layouts(config: RunConfig, *, mixes: bool) -> list[LayoutName]:
 def sizes(job: Job) -> Iterator[tuple[int, int]]:
     """Yield (fragment size, pack size): divisors of the group size, and 1, 2, 4, ... pairs."""
     work = job.workload
-    fragments = [size for size in range(1, work.group_size + 1) if not work.group_size % size]
     packs = {2**power for power in range(work.pack_size.bit_length())} | {work.pack_size}
-    for fragment in fragments:
+    for fragment in fragment_sizes(job, work.group_size):
         for pack in sorted(packs):
             yield fragment, pack
+
+
+def fragment_sizes(job: Job, most: int) -> list[int]:
+    """Return the divisors of the group size up to a size, in their order."""
+    group_size = job.workload.group_size
+    return [size for size in range(1, min(most, group_size) + 1) if not group_size % size]
 
 
 def with_sizes(job: Job, fragment_size: int, pack_size: int) -> Job:

@@ -8,7 +8,7 @@ from pathlib import Path
 from digen_core.config.families import Settings
 from digen_core.config.run import RunConfig
 from digen_core.gang.degrees import check_degree, check_shards
-from digen_core.models.image_size import local_settings
+from digen_core.models.image_size import read_settings
 
 
 def check_gangs(config: RunConfig) -> None:
@@ -30,4 +30,5 @@ def check_gangs(config: RunConfig) -> None:
 
 def _settings(config: RunConfig) -> tuple[Settings, Settings] | None:
     """Return the configs of VAE and transformer, if they are here."""
-    return local_settings(config.model) if Path(config.model.source).is_dir() else None
+    folder = Path(config.model.source)
+    return read_settings(folder) if folder.is_dir() else None
