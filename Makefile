@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-fast coverage test-slow test-slice test-layouts test-algorithms test-families test-operation test-gpu lint bench ui docs docs-images golden clean
+.PHONY: help setup train test test-fast coverage test-slow test-slice test-layouts test-algorithms test-families test-operation test-gpu fuzz lint bench ui docs docs-images golden clean
 
 # No telemetry: without these, each start also waits for name look-ups where there is no network.
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
@@ -23,6 +23,7 @@ COVERED := control algorithms maths training transport checkpoints
 FAST := --ignore tests/integration --ignore tests/wheel
 SEED ?= 0
 SLICE ?= 30
+MINUTES ?= 60
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | column -t -s $$'\t'
@@ -84,11 +85,14 @@ test-algorithms: setup ## the weights of every algorithm under every layout; up 
 test-families: setup ## the weights of every model family, image and video; up to 10 minutes
 	$(PYTEST) -m families --dist loadgroup $(ARGS)
 
-test-operation: setup ## servers that go away, killed runs, browsers, whole sessions, pages followed; up to 30 minutes
+test-operation: setup ## servers that go away, killed runs, browsers, whole sessions, pages followed, stories of failures; up to an hour
 	$(PYTEST) -m operation --dist loadgroup $(ARGS)
 
 test-gpu: setup ## every family at real width, attention, memory and the search for settings on a GPU; skipped where there is none
 	$(BIN)/pytest -q -rs -m gpu $(ARGS)
+
+fuzz: setup ## damaged files for all that reads files, for MINUTES; what breaks a reader is kept in tests/fuzz/cases
+	FUZZ_MINUTES=$(MINUTES) OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/fuzz -k damaged --timeout 0 $(ARGS)
 
 bench: setup ## what a task costs: bare Dask, digen's runner, Prefect's Dask runner
 	$(BIN)/digen bench runner $(ARGS)

@@ -16,6 +16,7 @@ from cyclopts import App, CycloptsError
 from deployments.bench import repository
 from deployments.bench.commands import bench
 from deployments.commands import (
+    chaos,
     clusters,
     configs,
     models,
@@ -95,6 +96,10 @@ app.command(
 )
 app.command(
     planning.size, usage="Usage: digen size [CONFIG] [--json | --markdown] [--KEY VALUE ...]"
+)
+app.command(
+    chaos.chaos,
+    usage="Usage: digen chaos CONFIG [--seed S] [--stories N] [--only KIND ...] [--KEY VALUE ...]",
 )
 app.command(models.make_tiny)
 app.command(models.convert_hps)

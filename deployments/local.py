@@ -25,6 +25,7 @@ SETTINGS = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     # What happens is on the live view and, in full, in Prefect's UI.
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # of what it sends, tried again where it fails
     "TRANSFORMERS_VERBOSITY": "error",
 }
 

@@ -6,6 +6,7 @@ from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, DamagedError, na
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.batch import Batch
 from flows.runtime.fleet.losses import DevicesLostError, StateLostError
+from flows.runtime.observers import say
 from flows.runtime.publishing import publish_model
 from tasks.export import export_adapter, export_transformer
 from tasks.runner.completions import Completions
@@ -23,6 +24,7 @@ def export(run_id: str) -> None:
     run_dir = run.run_dir.resolve()  # the worker may be in another one
     folder = run_dir / ("transformer" if run.config.train.lora is None else "lora")
     holder, label = run.fleet.trainer_devices()[0], f"export v{run.progress.version}"
+    say(f"exporting version {run.progress.version}")
     with Completions() as completions:
         batch = Batch(run, completions)
         if run.config.train.lora is None:

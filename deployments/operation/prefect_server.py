@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -31,9 +33,13 @@ from deployments.operation.sign_in import is_answered, link_to
 from deployments.operation.state import write_privately
 from digen_core.errors import UserError
 from tasks.cluster.start_method import variables_set
+from tasks.cluster.tied import AGAIN
 
 DEFAULT_PORT = 4200
 START_SECONDS = 120.0
+LOOK_SECONDS = 5.0
+MOST_SILENT_SECONDS = 60.0
+"""In which a command's own server has to answer at all; else it is started anew."""
 
 # On one small machine the server competes with the work: it is to need little CPU.
 RECORDER_SETTINGS = {
@@ -118,8 +124,8 @@ def prefect_server(log_dir: Path) -> Iterator[PrefectApi]:
     with log_path.open("ab") as log:
         server = server_command("127.0.0.1", api.url)
         process = subprocess.Popen(
-            # It ends with us, even if we are killed.
-            [sys.executable, "-m", "tasks.cluster.tied", *server],
+            # It ends with us, even if we are killed; and is started anew if it is.
+            [sys.executable, "-m", "tasks.cluster.tied", AGAIN, *server],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -130,7 +136,7 @@ def prefect_server(log_dir: Path) -> Iterator[PrefectApi]:
         _wait_until_ours(api, process, log_path)
         lines = [f"{name}={value}\n" for name, value in _environment(api).items()]
         write_privately(variables, "".join(lines))
-        with _used(api):
+        with _used(api), _watched(api, process):
             yield api
     finally:
         APILogWorker.drain_all(timeout=10)  # what is still on its way to the server
@@ -198,6 +204,30 @@ def _environment(api: PrefectApi) -> dict[str, str]:
 
 
 @contextmanager
+def _watched(api: PrefectApi, process: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Have a server that was started here killed while it does not answer: it starts anew."""
+    is_over = Event()
+
+    def look() -> None:
+        answered = time.monotonic()
+        while not is_over.wait(LOOK_SECONDS):
+            now = time.monotonic()
+            if is_healthy(api.url, timeout=LOOK_SECONDS):
+                answered = now
+            elif now - answered > MOST_SILENT_SECONDS:
+                process.send_signal(signal.SIGUSR1)
+                answered = now + START_SECONDS - MOST_SILENT_SECONDS
+
+    watch = Thread(target=look, daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watch.join()
+
+
+@contextmanager
 def _used(api: PrefectApi) -> Iterator[None]:
     """Point this process and those that it starts at a server that was started here."""
     settings = {PREFECT_API_URL: api.url, PREFECT_API_AUTH_STRING: api.auth}
@@ -218,10 +248,10 @@ def is_ours(api: PrefectApi) -> bool:
     return is_healthy(api.url) and (api.auth is None or is_answered(api.url, api.auth))
 
 
-def is_healthy(api_url: str) -> bool:
-    """Say whether a Prefect server answers."""
+def is_healthy(api_url: str, timeout: float = 2.0) -> bool:
+    """Say whether a Prefect server answers, in some seconds."""
     try:
-        return httpx.get(f"{api_url}/health", timeout=2.0).status_code == httpx.codes.OK
+        return httpx.get(f"{api_url}/health", timeout=timeout).status_code == httpx.codes.OK
     except httpx.HTTPError:
         return False
 

@@ -50,7 +50,7 @@ from flows.runtime.fleet.joining import Joined, JoinFailed
 from flows.runtime.iterations.open_iteration import Ended, OpenIteration, Published
 from flows.runtime.iterations.runs import IterationRuns, RunEnded
 from flows.runtime.memory import Memory
-from flows.runtime.observers import say
+from flows.runtime.observers import say, tell
 from flows.runtime.requests import is_stop
 from flows.runtime.workload import schedule_of
 from tasks.runner.completions import Completion
@@ -260,7 +260,10 @@ class Conductor:
     def _handle(self, *happened: Event) -> None:
         events = deque(happened)
         while events:
-            events.extend(self._carry_out(self._controller.handle(events.popleft())))
+            event = events.popleft()
+            instructions = self._controller.handle(event)
+            tell(event, *instructions)
+            events.extend(self._carry_out(instructions))
         self._end()
 
     def _carry_out(self, instructions: Sequence[Instruction]) -> list[Event]:

@@ -1,10 +1,14 @@
-"""Observers: whoever watches the runs of this process, such as the terminal and Prefect's pages."""
+"""Observers: whoever watches the runs of this process, such as the terminal and Prefect's pages.
 
-from collections.abc import Iterator
+Listeners hear more, and more often: each event of the controller and what it says to that.
+"""
+
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from digen_core.control.protocol import Event, Instruction
 from digen_core.records import EvaluationReport, IterationRecord
 
 
@@ -40,7 +44,11 @@ class Observer(Protocol):
         ...
 
 
+Listener = Callable[[Event | Instruction], None]
+"""Called in the conductor's thread, before an instruction is carried out: the run waits for it."""
+
 _observers: list[Observer] = []
+_listeners: list[Listener] = []
 
 
 @contextmanager
@@ -80,3 +88,20 @@ def stopped(why: str) -> None:
     """Tell the observers that somebody stopped the run."""
     for observer in _observers:
         observer.on_stop(why)
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Let somebody hear the controllers of this process while the body runs."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+def tell(*heard: Event | Instruction) -> None:
+    """Let the listeners hear what happened, and what is to be done."""
+    for listener in _listeners:
+        for what in heard:
+            listener(what)

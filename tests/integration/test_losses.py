@@ -16,7 +16,6 @@ from smooth_rewards import HANG_VARIABLE
 
 from digen_core.config.run import RunConfig
 from digen_core.control import protocol as p
-from digen_core.control.controller import Controller
 from support.runs import Watch, distance, initial, merged, only_run, reference
 
 pytestmark = pytest.mark.slow
@@ -94,22 +93,14 @@ def operation(*values: object):
 
 @pytest.fixture
 def follow(monkeypatch):
-    """Return a function that lets a story see what a run's controller hears and says."""
+    """Return a function that lets a story see the contexts of a run."""
     from flows.runtime.context import context_of
 
     def let_see(story: Story) -> None:
-        class Told(Controller):
-            def handle(self, event):
-                instructions = super().handle(event)
-                for what in (event, *instructions):
-                    story.see(what)
-                return instructions
-
         def known(run_id):
             story.run_context = context_of(run_id)
             return story.run_context
 
-        monkeypatch.setattr("flows.runtime.conductor.Controller", Told)
         for module in ("prepare", "evaluate", "export", "runtime.iterations.iteration"):
             monkeypatch.setattr(f"flows.{module}.context_of", known)
 
@@ -120,13 +111,13 @@ def follow(monkeypatch):
 def live(tree, prefect_backend, follow):
     """Return a function that runs the job through a story and checks what it leaves."""
     from flows.post_train import post_train
-    from flows.runtime.observers import watching
+    from flows.runtime.observers import listening, watching
 
     def run(story: Story, **changes) -> Path:
         follow(story)
         settings = {key.replace("__", "."): value for key, value in changes.items()}
         config = RunConfig.model_validate(merged(tree, {**JOB, **settings}))
-        with watching(story):
+        with watching(story), listening(story.see):
             report = post_train(config)
         assert story.is_done, "nothing was done to the run"
         assert report.num_iterations == config.num_iterations
@@ -413,7 +404,7 @@ def test_a_lost_scheduler_is_said_and_the_run_can_be_resumed(
     tree, prefect_backend, follow, own_cluster
 ):
     from flows.post_train import post_train
-    from flows.runtime.observers import watching
+    from flows.runtime.observers import listening, watching
     from tasks.cluster.calls import SchedulerLostError
 
     address, scheduler = own_cluster
@@ -422,7 +413,8 @@ def test_a_lost_scheduler_is_said_and_the_run_can_be_resumed(
     config = RunConfig.model_validate(
         merged(tree, {**JOB, "cluster.scheduler_address": address, "schedule.layout": "gap"})
     )
-    with watching(story), pytest.raises(SchedulerLostError, match="the Dask scheduler") as error:
+    lost = pytest.raises(SchedulerLostError, match="the Dask scheduler")
+    with watching(story), listening(story.see), lost as error:
         post_train(config)
     folder = only_run(tree)
     assert f"resume it with: digen train --resume {folder}" in "".join(error.value.__notes__)

@@ -1,0 +1,156 @@
+"""A campaign: stories of a seed, one run in peace to hold them against, and what came of it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from deployments.chaos.compare import Left, complaints_of
+from deployments.chaos.namespaces import ISOLATE, possible
+from deployments.chaos.outcome import Order, Outcome
+from deployments.chaos.player import KEPT, OUTCOME, RUNS
+from deployments.chaos.story import KINDS, Kind, Story, draw
+from deployments.errors import RunFailedError
+from digen_core.config.run import RunConfig
+
+ORDER: Final = "order.json"
+PEACE: Final = "peace"
+WRONG: Final = "WRONG"
+"""How a story ended that left something else than the run in peace."""
+PEACE_LIMIT: Final = 12 * 3600.0
+"""Seconds that it may take."""
+LIMIT: Final = 6.0
+"""A run may take that many times as long as the one in peace,"""
+LIMIT_TIMEOUTS: Final = 8.0
+"""and beside that so many times what it takes to notice a silent worker."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """A story that was played, and what is wrong with what it left."""
+
+    outcome: Outcome
+    complaints: Sequence[str]
+    peace: Outcome
+
+    @property
+    def seconds_lost(self) -> float:
+        """Seconds more than in peace."""
+        return self.outcome.seconds - self.peace.seconds
+
+    @property
+    def steps_again(self) -> float:
+        """Denoising steps that were done again or in vain, over those in peace."""
+        return self.outcome.sample_steps / self.peace.sample_steps - 1
+
+    @property
+    def pairs_again(self) -> float:
+        """Pairs that were trained again or in vain, over those in peace."""
+        return self.outcome.pairs / self.peace.pairs - 1
+
+    @property
+    def ended(self) -> str:
+        """How it came to its end."""
+        if self.complaints:
+            return WRONG
+        if (starts := len(self.outcome.attempts) - 1) > 0:
+            return f"started again {starts}x"
+        return "resumed" if self.outcome.has_resumed else "went on"
+
+
+class Campaign:
+    """Plays stories of a config in a folder."""
+
+    def __init__(self, config: RunConfig, arguments: Sequence[str], folder: Path) -> None:
+        """Prepare.
+
+        Args:
+            config: of the runs.
+            arguments: of ``digen train``, that give it.
+            folder: that gets all stories.
+        """
+        self._config = config
+        self._arguments = tuple(arguments)
+        self._folder = folder
+        self._kinds: list[Kind] = possible(KINDS)
+        self._limit = PEACE_LIMIT
+
+    @property
+    def impossible(self) -> list[Kind]:
+        """Kinds of faults that cannot be done on this machine."""
+        return [kind for kind in KINDS if kind not in self._kinds]
+
+    def play(
+        self, seed: int, numbers: Sequence[int], jobs: int, kinds: Sequence[Kind]
+    ) -> Iterator[Told]:
+        """Yield the stories as they end.
+
+        Args:
+            seed: of the stories.
+            numbers: of the stories.
+            jobs: that are played at the same time.
+            kinds: of faults to draw; those that cannot be done here are left out.
+
+        Raises:
+            RunFailedError: the run in peace failed, or a story could not be played at all.
+        """
+        kinds = [kind for kind in kinds if kind in self._kinds]
+        peace = self._played(Story(seed, -1, ()), self._folder / PEACE)
+        if complaints := complaints_of(peace, self._left(PEACE), self._left(PEACE)):
+            raise RunFailedError(f"the run without faults: {'; '.join(complaints)}")
+        self._limit = (
+            LIMIT * peace.seconds + LIMIT_TIMEOUTS * self._config.cluster.heartbeat_timeout
+        )
+        stories = [draw(seed, number, self._config, kinds) for number in numbers]
+
+        def told(story: Story) -> Told:
+            outcome = self._played(story, self._folder / story.name)
+            return Told(outcome, (), peace)
+
+        with ThreadPoolExecutor(jobs) as pool:
+            for future in as_completed([pool.submit(told, story) for story in stories]):
+                outcome = future.result().outcome
+                left = self._left(outcome.story.name)
+                yield Told(outcome, complaints_of(outcome, left, self._left(PEACE)), peace)
+
+    def _played(self, story: Story, folder: Path) -> Outcome:
+        folder.mkdir(parents=True)
+        isolated = not self.impossible
+        order = Order(
+            story=story,
+            arguments=self._arguments,
+            is_isolated=isolated,
+            limit_seconds=self._limit,
+        )
+        (folder / ORDER).write_text(order.model_dump_json(indent=2), encoding="utf-8")
+        player = (sys.executable, "-m", "deployments.chaos.player", str(folder / ORDER))
+        done = _tied([*(ISOLATE if isolated else ()), *player])
+        if not (folder / OUTCOME).exists():
+            why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise RunFailedError(f"story {story.name} could not be played: {why}")
+        return Outcome.model_validate_json((folder / OUTCOME).read_text(encoding="utf-8"))
+
+    def _left(self, name: str) -> Left:
+        folder = self._folder / name
+        kept = folder / KEPT
+        return Left.in_folder(kept if kept.exists() else folder / RUNS, self._config.model.dtype)
+
+
+def _tied(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    """Run a command that ends with this process, even by SIGKILL."""
+    theirs, ours = os.pipe()
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", "tasks.cluster.tied", *command],
+            stdin=theirs,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(theirs)
+        os.close(ours)

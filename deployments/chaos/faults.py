@@ -1,0 +1,158 @@
+"""Faults: what is done to processes, links and disks, and how it is undone."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from random import Random
+from threading import Event, Thread
+from time import monotonic
+from typing import Any, Final
+
+import psutil
+
+from deployments.chaos import namespaces
+from deployments.chaos.story import DISK, FLOW, Fault, Kind
+from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
+
+REMOVED: Final = ("metrics", "evaluation", "timelines", "grids", "tracking", "devices.parquet")
+"""Of a run's folder: what a resumed run makes again, or goes on without."""
+
+_SLOW_STOPPED: Final = 0.15  # seconds of each fifth of a second
+_SLOW_RUNNING: Final = 0.05
+_LOOK_SECONDS: Final = 0.05  # for connections that were made since
+_FILLER: Final = "filler"
+
+
+class Faults:
+    """The faults of one story; all that lasts is undone when it is closed."""
+
+    def __init__(self, runs_dir: Path) -> None:
+        self._runs_dir = runs_dir
+        self._over = Event()
+        self._threads: list[Thread] = []
+        self._damage: list[Callable[[], object]] = []
+
+    def do(self, fault: Fault, pids: Mapping[str, int]) -> list[str]:
+        """Let a fault begin, and return whom it struck: a process that is not there is spared.
+
+        Args:
+            fault: its targets are names.
+            pids: of all processes, by name.
+        """
+        struck = [name for name in fault.targets if name in pids or name == DISK]
+        own = [pids[name] for name in struck if name in pids]
+        if fault.kind in _SIGNALS:
+            send(own, _SIGNALS[fault.kind])
+        elif fault.kind in _DAMAGES:
+            damage = partial(_DAMAGES[fault.kind], self._runs_dir, Random(str(fault)))
+            self._damage.append(damage)
+            send([pids[FLOW]], signal.SIGKILL)
+        else:
+            where = self._runs_dir if fault.targets == (DISK,) else own
+            thread = Thread(target=_LASTING[fault.kind], args=(where, self._over, fault.seconds))
+            thread.start()
+            self._threads.append(thread)
+        return struck
+
+    def damage(self) -> None:
+        """Damage files, now that nobody uses them any more."""
+        while self._damage:
+            self._damage.pop()()
+
+    def close(self) -> None:
+        """Undo what lasts."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def send(pids: Collection[int], number: signal.Signals) -> None:
+    """Send a signal to processes; those that are gone do not matter."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _pause(pids: Collection[int], over: Event, seconds: float) -> None:
+    send(pids, signal.SIGSTOP)
+    over.wait(seconds)
+    send(pids, signal.SIGCONT)
+
+
+def _slow(pids: Collection[int], over: Event, seconds: float) -> None:
+    end = monotonic() + seconds
+    while monotonic() < end and not over.is_set():
+        _pause(pids, over, _SLOW_STOPPED)
+        over.wait(_SLOW_RUNNING)
+
+
+def _cut(pids: Collection[int], over: Event, seconds: float) -> None:
+    end, lost = monotonic() + seconds, set[int]()
+    try:
+        while monotonic() < end and not over.is_set():
+            for port in _ports(pids) - lost:
+                namespaces.lose_packets(port)
+                lost.add(port)
+            over.wait(_LOOK_SECONDS)
+    finally:
+        namespaces.lose_no_packets()
+
+
+def _ports(pids: Collection[int]) -> set[int]:
+    """Return the TCP ports of this machine on which processes listen or talk."""
+    found = set()
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            found |= {at.laddr.port for at in psutil.Process(pid).net_connections("tcp")}
+    return found
+
+
+def _fill(runs_dir: Path, over: Event, seconds: float) -> None:
+    filler = runs_dir / _FILLER
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 16))
+    over.wait(seconds)
+    filler.unlink()
+
+
+def _read_only(runs_dir: Path, over: Event, seconds: float) -> None:
+    namespaces.make_read_only(runs_dir)
+    over.wait(seconds)
+    namespaces.make_writable(runs_dir)
+
+
+def _flip(runs_dir: Path, rng: Random) -> None:
+    """Flip a bit of a file of the newest checkpoint."""
+    for checkpoint in [c for run in runs_dir.iterdir() for c in _checkpoints(run)][-1:]:
+        path = rng.choice(sorted(checkpoint.iterdir()))
+        content = bytearray(path.read_bytes())
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(content)
+
+
+def _checkpoints(run_dir: Path) -> list[Path]:
+    return checkpoints_in(run_dir / CHECKPOINTS_OF_RUN)
+
+
+def _remove(runs_dir: Path, rng: Random) -> None:
+    """Remove something of a run's folder that can be made again."""
+    for run in runs_dir.iterdir():
+        found = [run / name for name in REMOVED if (run / name).exists()]
+        for path in rng.sample(found, 1) if found else []:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+_SIGNALS: Final[dict[Kind, signal.Signals]] = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
+_DAMAGES: Final[dict[Kind, Callable[[Path, Random], None]]] = {"flip": _flip, "remove": _remove}
+_LASTING: Final[dict[Kind, Callable[[Any, Event, float], None]]] = {
+    "pause": _pause,
+    "slow": _slow,
+    "cut": _cut,
+    "fill": _fill,
+    "read-only": _read_only,
+}

@@ -1,0 +1,161 @@
+"""``digen`` in a process that reports each step of its run, and waits for an answer: for stories.
+
+    python -m deployments.reporting FD ARGUMENTS...
+
+FD is one end of a pair of sockets. A report is a line of JSON: what the run says, or an event or
+instruction of its controller with the work that was asked for so far. The answer is "go", or "who":
+then a line follows with the processes of the run's workers, and the answer to that.
+"""
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from deployments.cli import run
+from deployments.local import apply_settings
+from deployments.stopping import install
+from digen_core.control import protocol as p
+from digen_core.records import EvaluationReport, IterationRecord
+from flows.runtime.observers import listening, watching
+
+if TYPE_CHECKING:
+    from flows.runtime.context import RunContext
+
+ANSWER_SECONDS = 3.0  # in which a worker says which process it is
+
+
+class Ledger:
+    """The work that a run's controller asked for."""
+
+    def __init__(self) -> None:
+        self.sample_steps = 0  # denoising steps of a sample
+        self.pairs = 0  # forward and backward passes
+        self._ends: dict[p.Fragment, int] = {}
+
+    def add(self, what: p.Event | p.Instruction) -> None:
+        """Count what is asked for, less what was cut short."""
+        match what:
+            case p.Generate(fragment, first, end):
+                self.sample_steps += fragment.num_samples * (end - first)
+                self._ends[fragment] = end
+            case p.FragmentPaused(fragment, next_step):
+                self.sample_steps -= fragment.num_samples * (self._ends[fragment] - next_step)
+            case p.Train(pack):
+                self.pairs += pack.num_pairs
+            case p.PackTooLarge(pack):
+                self.pairs -= pack.num_pairs
+
+
+class Reporter:
+    """Tells whoever plays the story what the run does."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._lines = connection.makefile("rw", encoding="utf-8")
+        self._lock = Lock()
+        self._ledger = Ledger()
+        self._run_id = ""
+        self._pids: dict[str, int] = {}  # by address of a worker
+
+    def hear(self, what: p.Event | p.Instruction) -> None:
+        """Report an event or an instruction."""
+        self._ledger.add(what)
+        work = {"sample_steps": self._ledger.sample_steps, "pairs": self._ledger.pairs}
+        place = {"iteration": iteration_of(what), "device": device_of(what)}
+        self._report({"heard": type(what).__name__, **place, **work})
+
+    def on_phase(self, text: str) -> None:
+        """Report what begins."""
+        self._report({"phase": text})
+
+    def on_warning(self, text: str) -> None:
+        """Report what is wrong."""
+        self._report({"warning": text})
+
+    def on_open(self, run_dir: Path) -> None:
+        """Note which run it is."""
+        self._run_id = run_dir.name
+
+    def on_step(self, done: int, total: int) -> None:
+        """Nothing is reported of that."""
+
+    def on_stop(self, why: str) -> None:
+        """Nothing is reported of that."""
+
+    def on_iteration(self, record: IterationRecord) -> None:
+        """Nothing is reported of that."""
+
+    def on_evaluation(self, tag: str, report: EvaluationReport) -> None:
+        """Nothing is reported of that."""
+
+    def _report(self, line: dict[str, Any]) -> None:
+        with self._lock:
+            answer = self._say(line)
+            if answer == "who":
+                self._say(self._processes())
+
+    def _say(self, line: dict[str, Any]) -> str:
+        try:
+            self._lines.write(json.dumps(line) + "\n")
+            self._lines.flush()
+            return self._lines.readline().strip()
+        except OSError:  # nobody listens any more
+            return "go"
+
+    def _processes(self) -> dict[str, int]:
+        from flows.runtime.context import context_of
+        from tasks.cluster.calls import SchedulerLostError
+        from tasks.cluster.presence import present_workers
+
+        try:
+            run = context_of(self._run_id)
+            workers = present_workers(run.client)
+        except (KeyError, SchedulerLostError):
+            return {}
+        found = {worker.name: self._pid(run, at) for at, worker in workers.items()}
+        return {name: pid for name, pid in found.items() if pid is not None}
+
+    def _pid(self, run: "RunContext", address: str) -> int | None:
+        from tasks.cluster.calls import SchedulerLostError, WorkerLostError, on_worker
+
+        if address not in self._pids:
+            try:
+                pid = on_worker(run.client, address, os.getpid, seconds=ANSWER_SECONDS)
+            except (OSError, WorkerLostError, SchedulerLostError):
+                return None
+            self._pids[address] = pid
+        return self._pids[address]
+
+
+def iteration_of(what: p.Event | p.Instruction) -> int:
+    """Return the iteration that an event or instruction is of; -1 if it is of none."""
+    for name in ("fragment", "pack"):
+        what = getattr(what, name, what)
+    if isinstance(what, p.Stepped | p.VersionLoaded | p.Push):
+        return what.version - 1
+    return int(getattr(what, "iteration", -1))
+
+
+def device_of(what: p.Event | p.Instruction) -> str:
+    """Return the device that an event or instruction names; empty if none."""
+    device = getattr(what, "device", "")
+    return device if isinstance(device, str) else device.name
+
+
+def main() -> None:
+    """Run digen's command line, and report."""
+    install()
+    apply_settings()
+    with socket.socket(fileno=int(sys.argv[1])) as connection:
+        connection.set_inheritable(False)
+        reporter = Reporter(connection)
+        with watching(reporter), listening(reporter.hear):
+            code = run(sys.argv[2:])
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Stories of real runs, as `digen chaos` plays them."""
+
+import subprocess
+import sys
+
+import pytest
+
+from support.paths import ROOT
+
+DIGEN = [sys.executable, "-c", "from deployments.cli import main; main()"]
+SEED = 2611
+STORIES_OF_A_CASE = 2
+
+
+@pytest.mark.operation
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("case", range(10))
+def test_stories_end_as_the_run_in_peace(tmp_path, case):
+    """Twenty of them, and the faults of a case are not those of another one."""
+    command = ["chaos", "chaos", "--seed", str(SEED + case), "--stories", str(STORIES_OF_A_CASE)]
+    done = digen(*command, "--jobs", "2", "--tracking.runs-dir", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{STORIES_OF_A_CASE} stories, 0 of them wrong" in done.stdout
+    (report,) = tmp_path.glob("*/report.md")
+    assert f"## Story {SEED + case}.1: " in report.read_text()
+
+
+def digen(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*DIGEN, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
