@@ -58,7 +58,7 @@ class Told:
         if self.complaints:
             return WRONG
         if (starts := len(self.outcome.attempts) - 1) > 0:
-            return f"started again {starts}x"
+            return f"restarted {starts}x"
         return "resumed" if self.outcome.has_resumed else "went on"
 
 

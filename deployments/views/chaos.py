@@ -20,11 +20,11 @@ _HEADINGS: Final = (
     "stories",
     "went on",
     "resumed",
-    "started again",
+    "restarted",
     "wrong",
     "s lost",
-    "steps again",
-    "pairs again",
+    "steps",
+    "pairs",
 )
 
 
@@ -59,12 +59,14 @@ def print_campaign(
 
 def _line(one: Told) -> str:
     story = one.outcome.story
-    return f"{story.name:>7}  {one.ended:<17} {one.seconds_lost:+5.0f} s  {story}"
+    return f"{story.name:>7}  {one.ended:<12} {one.seconds_lost:+5.0f} s  {story}"
 
 
 def _table(stories: Sequence[Told]) -> Table:
-    table = borderless("medians over the stories in which a fault of the kind struck")
-    table.add_column(_HEADINGS[0])
+    table = borderless(
+        "stories with each fault; medians of seconds lost, of steps and pairs done again"
+    )
+    table.add_column(_HEADINGS[0], no_wrap=True)
     for heading in _HEADINGS[1:]:
         table.add_column(heading, justify="right")
     for row in _rows(stories):
