@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, Final, Self
 
 from pydantic import ValidationError
 
+from digen_core.inputs.reading import parse_json
 from digen_core.strict import Strict
 from digen_core.transport.files import replace_text, try_lock
 from tasks.tracking.server import first_line
@@ -187,7 +188,7 @@ def _entries_in(path: Path, offset: int = 0) -> Iterator[tuple[Entry, int]]:
 
 def _entry_of(line: bytes) -> Entry | None:
     try:
-        entry = json.loads(line)
+        entry = parse_json(line.decode())
     except ValueError:
         return None
     if not isinstance(entry, dict):
@@ -198,6 +199,8 @@ def _entry_of(line: bytes) -> Entry | None:
 def _is_end_of_line(path: Path, position: int) -> bool:
     if position <= 0:
         return position == 0
+    if not path.exists() or path.stat().st_size < position:
+        return False
     with path.open("rb") as file:
         file.seek(position - 1)
         return file.read(1) == b"\n"

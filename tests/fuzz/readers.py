@@ -1,6 +1,7 @@
 """What digen reads that others may have written or damaged, with documents that are well."""
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from deployments.shipped import shipped_configs
 from digen_core.checkpoints.run_state import state_of
+from digen_core.checkpoints.tensors import read_checkpoint, write_checkpoint
 from digen_core.config.load import CONFIG_OF_RUN, config_of_run, load_config
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device
@@ -35,10 +37,12 @@ from digen_core.trace.spans import (
     write_spans,
 )
 from digen_core.transport.metrics import METRICS_OF_RUN, write_metrics
+from support import checkpoints
 from support.mutations import damaged_bytes, damaged_json, damaged_toml
 from support.paths import ROOT
 from support.random_cluster import make_costs
 from support.recorded import recorded
+from tasks.tracking.spool import RunOfSpool, Spool
 
 Damage = Callable[[Sequence[bytes]], st.SearchStrategy[bytes]]
 
@@ -126,6 +130,41 @@ def _write_spans(folder: Path) -> None:
     write_spans(folder / SPANS_OF_RUN, 0, spans)
 
 
+def _write_checkpoint(folder: Path) -> None:
+    write_checkpoint(folder, checkpoints.state_of(1), checkpoints.position_of(1))
+
+
+def _checkpoint_with(file: str) -> Reader:
+    def read(folder: Path) -> object:
+        with TemporaryDirectory() as beside:
+            _write_checkpoint(Path(beside))
+            shutil.copy(folder / file, Path(beside) / file)
+            return read_checkpoint(Path(beside) / "v0001")
+
+    name = f"v0001/{file.rpartition('/')[2]}"
+    return Reader(name, lambda at: read(at), _written(_write_checkpoint, name))
+
+
+def _write_entries(folder: Path) -> None:
+    spool = Spool.create(folder, _SPOOLED)
+    for number in range(3):
+        spool.append(f"k{number}", "metrics", step=number, values={"a": 0.5})
+
+
+def _spool_of(folder: Path) -> object:
+    spool = Spool.open(folder) or Spool.create(folder, _SPOOLED)
+    return [list(spool.unsent()), spool.num_unsent, spool.append("k9", "metrics", a=1)]
+
+
+def _sent_of(folder: Path) -> object:
+    sent = (folder / "tracking" / "sent.json").read_bytes()
+    without_entries = _spool_of(folder)  # they are lost, or were never on the disk
+    shutil.rmtree(folder / "tracking")
+    _write_entries(folder)
+    (folder / "tracking" / "sent.json").write_bytes(sent)
+    return without_entries, _spool_of(folder)
+
+
 def _report(version: int) -> bytes:
     own = EvaluationReport(
         version=version,
@@ -138,6 +177,7 @@ def _report(version: int) -> bytes:
 
 
 _PROMPT_LINES = [{"prompt": "a red circle", "weight": 2.0}, {"prompt": "two squares", "n": [1, {}]}]
+_SPOOLED = RunOfSpool(uri="sqlite:///a.db", experiment_id="1", mlflow_run_id="2", name="n")
 _TWO = Device("b", frozenset({"rollout", "trainer"}), "H100")
 
 READERS = {
@@ -209,6 +249,20 @@ READERS = {
         "evaluation/after.json", _run_of, lambda: [_report(3)], JSON, ()
     ),
     "lock in the state of a run": Reader(".lock", _run_of, lambda: [b"12345 on a-host"], errors=()),
+    "checkpoint, manifest": _checkpoint_with("v0001/manifest.json"),
+    "checkpoint, tensors": _checkpoint_with("v0001/state.safetensors"),
+    "tracking, entries": Reader(
+        "tracking/entries.jsonl",
+        _spool_of,
+        _written(_write_entries, "tracking/entries.jsonl"),
+        errors=(),
+    ),
+    "tracking, run": Reader(
+        "tracking/run.json", _spool_of, lambda: [_SPOOLED.model_dump_json().encode()], JSON, ()
+    ),
+    "tracking, sent": Reader(
+        "tracking/sent.json", _sent_of, lambda: [b'{"num_entries": 0, "num_bytes": 0}'], JSON, ()
+    ),
     "answer of a reward": Reader(
         "a.json",
         lambda at: decode_answer((at / "a.json").read_bytes(), 2),

@@ -88,6 +88,6 @@ def test_what_is_damaged_is_one_line(name):
         looked_at(name, random.SystemRandom().getrandbits(64), 500)
 
 
-@pytest.mark.parametrize("case", sorted(path.name for path in CASES.glob("[!.]*")))
+@pytest.mark.parametrize("case", sorted(path.name for path in CASES.iterdir()))
 def test_finds_stay_mended(case):
-    read(READERS[case.rpartition("-")[0]], (CASES / case).read_bytes())
+    read(READERS[case.partition("-")[0]], (CASES / case).read_bytes())

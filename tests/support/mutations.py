@@ -36,6 +36,14 @@ _EDGES = [
     [[]],
     {"": {}},
 ]
+_LONG = [
+    b"[" * 100_000,
+    b'{"a":' * 20_000,
+    b"9" * 5000,
+    b"\n" * 10_000,
+    b"\xef\xbb\xbf",
+    b"\0" * 64,
+]
 VALUES = st.one_of(
     st.sampled_from(_EDGES),
     st.integers(),
@@ -51,7 +59,8 @@ VALUES = st.one_of(
 
 def damaged_bytes(documents: Sequence[bytes]) -> st.SearchStrategy[bytes]:
     """Return documents in up to four places of which other bytes stand, or none."""
-    cuts = st.tuples(st.floats(0, 1), st.integers(0, 64), st.binary(max_size=16))
+    inserted = st.binary(max_size=16) | st.sampled_from(_LONG)
+    cuts = st.tuples(st.floats(0, 1), st.integers(0, 64), inserted)
     return st.builds(_spliced, st.sampled_from(documents), st.lists(cuts, min_size=1, max_size=4))
 
 
