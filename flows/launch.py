@@ -18,9 +18,9 @@ from digen_core.control.protocol import Device
 from digen_core.data.prompts import evaluation_prompts, prompts_hash, train_prompts
 from digen_core.errors import UserError
 from digen_core.planning.profile import load_profile
-from digen_core.transport.files import replace_text
+from digen_core.transport.files import make_folder, replace_text, sync
 from digen_core.transport.metrics import METRICS_OF_RUN
-from flows.reopen import folder_to_resume, go_on, locked, resuming
+from flows.reopen import folder_to_resume, go_on, locked, resuming, tracker_of
 from flows.runtime.context import RunContext, registered
 from flows.runtime.disk import naming_full_disk
 from flows.runtime.fleet.fleet import Fleet
@@ -172,10 +172,8 @@ def run_on(
         pages: whether Prefect's pages show the run.
     """
     flow_run_id = runtime.flow_run.id
-    if lineage is not None:
-        tracker = Tracker.resume(config, run_dir, lineage.mlflow_run_id, flow_run_id)
-    elif tracker is None:
-        tracker = Tracker.start(config, name, run_dir, flow_run_id)
+    if tracker is None:
+        tracker = tracker_of(config, name, run_dir, lineage)
     train, evaluation = train_prompts(config), evaluation_prompts(config)
     earlier = lineage.flow_run_ids if lineage else ()
     run = RunContext(
@@ -286,12 +284,14 @@ def new_run_dir(config: RunConfig) -> Path:
     """Create the folder of a run, named after it and the time, with the config in it."""
     stem = f"{config.name}-{datetime.now():%Y%m%d-%H%M%S}"
     runs_dir = Path(config.tracking.runs_dir)
+    make_folder(runs_dir)
     for suffix in ("", *(f"-{number}" for number in range(2, 100))):
         run_dir = runs_dir / (stem + suffix)
         try:
-            run_dir.mkdir(parents=True)
+            run_dir.mkdir()
         except FileExistsError:
             continue
+        sync(runs_dir)
         replace_text(run_dir / CONFIG_OF_RUN, config.model_dump_json(indent=2))
         return run_dir
     raise FileExistsError(f"{runs_dir / stem} and 98 more of its name exist already")

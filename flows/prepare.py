@@ -92,12 +92,14 @@ def make_first_version(run: RunContext, batch: Batch) -> None:
     trainer = run.fleet.trainer_devices()[0]
     if run.progress.checkpoint is not None:
         restore_version(run, batch, trainer)
-        return
-    body = run.workers.body(start_state)
-    state = batch.submit(body, "make version 0", trainer)
-    run.progress.first_state(state.future)
-    batch.wait()
-    run.progress.first_version(0, state.facts.hash)
+    else:
+        body = run.workers.body(start_state)
+        state = batch.submit(body, "make version 0", trainer)
+        run.progress.first_state(state.future)
+        batch.wait()
+        run.progress.first_version(0, state.facts.hash)
+    with run.publishing:
+        run.tracker.log_versions(dict(run.progress.hashes))
 
 
 def restore_version(run: RunContext, batch: Batch, device: str) -> None:

@@ -23,6 +23,7 @@ from digen_core.checkpoints.manifest import (
     EVALUATIONS_OF_RUN,
     LINEAGE_OF_RUN,
     DamagedError,
+    Lineage,
     checkpoints_in,
     last_checkpoint,
     read_lineage,
@@ -36,12 +37,15 @@ from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
 from digen_core.trace.spans import DEVICES_OF_RUN, read_devices
-from digen_core.transport.files import remove_folder, replace_text, try_lock
+from digen_core.transport.files import remove_folder, remove_leftovers, replace_text, try_lock
 from digen_core.transport.metrics import METRICS_OF_RUN, read_metrics
+from digen_core.transport.trajectories import TRAJECTORIES_OF_RUN
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.losses import StateLostError
 from flows.runtime.notify import notify
 from flows.runtime.observers import observers, say, warn
+from tasks.tracking import Tracker
+from tasks.tracking.spool import Spool
 
 
 @contextmanager
@@ -118,12 +122,34 @@ def mark_crashed_flows(flow_run_ids: Sequence[str]) -> None:
                 client.set_flow_run_state(flow_run.id, ended, force=True)
 
 
+def tracker_of(config: RunConfig, name: str, run_dir: Path, lineage: Lineage | None) -> Tracker:
+    """Return the tracker of a run: a new one, or that of the run of MLflow that it began.
+
+    Args:
+        config: of the run.
+        name: of the run in MLflow.
+        run_dir: folder of the run.
+        lineage: of a run that is resumed; None too if it ended before that was written.
+
+    Raises:
+        UserError: MLflow cannot be reached, does not take the run, or has no such run.
+    """
+    flow_run_id = runtime.flow_run.id
+    if lineage is not None:
+        return Tracker.resume(config, run_dir, lineage.mlflow_run_id, flow_run_id)
+    if Spool.open(run_dir) is not None:
+        return Tracker.resume(config, run_dir, None, flow_run_id)
+    return Tracker.start(config, name, run_dir, flow_run_id)
+
+
 def go_on(run: RunContext, resumption: Resumption) -> None:
     """Resume a run from a checkpoint, or from its start if there is none."""
     run_dir = resumption.run_dir
     say(f"resuming {run_dir.name} after {resumption.num_iterations} iterations")
     if resumption.lineage:
         mark_crashed_flows([i for i in resumption.lineage.flow_run_ids if i != runtime.flow_run.id])
+    for folder in (CHECKPOINTS_OF_RUN, TRAJECTORIES_OF_RUN):
+        remove_leftovers(run_dir / folder)
     replace_text(run_dir / CONFIG_OF_RUN, run.config.model_dump_json(indent=2))
     run.fleet.took_part(_known_devices(run_dir))
     _stand_at(run, resumption)

@@ -29,7 +29,7 @@ from digen_core.gang.rows import lengths_of, overlaps, rows_of
 from digen_core.training.contents import added, contents_of, rows_content
 from digen_core.training.optimizer import TrainState
 from digen_core.transport.arrays import Weights
-from digen_core.transport.files import remove_folder, sync
+from digen_core.transport.files import make_folder, remove_folder, sync
 from digen_core.transport.fingerprint import Content, hash_of
 
 Contents = dict[str, dict[str, Content]]
@@ -52,7 +52,7 @@ def begin(folder: Path, version: int) -> None:
     """
     unfinished = _unfinished(folder, version)
     shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
-    unfinished.mkdir(parents=True)
+    make_folder(unfinished)
 
 
 def write_rows(folder: Path, state: TrainState, gang: Gang) -> Contents:

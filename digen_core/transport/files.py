@@ -4,8 +4,9 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from digen_core.errors import UserError
 
@@ -44,9 +45,48 @@ def written_whole(path: Path, *, durable: bool = True) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
 
 
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file, and have it on disk before this returns; the folder must be there.
+
+    Half a line at its end, of a writer that was killed, goes. One process at a time appends.
+
+    Args:
+        path: of the file; made if it is missing.
+        line: without its end.
+    """
+    with path.open("ab+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        end = _end_of_last_line(file)
+        file.truncate(end)
+        file.write(line.encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    if not end:
+        sync(path.parent)
+
+
+def _end_of_last_line(file: BinaryIO) -> int:
+    position = file.seek(0, os.SEEK_END)
+    while position:
+        file.seek(position - 1)
+        if file.read(1) == b"\n":
+            return position
+        position -= 1
+    return 0
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, as far as they are missing, and have them on disk."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync(folder.parent)
+
+
 @contextmanager
 def folder_written_whole(folder: Path) -> Iterator[Path]:
-    """Yield a new folder for the body to write files into; then it becomes ``folder``, on disk.
+    """Yield a new folder for the body to write into; then it becomes ``folder``, on disk.
 
     If the body fails, nothing of it stays.
 
@@ -55,11 +95,10 @@ def folder_written_whole(folder: Path) -> Iterator[Path]:
     """
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
-    unfinished.mkdir(parents=True)
+    make_folder(unfinished)
     try:
         yield unfinished
-        for path in (*unfinished.iterdir(), unfinished):
-            sync(path)
+        sync_all(unfinished)
         remove_folder(folder)
         unfinished.rename(folder)
         sync(folder.parent)
@@ -68,12 +107,20 @@ def folder_written_whole(folder: Path) -> Iterator[Path]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder if it is there; what is half-removed has another name."""
+    """Remove a folder if it is there; what is half-removed has another name, also on disk."""
     going = folder.with_name(f".{folder.name}.removed")
     shutil.rmtree(going, ignore_errors=True)  # of a process that was killed
     if folder.exists():
         folder.rename(going)
+        sync(folder.parent)  # else the old name may come back, of a folder that lacks files
         shutil.rmtree(going)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the half-written and half-removed folders in a folder, in which nobody else writes."""
+    for ending in ("unfinished", "removed"):
+        for path in folder.glob(f".*.{ending}"):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
@@ -83,6 +130,13 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_all(folder: Path) -> None:
+    """Have a folder on disk before this returns, with all that is in it, but not its name."""
+    for path in (*folder.rglob("*"), folder):
+        with suppress(FileNotFoundError):  # the unfinished file of a worker that was given up
+            sync(path)
 
 
 def inside(folder: Path, name: str) -> Path:

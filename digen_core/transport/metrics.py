@@ -7,7 +7,7 @@ from typing import Final
 
 from digen_core.records import IterationRecord
 from digen_core.strict import Strict
-from digen_core.transport.files import replace_text
+from digen_core.transport.files import make_folder, replace_text
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class _Kept(Strict):
 
 def write_metrics(metrics_dir: Path, record: IterationRecord) -> None:
     """Write the metrics of one iteration; a file of the same iteration is replaced."""
-    metrics_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(metrics_dir)
     kept = _Kept(
         iteration=record.iteration,
         version=record.version,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from digen_core.transport.files import written_whole
+from digen_core.transport.files import make_folder, written_whole
 
 
 def write_whole(table: pa.Table, path: Path) -> None:
@@ -13,6 +13,6 @@ def write_whole(table: pa.Table, path: Path) -> None:
 
     The folder is made if it is missing.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with written_whole(path) as unfinished:
         pq.write_table(table, unfinished, compression="zstd")

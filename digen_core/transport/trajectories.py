@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from digen_core.control.protocol import Fragment
 from digen_core.errors import UserError
-from digen_core.transport.files import written_whole
+from digen_core.transport.files import remove_folder, written_whole
 from digen_core.transport.segment import Segment
 
 TRAJECTORIES_OF_RUN: Final = "trajectories"
@@ -95,4 +95,4 @@ def prune_trajectories(run_dir: Path, newest: int, keep: int | Literal["all"]) -
         return
     for folder in (run_dir / TRAJECTORIES_OF_RUN).glob("iteration-*"):
         if int(folder.name.removeprefix("iteration-")) <= newest - keep:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)

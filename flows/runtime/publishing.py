@@ -11,10 +11,11 @@ from digen_core.maths.ddpo import RewardHistory
 from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.trace.drawing import draw_apart, is_drawn
 from digen_core.trace.spans import DEVICES_OF_RUN, SPANS_OF_RUN, write_devices, write_spans
-from digen_core.transport.images import prune_images
+from digen_core.transport.files import sync, sync_all
+from digen_core.transport.images import IMAGES_OF_RUN, prune_images
 from digen_core.transport.metrics import METRICS_OF_RUN, write_metrics
 from digen_core.transport.samples import write_samples
-from digen_core.transport.trajectories import prune_trajectories
+from digen_core.transport.trajectories import TRAJECTORIES_OF_RUN, prune_trajectories
 from flows.runtime.context import RunContext
 from flows.runtime.disk import naming
 from flows.runtime.fleet.losses import StateLostError
@@ -49,7 +50,7 @@ def publish_iteration(
 
 def _keep(run: RunContext, record: IterationRecord, history: RewardHistory | None) -> None:
     write_samples(run.run_dir / "samples", record.iteration, record.samples)
-    _prune_samples(run, record)
+    _keep_beside_samples(run, record)
     write_spans(run.run_dir / SPANS_OF_RUN, record.iteration, record.spans)
     write_devices(run.run_dir / DEVICES_OF_RUN, run.fleet.all_devices)
     write_metrics(run.run_dir / METRICS_OF_RUN, record)
@@ -78,12 +79,18 @@ def keep_last(run: RunContext) -> None:
         _keep_checkpoint(run, version, position)
 
 
-def _prune_samples(run: RunContext, record: IterationRecord) -> None:
-    """Remove what the workers kept beside the rows and the config does not ask for."""
+def _keep_beside_samples(run: RunContext, record: IterationRecord) -> None:
+    """Have on disk what the workers kept beside the rows, and remove what is not to be kept."""
     tracking = run.config.tracking
     if tracking.keep_images == "extremes":
         named = {row.image for row in record.samples if row.image}
         prune_images(run.run_dir, record.iteration, named)
+    for kept in (IMAGES_OF_RUN, TRAJECTORIES_OF_RUN):
+        folder = run.run_dir / kept / f"iteration-{record.iteration:06d}"
+        if folder.is_dir():
+            sync_all(folder)
+            sync(folder.parent)
+            sync(run.run_dir)
     prune_trajectories(run.run_dir, record.iteration, tracking.keep_trajectories)
 
 

@@ -23,6 +23,7 @@ from mlflow.types.schema import ColSpec
 from digen_core.config.run import RunConfig
 from digen_core.models.families import adapter_of
 from digen_core.models.policy import TORCH_DTYPES
+from digen_core.transport.files import folder_written_whole
 from tasks.tracking import trained_pipeline
 
 # An example of an input would be an image's worth of compute.
@@ -41,18 +42,19 @@ def package(config: RunConfig, weights: Path, folder: Path) -> None:
     Args:
         config: of the run.
         weights: folder that diffusers loads: adapters or a transformer.
-        folder: to be made; one of that name is replaced.
+        folder: to be made, whole or not at all; one of that name is replaced.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    pyfunc.save_model(
-        str(folder),
-        loader_module=LOADER.stem,
-        code_paths=[str(LOADER)],
-        signature=_signature(config),
-        pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in _REQUIREMENTS],
-        model_config=_settings(config),
-    )
-    shutil.copytree(weights, folder / trained_pipeline.WEIGHTS, copy_function=_link)
+    packages = [f"{name}=={version(name).partition('+')[0]}" for name in _REQUIREMENTS]
+    with folder_written_whole(folder) as unfinished:
+        pyfunc.save_model(
+            str(unfinished),
+            loader_module=LOADER.stem,
+            code_paths=[str(LOADER)],
+            signature=_signature(config),
+            pip_requirements=packages,
+            model_config=_settings(config),
+        )
+        shutil.copytree(weights, unfinished / trained_pipeline.WEIGHTS, copy_function=_link)
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:

@@ -11,21 +11,19 @@ Several processes may append; one at a time, who holds ``lock``, sends. What is 
 with a warning: a run can continue without it.
 """
 
-import fcntl
 import json
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO, Final, Self
+from typing import Any, Final, Self
 
 from pydantic import ValidationError
 
 from digen_core.inputs.reading import parse_json
 from digen_core.strict import Strict
-from digen_core.transport.files import replace_text, try_lock
+from digen_core.transport.files import append_line, make_folder, replace_text, try_lock
 from tasks.tracking.server import first_line
 
 logger = logging.getLogger(__name__)
@@ -67,7 +65,7 @@ class Spool:
     @classmethod
     def create(cls, run_dir: Path, run: RunOfSpool) -> Self:
         """Begin the spool of a run of MLflow in the run's folder."""
-        (run_dir / FOLDER).mkdir(parents=True, exist_ok=True)
+        make_folder(run_dir / FOLDER)
         replace_text(run_dir / FOLDER / "run.json", run.model_dump_json(indent=2))
         return cls(run_dir, run)
 
@@ -94,16 +92,11 @@ class Spool:
             kind: of the entry.
             **content: plain values.
         """
-        line = json.dumps({"key": key, "kind": kind, **content}, allow_nan=False) + "\n"
+        line = json.dumps({"key": key, "kind": kind, **content}, allow_nan=False)
         with self._adding:
             if key in self._keys:
                 return False
-            with self._entries.open("ab+") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                file.truncate(_end_of_last_line(file))
-                file.write(line.encode())
-                file.flush()
-                os.fsync(file.fileno())
+            append_line(self._entries, line)
             self._keys.add(key)
         return True
 
@@ -130,8 +123,7 @@ class Spool:
 
     def set_aside(self, entry: Entry, reason: str) -> None:
         """Keep an entry that MLflow does not take, so that the next ones can be sent."""
-        with self._aside.open("a") as file:
-            file.write(json.dumps({**entry, "reason": reason}) + "\n")
+        append_line(self._aside, json.dumps({**entry, "reason": reason}))
 
     def aside(self) -> list[Entry]:
         """Return the entries that were set aside."""
@@ -204,15 +196,3 @@ def _is_end_of_line(path: Path, position: int) -> bool:
     with path.open("rb") as file:
         file.seek(position - 1)
         return file.read(1) == b"\n"
-
-
-def _end_of_last_line(file: BinaryIO) -> int:
-    """Return where the last complete line ends: a process that was killed may leave half a one."""
-    size = file.seek(0, os.SEEK_END)
-    position = size
-    while position:
-        file.seek(position - 1)
-        if file.read(1) == b"\n":
-            return position
-        position -= 1
-    return 0

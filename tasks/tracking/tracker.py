@@ -4,7 +4,6 @@ Logging writes to the run's folder (`spool`), and a thread sends it to MLflow (`
 that is down, or goes down, neither stops a run nor loses what it logged.
 """
 
-import json
 import logging
 import math
 import time
@@ -25,7 +24,7 @@ from digen_core.config.run import RunConfig
 from digen_core.inputs.addresses import redacted
 from digen_core.maths.statistics import error_of
 from digen_core.records import EvaluationReport, IterationRecord
-from digen_core.transport.files import replace_bytes, replace_text
+from digen_core.transport.files import make_folder, replace_bytes, replace_text
 from tasks.tracking.delivery import Delivery
 from tasks.tracking.environment import (
     ENVIRONMENT_OF_RUN,
@@ -36,12 +35,12 @@ from tasks.tracking.opening import begin, flatten, go_on
 from tasks.tracking.sender import Sender
 from tasks.tracking.server import is_own, page_of
 from tasks.tracking.spool import Spool
+from tasks.tracking.versions import VERSIONS_OF_RUN, note_versions
 from tasks.views.display import draw_grid
 from tasks.views.markdown import inline
 
 logger = logging.getLogger(__name__)
 
-VERSIONS_OF_RUN: Final = "versions.jsonl"  # in the folder of a run
 FRAME_MS: Final = 120  # of an animation
 PICTURE_SECONDS: Final = 60.0
 """How long the end of a run waits for pictures that are being drawn."""
@@ -77,9 +76,8 @@ class Tracker:
             UserError: MLflow cannot be reached or does not take the run.
         """
         tracker = cls(config, *begin(config, run_id, run_dir, flow_run_id))
-        replace_text(run_dir / ENVIRONMENT_OF_RUN, environment())
-        for name in (CONFIG_OF_RUN, ENVIRONMENT_OF_RUN):
-            tracker._append(name, "file", path=name, folder="")
+        tracker._append(CONFIG_OF_RUN, "file", path=CONFIG_OF_RUN, folder="")
+        tracker._log_environment()
         return tracker
 
     @classmethod
@@ -95,7 +93,7 @@ class Tracker:
         Args:
             config: of the run as it continues; parameters stay as they are.
             run_dir: the run's folder.
-            mlflow_run_id: of the run, if the folder does not know it.
+            mlflow_run_id: of the run; None: the folder says it.
             flow_run_id: of Prefect, kept as a tag.
 
         Raises:
@@ -108,6 +106,8 @@ class Tracker:
         if flow_run_id is not None:
             tags = {"prefect.flow_run_id": flow_run_id}
             tracker._append(f"tags {time.time_ns()}", "tags", tags=tags)
+        if ENVIRONMENT_OF_RUN not in tracker._spool:  # it ended while it began
+            tracker._log_environment()
         return tracker
 
     @classmethod
@@ -148,19 +148,12 @@ class Tracker:
             record.timeline.add_done_callback(partial(self._log_picture, path))
 
     def log_versions(self, hashes: Mapping[int, str]) -> None:
-        """Note new policy versions in ``versions.jsonl``, an artifact when the run has ended.
+        """Note policy versions in ``versions.jsonl``, an artifact when the run has ended.
 
         Args:
             hashes: version -> hash of its content; each is made from the version before it.
         """
-        path = self._spool.run_dir / VERSIONS_OF_RUN
-        lines = path.read_text().splitlines() if path.exists() else []
-        known = {line["version"]: line["hash"] for line in map(json.loads, lines)}
-        with path.open("a") as file:
-            for version in sorted(hashes.keys() - known.keys()):
-                parent = hashes.get(version - 1) or known.get(version - 1)
-                line = {"version": version, "hash": hashes[version], "parent": parent}
-                file.write(json.dumps(line) + "\n")
+        note_versions(self._spool.run_dir, hashes)
 
     def log_evaluation(self, tag: str, report: EvaluationReport) -> str:
         """Log an evaluation as a nested run; one in training is also a point of the run's curves.
@@ -264,6 +257,10 @@ class Tracker:
         """Return where the runs of the experiment are shown, and what serves them."""
         return page_of(redacted(self.uri), self.experiment_id)
 
+    def _log_environment(self) -> None:
+        replace_text(self._spool.run_dir / ENVIRONMENT_OF_RUN, environment())
+        self._append(ENVIRONMENT_OF_RUN, "file", path=ENVIRONMENT_OF_RUN, folder="")
+
     def _append(self, key: str, kind: str, **content: Any) -> bool:
         is_new = self._spool.append(key, kind, **content)
         self._sender.wake()
@@ -276,7 +273,7 @@ class Tracker:
     def _log_file(self, path: str, content: bytes, **of: Any) -> None:
         """Write a file into the run's folder, and log it."""
         target = self._spool.run_dir / path
-        target.parent.mkdir(exist_ok=True)
+        make_folder(target.parent)
         replace_bytes(target, content)
         folder = path.rpartition("/")[0]
         self._append(path, "file", path=path, folder=folder, in_training=self._in_training, **of)

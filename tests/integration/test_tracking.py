@@ -187,6 +187,9 @@ def test_videos_move(tracker, tmp_path):
 
 def test_what_a_run_was_made_with_is_kept(tracker, tmp_path):
     tracker.log_versions({0: "a", 1: "b"})
+    tracker.log_versions({1: "b", 2: "other", 3: "d"})
+    versions = Path(tracker._spool.run_dir) / "versions.jsonl"
+    versions.write_text(versions.read_text() + '{"vers')
     tracker.log_versions({1: "b", 2: "c"})  # as a resumed run knows them
     tracker.finish("FINISHED")
     with open(artifact_of(tracker, "versions.jsonl", tmp_path)) as file:
