@@ -51,6 +51,7 @@ from digen_core.control.protocol import (
     Switch,
     Switched,
     Train,
+    UpdateSkipped,
     VersionLoaded,
 )
 from digen_core.control.pushes import Pushes
@@ -184,6 +185,8 @@ class Controller:
                 return []
             case Stepped(version):
                 return self._on_stepped(version)
+            case UpdateSkipped(index, version):
+                return self._on_update_skipped(self._open(index), version)
             case VersionLoaded(device, version):
                 return self._on_loaded(device, version)
             case PushFailed(device, version, source):
@@ -402,6 +405,15 @@ class Controller:
         self._finishing.append((finish, version))
         pushes = self._push(version, self._fleet)
         return pushes + (self._closed(self._iterations[0]) if self._iterations else [])
+
+    def _on_update_skipped(self, iteration: Iteration, version: int) -> list[Instruction]:
+        if version != self._version + 1 or not iteration.stepping:
+            raise ControllerError(f"version {version} was not to be made: {self!r}")
+        self._fleet.restart_clock()
+        self._iterations.popleft()
+        self._finishing.append((FinishIteration(iteration.index, updated=False), self._version))
+        turns = self._turn_all("rollout") if self._layout.colocated else []  # no push does it
+        return turns + (self._closed(self._iterations[0]) if self._iterations else [])
 
     def _push(self, version: int, devices: Iterable[DeviceState]) -> list[Instruction]:
         self._pushes.ask(version, [device.name for device in devices])

@@ -229,6 +229,14 @@ class Stepped:
     version: int
 
 
+@dataclass(frozen=True, slots=True)
+class UpdateSkipped:
+    """This version was not made: the iteration's loss or gradient is NaN or infinite."""
+
+    iteration: int
+    version: int
+
+
 Event = (
     DeviceJoined
     | DevicesLost
@@ -247,6 +255,7 @@ Event = (
     | GradientReduced
     | ReduceFailed
     | Stepped
+    | UpdateSkipped
 )
 
 # --- instructions -----------------------------------------------------------------------------

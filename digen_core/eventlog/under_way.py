@@ -106,7 +106,7 @@ def answered_by(event: Event) -> list[Subject]:  # noqa: C901 - a table of event
             return [Subject(p.ComputeAdvantages, (iteration, groups))]
         case p.GradientReduced(iteration) | p.ReduceFailed(iteration):
             return [Subject(p.Reduce, (iteration,))]
-        case p.Stepped(version):
+        case p.Stepped(version) | p.UpdateSkipped(_, version):
             return [Subject(p.Step, (version,))]
         case p.VersionLoaded(device, version) | p.PushFailed(device, version):
             return [Subject(p.Push, (device, version))]

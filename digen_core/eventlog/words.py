@@ -78,6 +78,8 @@ def event_text(event: Event) -> str:  # noqa: C901 - a row for each kind
             return f"added up the gradient of i{iteration + 1}"
         case p.Stepped(version):
             return f"made v{version}"
+        case p.UpdateSkipped(iteration, version):
+            return f"did not make v{version}: the update of i{iteration + 1} is NaN or infinite"
 
 
 def _groups(groups: tuple[int, ...]) -> str:

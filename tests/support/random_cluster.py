@@ -59,7 +59,16 @@ class RandomCluster:
     """Runs a controller to the end of ``num_iterations``; every check is an assertion."""
 
     def __init__(
-        self, controller, workload, schedule, devices, *, random: Random, skipped=(), refill=0
+        self,
+        controller,
+        workload,
+        schedule,
+        devices,
+        *,
+        random: Random,
+        skipped=(),
+        refill=0,
+        not_updated=(),
     ):
         self.it, self.workload, self.schedule, self.random = controller, workload, schedule, random
         self.devices = {device.name for device in devices}
@@ -67,6 +76,7 @@ class RandomCluster:
         self.known = {device.name: device for device in devices}
         self.holder = next(d.name for d in devices if "trainer" in d.roles)
         self.skipped = set(skipped)  # (iteration, group)
+        self.not_updated = set(not_updated)  # iterations whose gradient is NaN
         self.refill = refill  # times that each of them may be replaced
         self.replaced: set[tuple[int, int]] = set()
         self.queues = {name: [] for name in self.devices}  # in order, as a worker runs them
@@ -175,7 +185,8 @@ class RandomCluster:
             match do:
                 case p.FinishIteration(index, updated):
                     assert index == len(self.finished), "iterations finish in order"
-                    assert updated or not self.trained.get(index)
+                    is_made = bool(self.trained.get(index)) and index not in self.not_updated
+                    assert updated == is_made
                     self.finished.append(do)
                 case p.Pause(fragment):
                     self.pausing.add(fragment)
@@ -247,6 +258,9 @@ class RandomCluster:
             case p.Reduce(index):  # void if a device was lost since, and came back
                 self.trained[index] = self._summed()
                 return p.GradientReduced(index)
+            case p.Step(index, version) if index in self.not_updated:
+                self.sums.clear()
+                return p.UpdateSkipped(index, version + 1)
             case p.Step(_, version):
                 self.sums.clear()
                 self.version = version + 1

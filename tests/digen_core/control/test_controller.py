@@ -252,6 +252,7 @@ def test_group_order_follows_the_bottleneck(num_steps, samples, first):
         (p.AdvantagesComputed(0, (5,)), "already have advantages"),
         (p.PackTrained(p.Pack(0, 0, ())), "pack 0 was not being trained"),
         (p.Stepped(2), "version 2 does not follow"),
+        (p.UpdateSkipped(0, 1), "version 1 was not to be made"),
         (p.Switched("rollout-0", "trainer"), "was not under way"),
         (p.IterationOffered(3, TRAINED), "iteration 1 comes next"),
         (p.DevicesLost(("trainer-0",)), "trainer-0 is lost, and with it the state of the optim"),

@@ -18,13 +18,29 @@ from support.random_cluster import (
 
 
 def run(
-    schedule, workload, num_rollout, num_trainers, switch, random, skipped=(), refill=0, **options
+    schedule,
+    workload,
+    num_rollout,
+    num_trainers,
+    switch,
+    random,
+    skipped=(),
+    refill=0,
+    not_updated=(),
+    **options,
 ):
     kinds = ("default", "slow")[: 1 + num_rollout % 2]
     devices = make_devices(schedule.layout.name, num_rollout, num_trainers, kinds)
     it = Controller(devices, workload, schedule, make_costs(switch))
     cluster = RandomCluster(
-        it, workload, schedule, devices, random=random, skipped=skipped, refill=refill
+        it,
+        workload,
+        schedule,
+        devices,
+        random=random,
+        skipped=skipped,
+        refill=refill,
+        not_updated=not_updated,
     )
     cluster.run(NUM_ITERATIONS, **options)
     for index in range(NUM_ITERATIONS):
@@ -47,9 +63,20 @@ def run(
     st.integers(0, 2),
     st.sampled_from([0.0, 0.3]),
     st.sampled_from([1, 2, 100]),
+    st.sets(st.integers(0, 2), max_size=2),
 )
 def test_every_layout_in_every_order(
-    schedule, workload, num_rollout, num_trainers, switch, random, skipped, refill, pause_odds, fits
+    schedule,
+    workload,
+    num_rollout,
+    num_trainers,
+    switch,
+    random,
+    skipped,
+    refill,
+    pause_odds,
+    fits,
+    not_updated,
 ):
     run(
         schedule,
@@ -60,6 +87,7 @@ def test_every_layout_in_every_order(
         random,
         skipped,
         refill,
+        not_updated,
         pause_odds=pause_odds,
         fits=fits,
     )
@@ -76,13 +104,23 @@ def test_every_layout_in_every_order(
     st.integers(1, 4),
     st.booleans(),
     st.sets(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=4),
+    st.sets(st.integers(0, 2), max_size=2),
 )
 def test_lost_devices_lose_nothing(
-    schedule, workload, num_rollout, num_trainers, switch, random, losses, joins, skipped
+    schedule,
+    workload,
+    num_rollout,
+    num_trainers,
+    switch,
+    random,
+    losses,
+    joins,
+    skipped,
+    not_updated,
 ):
     counts = (num_rollout, num_trainers)
     options = {"pause_odds": 0.1, "losses": losses, "joins": joins, "refill": 1}
-    run(schedule, workload, *counts, switch, random, skipped, **options)
+    run(schedule, workload, *counts, switch, random, skipped, not_updated=not_updated, **options)
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "tcss"])

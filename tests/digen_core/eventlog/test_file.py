@@ -32,6 +32,7 @@ EVENTS = [
     p.CostsUpdated(make_costs(0.1 + 0.2)),
     p.GradientReduced(0),
     p.Stepped(1),
+    p.UpdateSkipped(0, 1),
 ]
 INSTRUCTIONS = (
     p.Generate(FRAGMENT, 0, 4, 0, "a"),
