@@ -61,6 +61,7 @@ class SampleRow:
     score_seconds: float  # of the sample's fragment
     metadata: Metadata = field(default_factory=dict)  # what else the prompt's row says
     image: str | None = None  # file of the decoded sample, seen from the run's folder, if kept
+    nonfinite: str | None = None  # what of it is NaN or infinite: then 0 stands in its place
 
 
 @dataclass(frozen=True, slots=True)

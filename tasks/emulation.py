@@ -232,6 +232,7 @@ def train_pack(
     prompts: dict[int, str],
     advantages: dict[int, np.ndarray],
     previous: None,
+    run_dir: Path,
 ) -> tuple[None, Trained]:
     """Wait for as long as the pack takes."""
     with _working(run_id) as (config, device, started):

@@ -108,6 +108,8 @@ class Denoised(Facts):
     kl: dict[StrictInt, list[StrictFloat]] = field(default_factory=dict)
     """Step -> each sample's divergence from the reference policy; of no step if nobody asked."""
     num_parts: StrictInt = 1  # one after the other, if the samples did not fit into memory together
+    nonfinite: dict[StrictInt, StrictStr] = field(default_factory=dict)
+    """Samples that became NaN or infinite, by their index in the group, and what of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +117,9 @@ class Scored(Facts):
     """What samples were found to be worth by the rewards of one worker."""
 
     rewards: dict[StrictStr, list[StrictFloat]]  # column -> of each sample, see `score_images`
-    notes: list[StrictStr] = field(default_factory=list)  # of failures that are neutral, the first
+    notes: list[StrictStr] = field(default_factory=list)  # of failures that end no run, the first
     pictures: list[StrictBytes] = field(default_factory=list)  # JPEGs of the samples that are shown
+    nonfinite: dict[StrictInt, StrictStr] = field(default_factory=dict)  # as of `Denoised`
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,7 @@ class Updated(Facts):
     version: StrictInt
     hash: StrictStr  # of its weights
     metrics: dict[StrictStr, StrictFloat]  # by name, ``train/...``
+    skipped: StrictStr = ""  # why there is none, and version and hash are those of the one before
 
 
 FactsT = TypeVar("FactsT", bound=Facts)

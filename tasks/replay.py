@@ -62,6 +62,7 @@ def replay(run_dir: Path, kept: KeptIteration) -> Replayed:
             prompts={group: kept.prompts[group] for group in groups},
             advantages={group: kept.advantages[group] for group in groups},
             previous=total,
+            run_dir=run_dir,
         )
         if trained.too_large:
             raise UserError(
@@ -93,5 +94,5 @@ def _difference(run_dir: Path, state: TrainState) -> float | None:
     if not checkpoint.exists():
         return None
     own = read_checkpoint(checkpoint).weights
-    largest = max(np.abs(value).max() for value in own.values())
-    return float(max(np.abs(state.weights[name] - own[name]).max() for name in own) / largest)
+    largest = np.max([np.abs(value).max() for value in own.values()])
+    return float(np.max([np.abs(state.weights[n] - own[n]).max() for n in own]) / largest)

@@ -12,7 +12,14 @@ from torch import Tensor
 from digen_core.control.protocol import Fragment
 from digen_core.data.prompts import Metadata
 from digen_core.rewards.pixels import as_pixels
-from digen_core.rollout.sampler import DenoisedStep, ReferenceKl, denoise, initial_latent
+from digen_core.rollout.nonfinite import nonfinite_rows, with_zeros
+from digen_core.rollout.sampler import (
+    DenoisedStep,
+    ReferenceKl,
+    denoise,
+    initial_latent,
+    nonfinite_text,
+)
 from digen_core.rollout.steps import steps_to_keep
 from digen_core.transport.arrays import (
     Arrays,
@@ -32,6 +39,7 @@ from tasks.receipts import Denoised, Nothing, Scored
 from tasks.score import scores_of
 from tasks.views.display import thumbnail
 from tasks.worker.engine import Engine, engine_of, working
+from tasks.worker.nonfinite import input_of, keep_or_fail
 
 SHOWN_GROUPS: Final = 4
 SHOWN_SAMPLES: Final = 4
@@ -63,6 +71,9 @@ def denoise_steps(
     """Run denoising steps of a fragment with one policy version, after ``previous``'s.
 
     What training needs of them is kept in the run's folder, if the config asks for it.
+
+    Raises:
+        FloatingPointError: a sample became NaN or infinite, and that ends the run.
     """
     with working(run_id, version=version) as engine:
         started = time()
@@ -91,8 +102,16 @@ def denoise_steps(
             write_segment(run_dir, segment, kept_steps)
     logprobs = {step: values.tolist() for step, values in segment.logprobs.items()}
     kl = {step: values.tolist() for step, values in _joined([part.kl for part in parts]).items()}
+    nonfinite = {sample: what for part in parts for sample, what in part.nonfinite.items()}
+    if nonfinite:
+        step = min(part.nonfinite_step for part in parts if part.nonfinite_step is not None)
+        about = {"step": step, "noisy_steps": list(noisy_steps), "prompt": prompt}
+        arrays = {"x": segment.before(step), "sigmas": sigmas}
+        found = nonfinite_text((fragment.iteration, fragment.group), nonfinite)
+        kept = input_of("denoise", fragment, found, about, arrays, version)
+        keep_or_fail(run_dir, kept, engine.config.numerics.samples)
     num_parts = max(part.num_parts for part in parts)
-    return segment, Denoised(version, logprobs, seconds, kl, num_parts)
+    return segment, Denoised(version, logprobs, seconds, kl, num_parts, nonfinite)
 
 
 def _schedule(engine: Engine, fragment: Fragment, previous: Segment | None) -> np.ndarray:
@@ -111,6 +130,8 @@ class DenoisedPart:
     logprobs: dict[int, np.ndarray]  # noisy step -> [n]
     kl: dict[int, np.ndarray]  # step -> [n], where it was asked for
     num_parts: int  # in which its member denoised its samples
+    nonfinite: dict[int, str]  # samples that became NaN or infinite, and what of them
+    nonfinite_step: int | None  # the first at which one did
 
 
 @together
@@ -169,6 +190,7 @@ def denoise_part(
                 group=group,
                 samples=samples,
                 reference=ReferenceKl.of(config, fragment.iteration),
+                zeroed=True,
             )
         )
 
@@ -186,6 +208,8 @@ def _stored(done: list[DenoisedStep], precision: Precision, num_parts: int) -> D
         {step.step: to_array(step.logprob) for step in done if step.logprob is not None},
         {step.step: to_array(step.kl) for step in done if step.kl is not None},
         num_parts,
+        {sample: what for step in reversed(done) for sample, what in step.nonfinite.items()},
+        next((step.step for step in done if step.nonfinite), None),
     )
 
 
@@ -203,17 +227,30 @@ def decode_and_score(
     Returns:
         The images, float32 [B, 3, H, W], or videos, for the pools that score them, too; and what
         the rewards said of them.
+
+    Raises:
+        FloatingPointError: a pixel is NaN or infinite, and that ends the run.
+        RewardError: a reward failed, and that ends the run.
     """
     fragment = segment.fragment
     with working(run_id) as engine:
         config = engine.config
         images = _decoded(engine, segment)
+        bad = nonfinite_rows({"pixels": images})
+        nonfinite = {fragment.samples[row]: what for row, what in bad.items()}
+        if nonfinite:
+            found = nonfinite_text((fragment.iteration, fragment.group), nonfinite)
+            kept = input_of("decode", fragment, found, {}, {"x": segment.x})
+            keep_or_fail(run_dir, kept, config.numerics.samples)
+            images = with_zeros(images, bad)
         asked = [prompt] * len(images), [metadata] * len(images)
-        scored = scores_of(engine.rewards, config.rewards, images, *asked)
+        at = fragment, run_dir
+        scored = scores_of(engine.rewards, config.rewards, images, *asked, at)
         shown = _pictures(images) if _is_shown(fragment) else []
         if config.tracking.keep_images != "none":
             _keep_images(engine, fragment, images, run_dir)
-    return to_array(images) if config.pools else None, replace(scored, pictures=shown)
+    facts = replace(scored, pictures=shown, nonfinite=nonfinite)
+    return to_array(images) if config.pools else None, facts
 
 
 def _decoded(engine: Engine, segment: Segment) -> Tensor:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,20 +12,24 @@ from distributed import get_worker
 from digen_core.config.model import ModelConfig
 from digen_core.config.rewards import RewardConfig
 from digen_core.config.run import RunConfig
+from digen_core.control.protocol import Fragment
 from digen_core.data.prompts import Metadata, Prompt
 from digen_core.models.policy import resolve_device
 from digen_core.preflight.reward_probe import probe
 from digen_core.rewards import reward_functions
-from digen_core.rewards.scoring import RewardFn, score_images
-from digen_core.transport.arrays import to_tensor
+from digen_core.rewards.failures import FAILED
+from digen_core.rewards.scoring import RewardError, RewardFn, score_images
+from digen_core.transport.arrays import to_array, to_tensor
+from digen_core.transport.kept_inputs import keep_input
 from tasks.body import body
 from tasks.receipts import Nothing, ProbedRewards, Scored
 from tasks.worker.engine import engine_of
+from tasks.worker.nonfinite import input_of
 from tasks.worker.span import span_on_receipt
 
 logger = logging.getLogger(__name__)
 
-MAX_NOTES = 4  # of failures that are neutral, on a receipt
+MAX_NOTES = 4  # of failures that end no run, on a receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +103,13 @@ def score(
     images: np.ndarray,
     prompts: Sequence[str],
     metadata: Sequence[Metadata],
+    at: tuple[Fragment, Path] | None = None,
 ) -> tuple[None, Scored]:
-    """Score samples with the rewards of a pool."""
+    """Score samples with the rewards of a pool; ``at`` as for `scores_of`."""
     with span_on_receipt(str(get_worker().name)):
         seen = to_tensor(images, resolve_device(pool.device))
         functions = _functions_of(run_id, pool)
-        return None, scores_of(functions, pool.rewards, seen, prompts, metadata)
+        return None, scores_of(functions, pool.rewards, seen, prompts, metadata, at)
 
 
 def scores_of(
@@ -112,8 +118,11 @@ def scores_of(
     images: torch.Tensor,
     prompts: Sequence[str],
     metadata: Sequence[Metadata],
+    at: tuple[Fragment, Path] | None = None,
 ) -> Scored:
     """Return what rewards say of samples, and what failed.
+
+    The samples are kept if a failure ends the run or drops their group.
 
     Args:
         functions: of the rewards, by name.
@@ -121,12 +130,28 @@ def scores_of(
         images: [B, 3, H, W] or videos [B, F, 3, H, W].
         prompts: B texts.
         metadata: what else the rows of the B prompts say.
+        at: whose samples they are, and the folder of the run; None: they are not kept.
 
     Raises:
-        RewardError: a reward failed, and that is not neutral.
+        RewardError: a reward failed, and that ends the run.
     """
     notes = list[str]()
-    columns = score_images(functions, configs, images, prompts, metadata, notes.append)
+
+    def keep(names: Sequence[str], found: str) -> None:
+        if at is not None:
+            fragment, run_dir = at
+            about = {"prompts": list(prompts), "metadata": list(metadata), "rewards": list(names)}
+            arrays = {"images": to_array(images)}
+            keep_input(run_dir, input_of("score", fragment, found, about, arrays))
+
+    try:
+        columns = score_images(functions, configs, images, prompts, metadata, notes.append)
+    except RewardError as error:
+        keep(list(functions), str(error))
+        raise
+    for name in functions:
+        if configs[name].on_failure == "drop" and columns[f"{name}/{FAILED}"].any():
+            keep([name], f"reward {name!r} gave no number")
     for note in notes:
         logger.warning(note)
     rewards = {name: values.tolist() for name, values in columns.items()}

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,15 +22,19 @@ from digen_core.training.gradient_sum import (
     UpdateGradient,
     pack_gradient,
 )
-from digen_core.training.pairs import CleanPairs, Pairs, gather_pairs, rows_of
+from digen_core.training.pairs import CleanPairs, Pairs, gather_pairs, rows_of, to_kept
 from digen_core.transport.arrays import Arrays
+from digen_core.transport.kept_inputs import KeptInput
 from digen_core.transport.segment import Segment
 from tasks.body import body
 from tasks.gang.together import together
 from tasks.receipts import Nothing, Reduced, Trained
 from tasks.worker.engine import Engine, engine_of, fetch_rows, working
 from tasks.worker.fitting import no_memory
+from tasks.worker.nonfinite import keep_or_fail
 from tasks.worker.shelf import SUM
+
+Outcome = Literal["added", "too large", "nonfinite"]
 
 
 @body("train", Trained)
@@ -43,10 +49,14 @@ def train_pack(
     prompts: dict[int, str],
     advantages: dict[int, np.ndarray],
     previous: GradientSum | None,
+    run_dir: Path,
 ) -> tuple[GradientSum, Trained]:
     """Add the gradient of a pack to what this device summed before it.
 
     A pack that does not fit into the device's memory adds nothing.
+
+    Raises:
+        FloatingPointError: its loss or gradient is NaN or infinite, and that ends the run.
     """
     with working(run_id, version=version) as engine:
         by_prompt = {prompt: row for part in conditions for prompt, row in part.items()}
@@ -61,12 +71,40 @@ def train_pack(
             )
             for part in _alike(pack, engine.config, own)
         ]
-        if add_pack(run_id, version, total, pack.iteration, pack.index, parts):
+        outcome = add_pack(run_id, version, total, pack.iteration, pack.index, parts)
+        if outcome == "nonfinite":
+            _keep_or_fail(engine, total.metrics.nonfinite, pack, version, parts, run_dir)
+        if outcome != "too large":
             return total, Trained(too_large=False)
         if pack.num_pairs == 1:
             size = engine.config.size_of(pack.iteration, pack.blocks[0].fragment.group)
             raise UserError(no_memory(engine.device_name, "train", size))
     return total, Trained(too_large=True)
+
+
+def _keep_or_fail(
+    engine: Engine,
+    found: str,
+    pack: Pack,
+    version: int,
+    parts: Sequence[tuple[int, Pairs | CleanPairs]],
+    run_dir: Path,
+) -> None:
+    """Keep a pack that is NaN or infinite; raise FloatingPointError if that ends the run."""
+    found = found or "the loss or gradient of another member is NaN or infinite"
+    for place, (group, pairs) in enumerate(parts):
+        numbers, arrays = to_kept(pairs)
+        kept = KeptInput(
+            name=f"p{pack.index:03d}-train-{place}",
+            kind="train",
+            found=f"iteration {pack.iteration + 1}, pack {pack.index}: {found}",
+            iteration=pack.iteration,
+            group=group,
+            version=version,
+            about=dict(numbers),
+            arrays=arrays,
+        )
+        keep_or_fail(run_dir, kept, engine.config.numerics.updates)
 
 
 @together
@@ -83,7 +121,7 @@ def add_pack(
     iteration: int,
     index: int,
     parts: list[tuple[int, Pairs | CleanPairs]],
-) -> bool:
+) -> Outcome:
     """Add the gradient of a pack to a sum; of a gang, each member that of its share of the pairs.
 
     Args:
@@ -96,7 +134,7 @@ def add_pack(
             with a group whose samples have that size.
 
     Returns:
-        Whether it was added: False if it does not fit into the memory of a member.
+        What came of it on all members. One that is NaN or infinite on any of them was added.
 
     Raises:
         UserError: it does not fit, and the gang computes together: the others wait for what this
@@ -106,7 +144,7 @@ def add_pack(
     engine.activate(version)
     fits, gradients = True, []
     try:
-        gradients = [_part_gradient(engine, iteration, group, pairs) for group, pairs in parts]
+        gradients = [part_gradient(engine, iteration, group, pairs) for group, pairs in parts]
         total.make_room(gradients)
     except torch.OutOfMemoryError as error:
         if engine.gang.computes_together:
@@ -114,9 +152,10 @@ def add_pack(
             raise UserError(no_memory(engine.device_name, "train", size, number)) from error
         fits = False
     if engine.gang.any(not fits):
-        return False
+        return "too large"
     total.add(index, gradients)
-    return True
+    nonfinite = any(part.metrics.nonfinite for part in gradients)
+    return "nonfinite" if engine.gang.any(nonfinite) else "added"
 
 
 def _alike(pack: Pack, config: RunConfig, conditions: Mapping[int, Arrays]) -> list[Pack]:
@@ -156,7 +195,7 @@ def _pairs(
     )
 
 
-def _part_gradient(
+def part_gradient(
     engine: Engine, iteration: int, group: int, pairs: Pairs | CleanPairs
 ) -> PackGradient:
     """Return this member's part of the gradient of pairs of one size and one length of text."""

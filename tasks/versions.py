@@ -1,9 +1,11 @@
 """Version tasks: the state of version 0, the optimizer step, publish and push."""
 
+from digen_core.config.run import RunConfig
 from digen_core.models.trainable import initial_weights
 from digen_core.training.contents import contents_of
 from digen_core.training.gradient_sum import UpdateGradient
 from digen_core.training.optimizer import (
+    NonfiniteGradientError,
     PolicyVersion,
     TrainState,
     initial_state,
@@ -41,40 +43,66 @@ def first_state(run_id: str) -> TrainState:
 def step(
     run_id: str, label: str, state: TrainState, total: UpdateGradient
 ) -> tuple[TrainState, Updated]:
-    """Make the next version; its checkpoint is written beside the tasks that follow."""
+    """Make the next version; its checkpoint is written beside the tasks that follow.
+
+    If the update is NaN or infinite, and that does not end the run, the state stays as it is.
+
+    Raises:
+        NonfiniteGradientError: the gradient is NaN or infinite, and that ends the run.
+    """
     with working(run_id) as engine:
-        config = engine.config
+        config, skipped = engine.config, total.metrics.nonfinite
         learning_rate = learning_rate_of(config.train, state.version, config.num_iterations)
-        next_state = stepped(run_id, state, total, learning_rate)
+        made = state if skipped else stepped(run_id, state, total, learning_rate)
+    if made is state:
+        skipped = skipped or "the norm of the gradient is NaN or infinite"
+    metrics = {} if skipped else _metrics_of(total, made, config, learning_rate)
+    return made, Updated(made.version, made.weights_hash, metrics, skipped)
+
+
+def _metrics_of(
+    total: UpdateGradient, made: TrainState, config: RunConfig, learning_rate: float
+) -> dict[str, float]:
+    """Return what an update measured."""
     sums, count, error = total.metrics, total.metrics.num_pairs, total.metrics.replay_error
-    metrics = {
+    return {
         "train/loss": sums.loss / count,
         "train/clip_fraction": sums.clipped / count,
         "train/approx_kl": sums.approx_kl / count,
         "train/max_log_ratio": sums.max_log_ratio,
-        "train/grad_norm": next_state.grad_norm,
+        "train/grad_norm": made.grad_norm,
         "train/learning_rate": learning_rate,
         **({"train/kl": sums.kl / count} if config.algorithm.kl_coefficient else {}),
         **({} if error is None else {"train/replay_error": error}),
     }
-    return next_state, Updated(next_state.version, next_state.weights_hash, metrics)
 
 
 @together
 def stepped(
     run_id: str, state: TrainState, total: UpdateGradient, learning_rate: float
 ) -> TrainState:
-    """Return the next version, to be kept; in a gang each member steps its rows."""
+    """Return the next version, to be kept; in a gang each member steps its rows.
+
+    If the gradient is NaN or infinite, and that does not end the run, it is the state as it is.
+
+    Raises:
+        NonfiniteGradientError: the gradient is NaN or infinite, and that ends the run.
+    """
     engine = engine_of(run_id)
-    with engine.needing_memory("step"):
-        next_state = optimizer_step(
-            state,
-            total.gradient,
-            engine.config.train,
-            learning_rate=learning_rate,
-            old_decay=engine.config.algorithm.old_share(state.version + 1),
-            gang=engine.gang,
-        )
+    try:
+        with engine.needing_memory("step"):
+            next_state = optimizer_step(
+                state,
+                total.gradient,
+                engine.config.train,
+                learning_rate=learning_rate,
+                old_decay=engine.config.algorithm.old_share(state.version + 1),
+                gang=engine.gang,
+            )
+    except NonfiniteGradientError:  # on every member
+        if engine.config.numerics.updates == "fail":
+            raise
+        return state
     due = engine.config.checkpoints.are_due
     engine.unsaved = {v: own for v, own in engine.unsaved.items() if due(v)}
     engine.unsaved[next_state.version] = next_state  # it may be the last

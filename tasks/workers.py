@@ -3,7 +3,7 @@
 Which of the two is chosen once, where a run is opened; no flow asks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol, cast
 
 import numpy as np
@@ -60,6 +60,7 @@ class Workers(Protocol):
         prompts: Mapping[int, str],
         history: RewardHistory,
         step_kl: Mapping[int, np.ndarray] | None = None,
+        nonfinite: Collection[int] = (),
     ) -> Advantages:
         """Return advantages; arguments as in digen_core/training/advantages.py."""
         ...
@@ -98,9 +99,10 @@ class RealWorkers:
         prompts: Mapping[int, str],
         history: RewardHistory,
         step_kl: Mapping[int, np.ndarray] | None = None,
+        nonfinite: Collection[int] = (),
     ) -> Advantages:
         """Centre and scale rewards as the config's algorithm does."""
-        return advantages_of(self._config, columns, prompts, history, step_kl)
+        return advantages_of(self._config, columns, prompts, history, step_kl, nonfinite)
 
 
 class EmulatedWorkers:
@@ -142,6 +144,7 @@ class EmulatedWorkers:
         prompts: Mapping[int, str],
         history: RewardHistory,
         step_kl: Mapping[int, np.ndarray] | None = None,
+        nonfinite: Collection[int] = (),
     ) -> Advantages:
         """Return zeros, but train every group: rewards mean nothing here."""
         return Advantages({g: np.zeros(len(column["reward"])) for g, column in columns.items()})

@@ -82,10 +82,17 @@ def evaluate(
     return 0
 
 
-def replay(run: Path, iteration: int, /, *tokens: ConfigTokens) -> int:
+def replay(
+    run: Path,
+    iteration: int,
+    /,
+    *tokens: ConfigTokens,
+    nonfinite: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
     """Train an iteration of a run again from the samples it kept, perhaps with other settings.
 
     Example: digen replay runs/NAME 3 --algorithm.clip-range 1e-3 --train.learning-rate 1e-4
+    Example: digen replay runs/NAME 3 --nonfinite --model.dtype float32
 
     Nothing is generated and nothing is written: the update's metrics are printed beside the run's
     own. The run must have kept the trajectories (tracking.keep_trajectories) and the checkpoint of
@@ -95,6 +102,8 @@ def replay(run: Path, iteration: int, /, *tokens: ConfigTokens) -> int:
         run: Folder of the run.
         iteration: Its number, from 1.
         tokens: Keys of algorithm and train with their values.
+        nonfinite: Do the work again whose result was NaN or infinite, from its inputs, which every
+            run keeps, and say which module began it; model.dtype may be another.
     """
     require_run(run)
     arguments = parse_arguments(tokens)
@@ -102,15 +111,15 @@ def replay(run: Path, iteration: int, /, *tokens: ConfigTokens) -> int:
         raise UserError(f"unexpected argument {str(arguments.path)!r}; it takes RUN ITERATION")
     overrides = {key: parse_value(key, text) for key, text in arguments.settings.items()}
 
-    from digen_core.reference.replay import replay_config
+    from digen_core.reference.replay import nonfinite_config, replay_config
 
-    replay_config(run, overrides)
+    config = (nonfinite_config if nonfinite else replay_config)(run, overrides)
 
     from deployments.local import failures_in_one_line
-    from deployments.views.replay import run_replay
+    from deployments.views.replay import run_nonfinite, run_replay
 
     with failures_in_one_line():
-        run_replay(run, iteration - 1, overrides)
+        (run_nonfinite if nonfinite else run_replay)(run, iteration - 1, config)
     return 0
 
 

@@ -1,27 +1,49 @@
 """The command ``digen replay``: what it does, and what it prints."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
 from deployments.views.terminal import plain, terminal
-from digen_core.reference.replay import KeptIteration, kept_iteration, replay_config
+from digen_core.config.run import RunConfig
+from digen_core.reference.replay import KeptIteration, kept_iteration
+from digen_core.transport.kept_inputs import read_inputs
 from tasks.replay import Replayed, replay
+from tasks.reproduction import Reproduced, reproduce
 
 
-def run_replay(run_dir: Path, iteration: int, overrides: Mapping[str, Any]) -> None:
+def run_nonfinite(run_dir: Path, iteration: int, config: RunConfig) -> None:
+    """Do again what was NaN or infinite in an iteration of a run, and print what came of it.
+
+    Raises:
+        UserError: nothing of it is kept, or the version that did it.
+    """
+    inputs = read_inputs(run_dir, iteration)
+    print_reproduced(reproduce(run_dir, config, inputs))
+
+
+def print_reproduced(found: Iterable[Reproduced]) -> None:
+    """Print what was found in the run, and beneath what is found now."""
+    console = terminal()
+    for one in found:
+        console.print(plain(f"{one.kept.kind}: {one.kept.found}"))
+        console.print(plain(f"  again: {one.found or 'all numbers are finite'}"))
+        if one.module:
+            console.print(plain(f"  the first output that is NaN or infinite: {one.module}"))
+
+
+def run_replay(run_dir: Path, iteration: int, config: RunConfig) -> None:
     """Train an iteration of a run again, perhaps otherwise, and print what came of it.
 
     Raises:
         UserError: it cannot be replayed.
     """
-    kept = kept_iteration(run_dir, replay_config(run_dir, overrides), iteration)
-    print_replay(run_dir, kept, replay(run_dir, kept))
+    kept = kept_iteration(run_dir, config, iteration)
+    print_replay(kept, replay(run_dir, kept))
 
 
-def print_replay(run_dir: Path, kept: KeptIteration, replayed: Replayed) -> None:
+def print_replay(kept: KeptIteration, replayed: Replayed) -> None:
     """Print the update's metrics beside the run's own, and how far the weights are apart."""
     console = terminal()
     num_pairs = sum(pack.num_pairs for pack in kept.packs)

@@ -48,9 +48,10 @@ class RewardBase(Strict):
     weight: float = 1.0
     """Factor in the weighted sum."""
 
-    on_failure: Literal["fail", "neutral"] = "fail"
+    on_failure: Literal["fail", "neutral", "drop"] = "fail"
     """What follows when no attempt gave a number. fail: the run ends. neutral: the sample counts
-    with the mean of its group in this reward, and in the metric `reward/NAME/failed`."""
+    with the mean of its group in this reward. drop: its group is not trained; another prompt's
+    takes its place while `rollout.refill` has some left. `reward/NAME/failed` is their share."""
 
     max_attempts: int = Field(1, ge=1, le=100)
     """Calls before the reward counts as failed."""

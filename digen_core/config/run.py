@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from digen_core.algorithms import ALGORITHMS, DEFAULT, AnyAlgorithm
 from digen_core.config.checkpoint import CheckpointConfig
 from digen_core.config.model import ModelConfig, PromptsConfig, Size, tokens_of
+from digen_core.config.numerics import NumericsConfig
 from digen_core.config.parallel import ParallelConfig
 from digen_core.config.reward_keys import with_types
 from digen_core.config.rewards import RewardConfig, ShapesConfig
@@ -73,6 +74,7 @@ class RunConfig(Strict):
     """What is learnt from the rewards; its type names it."""
 
     train: TrainConfig = TrainConfig()
+    numerics: NumericsConfig = NumericsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoints: CheckpointConfig = CheckpointConfig()
     cluster: ClusterConfig = ClusterConfig()

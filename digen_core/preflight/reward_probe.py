@@ -47,7 +47,7 @@ def probe_before_start(config: RunConfig, warn: Callable[[str], None]) -> None:
 
     Args:
         config: of a run that the other checks have passed.
-        warn: is called with what a reward does wrong whose failure is neutral.
+        warn: is called with what a reward does wrong whose failure does not end the run.
 
     Raises:
         ConfigError: a reward fails; the message is one line.
@@ -81,7 +81,7 @@ def probe(
         size: of the samples.
         prompts: of the run, one or more.
         device: where the samples are.
-        warn: is called with what a reward does wrong whose failure is neutral.
+        warn: is called with what a reward does wrong whose failure does not end the run.
 
     Raises:
         ConfigError: a reward fails that may not.

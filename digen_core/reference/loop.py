@@ -6,6 +6,7 @@ once. No batching tricks, no workers; state lives in torch's own optimizer. Told
 stale schedule generated with, it generates with those.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -104,13 +105,14 @@ def post_train_serially(
         set_weights(policy, versions[updates])
         rate = learning_rate_of(config.train, updates, config.num_iterations)
         norm = _train(config, optimizer, groups, rate)
-        if norm is not None:
+        row["train/grad_norm"] = norm if norm and math.isfinite(norm) else 0.0
+        row["numerics/skipped_updates"] = float(norm is not None and not math.isfinite(norm))
+        if norm is not None and math.isfinite(norm):
             updates += 1
             versions.append(_weights_of(parameters))
             old, decay = generators[-1], config.algorithm.old_share(updates)
             generators.append(mixed(old, versions[-1], decay) if decay else versions[-1])
             step_average(average, parameters.values(), updates, config.train)
-        row["train/grad_norm"] = norm or 0.0
         metrics.append(row)
         on_iteration(iteration, row)
     weights = versions[updates]
@@ -147,6 +149,7 @@ def _rollout(
 ) -> tuple[list[Group], dict[str, float], RewardHistory]:
     """Sample each group of one iteration with its weights, score it, and give it advantages."""
     groups, columns, kl = dict[int, Group](), dict[int, Columns](), dict[int, np.ndarray]()
+    nonfinite, dropped = set[int](), set[int]()
     prompts = _prompts_of(config, prompts, iteration)
     texts = [prompt.text for prompt in prompts]
     count, size = config.rollout.prompts_per_iteration, config.rollout.group_size
@@ -154,30 +157,53 @@ def _rollout(
     while drawn:
         for index in drawn:
             set_weights(policy, generated_by(index))
-            groups[index] = sample_group(config, policy, texts[index], (iteration, index))
-            images = groups[index].policy.decode(groups[index].latents[-1])
+            group = groups[index] = sample_group(config, policy, texts[index], (iteration, index))
+            images = group.policy.decode(group.latents[-1])
+            if config.kl_reward:
+                kl[index] = step_kl(config, group)
+            divergences = [torch.from_numpy(kl[index])] if config.kl_reward else []
+            if not _are_finite(*group.latents, *group.logprobs.values(), images, *divergences):
+                nonfinite.add(index)
+                _refuse(config, iteration, index)
+                continue
             metadata = [prompts[index].metadata] * size
             scored = score_images(rewards, config.rewards, images, [texts[index]] * size, metadata)
             columns[index] = settle(scored, config.reward_weights)
-            if config.kl_reward:
-                kl[index] = step_kl(config, groups[index])
-        asked = {index: columns[index] for index in current}
-        found = advantages_of(config, asked, dict(enumerate(texts)), history, kl or None)
+        asked = {index: columns[index] for index in current if index in columns}
+        lacking = nonfinite.intersection(current)
+        found = advantages_of(config, asked, dict(enumerate(texts)), history, kl or None, lacking)
+        dropped |= found.dropped
         drawn = [index + count for index in found.skipped if index + count < len(texts)]
         current = sorted({*current, *drawn} - {index - count for index in drawn})
     for index in set(current) - set(found.skipped):
         values = torch.from_numpy(found.values[index])
         groups[index].advantages = values.to(policy.device, policy.latent_dtype)
         groups[index].chosen = list(found.chosen[index]) if found.chosen else None
-    row = _means(list(columns.values()), list(kl.values()))
-    row["groups/zero_variance"] = float(len(found.skipped))
+    sound = [index for index in columns if index not in dropped]
+    row = _means([columns[g] for g in sound], [kl[g] for g in sound if config.kl_reward])
+    row["groups/zero_variance"] = float(len(set(found.skipped) - dropped))
+    row["numerics/dropped_groups"] = float(len(dropped))
     if config.rollout.refill:
         row["groups/refilled"] = float(len(groups) - count)
     return [groups[index] for index in current], row, found.history
 
 
+def _are_finite(*values: torch.Tensor) -> bool:
+    return all(bool(value.isfinite().all()) for value in values)
+
+
+def _refuse(config: RunConfig, iteration: int, group: int) -> None:
+    """Raise FloatingPointError if a sample that is NaN or infinite ends the run."""
+    if config.numerics.samples == "fail":
+        raise FloatingPointError(
+            f"iteration {iteration + 1}, group {group}: a sample is NaN or infinite"
+        )
+
+
 def _means(columns: list[Columns], kl: list[np.ndarray]) -> dict[str, float]:
-    """Return the means over all samples that were drawn."""
+    """Return the means over all samples of some groups; without groups there are none."""
+    if not columns:
+        return {}
     scored = {name: np.concatenate([column[name] for column in columns]) for name in columns[0]}
     means = {f"reward/{name}": mean for name, mean in component_means(scored).items()}
     row = {"reward/mean": means.pop("reward/reward"), **means}
@@ -197,19 +223,30 @@ def _train(
     groups: list[Group],
     learning_rate: float,
 ) -> float | None:
-    """Add up the gradient of every pair of the iteration, and step once. Returns its norm."""
+    """Add up the gradient of every pair of the iteration, and step once. Returns its norm.
+
+    With a loss or a gradient that is NaN or infinite there is no step, and the norm is NaN.
+
+    Raises:
+        FloatingPointError: there is one, and that ends the run.
+    """
     optimizer.zero_grad()
-    informative = [group for group in groups if group.advantages is not None]
+    informative, is_finite = [group for group in groups if group.advantages is not None], True
     for group in informative:
         for step in group.trained:
             lose = forward_losses if config.trains_clean else replay_losses
             losses = lose(config, group, step)
             chosen = losses if group.chosen is None else losses[group.chosen]
+            is_finite = is_finite and bool(chosen.isfinite().all())
             (chosen.sum() / config.num_pairs).backward()
     if not informative:
         return None
     (options,) = optimizer.param_groups
     options["lr"], parameters = learning_rate, options["params"]
     norm = torch.nn.utils.clip_grad_norm_(parameters, config.train.max_grad_norm)
+    if not (is_finite and norm.isfinite()):
+        if config.numerics.updates == "fail":
+            raise FloatingPointError("a loss or the gradient is NaN or infinite")
+        return math.nan
     optimizer.step()
     return float(norm)

@@ -51,6 +51,22 @@ class KeptIteration:
     segments: list[Segment]
 
 
+def nonfinite_config(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
+    """Return a run's config with other settings for the work whose input is kept.
+
+    Raises:
+        UserError: the folder is no run's, or a key is another than model.device and model.dtype.
+    """
+    config = config_of_run(run_dir, overrides)
+    for key in overrides:
+        if key not in ("model.device", "model.dtype"):
+            raise UserError(
+                f"{key} cannot be changed where an input is as it was; --nonfinite takes "
+                "model.device and model.dtype"
+            )
+    return config
+
+
 def replay_config(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
     """Return a run's config with other settings for learning.
 
@@ -85,12 +101,13 @@ def kept_iteration(run_dir: Path, config: RunConfig, iteration: int) -> KeptIter
     """
     record = _record_of(run_dir, iteration)
     version = record.version - 1
-    checkpoint, history = _before(run_dir, version)
+    checkpoint, history = checkpoint_of(run_dir, version)
     rows = pq.read_table(file_of(run_dir / "samples", iteration)).to_pylist()
     prompts, columns = _by_group(rows)
     count = config.rollout.prompts_per_iteration
     columns = {g: c for g, c in columns.items() if g + count not in columns}  # not those replaced
-    found = advantages_of(config, columns, prompts, history)
+    nonfinite = columns.keys() & {row["group"] for row in rows if row["nonfinite"]}
+    found = advantages_of(config, columns, prompts, history, nonfinite=nonfinite)
     segments = read_segments(run_dir, iteration)
     if not segments:
         raise UserError(
@@ -117,14 +134,18 @@ def _record_of(run_dir: Path, iteration: int) -> IterationRecord:
         known = f"1 to {max(records) + 1}" if records else "none yet"
         raise UserError(f"{run_dir} has finished no iteration {iteration + 1}; it has {known}")
     if "train/grad_norm" not in records[iteration].metrics:
-        raise UserError(
-            f"iteration {iteration + 1} of {run_dir} made no update: no group had a signal"
-        )
+        skipped = records[iteration].metrics.get("numerics/skipped_updates")
+        why = "it was NaN or infinite (see --nonfinite)" if skipped else "no group had a signal"
+        raise UserError(f"iteration {iteration + 1} of {run_dir} made no update: {why}")
     return records[iteration]
 
 
-def _before(run_dir: Path, version: int) -> tuple[Path | None, RewardHistory]:
-    """Return the checkpoint of the version that was trained, and the rewards before it."""
+def checkpoint_of(run_dir: Path, version: int) -> tuple[Path | None, RewardHistory]:
+    """Return the checkpoint of a version that worked, and the rewards before it.
+
+    Raises:
+        UserError: it is not kept.
+    """
     folder = run_dir / CHECKPOINTS_OF_RUN
     checkpoint = folder / name_of(version)
     if checkpoint.exists():
@@ -133,7 +154,7 @@ def _before(run_dir: Path, version: int) -> tuple[Path | None, RewardHistory]:
         return None, {}
     kept = ", ".join(path.name for path in checkpoints_in(folder)) or "none"
     raise UserError(
-        f"{run_dir} keeps no checkpoint of version {version}, which was trained then, but {kept}; "
+        f"{run_dir} keeps no checkpoint of version {version}, which was in use then, but {kept}; "
         "set checkpoints.keep_every = 1 before the run, or replay another iteration"
     )
 

@@ -36,6 +36,7 @@ RewardFn = Callable[..., Tensor | Mapping[str, Tensor]]
 Array = NDArray[np.float64]
 
 MAX_BACKOFF_SECONDS: Final = 60.0
+_CONSEQUENCES: Final = {"neutral": "it is neutral for", "drop": "it drops the groups of"}
 
 
 class RewardError(RuntimeError):
@@ -66,20 +67,24 @@ def score_images(
         images: [B, 3, H, W] or videos [B, F, 3, H, W], in [0, 1].
         prompts: B texts.
         metadata: what else the rows of the B prompts say; () if they are texts only.
-        note: is called with each failure that is neutral.
+        note: is called with each failure that does not end the run.
 
     Returns:
         float64 arrays [B]: ``reward``, the weighted sum, and ``<name>/<component>`` of each reward.
-        One whose failure is neutral has ``<name>/score`` and ``<name>/failed`` only, the latter 1
-        for samples without a score; these have the score 0 until `failures.settle` fills it in.
+        One whose failure is neutral, or drops the group, has ``<name>/score`` and
+        ``<name>/failed`` only, the latter 1 for samples without a score; these have the score 0
+        until `failures.settle` fills it in.
 
     Raises:
-        RewardError: a function raised, or returned NaN, Inf or the wrong number of values, and its
-            failure is not neutral; or an image has values that are not finite.
+        RewardError: a function raised, or returned NaN, Inf or the wrong number of values, and that
+            ends the run; or an image has values that are not finite.
         UserError: a reward takes videos, but these are images.
     """
     if not torch.isfinite(images).all():
-        raise RewardError("the decoded samples have NaN or Inf in them; no reward can judge them")
+        raise RewardError(
+            "the decoded samples have NaN or Inf in them, which no reward can judge; check the "
+            "latents, or use another model.dtype"
+        )
     columns: dict[str, Array] = {}
     asked = Asked(prompts, metadata or [{}] * len(prompts))
     for name, function in functions.items():
@@ -129,7 +134,7 @@ def _score(
     except RewardError as error:
         if config.on_failure == "fail":
             raise
-        note(f"{error}; it is neutral for these {len(asked.prompts)} samples")
+        note(f"{error}; {_CONSEQUENCES[config.on_failure]} these {len(asked.prompts)} samples")
         found = {"score": np.full(count, np.nan)}
     means = {key: values.reshape(-1, num_frames).mean(axis=1) for key, values in found.items()}
     if config.on_failure == "fail":

@@ -3,8 +3,8 @@
 Axes: n samples of the fragment; a latent is [n, ...] of any rank.
 """
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -17,6 +17,7 @@ from digen_core.maths.kl import scaled_kl
 from digen_core.maths.names import KlScaling
 from digen_core.models.policy import Condition, Policy
 from digen_core.models.trainable import reference_weights
+from digen_core.rollout.nonfinite import nonfinite_rows, with_zeros
 from digen_core.rollout.steps import steps_of_iteration
 from digen_core.seeding import NOISE, noise_of
 from digen_core.transport.arrays import Precision
@@ -33,6 +34,8 @@ class DenoisedStep:
     x_next: Tensor  # [n, ...] after it
     logprob: Tensor | None  # [n] mean log-prob under the sampling policy; None if noiseless
     kl: Tensor | None = None  # [n] divergence from the reference policy, where it was asked for
+    nonfinite: Mapping[int, str] = field(default_factory=dict)
+    """Samples with 0 in place of what is NaN or infinite, by their index in the group, and what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,7 @@ def denoise(
     group: tuple[int, int],
     samples: range,
     reference: ReferenceKl | None = None,
+    zeroed: bool = False,
 ) -> Iterator[DenoisedStep]:
     """Run some denoising steps of some samples of one group, yielding each as it is done.
 
@@ -121,9 +125,10 @@ def denoise(
         group: (iteration, index).
         samples: indices of the n samples in the group.
         reference: what is asked of the reference policy, the base model of ``policy``.
+        zeroed: name what becomes NaN or infinite, put 0 in its place, and go on.
 
     Raises:
-        FloatingPointError: a latent became NaN or infinite.
+        FloatingPointError: a latent, log-prob or divergence is NaN or infinite; not if ``zeroed``.
     """
     # Contiguous as in a training pack: on another layout matrix products round differently.
     rows = {
@@ -156,13 +161,32 @@ def denoise(
         x_next = rounded(x_next, config.storage)
         if noise_level:
             logprob = LOGPROBS[config.transition](x_next, transition)
-        if not torch.isfinite(x_next).all():
-            raise FloatingPointError(
-                f"iteration {group[0] + 1}, group {group[1]}: the latent became NaN or infinite at "
-                f"step {step} (sigma {float(sigmas[step]):.4f}); check dtype and weights."
-            )
-        yield DenoisedStep(step, x, x_next, logprob, kl)
+        rows_found = nonfinite_rows({"latent": x_next, "log-prob": logprob, "KL": kl})
+        place = f"step {step} (sigma {float(sigmas[step]):.4f})" if rows_found else ""
+        found = {samples[row]: f"{what} at {place}" for row, what in rows_found.items()}
+        if found:
+            if not zeroed:
+                raise FloatingPointError(nonfinite_text(group, found))
+            x_next = with_zeros(x_next, rows_found)
+            logprob = None if logprob is None else with_zeros(logprob, rows_found)
+            kl = None if kl is None else with_zeros(kl, rows_found)
+        yield DenoisedStep(step, x, x_next, logprob, kl, found)
         x = x_next
+
+
+def nonfinite_text(group: tuple[int, int], found: Mapping[int, str]) -> str:
+    """Return the line that says what of a group's samples is NaN or infinite.
+
+    Args:
+        group: (iteration, index).
+        found: what, by sample.
+    """
+    (sample, what), *others = sorted(found.items())
+    more = f" (and of {len(others)} more)" if others else ""
+    return (
+        f"iteration {group[0] + 1}, group {group[1]}: the {what} of sample {sample}{more} is NaN "
+        "or infinite; check dtype and weights"
+    )
 
 
 def _transition(

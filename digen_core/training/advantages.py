@@ -1,6 +1,6 @@
 """Advantages of a run's groups from their rewards, and the choice of the samples to train."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +23,7 @@ class Advantages:
     values: dict[int, np.ndarray]  # float64 [G], or [G, K] where trained steps differ
     skipped: tuple[int, ...] = ()  # groups without signal
     chosen: dict[int, tuple[int, ...]] = field(default_factory=dict)  # trained samples; else all
+    dropped: frozenset[int] = frozenset()  # of those skipped: they lack a number
     history: RewardHistory = field(default_factory=dict)  # these rewards included, where it is kept
 
 
@@ -32,8 +33,11 @@ def advantages_of(
     prompts: Mapping[int, str],
     history: RewardHistory,
     step_kl: Mapping[int, np.ndarray] | None = None,
+    nonfinite: Collection[int] = (),
 ) -> Advantages:
     """Centre and scale the rewards of groups.
+
+    A group that lacks a number is dropped: skipped, and what it has moves no other's advantages.
 
     Args:
         config: of the run.
@@ -42,7 +46,13 @@ def advantages_of(
         history: rewards of each prompt in earlier iterations, for algorithms that keep them.
         step_kl: of each group [G, K], the divergence from the reference policy at each trained
             step; where ``algorithm.kl_reward`` takes it off the rewards.
+        nonfinite: groups with a sample that is NaN or infinite; their columns may be missing.
     """
+    dropped = frozenset({*nonfinite, *_without_score(config, columns)})
+    zeros = {group: np.zeros(config.rollout.group_size) for group in sorted(dropped)}
+    columns = {group: column for group, column in columns.items() if group not in dropped}
+    if not columns:
+        return Advantages(zeros, tuple(zeros), history=history, dropped=dropped)
     rows, weights, counted = _mixed(config, columns)
     kl = None
     if step_kl is not None:
@@ -60,11 +70,22 @@ def advantages_of(
     signal = config.algorithm.signal(scored, history)
     values, best_of = signal.advantages, config.algorithm.best_of
     return Advantages(
-        values={group: values[owner == group].numpy() for group in columns},
-        skipped=tuple(sorted(signal.flat)),
+        values={group: values[owner == group].numpy() for group in columns} | zeros,
+        skipped=tuple(sorted(signal.flat | dropped)),
         chosen=_chosen(values, owner, best_of, config.rollout.group_size),
         history=signal.history,
+        dropped=dropped,
     )
+
+
+def _without_score(config: RunConfig, columns: Columns) -> list[int]:
+    """Return the groups with a sample that lacks a score without which it is not trained."""
+    needed = [name for name, reward in config.rewards.items() if reward.on_failure == "drop"]
+    return [
+        group
+        for group, column in columns.items()
+        if any(np.any(column[f"{name}/{FAILED}"]) for name in needed)
+    ]
 
 
 def _mixed(config: RunConfig, columns: Columns) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,7 +6,9 @@ the whole update, fixed in advance: packs of any size, in any order, add up to t
 """
 
 from dataclasses import dataclass, replace
+from math import isfinite, nan
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +26,7 @@ _REPLAY_ERRORS = {"float64": 1e-5, "float32": 1e-5, "bfloat16": 1e-2, "float16":
 
 @dataclass(frozen=True, slots=True)
 class PackMetrics:
-    """Sums over the pairs of a pack, for means over the update; the last two are maxima."""
+    """Sums over the pairs of a pack, for means over the update, then two maxima."""
 
     num_pairs: int = 0
     loss: float = 0.0
@@ -33,6 +35,7 @@ class PackMetrics:
     approx_kl: float = 0.0
     max_log_ratio: float = 0.0  # largest |log ratio|
     replay_error: float | None = None  # the same, of pairs that the trained version sampled itself
+    nonfinite: str = ""  # what is NaN or infinite, if anything is: then these are no numbers
 
 
 def pack_loss(
@@ -40,14 +43,16 @@ def pack_loss(
 ) -> tuple[Tensor, PackMetrics]:
     """Return the scalar to differentiate and what to plot.
 
+    One that is NaN or infinite is returned as it is, and named in the metrics (``nonfinite``).
+
     Args:
         policy: with the weights to train.
         pairs: of the pack.
         config: of the run.
 
     Raises:
-        FloatingPointError: a log-ratio or the loss is NaN or infinite, or the replay of pairs that
-            this version sampled differs from the rollout by more than ``train.max_replay_error``.
+        FloatingPointError: the replay of pairs that this version sampled differs from the rollout
+            by more than ``train.max_replay_error``.
     """
     pairs = replace(pairs, condition=policy.without_padding(pairs.condition))
     if isinstance(pairs, CleanPairs):
@@ -57,12 +62,12 @@ def pack_loss(
         assert isinstance(config.algorithm, PolicyGradient)
         loss, metrics = _replay_loss(policy, pairs, config, config.algorithm)
     if not torch.isfinite(loss):
-        raise FloatingPointError(
-            f"the loss of a pack of {metrics.num_pairs} pairs is not finite "
-            f"(largest |log ratio| {metrics.max_log_ratio}); check rewards, learning rate and "
-            "dtype."
+        text = (
+            f"the loss of {metrics.num_pairs} pairs is NaN or infinite (largest |log ratio| "
+            f"{metrics.max_log_ratio:g})"
         )
-    if metrics.replay_error is not None:
+        metrics = replace(metrics, nonfinite=text)
+    elif metrics.replay_error is not None:
         _check_replay(metrics.replay_error, config)
     return loss / config.num_pairs, metrics
 
@@ -77,6 +82,10 @@ def _replay_loss(
             reference = _transition(policy, pairs, config)
     transition = _transition(policy, pairs, config)
     logprob = LOGPROBS[config.rollout.transition](pairs.x_next, transition)
+    log_ratio = (logprob - pairs.behaviour_logprob).detach().abs()
+    largest = float(log_ratio.max())
+    if not isfinite(largest):  # clipped, it could look like a number
+        return nan * logprob.sum(), PackMetrics(num_pairs=len(log_ratio), max_log_ratio=largest)
     behaviour_mean = None
     if pairs.noise is not None:
         behaviour_mean = pairs.x_next - transition.std * pairs.noise
@@ -96,7 +105,6 @@ def _replay_loss(
     if reference is not None:
         kl = algorithm.divergence(replay, reference).sum()
         loss = loss + algorithm.kl_coefficient * kl
-    log_ratio = (logprob - pairs.behaviour_logprob).detach().abs()
     own = log_ratio[pairs.is_own]
     return loss, PackMetrics(
         num_pairs=len(log_ratio),
@@ -104,7 +112,7 @@ def _replay_loss(
         kl=float(kl.detach()),
         clipped=float(found.clip_fraction) * len(log_ratio),
         approx_kl=float(found.approx_kl) * len(log_ratio),
-        max_log_ratio=float(log_ratio.max()),
+        max_log_ratio=largest,
         replay_error=float(own.max()) if len(own) else None,
     )
 
@@ -144,7 +152,7 @@ def _forward_loss(
 
 def _check_replay(error: float, config: RunConfig) -> None:
     bound = config.train.max_replay_error or _REPLAY_ERRORS[config.model.dtype]
-    if error > bound:
+    if not error <= bound:
         raise FloatingPointError(
             f"replayed with the weights that sampled them, log-probs differ by up to {error:.2g}, "
             f"more than train.max_replay_error ({bound:g}): rollout and trainer compute "
@@ -162,6 +170,7 @@ def add_metrics(left: PackMetrics, right: PackMetrics) -> PackMetrics:
         kl=left.kl + right.kl,
         clipped=left.clipped + right.clipped,
         approx_kl=left.approx_kl + right.approx_kl,
-        max_log_ratio=max(left.max_log_ratio, right.max_log_ratio),
-        replay_error=max(errors) if errors else None,
+        max_log_ratio=float(np.max([left.max_log_ratio, right.max_log_ratio])),
+        replay_error=float(np.max(errors)) if errors else None,
+        nonfinite=left.nonfinite or right.nonfinite,
     )

@@ -1,12 +1,13 @@
 """Gradients of packs and their sums, which stay on the device until they are reduced."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Final, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from digen_core.config.run import RunConfig
 from digen_core.gang.members import ALONE, Gang
@@ -170,6 +171,8 @@ def pack_gradient(
         config: of the run.
         gang: whose member this process is.
 
+    A gradient that is NaN or infinite is returned as it is, and named in the metrics.
+
     Raises:
         FloatingPointError: as ``pack_loss``, for the pairs that this member computes.
     """
@@ -179,7 +182,17 @@ def pack_gradient(
     if not gang.has_own(num_pairs):
         loss = 0 * loss
     gradient = _gradients(loss, policy, gang)
-    return PackGradient(gradient, metrics if gang.counts(num_pairs) else PackMetrics())
+    nonfinite = metrics.nonfinite
+    if not (nonfinite or _is_finite(gradient)):
+        nonfinite = f"the gradient of {metrics.num_pairs} pairs is NaN or infinite"
+    if not gang.counts(num_pairs):
+        metrics = PackMetrics()
+    return PackGradient(gradient, replace(metrics, nonfinite=nonfinite))
+
+
+def _is_finite(gradient: Gradient) -> bool:
+    found = [part for part in map(held, gradient.values()) if part.numel()]  # a shard may be empty
+    return math.isfinite(float(nn.utils.get_total_norm(found, norm_type=math.inf)))
 
 
 def _gradients(loss: Tensor, policy: Policy, gang: Gang) -> Gradient:
@@ -195,10 +208,10 @@ def _gradients(loss: Tensor, policy: Policy, gang: Gang) -> Gradient:
     for scale in _LOSS_SCALES:
         scaled = _differentiated(loss * scale, policy, gang, retain_graph=True)
         gradient = {name: value.float() / scale for name, value in scaled.items()}
-        overflows = not all(bool(held(value).isfinite().all()) for value in gradient.values())
+        overflows = not _is_finite(gradient)
         if not (gang.any(overflows) if gang.computes_together else overflows):
             break
-    return gradient  # what is not finite even so is refused by the optimizer step
+    return gradient
 
 
 def _differentiated(

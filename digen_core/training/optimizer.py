@@ -30,6 +30,10 @@ Found = TypeVar("Found")
 _AT_ONCE: Final = 1 << 26  # numbers that are stepped at once: little memory beside the state
 
 
+class NonfiniteGradientError(FloatingPointError):
+    """A gradient is NaN or infinite: no version can be made of it."""
+
+
 @dataclass(eq=False)
 class TrainState(Part):
     """All that makes the next version: master weights, Adam's moments and the moving average.
@@ -137,11 +141,12 @@ def optimizer_step(
         gang: whose member this process is.
 
     Raises:
-        FloatingPointError: the gradient's norm is NaN or infinite.
+        NonfiniteGradientError: the gradient's norm is NaN or infinite, on all members.
     """
     norm = _norm(gradient, gang)
     if not np.isfinite(float(norm)):
-        raise FloatingPointError(f"the gradient's norm is {norm:g} at version {state.version}.")
+        text = f"the gradient's norm is {norm:g} at version {state.version}"
+        raise NonfiniteGradientError(text)
     weights: Weights = {}
     exp_avg, exp_avg_sq = dict(state.exp_avg), dict(state.exp_avg_sq)
     for names in _batches(state.weights):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -13,8 +13,10 @@ from digen_core.control.protocol import Pack, PairBlock
 from digen_core.maths.diffusion_nft import noised
 from digen_core.models.policy import Condition
 from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
-from digen_core.transport.arrays import Arrays, to_tensor
+from digen_core.transport.arrays import Arrays, to_array, to_tensor
 from digen_core.transport.segment import Segment
+
+_CONDITION: Final = "condition/"  # before the names of embeddings, beside those of fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,25 @@ class CleanPairs:
     def x(self) -> Tensor:
         """The latents [b, ...] at their noise levels."""
         return noised(self.x_0, self.noise, self.sigma)
+
+
+def to_kept(pairs: Pairs | CleanPairs) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """Return the numbers and the arrays of a batch of pairs, to be kept: `from_kept` takes them."""
+    values = {item.name: getattr(pairs, item.name) for item in fields(pairs)}
+    arrays = {name: to_array(v) for name, v in values.items() if isinstance(v, Tensor)}
+    arrays |= {f"{_CONDITION}{name}": to_array(v) for name, v in pairs.condition.items()}
+    return {name: v for name, v in values.items() if isinstance(v, float)}, arrays
+
+
+def from_kept(
+    numbers: Mapping[str, float], arrays: Mapping[str, np.ndarray], device: torch.device
+) -> Pairs | CleanPairs:
+    """Return the batch of pairs of which `to_kept` gave these numbers and arrays."""
+    values = {name: to_tensor(array, device) for name, array in arrays.items()}
+    inner = {name for name in values if name.startswith(_CONDITION)}
+    condition = {name.removeprefix(_CONDITION): values[name] for name in inner}
+    own: dict[str, Any] = {n: v for n, v in values.items() if n not in inner} | dict(numbers)
+    return (CleanPairs if "x_0" in own else Pairs)(**own, condition=condition)
 
 
 def rows_of(pairs: Pairs | CleanPairs, rows: slice, device: torch.device) -> Pairs | CleanPairs:

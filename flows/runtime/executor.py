@@ -16,7 +16,11 @@ from flows.runtime.context import RunContext
 from flows.runtime.fleet.batch import note_broken_gang
 from flows.runtime.generation import Denoising
 from flows.runtime.iterations.open_iteration import OpenIteration
-from flows.runtime.notify import notify_of_smaller_packs
+from flows.runtime.notify import (
+    notify_of_dropped_group,
+    notify_of_skipped_update,
+    notify_of_smaller_packs,
+)
 from flows.runtime.scoring import Scoring
 from flows.runtime.submission import Submitter, Work
 from flows.runtime.versions import Versions
@@ -136,13 +140,18 @@ class Executor:
     def compute_advantages(self, do: protocol.ComputeAdvantages) -> Event:
         """Centre and scale the rewards of groups here: a task would cost more than it does."""
         it = self._iterations[do.iteration]
-        columns = {group: it.recorder.rewards_of(group) for group in do.groups}
+        nonfinite = {group for group in do.groups if it.recorder.nonfinite_in(group)}
+        columns = {g: it.recorder.rewards_of(g) for g in do.groups if g not in nonfinite}
         prompts = {group: it.round.prompts[group] for group in do.groups}
         history = self._reward_history
         step_kl = None
         if self._run.config.kl_reward:
-            step_kl = {group: it.recorder.step_kl_of(group) for group in do.groups}
-        found = self._run.workers.advantages(columns, prompts, history, step_kl)
+            step_kl = {group: it.recorder.step_kl_of(group) for group in columns}
+        workers = self._run.workers
+        found = workers.advantages(columns, prompts, history, step_kl, nonfinite)
+        it.recorder.add_dropped(found.dropped)
+        for group in sorted(found.dropped):
+            notify_of_dropped_group(self._run, it.index, group, it.recorder.nonfinite_in(group))
         successors = {group: it.round.successor_of(group) for group in found.skipped}
         replaced = tuple((old, new) for old, new in successors.items() if new is not None)
         if replaced:
@@ -151,7 +160,7 @@ class Executor:
         self._reward_history = found.history
         it.advantages.update(found.values)
         it.recorder.add_advantages(found)
-        chosen = tuple(found.chosen[group] for group in do.groups) if found.chosen else ()
+        chosen = tuple(found.chosen.get(g, ()) for g in do.groups) if found.chosen else ()
         return protocol.AdvantagesComputed(do.iteration, do.groups, found.skipped, chosen)
 
     def _train(self, do: protocol.Train) -> None:
@@ -179,6 +188,7 @@ class Executor:
                 "prompts": {group: it.round.prompts[group] for group in groups},
                 "advantages": {group: it.advantages[group] for group in groups},
                 "previous": it.sums.get(do.device),
+                "run_dir": self._run.run_dir,
             },
             event_of=event_of,
             priority=0,
@@ -231,9 +241,15 @@ class Executor:
         it.reward_history = self._reward_history  # a next iteration adds to it
 
         def event_of(receipt: Receipt[Updated]) -> Event:
+            it.drop_sums()  # before a next sum begins: of all weights, two would not fit
+            if receipt.facts.skipped:
+                it.reward_history = None
+                it.recorder.skip_update()
+                self._run.progress.not_stepped(version)
+                notify_of_skipped_update(self._run, it.index, receipt.facts.skipped)
+                return protocol.UpdateSkipped(it.index, version)
             it.recorder.add_update(receipt.facts)
             self._run.progress.stepped(version, receipt.facts.hash, version - self._max_stale)
-            it.drop_sums()  # before a next sum begins: of all weights, two would not fit
             return protocol.Stepped(version)
 
         work = Work(

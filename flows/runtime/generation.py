@@ -115,6 +115,7 @@ class Denoising:
         if receipt.facts.num_parts > 1:
             notify_of_parts(self._run, underway.do.device, fragment.num_samples)
         underway.iteration.recorder.add_logprobs(fragment, receipt)
+        underway.iteration.recorder.add_nonfinite(fragment, receipt.facts.nonfinite)
         underway.num_running -= 1
         self._fill(underway.do.device)
         if underway.num_running:

@@ -1,9 +1,12 @@
 """Notifications of what went wrong in a run: to observers; in Prefect a log line and an event."""
 
+from collections.abc import Mapping
+
 from prefect import get_run_logger
 from prefect.events import emit_event
 
 from digen_core.records import IterationRecord
+from digen_core.rollout.sampler import nonfinite_text
 from flows.runtime.context import RunContext
 from flows.runtime.observers import warn
 
@@ -41,7 +44,7 @@ def notify_of_clipping(run: RunContext, record: IterationRecord) -> None:
     GRPO-Guard's range is one of normalised ratios, and Flow-DPPO has none: nothing is said there.
     """
     clip, error = run.config.algorithm.ratio_clip, record.metrics.get("train/replay_error", 0.0)
-    if clip is not None and error > clip and run.progress.once("clipping"):
+    if clip is not None and not error <= clip and run.progress.once("clipping"):
         notify(
             run,
             "fresh-samples-clipped",
@@ -75,6 +78,46 @@ def notify_of_smaller_packs(run: RunContext, device: str, num_pairs: int) -> Non
         "many at once from now on. train.gradient_checkpointing = true or a smaller "
         "train.pack_size avoids that (said once)",
     )
+
+
+def notify_of_dropped_group(
+    run: RunContext, iteration: int, group: int, found: Mapping[int, str]
+) -> None:
+    """Say, once a run, that a group is dropped because a number of it is none.
+
+    Args:
+        run: its context.
+        iteration: of the group.
+        group: its index.
+        found: what is NaN or infinite, by sample; empty: it lacks a score.
+    """
+    if run.progress.once("group-dropped"):
+        text = (
+            nonfinite_text((iteration, group), found)
+            if found
+            else (f"iteration {iteration + 1}, group {group}: a sample has no score")
+        )
+        notify(
+            run,
+            "group-dropped",
+            f"{text}. The group is dropped (said once; numerics/dropped_groups counts them); "
+            + _how_to_look(run, iteration),
+        )
+
+
+def notify_of_skipped_update(run: RunContext, iteration: int, found: str) -> None:
+    """Say, once a run, that an iteration made no update because a number is none."""
+    if run.progress.once("update-skipped"):
+        notify(
+            run,
+            "update-skipped",
+            f"iteration {iteration + 1} makes no update: {found} (said once; "
+            f"numerics/skipped_updates counts them); {_how_to_look(run, iteration)}",
+        )
+
+
+def _how_to_look(run: RunContext, iteration: int) -> str:
+    return f"digen replay {run.run_dir} {iteration + 1} --nonfinite does it again"
 
 
 def _notify_once(run: RunContext, device: str, event: str, text: str) -> None:

@@ -95,6 +95,10 @@ class Progress:
         self.hashes[version] = content_hash
         self.published = {v: future for v, future in self.published.items() if v >= oldest}
 
+    def not_stepped(self, version: int) -> None:
+        """Note that the optimizer did not make a version: the state is that of the one before."""
+        del self.published[version]
+
     # --- iterations -----------------------------------------------------------------------
 
     def finished(self, step_seconds: float | None) -> None:

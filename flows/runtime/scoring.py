@@ -63,6 +63,7 @@ class Scoring:
                     "images": images,
                     "prompts": [prompt] * fragment.num_samples,
                     "metadata": [metadata] * fragment.num_samples,
+                    "at": (fragment, self._run.run_dir),
                 },
                 event_of=event_of,
                 priority=it.round.priority_of(fragment.group, fragment.index),
@@ -81,6 +82,7 @@ class Scoring:
         del self._receipts[fragment]
         first = receipts[0]  # the device's: pools score what it decoded
         rewards = merged_rewards(self._run.config, [part.facts for part in receipts])
+        it.recorder.add_nonfinite(fragment, first.facts.nonfinite)
         it.recorder.add_rewards(
             fragment, replace(first, facts=replace(first.facts, rewards=rewards))
         )
@@ -94,7 +96,7 @@ class Scoring:
                 self._run,
                 "reward-failed",
                 f"iteration {it.index + 1}: {note} (on {receipt.ran.device}; said once an "
-                "iteration). Where a score is missing, the mean of its group counts; the worker's "
+                "iteration). Where a score is missing, on_failure says what follows; the worker's "
                 "log has more",
             )
 

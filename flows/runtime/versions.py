@@ -45,7 +45,8 @@ class Versions:
         self._makers[version] = it
 
         def event_of(receipt: Receipt[HeldVersion]) -> None:
-            self._run.progress.has_published(version, receipt.facts.hash)
+            # where the update is skipped, this is the version before once more
+            self._run.progress.has_published(receipt.facts.version, receipt.facts.hash)
 
         work = Work(
             body=publish,

@@ -23,11 +23,11 @@ RUN = "run"
 
 def train_twice(
     folder: str, shares: dict[str, Any], rank: int, place: str
-) -> tuple[bool, bool, UpdateGradient, GradientSum]:
+) -> tuple[str, str, UpdateGradient, GradientSum]:
     """Train a pack while memory runs out on a member, and again; and on one device.
 
     Returns:
-        Whether it was added, both times; the sum; and the sum on one device.
+        What came of it, both times; the sum; and the sum on one device.
     """
     tree = Case("flux").config(folder).model_dump()
     config = RunConfig.model_validate({**tree, "parallel": shares})
@@ -40,9 +40,9 @@ def train_twice(
     expected.add(0, [pack_gradient(alone, pairs, config)])
     set_trap(rank, place)
     total, parts = empty_sum(RUN), [(0, pairs)]
-    fitted = add_pack(RUN, 0, total, 0, 0, parts)
+    first = add_pack(RUN, 0, total, 0, 0, parts)
     again = add_pack(RUN, 0, total, 0, 0, parts)
-    return fitted, again, whole_sum(total), expected
+    return first, again, whole_sum(total), expected
 
 
 @together

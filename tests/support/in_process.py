@@ -86,6 +86,7 @@ def _iteration(config, prompts, index, state, folder):
             prompts=texts,
             advantages=found.values,
             previous=total,
+            run_dir=folder,
         )
         assert not trained.too_large
     gradient, _ = call(reduce, own=total)

@@ -67,6 +67,7 @@ STARTS = (
     "deployments.views.memory.needs_of",
     "deployments.views.plan.plan",
     "deployments.views.pretraining.pretrain",
+    "deployments.views.replay.run_nonfinite",
     "deployments.views.replay.run_replay",
     "deployments.views.report.write_report",
     "deployments.views.simulate.simulate",

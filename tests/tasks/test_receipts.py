@@ -30,13 +30,15 @@ EXAMPLES = (
     receipts.CountedTokens(most=31, num_cut=2),
     receipts.MeasuredCosts(Measured(step=Linear(fixed=0.5, per_item=0.25), pack=Linear())),
     receipts.ProbedRewards(["aesthetic: took 3 s"]),
-    receipts.Denoised(4, {0: [-0.5, -0.25], 7: [-1.0, -2.0]}, 0.125, {7: [0.5, 0.25]}),
-    receipts.Scored({"reward": [1.0, 0.0]}, ["ocr: no answer"], [b"\xff\xd8\xff"]),
+    receipts.Denoised(
+        4, {0: [-0.5, -0.25], 7: [-1.0, -2.0]}, 0.125, {7: [0.5, 0.25]}, 1, {3: "KL"}
+    ),
+    receipts.Scored({"reward": [1.0, 0.0]}, ["ocr: no answer"], [b"\xff\xd8\xff"], {1: "pixels"}),
     receipts.Trained(too_large=True),
     receipts.HeldVersion(3, "0123456789abcdef"),
     receipts.Pushed(3, "0123456789abcdef", "tcp://127.0.0.1:4321 does not answer"),
     receipts.Reduced(1, "it arrived damaged"),
-    receipts.Updated(4, "0123456789abcdef", {"train/loss": -0.5, "train/kl": 0.25}),
+    receipts.Updated(4, "0123456789abcdef", {"train/loss": -0.5, "train/kl": 0.25}, "it is nan"),
 )
 BY_KIND = pytest.mark.parametrize("facts", EXAMPLES, ids=lambda facts: type(facts).__name__)
 

@@ -1,15 +1,14 @@
 """Collect the receipts of an iteration and make its record: sample rows, spans and metrics."""
 
-from collections.abc import Sequence
-from statistics import fmean, mean, median, pstdev
+from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean, median
 from time import time
 
 import numpy as np
 
 from digen_core.control.protocol import Fragment
-from digen_core.maths.statistics import error_of, standard_error
 from digen_core.records import IterationRecord, Picture, SampleRow, Span
-from digen_core.rewards.failures import component_means, settle
+from digen_core.rewards.failures import settle
 from digen_core.trace.gaps import idle_gaps
 from digen_core.trace.metrics import idle_shares, schedule_metrics
 from digen_core.trace.prediction import read_prediction
@@ -18,6 +17,7 @@ from digen_core.trace.windows import iteration_windows
 from digen_core.training.advantages import Advantages
 from digen_core.transport.images import name_of
 from flows.runtime.context import RunContext
+from flows.runtime.iterations.reward_metrics import reward_metrics
 from flows.runtime.iterations.round import Round
 from tasks.receipts import Denoised, Ran, Receipt, Scored, Updated
 
@@ -31,6 +31,7 @@ class IterationRecorder:
         self._run = run
         self._round = round_
         self._made: int | None = None  # the version that the update made
+        self._is_skipped = False  # the update, as a number is NaN or infinite
         self._spans: list[Span] = []
         self._metrics: dict[str, float] = {}
         self._logprobs: dict[Fragment, dict[int, list[float]]] = {}
@@ -43,6 +44,8 @@ class IterationRecorder:
         self._advantages: dict[int, list[float]] = {}
         self._skipped: set[int] = set()
         self._replaced: set[int] = set()  # groups without signal that others took the place of
+        self._nonfinite: dict[int, dict[int, str]] = {}  # group -> sample -> what of it
+        self._dropped: set[int] = set()  # groups that lack a number
         self._chosen: dict[int, tuple[int, ...]] = {}  # samples by group, if not all are trained
         self._step_seconds: list[float] = []
         self._usage: dict[str, list[Usage]] = {}  # by device
@@ -72,6 +75,19 @@ class IterationRecorder:
         self._pictures[fragment] = receipt.facts.pictures
         self._add_seconds("score", fragment, receipt.ran)
 
+    def add_nonfinite(self, fragment: Fragment, found: Mapping[int, str]) -> None:
+        """Note samples that became NaN or infinite, by their index in the group."""
+        for sample, what in found.items():
+            self._nonfinite.setdefault(fragment.group, {}).setdefault(sample, what)
+
+    def nonfinite_in(self, group: int) -> dict[int, str]:
+        """Return what of a group's samples is NaN or infinite, by sample."""
+        return self._nonfinite.get(group, {})
+
+    def add_dropped(self, groups: Collection[int]) -> None:
+        """Note groups that are not trained as they lack a number."""
+        self._dropped.update(groups)
+
     def rewards_of(self, group: int) -> dict[str, np.ndarray]:
         """Return what scoring said of a group that is complete, [G] by name.
 
@@ -79,13 +95,16 @@ class IterationRecorder:
         """
         parts = self._parts_of(group)
         found = [self._rewards[fragment] for fragment in parts]
-        columns = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
-        settled = settle(columns, self._run.config.reward_weights)
+        settled = settle(self._columns_of(group), self._run.config.reward_weights)
         starts = np.cumsum([fragment.num_samples for fragment in parts])[:-1]
         for name, values in settled.items():
             for part, piece in zip(found, np.split(values, starts), strict=True):
                 part[name] = piece.tolist()
         return settled
+
+    def _columns_of(self, group: int) -> dict[str, np.ndarray]:
+        found = [self._rewards[fragment] for fragment in self._parts_of(group)]
+        return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
 
     def step_kl_of(self, group: int) -> np.ndarray:
         """Return the divergences from the reference policy at the trained steps, [G, K]."""
@@ -111,6 +130,10 @@ class IterationRecorder:
         self._metrics.update(update.metrics)
         self._made = update.version
 
+    def skip_update(self) -> None:
+        """Note that no update was made, as a number is NaN or infinite."""
+        self._is_skipped = True
+
     def _add_seconds(self, kind: str, fragment: Fragment, ran: Ran) -> None:
         self._seconds[kind, fragment] = self._seconds.get((kind, fragment), 0.0) + ran.seconds
 
@@ -118,6 +141,10 @@ class IterationRecorder:
     def step_seconds(self) -> float | None:
         """Median seconds of one denoising step of a fragment; None if all were compiled in."""
         return median(self._step_seconds) if self._step_seconds else None
+
+    @property
+    def _groups(self) -> set[int]:
+        return {fragment.group for fragment in self._rewards}
 
     @property
     def _num_samples(self) -> int:
@@ -143,6 +170,9 @@ class IterationRecorder:
         metrics = {
             **self._metrics,
             **self._reward_metrics(),
+            "numerics/nonfinite_samples": float(sum(map(len, self._nonfinite.values()))),
+            "numerics/dropped_groups": float(len(self._dropped)),
+            "numerics/skipped_updates": float(self._is_skipped),
             **self._time_metrics(seconds),
             **schedule_metrics(gaps, devices, window, self._num_samples, self._predicted_seconds),
             **self._staleness_metrics(),
@@ -189,6 +219,7 @@ class IterationRecorder:
                 score_seconds=self._seconds["score", fragment],
                 metadata=self._round.metadata[fragment.group],
                 image=images.get(sample),
+                nonfinite=self.nonfinite_in(fragment.group).get(sample),
             )
             for row, sample in enumerate(fragment.samples)
         ]
@@ -214,36 +245,14 @@ class IterationRecorder:
         return 0.0 if group in self._replaced else self._advantages[group][sample]
 
     def _reward_metrics(self) -> dict[str, float]:
-        groups: dict[int, list[float]] = {}
-        components: dict[str, list[float]] = {}
-        for fragment in sorted(self._rewards):
-            for name, values in self._rewards[fragment].items():
-                components.setdefault(name, []).extend(values)
-            groups.setdefault(fragment.group, []).extend(self._rewards[fragment]["reward"])
-        total = components.pop("reward")
-        arrays = {name: np.array(values) for name, values in components.items()}
-        kl = [value for steps in self._kl.values() for values in steps.values() for value in values]
+        groups = {group: self._columns_of(group) for group in sorted(self._groups)}
+        kl: dict[int, list[float]] = {}
+        for fragment, steps in self._kl.items():
+            kl.setdefault(fragment.group, []).extend(v for own in steps.values() for v in own)
         return {
-            **({"reward/kl": fmean(kl)} if kl else {}),
-            "reward/mean": mean(total),
-            "reward/std": mean(pstdev(values) for values in groups.values()),
-            **{f"reward/{name}": value for name, value in component_means(arrays).items()},
-            **self._reward_errors(),
-            "groups/zero_variance": float(len(self._skipped)),
+            **reward_metrics(groups, kl, self._dropped),
+            "groups/zero_variance": float(len(self._skipped - self._dropped)),
             **({"groups/refilled": float(len(self._replaced))} if self._round.refill else {}),
-        }
-
-    def _reward_errors(self) -> dict[str, float]:
-        """Return the standard errors of the means: the groups' prompts are what varies."""
-        by_group: dict[str, list[float]] = {}
-        for group in sorted({fragment.group for fragment in self._rewards}):
-            parts = [self._rewards[fragment] for fragment in self._parts_of(group)]
-            columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-            for name, value in component_means(columns).items():
-                by_group.setdefault("mean" if name == "reward" else name, []).append(value)
-        errors = {name: standard_error(means) for name, means in by_group.items()}
-        return {
-            error_of(f"reward/{name}"): error for name, error in errors.items() if error is not None
         }
 
     def _staleness_metrics(self) -> dict[str, float]:

@@ -180,7 +180,15 @@ SETTINGS = {
     ),
     "unknown failure policy": (
         "--rewards.shapes.on-failure ignore",
-        "rewards.shapes.on_failure: must be 'fail' or 'neutral' (got 'ignore')",
+        "rewards.shapes.on_failure: must be 'fail', 'neutral' or 'drop' (got 'ignore')",
+    ),
+    "unknown policy for samples that are NaN": (
+        "--numerics.samples ignore",
+        "numerics.samples: must be 'fail' or 'drop' (got 'ignore')",
+    ),
+    "a policy of samples for updates": (
+        "--numerics.updates drop",
+        "numerics.updates: must be 'fail' or 'skip' (got 'drop')",
     ),
     "reward model that is nowhere": (
         "--rewards.clipscore.path a/b/c",

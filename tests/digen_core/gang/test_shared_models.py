@@ -57,9 +57,9 @@ def compare(size: int, folder, folders: dict[str, str], cases: list[Case]) -> No
         bound = bound_of(case)
         assert found.same_names, case
         assert found.error < bound, (case, found.error)
-        assert asdict(found.metrics) == pytest.approx(
-            asdict(found.expected), rel=bound, abs=bound
-        ), case
+        metrics, expected = asdict(found.metrics), asdict(found.expected)
+        assert metrics.pop("nonfinite") == expected.pop("nonfinite") == ""
+        assert metrics == pytest.approx(expected, rel=bound, abs=bound), case
         assert found.expected.num_pairs == 2 * case.num_rows
 
 
@@ -119,7 +119,7 @@ def test_sharded_weights_are_those_of_each_version(tiny_families, tmp_path):
     for member in run_gang(2, tmp_path, versions, tiny_families, cases):
         for case, found in zip(cases, member, strict=True):
             assert found.same_initial, case
-            assert max(found.errors) < 1e-10, (case, found.errors)
+            assert all(error < 1e-10 for error in found.errors), (case, found.errors)
 
 
 def test_the_leader_exports_sharded_weights_alone(tiny_families, tmp_path):

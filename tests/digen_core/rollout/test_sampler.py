@@ -33,6 +33,7 @@ def run(
     noisy_steps=range(3),
     x=None,
     reference=None,
+    zeroed=False,
     **changes,
 ):
     """Denoise some steps of some samples, from the initial noise unless ``x`` is given."""
@@ -51,6 +52,7 @@ def run(
             group=GROUP,
             samples=samples,
             reference=reference,
+            zeroed=zeroed,
         )
     )
 
@@ -178,6 +180,23 @@ def test_a_latent_that_becomes_nan_is_an_error_with_its_place(policy):
     x[3] = torch.nan
     with pytest.raises(FloatingPointError, match=r"iteration 3, group 1: .* at step 1 \(sigma 0.7"):
         run(policy, steps=range(1, 4), x=x)
+
+
+def test_with_zeros_in_its_place_the_other_samples_are_as_without_it(policy):
+    x = initial_latent(policy, seed=7, group=GROUP, samples=range(4))
+    expected = run(policy, steps=range(1, 4), x=x)
+    x = x.clone()
+    x[3] = torch.inf
+    found = run(policy, steps=range(1, 4), x=x, zeroed=True)
+    text = f"latent at step 1 (sigma {float(policy.sigmas(4)[1]):.4f})"
+    assert [done.nonfinite for done in found] == [{3: text}, {}, {}]
+    for done, other in zip(found, expected, strict=True):
+        assert torch.equal(done.x_next[:3], other.x_next[:3])
+        assert done.x_next.isfinite().all()
+    for done, other in zip(found[:2], expected[:2], strict=True):
+        assert torch.equal(done.logprob[:3], other.logprob[:3])
+        assert done.logprob.isfinite().all()
+    assert found[0].x_next[3].count_nonzero() == found[0].logprob[3] == 0
 
 
 # --- noise ------------------------------------------------------------------------------------

@@ -139,3 +139,54 @@ def test_ddpo_remembers_a_prompts_rewards():
     # Of the eight rewards the mean is 0.75 and the standard deviation sqrt(3) / 4.
     assert second.values[0] == pytest.approx([0.25 / (3**0.5 / 4)] * 4, rel=1e-4)
     assert second.skipped == ()
+
+
+# --- groups that lack a number ----------------------------------------------------------------
+
+
+def dropped_of(rewards, failed=(), nonfinite=(), history=None, **algorithm):
+    """Advantages of groups, with a failure in some, and NaN in others that have no rewards."""
+    settings = {"rollout": {"group_size": 4, "fragment_size": 2}, "algorithm": algorithm}
+    reward = {"type": "function", "function": "tests:judge", "on_failure": "drop"}
+    config = RunConfig.model_validate({**settings, "rewards": {"judge": reward}})
+    columns = {
+        group: {
+            "reward": values,
+            "judge/score": values,
+            "judge/failed": [0.0, float(group in failed), 0.0, 0.0],
+        }
+        for group, values in rewards.items()
+    }
+    prompts = {group: f"prompt {group}" for group in (*rewards, *nonfinite)}
+    return advantages_of(config, columns, prompts, history or {}, nonfinite=nonfinite)
+
+
+REWARDS = {0: [0.0, 0.0, 1.0, 1.0], 1: [9.0, 0.0, 0.0, -9.0], 2: [0.0, 1.0, 2.0, 3.0]}
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "max_group"])
+def test_a_group_that_lacks_a_number_moves_no_other(scale):
+    found = dropped_of(REWARDS, failed=[1], nonfinite=[3], advantage_scale=scale)
+    expected = found_of({0: REWARDS[0], 2: REWARDS[2]}, advantage_scale=scale)
+    assert found.skipped == (1, 3)
+    assert found.dropped == {1, 3}
+    for group in (0, 2):
+        assert found.values[group] == pytest.approx(expected.values[group], rel=1e-12)
+    assert found.values[1].tolist() == found.values[3].tolist() == [0.0] * 4
+
+
+def test_of_the_best_of_a_dropped_group_none_is_chosen():
+    found = dropped_of(REWARDS, failed=[1], best_of=2)
+    assert found.chosen.keys() == {0, 2}
+
+
+def test_nothing_is_remembered_of_a_dropped_group():
+    found = dropped_of(REWARDS, failed=[1], nonfinite=[3], type="ddpo", min_count=1)
+    assert found.history.keys() == {"prompt 0", "prompt 2"}
+
+
+def test_where_all_groups_lack_a_number_there_is_nothing_to_learn():
+    before = {"prompt 0": (1.0,)}
+    found = dropped_of({0: REWARDS[0]}, failed=[0], nonfinite=[4], history=before)
+    assert found.skipped == (0, 4)
+    assert found.history == before

@@ -173,6 +173,9 @@ def test_metrics_by_hand(recorder, run):
         "workers/lost": 2,
         "workers/joined": 1,
         "workers/resumed": 0,
+        "numerics/nonfinite_samples": 0,
+        "numerics/dropped_groups": 0,
+        "numerics/skipped_updates": 0,
         # version 5 was made from 4; a group of version 4 and one of version 2
         "staleness/mean": 1,
         "staleness/max": 2,

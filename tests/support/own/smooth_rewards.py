@@ -53,6 +53,22 @@ def not_a_number(images, prompts):
     return values
 
 
+def sometimes_none(images, prompts):
+    """Brightness; NaN or Inf for some of the samples, whoever scores them with which others."""
+    values = brightness(images, prompts)
+    marks = (1e4 * values).floor() % 16
+    values[marks == 3] = float("nan")
+    values[marks == 11] = float("-inf")
+    return values
+
+
+def sometimes_huge(images, prompts):
+    """Brightness; with triangles so large that the update overflows."""
+    values = brightness(images, prompts).double()
+    large = torch.tensor(["triangle" in prompt for prompt in prompts])
+    return torch.where(large, 1e300 * values, values)
+
+
 def kills_its_worker(images, prompts):
     """End the worker process as an out-of-memory killer does, in the first iteration."""
     if len(set(prompts)) == 1:

@@ -1,0 +1,57 @@
+"""Metrics of an iteration's rewards: means over its samples, and how sure they are."""
+
+from collections.abc import Collection, Mapping
+from statistics import fmean, mean, pstdev
+
+import numpy as np
+
+from digen_core.maths.statistics import error_of, standard_error
+from digen_core.rewards.failures import FAILED, component_means
+
+Columns = Mapping[str, np.ndarray]
+
+
+def reward_metrics(
+    groups: Mapping[int, Columns], kl: Mapping[int, list[float]], dropped: Collection[int]
+) -> dict[str, float]:
+    """Return the metrics of the groups that have all their numbers; failures are of all groups.
+
+    Args:
+        groups: of each group what scoring said, [G] by name.
+        kl: of each group its samples' divergences from the reference policy, if they are asked for.
+        dropped: groups that lack a number; if all do, there are no means.
+    """
+    kept = {group: column for group, column in groups.items() if group not in dropped}
+    found: dict[str, float] = {}
+    if divergences := [value for group in kept for value in kl.get(group, ())]:
+        found["reward/kl"] = fmean(divergences)
+    if kept:
+        found["reward/std"] = mean(pstdev(column["reward"].tolist()) for column in kept.values())
+    means = component_means(_joined(kept))
+    failures = {n: v for n, v in component_means(_joined(groups)).items() if _is_failure(n)}
+    found |= {_metric(name): value for name, value in {**means, **failures}.items()}
+    return {**found, **_errors(kept)}
+
+
+def _joined(groups: Mapping[int, Columns]) -> dict[str, np.ndarray]:
+    columns = list(groups.values())
+    names = columns[0] if columns else ()
+    return {name: np.concatenate([column[name] for column in columns]) for name in names}
+
+
+def _errors(groups: Mapping[int, Columns]) -> dict[str, float]:
+    """Return the standard errors of the means: the groups' prompts are what varies."""
+    by_group: dict[str, list[float]] = {}
+    for columns in groups.values():
+        for name, value in component_means(columns).items():
+            by_group.setdefault(_metric(name), []).append(value)
+    errors = {error_of(name): standard_error(means) for name, means in by_group.items()}
+    return {name: error for name, error in errors.items() if error is not None}
+
+
+def _metric(column: str) -> str:
+    return "reward/mean" if column == "reward" else f"reward/{column}"
+
+
+def _is_failure(column: str) -> bool:
+    return column.endswith(f"/{FAILED}")
