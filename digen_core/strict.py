@@ -38,7 +38,7 @@ class AtMost:
         return {**handler(schema), "maximum": self.most}
 
     def _check(self, value: float) -> float:
-        if value > self.most:
+        if not value <= self.most:
             raise PydanticCustomError(
                 "too_large", "must be at most {most}: {why}", {"most": self.most, "why": self.why}
             )

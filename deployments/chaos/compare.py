@@ -63,7 +63,7 @@ def distance(left: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]) ->
     """Return the largest difference of weights, relative to the largest weight; NaN is inf."""
     if left.keys() != right.keys():
         return np.inf
-    scale = max(np.abs(value).max() for value in right.values())
+    scale = np.max([np.abs(value).max() for value in right.values()])
     apart = np.array([np.abs(left[name] - right[name]).max() for name in right]) / scale
     return float(apart.max()) if np.isfinite(apart).all() else np.inf
 

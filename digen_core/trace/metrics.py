@@ -32,7 +32,7 @@ def schedule_metrics(
     Raises:
         ValueError: there is no device, or the window is empty.
     """
-    if not devices or window.seconds <= 0:
+    if not devices or not window.seconds > 0:
         raise ValueError(f"{len(devices)} devices for {window.seconds} s have no metrics.")
     shares = idle_shares(gaps, devices, window)
     metrics = {

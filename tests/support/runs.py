@@ -102,8 +102,8 @@ def initial(config: RunConfig):
 def distance(left: dict, right: dict) -> float:
     """Largest difference relative to the largest weight."""
     assert left.keys() == right.keys()
-    scale = max(np.abs(value).max() for value in right.values())
-    return max(np.abs(left[name] - right[name]).max() for name in right) / scale
+    scale = np.max([np.abs(value).max() for value in right.values()])
+    return np.max([np.abs(left[name] - right[name]).max() for name in right]) / scale
 
 
 class Watch:

@@ -149,7 +149,7 @@ def test_trimmed_advantages_use_the_statistics_of_the_rest(
     }
     flat = set(zero_variance_groups(rewards, group_index, trimmed_ratio=ratio))
     assert flat == {
-        i for i, values in kept.items() if np.ptp(values) <= 1e-9 * max(1, abs(values).max())
+        i for i, values in kept.items() if np.ptp(values) <= 1e-9 * np.maximum(1, abs(values).max())
     }
     for reward_, group, advantage in zip(rewards, group_index.tolist(), got, strict=True):
         std = {

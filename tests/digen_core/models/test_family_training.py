@@ -141,7 +141,7 @@ def test_every_algorithm_trains_every_family(tiny_families, family, algorithm):
         total.add(index, [part])
     assert total.metrics.num_pairs == num_pairs
     assert whole.metrics.max_log_ratio <= 1e-6
-    scale = max(float(value.abs().max()) for value in whole.gradient.values())
+    scale = np.max([float(value.abs().max()) for value in whole.gradient.values()])
     assert scale > 0
     for name, value in whole.gradient.items():
         np.testing.assert_allclose(total.gradient[name], value, rtol=0, atol=1e-4 * scale)
