@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from digen_core.errors import UserError
+from digen_core.inputs.reading import parse_json
 from digen_core.transport.files import written_whole
 
 NONFINITE_OF_RUN: Final = "nonfinite"
@@ -80,7 +81,7 @@ def read_inputs(run_dir: Path, iteration: int) -> list[KeptInput]:
 def _read(path: Path) -> KeptInput:
     try:
         with safe_open(path, framework="numpy") as file:
-            header = json.loads(file.metadata()["digen"])
+            header = parse_json(file.metadata()["digen"])
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return KeptInput(**header, arrays=arrays)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
@@ -36,6 +37,7 @@ from digen_core.trace.spans import (
     write_devices,
     write_spans,
 )
+from digen_core.transport.kept_inputs import KeptInput, keep_input, read_inputs
 from digen_core.transport.metrics import METRICS_OF_RUN, write_metrics
 from support import checkpoints
 from support.mutations import damaged_bytes, damaged_json, damaged_toml
@@ -156,6 +158,11 @@ def _spool_of(folder: Path) -> object:
     return [list(spool.unsent()), spool.num_unsent, spool.append("k9", "metrics", a=1)]
 
 
+def _write_input(folder: Path) -> None:
+    arrays = {"latents": np.zeros((2, 3), np.float32)}
+    keep_input(folder, KeptInput("g00", "denoise", "a latent", 0, 0, 1, {"steps": [0]}, arrays))
+
+
 def _sent_of(folder: Path) -> object:
     sent = (folder / "tracking" / "sent.json").read_bytes()
     without_entries = _spool_of(folder)  # they are lost, or were never on the disk
@@ -262,6 +269,11 @@ READERS = {
     ),
     "tracking, sent": Reader(
         "tracking/sent.json", _sent_of, lambda: [b'{"num_entries": 0, "num_bytes": 0}'], JSON, ()
+    ),
+    "kept input": Reader(
+        "nonfinite/i000000-g00.safetensors",
+        lambda at: read_inputs(at, 0),
+        _written(_write_input, "nonfinite/i000000-g00.safetensors"),
     ),
     "answer of a reward": Reader(
         "a.json",
