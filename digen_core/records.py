@@ -11,7 +11,7 @@ from digen_core.maths.statistics import Change, paired_change, standard_error, u
 from digen_core.strict import Strict
 
 SpanKind = Literal[
-    "encode", "denoise", "score", "train", "reduce", "step", "publish", "push", "switch"
+    "encode", "denoise", "score", "train", "reduce", "step", "copy", "publish", "push", "switch"
 ]
 
 

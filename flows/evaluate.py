@@ -15,13 +15,13 @@ from digen_core.rewards.failures import component_means, grouped_means, settle
 from digen_core.rewards.scoring import Asked
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.batch import Batch, Submitted, require_devices
-from flows.runtime.fleet.losses import DevicesLostError, StateLostError
+from flows.runtime.fleet.losses import DevicesLostError, StateLostError, take_over
 from flows.runtime.observers import count, say
 from flows.runtime.publishing import publish_evaluation
 from flows.runtime.scoring import merged_rewards
 from flows.runtime.subflows import on_cluster
 from tasks.evaluate import sample_and_score, thumbnails
-from tasks.receipts import Facts, Nothing, Scored
+from tasks.receipts import Facts, HeldVersion, Nothing, Scored
 from tasks.runner.completions import Completions
 from tasks.score import Pool, score
 from tasks.versions import publish
@@ -37,7 +37,8 @@ def evaluate(run_id: str, tag: str) -> EvaluationReport:
     What a lost worker had of it is sampled by the others.
 
     Raises:
-        StateLostError: the one that holds the weights is lost, or nobody is left who generates.
+        StateLostError: the one that holds the weights is lost, and nobody has a copy, or nobody is
+            left who generates.
     """
     run = context_of(run_id)
     count = run.config.evaluation.grid_prompts
@@ -95,16 +96,19 @@ class _Evaluation:
         self._run = run
         self._batch = batch
         self._pools = Pool.all_of(run.config)
-        self._holder = run.fleet.trainer_devices()[0]
-        label = f"publish average v{run.progress.version}"
-        self._average = batch.submit(
-            publish, label, self._holder, state=run.progress.state, average=True, expected=0.0
-        ).future
-        self._source = run.fleet.workers_of(self._holder)
+        self._average = self._publish()
         self._parts = [
             _Part(number, own, max(0, min(settings.grid_prompts, own.stop) - own.start))
             for number, own in enumerate(ranges)
         ]
+
+    def _publish(self) -> Submitted[HeldVersion]:
+        """Have the holder of the state take out of it what is evaluated."""
+        progress = self._run.progress
+        label = f"publish average v{progress.version}"
+        return self._batch.submit(
+            publish, label, progress.holder, state=progress.state, average=True, expected=0.0
+        )
 
     def run(self) -> list[_Part]:
         """Return the parts with all that was asked of them."""
@@ -142,9 +146,13 @@ class _Evaluation:
 
     def _move(self, lost: Collection[str]) -> None:
         """Have others do what lost devices had not finished."""
-        if self._holder in lost:
-            raise StateLostError(f"the weights were lost with worker {self._holder}")
-        moving = [part for part in self._parts if part.device in lost and not part.is_done]
+        progress, gone = self._run.progress, set(lost)
+        if progress.holder in lost:
+            take_over(self._run)
+            self._batch.forget([self._average])
+            self._average = self._publish()
+            gone = {part.device for part in self._parts}  # all that is sampled waits for it
+        moving = [part for part in self._parts if part.device in gone and not part.is_done]
         for part in moving:
             self._batch.forget(part.submitted())
             part.pending.clear()
@@ -164,8 +172,8 @@ class _Evaluation:
             prompts=prompts,
             indices=list(part.prompts),
             samples_per_prompt=settings.samples_per_prompt,
-            policy_version=self._average,
-            source=self._source,
+            policy_version=self._average.future,
+            source=run.fleet.workers_of(run.progress.holder),
             keep=bool(self._pools or part.shown),
             expected=self._expected(part),
         )

@@ -1,14 +1,17 @@
 """Write the trained weights in the form that diffusers loads."""
 
+from pathlib import Path
+
 from prefect import flow
 
 from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, DamagedError, name_of
 from flows.runtime.context import RunContext, context_of
-from flows.runtime.fleet.batch import Batch
-from flows.runtime.fleet.losses import DevicesLostError, StateLostError
+from flows.runtime.fleet.batch import Batch, Submitted
+from flows.runtime.fleet.losses import DevicesLostError, StateLostError, take_over
 from flows.runtime.observers import say
 from flows.runtime.publishing import publish_model
 from tasks.export import export_adapter, export_transformer
+from tasks.receipts import Nothing
 from tasks.runner.completions import Completions
 
 
@@ -17,38 +20,46 @@ def export(run_id: str) -> None:
     """Save LoRA adapters or the transformer under the run's folder, and register them in MLflow.
 
     Raises:
-        StateLostError: the worker that holds the optimizer's state is lost, or the checkpoint of
-            the last version is damaged.
+        StateLostError: the worker that holds the optimizer's state is lost, and nobody has a copy,
+            or the checkpoint of the last version is damaged.
     """
     run = context_of(run_id)
-    run_dir = run.run_dir.resolve()  # the worker may be in another one
-    folder = run_dir / ("transformer" if run.config.train.lora is None else "lora")
-    holder, label = run.fleet.trainer_devices()[0], f"export v{run.progress.version}"
+    name = "transformer" if run.config.train.lora is None else "lora"
+    folder = run.run_dir.resolve() / name  # the worker may be in another one
     say(f"exporting version {run.progress.version}")
     with Completions() as completions:
-        batch = Batch(run, completions)
-        if run.config.train.lora is None:
-            kept = run_dir / CHECKPOINTS_OF_RUN / name_of(run.progress.version)
-            batch.submit(export_transformer, label, holder, kept, folder)
-        else:
-            batch.submit(export_adapter, label, holder, run.progress.state, folder)
-        _wait(run, batch, holder)
+        _export(run, Batch(run, completions), folder)
     publish_model(run, folder)
 
 
-def _wait(run: RunContext, batch: Batch, holder: str) -> None:
-    """Wait for the export, whatever else is lost meanwhile.
+def _export(run: RunContext, batch: Batch, folder: Path) -> None:
+    """Have the weights written, whatever else is lost meanwhile.
 
     Raises:
         StateLostError: as `export` does.
     """
+    exporting = _submit(run, batch, folder)
     while batch.num_pending:
         try:
             batch.next()
         except DevicesLostError as lost:
-            if holder in lost.names:
-                raise StateLostError(f"the weights were lost with worker {holder}") from lost
+            if run.progress.holder in lost.names:
+                take_over(run)
+                batch.forget([exporting])
+                exporting = _submit(run, batch, folder)
         except DamagedError as error:
-            kept = run.run_dir / CHECKPOINTS_OF_RUN / name_of(run.progress.version)
-            run.progress.is_damaged(kept)
+            run.progress.is_damaged(_kept(run))
             raise StateLostError(str(error)) from error
+
+
+def _submit(run: RunContext, batch: Batch, folder: Path) -> Submitted[Nothing]:
+    """Have the holder of the optimizer's state write adapters, or what a checkpoint holds."""
+    holder, label = run.progress.holder, f"export v{run.progress.version}"
+    if run.config.train.lora is None:
+        return batch.submit(export_transformer, label, holder, _kept(run).resolve(), folder)
+    return batch.submit(export_adapter, label, holder, run.progress.state, folder)
+
+
+def _kept(run: RunContext) -> Path:
+    """Return the last version's checkpoint."""
+    return run.run_dir / CHECKPOINTS_OF_RUN / name_of(run.progress.version)

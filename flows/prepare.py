@@ -95,7 +95,7 @@ def make_first_version(run: RunContext, batch: Batch) -> None:
     else:
         body = run.workers.body(start_state)
         state = batch.submit(body, "make version 0", trainer)
-        run.progress.first_state(state.future)
+        run.progress.first_state(state.future, trainer)
         batch.wait()
         run.progress.first_version(0, state.facts.hash)
     with run.publishing:
@@ -108,6 +108,6 @@ def restore_version(run: RunContext, batch: Batch, device: str) -> None:
     assert checkpoint is not None
     label = f"restore {checkpoint.name}"
     state = batch.submit(restore_state, label, device, checkpoint.resolve())
-    run.progress.first_state(state.future)
+    run.progress.first_state(state.future, device)
     batch.wait()
     run.progress.first_version(state.facts.version, state.facts.hash)

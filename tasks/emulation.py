@@ -82,6 +82,11 @@ class EmulatedConfig(RunConfig):
         """Return what work costs on a device."""
         return self.costs.kinds[self.devices[device].kind]
 
+    @property
+    def copies_state(self) -> bool:
+        """No: there is no state."""
+        return False
+
     def factor(self, kind: str, *place: int) -> float:
         """Return the jitter of a piece of work, which does not depend on who does it when."""
         random = np.random.default_rng([self.seed, crc32(kind.encode()), *place])

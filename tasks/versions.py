@@ -12,6 +12,7 @@ from digen_core.training.optimizer import (
     learning_rate_of,
     optimizer_step,
     published,
+    version_hash,
     without_old,
 )
 from tasks.body import body
@@ -103,10 +104,20 @@ def stepped(
         if engine.config.numerics.updates == "fail":
             raise
         return state
-    due = engine.config.checkpoints.are_due
-    engine.unsaved = {v: own for v, own in engine.unsaved.items() if due(v)}
-    engine.unsaved[next_state.version] = next_state  # it may be the last
+    engine.keep_unsaved(next_state)
     return next_state
+
+
+@body("copy state", HeldVersion)
+def copy_state(run_id: str, label: str, state: TrainState) -> tuple[TrainState, HeldVersion]:
+    """Have a state here that another device made, should that one be lost.
+
+    It comes as Dask moves values; its hash is that of the weights that arrived.
+    """
+    with working(run_id) as engine:
+        found = version_hash(state.weights, state.old)
+        engine.keep_unsaved(state)
+    return state, HeldVersion(state.version, found)
 
 
 @body("publish", HeldVersion)

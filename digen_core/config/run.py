@@ -112,6 +112,11 @@ class RunConfig(Strict):
         return 1 if self.train.lora is None else None
 
     @property
+    def copies_state(self) -> bool:
+        """Whether a second trainer has a copy of each train state: of adapters it is small."""
+        return self.train.lora is not None
+
+    @property
     def fragment_size(self) -> int:
         """Samples of one group denoised together: what ``rollout.fragment_size`` "auto" comes to.
 

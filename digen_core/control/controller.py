@@ -2,7 +2,8 @@
 
 | IterationOffered -> Generate* -> FragmentGenerated -> Score -> FragmentScored
 |   -> ComputeAdvantages -> AdvantagesComputed -> Train* -> PackTrained -> Reduce
-|   -> GradientReduced -> Step -> Stepped -> Push* -> VersionLoaded -> FinishIteration
+|   -> GradientReduced -> Step -> Stepped -> CopyState -> StateCopied
+|   -> Push* -> VersionLoaded -> FinishIteration
 
 `handle` takes what happened and returns what to do. This file keeps the iterations and versions in
 order; `dispatch.py` gives work to devices, by the layout's switches (`layout.py`). The oldest open
@@ -10,7 +11,7 @@ iteration is trained; with stale layouts later ones are generated meanwhile.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from digen_core.control.costs import Costs
 from digen_core.control.device_state import DeviceState, Work
@@ -46,6 +47,7 @@ from digen_core.control.protocol import (
     ReduceFailed,
     Role,
     Score,
+    StateCopied,
     Step,
     Stepped,
     Switch,
@@ -54,8 +56,8 @@ from digen_core.control.protocol import (
     UpdateSkipped,
     VersionLoaded,
 )
-from digen_core.control.pushes import Pushes
-from digen_core.control.recovery import lose_devices
+from digen_core.control.pushes import Copies, Pushes
+from digen_core.control.recovery import lose_devices, lose_holder
 from digen_core.control.schedule import Schedule, Workload
 from digen_core.control.snapshot import IterationSnapshot, Snapshot
 
@@ -90,6 +92,7 @@ class Controller:
         self._fleet = fleet
         self._dispatcher = Dispatcher(fleet, workload, schedule)
         self._pushes = Pushes(fleet, schedule.pulls_at_once)
+        self._copies = Copies(fleet, are_made=schedule.copies_state)
         #: The newest version: no device holds, no group began on and no event names a newer one.
         self._version = version
         #: Iterations that wait to begin, in order: only as long as as many are open as may be.
@@ -112,6 +115,7 @@ class Controller:
         it._iterations.extend(iteration.restored() for iteration in snapshot.iterations)
         it._finishing.extend(snapshot.finishing)
         it._pushes.restore(snapshot.pushes)
+        it._copies.restore(snapshot.copies)
         return it
 
     def snapshot(self) -> Snapshot:
@@ -130,6 +134,7 @@ class Controller:
             iterations=tuple(map(IterationSnapshot.of, self._iterations)),
             finishing=tuple(self._finishing),
             pushes=self._pushes.snapshot(),
+            copies=self._copies.snapshot(),
         )
 
     def round_anew(self) -> None:
@@ -138,12 +143,17 @@ class Controller:
 
     @property
     def holder(self) -> str:
-        """The device that holds the optimizer's state: without it the run cannot go on."""
+        """The device that holds the optimizer's state."""
         return self._fleet.holder
+
+    def survives(self, lost: Collection[str]) -> bool:
+        """Say whether the run can go on without devices: somebody has the optimizer's state."""
+        needed = self._begun_versions() | {self._version}
+        return self._copies.survive(lost, needed)
 
     def start(self) -> list[Instruction]:
         """Give every device the version that the run begins with."""
-        return self._push(self._version, self._fleet)
+        return [*self._copies.of(self._version), *self._push(self._version, self._fleet)]
 
     def handle(self, event: Event) -> list[Instruction]:
         """Advance by one event and return the instructions it caused, in order.
@@ -187,6 +197,8 @@ class Controller:
                 return self._on_stepped(version)
             case UpdateSkipped(index, version):
                 return self._on_update_skipped(self._open(index), version)
+            case StateCopied(device, version):
+                return self._on_copied(device, version)
             case VersionLoaded(device, version):
                 return self._on_loaded(device, version)
             case PushFailed(device, version, source):
@@ -367,21 +379,33 @@ class Controller:
         self._fleet.add(device)
         for version in sorted(self._begun_versions() | {self._version}):
             self._pushes.ask(version, [device.name])
-        return self._begin_pushes()
+        return [*self._copy_if_still(), *self._begin_pushes()]
 
     def _on_lost(self, names: frozenset[str]) -> list[Instruction]:
-        if self.holder in names:
+        if not self.survives(names):
             raise ControllerError(f"{self.holder} is lost, and with it the state of the optimizer")
         if strangers := sorted(name for name in names if name not in self._fleet):
             raise ControllerError(f"{', '.join(strangers)} lost, but was not there: {self!r}")
         self._pushes.lose(names)
+        not_copied = self._copies.lose(names)
         lost = [self._fleet.remove(name) for name in sorted(names)]
         returned = [pack for device in lost for pack in device.packs]
         for device in self._fleet:
             returned += self._fleet.return_packs(device)
+        if was_holder := self.holder in names:
+            self._fleet.replace_holder()
+            for iteration in self._iterations:
+                lose_holder(iteration)
         for iteration in self._iterations:
             own = [pack for pack in returned if pack.iteration == iteration.index]
             lose_devices(iteration, names, own)
+        if self._version + 1 in not_copied and not was_holder:
+            return [*self._copied_or_made(self._version + 1), *self._load_again()]
+        reduces = self._closed(self._iterations[0]) if was_holder and self._iterations else []
+        return [*self._copy_if_still(), *self._load_again(), *reduces]
+
+    def _load_again(self) -> list[Instruction]:
+        """Turn colocated devices to what was lost; push versions that are not there any more."""
         if self._layout.colocated and self._iterations and len(self._iterations[0].queue):
             return [*self._begin_pushes(), *self._turn_all("rollout")]
         generating = self._fleet.with_home("rollout")
@@ -397,8 +421,26 @@ class Controller:
     # --- versions -------------------------------------------------------------------------
 
     def _on_stepped(self, version: int) -> list[Instruction]:
-        if version != self._version + 1 or not self._iterations[0].reducing:
+        if version != self._version + 1 or not self._iterations[0].stepping:
             raise ControllerError(f"version {version} does not follow: {self!r}")
+        return self._copied_or_made(version)
+
+    def _copied_or_made(self, version: int) -> list[Instruction]:
+        """Have the state of the next version copied; it counts when that is done, or cannot be."""
+        return list(self._copies.of(version)) or self._made(version)
+
+    def _copy_if_still(self) -> list[Instruction]:
+        """Have the state copied, unless the next one is being made."""
+        stepping = self._iterations and self._iterations[0].stepping
+        return [] if stepping else list(self._copies.of(self._version))
+
+    def _on_copied(self, name: str, version: int) -> list[Instruction]:
+        if not self._copies.made(version, name, self._version - self._schedule.num_ahead):
+            raise ControllerError(f"{name} copied the state of version {version} unasked: {self!r}")
+        return self._made(version) if version > self._version else []
+
+    def _made(self, version: int) -> list[Instruction]:
+        """Take up a version that cannot be lost with one device any more."""
         self._version = version
         self._fleet.restart_clock()
         finish = FinishIteration(self._iterations.popleft().index, updated=True)
@@ -413,6 +455,7 @@ class Controller:
         self._iterations.popleft()
         self._finishing.append((FinishIteration(iteration.index, updated=False), self._version))
         turns = self._turn_all("rollout") if self._layout.colocated else []  # no push does it
+        turns += self._copy_if_still()  # a standby may have come meanwhile
         return turns + (self._closed(self._iterations[0]) if self._iterations else [])
 
     def _push(self, version: int, devices: Iterable[DeviceState]) -> list[Instruction]:

@@ -20,6 +20,8 @@ class DeviceState:
     number: int
     #: Versions it holds: of those that were made, none that is too old to train on.
     loaded: frozenset[int] = frozenset()
+    #: Versions of whose train state it has a copy: none that is too old to train on.
+    copied: frozenset[int] = frozenset()
     #: Told to do and not done, in order: what iterations have under way here, and turns to a role.
     queue: list[Work] = field(default_factory=list)
     #: Packs of its samples, without TSP, to train next: of the oldest iteration, as under way too.

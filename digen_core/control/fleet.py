@@ -59,6 +59,12 @@ class Fleet:
         fleet._first("rollout")
         return fleet
 
+    def replace_holder(self) -> None:
+        """Make the first trainer that is left the holder; it trains, whatever it did before."""
+        self.holder = self._first("trainer")
+        self[self.holder].may_train = True
+        self.file(self[self.holder])
+
     @classmethod
     def restored(cls, snapshot: FleetSnapshot, workload: Workload, costs: Costs) -> "Fleet":
         """Return the devices that a snapshot is of."""

@@ -43,9 +43,14 @@ def _check_devices(now: Snapshot) -> None:
     assert [state.number for state in states] == sorted({state.number for state in states})
     assert all(state.number < now.fleet.num_added for state in states)
     assert now.fleet.holder in {state.name for state in states}, "the holder is gone"
-    assert "trainer" in next(s.device.roles for s in states if s.name == now.fleet.holder)
+    trainers = [state for state in states if "trainer" in state.device.roles]
+    assert trainers[0].name == now.fleet.holder, "the first trainer is the holder"
+    for do in now.copies.under_way:
+        assert [do.source, do.device] == [s.name for s in trainers[:2]], "who copies is no standby"
+        assert do.version <= now.version or now.iterations[0].stepping, "no such state"
     for state in states:
-        assert all(now.version >= version >= 0 for version in state.loaded)
+        assert all(now.version >= version >= 0 for version in state.loaded | state.copied)
+        assert not state.copied or state in trainers[:2], "a copy that nobody follows with"
         assert all(do.device == state.name for do in state.queue)
         turns = sum(isinstance(do, Switch) for do in state.queue)
         assert len(state.queue) - turns <= now.schedule.queue_depth

@@ -96,7 +96,8 @@ class DevicesLost:
     """Devices are gone with everything they held: trajectories, gradient sums, versions.
 
     Those that vanish together (a host, a switch) come in one event: what one of them had is never
-    given to another of them.
+    given to another of them. With the holder of the optimizer's state goes every push, reduction
+    and copy that is under way.
     """
 
     devices: tuple[str, ...]
@@ -237,6 +238,14 @@ class UpdateSkipped:
     version: int
 
 
+@dataclass(frozen=True, slots=True)
+class StateCopied:
+    """A device has a copy of the optimizer's state of this version."""
+
+    device: str
+    version: int
+
+
 Event = (
     DeviceJoined
     | DevicesLost
@@ -256,6 +265,7 @@ Event = (
     | ReduceFailed
     | Stepped
     | UpdateSkipped
+    | StateCopied
 )
 
 # --- instructions -----------------------------------------------------------------------------
@@ -327,6 +337,15 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyState:
+    """Have the optimizer's state of a version on a device, too; ``source`` is the holder."""
+
+    version: int
+    device: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Push:
     """Load a version on a device beside those it holds; it answers with the content's hash.
 
@@ -365,6 +384,7 @@ Instruction = (
     | Train
     | Reduce
     | Step
+    | CopyState
     | Push
     | Switch
     | FinishIteration

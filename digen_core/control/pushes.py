@@ -1,15 +1,20 @@
-"""Pushes: which device loads which version, and from which other one it pulls it.
+"""Versions on their way: which device loads which one, and who has a copy of the train state.
 
 Whoever has loaded a version is a source of it. Where the bytes decide (all weights), a source
 serves one device at a time, so the number of sources doubles with each round, and one that joins
 pulls from a device that generates rather than from the holder, which trains.
+
+The holder, the first of the trainers, has the state that the optimizer steps. The standby, the
+second one, has a copy of it, so that it can take the holder's place.
 """
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
+from digen_core.control.device_state import DeviceState
 from digen_core.control.fleet import Fleet
-from digen_core.control.protocol import Push
+from digen_core.control.protocol import CopyState, Push
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,13 @@ class Pushes:
         return True
 
     def lose(self, devices: Collection[str]) -> None:
-        """Forget the pushes to devices that are gone; those from them fail by themselves."""
+        """Forget the pushes to devices that are gone; those from them fail by themselves.
+
+        But with the holder all do: what names a version was there.
+        """
+        if self._fleet.holder in devices:
+            under_way = [(version, name, "") for version, name in self._under_way]
+            self._waiting, self._under_way = under_way + self._waiting, {}
         self._waiting = [own for own in self._waiting if own[1] not in devices]
         self._under_way = {at: own for at, own in self._under_way.items() if at[1] not in devices}
 
@@ -96,7 +107,8 @@ class Pushes:
         """Return the devices that hold a version, the holder last."""
         holder = self._fleet.holder
         found = [d.name for d in self._fleet if version in d.loaded and d.name != holder]
-        if version == newest or version in self._fleet[holder].loaded:
+        state = self._fleet[holder]
+        if version == newest or version in state.loaded | state.copied:
             found.append(holder)
         return found
 
@@ -111,3 +123,82 @@ class Pushes:
                 serving[source] += 1
         free = [own for own in serving if self._most is None or serving[own] < self._most]
         return min(free, key=serving.__getitem__, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesSnapshot:
+    """Copies as plain data."""
+
+    under_way: tuple[CopyState, ...]
+
+
+class Copies:
+    """The copies of the train state that the standby has (``DeviceState.copied``), or soon will."""
+
+    def __init__(self, fleet: Fleet, *, are_made: bool) -> None:
+        """Begin without any.
+
+        Args:
+            fleet: of the controller.
+            are_made: False: there is no standby, as the state is too large.
+        """
+        self._fleet = fleet
+        self._are_made = are_made
+        self._under_way: list[CopyState] = []
+
+    def restore(self, snapshot: CopiesSnapshot) -> None:
+        """Go on from where others were."""
+        self._under_way = list(snapshot.under_way)
+
+    def snapshot(self) -> CopiesSnapshot:
+        """Return what it would take to go on from here."""
+        return CopiesSnapshot(tuple(self._under_way))
+
+    def of(self, version: int) -> list[CopyState]:
+        """Have the standby copy the state of a version, unless it has done so or is about to."""
+        standby = self._standby()
+        if standby is None or version in standby.copied:
+            return []
+        do = CopyState(version, standby.name, self._fleet.holder)
+        if do in self._under_way:
+            return []
+        self._under_way.append(do)
+        return [do]
+
+    def made(self, version: int, device: str, oldest: int) -> bool:
+        """Note a copy; say whether it was asked for.
+
+        Args:
+            version: whose state was copied.
+            device: that has it.
+            oldest: version whose state may be needed.
+        """
+        do = CopyState(version, device, self._fleet.holder)
+        if do not in self._under_way:
+            return False
+        self._under_way.remove(do)
+        state = self._fleet[device]
+        state.copied = frozenset(own for own in state.copied | {version} if own >= oldest)
+        return True
+
+    def lose(self, devices: Collection[str]) -> set[int]:
+        """Forget the copies to and from devices that are gone; return the versions of those."""
+        gone = [do for do in self._under_way if do.device in devices or do.source in devices]
+        self._under_way = [do for do in self._under_way if do not in gone]
+        return {do.version for do in gone}
+
+    def survive(self, lost: Collection[str], versions: Collection[int]) -> bool:
+        """Say whether somebody has the state of these versions when devices are lost."""
+        if self._fleet.holder not in lost:
+            return True
+        left = (state for state in self._trainers() if state.name not in lost)
+        return next((state.copied.issuperset(versions) for state in left), False)
+
+    def _standby(self) -> DeviceState | None:
+        """Return the second trainer; None: a gang deals its state over its members."""
+        first_two = list(islice(self._trainers(), 2))
+        are_alone = all(state.device.size == 1 for state in first_two)
+        return first_two[1] if self._are_made and are_alone and len(first_two) == 2 else None
+
+    def _trainers(self) -> Iterator[DeviceState]:
+        return (state for state in self._fleet if "trainer" in state.device.roles)

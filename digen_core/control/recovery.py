@@ -33,6 +33,12 @@ def lose_devices(iteration: Iteration, names: frozenset[str], returned: list[Pac
         iteration.reducing = False
 
 
+def lose_holder(iteration: Iteration) -> None:
+    """Undo how far the update of an iteration is: the sums of other devices are still there."""
+    iteration.reducing = iteration.stepping = False
+    iteration.num_reductions = 0
+
+
 def _lose_scores(iteration: Iteration, names: frozenset[str]) -> list[Fragment]:
     """Return fragments that lost devices were to score, whoever holds their trajectories now.
 

@@ -36,6 +36,7 @@ class Schedule:
     assistants: int | None = None  # rollout devices that may train
     queue_depth: int = 1  # tasks of a device that are issued before it is free
     pulls_at_once: int | None = None  # devices that pull a version from one other
+    copies_state: bool = False  # to a standby, each version of the optimizer's
 
     @property
     def num_ahead(self) -> int:

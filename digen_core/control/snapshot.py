@@ -15,7 +15,7 @@ from digen_core.control.protocol import (
     PairBlock,
     Score,
 )
-from digen_core.control.pushes import PushesSnapshot
+from digen_core.control.pushes import CopiesSnapshot, PushesSnapshot
 from digen_core.control.schedule import Schedule, Workload
 
 
@@ -119,3 +119,4 @@ class Snapshot:
     iterations: tuple[IterationSnapshot, ...]
     finishing: tuple[tuple[FinishIteration, int], ...]
     pushes: PushesSnapshot
+    copies: CopiesSnapshot

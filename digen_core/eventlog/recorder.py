@@ -1,7 +1,7 @@
 """A controller that remembers what it heard and said in the last three iterations."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from time import time
 from typing import Final
 
@@ -44,6 +44,10 @@ class Recorder:
     def holder(self) -> str:
         """The device that holds the optimizer's state."""
         return self._controller.holder
+
+    def survives(self, lost: Collection[str]) -> bool:
+        """Say whether the run can go on without devices: somebody has the optimizer's state."""
+        return self._controller.survives(lost)
 
     def start(self) -> list[Instruction]:
         """Give every device the version that the run begins with."""

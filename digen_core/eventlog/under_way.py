@@ -32,7 +32,8 @@ class UnderWay:
         """Go on by an entry; return what its event answered, or lost with its devices."""
         match handled.event:
             case p.DevicesLost(devices):
-                ended = [one for one in self if getattr(one.instruction, "device", "") in devices]
+                again = [do for do in handled.instructions if isinstance(do, p.Push)]
+                ended = [one for one in self if _is_lost(one.instruction, devices, again)]
                 for one in ended:
                     self._remove(subject_of(one.instruction), one)
             case p.GroupsReplaced(iteration, groups):
@@ -66,6 +67,20 @@ class UnderWay:
         return ended
 
 
+def _is_lost(do: Instruction, devices: tuple[str, ...], again: list[p.Push]) -> bool:
+    """Say whether an instruction is never answered, as devices are lost.
+
+    Args:
+        do: the instruction.
+        devices: that are lost.
+        again: pushes that were given since: with the holder of the state those before are void.
+    """
+    if isinstance(do, p.Push) and any(subject_of(do) == subject_of(push) for push in again):
+        return True
+    of_state = isinstance(do, p.CopyState) and do.source in devices
+    return of_state or getattr(do, "device", "") in devices
+
+
 def after(segment: Segment) -> UnderWay:
     """Return what is under way at the end of a segment."""
     found = UnderWay(segment.mark.under_way)
@@ -85,8 +100,8 @@ def subject_of(do: Instruction) -> Subject:
             return Subject(p.ComputeAdvantages, (iteration, groups))
         case p.Step(_, version):
             return Subject(p.Step, (version + 1,))
-        case p.Push(version, device, _):
-            return Subject(p.Push, (device, version))
+        case p.Push(version, device, _) | p.CopyState(version, device, _):
+            return Subject(type(do), (device, version))
         case p.Switch(device, role):
             return Subject(p.Switch, (device, role))
         case p.Reduce(iteration) | p.FinishIteration(iteration):
@@ -108,6 +123,8 @@ def answered_by(event: Event) -> list[Subject]:  # noqa: C901 - a table of event
             return [Subject(p.Reduce, (iteration,))]
         case p.Stepped(version) | p.UpdateSkipped(_, version):
             return [Subject(p.Step, (version,))]
+        case p.StateCopied(device, version):
+            return [Subject(p.CopyState, (device, version))]
         case p.VersionLoaded(device, version) | p.PushFailed(device, version):
             return [Subject(p.Push, (device, version))]
         case p.Switched(device, role):

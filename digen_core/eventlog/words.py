@@ -31,6 +31,8 @@ def instruction_text(do: Instruction) -> str:  # noqa: C901 - a row for each kin
             return f"add up the gradients of i{iteration + 1} from {', '.join(devices)}"
         case p.Step(iteration, version):
             return f"make v{version + 1} of v{version} and the gradient of i{iteration + 1}"
+        case p.CopyState(version, _, source):
+            return f"copy the optimizer's state of v{version} from {source}"
         case p.Push(version, device, source):
             return f"load v{version}" + (f" from {source}" if source != device else "")
         case p.Switch(_, role):
@@ -80,6 +82,8 @@ def event_text(event: Event) -> str:  # noqa: C901 - a row for each kind
             return f"made v{version}"
         case p.UpdateSkipped(iteration, version):
             return f"did not make v{version}: the update of i{iteration + 1} is NaN or infinite"
+        case p.StateCopied(_, version):
+            return f"copied the optimizer's state of v{version}"
 
 
 def _groups(groups: tuple[int, ...]) -> str:

@@ -8,6 +8,7 @@ and what cannot be done is refused (`ledger.py`), so a simulation is a test of t
 | Generate | each step its own jittered time, then decoding; Pause ends it after the running step |
 | Score | each sample a time on one of the reward servers; at once if rewards cost nothing |
 | Train, Step, Switch | a jittered time of the device |
+| CopyState | nothing: adapters are small |
 | Push | at once to devices that train only, else `push` seconds beside the device's other work |
 | Reduce | `gradient_sum` seconds for each device but the one that steps, beside its other work |
 | ComputeAdvantages | nothing |
@@ -105,6 +106,7 @@ class Simulation:
         self._device_names: list[str] = []  # those lost too
         self._spans: list[Span] = []
         self._staleness = Staleness()
+        self._num_holders = 1  # of the optimizer's state; with each goes what is under way
         self._ends: list[float] = []
         self._num_iterations = self._num_offered = 0
         self._performers = self._make_performers()
@@ -146,6 +148,7 @@ class Simulation:
         """Let a device vanish at a time, with what it does and holds."""
 
         def vanish() -> None:
+            self._num_holders += name == self._controller.holder
             self._devices.pop(name).stop()
             for fragment in self._ledger.lose_device(name):
                 if request := self._requests.pop(fragment, None):
@@ -203,6 +206,7 @@ class Simulation:
             Train: self._train,
             protocol.Reduce: self._reduce,
             Step: self._step,
+            protocol.CopyState: self._copy_state,
             protocol.Push: self._push,
             Switch: self._enqueue,
             protocol.FinishIteration: self._finish_iteration,
@@ -270,8 +274,21 @@ class Simulation:
         for name in do.devices:
             self._ledger.check_device(do, name)
         seconds = self._costs.gradient_sum * len(set(do.devices) - {do.device})
-        reduced = protocol.GradientReduced(do.iteration)
-        self._clock.after(seconds, lambda: self._deliver(reduced))
+        self._after(seconds, lambda: self._deliver(protocol.GradientReduced(do.iteration)))
+
+    def _copy_state(self, do: protocol.CopyState) -> None:
+        self._ledger.check_device(do, do.device)
+
+        def copied() -> None:
+            if do.device in self._devices:
+                self._deliver(protocol.StateCopied(do.device, do.version))
+
+        self._after(0.0, copied)
+
+    def _after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do something later, unless the holder of the optimizer's state is lost until then."""
+        holder = self._num_holders
+        self._clock.after(seconds, lambda: action() if holder == self._num_holders else None)
 
     def _step(self, do: Step) -> None:
         self._ledger.check_step(do)
@@ -295,7 +312,7 @@ class Simulation:
             self._ledger.loaded(do.device, do.version)
             self._deliver(protocol.VersionLoaded(do.device, do.version))
 
-        self._clock.after(0.0 if at_once else self._costs.push, load)
+        self._after(0.0 if at_once else self._costs.push, load)
 
     def _finish_iteration(self, do: protocol.FinishIteration) -> None:
         if do.iteration != len(self._ends):

@@ -10,7 +10,7 @@ the device, in whatever iteration; k is the iteration of that task.
     orchestration  its next task has all inputs (see readiness.py)
     push           an optimizer step has begun whose version this device has not loaded yet
     orchestration  nothing runs on any device
-    ---            if its next task is training (train, reduce, step, publish):
+    ---            if its next task is training (train, reduce, step, copy, publish):
     tail           an iteration before k trains
     fill           k is being generated, and no pack of k has started anywhere
     starvation     k is being generated, and packs of k have started

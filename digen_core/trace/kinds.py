@@ -25,6 +25,7 @@ SPAN_KINDS: Final[dict[SpanKind, KindFacts]] = {
     "train": KindFacts("train", "#D55E00", "adds a pack's gradient to the device's sum"),
     "reduce": KindFacts("train", "#E69F00", "adds up the devices' sums"),
     "step": KindFacts("version", "#000000", "makes the next version"),
+    "copy": KindFacts("version", "#F0E442", "has the train state on a second trainer, too"),
     "publish": KindFacts("version", "#7F7F7F", "takes out of the state what a push moves"),
     "push": KindFacts("version", "#CC79A7", "loads a version on a device", readies=True),
     "switch": KindFacts("switch", "#DED3EC", "changes a device's role", readies=True),

@@ -82,6 +82,7 @@ def _inputs(task: Span) -> list[_Key]:
         "train": [load],
         "reduce": [("train", iteration)],
         "step": [("reduce", iteration)],
+        "copy": [("step", iteration)],
         "publish": [("step", iteration)],
     }
     return inputs.get(task.kind, [])

@@ -25,7 +25,7 @@ CHARACTER_WIDTH: Final = 0.062
 SAME_STRETCH: Final = 0.02  # of the window: shorter breaks do not split a label
 MOSTLY: Final = 0.6  # a stretch with more breaks than this leaves gets no label
 BORDERED_WIDTH: Final = 0.05  # a border would hide shorter work
-DARK_LABELS: Final = ("encode", "reduce")  # on bright bars
+DARK_LABELS: Final = ("encode", "reduce", "copy")  # on bright bars
 
 _Item = TypeVar("_Item")
 _Key = TypeVar("_Key")
@@ -188,7 +188,7 @@ def _by(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, list
 
 def _label_of(span: Span, with_iteration: bool) -> str:
     iteration = f"i{span.iteration + 1} " if with_iteration else ""
-    if span.kind in ("step", "publish"):
+    if span.kind in ("step", "copy", "publish"):
         return f"{iteration}v{span.version}" if span.version >= 0 else ""
     return f"{iteration}g{span.group}" if span.group >= 0 else ""
 

@@ -92,15 +92,13 @@ class Conductor:
         self._ending: list[tuple[OpenIteration, Ended]] = []  # finished, but a task of it runs
         self._published: set[int] = set()
         self._last_seconds = 0.0  # of the iteration that finished last
-        self._changes = FleetChanges(run, self._executor, controller.holder, self._memory.write)
+        self._changes = FleetChanges(run, self._executor, self._controller, self._memory.write)
         self.out_of_time = False  # as the last finished iteration found
 
     def start(self, setup: OpenIteration) -> None:
         """Give every device the version to begin with; that shows in the flow run of ``setup``."""
         self._executor.open(setup)
-        self._executor.publish(
-            setup, self._run.fleet.trainer_devices()[0], self._run.progress.version
-        )
+        self._executor.publish(setup, self._run.progress.holder, self._run.progress.version)
         for event in self._carry_out(self._controller.start()):
             self._handle(event)
         while self._executor.num_running:
@@ -190,6 +188,7 @@ class Conductor:
             self._num_offered += 1
             self._executor.open(opened)
             steps, costs = opened.round.steps.trained, opened.round.costs
+            self._handle(*self._changes.look())  # losses that nobody could be told of before
             self._handle(IterationOffered(opened.index, steps, costs), *self._changes.take_in())
 
     def _finish(self, index: int) -> None:

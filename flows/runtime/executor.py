@@ -41,11 +41,11 @@ class Executor:
         self._conditions = Conditions(self._submitter)
         self._num_switches = 0
         schedule = run.config.schedule
-        self._max_stale = schedule.max_staleness if schedule.stale_share else 0
+        max_stale = schedule.max_staleness if schedule.stale_share else 0
         self._reward_history = run.progress.reward_history
         self._denoising = Denoising(run, self._submitter, self._conditions)
         self._scoring = Scoring(run, self._submitter)
-        self._versions = Versions(run, self._submitter)
+        self._versions = Versions(run, self._submitter, max_stale)
 
     @property
     def num_running(self) -> int:
@@ -100,10 +100,15 @@ class Executor:
         self._denoising.forget(devices)
         self._versions.forget(devices)
         for iteration in self._iterations.values():
-            if iteration.reduction and not set(devices).isdisjoint(iteration.reduction.devices):
-                iteration.reduction = None
+            reduction = iteration.reduction
+            if reduction and not set(devices).isdisjoint((*reduction.devices, reduction.device)):
+                iteration.reduction = iteration.total = None
             for device in devices:
                 iteration.sums.pop(device, None)
+
+    def take_over(self) -> None:
+        """Go on from the state that another device has now."""
+        self._versions.take_over(self._iterations[max(self._iterations)])
 
     def submit(self, instruction: Instruction) -> None:  # noqa: C901 - a row for each kind
         """Submit the tasks of one instruction."""
@@ -120,6 +125,8 @@ class Executor:
                 self._reduce(instruction)
             case protocol.Step():
                 self._step(instruction)
+            case protocol.CopyState():
+                self._versions.copy(instruction, self._iterations[max(self._iterations)])
             case protocol.Push():
                 self._versions.push(instruction, self._iterations[max(self._iterations)])
             case protocol.Switch():
@@ -238,18 +245,18 @@ class Executor:
 
     def _step(self, do: protocol.Step) -> None:
         it, version = self._iterations[do.iteration], do.version + 1
-        it.reward_history = self._reward_history  # a next iteration adds to it
+        if it.reward_history is None:  # else it is stepped again, and a next iteration has added
+            it.reward_history = self._reward_history
 
         def event_of(receipt: Receipt[Updated]) -> Event:
-            it.drop_sums()  # before a next sum begins: of all weights, two would not fit
             if receipt.facts.skipped:
+                it.drop_sums()
                 it.reward_history = None
                 it.recorder.skip_update()
                 self._run.progress.not_stepped(version)
                 notify_of_skipped_update(self._run, it.index, receipt.facts.skipped)
                 return protocol.UpdateSkipped(it.index, version)
-            it.recorder.add_update(receipt.facts)
-            self._run.progress.stepped(version, receipt.facts.hash, version - self._max_stale)
+            self._versions.stepped(it, receipt.facts)
             return protocol.Stepped(version)
 
         work = Work(

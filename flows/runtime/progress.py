@@ -1,6 +1,6 @@
 """The progress of a run: versions, iterations, evaluations, and what its work was found to cost."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
@@ -30,7 +30,11 @@ class Progress:
     """By tag."""
     version: int = 0
     state: PrefectFuture[Any] | None = None
-    """The TrainState of the current version, on a trainer; None before there is one."""
+    """The TrainState of the newest version, on the holder; None before there is one."""
+    holder: str = ""
+    """The device that has it, which is the first trainer."""
+    copies: dict[tuple[str, int], PrefectFuture[Any]] = field(default_factory=dict)
+    """Copies of it on other devices, by device and version: those with which a run may go on."""
     published: dict[int, PrefectFuture[Any]] = field(default_factory=dict)
     """The PolicyVersion of each version on which groups may have begun, and of the newest."""
     published_hashes: dict[int, str] = field(default_factory=dict)
@@ -68,9 +72,9 @@ class Progress:
         """Note the checkpoint that the workers are to restore."""
         self.checkpoint = checkpoint
 
-    def first_state(self, state: PrefectFuture[Any]) -> None:
+    def first_state(self, state: PrefectFuture[Any], holder: str) -> None:
         """Note the state to begin with, which a trainer makes or restores."""
-        self.state = state
+        self.state, self.holder, self.copies = state, holder, {}
 
     def first_version(self, version: int, content_hash: str) -> None:
         """Note the version to begin with, now that it exists."""
@@ -80,6 +84,22 @@ class Progress:
     def stepping(self, state: PrefectFuture[Any]) -> None:
         """Note that the optimizer makes the next state."""
         self.state = state
+
+    def copied(self, device: str, version: int, state: PrefectFuture[Any]) -> None:
+        """Note that a device has a copy of a state."""
+        self.copies[device, version] = state
+
+    def takes_over(self, device: str) -> bool:
+        """Go on from a device's copy of the current version's state; say whether it has one."""
+        copy = self.copies.get((device, self.version))
+        if copy is None:
+            return False
+        self.state, self.holder = copy, device
+        return True
+
+    def lost(self, devices: Collection[str]) -> None:
+        """Note that what devices had is gone."""
+        self.copies = {own: copy for own, copy in self.copies.items() if own[0] not in devices}
 
     def publishing(self, version: int, policy_version: PrefectFuture[Any]) -> None:
         """Note that a trainer takes out of its state what a push moves."""
@@ -94,6 +114,7 @@ class Progress:
         self.version = version
         self.hashes[version] = content_hash
         self.published = {v: future for v, future in self.published.items() if v >= oldest}
+        self.copies = {own: copy for own, copy in self.copies.items() if own[1] >= oldest}
 
     def not_stepped(self, version: int) -> None:
         """Note that the optimizer did not make a version: the state is that of the one before."""
@@ -155,7 +176,7 @@ class Progress:
         self.num_iterations = self.num_kept = num_iterations
         self.version = manifest.version if manifest else 0
         self.reward_history = manifest.reward_history if manifest else {}
-        self.state, self.published, self.made = None, {}, None
+        self.state, self.copies, self.published, self.made = None, {}, {}, None
         ordered = sorted(evaluations.items(), key=lambda item: item[1].version)
         self.evaluations = dict(ordered)
 

@@ -108,12 +108,18 @@ def _position(
 
 def _keep_checkpoint(run: RunContext, version: int, position: Position) -> None:
     folder = run.run_dir.resolve()  # the worker may be in another one
-    try:
-        workers = run.fleet.workers_of(run.fleet.trainer_devices()[0])
-        if keep_checkpoint(run.client, workers, run.run_id, version, folder, position):
-            run.progress.kept(position.num_iterations)
-    except (WorkerLostError, LookupError) as error:  # the state that it was to write is gone, too
-        raise StateLostError(f"version {version} was lost before it was kept") from error
+    lost: Exception | None = None
+    for name in run.fleet.trainer_devices()[:2]:  # the holder of the state, and who has a copy
+        try:
+            workers = run.fleet.workers_of(name)
+            if keep_checkpoint(run.client, workers, run.run_id, version, folder, position):
+                run.progress.kept(position.num_iterations)
+                return
+            if lost is None:  # the holder has let go of it
+                return
+        except (WorkerLostError, LookupError) as error:  # and with it the state, if nobody has it
+            lost = error
+    raise StateLostError(f"version {version} was lost before it was kept") from lost
 
 
 def publish_evaluation(

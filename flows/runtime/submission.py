@@ -153,9 +153,18 @@ class Submitter:
         own = (run.span for run in self._running.values() if run.device == device)
         return any(span.kind == "push" for span in own)
 
-    def forget(self, devices: Collection[str]) -> None:
-        """Wait no more for the tasks of lost devices; whatever still comes of them is ignored."""
-        lost = [id_ for id_, running in self._running.items() if running.device in devices]
+    def forget(self, devices: Collection[str], kinds: Collection[SpanKind] = ()) -> None:
+        """Wait no more for the tasks of lost devices; whatever still comes of them is ignored.
+
+        Args:
+            devices: that are lost.
+            kinds: of tasks on any device that are void with them.
+        """
+        lost = [
+            id_
+            for id_, running in self._running.items()
+            if running.device in devices or running.span.kind in kinds
+        ]
         for task_run_id in lost:
             self._run.trace.forget(self._running.pop(task_run_id).span)
         self._run.watch.end(lost)

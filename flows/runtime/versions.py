@@ -1,28 +1,47 @@
-"""Versions on their way: published by the trainer, and pulled by each device from another one."""
+"""Versions on their way: published by the trainer, and pulled by each device from another one.
+
+A version that was stepped counts when it is pushed: until then its state may be lost with its
+device, and it is made again.
+"""
 
 from collections import Counter
 from collections.abc import Collection
-from typing import Final
+from typing import Any, Final
+
+from prefect.futures import PrefectFuture
 
 from digen_core.control import protocol
 from digen_core.control.protocol import Event
+from digen_core.records import SpanKind
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.batch import TaskFailedError
 from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.notify import notify
 from flows.runtime.submission import Submitter, Work
-from tasks.receipts import HeldVersion, Pushed, Receipt
-from tasks.versions import publish, push_weights
+from tasks.receipts import HeldVersion, Pushed, Receipt, Updated
+from tasks.versions import copy_state, publish, push_weights
 
 MOST_PUSHES: Final = 3
 """Of a version to a device, before the run ends with why they fail."""
+
+OF_STATE: Final[tuple[SpanKind, ...]] = ("push", "copy")
+"""Tasks on other devices that wait for what only the holder has."""
 
 
 class Versions:
     """The pushes of a run, and which devices hold a version."""
 
-    def __init__(self, run: RunContext, submitter: Submitter) -> None:
+    def __init__(self, run: RunContext, submitter: Submitter, max_stale: int) -> None:
+        """Prepare for a run.
+
+        Args:
+            run: its context.
+            submitter: of its tasks.
+            max_stale: versions between the newest one and the oldest on which groups may begin.
+        """
         self._run = run
+        self._max_stale = max_stale
+        self._stepped: tuple[OpenIteration, Updated] | None = None  # does not count yet
         self._submitter = submitter
         self._makers: dict[int, OpenIteration] = {}  # version -> the iteration that made it
         self._loaded: set[str] = set()
@@ -35,6 +54,20 @@ class Versions:
     def forget(self, devices: Collection[str]) -> None:
         """Note that devices are lost."""
         self._loaded.difference_update(devices)
+        self._run.progress.lost(devices)
+
+    def take_over(self, newest: OpenIteration) -> None:
+        """Go on from the state that another device has now, with what was published of it.
+
+        Args:
+            newest: open iteration, in which that shows.
+        """
+        progress = self._run.progress
+        self._stepped, progress.published = None, {}
+        self._submitter.forget((), OF_STATE)
+        for (device, version), state in sorted(progress.copies.items(), key=lambda own: own[0][1]):
+            if device == progress.holder:
+                self._publish(newest, device, version, state)
 
     def close(self, iteration: OpenIteration) -> None:
         """Show no push in an iteration any more, as it is over."""
@@ -42,6 +75,51 @@ class Versions:
 
     def publish(self, it: OpenIteration, device: str, version: int) -> None:
         """Let the trainer take out of its state what a push moves."""
+        self._publish(it, device, version, self._run.progress.state)
+
+    def stepped(self, it: OpenIteration, update: Updated) -> None:
+        """Note the version that the optimizer made in an iteration."""
+        self._stepped = it, update
+
+    def _count(self, version: int) -> None:
+        """Count a version that was stepped, as its state cannot be lost with one device."""
+        if self._stepped is None or self._stepped[1].version != version:
+            return
+        (it, update), self._stepped = self._stepped, None
+        it.recorder.add_update(update)
+        self._run.progress.stepped(version, update.hash, version - self._max_stale)
+        it.drop_sums()  # before a next sum begins: of all weights, two would not fit
+
+    def copy(self, do: protocol.CopyState, newest: OpenIteration) -> None:
+        """Have a device copy the state; arguments as in ``push``."""
+        progress = self._run.progress
+
+        def event_of(receipt: Receipt[HeldVersion]) -> Event:
+            made = progress.hashes.get(do.version)
+            if self._stepped is not None and self._stepped[1].version == do.version:
+                made = self._stepped[1].hash
+            if (receipt.facts.version, receipt.facts.hash) != (do.version, made):
+                raise TaskFailedError(
+                    f"{do.device} acknowledged the state of version {receipt.facts.version} "
+                    f"({receipt.facts.hash}), but that of version {do.version} ({made}) was copied"
+                )
+            progress.copied(do.device, do.version, future)
+            return protocol.StateCopied(do.device, do.version)
+
+        work = Work(
+            body=copy_state,
+            label=f"copy state v{do.version} to {do.device}",
+            device=do.device,
+            kind="copy",
+            about={"version": do.version},
+            parameters={"state": progress.state},
+            event_of=event_of,
+        )
+        future = self._submitter.submit(self._makers.get(do.version, newest), work)
+
+    def _publish(
+        self, it: OpenIteration, device: str, version: int, state: PrefectFuture[Any] | None
+    ) -> None:
         self._makers[version] = it
 
         def event_of(receipt: Receipt[HeldVersion]) -> None:
@@ -54,7 +132,7 @@ class Versions:
             device=device,
             kind="publish",
             about={"version": version},
-            parameters={"state": self._run.progress.state},
+            parameters={"state": state},
             event_of=event_of,
         )
         self._run.progress.publishing(version, self._submitter.submit(it, work))
@@ -68,6 +146,7 @@ class Versions:
                 worker that joins.
         """
         is_there = do.source == do.device
+        self._count(do.version)
 
         def event_of(receipt: Receipt[Pushed]) -> Event:
             # a push begins when what it moves was published: that receipt came before

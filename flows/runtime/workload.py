@@ -33,6 +33,7 @@ def schedule_of(config: RunConfig) -> Schedule:
         assistants=schedule.num_assistants,
         queue_depth=QUEUE_DEPTH,
         pulls_at_once=config.pulls_at_once,
+        copies_state=config.copies_state,
     )
 
 

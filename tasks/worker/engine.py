@@ -50,7 +50,7 @@ class Engine:
     versions: AdapterVersions | WholeVersions
     gang: Gang = ALONE
     old: dict[int, Weights] = field(default_factory=dict)  # old policies, by version
-    unsaved: dict[int, TrainState] = field(default_factory=dict)  # made here, not on disk yet
+    unsaved: dict[int, TrainState] = field(default_factory=dict)  # made or copied here
     shelf: Shelf = field(default_factory=Shelf)
     published: tuple[str, PolicyVersion] | None = None  # the last one, with its state's hash
     average: tuple[str, Weights] | None = None  # that is evaluated, with its hash
@@ -112,6 +112,18 @@ class Engine:
         if old:
             self.old[pushed.version] = old
         self.shelf.put(pushed.version, pushed.hash, rows)
+
+    def keep_unsaved(self, state: TrainState) -> None:
+        """Keep a state that may have to be written to disk from here.
+
+        Only those that are due, and the last one; and not for longer than a checkpoint may lag
+        behind. One that is on disk is let go of where it was written.
+        """
+        schedule, due = self.config.schedule, self.config.checkpoints.are_due
+        num_ahead = schedule.max_staleness if schedule.stale_share else 1
+        oldest = state.version - num_ahead
+        kept = {v: own for v, own in self.unsaved.items() if due(v) and v >= oldest}
+        self.unsaved = {**kept, state.version: state}
 
     def held(self, rows: Weights) -> Weights:
         """Return what this member's model holds of weights that are dealt by rows (collective)."""

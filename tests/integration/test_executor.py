@@ -273,6 +273,10 @@ def test_sums_are_dropped_when_the_update_is_made(in_a_run):
         it.do(p.Reduce(0, ("trainer-0",), "trainer-0"))
         held = bool(it.iteration.sums), it.iteration.total is not None
         assert it.do(p.Step(0, 0, "trainer-0")) == p.Stepped(1)
+        assert (bool(it.iteration.sums), run.progress.version) == (True, 0), "it may be lost"
+        it.do(p.CopyState(1, "trainer-1", "trainer-0"))
+        assert it.do(p.Push(1, "trainer-1", "trainer-0")) == p.VersionLoaded("trainer-1", 1)
+        assert run.progress.version == 1
         return held, (bool(it.iteration.sums), it.iteration.total is not None)
 
     assert in_a_run(body) == ((True, True), (False, False))

@@ -162,32 +162,90 @@ def test_all_rollout_workers_lost_and_back(live):
     assert story.said("has joined")
 
 
+def phase(begins: str) -> Callable[[object], bool]:
+    return lambda what: isinstance(what, str) and what.startswith(begins)
+
+
 @pytest.mark.operation
-def test_a_worker_lost_in_evaluation(live):
-    """The one that samples: the evaluation is one task."""
-    story = Story(
-        lambda what: isinstance(what, str) and what.startswith("evaluating version 4"),
-        signal_to("rollout-0"),
-    )
-    live(story)
+@pytest.mark.parametrize("version", [2, 4])
+def test_a_worker_lost_in_evaluation(live, version):
+    """The one that samples: the evaluation is one task; then others do what it would have done."""
+    story = Story(phase(f"evaluating version {version}"), signal_to("rollout-0"))
+    live(story, evaluation__every=2)
     assert story.said("worker rollout-0", "was lost")
 
 
+def version_of(kind: type, version: int) -> Callable[[object], bool]:
+    return lambda what: isinstance(what, kind) and what.version == version
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        event_of(p.Step, 1),
+        operation(event_of(p.AdvantagesComputed, 2)),
+        operation(event_of(p.Reduce, 1)),
+        operation(version_of(p.CopyState, 2)),
+        operation(version_of(p.StateCopied, 2)),
+        operation(version_of(p.VersionLoaded, 2)),
+        operation(event_of(p.FinishIteration, 1)),
+        operation(phase("evaluating version 2")),
+        operation(phase("evaluating version 4")),
+    ],
+    ids=["step", "advantages", "reduce", "copy", "copied", "push", "over", "evaluation", "after"],
+)
+def test_the_holder_of_the_optimizers_state_is_lost(live, when):
+    """The run goes on from the copy, in the same iteration."""
+    story = Story(when, signal_to("trainer-0"))
+    live(story, evaluation__every=2)
+    assert story.said("worker trainer-0", "was lost", "its copy on trainer-1")
+    assert not story.said("resumed 1 time")
+    assert [record.iteration for record in story.records] == list(range(4))
+
+
 @pytest.mark.operation
-def test_the_holder_of_the_optimizers_state_is_lost(live):
+def test_the_holder_of_the_optimizers_state_and_its_copy_are_lost(live):
     """The run resumes by itself from its last checkpoint."""
-    story = Story(event_of(p.AdvantagesComputed, 2), signal_to("trainer-0"))
+    story = Story(event_of(p.AdvantagesComputed, 2), signal_to("trainer-0", "trainer-1"))
     live(story)
     assert story.said("the optimizer's state was lost with worker trainer-0", "resumed 1 time")
+
+
+class Chapters(Story):
+    """One story after the other."""
+
+    def __init__(self, *chapters: tuple[Callable[[object], bool], Callable[[Story], None]]):
+        super().__init__(*chapters[0])
+        self.chapters = chapters[1:]
+
+    def see(self, what: object) -> None:
+        super().see(what)
+        if self.is_done and self.chapters:
+            (self.when, self.do), *self.chapters = self.chapters
+            self.is_done = False
+
+
+@pytest.mark.operation
+def test_who_followed_the_lost_holder_is_lost(live):
+    """The third trainer has a copy by then."""
+    story = Chapters(
+        (event_of(p.PackTrained, 0), signal_to("trainer-0")),
+        (lambda what: what == p.StateCopied("trainer-2", 2), signal_to("trainer-1")),
+    )
+    live(story, cluster__trainer_workers=3)
+    assert story.said("worker trainer-0 was lost", "its copy on trainer-1")
+    assert story.said("worker trainer-1 was lost", "its copy on trainer-2")
+    assert not story.said("resumed 1 time")
 
 
 @pytest.mark.operation
 @pytest.mark.parametrize(("version", "again"), [(2, 0), (5, 3)])
 def test_what_no_checkpoint_holds_is_trained_again(live, version, again):
-    """The optimizer's worker dies before the first checkpoint, and two updates after one."""
+    """All trainers die before the first checkpoint, and two updates after one."""
     from digen_core.checkpoints.manifest import checkpoints_in
 
-    story = Story(lambda what: what == p.Stepped(version), signal_to("trainer-0"))
+    lost = signal_to("trainer-0", "trainer-1")
+    story = Story(lambda what: what == p.Stepped(version), lost)
     settings = {"checkpoints__every": 3, "checkpoints__keep_last": 9}
     folder = live(story, num_iterations=7, **settings)
     assert story.said("the optimizer's state was lost with worker trainer-0", "resumed 1 time")
@@ -216,7 +274,7 @@ def test_the_only_trainer_is_lost_in_export(live):
 
         patch.setattr(export.Batch, "submit", submit)
         live(story, cluster__trainer_workers=1)
-    assert story.said("the weights were lost with worker trainer-0")
+    assert story.said("the optimizer's state was lost with worker trainer-0", "resumed 1 time")
 
 
 @pytest.mark.operation

@@ -22,6 +22,7 @@ def schedules(draw):
         assistants=draw(counts),
         queue_depth=draw(st.integers(1, 2)),
         pulls_at_once=draw(st.sampled_from([None, 1])),
+        copies_state=draw(st.booleans()),
     )
 
 

@@ -74,7 +74,10 @@ class RandomCluster:
         self.devices = {device.name for device in devices}
         self.gone: list[p.Device] = []  # lost; they may come back
         self.known = {device.name: device for device in devices}
-        self.holder = next(d.name for d in devices if "trainer" in d.roles)
+        #: In the order in which they came: the first holds the state, the second copies it.
+        self.trainers = [d.name for d in devices if "trainer" in d.roles]
+        self.states = {name: set() for name in self.devices}  # versions of the optimizer's state
+        self.states[self.trainers[0]] = {0}
         self.skipped = set(skipped)  # (iteration, group)
         self.not_updated = set(not_updated)  # iterations whose gradient is NaN
         self.refill = refill  # times that each of them may be replaced
@@ -93,7 +96,8 @@ class RandomCluster:
         self.pausing: set[p.Fragment] = set()
         self.finished: list[p.FinishIteration] = []
         self.num_pauses = self.num_lost = self.num_joined = 0
-        self.fits = 10**9  # pairs in the memory of a device
+        self.num_successors = self.num_steps = 0
+        self.fits, self.holder_odds = 10**9, 0.0
 
     def run(
         self,
@@ -101,6 +105,7 @@ class RandomCluster:
         *,
         pause_odds=0.0,
         losses: int = 0,
+        holder_odds=0.2,
         joins: bool = False,
         fits: int = 10**9,
     ) -> None:
@@ -110,10 +115,11 @@ class RandomCluster:
             num_iterations: to run.
             pause_odds: that a fragment is paused.
             losses: devices to lose, some of them together.
+            holder_odds: that one of those is the holder of the state, if another has that, too.
             joins: whether they come back; then all that generate may be lost.
             fits: pairs in the memory of a device.
         """
-        self.fits = fits
+        self.fits, self.holder_odds = fits, holder_odds
         self.carry_out(self.it.start())
         offered = 0
         while len(self.finished) < num_iterations:
@@ -122,7 +128,7 @@ class RandomCluster:
             ):
                 self.tell(p.IterationOffered(offered, TRAINED))
                 offered += 1
-            if losses and self.random.random() < 0.05:
+            if losses and self.random.random() < self._loss_odds():
                 losses = max(0, losses - self._lose_some(spare=not joins))
                 continue
             choices = [name for name in sorted(self.queues) if self.queues[name]]
@@ -138,29 +144,52 @@ class RandomCluster:
                 do = self.queues[choices[place]].pop(0)
             self.tell(self._event_of(do, pause_odds))
 
+    def _loss_odds(self) -> float:
+        """An update is a few events of hundreds: the holder is lost then as often as before."""
+        is_updating = any(isinstance(do, p.Reduce | p.CopyState) for do in self.others)
+        return 0.05 + 0.2 * self.holder_odds * is_updating
+
     def _lose_some(self, *, spare: bool) -> int:
-        """Lose some devices at once, never the holder; return how many.
+        """Lose some devices at once, not all that have the state; return how many.
 
         Args:
             spare: one that generates.
         """
-        names = [name for name in sorted(self.devices) if name != self.holder]
+        holder = self.trainers[0]
+        names = [name for name in sorted(self.devices) if name != holder]
         lost = self.random.sample(names, min(len(names), self.random.randint(1, 3)))
+        if self.random.random() < self.holder_odds:
+            with_holder = ([holder, *lost[1:]], [holder], lost)
+            lost = next(own for own in with_holder if self._survive(own))
         generating = {name for name in self.devices if "rollout" in self.known[name].roles}
         if not lost or (spare and generating <= set(lost)):
             return 0
         for name in lost:
             self._forget(name)
+        if holder in lost:
+            self.num_successors += 1
+            gone = (p.Reduce, p.CopyState, p.Push)
+            self.others = [do for do in self.others if not isinstance(do, gone)]
         self.num_lost += len(lost)
         self.tell(p.DevicesLost(tuple(lost)))
         return len(lost)
 
+    def _survive(self, lost: list[str]) -> bool:
+        """Say whether the state is left; a run that is not stale has it wherever a copy is."""
+        left = [name for name in self.trainers if name not in lost]
+        has = bool(left) and self.version in self.states[left[0]]
+        survives = self.it.survives(lost)
+        assert survives <= has
+        assert has == survives or self.schedule.num_ahead
+        return survives
+
     def _forget(self, name: str) -> None:
         self.gone.append(self.known[name])
         self.devices.remove(name)
-        del self.queues[name], self.held[name]
+        del self.queues[name], self.held[name], self.states[name]
+        self.trainers = [own for own in self.trainers if own != name]
         self.sums.pop(name, None)
-        gone = (p.Score, p.Push)
+        gone = (p.Score, p.Push, p.CopyState)
         self.others = [d for d in self.others if not (isinstance(d, gone) and d.device == name)]
         for fragment in [f for f, held in self.on.items() if name in held]:
             self.next_step[fragment] = 0
@@ -173,6 +202,9 @@ class RandomCluster:
         device = self.gone.pop(self.random.randrange(len(self.gone)))
         self.devices.add(device.name)
         self.queues[device.name], self.held[device.name] = [], set()
+        self.states[device.name] = set()
+        if "trainer" in device.roles:
+            self.trainers.append(device.name)
         self.num_joined += 1
         self.tell(p.DeviceJoined(device))
 
@@ -193,7 +225,7 @@ class RandomCluster:
                 case p.Generate() | p.Train() | p.Switch() | p.Step():
                     self._check(do)
                     self.queues[do.device].append(do)
-                case p.Reduce():
+                case p.Reduce() | p.CopyState() | p.Push():
                     self._check(do)
                     self.others.append(do)
                 case _:
@@ -201,6 +233,7 @@ class RandomCluster:
 
     def _check(self, do: p.Instruction) -> None:
         assert do.device in self.devices, "work for a device that is not there"
+        self._check_state(do)
         match do:
             case p.Generate(fragment, first, end, version, device):
                 assert end == self.workload.num_steps
@@ -222,6 +255,27 @@ class RandomCluster:
                         assert block.fragment.first_sample + row in chosen
             case p.Reduce(_, devices):
                 assert set(devices) == {name for name, packs in self.sums.items() if packs}
+
+    def _check_state(self, do: p.Instruction) -> None:
+        match do:
+            case p.Reduce(_, _, device):
+                assert device == self.trainers[0]
+            case p.Step(_, version, device):
+                assert device == self.trainers[0]
+                assert version == self.version
+                assert version in self.states[device], "a state that the device does not have"
+            case p.CopyState(version, device, source):
+                assert [source, device] == self.trainers[:2]
+                assert version in self.states[source], "a state that the source does not have"
+            case p.Push(version) if version > self.version:
+                self._check_safe(version)
+                self.version = version
+                self.sums.clear()
+
+    def _check_safe(self, version: int) -> None:
+        """Before a version is used, a second device has its state, if there is one for it."""
+        safe = self.trainers[: 2 if self.schedule.copies_state else 1]
+        assert all(version in self.states[name] for name in safe), "a version that may be lost"
 
     def _event_of(self, do: p.Instruction, pause_odds: float) -> p.Event:  # noqa: C901 - a table
         match do:
@@ -261,12 +315,15 @@ class RandomCluster:
             case p.Step(index, version) if index in self.not_updated:
                 self.sums.clear()
                 return p.UpdateSkipped(index, version + 1)
-            case p.Step(_, version):
-                self.sums.clear()
-                self.version = version + 1
-                return p.Stepped(self.version)
+            case p.Step(_, version, device):
+                self.states[device].add(version + 1)
+                self.num_steps += 1
+                return p.Stepped(version + 1)
+            case p.CopyState(version, device):
+                self.states[device].add(version)
+                return p.StateCopied(device, version)
             case p.Push(version, device, source):
-                made = source == self.holder
+                made = version in self.states.get(source, ())
                 if source not in self.devices or not (made or version in self.held[source]):
                     assert self.num_lost, "a source that does not hold the version"
                     return p.PushFailed(device, version, source)

@@ -51,7 +51,8 @@ def recorded(
 ) -> Recorded:
     """Return a recorder of a controller that ran so many iterations, or events."""
     workload = make_workload(num_groups=3)
-    schedule = Schedule(LAYOUTS[layout], max_stale_share=0.5 if layout == "tcss" else 0.0)
+    share = 0.5 if layout == "tcss" else 0.0
+    schedule = Schedule(LAYOUTS[layout], max_stale_share=share, copies_state=True)
     devices = make_devices(layout, 3, 2)
     it = Recorded(Controller(devices, workload, schedule, make_costs(0.3)), most, most_events)
     cluster = RecordedCluster(

@@ -1,12 +1,13 @@
 """The fleet of a run while iterations run: workers that go and come, as the controller's events."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from digen_core.control.protocol import CostsUpdated, DeviceJoined, DevicesLost, Event
+from digen_core.eventlog.recorder import Recorder
 from flows.runtime.context import RunContext
 from flows.runtime.executor import Executor
 from flows.runtime.fleet.joining import Joined, JoinFailed, Joining
-from flows.runtime.fleet.losses import StateLostError, look, look_if_due
+from flows.runtime.fleet.losses import StateLostError, look, look_if_due, take_over
 from flows.runtime.fleet.waiting import Waiting
 from flows.runtime.observers import say
 from flows.runtime.scheduling import add_kind
@@ -20,7 +21,7 @@ class FleetChanges:
         self,
         run: RunContext,
         executor: Executor,
-        holder: str,
+        controller: Recorder,
         remember: Callable[[str], None],
     ) -> None:
         """Prepare for a run.
@@ -28,12 +29,14 @@ class FleetChanges:
         Args:
             run: its context.
             executor: of its instructions.
-            holder: the device that holds the optimizer's state.
+            controller: of the run, to which the events go.
             remember: writes the event log, and why: a task takes too long.
         """
         self._run = run
         self._executor = executor
-        self._holder = holder
+        self._controller = controller
+        self._told = {own.name: run.fleet.addresses[own.name] for own in run.fleet.devices}
+        self._num_told = run.fleet.num_lost  # losses
         self._remember = remember
         self._joining = Joining(run)
         self._joined: list[Joined] = []  # no iteration is open in which that would show
@@ -47,23 +50,20 @@ class FleetChanges:
             now: do not wait for the time.
 
         Raises:
-            StateLostError: the holder is lost.
+            StateLostError: the holder is lost, and nobody has a copy of its state.
             WorkerLostError: workers are lost again and again, or nobody came back in time.
             SchedulerLostError: the scheduler does not answer.
         """
         run = self._run
-        taking_part = {
-            device.name: run.fleet.addresses[device.name] for device in run.fleet.devices
-        }
         seen = look(run) if now else look_if_due(run)
+        if seen is not None:
+            if seen.slow:
+                self._remember("; ".join(seen.slow))
+            self._joining.forget(seen.lost)
+            self._joining.take_in(seen.workers)
+        events = self._lose()
         if seen is None:
-            return []
-        if seen.slow:
-            self._remember("; ".join(seen.slow))
-        self._joining.forget(seen.lost)
-        lost = {name: address for name, address in taking_part.items() if name in seen.lost}
-        self._joining.take_in(seen.workers)
-        events: list[Event] = self._lose(lost) if lost else []
+            return events
         if run.fleet.rollout_devices() or self._executor.num_running:
             self._waiting.end()
         else:
@@ -86,6 +86,7 @@ class FleetChanges:
             joined = self._joined.pop(0)
             if joined.device.name in self._run.fleet.addresses:  # else it was lost since
                 self._run.fleet.join(joined.device)
+                self._told[joined.device.name] = self._run.fleet.addresses[joined.device.name]
                 say(f"worker {joined.device.name} has joined")
                 costs = add_kind(self._run, joined.device, joined.measured)
                 events += [CostsUpdated(costs), DeviceJoined(joined.device)]
@@ -108,10 +109,28 @@ class FleetChanges:
         """Make nobody ready any more."""
         self._joining.stop()
 
-    def _lose(self, lost: Mapping[str, str]) -> list[Event]:
-        """Drop what devices had, given with their addresses."""
-        if self._holder in lost:
-            raise StateLostError(f"the optimizer's state was lost with worker {self._holder}")
-        self._executor.forget(lost.keys())
+    def _lose(self) -> list[Event]:
+        """Drop what devices had that are lost, be it that an evaluation found that.
+
+        The controller is told once an iteration is open: there it shows what others do instead.
+        """
+        run = self._run
+        if self._num_told == run.fleet.num_lost:
+            return []
+        here = {device.name: run.fleet.addresses[device.name] for device in run.fleet.devices}
+        lost = {name: at for name, at in self._told.items() if here.get(name) != at}
+        if run.progress.holder in lost:  # else an evaluation has gone on from the copy
+            take_over(run)
+        if not self._executor.is_open:
+            return []
+        self._num_told = run.fleet.num_lost
+        holder = self._controller.holder
+        if not self._controller.survives(lost):
+            raise StateLostError(f"the optimizer's state was lost with worker {holder}")
+        self._executor.forget(lost)
+        if holder in lost:
+            self._executor.take_over()
+        for name in lost:
+            del self._told[name]
         self._to_recompute.update(lost.values())
         return [DevicesLost(tuple(sorted(lost)))]

@@ -21,6 +21,23 @@ class StateLostError(WorkerLostError):
     """The run cannot continue from where it is, but it can be resumed from its last checkpoint."""
 
 
+def take_over(run: RunContext) -> None:
+    """Go on from the copy of the optimizer's state, where the device that had it is lost.
+
+    Raises:
+        StateLostError: nobody that is left has a copy.
+    """
+    lost, trainers = run.progress.holder, run.fleet.trainer_devices()
+    if not (trainers and run.progress.takes_over(trainers[0])):
+        raise StateLostError(f"the optimizer's state was lost with worker {lost}")
+    notify(
+        run,
+        "state-kept",
+        f"worker {lost} was lost, which had the optimizer's state; that goes on from its copy on "
+        f"{run.progress.holder}",
+    )
+
+
 class DevicesLostError(Exception):
     """Devices were lost that a phase of the run had given tasks to; the others can take over."""
 

@@ -35,6 +35,9 @@ class Both:
         self.one.validate()
         self.other.validate()
 
+    def survives(self, lost):
+        return self.one.survives(lost)
+
     def start(self):
         self.other.start()
         return self.one.start()

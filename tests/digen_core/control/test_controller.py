@@ -10,6 +10,7 @@ from digen_core.control.schedule import Schedule
 from support.random_cluster import (
     ROLLOUT,
     TRAINED,
+    TRAINER,
     make_controller,
     make_costs,
     make_devices,
@@ -253,6 +254,7 @@ def test_group_order_follows_the_bottleneck(num_steps, samples, first):
         (p.PackTrained(p.Pack(0, 0, ())), "pack 0 was not being trained"),
         (p.Stepped(2), "version 2 does not follow"),
         (p.UpdateSkipped(0, 1), "version 1 was not to be made"),
+        (p.StateCopied("trainer-0", 0), "trainer-0 copied the state of version 0 unasked"),
         (p.Switched("rollout-0", "trainer"), "was not under way"),
         (p.IterationOffered(3, TRAINED), "iteration 1 comes next"),
         (p.DevicesLost(("trainer-0",)), "trainer-0 is lost, and with it the state of the optim"),
@@ -277,6 +279,82 @@ def test_a_device_that_joins_gets_the_version_and_then_work():
     assert it.handle(joined) == [p.Push(0, "rollout-9", "rollout-0")]
     (generate,) = it.handle(p.VersionLoaded("rollout-9", 0))
     assert generate.device == "rollout-9"
+
+
+def until_stepped(**schedule) -> tuple[Controller, list]:
+    """A controller of two trainers whose optimizer steps, and what it was told then."""
+    it = Controller(
+        make_devices("disaggregated", 1, 3),
+        make_workload(num_groups=1),
+        Schedule(LAYOUTS["disaggregated"], copies_state=True, **schedule),
+        make_costs(),
+    )
+    assert it.start()[0] == p.CopyState(0, "trainer-1", "trainer-0")
+    it.handle(p.StateCopied("trainer-1", 0))
+    for device in ("rollout-0", "trainer-0", "trainer-1", "trainer-2"):
+        it.handle(p.VersionLoaded(device, 0))
+    it.handle(p.IterationOffered(0, TRAINED))
+    told = scored(it, *fragments_of(make_workload(), 0, 0))
+    told = it.handle(p.AdvantagesComputed(0, (0,)))
+    while not isinstance(told[-1], p.Step):
+        told = [do for done in events_of(told) for do in it.handle(done)]
+    return it, told
+
+
+def pairs_of(packs) -> set:
+    return {
+        (block.fragment, block.step, block.first_row + row)
+        for pack in packs
+        for block in pack.blocks
+        for row in range(block.num_rows)
+    }
+
+
+def test_a_version_is_pushed_when_its_state_is_copied():
+    it, told = until_stepped()
+    assert told == [p.Step(0, 0, "trainer-0")]
+    assert it.handle(p.Stepped(1)) == [p.CopyState(1, "trainer-1", "trainer-0")]
+    pushes = it.handle(p.StateCopied("trainer-1", 1))
+    assert pushes[0] == p.Push(1, "rollout-0", "trainer-0")
+    assert len(pushes) == 4
+
+
+def test_where_the_standby_is_lost_the_next_one_copies():
+    it, _ = until_stepped()
+    it.handle(p.Stepped(1))
+    told = it.handle(p.DevicesLost(("trainer-1",)))
+    assert told == [p.CopyState(1, "trainer-2", "trainer-0")]
+    told = it.handle(p.DevicesLost(("trainer-2",)))
+    assert [type(do) for do in told] == [p.Push, p.Push], "nobody is left who could"
+
+
+def test_a_holder_that_is_lost_before_its_state_is_copied_steps_in_vain():
+    """What others had summed is there, so only its own packs are trained again."""
+    it, _ = until_stepped()
+    it.handle(p.Stepped(1))
+    own = it.snapshot().iterations[0].trained["trainer-0"]
+    assert it.survives(["trainer-0"])
+    told = it.handle(p.DevicesLost(("trainer-0",)))
+    assert told[0] == p.CopyState(0, "trainer-2", "trainer-1")
+    again = []
+    while not isinstance(told[-1], p.Reduce):
+        again += [do.pack for do in told if isinstance(do, p.Train)]
+        told = [do for done in events_of(told) for do in it.handle(done)]
+    assert pairs_of(again) == pairs_of(own)
+    assert told == [p.Reduce(0, ("trainer-1", "trainer-2"), "trainer-1")]
+    assert it.handle(p.GradientReduced(0)) == [p.Step(0, 0, "trainer-1")]
+
+
+def test_without_its_state_a_controller_does_not_go_on():
+    it, _ = until_stepped()
+    assert not it.survives(["trainer-0", "trainer-1"])
+    it, _ = until_stepped()
+    it.handle(p.DevicesLost(("trainer-1",)))
+    assert not it.survives(["trainer-0"]), "the next standby copies no state while it is stepped"
+    gang = [p.Device("worker-0", ROLLOUT | TRAINER, size=2), p.Device("worker-1", TRAINER, size=2)]
+    schedule = Schedule(LAYOUTS["disaggregated"], copies_state=True)
+    it = Controller(gang, make_workload(), schedule, make_costs())
+    assert not any(isinstance(do, p.CopyState) for do in it.start())
 
 
 def test_a_missing_role_is_refused():
@@ -312,6 +390,6 @@ def events_of(told) -> list:
                 events.append(p.PackTrained(pack))
             case p.Reduce(iteration):
                 events.append(p.GradientReduced(iteration))
-            case p.Step(version):
+            case p.Step(_, version):
                 events.append(p.Stepped(version + 1))
     return events

@@ -123,6 +123,25 @@ def test_lost_devices_lose_nothing(
     run(schedule, workload, *counts, switch, random, skipped, not_updated=not_updated, **options)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_holder_of_the_state_is_lost(layout):
+    """The standby follows it, at whatever moment, and the next one follows that."""
+    from random import Random
+
+    seed = num_stories = num_redone = 0
+    while num_stories < 40 or num_redone < 2:  # 320 stories in all
+        seed += 1
+        assert seed < 300
+        random = Random(seed)
+        share = random.choice([0.0, 0.5]) if LAYOUTS[layout].stale else 0.0
+        schedule = Schedule(LAYOUTS[layout], max_stale_share=share, copies_state=True)
+        options = {"pause_odds": 0.1, "losses": 5, "joins": seed % 2 == 1, "holder_odds": 1.0}
+        switch = random.choice([0.0, 0.3])
+        cluster = run(schedule, make_workload(), 2, 3, switch, random, **options)
+        num_stories += cluster.num_successors > 0
+        num_redone += cluster.num_steps > cluster.version  # lost between its step and the copy
+
+
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "tcss"])
 def test_on_policy_layouts_are_never_stale(layout):
     from random import Random

@@ -34,6 +34,10 @@ class Replaced:
         assert self.other.handle(event) == said
         return said
 
+    def survives(self, lost):
+        assert self.other.survives(lost) == self.one.survives(lost)
+        return self.one.survives(lost)
+
     def validate(self):
         self.other.validate()
 

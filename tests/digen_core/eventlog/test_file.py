@@ -33,6 +33,7 @@ EVENTS = [
     p.GradientReduced(0),
     p.Stepped(1),
     p.UpdateSkipped(0, 1),
+    p.StateCopied("a", 1),
 ]
 INSTRUCTIONS = (
     p.Generate(FRAGMENT, 0, 4, 0, "a"),
@@ -42,6 +43,7 @@ INSTRUCTIONS = (
     p.Train(PACK, 0, "a"),
     p.Reduce(0, ("a", "b"), "a"),
     p.Step(0, 0, "a"),
+    p.CopyState(1, "a", "b"),
     p.Push(1, "a", "b"),
     p.Switch("a", "rollout"),
     p.FinishIteration(0, updated=True),

@@ -106,7 +106,7 @@ def test_every_line_of_a_device_is_of_that_device(log):
 
 def test_lost_work_is_told_with_the_loss():
     for seed, layout in product(range(5), ("gap", "elastic")):
-        log = recorded(layout, seed).log("a-run", "")
+        log = recorded(layout, seed, losses=9).log("a-run", "")
         handled = [entry for part in log.segments for entry in part.handled]
         lost = [entry.event for entry in handled if isinstance(entry.event, p.DevicesLost)]
         for name in {name for event in lost for name in event.devices}:
