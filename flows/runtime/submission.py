@@ -18,7 +18,7 @@ from flows.runtime.fleet.batch import receipt_of
 from flows.runtime.iterations.open_iteration import OpenIteration
 from tasks.body import Body
 from tasks.receipts import FactsT, Receipt
-from tasks.runner.completions import Completion, mark_lost
+from tasks.runner.completions import Completion, give_up, mark_lost
 
 URGENT = 1000  # above all fragments and packs: what others wait for
 
@@ -57,6 +57,7 @@ class _Running:
     span: Span  # without its times
     iteration: OpenIteration
     device: str  # for which it was submitted
+    future: PrefectFuture[Any]
     end: Callable[[Completion], Event | None]
 
 
@@ -100,7 +101,11 @@ class Submitter:
         future = iteration.context.run(submit)
         self._run.trace.begin(span)
         self._running[future.task_run_id] = _Running(
-            span, iteration, work.device, lambda ended: self._end(iteration, work, span, ended)
+            span,
+            iteration,
+            work.device,
+            future,
+            lambda ended: self._end(iteration, work, span, ended),
         )
         expected = self._expected(span, work.device)
         self._run.watch.begin(future.task_run_id, work.label, expected)
@@ -160,11 +165,9 @@ class Submitter:
             devices: that are lost.
             kinds: of tasks on any device that are void with them.
         """
-        lost = [
-            id_
-            for id_, running in self._running.items()
-            if running.device in devices or running.span.kind in kinds
-        ]
+        void = {id_: own.future for id_, own in self._running.items() if own.span.kind in kinds}
+        give_up(void.values())
+        lost = [id_ for id_, own in self._running.items() if own.device in devices or id_ in void]
         for task_run_id in lost:
             self._run.trace.forget(self._running.pop(task_run_id).span)
         self._run.watch.end(lost)

@@ -12,7 +12,7 @@ here; a future that fails without one (worker lost, cancelled) completes with th
 
 import queue
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar, Token, copy_context
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException, PrefectHTTPStatusError
+from prefect.futures import PrefectFuture
 from prefect.states import Crashed
 from prefect_dask.task_runners import PrefectDaskFuture
 
@@ -246,6 +247,16 @@ def mark_lost(task_run_ids: Collection[UUID]) -> None:
 
     if task_run_ids:
         Thread(target=copy_context().run, args=(mark,), name="mark-lost", daemon=True).start()
+
+
+def give_up(futures: Iterable[PrefectFuture[Any]]) -> None:
+    """Have Dask forget tasks, and so not compute again for them what was lost with a worker.
+
+    One that runs goes on to its end, but its result is dropped.
+    """
+    for future in futures:
+        if isinstance(future, PrefectDaskFuture):
+            future.wrapped_future.cancel()
 
 
 def _lost(future: PrefectDaskFuture[Any], done: Future[Any]) -> Completion:

@@ -63,6 +63,7 @@ def test_every_task_has_one_span(run):
             "score": NUM_FRAGMENTS,
             "reduce": 1 + len(others),  # and each of them shares its sum
             "step": 1,
+            "copy": 1,
             "publish": 1,
             "push": 4,
         }
@@ -98,7 +99,7 @@ def test_versions_are_those_that_were_used(run):
         k = span.iteration
         if span.kind == "train":
             assert span.version == k
-        elif span.kind in ("step", "publish", "push"):
+        elif span.kind in ("step", "copy", "publish", "push"):
             assert span.version == k + 1
         elif span.kind == "denoise":
             oldest = max(0, k - 1) if run.layout == "tcss" else k

@@ -124,6 +124,8 @@ def test_too_few_iterations_for_a_steady_state(scenario):
 class Script:
     """A controller that orders what a test wants when the first iteration is offered."""
 
+    holder = "trainer-0"
+
     def __init__(self, *orders):
         self.orders, self.events = orders, []
 
@@ -226,12 +228,13 @@ def test_simulate_takes_what_a_run_has(scenario):
 
 
 @pytest.mark.parametrize("layout", ["tsp", "tag", "tcss", "elastic"])
-@pytest.mark.parametrize("lost", ["rollout-1", "trainer-1"])
+@pytest.mark.parametrize("lost", ["rollout-1", "trainer-0", "trainer-1"])
 @pytest.mark.parametrize("time", [0.5, 9.0, 17.3, 60.0])
 def test_a_job_goes_on_without_a_lost_device_and_with_a_new_one(layout, lost, time, scenario):
     cluster = scenario.model_copy(update={"devices": 5, "prompts": 8})
     options = {"trained_steps": (0,), "num_iterations": 4, "jitter": 0.1}
-    schedule = Schedule(LAYOUTS[layout], max_stale_share=0.5 if layout == "tcss" else 0.0)
+    share = 0.5 if layout == "tcss" else 0.0
+    schedule = Schedule(LAYOUTS[layout], max_stale_share=share, copies_state=True)
     report = simulate(
         cluster.cluster(3),
         cluster.workload,
