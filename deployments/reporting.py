@@ -134,7 +134,7 @@ def iteration_of(what: p.Event | p.Instruction) -> int:
     """Return the iteration that an event or instruction is of; -1 if it is of none."""
     for name in ("fragment", "pack"):
         what = getattr(what, name, what)
-    if isinstance(what, p.Stepped | p.VersionLoaded | p.Push):
+    if isinstance(what, p.Stepped | p.StateCopied | p.VersionLoaded | p.CopyState | p.Push):
         return what.version - 1
     return int(getattr(what, "iteration", -1))
 

@@ -51,6 +51,7 @@ DEVICE_POINTS: Final = {
     "train": "Train",
     "reduce": "Reduce",
     "step": "Step",
+    "copy": "CopyState",
     "push": "Push",
 }
 """Points that an instruction to a device reaches."""
@@ -59,6 +60,7 @@ POINTS: Final = {
     "advantages": "AdvantagesComputed",
     "reduced": "GradientReduced",
     "stepped": "Stepped",
+    "copied": "StateCopied",
     "loaded": "VersionLoaded",
     "finish": "FinishIteration",
 }

@@ -22,6 +22,8 @@ DEVICE = p.Device("trainer-1", frozenset({"trainer"}))
         (p.Train(PACK, 2, "trainer-0"), 2, "trainer-0"),
         (p.Step(2, 2, "trainer-0"), 2, "trainer-0"),
         (p.Stepped(3), 2, ""),
+        (p.CopyState(3, "trainer-1", "trainer-0"), 2, "trainer-1"),
+        (p.StateCopied("trainer-1", 3), 2, "trainer-1"),
         (p.Push(3, "rollout-0", "trainer-0"), 2, "rollout-0"),
         (p.VersionLoaded("rollout-0", 3), 2, "rollout-0"),
         (p.FinishIteration(2, True), 2, ""),

@@ -33,6 +33,7 @@ def test_auto_leaves_the_choice_to_the_controller():
         helpers=0,
         assistants=None,
         queue_depth=2,
+        copies_state=True,
     )
 
 
