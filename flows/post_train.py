@@ -4,8 +4,8 @@
 | evaluate -> iteration 0 -> iteration 1 -> ... -> evaluate -> export
 The conductor (flows/runtime/conductor.py), one loop around one controller, runs the iterations; in
 a stale layout one begins while the one before still trains. Each iteration ends with its record and
-a checkpoint on disk (flows/runtime/publishing.py). Where the worker is lost that holds the
-optimizer's state, the run resumes by itself from its last checkpoint.
+a checkpoint on disk (flows/runtime/publishing.py). Where the optimizer's state is lost, with all
+workers that have it, the run resumes by itself from its last checkpoint.
 
 The same run as one serial loop, whose weights every layout has, is digen_core/reference/loop.py:
 from there it is two more files to the formula of a transition.

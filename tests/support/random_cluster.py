@@ -266,7 +266,8 @@ class RandomCluster:
                 assert version in self.states[device], "a state that the device does not have"
             case p.CopyState(version, device, source):
                 assert [source, device] == self.trainers[:2]
-                assert version in self.states[source], "a state that the source does not have"
+                assert version == max(self.states[source]), "a state that the source has no more"
+                assert not any(isinstance(own, p.Step) for own in self.queues[source])
             case p.Push(version) if version > self.version:
                 self._check_safe(version)
                 self.version = version

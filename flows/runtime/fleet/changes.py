@@ -119,14 +119,14 @@ class FleetChanges:
             return []
         here = {device.name: run.fleet.addresses[device.name] for device in run.fleet.devices}
         lost = {name: at for name, at in self._told.items() if here.get(name) != at}
+        holder, is_open = self._controller.holder, self._executor.is_open
+        if is_open and not self._controller.survives(lost):
+            raise StateLostError(f"the optimizer's state was lost with worker {holder}")
         if run.progress.holder in lost:  # else an evaluation has gone on from the copy
             take_over(run)
-        if not self._executor.is_open:
+        if not is_open:
             return []
         self._num_told = run.fleet.num_lost
-        holder = self._controller.holder
-        if not self._controller.survives(lost):
-            raise StateLostError(f"the optimizer's state was lost with worker {holder}")
         self._executor.forget(lost)
         if holder in lost:
             self._executor.take_over()

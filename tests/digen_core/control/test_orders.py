@@ -134,7 +134,9 @@ def test_the_holder_of_the_state_is_lost(layout):
         assert seed < 300
         random = Random(seed)
         share = random.choice([0.0, 0.5]) if LAYOUTS[layout].stale else 0.0
-        schedule = Schedule(LAYOUTS[layout], max_stale_share=share, copies_state=True)
+        # with stale groups helpers generate for good, and without assistants nobody else trains
+        counts = random.choice([{}, {"helpers": 2, "assistants": 0}])
+        schedule = Schedule(LAYOUTS[layout], max_stale_share=share, copies_state=True, **counts)
         options = {"pause_odds": 0.1, "losses": 5, "joins": seed % 2 == 1, "holder_odds": 1.0}
         switch = random.choice([0.0, 0.3])
         cluster = run(schedule, make_workload(), 2, 3, switch, random, **options)

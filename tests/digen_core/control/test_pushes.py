@@ -106,6 +106,9 @@ def test_a_version_that_nobody_needs_any_more_is_not_pushed_again():
     assert list(it.begin(2, {1})) == []  # the holder does not hold it
     fleet["trainer-0"].loaded = frozenset({1})
     assert list(it.begin(2, {1})) == [push]
+    fleet["trainer-0"].loaded, fleet["trainer-0"].copied = frozenset(), frozenset({1})
+    assert it.failed(1, "rollout-0", push.source)
+    assert list(it.begin(2, {1})) == [push]  # it took over with a copy of the state, and publishes
     assert it.failed(1, "rollout-0", push.source)
     assert list(it.begin(2, ())) == []
     assert it.snapshot() == PushesSnapshot((), ())
