@@ -130,7 +130,11 @@ def reopen_run(config: RunConfig, run_dir: Path) -> Iterator[RunContext]:
 
 @contextmanager
 def connected(config: RunConfig, local: list[Device]) -> Iterator[tuple[str, Client]]:
-    """Yield address and client of the running cluster, alone on it, or of new local workers."""
+    """Yield address and client of the running cluster, alone on it, or of new local workers.
+
+    What a task made stays on its worker from then on. Dask's memory manager would drop it there if
+    another one has fetched it, and with that one the state of the optimizer would be lost.
+    """
     cluster = config.cluster
 
     def on_wait() -> None:
@@ -141,6 +145,7 @@ def connected(config: RunConfig, local: list[Device]) -> Iterator[tuple[str, Cli
         shared_client(address) as client,
         nullcontext() if cluster.address is None else exclusive(client, on_wait),
     ):
+        client.amm.stop()
         yield address, client
 
 
