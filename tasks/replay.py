@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, name_of
 from digen_core.checkpoints.tensors import read_checkpoint
 from digen_core.errors import UserError
 from digen_core.reference.replay import KeptIteration
 from digen_core.training.optimizer import TrainState
+from digen_core.transport.arrays import distance
 from tasks.rollout import encode
 from tasks.setup import load_engine
 from tasks.train import reduce, train_pack
@@ -93,6 +92,4 @@ def _difference(run_dir: Path, state: TrainState) -> float | None:
     checkpoint = run_dir / CHECKPOINTS_OF_RUN / name_of(state.version)
     if not checkpoint.exists():
         return None
-    own = read_checkpoint(checkpoint).weights
-    largest = np.max([np.abs(value).max() for value in own.values()])
-    return float(np.max([np.abs(state.weights[n] - own[n]).max() for n in own]) / largest)
+    return distance(state.weights, read_checkpoint(checkpoint).weights)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from deployments.chaos.compare import Left, complaints_of
-from deployments.chaos.namespaces import ISOLATE, possible
+from deployments.chaos.namespaces import ISOLATE, are_there
 from deployments.chaos.outcome import Order, Outcome
 from deployments.chaos.player import KEPT, OUTCOME, RUNS
-from deployments.chaos.story import KINDS, Kind, Story, draw
+from deployments.chaos.story import ISOLATED, KINDS, Kind, Story, draw
 from deployments.errors import RunFailedError
 from digen_core.config.run import RunConfig
 
@@ -76,13 +76,13 @@ class Campaign:
         self._config = config
         self._arguments = tuple(arguments)
         self._folder = folder
-        self._kinds: list[Kind] = possible(KINDS)
+        self._is_isolated = are_there()
         self._limit = PEACE_LIMIT
 
     @property
     def impossible(self) -> list[Kind]:
         """Kinds of faults that cannot be done on this machine."""
-        return [kind for kind in KINDS if kind not in self._kinds]
+        return [] if self._is_isolated else [kind for kind in KINDS if kind in ISOLATED]
 
     def play(
         self, seed: int, numbers: Sequence[int], jobs: int, kinds: Sequence[Kind]
@@ -98,7 +98,7 @@ class Campaign:
         Raises:
             RunFailedError: the run in peace failed, or a story could not be played at all.
         """
-        kinds = [kind for kind in kinds if kind in self._kinds]
+        kinds = [kind for kind in kinds if kind not in self.impossible]
         peace = self._played(Story(seed, -1, ()), self._folder / PEACE)
         if complaints := complaints_of(peace, self._left(PEACE), self._left(PEACE)):
             raise RunFailedError(f"the run without faults: {'; '.join(complaints)}")
@@ -107,28 +107,24 @@ class Campaign:
         )
         stories = [draw(seed, number, self._config, kinds) for number in numbers]
 
-        def told(story: Story) -> Told:
-            outcome = self._played(story, self._folder / story.name)
-            return Told(outcome, (), peace)
-
         with ThreadPoolExecutor(jobs) as pool:
-            for future in as_completed([pool.submit(told, story) for story in stories]):
-                outcome = future.result().outcome
+            played = [pool.submit(self._played, one, self._folder / one.name) for one in stories]
+            for future in as_completed(played):
+                outcome = future.result()
                 left = self._left(outcome.story.name)
                 yield Told(outcome, complaints_of(outcome, left, self._left(PEACE)), peace)
 
     def _played(self, story: Story, folder: Path) -> Outcome:
         folder.mkdir(parents=True)
-        isolated = not self.impossible
         order = Order(
             story=story,
             arguments=self._arguments,
-            is_isolated=isolated,
+            is_isolated=self._is_isolated,
             limit_seconds=self._limit,
         )
         (folder / ORDER).write_text(order.model_dump_json(indent=2), encoding="utf-8")
         player = (sys.executable, "-m", "deployments.chaos.player", str(folder / ORDER))
-        done = _tied([*(ISOLATE if isolated else ()), *player])
+        done = _tied([*(ISOLATE if self._is_isolated else ()), *player])
         if not (folder / OUTCOME).exists():
             why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
             raise RunFailedError(f"story {story.name} could not be played: {why}")

@@ -1,6 +1,6 @@
 """What a story left, held against what the run in peace left."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,11 +12,14 @@ from deployments.chaos.outcome import Outcome
 from digen_core.checkpoints.tensors import last_state
 from digen_core.config.load import CONFIG_OF_RUN
 from digen_core.errors import UserError
+from digen_core.transport.arrays import distance
 from digen_core.transport.metrics import METRICS_OF_RUN, read_metrics
 from digen_core.transport.samples import read_samples
 
-TOLERANCES: Final = {"float64": 1e-10, "float32": 1e-5, "bfloat16": 1e-5}
-"""Of weights, relative to the largest: sums of gradients may be added up in another order."""
+TOLERANCE: Final = 1e-10
+"""Of weights of float64, relative to the largest: gradients may be added up in another order."""
+TOLERANCE_OF_FLOAT32: Final = 1e-5
+"""Of others: whatever the dtype of the model, the optimizer's weights have float32 at least."""
 LOOSER: Final = 1e3
 """A reward or a metric may be that many times as far away: it magnifies what weights differ."""
 _PREFIXES: Final = ("reward", "train/", "evaluation/")
@@ -37,7 +40,7 @@ class Left:
     @property
     def tolerance(self) -> float:
         """Of weights."""
-        return TOLERANCES[self.dtype]
+        return TOLERANCE if self.dtype == "float64" else TOLERANCE_OF_FLOAT32
 
 
 def complaints_of(outcome: Outcome, left: Left, peace: Left) -> list[str]:
@@ -57,15 +60,6 @@ def complaints_of(outcome: Outcome, left: Left, peace: Left) -> list[str]:
     if not last.code:
         found += _differences(left.run_dirs[0], peace.run_dirs[0], peace.tolerance)
     return found
-
-
-def distance(left: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]) -> float:
-    """Return the largest difference of weights, relative to the largest weight; NaN is inf."""
-    if left.keys() != right.keys():
-        return np.inf
-    scale = np.max([np.abs(value).max() for value in right.values()])
-    apart = np.array([np.abs(left[name] - right[name]).max() for name in right]) / scale
-    return float(apart.max()) if np.isfinite(apart).all() else np.inf
 
 
 def _differences(run_dir: Path, peace: Path, tolerance: float) -> Iterator[str]:

@@ -6,8 +6,10 @@ import signal
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryFile
 from threading import Event, Thread
 from time import monotonic
 from typing import Any, Final
@@ -24,7 +26,7 @@ REMOVED: Final = ("metrics", "evaluation", "timelines", "grids", "tracking", "de
 _SLOW_STOPPED: Final = 0.15  # seconds of each fifth of a second
 _SLOW_RUNNING: Final = 0.05
 _LOOK_SECONDS: Final = 0.05  # for connections that were made since
-_FILLER: Final = "filler"
+_cuts = count()
 
 
 class Faults:
@@ -91,15 +93,15 @@ def _slow(pids: Collection[int], over: Event, seconds: float) -> None:
 
 
 def _cut(pids: Collection[int], over: Event, seconds: float) -> None:
-    end, lost = monotonic() + seconds, set[int]()
+    end, lost, number = monotonic() + seconds, set[int](), next(_cuts)
     try:
         while monotonic() < end and not over.is_set():
             for port in _ports(pids) - lost:
-                namespaces.lose_packets(port)
+                namespaces.lose_packets(port, number)
                 lost.add(port)
             over.wait(_LOOK_SECONDS)
     finally:
-        namespaces.lose_no_packets()
+        namespaces.end_cut(number)
 
 
 def _ports(pids: Collection[int]) -> set[int]:
@@ -112,12 +114,11 @@ def _ports(pids: Collection[int]) -> set[int]:
 
 
 def _fill(runs_dir: Path, over: Event, seconds: float) -> None:
-    filler = runs_dir / _FILLER
-    with suppress(OSError), filler.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(1 << 16))
-    over.wait(seconds)
-    filler.unlink()
+    with suppress(OSError), TemporaryFile(dir=runs_dir, buffering=0) as file:  # has no name
+        with suppress(OSError):
+            while True:
+                file.write(bytes(1 << 16))
+        over.wait(seconds)
 
 
 def _read_only(runs_dir: Path, over: Event, seconds: float) -> None:

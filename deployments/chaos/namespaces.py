@@ -5,11 +5,8 @@ Where there are none, stories have no faults of links and disks.
 
 import shutil
 import subprocess
-from collections.abc import Collection
 from pathlib import Path
 from typing import Final
-
-from deployments.chaos.story import ISOLATED, KINDS, Kind
 
 ISOLATE: Final = (
     "unshare",
@@ -35,12 +32,6 @@ def are_there() -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def possible(kinds: Collection[Kind]) -> list[Kind]:
-    """Return those kinds of faults that this machine lets us do."""
-    isolated = are_there()
-    return [kind for kind in KINDS if kind in kinds and (isolated or kind not in ISOLATED)]
-
-
 def prepare_network() -> None:
     """Let this namespace's processes reach one another, and rules come before that."""
     _run("ip", "link", "set", "lo", "up")
@@ -64,18 +55,17 @@ def make_writable(folder: Path) -> None:
     _run("umount", "--lazy", str(folder))
 
 
-def lose_packets(port: int) -> None:
-    """Lose all TCP packets from and to a port, silently."""
+def lose_packets(port: int, cut: int) -> None:
+    """Lose all TCP packets from and to a port, silently, in a cut: the first has the number 0."""
+    rule = ("ip", "rule", "add", "pref", str(_CUT + cut), "ipproto", "tcp")
     for side in ("sport", "dport"):
-        _run("ip", "rule", "add", "pref", str(_CUT), "ipproto", "tcp", side, str(port), "blackhole")
+        _run(*rule, side, str(port), "blackhole")
 
 
-def lose_no_packets() -> None:
-    """Undo `lose_packets`, of all ports."""
-    while (
-        subprocess.run(["ip", "rule", "del", "pref", str(_CUT)], capture_output=True).returncode
-        == 0
-    ):
+def end_cut(cut: int) -> None:
+    """Undo `lose_packets`, of all ports of a cut."""
+    one = ["ip", "rule", "del", "pref", str(_CUT + cut)]
+    while subprocess.run(one, capture_output=True, check=False).returncode == 0:
         pass
 
 

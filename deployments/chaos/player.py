@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Timer
 from time import monotonic, sleep
@@ -32,7 +33,7 @@ OUTCOME: Final = "outcome.json"
 OUTPUT: Final = "output.txt"
 RUNS: Final = "runs"
 KEPT: Final = "kept"
-"""Folders and files of a story's folder; what a disk of its own held is kept in the last one."""
+"""In a story's folder: what its runs left, if they had a disk of their own."""
 MOST_ATTEMPTS: Final = 5
 WRONG_INPUT: Final = 2
 """Exit code of a command that nobody needs to start again."""
@@ -204,13 +205,14 @@ def _points_of(said: dict[str, Any]) -> list[tuple[str, int]]:
 def _aimed(fault: Fault, device: str) -> Fault:
     """Return a fault whose targets have names."""
     targets = tuple(device if name == ITS_DEVICE else name for name in fault.targets)
-    return Fault(fault.kind, targets, fault.moment, fault.delay, fault.seconds)
+    return replace(fault, targets=targets)
 
 
 def _prefect_of(pid: int) -> dict[str, int]:
     for child in psutil.Process(pid).children(recursive=True):
-        if child.cmdline()[1:3] == ["-m", _PREFECT_MODULE]:
-            return {PREFECT: child.pid}
+        with suppress(psutil.Error):  # it ended meanwhile
+            if child.cmdline()[1:3] == ["-m", _PREFECT_MODULE]:
+                return {PREFECT: child.pid}
     return {}
 
 

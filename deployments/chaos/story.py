@@ -75,7 +75,7 @@ PHASES: Final = {
 
 _TWO_FAULTS: Final = 0.3  # share of stories
 _WHOLE_HOST: Final = 0.15  # share of faults of processes
-_LONGEST_DELAY: Final = 0.6  # seconds
+LONGEST_DELAY: Final = 0.6  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def draw(seed: int, number: int, config: RunConfig, kinds: Iterable[Kind] = KIND
 def _fault(rng: Random, config: RunConfig, kinds: Sequence[Kind]) -> Fault:
     (kind,) = rng.choices(kinds, [_WEIGHTS[kind] for kind in kinds])
     moment = _moment(rng, config, kind)
-    delay = rng.choice([0.0, round(rng.uniform(0, _LONGEST_DELAY), 2)])
+    delay = rng.choice([0.0, round(rng.uniform(0, LONGEST_DELAY), 2)])
     if kind in ("fill", "read-only", "flip", "remove"):
         targets: tuple[str, ...] = (DISK,)
     else:

@@ -217,7 +217,7 @@ def _watched(api: PrefectApi, process: "subprocess.Popen[bytes]") -> Iterator[No
                 answered = now
             elif now - answered > MOST_SILENT_SECONDS:
                 process.send_signal(signal.SIGUSR1)
-                answered = now + START_SECONDS - MOST_SILENT_SECONDS
+                answered = now + START_SECONDS - MOST_SILENT_SECONDS  # it has that long to start
 
     watch = Thread(target=look, daemon=True)
     watch.start()

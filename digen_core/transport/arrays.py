@@ -96,6 +96,18 @@ def _rounded(array: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     return found
 
 
+def distance(left: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]) -> float:
+    """Return the largest difference of weights, relative to the largest of ``right``.
+
+    It is infinite if they have other names, or if one is NaN.
+    """
+    if left.keys() != right.keys():
+        return np.inf
+    scale = np.max([np.abs(value).max() for value in right.values()])
+    apart = np.array([np.abs(left[name] - right[name]).max() for name in right]) / scale
+    return float(apart.max()) if np.isfinite(apart).all() else np.inf
+
+
 def room_of(shape: tuple[int, ...], dtype: torch.dtype) -> np.ndarray:
     """Return an array for numbers of a dtype, which are not set; bfloat16 as uint16.
 

@@ -4,12 +4,14 @@ Listeners hear more, and more often: each event of the controller and what it sa
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from digen_core.control.protocol import Event, Instruction
 from digen_core.records import EvaluationReport, IterationRecord
+
+T = TypeVar("T")
 
 
 class Observer(Protocol):
@@ -51,14 +53,23 @@ _observers: list[Observer] = []
 _listeners: list[Listener] = []
 
 
-@contextmanager
-def watching(observer: Observer) -> Iterator[None]:
+def watching(observer: Observer) -> AbstractContextManager[None]:
     """Let somebody watch the runs of this process while the body runs."""
-    _observers.append(observer)
+    return _among(_observers, observer)
+
+
+def listening(listener: Listener) -> AbstractContextManager[None]:
+    """Let somebody hear the controllers of this process while the body runs."""
+    return _among(_listeners, listener)
+
+
+@contextmanager
+def _among(others: list[T], one: T) -> Iterator[None]:
+    others.append(one)
     try:
         yield
     finally:
-        _observers.remove(observer)
+        others.remove(one)
 
 
 def observers() -> tuple[Observer, ...]:
@@ -88,16 +99,6 @@ def stopped(why: str) -> None:
     """Tell the observers that somebody stopped the run."""
     for observer in _observers:
         observer.on_stop(why)
-
-
-@contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Let somebody hear the controllers of this process while the body runs."""
-    _listeners.append(listener)
-    try:
-        yield
-    finally:
-        _listeners.remove(listener)
 
 
 def tell(*heard: Event | Instruction) -> None:

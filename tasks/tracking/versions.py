@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from digen_core.inputs.reading import parse_json
 from digen_core.transport.files import replace_text
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ def _versions_in(path: Path) -> dict[int, str]:
     found = {}
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
-            entry = json.loads(line)
+            entry = parse_json(line.decode())
             found[int(entry["version"])] = str(entry["hash"])
         except (ValueError, TypeError, KeyError):
             logger.warning("%s holds a damaged line, which is left out", path)

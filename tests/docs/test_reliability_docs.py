@@ -6,7 +6,7 @@ import re
 import pytest
 
 from deployments.chaos.player import MOST_ATTEMPTS
-from deployments.chaos.story import _LONGEST_DELAY, KINDS
+from deployments.chaos.story import KINDS, LONGEST_DELAY
 from support.paths import ROOT
 
 PAGE = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
@@ -19,7 +19,7 @@ def test_kinds_of_faults():
 
 def test_figures():
     assert MOST_ATTEMPTS == 5
-    assert f"up to {_LONGEST_DELAY} seconds" in PAGE.replace("\n", " ")
+    assert f"up to {LONGEST_DELAY} seconds" in PAGE.replace("\n", " ")
 
 
 PROMISES = re.findall(r"^\| (.+) \| `(tests/.+\.py)`: `(test_\w+)` \|$", PAGE, re.MULTILINE)

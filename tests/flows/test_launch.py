@@ -7,6 +7,7 @@ import pytest
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device
 from flows.launch import connected
+from tasks.cluster.presence import present_workers
 
 DEVICES = [Device(name, frozenset({"trainer"})) for name in ("trainer-0", "trainer-1")]
 MANAGED_EVERY = 2.0  # seconds, in which Dask's memory manager drops replicas
@@ -16,7 +17,7 @@ MANAGED_EVERY = 2.0  # seconds, in which Dask's memory manager drops replicas
 def test_what_a_task_made_stays_on_its_worker():
     """Else it is lost with whoever fetched it, such as the optimizer's state with its standby."""
     with connected(RunConfig(), DEVICES) as (_, client):
-        first, second = client.scheduler_info(n_workers=-1)["workers"]
+        first, second = present_workers(client)
         made = client.submit(bytes, 1000, workers=[first], pure=False)
         for _ in range(4):
             seen = client.submit(len, made, workers=[second], pure=False)

@@ -45,6 +45,7 @@ from support.paths import ROOT
 from support.random_cluster import make_costs
 from support.recorded import recorded
 from tasks.tracking.spool import RunOfSpool, Spool
+from tasks.tracking.versions import VERSIONS_OF_RUN, note_versions
 
 Damage = Callable[[Sequence[bytes]], st.SearchStrategy[bytes]]
 
@@ -144,7 +145,7 @@ def _checkpoint_with(file: str) -> Reader:
             return read_checkpoint(Path(beside) / "v0001")
 
     name = f"v0001/{file.rpartition('/')[2]}"
-    return Reader(name, lambda at: read(at), _written(_write_checkpoint, name))
+    return Reader(name, read, _written(_write_checkpoint, name))
 
 
 def _write_entries(folder: Path) -> None:
@@ -258,6 +259,12 @@ READERS = {
     "lock in the state of a run": Reader(".lock", _run_of, lambda: [b"12345 on a-host"], errors=()),
     "checkpoint, manifest": _checkpoint_with("v0001/manifest.json"),
     "checkpoint, tensors": _checkpoint_with("v0001/state.safetensors"),
+    "versions": Reader(
+        VERSIONS_OF_RUN,
+        lambda at: note_versions(at, {2: "c"}),
+        lambda: [b'{"version": 1, "hash": "b", "parent": "a"}\n'],
+        errors=(),
+    ),
     "tracking, entries": Reader(
         "tracking/entries.jsonl",
         _spool_of,

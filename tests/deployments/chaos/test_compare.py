@@ -5,10 +5,11 @@ from math import inf, nan
 import numpy as np
 import pytest
 
-from deployments.chaos.compare import Left, complaints_of, differing_rows, distance
+from deployments.chaos.compare import Left, complaints_of, differing_rows
 from deployments.chaos.outcome import Attempt, Outcome
 from deployments.chaos.story import Story
 from digen_core.config.load import CONFIG_OF_RUN
+from digen_core.transport.arrays import distance
 
 WELL = {
     "code": 0,
@@ -72,6 +73,12 @@ def test_how_it_ended_counts(tmp_path, change, said):
     (tmp_path / "run" / CONFIG_OF_RUN).touch()
     left = Left.in_folder(tmp_path, "float64")
     assert said in complaints_of(outcome_of({}, change), left, left)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_every_dtype_of_a_model_has_a_tolerance(dtype):
+    expected = 1e-10 if dtype == "float64" else 1e-5
+    assert Left((), dtype).tolerance == expected
 
 
 def test_there_is_one_run(tmp_path):

@@ -130,6 +130,24 @@ try:
 except TimeoutError:
     other.settimeout(60)
 assert other.recv(4) == b"late"
+
+faults.do(Fault("cut", ("w",), now, seconds=1), {"w": os.getpid()})
+faults.do(Fault("cut", ("w",), now, seconds=6), {"w": os.getpid()})
+time.sleep(2.5)  # the first is over, and has not ended the other
+other.settimeout(1)
+one.sendall(b"more")
+try:
+    other.recv(4)
+    sys.exit("packets arrive though one of two cuts goes on")
+except TimeoutError:
+    other.settimeout(60)
+assert other.recv(4) == b"more"
+
+faults.do(Fault("fill", (DISK,), now, seconds=1), {})
+comes_to(refused)
+faults.do(Fault("read-only", (DISK,), now, seconds=3), {})
+comes_to(lambda: refused() == "Read-only file system")
+comes_to(lambda: not refused())
 faults.close()
 """
 
