@@ -60,8 +60,10 @@ class Faults:
             self._threads.append(thread)
         return struck
 
-    def damage(self) -> None:
-        """Damage files, now that nobody uses them any more."""
+    def settle(self) -> None:
+        """After a run: wait for what lasts to be over, and damage files that nobody uses now."""
+        while self._threads:
+            self._threads.pop().join()
         while self._damage:
             self._damage.pop()()
 

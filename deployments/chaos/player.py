@@ -3,7 +3,8 @@
     python -m deployments.chaos.player ORDER
 
 ORDER is a file of JSON, an `Order`; what came of it, an `Outcome`, is written beside it. A run that
-ended with an error is started again with ``--resume auto``, as a restart policy would.
+ended with an error is started again with ``--resume auto`` when nothing lasts any more that was
+done to it: a person would wait for the disk, a restart policy would try until it can be written.
 """
 
 import json
@@ -66,7 +67,7 @@ class Player:
         while len(attempts) < MOST_ATTEMPTS:
             attempt = self._attempt()
             attempts.append(attempt)
-            self._faults.damage()
+            self._faults.settle()
             if attempt.code in (0, WRONG_INPUT) or attempt.is_late:
                 break
         for timer in self._timers:

@@ -32,7 +32,10 @@ def stop_tasks(client: Client, addresses: list[str]) -> None:
         addresses: of the workers.
     """
     own = set(client.futures)
-    client.cancel([Future(key, client) for key in own])
+    # Last made, first dropped: Dask's scheduler closes the connection of a client that cancels a
+    # task of which something depends that the client has let go of (an assertion of its own).
+    for key in reversed(list(client.futures)):
+        client.cancel([Future(key, client)])
     deadline = monotonic() + TASK_SECONDS
     while (keys := own & _running(client, addresses)) and monotonic() < deadline:
         sleep(POLL_SECONDS)

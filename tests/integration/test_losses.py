@@ -378,9 +378,9 @@ class Addition(Story):
     def add(self, story: Story) -> None:
         from distributed import Nanny
 
-        from tasks.cluster.cluster import _worker
+        from tasks.cluster.cluster import worker_process
 
-        options = _worker({"rollout": 1})["options"]
+        options = worker_process({"rollout": 1})["options"]
 
         async def start():
             self.nannies.append(await Nanny(self.run_context.address, name="rollout-9", **options))

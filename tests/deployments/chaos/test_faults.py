@@ -77,7 +77,7 @@ def test_files_are_damaged_after_the_flow_is_killed(process, tmp_path, kind):
     faults.do(Fault(kind, (DISK,), NOW), {FLOW: process.pid})
     assert comes_to(lambda: process.status() == psutil.STATUS_ZOMBIE)
     assert contents(run) == before
-    faults.damage()
+    faults.settle()
     changed = {path for path, content in before.items() if contents(run).get(path) != content}
     expected = f"{CHECKPOINTS_OF_RUN}/v0002/state" if kind == "flip" else "metrics"
     assert {str(path.relative_to(run)) for path in changed} == {expected}

@@ -1,0 +1,47 @@
+"""Stopping the tasks of a run."""
+
+import logging
+import time
+from functools import partial
+
+import pytest
+from distributed import Client, LocalCluster, Scheduler
+
+from support.waiting import comes_to
+from tasks.cluster.stopping import stop_tasks
+
+
+@pytest.fixture
+def client():
+    """A client of one worker in this process."""
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def address_of(client: Client) -> str:
+    (address,) = client.scheduler_info()["workers"]
+    return address
+
+
+def all_known(dask_scheduler: Scheduler) -> bool:
+    return len(dask_scheduler.tasks) == 3
+
+
+def test_tasks_that_wait_for_one_that_was_let_go_of_are_dropped(client, caplog):
+    """The scheduler keeps the connection, and says nothing."""
+    first = client.submit(time.sleep, 0.5, key="first")
+    between = client.submit(bool, first, key="between")
+    last = client.submit(bool, between, key="last")
+    assert comes_to(partial(client.run_on_scheduler, all_known))
+    between.release()
+    del between
+    stop_tasks(client, [address_of(client)])
+    assert first.cancelled()
+    assert last.cancelled()
+    assert client.submit(int, "3", key="after").result(20) == 3
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
