@@ -5,6 +5,8 @@ Importing this module must not import torch.
 
 from typing import Literal
 
+from pydantic import PositiveInt
+
 from digen_core.strict import Strict
 
 
@@ -22,3 +24,7 @@ class NumericsConfig(Strict):
     updates: Literal["fail", "skip"] = "fail"
     """Of a loss or a gradient. fail: the run ends. skip: the iteration makes no update, as if none
     of its groups had a signal: weights, moments and learning rate stay."""
+
+    patience: PositiveInt = 10
+    """Iterations in a row that may make no update because of what is dropped or skipped, for want
+    of a score too; after that many the run ends."""

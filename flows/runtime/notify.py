@@ -101,7 +101,7 @@ def notify_of_dropped_group(
             run,
             "group-dropped",
             f"{text}. The group is dropped (said once; numerics/dropped_groups counts them); "
-            + _how_to_look(run, iteration),
+            + how_to_look(run, iteration),
         )
 
 
@@ -112,11 +112,12 @@ def notify_of_skipped_update(run: RunContext, iteration: int, found: str) -> Non
             run,
             "update-skipped",
             f"iteration {iteration + 1} makes no update: {found} (said once; "
-            f"numerics/skipped_updates counts them); {_how_to_look(run, iteration)}",
+            f"numerics/skipped_updates counts them); {how_to_look(run, iteration)}",
         )
 
 
-def _how_to_look(run: RunContext, iteration: int) -> str:
+def how_to_look(run: RunContext, iteration: int) -> str:
+    """Return how to find out where a number became NaN or infinite."""
     return f"digen replay {run.run_dir} {iteration + 1} --nonfinite does it again"
 
 

@@ -49,6 +49,8 @@ class Progress:
     """Finished ones."""
     made: tuple[int, Position] | None = None
     """The newest version that a published iteration made, and where the run stood then."""
+    num_barren: int = 0
+    """Published iterations, the last ones in a row, that lost their update to NaN or Inf."""
     num_kept: int = 0
     """Iterations that the last checkpoint has; never more than are finished."""
     num_resumed: int = 0
@@ -131,6 +133,10 @@ class Progress:
         """Note that the iteration which made a version is published."""
         self.made = version, position
 
+    def published_one(self, *, is_barren: bool) -> None:
+        """Note that an iteration is published, and whether it lost its update to NaN or Inf."""
+        self.num_barren = self.num_barren + 1 if is_barren else 0
+
     def kept(self, num_iterations: int) -> None:
         """Note that a checkpoint holds all up to there."""
         self.num_kept = num_iterations
@@ -174,6 +180,7 @@ class Progress:
         """
         self.checkpoint = checkpoint
         self.num_iterations = self.num_kept = num_iterations
+        self.num_barren = 0
         self.version = manifest.version if manifest else 0
         self.reward_history = manifest.reward_history if manifest else {}
         self.state, self.copies, self.published, self.made = None, {}, {}, None

@@ -11,6 +11,7 @@ from deployments.cli import run as digen
 from digen_core.config.run import WITH_BARRIER, RunConfig
 from digen_core.reference.replay import kept_iteration
 from flows.runtime.fleet.batch import TaskFailedError
+from flows.runtime.iterations.patience import OutOfPatienceError
 from flows.runtime.observers import watching
 from support.layout_runs import Case, check_weights, marked, train_only
 from support.runs import TOLERANCE, Watch, merged, only_run
@@ -164,3 +165,24 @@ def test_a_run_whose_groups_are_all_dropped_learns_nothing_and_says_so(
     (warning,) = (text for text in watch.warnings if "is NaN" in text)
     assert "said once; numerics/dropped_groups counts them" in warning
     assert warning.endswith(f"digen replay {run_dir} 1 --nonfinite does it again")
+
+
+def test_a_run_that_has_lost_too_many_updates_ends(
+    broken_model, tree, cluster_address, prefect_backend
+):
+    """Not with the first that is lost; the iterations are there, and nothing was trained."""
+    changes = {
+        "model.path": broken_model,
+        "numerics.samples": "drop",
+        "numerics.patience": 2,
+        "num_iterations": 6,
+        "cluster.scheduler_address": cluster_address(1, 1),
+    }
+    Path(tree["prompts"]["train"]).write_text("two green triangles\nthree red triangles")
+    watch = Watch()
+    with (
+        watching(watch),
+        pytest.raises(OutOfPatienceError, match=r"^2 iterations in a row, .* iteration 2, made"),
+    ):
+        train_only(RunConfig.model_validate(merged(tree, changes)))
+    assert [record.version for record in watch.records][:2] == [0, 0]

@@ -14,6 +14,7 @@ from digen_core.transport.trajectories import forget_trajectories
 from flows.runtime.context import context_of
 from flows.runtime.fleet.waiting import wait_for_turn
 from flows.runtime.iterations.open_iteration import OpenIteration, Published
+from flows.runtime.iterations.patience import require_numbers
 from flows.runtime.iterations.recorder import IterationRecorder
 from flows.runtime.iterations.round import Round
 from flows.runtime.notify import notify_of_clipping
@@ -49,6 +50,7 @@ def iteration(run_id: str, index: int) -> State | None:
     record = recorder.record(ended.version, ended.seconds, num_steps_per_task)
     publish_iteration(run, record, opened.reward_history)
     notify_of_clipping(run, record)
+    require_numbers(run, index, is_barren=recorder.is_barren)
     learn_costs(run, record.spans)
     run.inbox.put(Published(index))
     return None

@@ -134,6 +134,11 @@ class IterationRecorder:
         """Note that no update was made, as a number is NaN or infinite."""
         self._is_skipped = True
 
+    @property
+    def is_barren(self) -> bool:
+        """Whether there was no update because of what is NaN or infinite, or lacks a score."""
+        return self._made is None and (self._is_skipped or bool(self._dropped))
+
     def _add_seconds(self, kind: str, fragment: Fragment, ran: Ran) -> None:
         self._seconds[kind, fragment] = self._seconds.get((kind, fragment), 0.0) + ran.seconds
 
