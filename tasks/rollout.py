@@ -95,6 +95,7 @@ def denoise_steps(
             _joined([part.logprobs for part in parts]),
             version,
             sigmas,
+            engine.device_name,
         )
         seconds = (time() - started) / len(steps)
         if engine.config.tracking.keep_trajectories:

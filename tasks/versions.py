@@ -75,6 +75,7 @@ def _metrics_of(
         "train/learning_rate": learning_rate,
         **({"train/kl": sums.kl / count} if config.algorithm.kl_coefficient else {}),
         **({} if error is None else {"train/replay_error": error}),
+        **{f"device/{name}/replay_error": value for name, value in sums.replay_errors.items()},
     }
 
 

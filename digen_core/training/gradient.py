@@ -5,7 +5,9 @@ steps, in one forward and backward. The loss is a *sum* over pairs divided by th
 the whole update, fixed in advance: packs of any size, in any order, add up to the same gradient.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import isfinite, nan
 
 import numpy as np
@@ -26,7 +28,7 @@ _REPLAY_ERRORS = {"float64": 1e-5, "float32": 1e-5, "bfloat16": 1e-2, "float16":
 
 @dataclass(frozen=True, slots=True)
 class PackMetrics:
-    """Sums over the pairs of a pack, for means over the update, then two maxima."""
+    """Sums over the pairs of a pack, for means over the update, then maxima."""
 
     num_pairs: int = 0
     loss: float = 0.0
@@ -34,8 +36,15 @@ class PackMetrics:
     clipped: float = 0.0
     approx_kl: float = 0.0
     max_log_ratio: float = 0.0  # largest |log ratio|
-    replay_error: float | None = None  # the same, of pairs that the trained version sampled itself
+    replay_errors: Mapping[str, float] = field(default_factory=dict)
+    """The same, of pairs that the trained version sampled itself, by the device that did."""
+
     nonfinite: str = ""  # what is NaN or infinite, if anything is: then these are no numbers
+
+    @property
+    def replay_error(self) -> float | None:
+        """The largest of all devices; None if the trained version sampled no pair."""
+        return float(np.max(list(self.replay_errors.values()))) if self.replay_errors else None
 
 
 def pack_loss(
@@ -67,8 +76,8 @@ def pack_loss(
             f"{metrics.max_log_ratio:g})"
         )
         metrics = replace(metrics, nonfinite=text)
-    elif metrics.replay_error is not None:
-        _check_replay(metrics.replay_error, config)
+    else:
+        _check_replay(metrics.replay_errors, config)
     return loss / config.num_pairs, metrics
 
 
@@ -105,7 +114,6 @@ def _replay_loss(
     if reference is not None:
         kl = algorithm.divergence(replay, reference).sum()
         loss = loss + algorithm.kl_coefficient * kl
-    own = log_ratio[pairs.is_own]
     return loss, PackMetrics(
         num_pairs=len(log_ratio),
         loss=float(loss.detach()),
@@ -113,8 +121,23 @@ def _replay_loss(
         clipped=float(found.clip_fraction) * len(log_ratio),
         approx_kl=float(found.approx_kl) * len(log_ratio),
         max_log_ratio=largest,
-        replay_error=float(own.max()) if len(own) else None,
+        replay_errors=_replay_errors(log_ratio, pairs),
     )
+
+
+def _replay_errors(log_ratio: Tensor, pairs: Pairs) -> dict[str, float]:
+    """Return the largest |log ratio| [b] of what the trained version sampled, by device."""
+    devices = pairs.sampled_by or ("an unknown device",) * len(log_ratio)
+    rows = zip(devices, log_ratio.tolist(), pairs.is_own.tolist(), strict=True)
+    return _largest((device, ratio) for device, ratio, is_own in rows if is_own)
+
+
+def _largest(found: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Return the largest number of each name; NaN, if one is."""
+    largest: dict[str, float] = {}
+    for name, value in found:
+        largest[name] = float(np.max([value, largest.get(name, value)]))
+    return largest
 
 
 def _transition(policy: Policy, pairs: Pairs, config: RunConfig) -> Transition:
@@ -150,19 +173,21 @@ def _forward_loss(
     return loss, PackMetrics(num_pairs=len(x), loss=float(loss.detach()), kl=kl)
 
 
-def _check_replay(error: float, config: RunConfig) -> None:
+def _check_replay(errors: Mapping[str, float], config: RunConfig) -> None:
     bound = config.train.max_replay_error or _REPLAY_ERRORS[config.model.dtype]
-    if not error <= bound:
-        raise FloatingPointError(
-            f"replayed with the weights that sampled them, log-probs differ by up to {error:.2g}, "
-            f"more than train.max_replay_error ({bound:g}): rollout and trainer compute "
-            "differently; use one dtype and attention kernel on all workers, or raise the bound."
-        )
+    for device, error in errors.items():
+        if not error <= bound:
+            raise FloatingPointError(
+                f"replayed with the weights that sampled them by {device}, log-probs differ by "
+                f"up to {error:.2g}, more than train.max_replay_error ({bound:g}): rollout and "
+                "trainer compute differently; use one dtype and attention kernel on all workers, "
+                "or raise the bound."
+            )
 
 
 def add_metrics(left: PackMetrics, right: PackMetrics) -> PackMetrics:
     """Return the sums and maxima over two packs."""
-    errors = [part.replay_error for part in (left, right) if part.replay_error is not None]
+    errors = chain(left.replay_errors.items(), right.replay_errors.items())
     return replace(
         left,
         num_pairs=left.num_pairs + right.num_pairs,
@@ -171,6 +196,6 @@ def add_metrics(left: PackMetrics, right: PackMetrics) -> PackMetrics:
         clipped=left.clipped + right.clipped,
         approx_kl=left.approx_kl + right.approx_kl,
         max_log_ratio=float(np.max([left.max_log_ratio, right.max_log_ratio])),
-        replay_error=float(np.max(errors)) if errors else None,
+        replay_errors=_largest(errors),
         nonfinite=left.nonfinite or right.nonfinite,
     )

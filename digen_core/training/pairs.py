@@ -33,6 +33,7 @@ class Pairs:
     condition: Condition  # [b, ...] each
     is_own: Tensor  # [b] bool, whether the version that is trained sampled it
     noise: Tensor | None = None  # [b, ...] that the step added, for algorithms that ask for it
+    sampled_by: tuple[str, ...] = ()  # [b] devices; empty: they are not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,8 @@ def rows_of(pairs: Pairs | CleanPairs, rows: slice, device: torch.device) -> Pai
         name: value[rows].to(device) for name, value in values.items() if isinstance(value, Tensor)
     }
     condition = {name: value[rows].to(device) for name, value in pairs.condition.items()}
+    if isinstance(pairs, Pairs):
+        taken["sampled_by"] = pairs.sampled_by[rows]
     return replace(pairs, **taken, condition=condition)
 
 
@@ -142,6 +145,7 @@ def gather_pairs(
         condition=condition,
         is_own=torch.tensor(own, device=device),
         noise=_noise(pack.blocks, x_next, config, NOISE) if algorithm.needs_noise else None,
+        sampled_by=tuple(s.device for block, s, _ in found for _ in range(block.num_rows)),
     )
 
 

@@ -18,6 +18,7 @@ class Segment:
     logprobs: dict[int, np.ndarray]  # step -> [n] under the version that sampled
     version: int
     sigmas: np.ndarray  # [T + 1] noise levels before and after the steps of the whole trajectory
+    device: str  # that sampled
 
     @property
     def x(self) -> np.ndarray:

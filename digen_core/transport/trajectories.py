@@ -51,7 +51,8 @@ def write_segment(run_dir: Path, segment: Segment, steps: Sequence[int]) -> Path
     for step in covered:
         if step in segment.logprobs:
             tensors[f"logprobs/{step}"] = segment.logprobs[step]
-    header = {**asdict(segment.fragment), "first_step": first, "version": segment.version}
+    about = {"first_step": first, "version": segment.version, "device": segment.device}
+    header = {**asdict(segment.fragment), **about}
     folder = folder_of(run_dir, segment.fragment.iteration)
     folder.mkdir(parents=True, exist_ok=True)
     name = f"g{segment.fragment.group:02d}-f{segment.fragment.index}-t{first:02d}.safetensors"
@@ -78,10 +79,10 @@ def _read(path: Path) -> Segment:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
-    first, version = header.pop("first_step"), header.pop("version")
+    first, version, device = (header.pop(name) for name in ("first_step", "version", "device"))
     latents, sigmas = tensors.pop("latents"), tensors.pop("sigmas")
     logprobs = {int(name.removeprefix("logprobs/")): value for name, value in tensors.items()}
-    return Segment(Fragment(**header), first, latents, logprobs, version, sigmas)
+    return Segment(Fragment(**header), first, latents, logprobs, version, sigmas, device)
 
 
 def forget_trajectories(run_dir: Path, iteration: int) -> None:

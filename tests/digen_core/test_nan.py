@@ -60,7 +60,7 @@ def stepped(gradient):
 
 ONES, STD = torch.ones(2), torch.full((2, 1), NAN)
 CHECKS: dict[str, Callable[[], object]] = {
-    "replayed log-probs": lambda: _check_replay(NAN, CONFIG),
+    "replayed log-probs": lambda: _check_replay({"a": NAN}, CONFIG),
     "the gradient's norm": lambda: stepped(torch.tensor([1.0, NAN])),
     "a weight": lambda: rounded({"w": np.array([0.0, NAN])}, {"w": torch.float32}),
     "a reward of a group": lambda: grpo.group_advantages(PAIRS, torch.tensor([0, 0])),
@@ -101,14 +101,14 @@ SAYS: dict[str, Callable[[], bool]] = {
     "noise of a change": lambda: Change(NAN, 0.1).is_noise,
     "noise of an unknown error": lambda: Change(0.1, NAN).is_noise,
     "the largest ratio, second": lambda: nan_is_lost(max_log_ratio=NAN),
-    "the replay's error, second": lambda: nan_is_lost(max_log_ratio=0.0, replay_error=NAN),
+    "the replay's error, second": lambda: nan_is_lost(max_log_ratio=0.0, replay_errors={"a": NAN}),
     "the distance of weights": lambda: distance(*weights(NAN)) < 1,
     "the difference of a replay": lambda: difference_of_a_replay() < 1,
 }
 
 
 def nan_is_lost(**metrics) -> bool:
-    added = add_metrics(PackMetrics(replay_error=0.0), PackMetrics(**metrics))
+    added = add_metrics(PackMetrics(replay_errors={"a": 0.0}), PackMetrics(**metrics))
     return np.isfinite(added.max_log_ratio) and np.isfinite(added.replay_error)
 
 

@@ -9,7 +9,9 @@ from itertools import cycle
 import pytest
 
 from digen_core import algorithms
+from digen_core.config.run import RunConfig
 from digen_core.control.layout import LAYOUTS
+from digen_core.records import IterationRecord
 from support.layout_runs import Case, check_weights
 
 pytestmark = pytest.mark.slow
@@ -134,6 +136,24 @@ def all_jobs() -> list[tuple[str, Case]]:
     ]
 
 
+def replay_errors_in(metrics: dict[str, float]) -> set[str]:
+    """Return the devices of which there is a replay error."""
+    ending = "/replay_error"
+    return {
+        name.removeprefix("device/").removesuffix(ending)
+        for name in metrics
+        if name.startswith("device/") and name.endswith(ending)
+    }
+
+
+def own_samplers(config: RunConfig, rows: list[dict], record: IterationRecord) -> set[str]:
+    """Return the devices that sampled, with the version that an iteration trained, what it did."""
+    if config.trains_clean:
+        return set()
+    found = (row for row in rows if row["iteration"] == record.iteration and row["trained"])
+    return {row["worker"] for row in found if row["policy_version"] == record.version - 1}
+
+
 def check(job: str, case: Case, run_layout) -> None:
     """Compare with the serial loop, and see that what makes the case hard has happened."""
     found = run_layout(case, **JOBS[job])
@@ -148,6 +168,7 @@ def check(job: str, case: Case, run_layout) -> None:
         own = metrics["staleness/mean"] < 1  # some pairs are the trained version's own
         assert ("train/replay_error" in metrics) == (own and not config.trains_clean)
         assert metrics.get("train/replay_error", 0.0) < 1e-10
+        assert replay_errors_in(metrics) == own_samplers(config, rows, record)
         if not config.trains_clean:
             assert (metrics["train/max_log_ratio"] > 1e-7) == is_stale
             if config.algorithm.correction == "none":

@@ -87,7 +87,7 @@ def sampled(policy, config: RunConfig) -> Segment:
     latents = np.stack([to_array(x), *(to_array(step.x_next) for step in done)])
     logprobs = {step.step: to_array(step.logprob) for step in done if step.logprob is not None}
     sigmas = to_array(policy.sigmas(config.rollout.num_steps))
-    return Segment(FRAGMENT, 0, latents, logprobs, version=0, sigmas=sigmas)
+    return Segment(FRAGMENT, 0, latents, logprobs, version=0, sigmas=sigmas, device="rollout-0")
 
 
 def replayed(policy, config: RunConfig, pack_size: int) -> list[PackGradient]:

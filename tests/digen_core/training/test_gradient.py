@@ -24,7 +24,7 @@ from digen_core.training.gradient_sum import (
     UpdateGradient,
     pack_gradient,
 )
-from digen_core.training.pairs import Pairs, gather_pairs
+from digen_core.training.pairs import Pairs, gather_pairs, rows_of
 from digen_core.transport.arrays import to_array, to_arrays, to_stored
 from digen_core.transport.segment import Segment
 from support.packs import make_packs
@@ -73,7 +73,7 @@ def sampled(policy, rollout: RolloutConfig = ROLLOUT) -> Segment:
     latents = np.stack(kept)
     logprobs = {step.step: to_array(step.logprob) for step in done if step.logprob is not None}
     sigmas = to_array(policy.sigmas(rollout.num_steps))
-    return Segment(FRAGMENT, 0, latents, logprobs, version=0, sigmas=sigmas)
+    return Segment(FRAGMENT, 0, latents, logprobs, 0, sigmas, "rollout-0")
 
 
 def config_of(rollout=ROLLOUT, dtype="float64", **algorithm) -> RunConfig:
@@ -167,7 +167,9 @@ def test_the_gradient_is_divided_by_the_pairs_of_the_update_not_of_the_pack(poli
 
 def part_of(num_pairs: int, **gradient: list[float]) -> PackGradient:
     values = {name: torch.tensor(value) for name, value in gradient.items()}
-    return PackGradient(values, PackMetrics(num_pairs, 0.5, 0.1, 1.0, 0.01, 0.3 / num_pairs, 0.2))
+    return PackGradient(
+        values, PackMetrics(num_pairs, 0.5, 0.1, 1.0, 0.01, 0.3 / num_pairs, {"a": 0.2})
+    )
 
 
 def sum_of(*packs: tuple[int, PackGradient]) -> GradientSum:
@@ -191,7 +193,7 @@ def test_sums_by_hand():
     total = sum_of((0, one), (3, two))
     assert total.gradient == {"a": torch.tensor([3.0]), "b": torch.tensor([5.0])}
     assert total.packs == {0, 3}
-    assert total.metrics == PackMetrics(5, 1.0, 0.2, 2.0, pytest.approx(0.02), 0.15, 0.2)
+    assert total.metrics == PackMetrics(5, 1.0, 0.2, 2.0, pytest.approx(0.02), 0.15, {"a": 0.2})
     assert one.gradient == {"a": torch.tensor([1.0])}
 
 
@@ -481,6 +483,29 @@ def test_replay_that_differs_from_the_rollout_is_an_error(policy, segment):
     assert metrics.replay_error is None
 
 
+def test_replay_errors_are_those_of_the_device_that_sampled(policy, segment):
+    """Also of a part of the rows, as a member of a gang has; and the one that is off is named."""
+    devices = tuple("ab"[row % 2] for row in range(NUM_PAIRS))
+    off = torch.tensor([1e-6 * row if name == "b" else 0.0 for row, name in enumerate(devices)])
+    pairs = all_pairs(policy, segment)
+    assert set(pairs.sampled_by) == {"rollout-0"}
+    pairs = replace(
+        pairs, sampled_by=devices, behaviour_logprob=pairs.behaviour_logprob + off.double()
+    )
+    config = RunConfig.model_validate({"rollout": ROLLOUT.model_dump()})
+    parts = [slice(0, 3), slice(3, NUM_PAIRS)]
+    found = [
+        pack_gradient(policy, rows_of(pairs, rows, policy.device), config).metrics for rows in parts
+    ]
+    assert found[0].replay_errors == pytest.approx({"a": 0.0, "b": 1e-6}, abs=1e-12)
+    both = add_metrics(*found)
+    assert both.replay_errors == pytest.approx({"a": 0.0, "b": float(off.max())}, abs=1e-12)
+    assert both.replay_error == both.replay_errors["b"]
+    worse = replace(pairs, behaviour_logprob=pairs.behaviour_logprob + 10 * off.double())
+    with pytest.raises(FloatingPointError, match=r"sampled them by b, log-probs differ by up to"):
+        pack_gradient(policy, worse, config)
+
+
 @pytest.mark.parametrize("kind", ["grpo_guard", "flow_dppo"])
 def test_the_mean_that_sampled_is_found_from_the_noise(policy, segment, kind):
     # On-policy the divergence from the sampling policy is 0, and moved it is that of the means.
@@ -586,7 +611,9 @@ def numbered(fragment: Fragment, first_step: int, num_steps: int, logprob_steps,
     latents = np.stack([rows + s for s in range(first_step, first_step + num_steps + 1)])
     logprobs = {step: -(rows + step) for step in logprob_steps}
     latents, sigmas = latents[..., None], np.array(sigmas)
-    return Segment(fragment, first_step, latents, logprobs, version=0, sigmas=sigmas)
+    return Segment(
+        fragment, first_step, latents, logprobs, version=0, sigmas=sigmas, device="rollout-0"
+    )
 
 
 def test_rows_of_a_pack_by_hand():

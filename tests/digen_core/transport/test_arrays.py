@@ -114,7 +114,7 @@ def payloads(tiny_flux) -> dict:
     first, *rest = list(done)
     latents = np.stack([to_array(x), to_array(first.x_next), *(to_array(d.x_next) for d in rest)])
     logprobs = {0: to_array(first.logprob)}
-    segment = Segment(Fragment(0, 0, 0, 0, 16), 0, latents, logprobs, 0, to_array(sigmas))
+    segment = Segment(Fragment(0, 0, 0, 0, 16), 0, latents, logprobs, 0, to_array(sigmas), "")
     pairs = Pairs(
         x=first.x,
         x_next=first.x_next,
@@ -154,7 +154,9 @@ def test_no_array_goes_through_an_ordinary_pickle(payloads, name):
 
 def test_in_band_bytes_do_not_grow_with_the_arrays():
     sizes = [
-        in_band(Segment(Fragment(0, 0, 0, 0, n), 0, np.zeros((4, n, 16, 16)), {}, 0, np.ones(4)))
+        in_band(
+            Segment(Fragment(0, 0, 0, 0, n), 0, np.zeros((4, n, 16, 16)), {}, 0, np.ones(4), "")
+        )
         for n in (1, 200)
     ]
     assert sizes[1] < sizes[0] + 50

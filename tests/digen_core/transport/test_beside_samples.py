@@ -28,7 +28,7 @@ def segment_of(precision="float32", fragment=FRAGMENT) -> Segment:
     latents = latents.to(getattr(torch, precision)).float()  # as stored: rounded before
     logprobs = {step: np.array([step / 7, -step / 3], np.float32) for step in STEPS}
     sigmas = np.linspace(1, 0, 9, dtype=np.float32)
-    return Segment(fragment, 2, to_stored(latents, precision), logprobs, version=5, sigmas=sigmas)
+    return Segment(fragment, 2, to_stored(latents, precision), logprobs, 5, sigmas, "rollout-0")
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
@@ -37,6 +37,7 @@ def test_the_kept_part_of_a_segment_comes_back_bit_for_bit(precision, tmp_path):
     write_segment(tmp_path, segment, steps=[0, 3, 4, 9])
     (found,) = read_segments(tmp_path, 3)
     assert (found.fragment, found.version, found.first_step) == (FRAGMENT, 5, 3)
+    assert found.device == "rollout-0"
     assert [found.covers(step) for step in range(7)] == [False] * 3 + [True] * 2 + [False] * 2
     assert found.latents.dtype == segment.latents.dtype
     for step in (3, 4):
