@@ -1,15 +1,12 @@
-"""The command ``digen bench``: what orchestration costs, and what layouts gain."""
+"""The command ``digen bench``, and those of its commands that tell what something costs."""
 
 import sys
 from math import inf
-from pathlib import Path
 from typing import Annotated, TypeVar
 
 from cyclopts import App, Parameter
 
 from deployments.overrides import ConfigTokens, config_of
-from deployments.shipped import find_scenario, shipped_configs
-from digen_core.config.load import is_config, load_config
 from digen_core.errors import UserError
 
 T = TypeVar("T")
@@ -153,7 +150,7 @@ def gpu(
         device: Torch device; auto: the GPU, and nothing is measured where there is none.
         peak_tflops: Peak of the device in bfloat16, in TFLOP/s; default: by its name.
     """
-    _require_all(
+    require_all(
         blocks=(blocks, 0 < blocks <= 1, "a number above 0 and up to 1"),
         rounds=(rounds, rounds >= 1, "1 or more"),
         minutes=(minutes, 0 < minutes < inf, "a number above 0"),
@@ -226,7 +223,7 @@ def push(*, megabytes: int = 200, rounds: int = 7, tls: bool = False) -> int:
         rounds: In which both ways take turns, after two that warm up.
         tls: Whether the workers encrypt what they say, as those of a run do by default.
     """
-    _require_all(
+    require_all(
         megabytes=(megabytes, 1 <= megabytes <= 10_000, "1 to 10000"),
         rounds=(rounds, rounds >= 1, "1 or more"),
     )
@@ -249,7 +246,7 @@ def gang(*, members: Several[int] = None, num_commands: int = 500) -> int:
         num_commands: Of each gang, without arguments and with 1 MB of them.
     """
     sizes = members or [2, 4]
-    _require_all(
+    require_all(
         members=(sizes, all(2 <= size <= 64 for size in sizes), "2 to 64"),
         num_commands=(num_commands, num_commands >= 2, "2 or more"),
     )
@@ -284,166 +281,8 @@ def controller(*, layout: Several[str] = None, devices: Several[int] = None) -> 
     return 0
 
 
-@bench.command
-def layouts(
-    scenario: str,
-    /,
-    *,
-    layout: Several[str] = None,
-    iterations: int = 3,
-    rounds: int = 2,
-    time_scale: float = 0.2,
-    steps_per_task: str = "auto",
-    seed: int = 0,
-) -> int:
-    """Compare layouts through Prefect and Dask: emulated devices, or real compute.
-
-    Example: digen bench layouts B --layout colocated-strong tsp elastic --time-scale 0.3
-    Example: digen bench layouts shapes --iterations 5
-
-    Args:
-        scenario: A, A2, B, B2, C, D, E, F, G or H (deployments/scenarios), or a TOML file like
-            those: each layout runs at its best split on emulated devices. Or the config of a run:
-            each layout runs on its workers with real compute, beside the serial loop.
-        layout: Layouts to compare; default: colocated, colocated-strong, tsp, elastic, tcss; with
-            real compute colocated, colocated-strong, disaggregated, auto.
-        iterations: Emulated: of each run; the first warms up, and stale layouts run two more. Real:
-            to measure in each round.
-        rounds: Real compute only: interleaved rounds.
-        time_scale: Emulated only: seconds of wall clock for a second of the scenario.
-        steps_per_task: Emulated only: denoising steps in one task; auto groups them as a run does.
-        seed: Emulated only: same seed, same jitter.
-    """
-    config = shipped_configs().get(scenario, Path(scenario))
-    if is_config(config):
-        _require_all(
-            iterations=(iterations, iterations >= 1, "1 or more"),
-            rounds=(rounds, rounds >= 1, "1 or more"),
-        )
-        return _real_layouts(config, layout, rounds, iterations)
-
-    is_number = steps_per_task.isdecimal() and 1 <= int(steps_per_task[:5]) <= 1000
-    _require_all(
-        time_scale=(time_scale, 0 < time_scale <= 10, "a number above 0 and up to 10"),
-        iterations=(iterations, iterations >= 2, "2 or more: the first warms up"),
-        steps_per_task=(
-            steps_per_task,
-            steps_per_task == "auto" or is_number,
-            "auto, or 1 to 1000",
-        ),
-        seed=(seed, seed >= 0, "0 or more"),
-    )
-
-    from deployments.views import simulate as scenarios
-
-    found = find_scenario(scenario)
-    names = scenarios.layouts_of(layout or list(EMULATED))
-
-    from deployments.bench import layouts as bench_layouts
-
-    bench_layouts.main(
-        found,
-        names,
-        time_scale=time_scale,
-        num_iterations=iterations,
-        steps_per_task="auto" if steps_per_task == "auto" else int(steps_per_task),
-        seed=seed,
-    )
-    return 0
-
-
-def _require_all(**options: tuple[object, bool, str]) -> None:
+def require_all(**options: tuple[object, bool, str]) -> None:
     """Refuse the first option, as (value, whether it is right, what is), that is wrong."""
     for name, (value, is_right, rule) in options.items():
         if not is_right:
             raise UserError(f"--{name.replace('_', '-')} is {value}; use {rule}")
-
-
-@bench.command(usage="Usage: digen bench learning CONFIG [--layout NAME ...] [--KEY VALUE ...]")
-def learning(
-    *tokens: ConfigTokens,
-    layout: Several[str] = None,
-    seeds: Several[int] = None,
-    metric: str = "reward",
-    output: Path = Path("runs/learning"),
-) -> int:
-    """Compare what the serial loop and layouts learn from the same number of samples.
-
-    Example: digen bench learning shapes --metric shapes/exact
-
-    Args:
-        tokens: CONFIG and settings, as in 'digen train'.
-        layout: Layouts beside the serial loop; default: elastic tcss.
-        seeds: Seeds of the runs; default: 0 1 2.
-        metric: Of the evaluation after training.
-        output: Folder of the runs and of the curves, learning.png.
-    """
-    from deployments.views.simulate import layouts_of
-
-    config = config_of(tokens, "digen bench learning")
-    names = layouts_of(layout or ["elastic", "tcss"])
-    if metric != "reward" and metric.rpartition("/")[0] not in config.rewards:
-        raise UserError(
-            f"--metric is {metric}; use reward, or REWARD/COMPONENT with one of the config's "
-            f"rewards: {', '.join(config.rewards)}"
-        )
-
-    from digen_core.preflight.run import check_inputs
-
-    check_inputs(config)
-
-    from deployments.bench import learning as bench_learning
-
-    output.mkdir(parents=True, exist_ok=True)
-    bench_learning.main(config, names, seeds or [0, 1, 2], metric, output)
-    return 0
-
-
-@bench.command(usage="Usage: digen bench algorithms CONFIG [--only NAME ...] [--KEY VALUE ...]")
-def algorithms(*tokens: ConfigTokens, only: Several[str] = None, seeds: Several[int] = None) -> int:
-    """Compare what the algorithms make of the same number of samples, without a schedule.
-
-    Example: digen bench algorithms shapes --num-iterations 30
-
-    Args:
-        tokens: CONFIG and settings, as in 'digen train'.
-        only: Algorithms; default: all.
-        seeds: Seeds of the runs; default: 0 1 2.
-    """
-    config = config_of(tokens, "digen bench algorithms")
-
-    from digen_core.preflight.run import check_inputs
-
-    check_inputs(config)
-
-    from deployments.bench import algorithms as bench_algorithms
-
-    unknown = [name for name in only or [] if name not in bench_algorithms.SETTINGS]
-    if unknown:
-        raise UserError(
-            f"--only names {unknown[0]!r}; use some of {', '.join(bench_algorithms.SETTINGS)}"
-        )
-    bench_algorithms.main(config, only or list(bench_algorithms.SETTINGS), seeds or [0, 1, 2])
-    return 0
-
-
-EMULATED = ("colocated", "colocated-strong", "tsp", "elastic", "tcss")
-REAL = ("colocated", "colocated-strong", "disaggregated", "auto")
-
-
-def _real_layouts(path: Path, layout: list[str] | None, rounds: int, iterations: int) -> int:
-    from deployments.views.simulate import layouts_of
-
-    config = load_config(path)
-    names = [
-        name if name == "auto" else layouts_of([name])[0] for name in dict.fromkeys(layout or REAL)
-    ]
-
-    from digen_core.preflight.run import check_inputs
-
-    check_inputs(config)
-
-    from deployments.bench import compute as bench_compute
-
-    bench_compute.main(config, names, rounds=rounds, iterations=iterations)
-    return 0
