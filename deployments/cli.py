@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from cyclopts import App, CycloptsError
 
-from deployments.bench import comparisons, repository
+from deployments.bench import training
 from deployments.bench.commands import bench
 from deployments.commands import (
     chaos,
@@ -107,17 +107,17 @@ _pretrain.command(models.shapes)
 _config.command(configs.show, usage="Usage: digen config show [CONFIG] [--KEY VALUE ...]")
 _config.command(configs.reference)
 _cluster.command(clusters.show)
-bench.command(comparisons.layouts)
+bench.command(training.layouts)
 bench.command(
-    comparisons.learning,
+    training.learning,
     usage="Usage: digen bench learning CONFIG [--layout NAME ...] [--KEY VALUE ...]",
 )
 bench.command(
-    comparisons.algorithms,
+    training.algorithms,
     usage="Usage: digen bench algorithms CONFIG [--only NAME ...] [--KEY VALUE ...]",
 )
-bench.command(repository.pictures)
-bench.command(repository.golden)
+bench.command(training.pictures)
+bench.command(training.golden)
 for _group in (_pretrain, _config, _cluster, bench):
     app.command(_group)
 app.register_install_completion_command(

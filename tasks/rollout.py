@@ -37,7 +37,7 @@ from tasks.body import body
 from tasks.gang.together import together
 from tasks.receipts import Denoised, Nothing, Scored
 from tasks.score import scores_of
-from tasks.views.display import thumbnail
+from tasks.views.pictures import thumbnail
 from tasks.worker.engine import Engine, engine_of, working
 from tasks.worker.nonfinite import input_of, keep_or_fail
 

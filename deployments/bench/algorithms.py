@@ -90,7 +90,7 @@ def main(config: RunConfig, names: Sequence[str], seeds: Sequence[int]) -> None:
 
 def _rewards(config: RunConfig) -> tuple[float, float]:
     """Return the mean reward of held-out prompts before and after training."""
-    from deployments.bench.serial import evaluate_serially, train_serially
+    from deployments.bench.runs import evaluate_serially, train_serially
     from digen_core.models.loading import load_trainable
     from digen_core.models.policy import ALL_PARTS
     from digen_core.models.trainable import initial_weights

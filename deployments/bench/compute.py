@@ -17,8 +17,7 @@ from prefect import flow
 
 from deployments.bench.core_seconds import WARM_UP
 from deployments.bench.layouts import iteration_ends
-from deployments.bench.records import Records
-from deployments.bench.serial import train_serially
+from deployments.bench.runs import Records, train_serially
 from deployments.local import failures_in_one_line, prefect_ready
 from deployments.views.terminal import borderless, terminal
 from digen_core.config.run import RunConfig

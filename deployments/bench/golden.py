@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, ValidationError
 from rich.console import Console
 
-from deployments.bench.serial import train_serially
+from deployments.bench.runs import train_serially
 from deployments.errors import RunFailedError
 from deployments.shipped import shipped_configs
 from deployments.views.terminal import borderless, terminal

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from rich.console import Console
 from rich.table import Table
 
-from deployments.bench.records import Records
+from deployments.bench.runs import Records
 from deployments.local import failures_in_one_line, prefect_ready
 from deployments.views.terminal import borderless, terminal
 from digen_core.control.layout import LayoutName

@@ -12,8 +12,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from deployments.bench.records import Records
-from deployments.bench.serial import train_serially
+from deployments.bench.runs import Records, train_serially
 from deployments.local import failures_in_one_line, prefect_ready
 from deployments.views.terminal import borderless, terminal
 from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, Lineage, Position

@@ -18,8 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.bench.core_seconds import WARM_UP, bench_core_seconds, print_core_seconds
-from deployments.bench.records import Records
-from deployments.bench.serial import train_serially
+from deployments.bench.runs import Records, train_serially
 from deployments.local import orchestrated
 from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ScheduleConfig

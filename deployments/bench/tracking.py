@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 
 from deployments.bench.layouts import iteration_ends
-from deployments.bench.records import Records
+from deployments.bench.runs import Records
 from deployments.local import failures_in_one_line, prefect_ready
 from deployments.views.terminal import borderless, terminal
 from digen_core.planning.search import Choice

@@ -1,4 +1,4 @@
-"""The opening of a run in MLflow, new or resumed: what has to work before anything is trained."""
+"""The opening of a run in MLflow, new or resumed, which has to work first; its parameters."""
 
 import json
 from getpass import getuser
@@ -10,6 +10,7 @@ from mlflow.entities import Param
 
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
+from digen_core.records import EvaluationReport
 from tasks.tracking.delivery import MAX_PARAMS_PER_CALL
 from tasks.tracking.environment import digen_version, git_revision
 from tasks.tracking.server import MlflowError, experiment_of, first_line, share_view, tracking_uri
@@ -76,6 +77,19 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             leaves[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value)
     return leaves
+
+
+def params_of_evaluation(config: RunConfig, report: EvaluationReport) -> dict[str, str]:
+    """Return the parameters of an evaluation's own run."""
+    settings = {
+        "evaluation": config.evaluation.model_dump() | {"num_steps": config.evaluation_steps},
+        "prompts": {"evaluation": config.prompts.evaluation},
+        "policy_version": report.version,
+        "num_prompts": report.num_prompts,
+        "num_samples": report.num_samples,
+        "seed": config.seed,
+    }
+    return flatten(settings)
 
 
 def _tags(run_dir: Path, flow_run_id: str | None) -> dict[str, str]:

@@ -10,13 +10,11 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 import numpy as np
 from mlflow import MlflowClient
-from PIL import Image
 
 from digen_core.checkpoints.manifest import EVALUATIONS_OF_RUN
 from digen_core.config.load import CONFIG_OF_RUN
@@ -31,17 +29,16 @@ from tasks.tracking.environment import (
     environment,
 )
 from tasks.tracking.model import package
-from tasks.tracking.opening import begin, flatten, go_on
+from tasks.tracking.opening import begin, go_on, params_of_evaluation
 from tasks.tracking.sender import Sender
 from tasks.tracking.server import is_own, page_of
 from tasks.tracking.spool import Spool
 from tasks.tracking.versions import VERSIONS_OF_RUN, note_versions
-from tasks.views.display import draw_grid
 from tasks.views.markdown import inline
+from tasks.views.pictures import animation, draw_grid, png
 
 logger = logging.getLogger(__name__)
 
-FRAME_MS: Final = 120  # of an animation
 PICTURE_SECONDS: Final = 60.0
 """How long the end of a run waits for pictures that are being drawn."""
 
@@ -178,7 +175,7 @@ class Tracker:
             "evaluation",
             evaluation=name,
             in_training=self._in_training,
-            params=self._params_of(report),
+            params=params_of_evaluation(self._config, report),
             metrics=metrics,
             step=report.version,
             time=_milliseconds(),
@@ -202,9 +199,10 @@ class Tracker:
         title = f"policy version {step}"
         if images.ndim == 6:
             frames = [draw_grid(title, prompts, images[:, :, i]) for i in range(images.shape[2])]
-            self._log_grid(f"videos/{name}.gif", frames, name)
+            self._log_file(f"videos/{name}.gif", animation(frames), evaluation=name)
             images = images[:, :, images.shape[2] // 2]
-        self._log_grid(f"grids/{name}.png", [draw_grid(title, prompts, images)], name)
+        grid = draw_grid(title, prompts, images)
+        self._log_file(f"grids/{name}.png", png(grid), evaluation=name)
 
     def log_model(self, weights: Path, version: int, weights_hash: str) -> None:
         """Log a version in the form that MLflow loads, and add it to the model registry.
@@ -278,35 +276,15 @@ class Tracker:
         folder = path.rpartition("/")[0]
         self._append(path, "file", path=path, folder=folder, in_training=self._in_training, **of)
 
-    def _log_grid(self, path: str, frames: Sequence[Image.Image], evaluation: str) -> None:
-        """Log a picture of an evaluation, or an animation."""
-        first, *others = frames
-        moving = {"save_all": True, "append_images": others, "duration": FRAME_MS, "loop": 0}
-        content = BytesIO()
-        first.save(content, path.rpartition(".")[2], **(moving if others else {}))
-        self._log_file(path, content.getvalue(), evaluation=evaluation)
-
     def _log_picture(self, path: str, picture: Future[bytes]) -> None:
-        if not picture.cancelled() and (png := picture.result()):
-            self._log_file(path, png)
+        if not picture.cancelled() and (content := picture.result()):
+            self._log_file(path, content)
 
     def _unused(self, tag: str) -> str:
         number = 1
         while f"evaluation {tag}-{number}" in self._spool:
             number += 1
         return f"{tag}-{number}"
-
-    def _params_of(self, report: EvaluationReport) -> dict[str, str]:
-        config, num_steps = self._config, self._config.evaluation_steps
-        settings = {
-            "evaluation": config.evaluation.model_dump() | {"num_steps": num_steps},
-            "prompts": {"evaluation": config.prompts.evaluation},
-            "policy_version": report.version,
-            "num_prompts": report.num_prompts,
-            "num_samples": report.num_samples,
-            "seed": config.seed,
-        }
-        return flatten(settings)
 
 
 def _check(metrics: dict[str, float], step: int) -> None:

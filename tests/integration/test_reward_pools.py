@@ -69,7 +69,7 @@ def assert_as_documented(seen: Processes, pools: set[str]) -> None:
 
 
 def test_pools_score_the_same_numbers(tree, prefect_backend):
-    from deployments.bench.serial import evaluate_serially
+    from deployments.bench.runs import evaluate_serially
     from flows.post_train import post_train
     from flows.runtime.observers import watching
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.bench import comparisons as bench
+from deployments.bench import training as bench
 from deployments.cli import run
 
 MISTAKES = {

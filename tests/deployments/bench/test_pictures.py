@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deployments.bench import repository
+from deployments.bench import training
 from deployments.bench.pictures import (
     BEFORE_AFTER,
     PICTURES,
@@ -22,7 +22,7 @@ from digen_core.errors import UserError
 from digen_core.records import Span
 from digen_core.trace.spans import DEVICES_OF_RUN, SPANS_OF_RUN, write_devices, write_spans
 from support.paths import ROOT
-from tasks.views.display import draw_grid
+from tasks.views.pictures import draw_grid
 
 IMAGES = ROOT / "docs" / "images"
 
@@ -80,4 +80,4 @@ def test_wrong_input_is_refused_before_the_run(tmp_path, monkeypatch, settings, 
     monkeypatch.chdir(tmp_path)
     Path("taken").touch()
     with pytest.raises(UserError, match=re.escape(message)):
-        repository.pictures(**settings)
+        training.pictures(**settings)
