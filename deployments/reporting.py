@@ -3,21 +3,30 @@
     python -m deployments.reporting FD ARGUMENTS...
 
 FD is one end of a pair of sockets. A report is a line of JSON: what the run says, or an event or
-instruction of its controller with the work that was asked for so far. The answer is "go", or "who":
-then a line follows with the processes of the run's workers, and the answer to that.
+instruction of its controller with the lives of the run so far, of which the last one goes on. The
+answer is "go", or "who": then a line follows with the processes of the run's workers, and the
+answer to that.
 """
 
 import json
 import os
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from deployments.chaos.ledger import Ledger
 from deployments.cli import run
 from deployments.local import apply_settings
 from deployments.stopping import install
+from digen_core.checkpoints.manifest import (
+    CHECKPOINTS_OF_RUN,
+    DamagedError,
+    checkpoints_in,
+    read_manifest,
+)
 from digen_core.control import protocol as p
 from digen_core.records import EvaluationReport, IterationRecord
 from flows.runtime.observers import listening, watching
@@ -28,28 +37,6 @@ if TYPE_CHECKING:
 ANSWER_SECONDS = 3.0  # in which a worker says which process it is
 
 
-class Ledger:
-    """The work that a run's controller asked for."""
-
-    def __init__(self) -> None:
-        self.sample_steps = 0  # denoising steps of a sample
-        self.pairs = 0  # forward and backward passes
-        self._ends: dict[p.Fragment, int] = {}
-
-    def add(self, what: p.Event | p.Instruction) -> None:
-        """Count what is asked for, less what was cut short."""
-        match what:
-            case p.Generate(fragment, first, end):
-                self.sample_steps += fragment.num_samples * (end - first)
-                self._ends[fragment] = end
-            case p.FragmentPaused(fragment, next_step):
-                self.sample_steps -= fragment.num_samples * (self._ends[fragment] - next_step)
-            case p.Train(pack):
-                self.pairs += pack.num_pairs
-            case p.PackTooLarge(pack):
-                self.pairs -= pack.num_pairs
-
-
 class Reporter:
     """Tells whoever plays the story what the run does."""
 
@@ -57,15 +44,15 @@ class Reporter:
         self._lines = connection.makefile("rw", encoding="utf-8")
         self._lock = Lock()
         self._ledger = Ledger()
-        self._run_id = ""
+        self._run_dir = Path()
         self._pids: dict[str, int] = {}  # by address of a worker
 
     def hear(self, what: p.Event | p.Instruction) -> None:
         """Report an event or an instruction."""
         self._ledger.add(what)
-        work = {"sample_steps": self._ledger.sample_steps, "pairs": self._ledger.pairs}
+        lives = [life.model_dump() for life in self._ledger.lives]
         place = {"iteration": iteration_of(what), "device": device_of(what)}
-        self._report({"heard": type(what).__name__, **place, **work})
+        self._report({"heard": type(what).__name__, **place, "lives": lives})
 
     def on_phase(self, text: str) -> None:
         """Report what begins."""
@@ -77,7 +64,7 @@ class Reporter:
 
     def on_open(self, run_dir: Path) -> None:
         """Note which run it is."""
-        self._run_id = run_dir.name
+        self._run_dir = run_dir
 
     def on_step(self, done: int, total: int) -> None:
         """Nothing is reported of that."""
@@ -86,7 +73,8 @@ class Reporter:
         """Nothing is reported of that."""
 
     def on_iteration(self, record: IterationRecord) -> None:
-        """Nothing is reported of that."""
+        """Note which checkpoints there are: that of an iteration comes before this."""
+        self._ledger.kept = kept_in(self._run_dir)
 
     def on_evaluation(self, tag: str, report: EvaluationReport) -> None:
         """Nothing is reported of that."""
@@ -111,7 +99,7 @@ class Reporter:
         from tasks.cluster.presence import present_workers
 
         try:
-            run = context_of(self._run_id)
+            run = context_of(self._run_dir.name)
             workers = present_workers(run.client)
         except (KeyError, SchedulerLostError):
             return {}
@@ -128,6 +116,15 @@ class Reporter:
                 return None
             self._pids[address] = pid
         return self._pids[address]
+
+
+def kept_in(run_dir: Path) -> tuple[int, ...]:
+    """Return how many iterations were over in each checkpoint of a run, the oldest first."""
+    numbers = []
+    for checkpoint in checkpoints_in(run_dir / CHECKPOINTS_OF_RUN):
+        with suppress(DamagedError):  # it is being removed
+            numbers.append(read_manifest(checkpoint).num_iterations)
+    return tuple(numbers)
 
 
 def iteration_of(what: p.Event | p.Instruction) -> int:

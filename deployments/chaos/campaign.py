@@ -3,13 +3,14 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from deployments.chaos.compare import Left, complaints_of
+from deployments.chaos.compare import Left, complaints_of, excess_of
+from deployments.chaos.ledger import Work
 from deployments.chaos.namespaces import ISOLATE, are_there
 from deployments.chaos.outcome import Order, Outcome
 from deployments.chaos.player import KEPT, OUTCOME, RUNS
@@ -45,12 +46,29 @@ class Told:
     @property
     def steps_again(self) -> float:
         """Denoising steps that were done again or in vain, over those in peace."""
-        return self.outcome.sample_steps / self.peace.sample_steps - 1
+        return self._share("sample_steps", self.outcome.asked) - 1
 
     @property
     def pairs_again(self) -> float:
         """Pairs that were trained again or in vain, over those in peace."""
-        return self.outcome.pairs / self.peace.pairs - 1
+        return self._share("pairs", self.outcome.asked) - 1
+
+    @property
+    def steps_lost(self) -> float:
+        """Denoising steps that may have been done again, over those in peace."""
+        return self._share("sample_steps", self.outcome.lost)
+
+    @property
+    def pairs_lost(self) -> float:
+        """Pairs that may have been trained again, over those in peace."""
+        return self._share("pairs", self.outcome.lost)
+
+    def _share(self, name: str, work: Mapping[int, Work]) -> float:
+        own, peace = (
+            float(sum(getattr(one, name) for one in table.values()))
+            for table in (work, self.peace.asked)
+        )
+        return own / peace
 
     @property
     def ended(self) -> str:
@@ -112,7 +130,8 @@ class Campaign:
             for future in as_completed(played):
                 outcome = future.result()
                 left = self._left(outcome.story.name)
-                yield Told(outcome, complaints_of(outcome, left, self._left(PEACE)), peace)
+                found = complaints_of(outcome, left, self._left(PEACE))
+                yield Told(outcome, [*found, *excess_of(outcome, peace)], peace)
 
     def _played(self, story: Story, folder: Path) -> Outcome:
         folder.mkdir(parents=True)

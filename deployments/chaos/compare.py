@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 from mlflow import MlflowClient
 
+from deployments.chaos.ledger import Work
 from deployments.chaos.outcome import Outcome
 from digen_core.checkpoints.tensors import last_state
 from digen_core.config.load import CONFIG_OF_RUN
@@ -59,6 +60,23 @@ def complaints_of(outcome: Outcome, left: Left, peace: Left) -> list[str]:
         return [*found, f"{len(left.run_dirs)} folders of runs"]
     if not last.code:
         found += _differences(left.run_dirs[0], peace.run_dirs[0], peace.tolerance)
+    return found
+
+
+def excess_of(outcome: Outcome, peace: Outcome) -> list[str]:
+    """Return in which iterations a story did more again than was lost."""
+    needed, lost, found = peace.asked, outcome.lost, []
+    for iteration, asked in sorted(outcome.asked.items()):
+        for name, what in (("sample_steps", "denoising steps"), ("pairs", "training pairs")):
+            own, need, gone = (
+                getattr(work, name)
+                for work in (asked, needed.get(iteration, Work()), lost.get(iteration, Work()))
+            )
+            if own > need + gone:
+                found.append(
+                    f"iteration {iteration + 1}: {own - need} {what} were done again, and at most "
+                    f"{gone} were lost"
+                )
     return found
 
 

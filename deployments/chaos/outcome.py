@@ -1,5 +1,10 @@
 """What a story is asked to do, and what came of it."""
 
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from itertools import chain
+
+from deployments.chaos.ledger import Life, Work
 from deployments.chaos.story import Story
 from digen_core.strict import Strict
 
@@ -33,11 +38,8 @@ class Attempt(Strict):
     is_late: bool
     """Whether it was ended because it took too long."""
 
-    sample_steps: int
-    """Denoising steps of a sample that the controller asked for."""
-
-    pairs: int
-    """Forward and backward passes that it asked for."""
+    lives: tuple[Life, ...]
+    """What it did: one life, and one more for each time that it resumed by itself."""
 
 
 class Outcome(Strict):
@@ -52,16 +54,40 @@ class Outcome(Strict):
     warnings: tuple[str, ...]
 
     @property
-    def sample_steps(self) -> int:
-        """Denoising steps of a sample, of all attempts."""
-        return sum(attempt.sample_steps for attempt in self.attempts)
+    def asked(self) -> dict[int, Work]:
+        """Work that was asked for, by iteration."""
+        return _sums(life.asked for life in self._lives)
 
     @property
-    def pairs(self) -> int:
-        """Forward and backward passes, of all attempts."""
-        return sum(attempt.pairs for attempt in self.attempts)
+    def lost(self) -> dict[int, Work]:
+        """What may have been done again, by iteration.
+
+        It is what went with lost devices; and where the run was resumed or started again,
+        everything since the checkpoint before that, or since the one before if that was damaged.
+        """
+        back = 2 if any(fault.kind == "flip" for fault in self.story.faults) else 1
+        *before, last = [*self._lives] or [Life()]
+        return _sums([*(_void(life, back) for life in before), last.lost])
+
+    @property
+    def _lives(self) -> list[Life]:
+        return [life for attempt in self.attempts for life in attempt.lives]
 
     @property
     def has_resumed(self) -> bool:
         """Whether the run went back to a checkpoint by itself."""
         return any("resumed" in text and "time" in text for text in self.warnings)
+
+
+def _void(life: Life, back: int) -> dict[int, Work]:
+    """Return what was lost when a life ended from which a run went back so many checkpoints."""
+    safe = life.kept[-back] if len(life.kept) >= back else 0
+    after = {iteration: work for iteration, work in life.asked.items() if iteration >= safe}
+    return {**life.lost, **after}
+
+
+def _sums(tables: Iterable[Mapping[int, Work]]) -> dict[int, Work]:
+    sums: defaultdict[int, Work] = defaultdict(Work)
+    for iteration, work in chain.from_iterable(table.items() for table in tables):
+        sums[iteration] += work
+    return dict(sums)

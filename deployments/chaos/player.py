@@ -27,6 +27,7 @@ import psutil
 
 from deployments.chaos import namespaces
 from deployments.chaos.faults import Faults, send
+from deployments.chaos.ledger import Life
 from deployments.chaos.outcome import Attempt, Order, Outcome
 from deployments.chaos.story import FLOW, ITS_DEVICE, PHASES, POINTS, PREFECT, Fault, Moment
 
@@ -56,7 +57,7 @@ class Player:
         self._waiting = list(order.story.faults)
         self._reached: Counter[tuple[str, int]] = Counter()
         self._timers: list[Timer] = []
-        self._work = 0, 0  # of this attempt
+        self._lives: list[Life] = []  # of this attempt
         self._is_late = False
         self._done: list[str] = []
         self._warnings: list[str] = []
@@ -84,13 +85,12 @@ class Player:
     # --- a run from its start to its end ------------------------------------------------------
 
     def _attempt(self) -> Attempt:
-        started, self._work = monotonic(), (0, 0)
+        started, self._lives = monotonic(), []
         with (self._folder / OUTPUT).open("a", encoding="utf-8") as output:
             begun = output.tell()
             code = self._run(output)
         left = self._left_over()
         text = (self._folder / OUTPUT).read_bytes()[begun:].decode(errors="replace")
-        sample_steps, pairs = self._work
         return Attempt(
             code=code,
             seconds=monotonic() - started,
@@ -98,8 +98,7 @@ class Player:
             has_traceback="Traceback (most recent call last)" in text,
             left_over=tuple(left),
             is_late=self._is_late,
-            sample_steps=sample_steps,
-            pairs=pairs,
+            lives=tuple(self._lives),
         )
 
     def _run(self, output: TextIO) -> int:
@@ -165,7 +164,7 @@ class Player:
         if "warning" in said:
             self._warnings.append(said["warning"])
         if "heard" in said:
-            self._work = said["sample_steps"], said["pairs"]
+            self._lives = [Life.model_validate(life) for life in said["lives"]]
         due = [fault for fault in self._waiting if self._is_now(fault.moment, said)]
         self._reached.update(_points_of(said))
         if not due:

@@ -104,8 +104,9 @@ def _report(stories: Sequence[Told], impossible: Sequence[Kind]) -> str:
         lines += ["", f"## Story {outcome.story.name}: {one.ended}", "", f"{outcome.story}.", ""]
         lines += [f"- done: {text}" for text in outcome.done or ("nothing: it was not reached",)]
         lines.append(
-            f"- {outcome.seconds:.0f} s, {one.seconds_lost:+.0f} to the run in peace; steps again "
-            f"{one.steps_again:.0%}, pairs again {one.pairs_again:.0%}"
+            f"- {outcome.seconds:.0f} s, {one.seconds_lost:+.0f} to the run in peace; again "
+            f"{one.steps_again:.0%} of the steps (lost: {one.steps_lost:.0%} at most) and "
+            f"{one.pairs_again:.0%} of the pairs ({one.pairs_lost:.0%})"
         )
         lines += [f"- it said: {text}" for text in outcome.warnings]
         for attempt in outcome.attempts[:-1]:

@@ -103,15 +103,17 @@ def _check_packs(it: IterationSnapshot, now: Snapshot, *, is_oldest: bool) -> No
     """Only the oldest iteration is trained, each pair once, and it is reduced and stepped then."""
     packs: list[Pack] = [pack for pack, _ in it.training]
     packs += [pack for done in it.trained.values() for pack in done]
+    packs += it.in_gradient
     numbers = [pack.index for pack in packs]
     assert len(set(numbers)) == len(numbers), "a pack was given twice"
     assert all(number < it.num_packs for number in numbers)
     assert is_oldest or not (it.num_packs or it.reducing or it.stepping or it.num_reductions)
     assert {state.name for state in now.fleet.devices} >= set(dict(it.training).values())
+    assert {state.name for state in now.fleet.devices} >= it.trained.keys()
     if it.stepping:
         assert it.reducing, "a step without its gradient"
     else:
-        assert {state.name for state in now.fleet.devices} >= it.trained.keys()
+        assert not it.in_gradient, "there is no gradient"
         assert not it.reducing or it.num_reductions, "nobody reduces"
     blocks = [*it.pool, *(block for pack in packs for block in pack.blocks)]
     blocks += [block for _, parked in it.parked for block in parked]
@@ -123,5 +125,5 @@ def _check_packs(it: IterationSnapshot, now: Snapshot, *, is_oldest: bool) -> No
     assert all(times == 1 for times in rows.values()), "a pair is there twice"
     if it.reducing:
         left = (*it.pool, *it.parked, *it.training, *it.regenerating, *it.without_advantages)
-        assert it.trained
+        assert it.trained or it.in_gradient
         assert not left, "it is reduced, and something is left to train"

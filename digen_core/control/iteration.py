@@ -43,8 +43,10 @@ class Iteration:
     pool: PairPool = field(default_factory=PairPool)
     #: The packs that a device was told to train, or has next, by index.
     training: dict[int, tuple[Pack, str]] = field(default_factory=dict)
-    #: Those in the sum of each device, which is there until the optimizer steps.
+    #: Those in the sum of each device, which is there.
     trained: dict[str, list[Pack]] = field(default_factory=dict)
+    #: Those whose sums were lost while the optimizer steps: they are in the gradient alone.
+    in_gradient: list[Pack] = field(default_factory=list)
     #: Made so far; above every index. Only the oldest iteration has any.
     num_packs: int = 0
     #: Fragments that wait or are under way.

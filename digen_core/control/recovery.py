@@ -25,8 +25,7 @@ def lose_devices(iteration: Iteration, names: frozenset[str], returned: list[Pac
             lost.add(fragment)
     for fragment in lost:
         iteration.held_on.pop(fragment, None)
-    _park(iteration, untrained)
-    for fragment in lost | set(iteration.parked):
+    for fragment in lost | _park(iteration, untrained):
         _generate_again(iteration, fragment, names)
     iteration.to_score = [do for do in iteration.to_score if do.fragment not in lost]
     if untrained and not iteration.stepping:
@@ -56,10 +55,10 @@ def _lose_packs(
     iteration: Iteration, names: frozenset[str], returned: list[Pack]
 ) -> list[PairBlock]:
     """Take back the packs that devices trained or were told to train, and the returned ones."""
-    packs: list[Pack] = []
-    if not iteration.stepping:
-        for name in sorted(names & iteration.trained.keys()):
-            packs += iteration.trained.pop(name)
+    packs = iteration.in_gradient
+    for name in sorted(names & iteration.trained.keys()):
+        packs += iteration.trained.pop(name)
+    iteration.in_gradient, packs = (packs, []) if iteration.stepping else ([], packs)
     told = [pack for pack, device in iteration.training.values() if device in names]
     for pack in {pack.index: pack for pack in [*told, *returned]}.values():
         packs.append(pack)
@@ -67,12 +66,16 @@ def _lose_packs(
     return [block for pack in packs for block in pack.blocks]
 
 
-def _park(iteration: Iteration, untrained: list[PairBlock]) -> None:
-    """Let the pairs whose transitions are gone wait for them; the others are ready again."""
+def _park(iteration: Iteration, untrained: list[PairBlock]) -> set[Fragment]:
+    """Let pairs whose transitions are gone wait for them, and return their fragments.
+
+    The others are ready again.
+    """
     iteration.pool.add(untrained)
     gone = iteration.pool.remove(lambda fragment: fragment not in iteration.held_on)
     for block in gone:
         iteration.parked.setdefault(block.fragment, []).append(block)
+    return {block.fragment for block in gone}
 
 
 def _generate_again(iteration: Iteration, fragment: Fragment, names: frozenset[str]) -> None:

@@ -41,6 +41,7 @@ class IterationSnapshot:
     pool: tuple[PairBlock, ...]
     training: tuple[tuple[Pack, str], ...]
     trained: dict[str, tuple[Pack, ...]]
+    in_gradient: tuple[Pack, ...]
     num_packs: int
     reducing: bool
     num_reductions: int
@@ -68,6 +69,7 @@ class IterationSnapshot:
             pool=it.pool.blocks,
             training=tuple(it.training.values()),
             trained={device: tuple(packs) for device, packs in it.trained.items()},
+            in_gradient=tuple(it.in_gradient),
             num_packs=it.num_packs,
             reducing=it.reducing,
             num_reductions=it.num_reductions,
@@ -97,6 +99,7 @@ class IterationSnapshot:
             pool=pool,
             training={pack.index: (pack, device) for pack, device in self.training},
             trained={device: list(packs) for device, packs in self.trained.items()},
+            in_gradient=list(self.in_gradient),
             num_packs=self.num_packs,
             num_to_generate=len(self.waiting) + len(self.generating),
             reducing=self.reducing,

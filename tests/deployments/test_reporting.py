@@ -6,8 +6,11 @@ from threading import Thread
 
 import pytest
 
-from deployments.reporting import Ledger, Reporter, device_of, iteration_of
+from deployments.reporting import Reporter, device_of, iteration_of, kept_in
+from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, MANIFEST
+from digen_core.checkpoints.tensors import write_checkpoint
 from digen_core.control import protocol as p
+from support.checkpoints import position_of, state_of
 
 FRAGMENT = p.Fragment(iteration=2, group=0, index=1, first_sample=0, num_samples=3)
 PACK = p.Pack(2, 0, (p.PairBlock(FRAGMENT, 1, 0, 3), p.PairBlock(FRAGMENT, 2, 0, 2)))
@@ -35,20 +38,6 @@ def test_iteration_and_device(what, iteration, device):
     assert (iteration_of(what), device_of(what)) == (iteration, device)
 
 
-def test_work_that_was_cut_short_or_too_large_does_not_count():
-    ledger = Ledger()
-    for what in (
-        p.Generate(FRAGMENT, 0, 4, 2, "rollout-0"),  # 12
-        p.FragmentPaused(FRAGMENT, 1),  # 3 of them
-        p.Generate(FRAGMENT, 1, 4, 2, "rollout-1"),  # 9 more
-        p.Train(PACK, 2, "trainer-0"),
-        p.PackTooLarge(PACK),
-        p.Train(PACK, 2, "trainer-0"),
-    ):
-        ledger.add(what)
-    assert (ledger.sample_steps, ledger.pairs) == (12, 5)
-
-
 def test_a_run_waits_for_the_answer():
     ours, theirs = socket.socketpair()
     reporter = Reporter(theirs)
@@ -60,8 +49,9 @@ def test_a_run_waits_for_the_answer():
             "heard": "Train",
             "iteration": 2,
             "device": "trainer-0",
-            "sample_steps": 0,
-            "pairs": 5,
+            "lives": [
+                {"kept": [], "asked": {"2": {"sample_steps": 0, "pairs": 5}}, "lost": {}},
+            ],
         }
         assert thread.is_alive()
         lines.write("who\n")
@@ -71,6 +61,16 @@ def test_a_run_waits_for_the_answer():
         lines.flush()
         thread.join(60)
         assert not thread.is_alive()
+
+
+def test_checkpoints_are_known_by_their_iterations(tmp_path):
+    """One that is being removed, or is damaged, is none."""
+    assert kept_in(tmp_path) == ()
+    for version, num_iterations in ((1, 1), (2, 3), (3, 4)):
+        folder = tmp_path / CHECKPOINTS_OF_RUN
+        written = write_checkpoint(folder, state_of(version), position_of(num_iterations))
+    (written / MANIFEST).unlink()
+    assert kept_in(tmp_path) == (1, 3)
 
 
 def test_a_run_goes_on_where_nobody_listens_any_more():

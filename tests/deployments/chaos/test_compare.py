@@ -1,13 +1,16 @@
 """What a story left is held against what the run in peace left: nothing may slip through."""
 
+from collections.abc import Mapping
 from math import inf, nan
+from types import MappingProxyType
 
 import numpy as np
 import pytest
 
-from deployments.chaos.compare import Left, complaints_of, differing_rows
+from deployments.chaos.compare import Left, complaints_of, differing_rows, excess_of
+from deployments.chaos.ledger import Life, Work
 from deployments.chaos.outcome import Attempt, Outcome
-from deployments.chaos.story import Story
+from deployments.chaos.story import Fault, Moment, Story
 from digen_core.config.load import CONFIG_OF_RUN
 from digen_core.transport.arrays import distance
 
@@ -18,8 +21,7 @@ WELL = {
     "has_traceback": False,
     "left_over": (),
     "is_late": False,
-    "sample_steps": 8,
-    "pairs": 4,
+    "lives": (),
 }
 
 
@@ -86,6 +88,59 @@ def test_there_is_one_run(tmp_path):
     assert complaints_of(outcome_of({}), left, left) == ["0 folders of runs"]
 
 
-def test_work_is_that_of_all_attempts():
-    outcome = outcome_of({"code": -9}, {})
-    assert (outcome.sample_steps, outcome.pairs) == (16, 8)
+def life(*steps: int, lost: Mapping[int, int] = MappingProxyType({}), kept=()) -> Life:
+    """A life with so many denoising steps in each iteration, and half as many pairs."""
+    asked, gone = (
+        {at: Work(sample_steps=number, pairs=number // 2) for at, number in table.items() if number}
+        for table in (dict(enumerate(steps)), lost)
+    )
+    return Life(asked=asked, lost=gone, kept=kept)
+
+
+PEACE = {"lives": (life(8, 8, 8),)}
+KILLED = {"code": -9}
+FLIP = Fault("flip", ("disk",), Moment("reduced", 2))
+
+
+@pytest.mark.parametrize(
+    ("lives", "faults", "said"),
+    [
+        ([[life(8, 8, 8)]], (), []),
+        ([[life(8, 12, 8, lost={1: 4})]], (), []),  # what a lost device had
+        ([[life(8, 16, 8, lost={1: 4})]], (), [1]),  # and what the others had, too
+        ([[life(8, 8, 12)]], (), [2]),  # nothing was lost
+        ([[life(8, 8, 12, lost={1: 4})]], (), [2]),  # nothing of that iteration
+        ([[life(8, 4, kept=(1,))], [life(0, 8, 8)]], (), []),  # killed, and resumed
+        ([[life(8, 4, kept=(1,)), life(0, 8, 8)]], (), []),  # resumed by itself
+        ([[life(8, 8, 4, kept=(1, 2))], [life(0, 8, 8)]], (), [1]),  # from too far back
+        ([[life(8, 8, 4, kept=(1, 2))], [life(0, 8, 8)]], (FLIP,), []),  # a checkpoint is damaged
+        ([[life(4)], [life(4)], [life(8, 8, 8)]], (), []),  # before there was any
+        ([[life(8, 4, kept=(1,))], [], [life(0, 8, 8)]], (), []),  # killed again while it began
+        ([[life(8, 8, kept=(1,))], [life(0, 12, 8)]], (), [1]),
+    ],
+)
+def test_more_work_done_again_than_was_lost_is_a_complaint(lives, faults, said):
+    changes = [{**KILLED, "lives": tuple(own)} for own in lives]
+    outcome = outcome_of(*changes).model_copy(update={"story": Story(0, 0, faults)})
+    found = excess_of(outcome, outcome_of(PEACE))
+    assert found == [
+        f"iteration {index + 1}: {own} {what} were done again, and at most {gone} were lost"
+        for index in said
+        for what, own, gone in differences(outcome, index)
+    ]
+
+
+def differences(outcome: Outcome, index: int) -> list[tuple[str, int, int]]:
+    asked, lost = outcome.asked[index], outcome.lost.get(index, Work())
+    return [
+        ("denoising steps", asked.sample_steps - 8, lost.sample_steps),
+        ("training pairs", asked.pairs - 4, lost.pairs),
+    ]
+
+
+def test_a_complaint_has_the_numbers():
+    outcome = outcome_of({"lives": (life(8, 16, 8, lost={1: 4}),)})
+    assert excess_of(outcome, outcome_of(PEACE)) == [
+        "iteration 2: 8 denoising steps were done again, and at most 4 were lost",
+        "iteration 2: 4 training pairs were done again, and at most 2 were lost",
+    ]

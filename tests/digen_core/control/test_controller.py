@@ -345,6 +345,35 @@ def test_a_holder_that_is_lost_before_its_state_is_copied_steps_in_vain():
     assert it.handle(p.GradientReduced(0)) == [p.Step(0, 0, "trainer-1")]
 
 
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_sums_that_were_lost_before_the_holder_are_trained_again(comes_back):
+    it, _ = until_stepped()
+    own = it.snapshot().iterations[0].trained
+    assert it.handle(p.DevicesLost(("trainer-2",))) == [], "the gradient is whole"
+    if comes_back:
+        it.handle(p.DeviceJoined(p.Device("trainer-2", TRAINER)))
+    told, again = it.handle(p.DevicesLost(("trainer-0",))), []
+    it.validate()
+    while not isinstance(told[-1], p.Reduce):
+        again += [do.pack for do in told if isinstance(do, p.Train)]
+        told = [do for done in events_of(told) for do in it.handle(done)]
+    assert pairs_of(again) == pairs_of([*own["trainer-0"], *own["trainer-2"]])
+    assert told == [p.Reduce(0, ("trainer-1",), "trainer-1")]
+
+
+def test_what_is_generated_again_does_not_begin_anew_when_others_are_lost():
+    it = started("disaggregated", 2, 3, workload=make_workload(num_groups=1, fragment_size=4))
+    (fragment,) = fragments_of(make_workload(fragment_size=4), 0, 0)
+    (generate,) = it.handle(p.IterationOffered(0, TRAINED))
+    scored(it, fragment)
+    it.handle(p.AdvantagesComputed(0, (0,)))
+    (again,) = it.handle(p.DevicesLost((generate.device,)))
+    assert isinstance(again, p.Generate), "some pairs wait for a trainer"
+    it.handle(p.DevicesLost(("trainer-1",)))
+    told = it.handle(p.FragmentGenerated(fragment))
+    assert [type(do) for do in told] == [p.Train] * len(told), "it is whole"
+
+
 def test_without_its_state_a_controller_does_not_go_on():
     it, _ = until_stepped()
     assert not it.survives(["trainer-0", "trainer-1"])
