@@ -14,9 +14,10 @@ from deployments.chaos.ledger import Work
 from deployments.chaos.namespaces import ISOLATE, are_there
 from deployments.chaos.outcome import Order, Outcome
 from deployments.chaos.player import KEPT, OUTCOME, RUNS
-from deployments.chaos.story import ISOLATED, KINDS, Kind, Story, draw
+from deployments.chaos.story import ISOLATED, KINDS, Kind, Service, Story, draw
 from deployments.errors import RunFailedError
 from digen_core.config.run import RunConfig
+from digen_core.errors import UserError
 
 ORDER: Final = "order.json"
 PEACE: Final = "peace"
@@ -83,18 +84,31 @@ class Told:
 class Campaign:
     """Plays stories of a config in a folder."""
 
-    def __init__(self, config: RunConfig, arguments: Sequence[str], folder: Path) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        arguments: Sequence[str],
+        folder: Path,
+        services: Sequence[Service] = (),
+    ) -> None:
         """Prepare.
 
         Args:
             config: of the runs.
             arguments: of ``digen train``, that give it.
             folder: that gets all stories.
+            services: that are beside each run.
+
+        Raises:
+            UserError: there are some, and this machine has no namespaces.
         """
         self._config = config
         self._arguments = tuple(arguments)
         self._folder = folder
+        self._services = tuple(services)
         self._is_isolated = are_there()
+        if services and not self._is_isolated:
+            raise UserError("--services needs namespaces of Linux, which this machine has not")
         self._limit = PEACE_LIMIT
 
     @property
@@ -123,7 +137,7 @@ class Campaign:
         self._limit = (
             LIMIT * peace.seconds + LIMIT_TIMEOUTS * self._config.cluster.heartbeat_timeout
         )
-        stories = [draw(seed, number, self._config, kinds) for number in numbers]
+        stories = [draw(seed, number, self._config, kinds, self._services) for number in numbers]
 
         with ThreadPoolExecutor(jobs) as pool:
             played = [pool.submit(self._played, one, self._folder / one.name) for one in stories]
@@ -138,6 +152,8 @@ class Campaign:
         order = Order(
             story=story,
             arguments=self._arguments,
+            config=self._config,
+            services=self._services,
             is_isolated=self._is_isolated,
             limit_seconds=self._limit,
         )

@@ -10,6 +10,7 @@ from mlflow import MlflowClient
 
 from deployments.chaos.ledger import Work
 from deployments.chaos.outcome import Outcome
+from deployments.chaos.services import DATABASE, FOLDER
 from digen_core.checkpoints.tensors import last_state
 from digen_core.config.load import CONFIG_OF_RUN
 from digen_core.errors import UserError
@@ -23,6 +24,9 @@ TOLERANCE_OF_FLOAT32: Final = 1e-5
 """Of others: whatever the dtype of the model, the optimizer's weights have float32 at least."""
 LOOSER: Final = 1e3
 """A reward or a metric may be that many times as far away: it magnifies what weights differ."""
+TIMELINES: Final = "timelines"
+"""Pictures that are drawn beside the run: one that ends at once leaves out the last of them."""
+_TRACKED: Final = ("reward", "evaluation/")
 _PREFIXES: Final = ("reward", "train/", "evaluation/")
 
 
@@ -135,19 +139,28 @@ def _metrics(run_dir: Path) -> Rows:
 
 
 def _tracked(run_dir: Path) -> Rows:
-    """Return the rewards that MLflow shows of a run, by iteration."""
-    database = run_dir.parent / "mlflow.db"
-    client = MlflowClient(f"sqlite:///{database}")
+    """Return what MLflow shows of a run and its evaluations: rewards by iteration, and files."""
+    served = run_dir.parent.parent / FOLDER
+    folder = served if (served / DATABASE).exists() else run_dir.parent
+    client = MlflowClient(f"sqlite:///{folder / DATABASE}")
     found: list[tuple[Any, float]] = []
     for experiment in client.search_experiments():
         for run in client.search_runs([experiment.experiment_id]):
-            if "mlflow.parentRunId" in run.data.tags:
-                continue
-            found.append((("status", run.info.status), 0.0))
-            for name in sorted(n for n in run.data.metrics if n.startswith("reward")):
+            nested = "mlflow.parentRunId" in run.data.tags
+            of = run.info.run_name.removeprefix(run_dir.name) if nested else "run"
+            found += [((of, "status", run.info.status), 0.0)]
+            found += [((of, "parameters"), float(len(run.data.params)))]
+            for name in sorted(n for n in run.data.metrics if n.startswith(_TRACKED)):
                 history = client.get_metric_history(run.info.run_id, name)
-                found += [((name, point.step), point.value) for point in history]
+                found += [((of, name, point.step), point.value) for point in history]
+            for artifacts in folder.rglob(f"{run.info.run_id}/artifacts"):
+                files = (path.relative_to(artifacts) for path in _files(artifacts))
+                found += [((of, str(path)), 0.0) for path in files if path.parts[0] != TIMELINES]
     return found
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _names(run_dir: Path) -> set[str]:

@@ -38,7 +38,7 @@ class Faults:
         self._threads: list[Thread] = []
         self._damage: list[Callable[[], object]] = []
 
-    def do(self, fault: Fault, pids: Mapping[str, int]) -> list[str]:
+    def do(self, fault: Fault, pids: Mapping[str, Collection[int]]) -> list[str]:
         """Let a fault begin, and return whom it struck: a process that is not there is spared.
 
         Args:
@@ -46,13 +46,13 @@ class Faults:
             pids: of all processes, by name.
         """
         struck = [name for name in fault.targets if name in pids or name == DISK]
-        own = [pids[name] for name in struck if name in pids]
+        own = [pid for name in struck for pid in pids.get(name, ())]
         if fault.kind in _SIGNALS:
             send(own, _SIGNALS[fault.kind])
         elif fault.kind in _DAMAGES:
             damage = partial(_DAMAGES[fault.kind], self._runs_dir, Random(str(fault)))
             self._damage.append(damage)
-            send([pids[FLOW]], signal.SIGKILL)
+            send(pids[FLOW], signal.SIGKILL)
         else:
             where = self._runs_dir if fault.targets == (DISK,) else own
             thread = Thread(target=_LASTING[fault.kind], args=(where, self._over, fault.seconds))

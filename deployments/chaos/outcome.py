@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 
 from deployments.chaos.ledger import Life, Work
-from deployments.chaos.story import Story
+from deployments.chaos.story import Service, Story
+from digen_core.config.run import RunConfig
 from digen_core.strict import Strict
 
 
@@ -15,6 +16,12 @@ class Order(Strict):
     story: Story
     arguments: tuple[str, ...]
     """Of ``digen train``, without the folder of runs."""
+
+    config: RunConfig
+    """What they give."""
+
+    services: tuple[Service, ...] = ()
+    """That are beside the run."""
 
     is_isolated: bool
     """Whether it has namespaces of its own."""
@@ -32,6 +39,9 @@ class Attempt(Strict):
     seconds: float
     last_line: str
     has_traceback: bool
+    asks_to_sync: bool
+    """Whether it said that MLflow did not take everything."""
+
     left_over: tuple[str, ...]
     """Commands of processes that did not end with it."""
 

@@ -29,7 +29,9 @@ from deployments.chaos import namespaces
 from deployments.chaos.faults import Faults, send
 from deployments.chaos.ledger import Life
 from deployments.chaos.outcome import Attempt, Order, Outcome
+from deployments.chaos.services import Services
 from deployments.chaos.story import FLOW, ITS_DEVICE, PHASES, POINTS, PREFECT, Fault, Moment
+from digen_core.config.load import CONFIG_OF_RUN
 
 OUTCOME: Final = "outcome.json"
 OUTPUT: Final = "output.txt"
@@ -39,6 +41,8 @@ KEPT: Final = "kept"
 MOST_ATTEMPTS: Final = 5
 WRONG_INPUT: Final = 2
 """Exit code of a command that nobody needs to start again."""
+SYNC: Final = "'digen sync "
+"""What a run says that MLflow did not take everything of."""
 TOKEN: Final = "DIGEN_CHAOS"
 """Variable of the environment by which the processes of a story are known."""
 _LEFT_SECONDS: Final = 60.0
@@ -54,6 +58,7 @@ class Player:
         self._folder = folder
         self._runs_dir = folder / RUNS
         self._faults = Faults(self._runs_dir)
+        self._services = Services(order.services, order.config, folder)
         self._waiting = list(order.story.faults)
         self._reached: Counter[tuple[str, int]] = Counter()
         self._timers: list[Timer] = []
@@ -69,11 +74,15 @@ class Player:
             attempt = self._attempt()
             attempts.append(attempt)
             self._faults.settle()
+            self._services.settle()
             if attempt.code in (0, WRONG_INPUT) or attempt.is_late:
                 break
         for timer in self._timers:
             timer.cancel()
         self._faults.close()
+        if attempts[-1].asks_to_sync:
+            self._sync()
+        self._services.close()
         return Outcome(
             story=self._order.story,
             seconds=monotonic() - started,
@@ -95,6 +104,7 @@ class Player:
             code=code,
             seconds=monotonic() - started,
             last_line=next((line for line in reversed(text.splitlines()) if line.strip()), ""),
+            asks_to_sync=SYNC in text,
             has_traceback="Traceback (most recent call last)" in text,
             left_over=tuple(left),
             is_late=self._is_late,
@@ -106,15 +116,15 @@ class Player:
         ours, theirs = socket.socketpair()
         module = ("-m", "deployments.reporting", str(theirs.fileno()), "train")
         where = ("--tracking.runs-dir", str(self._runs_dir), "--resume", "auto")
-        own = {TOKEN: str(self._folder), "PREFECT_HOME": str(self._folder / "prefect")}
+        arguments = (*self._order.arguments, *self._services.arguments, *where)
         with ours:
             victim = subprocess.Popen(
-                [sys.executable, *module, *self._order.arguments, *where],
+                [sys.executable, *module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **own},
+                env=self._environment,
             )
             theirs.close()
             limit = Timer(self._order.limit_seconds, self._give_up)
@@ -123,6 +133,26 @@ class Player:
             code = victim.wait()
             limit.cancel()
         return code
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        own = {TOKEN: str(self._folder), "PREFECT_HOME": str(self._folder / "prefect")}
+        return {**os.environ, **self._services.environment, **own}
+
+    def _sync(self) -> None:
+        """Have sent what MLflow did not take while the run was there, as the run said."""
+        command = [sys.executable, "-c", "from deployments.cli import main; main()", "sync"]
+        folders = [str(config.parent) for config in self._runs_dir.glob(f"*/{CONFIG_OF_RUN}")]
+        output = self._folder / OUTPUT
+        with output.open("a", encoding="utf-8") as file:
+            subprocess.run(
+                [*command, *folders],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                check=False,
+            )
+        self._warnings.append(output.read_text(encoding="utf-8").splitlines()[-1])
 
     def _give_up(self) -> None:
         self._is_late = True
@@ -170,7 +200,8 @@ class Player:
         if not due:
             return
         _answer(lines, "who")
-        pids = {**json.loads(lines.readline()), FLOW: victim, **_prefect_of(victim)}
+        workers = {name: [pid] for name, pid in json.loads(lines.readline()).items()}
+        pids = {**workers, FLOW: [victim], **_prefect_of(victim), **self._services.pids}
         for fault in due:
             self._waiting.remove(fault)
             self._strike(_aimed(fault, said.get("device", "")), pids)
@@ -181,7 +212,7 @@ class Player:
         at = (moment.point, moment.iteration)
         return at in points and self._reached[at] + 1 == moment.count
 
-    def _strike(self, fault: Fault, pids: dict[str, int]) -> None:
+    def _strike(self, fault: Fault, pids: dict[str, list[int]]) -> None:
         if fault.delay:
             timer = Timer(fault.delay, self._do, (fault, pids))
             timer.start()
@@ -189,7 +220,7 @@ class Player:
         else:
             self._do(fault, pids)
 
-    def _do(self, fault: Fault, pids: dict[str, int]) -> None:
+    def _do(self, fault: Fault, pids: dict[str, list[int]]) -> None:
         struck = self._faults.do(fault, pids)
         self._done.append(f"{fault}: {' and '.join(struck) or 'nobody was there'}")
 
@@ -208,11 +239,11 @@ def _aimed(fault: Fault, device: str) -> Fault:
     return replace(fault, targets=targets)
 
 
-def _prefect_of(pid: int) -> dict[str, int]:
+def _prefect_of(pid: int) -> dict[str, list[int]]:
     for child in psutil.Process(pid).children(recursive=True):
         with suppress(psutil.Error):  # it ended meanwhile
             if child.cmdline()[1:3] == ["-m", _PREFECT_MODULE]:
-                return {PREFECT: child.pid}
+                return {PREFECT: [child.pid]}
     return {}
 
 

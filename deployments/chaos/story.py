@@ -4,13 +4,14 @@ Story 7 of seed 3 is the same whatever is asked for beside it. A fault strikes w
 a named point for the n-th time in an iteration, or some seconds later.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final, Literal
 
 from digen_core.config.run import RunConfig
 from digen_core.control.layout import LAYOUTS
+from digen_core.control.protocol import Device
 from tasks.cluster.cluster import local_devices
 
 Kind = Literal["kill", "freeze", "pause", "slow", "cut", "fill", "read-only", "flip", "remove"]
@@ -38,6 +39,14 @@ _WEIGHTS: Final[dict[Kind, int]] = {
     "flip": 1,
     "remove": 1,
 }
+
+Service = Literal["mlflow", "scorer", "scheduler"]
+SERVICES: Final[dict[Service, str]] = {
+    "mlflow": "a server of MLflow",
+    "scorer": "the config's rewards behind HTTP",
+    "scheduler": "a Dask scheduler, with workers that are not the run's own",
+}
+"""Processes that may be beside a run, which a supervisor starts again when they have ended."""
 
 FLOW: Final = "flow"
 PREFECT: Final = "prefect"
@@ -75,6 +84,7 @@ PHASES: Final = {
 
 _TWO_FAULTS: Final = 0.3  # share of stories
 _WHOLE_HOST: Final = 0.15  # share of faults of processes
+_SERVICE_WEIGHT: Final = 4  # a service is struck so many times as often as a worker
 LONGEST_DELAY: Final = 0.6  # seconds
 
 
@@ -98,7 +108,7 @@ class Fault:
 
     kind: Kind
     targets: tuple[str, ...]
-    """Workers by name, the flow process, Prefect's server, the disk, or `ITS_DEVICE`."""
+    """Workers by name, the flow process, Prefect's server, services, the disk, or `ITS_DEVICE`."""
 
     moment: Moment
     delay: float = 0.0  # seconds after the moment
@@ -127,17 +137,29 @@ class Story:
         return "; ".join(map(str, self.faults))
 
 
-def workers_of(config: RunConfig) -> list[str]:
-    """Return the names of the workers that a run starts, members of gangs and of pools too."""
+def devices_of(config: RunConfig) -> list[tuple[Device, Collection[str]]]:
+    """Return the devices of a run that starts its own, and what each declares; of pools, too."""
     is_colocated = config.schedule.layout != "auto" and LAYOUTS[config.schedule.layout].colocated
     devices = local_devices(config.cluster, colocated=is_colocated)
-    names = [name for device in devices for name in (device.name, *device.followers)]
+    found: list[tuple[Device, Collection[str]]] = [(device, device.roles) for device in devices]
     for pool, number in config.cluster.reward_workers.items():
-        names += [f"{pool}-{index}" for index in range(number)]
-    return names
+        names = [f"{pool}-{index}" for index in range(number)]
+        found += [(Device(name, frozenset()), {pool}) for name in names]
+    return found
 
 
-def draw(seed: int, number: int, config: RunConfig, kinds: Iterable[Kind] = KINDS) -> Story:
+def workers_of(config: RunConfig) -> list[str]:
+    """Return the names of those devices' workers."""
+    return [name for device, _ in devices_of(config) for name in (device.name, *device.followers)]
+
+
+def draw(
+    seed: int,
+    number: int,
+    config: RunConfig,
+    kinds: Iterable[Kind] = KINDS,
+    services: Collection[Service] = (),
+) -> Story:
     """Return a story of a seed.
 
     Args:
@@ -145,22 +167,26 @@ def draw(seed: int, number: int, config: RunConfig, kinds: Iterable[Kind] = KIND
         number: of the story.
         config: of the run, which has at least two iterations.
         kinds: of faults that may be drawn.
+        services: that are beside the run.
     """
     rng = Random(f"{seed}.{number}")
     allowed = [kind for kind in KINDS if kind in set(kinds)]
     count = 2 if rng.random() < _TWO_FAULTS else 1
-    faults = [_fault(rng, config, allowed) for _ in range(count)]
+    targets = [name for name in SERVICES if name in set(services)]
+    faults = [_fault(rng, config, allowed, targets) for _ in range(count)]
     return Story(seed, number, tuple(faults))
 
 
-def _fault(rng: Random, config: RunConfig, kinds: Sequence[Kind]) -> Fault:
+def _fault(
+    rng: Random, config: RunConfig, kinds: Sequence[Kind], services: Sequence[Service]
+) -> Fault:
     (kind,) = rng.choices(kinds, [_WEIGHTS[kind] for kind in kinds])
     moment = _moment(rng, config, kind)
     delay = rng.choice([0.0, round(rng.uniform(0, LONGEST_DELAY), 2)])
     if kind in ("fill", "read-only", "flip", "remove"):
         targets: tuple[str, ...] = (DISK,)
     else:
-        targets = _targets(rng, config, kind, moment)
+        targets = _targets(rng, config, kind, moment, services)
     timeout = config.cluster.heartbeat_timeout
     seconds = {
         "pause": rng.uniform(0.5, 0.7 * timeout),
@@ -184,13 +210,17 @@ def _moment(rng: Random, config: RunConfig, kind: Kind) -> Moment:
     return Moment(point, rng.randint(0, last), rng.randint(1, 3) if several else 1)
 
 
-def _targets(rng: Random, config: RunConfig, kind: Kind, moment: Moment) -> tuple[str, ...]:
+def _targets(
+    rng: Random, config: RunConfig, kind: Kind, moment: Moment, services: Sequence[Service]
+) -> tuple[str, ...]:
     workers = workers_of(config)
     if rng.random() < _WHOLE_HOST:  # those of one number, as if they were on one machine
         hosts = sorted({_host(name) for name in workers})
         host = rng.choice(hosts)
         return tuple(name for name in workers if _host(name) == host)
     others = [FLOW, PREFECT] if kind in ("kill", "pause", "slow") else [PREFECT]
+    if kind != "freeze":  # no supervisor would notice
+        others += [*services] * _SERVICE_WEIGHT
     near = [ITS_DEVICE] * 4 if moment.point in DEVICE_POINTS else []
     return (rng.choice([*workers, *others, *near]),)
 

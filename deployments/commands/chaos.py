@@ -17,6 +17,7 @@ def chaos(
     story: int | None = None,
     jobs: int = 1,
     only: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
+    services: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
 ) -> int:
     """Train again and again while something fails, and compare with a run in which nothing does.
 
@@ -35,6 +36,8 @@ def chaos(
         jobs: Stories that are played at the same time.
         only: Kinds of faults to draw from: kill, freeze, pause, slow, cut, fill, read-only, flip,
             remove.
+        services: To start beside each run, to be struck, too: mlflow, scorer (the config's rewards
+            behind HTTP), scheduler (of Dask, with workers that are not the run's own).
     """
     config = config_of(tokens, "digen chaos")
     if stories < 1 or jobs < 1 or seed < 0 or (story is not None and story < 0):
@@ -43,11 +46,14 @@ def chaos(
             "stories and jobs of 1 or more, seed and story of 0 or more"
         )
 
-    from deployments.chaos.story import KINDS, Kind
+    from deployments.chaos.story import KINDS, SERVICES, Kind, Service
 
     unknown = [name for name in only or [] if name not in KINDS]
     if unknown:
         raise UserError(f"--only names {unknown[0]!r}; use some of {', '.join(KINDS)}")
+    unknown = [name for name in services or [] if name not in SERVICES]
+    if unknown:
+        raise UserError(f"--services names {unknown[0]!r}; use some of {', '.join(SERVICES)}")
     if config.num_iterations < 2:
         raise UserError("num_iterations is 1; stories need 2 or more")
     if config.cluster.address is not None:
@@ -65,7 +71,8 @@ def chaos(
 
     name = f"chaos-{config.name}-{datetime.now():%Y%m%d-%H%M%S}"
     folder = Path(config.tracking.runs_dir).resolve() / name
-    campaign = Campaign(config, tokens, folder)
+    beside: list[Service] = [name for name in SERVICES if name in (services or [])]
+    campaign = Campaign(config, tokens, folder, beside)
     kinds: list[Kind] = [kind for kind in KINDS if only is None or kind in only]
     numbers = range(stories) if story is None else [story]
     told = campaign.play(seed, numbers, jobs, kinds)

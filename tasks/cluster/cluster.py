@@ -2,6 +2,7 @@
 
 import logging
 import os
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -67,6 +68,7 @@ def run_cluster(
         on_started: is called with how many workers have started, and of how many.
     """
     if config.address is not None:
+        logging.getLogger("distributed.client").addFilter(is_no_given_up_reconnect)
         yield config.address
         return
     logging.getLogger("distributed").setLevel(logging.ERROR)
@@ -91,6 +93,15 @@ def run_cluster(
         SpecCluster(scheduler=scheduler, workers=workers, silence_logs=logging.ERROR) as cluster,
     ):
         yield cluster.scheduler_address
+
+
+def is_no_given_up_reconnect(record: logging.LogRecord) -> bool:
+    """Say whether a line of a client's log is of something else than that it ends as it reconnects.
+
+    The run says that the scheduler is gone; Dask would show the traceback of what it cancelled.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, CancelledError)
 
 
 @contextmanager

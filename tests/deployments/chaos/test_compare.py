@@ -19,6 +19,7 @@ WELL = {
     "seconds": 1.0,
     "last_line": "all is well",
     "has_traceback": False,
+    "asks_to_sync": False,
     "left_over": (),
     "is_late": False,
     "lives": (),

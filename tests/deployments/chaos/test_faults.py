@@ -31,19 +31,19 @@ def process():
 
 def test_a_killed_process_is_gone(process, tmp_path):
     faults = Faults(tmp_path)
-    assert faults.do(Fault("kill", ("w", "x"), NOW), {"w": process.pid}) == ["w"]
+    assert faults.do(Fault("kill", ("w", "x"), NOW), {"w": [process.pid]}) == ["w"]
     assert comes_to(lambda: process.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_a_frozen_process_stays_so(process, tmp_path):
-    Faults(tmp_path).do(Fault("freeze", ("w",), NOW), {"w": process.pid})
+    Faults(tmp_path).do(Fault("freeze", ("w",), NOW), {"w": [process.pid]})
     assert comes_to(lambda: process.status() == STOPPED)
 
 
 @pytest.mark.parametrize("kind", ["pause", "slow"])
 def test_a_process_goes_on_afterwards(process, tmp_path, kind):
     faults = Faults(tmp_path)
-    faults.do(Fault(kind, ("w",), NOW, seconds=0.5), {"w": process.pid})
+    faults.do(Fault(kind, ("w",), NOW, seconds=0.5), {"w": [process.pid]})
     assert comes_to(lambda: process.status() == STOPPED)
     sleep(1)
     assert comes_to(lambda: process.status() != STOPPED)
@@ -52,7 +52,7 @@ def test_a_process_goes_on_afterwards(process, tmp_path, kind):
 
 def test_what_lasts_is_undone_at_the_end(process, tmp_path):
     faults = Faults(tmp_path)
-    faults.do(Fault("pause", ("w",), NOW, seconds=1000), {"w": process.pid})
+    faults.do(Fault("pause", ("w",), NOW, seconds=1000), {"w": [process.pid]})
     assert comes_to(lambda: process.status() == STOPPED)
     faults.close()
     assert comes_to(lambda: process.status() != STOPPED)
@@ -74,7 +74,7 @@ def test_files_are_damaged_after_the_flow_is_killed(process, tmp_path, kind):
     (run / "metrics").mkdir()
     before = contents(run)
     faults = Faults(tmp_path)
-    faults.do(Fault(kind, (DISK,), NOW), {FLOW: process.pid})
+    faults.do(Fault(kind, (DISK,), NOW), {FLOW: [process.pid]})
     assert comes_to(lambda: process.status() == psutil.STATUS_ZOMBIE)
     assert contents(run) == before
     faults.settle()
@@ -120,7 +120,7 @@ listening = socket.create_server(("127.0.0.1", 0))
 one = socket.create_connection(listening.getsockname())
 other, _ = listening.accept()
 other.settimeout(1)
-faults.do(Fault("cut", ("w",), now, seconds=2), {"w": os.getpid()})
+faults.do(Fault("cut", ("w",), now, seconds=2), {"w": [os.getpid()]})
 began = time.monotonic()
 time.sleep(0.5)
 one.sendall(b"late")
@@ -131,8 +131,8 @@ except TimeoutError:
     other.settimeout(60)
 assert other.recv(4) == b"late"
 
-faults.do(Fault("cut", ("w",), now, seconds=1), {"w": os.getpid()})
-faults.do(Fault("cut", ("w",), now, seconds=6), {"w": os.getpid()})
+faults.do(Fault("cut", ("w",), now, seconds=1), {"w": [os.getpid()]})
+faults.do(Fault("cut", ("w",), now, seconds=6), {"w": [os.getpid()]})
 time.sleep(2.5)  # the first is over, and has not ended the other
 other.settimeout(1)
 one.sendall(b"more")

@@ -11,6 +11,7 @@ from deployments.chaos.story import (
     PHASES,
     POINTS,
     PREFECT,
+    SERVICES,
     draw,
     workers_of,
 )
@@ -53,9 +54,23 @@ def test_only_what_is_asked_for_is_drawn(config):
     assert {fault.kind for story in drawn for fault in story.faults} == {"pause", "cut"}
 
 
+def test_services_are_struck_where_there_are_some(config):
+    faults = [f for n in range(300) for f in draw(0, n, config, services=[*SERVICES]).faults]
+    struck = {name: {f.kind for f in faults if name in f.targets} for name in SERVICES}
+    assert set(map(frozenset, struck.values())) == {frozenset({"kill", "pause", "slow", "cut"})}
+    assert not [
+        n for n in range(99) for f in draw(0, n, config).faults if {*f.targets} & {*SERVICES}
+    ]
+
+
 def test_an_order_is_read_as_it_was_written(config):
     order = Order(
-        story=draw(1, 2, config), arguments=("chaos",), is_isolated=True, limit_seconds=9.0
+        story=draw(1, 2, config),
+        arguments=("chaos",),
+        config=config,
+        services=("mlflow",),
+        is_isolated=True,
+        limit_seconds=9.0,
     )
     assert Order.model_validate_json(order.model_dump_json()) == order
 

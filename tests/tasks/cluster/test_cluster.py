@@ -1,0 +1,22 @@
+"""What a run on a cluster that is not its own shows in its terminal."""
+
+import logging
+from asyncio import CancelledError
+
+import pytest
+from distributed.comm.core import CommClosedError
+
+from digen_core.config.schedule import ClusterConfig
+from tasks.cluster.cluster import run_cluster
+
+
+@pytest.mark.parametrize(
+    ("error", "is_shown"),
+    [(None, True), (CommClosedError("gone"), True), (CancelledError(), False)],
+)
+def test_a_reconnect_that_is_given_up_is_not_shown(error, is_shown):
+    info = None if error is None else (type(error), error, None)
+    record = logging.LogRecord("distributed.client", logging.ERROR, "", 1, "text", (), info)
+    with run_cluster(ClusterConfig(scheduler_address="tcp://127.0.0.1:8786"), []) as address:
+        assert address == "tcp://127.0.0.1:8786"
+        assert bool(logging.getLogger("distributed.client").filter(record)) is is_shown
