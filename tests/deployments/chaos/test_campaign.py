@@ -5,11 +5,13 @@ import sys
 
 import pytest
 
+from deployments.chaos.namespaces import are_there
 from support.paths import ROOT
 
 DIGEN = [sys.executable, "-c", "from deployments.cli import main; main()"]
 SEED = 2611
 STORIES_OF_A_CASE = 2
+SERVICES = {8: ("mlflow", "scorer"), 9: ("mlflow", "scorer", "scheduler")}
 
 
 @pytest.mark.operation
@@ -18,11 +20,28 @@ STORIES_OF_A_CASE = 2
 def test_stories_end_as_the_run_in_peace(tmp_path, case):
     """Twenty of them, and the faults of a case are not those of another one."""
     command = ["chaos", "chaos", "--seed", str(SEED + case), "--stories", str(STORIES_OF_A_CASE)]
+    if beside := SERVICES.get(case):
+        if not are_there():
+            pytest.skip("this machine has no namespaces")
+        command += ["--services", *beside]
     done = digen(*command, "--jobs", "2", "--tracking.runs-dir", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{STORIES_OF_A_CASE} stories, 0 of them wrong" in done.stdout
     (report,) = tmp_path.glob("*/report.md")
     assert f"## Story {SEED + case}.1: " in report.read_text()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--services", "mlflo", "--services names 'mlflo'; use some of mlflow, scorer, scheduler"),
+        ("--only", "stop", "--only names 'stop'; use some of kill"),
+    ],
+)
+def test_a_name_that_is_none_is_refused(option, value, said):
+    done = digen("chaos", "chaos", option, value)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
 
 
 def digen(*arguments: str) -> subprocess.CompletedProcess[str]:
