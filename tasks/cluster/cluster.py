@@ -67,11 +67,11 @@ def run_cluster(
         devices: to start if none is configured.
         on_started: is called with how many workers have started, and of how many.
     """
+    logging.getLogger("distributed").setLevel(logging.ERROR)
     if config.address is not None:
         logging.getLogger("distributed.client").addFilter(is_no_given_up_reconnect)
         yield config.address
         return
-    logging.getLogger("distributed").setLevel(logging.ERROR)
     workers, gpus = dict[str, dict[str, Any]](), deal_gpus(devices, visible_gpus())
     for device in devices:
         leading: dict[str, int] = dict.fromkeys(device.roles, 1)

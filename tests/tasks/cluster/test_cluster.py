@@ -10,6 +10,15 @@ from digen_core.config.schedule import ClusterConfig
 from tasks.cluster.cluster import run_cluster
 
 
+@pytest.fixture(autouse=True)
+def level():
+    logger = logging.getLogger("distributed")
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    yield
+    logger.setLevel(before)
+
+
 @pytest.mark.parametrize(
     ("error", "is_shown"),
     [(None, True), (CommClosedError("gone"), True), (CancelledError(), False)],
@@ -19,4 +28,5 @@ def test_a_reconnect_that_is_given_up_is_not_shown(error, is_shown):
     record = logging.LogRecord("distributed.client", logging.ERROR, "", 1, "text", (), info)
     with run_cluster(ClusterConfig(scheduler_address="tcp://127.0.0.1:8786"), []) as address:
         assert address == "tcp://127.0.0.1:8786"
+        assert not logging.getLogger("distributed.batched").isEnabledFor(logging.INFO)
         assert bool(logging.getLogger("distributed.client").filter(record)) is is_shown
