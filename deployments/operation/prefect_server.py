@@ -1,5 +1,6 @@
 """The Prefect server that a command talks to: the configured one, or one of its own."""
 
+import json
 import os
 import secrets
 import signal
@@ -47,6 +48,10 @@ RECORDER_SETTINGS = {
     # the opening of a flow run fail on a locked database and try again two seconds later.
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "500",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "2",
+    # Of a server that keeps events: those that only said what the pages of task runs know.
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_EVENT_RETENTION_OVERRIDES": json.dumps(
+        {f"prefect.task-run.{state}": 3600 for state in ("Running", "Completed")}
+    ),
 }
 COMMAND_SETTINGS = {
     # The pages of runs, tasks and artifacts do not need a copy of every event.

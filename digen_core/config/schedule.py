@@ -206,3 +206,7 @@ class TrackingConfig(Strict):
     keep_trajectories: Annotated[int, Field(ge=0)] | Literal["all"] = 0
     """Newest iterations whose latents at trained steps are kept in RUN/trajectories, for
     'digen replay'."""
+
+    keep_in_prefect: Annotated[int, Field(ge=1)] | Literal["all"] = 500
+    """Newest iterations whose pages, with those of their tasks, Prefect keeps; older ones go ten
+    minutes after they ended. RUN and MLflow keep what they did."""

@@ -15,12 +15,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from threading import Event, Lock
 from time import monotonic
 from types import TracebackType
-from typing import Final, NamedTuple, Self, cast
+from typing import Any, Final, NamedTuple, Self, cast
 from uuid import UUID
 
 from httpx import HTTPError, TransportError
@@ -57,6 +58,7 @@ from tasks.views.display import (
     verdict,
 )
 from tasks.views.markdown import cell, code, escaped, inline
+from tasks.views.retention import drop_iterations
 
 logger = logging.getLogger(__name__)
 
@@ -158,11 +160,16 @@ class RunArtifacts:
         self._publish()
 
     def on_iteration(self, record: IterationRecord) -> None:
-        """Show a finished iteration; called inside its flow run."""
+        """Show a finished iteration, and let an old one go; called inside its flow run."""
         self._progress.add_iteration(record)
         self._publish()
-        call = self._pages.submit(copy_context().run, self._attempt, _show_iteration, record)
-        self._calls.append(call)
+        todo: list[Callable[[], Any]] = [partial(_show_iteration, record)]
+        keep = self._progress.config.tracking.keep_in_prefect
+        if keep != "all":
+            todo.append(partial(drop_iterations, self._run_id, keep))
+        for call in todo:
+            attempt = partial(self._attempt, call)
+            self._calls.append(self._pages.submit(copy_context().run, attempt))
 
     def on_evaluation(self, tag: str, report: EvaluationReport) -> None:
         """Show an evaluation."""

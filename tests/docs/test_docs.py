@@ -74,6 +74,6 @@ def test_every_page_is_in_the_index():
 
 def test_the_settings_of_a_server_are_those_of_a_command():
     page = (ROOT / "docs" / "prefect.md").read_text()
-    named = dict(re.findall(r"^    export (PREFECT_SERVER_\w+)=(\w+)$", page, re.MULTILINE))
+    named = dict(re.findall(r"^    export (PREFECT_SERVER_\w+)='?([^'\n]+)'?$", page, re.M))
     assert named.items() >= RECORDER_SETTINGS.items()
     assert named.items() <= {**COMMAND_SETTINGS, **RECORDER_SETTINGS}.items()

@@ -22,6 +22,7 @@ from flows.runtime.publishing import publish_iteration
 from flows.runtime.scheduling import learn_costs
 from flows.runtime.workload import steps_per_task
 from tasks.runner.completions import Completions
+from tasks.views.retention import ITERATION_FLOW
 
 
 def name_of_run() -> str:
@@ -30,7 +31,7 @@ def name_of_run() -> str:
     return f"{parameters['run_id']}-i{parameters['index'] + 1:04d}"
 
 
-@flow(name="iteration", flow_run_name=name_of_run, validate_parameters=False)
+@flow(name=ITERATION_FLOW, flow_run_name=name_of_run, validate_parameters=False)
 def iteration(run_id: str, index: int) -> State | None:
     """Stay open while the conductor runs one round of prompts, then publish its record."""
     run = context_of(run_id)

@@ -258,6 +258,10 @@ SETTINGS = {
         "--schedule.profile model/model_index.json",
         "model/model_index.json is no profile of a run: ",
     ),
+    "no iteration in Prefect": (
+        "--tracking.keep-in-prefect 0",
+        "tracking.keep_in_prefect: must be greater than or equal to 1",
+    ),
     "runs_dir that is a file": (
         "--tracking.runs-dir job.toml",
         "tracking.runs_dir is job.toml, but job.toml is a file",
