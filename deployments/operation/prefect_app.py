@@ -9,12 +9,15 @@ By itself the server answers whatever page a browser here shows, and any name th
 
 import argparse
 import os
+import sqlite3
 from collections.abc import Collection
-from typing import Final
+from contextlib import closing
+from typing import Any, Final
 
 import uvicorn
 from prefect.server.api.server import create_app
 from prefect.settings import get_current_settings
+from sqlalchemy import Dialect, Engine, event
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -24,6 +27,13 @@ from deployments.operation.sign_in import PATH, SignIn
 from tasks.cluster.same_origin import LOOPBACK_NAMES, may_come_in
 
 NICENESS: Final = 5  # beside workers on one small machine it does with what they leave
+
+PAGE_BYTES: Final = 64 << 20
+"""Memory of SQLite from which on it uses a page again that it has, rather than another one. Each of
+Prefect's connections may keep 80 MB of pages, and there are five or more."""
+STATEMENTS: Final = 16
+"""That a connection keeps. By itself it keeps 128, and those by which many task runs are written at
+once, one for each number of them, take 3 KB for each of them."""
 
 _REFUSAL: Final = (
     "This server answers requests to its own names and by its own pages. If it has another name, "
@@ -75,6 +85,17 @@ def _with_policy(send: Send) -> Send:
     return send_with_policy
 
 
+def spare_memory() -> None:
+    """Bound what SQLite keeps: without it the server grows by hundreds of MB in the first hours."""
+    with closing(sqlite3.connect(":memory:")) as connection:  # it is a limit of the process
+        connection.execute(f"PRAGMA soft_heap_limit = {PAGE_BYTES}")
+
+    @event.listens_for(Engine, "do_connect")
+    def connect(dialect: Dialect, _: object, __: object, options: dict[str, Any]) -> None:
+        if dialect.name == "sqlite":
+            options["cached_statements"] = STATEMENTS
+
+
 def main() -> None:
     """Serve Prefect until the process is ended."""
     parser = argparse.ArgumentParser(prog="prefect_app")
@@ -83,6 +104,7 @@ def main() -> None:
     parser.add_argument("--name", action="append", default=[], help="of the server; repeatable")
     options = parser.parse_args()
     os.nice(NICENESS)
+    spare_memory()
     server = get_current_settings().server
     auth = server.api.auth_string
     names = LOOPBACK_NAMES.union(name.lower() for name in options.name)

@@ -24,9 +24,8 @@ from deployments.operation.prefect_server import (
 from deployments.operation.state import Options, Service, State
 from digen_core.config.schedule import mlflow_of_environment
 from digen_core.errors import UserError
-from tasks.cluster import dashboard
 from tasks.cluster.cluster import QUIET, as_environment
-from tasks.cluster.listening import is_loopback
+from tasks.cluster.listening import PRELOADS_OF_SCHEDULERS, is_loopback
 from tasks.cluster.same_origin import LOOPBACK_NAMES
 
 READY_SECONDS = 300.0  # a busy machine imports slowly
@@ -154,7 +153,7 @@ def _scheduler(options: Options, addresses: Mapping[str, str]) -> list[str]:
     command += ["--port", str(_port(addresses[DASK]))]
     command += ["--protocol", "tls" if options.tls else "tcp"]
     command += ["--dashboard-address", f"127.0.0.1:{_port(addresses[DASHBOARD])}"]
-    return [*command, "--preload", dashboard.PRELOAD]
+    return [*command, *(word for name in PRELOADS_OF_SCHEDULERS for word in ("--preload", name))]
 
 
 def is_ready(name: str, state: State) -> bool:

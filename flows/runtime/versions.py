@@ -9,6 +9,7 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from prefect.futures import PrefectFuture
+from prefect_dask.task_runners import PrefectDaskFuture
 
 from digen_core.control import protocol
 from digen_core.control.protocol import Event
@@ -18,6 +19,7 @@ from flows.runtime.fleet.batch import TaskFailedError
 from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.notify import notify
 from flows.runtime.submission import Submitter, Work
+from tasks.cluster.lineage import forget_lineage
 from tasks.receipts import HeldVersion, Pushed, Receipt, Updated
 from tasks.versions import copy_state, publish, push_weights
 
@@ -89,6 +91,8 @@ class Versions:
         it.recorder.add_update(update)
         self._run.progress.stepped(version, update.hash, version - self._max_stale)
         it.drop_sums()  # before a next sum begins: of all weights, two would not fit
+        assert isinstance(self._run.progress.state, PrefectDaskFuture)
+        forget_lineage(self._run.client, self._run.progress.state.wrapped_future)
 
     def copy(self, do: protocol.CopyState, newest: OpenIteration) -> None:
         """Have a device copy the state; arguments as in ``push``."""

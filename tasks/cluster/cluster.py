@@ -36,6 +36,10 @@ QUIET = {
     "distributed.admin.tick.interval": "1s",
     "distributed.worker.profile.enabled": False,
     "distributed.admin.system-monitor.interval": "10s",
+    # What the scheduler, workers and clients remember for developers: the last messages of each
+    # connection, with all tasks in them, take hundreds of MB if there are a thousand.
+    "distributed.admin.low-level-log-length": 10,
+    "distributed.diagnostics.computations.max-history": 1,
 }
 PRELOAD = "tasks.worker.engine"  # imports what tasks need, before the first of them
 

@@ -18,14 +18,19 @@ from distributed.utils import get_ip, get_ip_interface, json_load_robust
 
 from digen_core.errors import UserError
 from digen_core.preflight.network import parse_address
-from tasks.cluster import dashboard
+from tasks.cluster import dashboard, lineage
 
 INSECURE: Final = "--insecure"
 """Option of a worker that may listen on a network without TLS."""
 
+PRELOADS_OF_SCHEDULERS: Final = (dashboard.PRELOAD, lineage.PRELOAD)
+
 
 class TaskWorker(Worker):
-    """A worker without an HTTP server, which nothing of digen would ask."""
+    """A worker that keeps only what it needs, without an HTTP server, which nobody would ask."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, plugins=(lineage.ForgetsSources(),), **options)
 
     def start_http_server(self, *arguments: Any, **options: Any) -> None:
         """Start none."""
@@ -87,7 +92,7 @@ def own_scheduler(tls: bool) -> dict[str, Any]:
         "port": 0,
         "protocol": "tls" if tls else "tcp",
         "dashboard_address": "127.0.0.1:0",
-        "preload": [dashboard.PRELOAD],
+        "preload": list(PRELOADS_OF_SCHEDULERS),
     }
     return {"cls": Scheduler, "options": options}
 
