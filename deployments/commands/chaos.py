@@ -14,7 +14,7 @@ def chaos(
     *tokens: ConfigTokens,
     seed: int = 0,
     stories: int = 20,
-    story: int | None = None,
+    first: int = 0,
     jobs: int = 1,
     only: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
     services: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
@@ -22,7 +22,7 @@ def chaos(
     """Train again and again while something fails, and compare with a run in which nothing does.
 
     Example: digen chaos chaos --stories 10
-    Example: digen chaos chaos --seed 3 --story 7 --schedule.layout tcss
+    Example: digen chaos chaos --seed 3 --first 7 --stories 1 --schedule.layout tcss
 
     A story kills, freezes or slows processes, loses their packets, fills the disk or damages files,
     at points drawn from the seed. What is left at the end (weights, samples, metrics, MLflow,
@@ -31,8 +31,8 @@ def chaos(
     Args:
         tokens: CONFIG and settings, as in 'digen train'.
         seed: Of the stories: the same seed tells the same ones.
-        stories: How many: 0 to N - 1.
-        story: Only the story of this number.
+        stories: How many.
+        first: Number of the first: a long campaign may be played in parts, and a story again.
         jobs: Stories that are played at the same time.
         only: Kinds of faults to draw from: kill, freeze, pause, slow, cut, fill, read-only, flip,
             remove.
@@ -40,10 +40,10 @@ def chaos(
             behind HTTP), scheduler (of Dask, with workers that are not the run's own).
     """
     config = config_of(tokens, "digen chaos")
-    if stories < 1 or jobs < 1 or seed < 0 or (story is not None and story < 0):
+    if stories < 1 or jobs < 1 or seed < 0 or first < 0:
         raise UserError(
-            f"--stories is {stories}, --jobs {jobs}, --seed {seed} and --story {story}; use "
-            "stories and jobs of 1 or more, seed and story of 0 or more"
+            f"--stories is {stories}, --jobs {jobs}, --seed {seed} and --first {first}; use "
+            "stories and jobs of 1 or more, seed and first of 0 or more"
         )
 
     from deployments.chaos.story import KINDS, SERVICES, Kind, Service
@@ -74,6 +74,5 @@ def chaos(
     beside: list[Service] = [name for name in SERVICES if name in (services or [])]
     campaign = Campaign(config, tokens, folder, beside)
     kinds: list[Kind] = [kind for kind in KINDS if only is None or kind in only]
-    numbers = range(stories) if story is None else [story]
-    told = campaign.play(seed, numbers, jobs, kinds)
+    told = campaign.play(seed, range(first, first + stories), jobs, kinds)
     return 0 if print_campaign(told, campaign.impossible, folder) else 1

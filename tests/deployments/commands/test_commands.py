@@ -42,6 +42,7 @@ def test_the_unspoilt_job_runs(job, local, capsys):
         ("bench tracking --rounds 0", "--rounds is 0, --iterations 6 and --step-seconds 0.1; use"),
         ("bench controller --devices 64 1", "--devices names 1; use 2 or more"),
         ("bench controller --layout tps", "there is no layout tps; did you mean tsp?"),
+        ("chaos chaos --first -1", "--first -1; use stories and jobs of 1 or more, seed and first"),
         ("bench gang --members 2 1", "--members is [2, 1]; use 2 to 64"),
         ("bench push --rounds 0", "--rounds is 0; use 1 or more"),
         ("bench push --megabytes 0", "--megabytes is 0; use 1 to 10000"),
