@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Literal
 
 from distributed import Client
 from prefect import runtime
@@ -265,9 +266,12 @@ def _ended_in(tracker: Tracker) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        tracker.finish("KILLED" if is_stop(error) else "FAILED", f"{type(error).__name__}: {error}")
+        ended: Literal["KILLED", "FAILED"] = "KILLED" if is_stop(error) else "FAILED"
+        if left := tracker.finish(ended, f"{type(error).__name__}: {error}"):
+            warn(left)
         raise
-    tracker.finish("FINISHED")
+    if left := tracker.finish("FINISHED"):
+        warn(left)
 
 
 @contextmanager

@@ -227,8 +227,10 @@ class Tracker:
             step=version,
         )
 
-    def finish(self, status: Literal["FINISHED", "FAILED", "KILLED"], message: str = "") -> None:
+    def finish(self, status: Literal["FINISHED", "FAILED", "KILLED"], message: str = "") -> str:
         """Send what is pending and end the run; afterwards nothing can be logged.
+
+        Return what MLflow has not taken, and how it is sent; nothing if it has all.
 
         Args:
             status: MLflow's word for how it ended.
@@ -241,15 +243,17 @@ class Tracker:
                 self._append(name, "file", path=VERSIONS_OF_RUN, folder="")
             self._append_status(status, message)
         self._sender.close()
-        if num_left := self._spool.num_unsent + len(self._spool.aside()):
-            uri, run_dir = redacted(self.uri), self._spool.run_dir
-            logger.warning(
-                "MLflow at %s has not taken %d entries of %s yet; 'digen sync %s' sends them.",
-                uri,
-                num_left,
-                self._spool.run.name,
-                run_dir if is_own(run_dir, self.uri) else f"{run_dir} --mlflow-uri {uri}",
-            )
+        num_left = self._spool.num_unsent + len(self._spool.aside())
+        if not num_left:
+            return ""
+        uri, run_dir = redacted(self.uri), self._spool.run_dir
+        where = run_dir if is_own(run_dir, self.uri) else f"{run_dir} --mlflow-uri {uri}"
+        text = (
+            f"MLflow at {uri} has not taken {num_left} entries of {self._spool.run.name} yet; "
+            f"'digen sync {where}' sends them"
+        )
+        logger.warning("%s", text)  # a terminal does not show that
+        return text
 
     def describe(self) -> str:
         """Return where the runs of the experiment are shown, and what serves them."""

@@ -11,7 +11,9 @@ from mlflow import MlflowClient
 from digen_core.config.run import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord
 from support.mlflow_server import MlflowServer
+from support.runs import Watch
 from tasks.tracking import Tracker
+from tasks.tracking.sync import send_rest
 
 pytestmark = pytest.mark.slow
 
@@ -61,6 +63,29 @@ def test_training_goes_on_and_nothing_is_missing(tmp_path, server, seconds):
     wait_until(lambda: not tracker._spool.num_unsent)  # by itself, before the end
     tracker.finish("FINISHED")
     check(server.uri, tracker, folder)
+
+
+def test_who_watches_a_run_is_told_what_mlflow_has_not_taken(tmp_path, server):
+    from flows.launch import _ended_in
+    from flows.runtime.observers import watching
+
+    tracking = {"runs_dir": str(tmp_path), "mlflow_uri": server.uri}
+    config, folder, watch = (
+        RunConfig.model_validate({"tracking": tracking}),
+        tmp_path / "run",
+        Watch(),
+    )
+    folder.mkdir()
+    (folder / "config.json").write_text(config.model_dump_json())
+    tracker = Tracker.start(config, "run", folder)
+    log(tracker, BEFORE)
+    wait_until(lambda: not tracker._spool.num_unsent)
+    with watching(watch), _ended_in(tracker):
+        server.stop()
+    server.start()
+    (said,) = watch.warnings
+    assert f"'digen sync {folder} --mlflow-uri {server.uri}' sends them" in said
+    assert send_rest(folder, server.uri).num_left == 0
 
 
 def check(uri: str, tracker: Tracker, folder: Path) -> None:
