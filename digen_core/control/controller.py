@@ -190,8 +190,7 @@ class Controller:
                 return self._on_too_large(pack)
             case GradientReduced(index):
                 return self._on_reduced(self._open(index))
-            case ReduceFailed(index):  # what is missing is trained again when its device is lost
-                self._open(index).num_reductions -= 1
+            case ReduceFailed():  # what is missing is trained again when its device is lost
                 return []
             case Stepped(version):
                 return self._on_stepped(version)
@@ -359,14 +358,12 @@ class Controller:
             self._finishing.append((finish, self._version))
             return self._closed(self._iterations[0]) if self._iterations else []
         iteration.reducing = True
-        iteration.num_reductions += 1
         devices = tuple(sorted(iteration.trained))
         return [Reduce(iteration.index, devices, self._fleet.holder)]
 
     def _on_reduced(self, iteration: Iteration) -> list[Instruction]:
-        iteration.num_reductions -= 1
-        if iteration.num_reductions or not iteration.reducing:  # void: a device was lost since
-            return []
+        if not iteration.reducing or iteration.stepping:
+            raise ControllerError(f"i{iteration.index} was not being reduced: {self!r}")
         iteration.stepping = True
         return [Step(iteration.index, self._version, self._fleet.holder)]
 

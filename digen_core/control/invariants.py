@@ -107,14 +107,13 @@ def _check_packs(it: IterationSnapshot, now: Snapshot, *, is_oldest: bool) -> No
     numbers = [pack.index for pack in packs]
     assert len(set(numbers)) == len(numbers), "a pack was given twice"
     assert all(number < it.num_packs for number in numbers)
-    assert is_oldest or not (it.num_packs or it.reducing or it.stepping or it.num_reductions)
+    assert is_oldest or not (it.num_packs or it.reducing or it.stepping)
     assert {state.name for state in now.fleet.devices} >= set(dict(it.training).values())
     assert {state.name for state in now.fleet.devices} >= it.trained.keys()
     if it.stepping:
         assert it.reducing, "a step without its gradient"
     else:
         assert not it.in_gradient, "there is no gradient"
-        assert not it.reducing or it.num_reductions, "nobody reduces"
     blocks = [*it.pool, *(block for pack in packs for block in pack.blocks)]
     blocks += [block for _, parked in it.parked for block in parked]
     rows = Counter(

@@ -53,8 +53,6 @@ class Iteration:
     num_to_generate: int = 0
     #: Everything is in a sum, and the sums are, or soon will be, one gradient.
     reducing: bool = False
-    #: Under way, one at least before the step; a lost device makes those before the last one void.
-    num_reductions: int = 0
     #: The gradient is whole, and the optimizer steps; it is reducing, too.
     stepping: bool = False
 

@@ -211,7 +211,10 @@ class CostsUpdated:
 
 @dataclass(frozen=True, slots=True)
 class GradientReduced:
-    """The devices' sums are one gradient."""
+    """The sums of all devices that were to be reduced are one gradient.
+
+    Of a reduction nothing is heard once one of its devices is lost.
+    """
 
     iteration: int
 

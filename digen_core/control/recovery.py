@@ -35,7 +35,6 @@ def lose_devices(iteration: Iteration, names: frozenset[str], returned: list[Pac
 def lose_holder(iteration: Iteration) -> None:
     """Undo how far the update of an iteration is: the sums of other devices are still there."""
     iteration.reducing = iteration.stepping = False
-    iteration.num_reductions = 0
 
 
 def _lose_scores(iteration: Iteration, names: frozenset[str]) -> list[Fragment]:

@@ -44,7 +44,6 @@ class IterationSnapshot:
     in_gradient: tuple[Pack, ...]
     num_packs: int
     reducing: bool
-    num_reductions: int
     stepping: bool
 
     @classmethod
@@ -72,7 +71,6 @@ class IterationSnapshot:
             in_gradient=tuple(it.in_gradient),
             num_packs=it.num_packs,
             reducing=it.reducing,
-            num_reductions=it.num_reductions,
             stepping=it.stepping,
         )
 
@@ -103,7 +101,6 @@ class IterationSnapshot:
             num_packs=self.num_packs,
             num_to_generate=len(self.waiting) + len(self.generating),
             reducing=self.reducing,
-            num_reductions=self.num_reductions,
             stepping=self.stepping,
         )
 

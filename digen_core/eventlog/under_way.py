@@ -77,8 +77,14 @@ def _is_lost(do: Instruction, devices: tuple[str, ...], again: list[p.Push]) -> 
     """
     if isinstance(do, p.Push) and any(subject_of(do) == subject_of(push) for push in again):
         return True
-    of_state = isinstance(do, p.CopyState) and do.source in devices
-    return of_state or getattr(do, "device", "") in devices
+    match do:
+        case p.CopyState(source=source):
+            needed = {do.device, source}
+        case p.Reduce(devices=others):
+            needed = {do.device, *others}
+        case _:
+            needed = {getattr(do, "device", "")}
+    return not needed.isdisjoint(devices)
 
 
 def after(segment: Segment) -> UnderWay:

@@ -206,13 +206,14 @@ class Executor:
         it, fleet = self._iterations[do.iteration], self._run.fleet
         others = [device for device in do.devices if device != do.device]
 
-        def event_of(receipt: Receipt[Reduced]) -> Event:
+        def event_of(receipt: Receipt[Reduced]) -> Event | None:
+            if it.reduction is not do:  # it is void: one of the devices was lost since
+                return None
             failed, failure = receipt.facts.failed, receipt.facts.failure
             if not failure:
                 return protocol.GradientReduced(do.iteration)
-            if it.reduction is do:  # else it is void: one of the devices was lost since
-                why = f"does not give away its sum of gradients: {failure}"
-                self._run.watch.broken(fleet.addresses[others[failed]], why)
+            why = f"does not give away its sum of gradients: {failure}"
+            self._run.watch.broken(fleet.addresses[others[failed]], why)
             return protocol.ReduceFailed(do.iteration)
 
         work = Work(

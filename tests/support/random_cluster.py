@@ -166,13 +166,22 @@ class RandomCluster:
             return 0
         for name in lost:
             self._forget(name)
+        self._void_reductions(set(lost))
         if holder in lost:
             self.num_successors += 1
-            gone = (p.Reduce, p.CopyState, p.Push)
+            gone = (p.CopyState, p.Push)
             self.others = [do for do in self.others if not isinstance(do, gone)]
         self.num_lost += len(lost)
         self.tell(p.DevicesLost(tuple(lost)))
         return len(lost)
+
+    def _void_reductions(self, lost: set[str]) -> None:
+        """Drop reductions of lost devices, of which nothing is heard; one may fail just before."""
+        reductions = [do for do in self.others if isinstance(do, p.Reduce)]
+        for do in (do for do in reductions if lost.intersection((*do.devices, do.device))):
+            self.others.remove(do)
+            if do.device not in lost and self.random.random() < 0.5:
+                self.tell(p.ReduceFailed(do.iteration))
 
     def _survive(self, lost: list[str]) -> bool:
         """Say whether the state is left; a run that is not stale has it wherever a copy is."""
@@ -308,9 +317,7 @@ class RandomCluster:
             case p.Train(pack, _, device):
                 self.sums[device].append(pack)
                 return p.PackTrained(pack)
-            case p.Reduce(index, devices) if not self.devices.issuperset(devices):  # it is void
-                return self.random.choice((p.ReduceFailed(index), p.GradientReduced(index)))
-            case p.Reduce(index):  # void if a device was lost since, and came back
+            case p.Reduce(index):
                 self.trained[index] = self._summed()
                 return p.GradientReduced(index)
             case p.Step(index, version) if index in self.not_updated:

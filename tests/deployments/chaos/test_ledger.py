@@ -4,7 +4,7 @@ from random import Random
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from deployments.chaos.ledger import Ledger, Work
 from digen_core.control import protocol as p
@@ -75,7 +75,6 @@ class Counted(RandomCluster):
         super().carry_out(instructions)
 
 
-@settings(derandomize=True)  # the orders themselves are tested elsewhere
 @given(
     schedules(),
     workloads(),
