@@ -66,6 +66,8 @@ def forget_lineage(client: Client, future: "Future[Any]") -> None:
 def _forget_lineage(key: str, dask_scheduler: Scheduler) -> None:
     """Do it in the scheduler's process; what nobody wants any more goes, and what that was of."""
     key_split.cache_clear()  # Dask's of the last 100 000 keys, of which none comes twice
+    for group in dask_scheduler.task_groups.values():
+        group.dependencies.clear()  # groups that are gone, too
     task = dask_scheduler.tasks.get(key)
     if task is None or task.state != "memory":  # it is lost, or not wanted any more
         return

@@ -34,9 +34,10 @@ def known(dask_scheduler: Scheduler) -> set[str]:
     return set(dask_scheduler.tasks)
 
 
-def kept(dask_scheduler: Scheduler) -> tuple[int, int]:
+def kept(dask_scheduler: Scheduler) -> tuple[int, int, int]:
     spans = dask_scheduler.extensions["spans"]
-    return len(spans.spans) + len(spans.root_spans), key_split.cache_info().currsize
+    groups = sum(len(group.dependencies) for group in dask_scheduler.task_groups.values())
+    return len(spans.spans) + len(spans.root_spans), key_split.cache_info().currsize, groups
 
 
 def knows(client: Client, *keys: str) -> bool:
@@ -52,8 +53,8 @@ def test_a_state_that_is_made_from_the_one_before_keeps_no_other(client):
         del gradient
         forget_lineage(client, state)
     assert knows(client, f"state-{NUM}")
-    num_spans, num_cached = client.run_on_scheduler(kept)
-    assert num_spans == 0
+    num_spans, num_cached, num_groups = client.run_on_scheduler(kept)
+    assert (num_spans, num_groups) == (0, 0)
     assert num_cached < NUM
 
 
