@@ -9,17 +9,17 @@ answer to that.
 """
 
 import json
-import os
 import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deployments.chaos.ledger import Ledger
 from deployments.cli import run
 from deployments.local import apply_settings
+from deployments.processes import WorkerProcesses
 from deployments.stopping import install
 from digen_core.checkpoints.manifest import (
     CHECKPOINTS_OF_RUN,
@@ -31,11 +31,6 @@ from digen_core.control import protocol as p
 from digen_core.records import EvaluationReport, IterationRecord
 from flows.runtime.observers import listening, watching
 
-if TYPE_CHECKING:
-    from flows.runtime.context import RunContext
-
-ANSWER_SECONDS = 3.0  # in which a worker says which process it is
-
 
 class Reporter:
     """Tells whoever plays the story what the run does."""
@@ -45,7 +40,7 @@ class Reporter:
         self._lock = Lock()
         self._ledger = Ledger()
         self._run_dir = Path()
-        self._pids: dict[str, int] = {}  # by address of a worker
+        self._workers = WorkerProcesses()
 
     def hear(self, what: p.Event | p.Instruction) -> None:
         """Report an event or an instruction."""
@@ -83,7 +78,7 @@ class Reporter:
         with self._lock:
             answer = self._say(line)
             if answer == "who":
-                self._say(self._processes())
+                self._say(self._workers.of(self._run_dir.name))
 
     def _say(self, line: dict[str, Any]) -> str:
         try:
@@ -92,30 +87,6 @@ class Reporter:
             return self._lines.readline().strip()
         except OSError:  # nobody listens any more
             return "go"
-
-    def _processes(self) -> dict[str, int]:
-        from flows.runtime.context import context_of
-        from tasks.cluster.calls import SchedulerLostError
-        from tasks.cluster.presence import present_workers
-
-        try:
-            run = context_of(self._run_dir.name)
-            workers = present_workers(run.client)
-        except (KeyError, SchedulerLostError):
-            return {}
-        found = {worker.name: self._pid(run, at) for at, worker in workers.items()}
-        return {name: pid for name, pid in found.items() if pid is not None}
-
-    def _pid(self, run: "RunContext", address: str) -> int | None:
-        from tasks.cluster.calls import SchedulerLostError, WorkerLostError, on_worker
-
-        if address not in self._pids:
-            try:
-                pid = on_worker(run.client, address, os.getpid, seconds=ANSWER_SECONDS)
-            except (OSError, WorkerLostError, SchedulerLostError):
-                return None
-            self._pids[address] = pid
-        return self._pids[address]
 
 
 def kept_in(run_dir: Path) -> tuple[int, ...]:

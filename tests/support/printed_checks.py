@@ -58,6 +58,7 @@ STARTS = (
     "deployments.bench.runner.bench_runner",
     "deployments.bench.tracking.bench_tracking",
     "deployments.bench.utilization.main",
+    "deployments.soak.main",
     "deployments.chaos.campaign.Campaign",
     "deployments.operation.cancelling.cancel_run",
     "deployments.local.pause_run",
