@@ -116,6 +116,10 @@ bench.command(
     training.algorithms,
     usage="Usage: digen bench algorithms CONFIG [--only NAME ...] [--KEY VALUE ...]",
 )
+bench.command(
+    training.soak,
+    usage="Usage: digen bench soak CONFIG [--every-seconds S] [--seed S] [--KEY VALUE ...]",
+)
 bench.command(training.pictures)
 bench.command(training.golden)
 for _group in (_pretrain, _config, _cluster, bench):

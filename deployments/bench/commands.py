@@ -210,44 +210,6 @@ def tracking(*, rounds: int = 3, iterations: int = 6, step_seconds: float = 0.1)
     return 0 if measured.holds else 1
 
 
-@bench.command(
-    usage="Usage: digen bench soak CONFIG [--every-seconds S] [--seed S] [--KEY VALUE ...]"
-)
-def soak(*tokens: ConfigTokens, every_seconds: float = 30.0, seed: int = 0) -> int:
-    """Train for many iterations while workers are killed, and measure what grows with them.
-
-    Example: digen bench soak chaos --num-iterations 500 --evaluation.every 0
-    Example: digen bench soak chaos --num-iterations 100000 --max-minutes 600
-        --cluster.rollout-workers 10 --cluster.trainer-workers 6
-
-    Args:
-        tokens: CONFIG and settings, as in 'digen train'.
-        every_seconds: Between two kills of a worker.
-        seed: Of who is killed.
-    """
-    config = config_of(tokens, "digen bench soak")
-    _require_all(
-        every_seconds=(every_seconds, 0 < every_seconds < inf, "a number above 0"),
-        seed=(seed, seed >= 0, "0 or more"),
-    )
-    if config.num_iterations < 10:
-        raise UserError(f"num_iterations is {config.num_iterations}; a soak needs 10 or more")
-    if config.cluster.address is not None:
-        raise UserError(
-            f"cluster.scheduler_address is {config.cluster.address}; a soak kills workers that it "
-            "starts itself: leave it out, and DASK_SCHEDULER_ADDRESS"
-        )
-
-    from digen_core.preflight.run import check_run
-
-    check_run(config)
-
-    from deployments import soak as long_run
-    from deployments.views.terminal import terminal
-
-    return 0 if long_run.main(config, seed, every_seconds, terminal()) else 1
-
-
 @bench.command
 def push(*, megabytes: int = 200, rounds: int = 7, tls: bool = False) -> int:
     """Measure a push of all weights between two workers here, pulled and as it was before.

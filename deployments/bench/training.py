@@ -1,5 +1,6 @@
 """Commands of ``digen bench`` that train: comparisons, and what the repository keeps of runs."""
 
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -165,6 +166,41 @@ def _real_layouts(path: Path, layout: list[str] | None, rounds: int, iterations:
 
     bench_compute.main(config, names, rounds=rounds, iterations=iterations)
     return 0
+
+
+def soak(*tokens: ConfigTokens, every_seconds: float = 30.0, seed: int = 0) -> int:
+    """Train for many iterations while workers are killed, and measure what grows with them.
+
+    Example: digen bench soak chaos --num-iterations 500 --evaluation.every 0
+    Example: digen bench soak chaos --num-iterations 100000 --max-minutes 600
+        --cluster.rollout-workers 10 --cluster.trainer-workers 6
+
+    Args:
+        tokens: CONFIG and settings, as in 'digen train'.
+        every_seconds: Between two kills of a worker.
+        seed: Of who is killed.
+    """
+    config = config_of(tokens, "digen bench soak")
+    require_all(
+        every_seconds=(every_seconds, 0 < every_seconds < inf, "a number above 0"),
+        seed=(seed, seed >= 0, "0 or more"),
+    )
+    if config.num_iterations < 10:
+        raise UserError(f"num_iterations is {config.num_iterations}; a soak needs 10 or more")
+    if config.cluster.address is not None:
+        raise UserError(
+            f"cluster.scheduler_address is {config.cluster.address}; a soak kills workers that it "
+            "starts itself: leave it out, and DASK_SCHEDULER_ADDRESS"
+        )
+
+    from digen_core.preflight.run import check_run
+
+    check_run(config)
+
+    from deployments import soak as long_run
+    from deployments.views.terminal import terminal
+
+    return 0 if long_run.main(config, seed, every_seconds, terminal()) else 1
 
 
 def pictures(*, only: Several[str] = None, output: Path = Path("docs/images")) -> int:
