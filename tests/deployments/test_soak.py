@@ -43,7 +43,7 @@ def test_limits():
 @pytest.mark.operation
 @pytest.mark.timeout(900)
 def test_workers_are_killed_and_the_scheduler_forgets_tasks(tmp_path):
-    """Memory says little in so short a run; tasks are counted: an iteration has about fifty."""
+    """Memory says little in so short a run; tasks are counted. Three an iteration embed prompts."""
     command = ["bench", "soak", "chaos", "--num-iterations", "20", "--every-seconds", "10"]
     done = subprocess.run(
         [*DIGEN, *command, "--evaluation.every", "0", "--tracking.runs-dir", str(tmp_path)],
@@ -55,7 +55,7 @@ def test_workers_are_killed_and_the_scheduler_forgets_tasks(tmp_path):
     assert done.returncode in (0, 1), done.stderr
     rows = dict(re.findall(r"^(\S.*?) +[\d.]+ +[\d.]+ +([+-][\d.]+) *$", done.stdout, re.M))
     assert rows.keys() >= {"flow, MB", "Prefect's server, MB", f"{DATABASE}, MB", TASKS}
-    assert float(rows[TASKS]) < 5
+    assert float(rows[TASKS]) < 10
     assert float(rows[f"{DATABASE}, MB"]) > 0
     (num_killed,) = re.findall(r"^20 iterations, (\d+) workers killed; ", done.stdout, re.M)
     assert int(num_killed) >= 1
