@@ -24,10 +24,7 @@ from digen_core.maths.statistics import error_of
 from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.transport.files import make_folder, replace_bytes, replace_text
 from tasks.tracking.delivery import Delivery
-from tasks.tracking.environment import (
-    ENVIRONMENT_OF_RUN,
-    environment,
-)
+from tasks.tracking.environment import ENVIRONMENT_OF_RUN, environment
 from tasks.tracking.model import package
 from tasks.tracking.opening import begin, go_on, params_of_evaluation
 from tasks.tracking.sender import Sender

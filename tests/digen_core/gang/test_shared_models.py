@@ -59,6 +59,9 @@ def compare(size: int, folder, folders: dict[str, str], cases: list[Case]) -> No
         assert found.error < bound, (case, found.error)
         metrics, expected = asdict(found.metrics), asdict(found.expected)
         assert metrics.pop("nonfinite") == expected.pop("nonfinite") == ""
+        errors = metrics.pop("replay_errors")
+        assert errors == pytest.approx(expected.pop("replay_errors"), rel=bound, abs=bound), case
+        assert set(errors) == {"rollout-0"}  # sampled the first; what others did is not its own
         assert metrics == pytest.approx(expected, rel=bound, abs=bound), case
         assert found.expected.num_pairs == 2 * case.num_rows
 
