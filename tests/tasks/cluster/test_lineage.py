@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 from dask.utils import key_split
-from distributed import Client, LocalCluster, Scheduler, Worker
+from distributed import Client, Future, LocalCluster, Scheduler, Worker, wait
 
 from support.waiting import comes_to
 from tasks.cluster.lineage import PRELOAD, forget_lineage
@@ -44,14 +44,21 @@ def knows(client: Client, *keys: str) -> bool:
     return comes_to(lambda: client.run_on_scheduler(known) == set(keys))
 
 
-def test_a_state_that_is_made_from_the_one_before_keeps_no_other(client):
+def stepped(client: Client) -> Future:
+    """Make states from gradients, each from the one before; return the last."""
     state = client.submit(int, "0", key="state-0")
     for number in range(1, NUM + 1):
         gradient = client.submit(int, "2", key=f"gradient-{number}")
         state = client.submit(int.__add__, state, gradient, key=f"state-{number}")
-        assert state.result(20) == 2 * number
+        wait(state, 20)
         del gradient
         forget_lineage(client, state)
+    return state
+
+
+def test_a_state_that_is_made_from_the_one_before_keeps_no_other(client):
+    state = stepped(client)
+    assert state.result(20) == 2 * NUM
     assert knows(client, f"state-{NUM}")
     num_spans, num_cached, num_groups = client.run_on_scheduler(kept)
     assert (num_spans, num_groups) == (0, 0)
@@ -99,12 +106,7 @@ def known_by(dask_worker: Worker) -> set[str]:
 
 
 def test_a_worker_forgets_too(client):
-    state = client.submit(int, "0", key="state-0")
-    for number in range(1, NUM + 1):
-        gradient = client.submit(int, "2", key=f"gradient-{number}")
-        state = client.submit(int.__add__, state, gradient, key=f"state-{number}")
-        assert state.result(20) == 2 * number
-        del gradient
-        forget_lineage(client, state)
+    state = stepped(client)
+    assert state.result(20) == 2 * NUM
     newest = {f"state-{NUM}"}
     assert comes_to(lambda: set().union(*client.run(known_by).values()) == newest)
