@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
 
 from distributed import Client
 from prefect import runtime
@@ -25,7 +24,7 @@ from flows.reopen import folder_to_resume, go_on, locked, resuming, tracker_of
 from flows.runtime.context import RunContext, registered
 from flows.runtime.disk import naming_full_disk
 from flows.runtime.fleet.fleet import Fleet
-from flows.runtime.observers import count, observers, say, warn, watching
+from flows.runtime.observers import count, forwarding, observers, say, warn, watching
 from flows.runtime.requests import RunCancelledError, following, is_stop
 from flows.runtime.scheduling import measured_costs, resolve_layout
 from flows.runtime.workload import layout_of
@@ -262,16 +261,15 @@ def _saying_how_to_resume(run: RunContext) -> Iterator[None]:
 
 @contextmanager
 def _ended_in(tracker: Tracker) -> Iterator[None]:
-    """Tell MLflow how the run ended."""
-    try:
-        yield
-    except BaseException as error:
-        ended: Literal["KILLED", "FAILED"] = "KILLED" if is_stop(error) else "FAILED"
-        if left := tracker.finish(ended, f"{type(error).__name__}: {error}"):
-            warn(left)
-        raise
-    if left := tracker.finish("FINISHED"):
-        warn(left)
+    """Tell MLflow how the run ended, and the observers what MLflow does not take."""
+    with forwarding("tasks.tracking"):
+        try:
+            yield
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+            tracker.finish("KILLED" if is_stop(error) else "FAILED", text)
+            raise
+        tracker.finish("FINISHED")
 
 
 @contextmanager

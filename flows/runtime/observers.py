@@ -3,6 +3,7 @@
 Listeners hear more, and more often: each event of the controller and what it says to that.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -93,6 +94,22 @@ def warn(text: str) -> None:
     """Tell the observers what is wrong, or what to do about it."""
     for observer in _observers:
         observer.on_warning(text)
+
+
+@contextmanager
+def forwarding(name: str) -> Iterator[None]:
+    """Tell the observers what a logger warns of while the body runs: a terminal shows no log."""
+    handler = _Forwarding(logging.WARNING)
+    logging.getLogger(name).addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger(name).removeHandler(handler)
+
+
+class _Forwarding(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        warn(record.getMessage())
 
 
 def stopped(why: str) -> None:

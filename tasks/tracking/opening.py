@@ -14,7 +14,7 @@ from digen_core.records import EvaluationReport
 from tasks.tracking.delivery import MAX_PARAMS_PER_CALL
 from tasks.tracking.environment import digen_version, git_revision
 from tasks.tracking.server import MlflowError, experiment_of, first_line, share_view, tracking_uri
-from tasks.tracking.spool import RunOfSpool, Spool
+from tasks.tracking.spool import RunOfSpool, Spool, iteration_key
 
 
 def begin(
@@ -58,6 +58,7 @@ def go_on(
     try:
         client = MlflowClient(uri)
         info = client.get_run(run_id).info
+        logged = () if spool else _iterations_in(client, run_id)
     except MlflowError as error:
         raise UserError(
             f"tracking: cannot continue run {run_id} in MLflow at {uri}: {first_line(error)}"
@@ -65,7 +66,13 @@ def go_on(
     run = RunOfSpool(
         uri=uri, experiment_id=info.experiment_id, mlflow_run_id=run_id, name=info.run_name
     )
-    return client, Spool.create(run_dir, run)
+    return client, Spool.create(run_dir, run, logged)
+
+
+def _iterations_in(client: MlflowClient, run_id: str) -> list[str]:
+    """Return the keys of the iterations that MLflow has, for a run whose folder forgot them."""
+    history = client.get_metric_history(run_id, "time/iteration_seconds")  # each iteration has it
+    return [iteration_key(metric.step) for metric in history]
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:

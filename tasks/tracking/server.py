@@ -17,6 +17,8 @@ from tasks.tracking.view import KEY, VIEW_TAG, view_state
 
 # Its lines tell of tables that it makes, and of versions of torch that it writes down otherwise.
 logging.getLogger("mlflow").setLevel(logging.ERROR)
+# A traceback of each call while the database fails, as on a full disk: it raises, too.
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
 DATABASE_OF_RUNS: Final = "mlflow.db"  # in the folder of all runs
 KEY_OF_VIEW: Final = "viewStateShareKey"

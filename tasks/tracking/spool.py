@@ -13,7 +13,7 @@ with a warning: a run can continue without it.
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from threading import Lock
@@ -43,6 +43,11 @@ class RunOfSpool(Strict):
     name: str
 
 
+def iteration_key(step: int) -> str:
+    """Return the key of the metrics of an iteration; steps count from 1."""
+    return f"iteration {step:04d}"
+
+
 class _Sent(Strict):
     """How far a spool was sent."""
 
@@ -53,21 +58,27 @@ class _Sent(Strict):
 class Spool:
     """The entries of one run's folder. Safe to use from several threads and processes."""
 
-    def __init__(self, run_dir: Path, run: RunOfSpool) -> None:
+    def __init__(self, run_dir: Path, run: RunOfSpool, logged: Iterable[str] = ()) -> None:
         self.run_dir = run_dir
         self.folder = run_dir / FOLDER
         self.run = run
         self._entries = self.folder / "entries.jsonl"
         self._aside = self.folder / "aside.jsonl"
         self._adding = Lock()
-        self._keys = {str(entry["key"]) for entry in self.read()}
+        self._keys = {str(entry["key"]) for entry in self.read()}.union(logged)
 
     @classmethod
-    def create(cls, run_dir: Path, run: RunOfSpool) -> Self:
-        """Begin the spool of a run of MLflow in the run's folder."""
+    def create(cls, run_dir: Path, run: RunOfSpool, logged: Iterable[str] = ()) -> Self:
+        """Begin the spool of a run of MLflow in the run's folder.
+
+        Args:
+            run_dir: folder of the run.
+            run: of MLflow.
+            logged: keys of what MLflow has, beside those of the folder's entries.
+        """
         make_folder(run_dir / FOLDER)
         replace_text(run_dir / FOLDER / "run.json", run.model_dump_json(indent=2))
-        return cls(run_dir, run)
+        return cls(run_dir, run, logged)
 
     @classmethod
     def open(cls, run_dir: Path) -> Self | None:

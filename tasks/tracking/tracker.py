@@ -29,7 +29,7 @@ from tasks.tracking.model import package
 from tasks.tracking.opening import begin, go_on, params_of_evaluation
 from tasks.tracking.sender import Sender
 from tasks.tracking.server import is_own, page_of
-from tasks.tracking.spool import Spool
+from tasks.tracking.spool import Spool, iteration_key
 from tasks.tracking.versions import VERSIONS_OF_RUN, note_versions
 from tasks.views.markdown import inline
 from tasks.views.pictures import animation, draw_grid, png
@@ -132,10 +132,8 @@ class Tracker:
         """
         step = record.iteration + 1
         _check(record.metrics, step)
-        name = f"iteration {step:04d}"
-        is_new = self._append(
-            name, "metrics", metrics=record.metrics, step=step, time=_milliseconds()
-        )
+        now, key = _milliseconds(), iteration_key(step)
+        is_new = self._append(key, "metrics", metrics=record.metrics, step=step, time=now)
         if is_new and record.timeline is not None:
             self._pictures.append(record.timeline)
             path = f"timelines/iteration-{step:04d}.png"
@@ -224,10 +222,8 @@ class Tracker:
             step=version,
         )
 
-    def finish(self, status: Literal["FINISHED", "FAILED", "KILLED"], message: str = "") -> str:
+    def finish(self, status: Literal["FINISHED", "FAILED", "KILLED"], message: str = "") -> None:
         """Send what is pending and end the run; afterwards nothing can be logged.
-
-        Return what MLflow has not taken, and how it is sent; nothing if it has all.
 
         Args:
             status: MLflow's word for how it ended.
@@ -241,16 +237,15 @@ class Tracker:
             self._append_status(status, message)
         self._sender.close()
         num_left = self._spool.num_unsent + len(self._spool.aside())
-        if not num_left:
-            return ""
-        uri, run_dir = redacted(self.uri), self._spool.run_dir
-        where = run_dir if is_own(run_dir, self.uri) else f"{run_dir} --mlflow-uri {uri}"
-        text = (
-            f"MLflow at {uri} has not taken {num_left} entries of {self._spool.run.name} yet; "
-            f"'digen sync {where}' sends them"
-        )
-        logger.warning("%s", text)  # a terminal does not show that
-        return text
+        if num_left:
+            uri, run_dir = redacted(self.uri), self._spool.run_dir
+            logger.warning(
+                "MLflow at %s has not taken %d entries of %s yet; 'digen sync %s' sends them",
+                uri,
+                num_left,
+                self._spool.run.name,
+                run_dir if is_own(run_dir, self.uri) else f"{run_dir} --mlflow-uri {uri}",
+            )
 
     def describe(self) -> str:
         """Return where the runs of the experiment are shown, and what serves them."""

@@ -32,9 +32,8 @@ class Untracked(Tracker):
     def log_model(self, weights: Path, version: int, weights_hash: str) -> None:
         """Do nothing."""
 
-    def finish(self, status: str, message: str = "") -> str:
+    def finish(self, status: str, message: str = "") -> None:
         """Do nothing."""
-        return ""
 
     def describe(self) -> str:
         """Return that there is nothing to look at."""

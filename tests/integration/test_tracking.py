@@ -1,6 +1,7 @@
 import json
 import logging
 import platform
+import shutil
 import sqlite3
 import time
 from contextlib import contextmanager
@@ -258,11 +259,13 @@ def quick(monkeypatch):
 
 
 def words_of(caplog) -> list[str]:
-    """Levels of what digen says; MLflow's own logger tells of SQL."""
+    """Levels of what digen says."""
     return [record.levelname for record in caplog.records if record.name.startswith("tasks")]
 
 
-def test_what_a_broken_store_missed_is_told_when_it_is_mended(tracker, runs_dir, caplog, quick):
+def test_what_a_broken_store_missed_is_told_when_it_is_mended(
+    tracker, runs_dir, caplog, capfd, quick
+):
     with broken(runs_dir / "mlflow.db"), caplog.at_level(logging.INFO, logger="tasks.tracking"):
         for version in (1, 2, 3):
             tracker.log_iteration(record_of(version, **{"reward/mean": version / 10}))
@@ -274,6 +277,7 @@ def test_what_a_broken_store_missed_is_told_when_it_is_mended(tracker, runs_dir,
         tracker.finish("FINISHED")
     assert words_of(caplog) == ["WARNING", "INFO"]
     assert "and what it logs is kept in" in caplog.text
+    assert "Traceback" not in caplog.text + capfd.readouterr().err
     assert history_of(tracker, "reward/mean") == [(1, 0.1), (2, 0.2), (3, 0.3)]
     assert history_of(tracker, "evaluation/reward") == [(2, 0.5)]
     assert len(nested_runs(tracker)) == 1
@@ -355,6 +359,20 @@ def test_a_run_that_ended_without_a_word_is_told_of_as_killed(tracker, runs_dir,
     tracker._sender.close()
     assert not send_rest(folder).is_busy
     assert run_of(tracker).info.status == "KILLED"
+
+
+def test_a_run_whose_folder_forgot_what_it_logged_logs_nothing_twice(tracker, runs_dir, request):
+    """MLflow knows which iterations it has."""
+    folder = runs_dir / request.node.name
+    for version in (1, 2):
+        tracker.log_iteration(record_of(version, **{"time/iteration_seconds": version}))
+    tracker.finish("KILLED")
+    shutil.rmtree(folder / "tracking")
+    resumed = Tracker.resume(config_in(runs_dir), folder, tracker.mlflow_run_id)
+    for version in (2, 3):
+        resumed.log_iteration(record_of(version, **{"time/iteration_seconds": version}))
+    resumed.finish("FINISHED")
+    assert history_of(resumed, "time/iteration_seconds") == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
 def test_resuming_needs_the_run(tracker, tmp_path, runs_dir):

@@ -83,7 +83,11 @@ def test_who_watches_a_run_is_told_what_mlflow_has_not_taken(tmp_path, server):
     with watching(watch), _ended_in(tracker):
         server.stop()
     server.start()
-    (said,) = watch.warnings
+    away, said = watch.warnings
+    assert (
+        f"does not take what run logs; the run goes on, and what it logs is kept in {folder}"
+        in away
+    )
     assert f"'digen sync {folder} --mlflow-uri {server.uri}' sends them" in said
     assert send_rest(folder, server.uri).num_left == 0
 
