@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import Param
+from mlflow.entities import Param, RunInfo
 
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.records import EvaluationReport
-from tasks.tracking.delivery import MAX_PARAMS_PER_CALL
+from tasks.tracking.delivery import EVALUATION_TAG, MAX_PARAMS_PER_CALL, PARENT_TAG
 from tasks.tracking.environment import digen_version, git_revision
 from tasks.tracking.server import MlflowError, experiment_of, first_line, share_view, tracking_uri
-from tasks.tracking.spool import RunOfSpool, Spool, iteration_key
+from tasks.tracking.spool import RunOfSpool, Spool, evaluation_key, iteration_key
 
 
 def begin(
@@ -58,7 +58,7 @@ def go_on(
     try:
         client = MlflowClient(uri)
         info = client.get_run(run_id).info
-        logged = () if spool else _iterations_in(client, run_id)
+        logged = () if spool else _logged_in(client, info)
     except MlflowError as error:
         raise UserError(
             f"tracking: cannot continue run {run_id} in MLflow at {uri}: {first_line(error)}"
@@ -69,10 +69,23 @@ def go_on(
     return client, Spool.create(run_dir, run, logged)
 
 
-def _iterations_in(client: MlflowClient, run_id: str) -> list[str]:
-    """Return the keys of the iterations that MLflow has, for a run whose folder forgot them."""
-    history = client.get_metric_history(run_id, "time/iteration_seconds")  # each iteration has it
-    return [iteration_key(metric.step) for metric in history]
+def _logged_in(client: MlflowClient, run: RunInfo) -> set[str]:
+    """Return the keys of iterations and evaluations that MLflow has of a run, whole.
+
+    For a run whose folder forgot what it logged.
+    """
+
+    def steps_of(metric: str) -> set[int]:
+        return {point.step for point in client.get_metric_history(run.run_id, metric)}
+
+    versions = set(map(str, steps_of("evaluation/reward")))
+    nested = client.search_runs([run.experiment_id], f"tags.`{PARENT_TAG}` = '{run.run_id}'")
+    evaluations = {
+        evaluation_key(one.data.tags.get(EVALUATION_TAG, ""))
+        for one in nested
+        if one.info.status == "FINISHED" and one.data.params.get("policy_version") in versions
+    }
+    return evaluations.union(map(iteration_key, steps_of("time/iteration_seconds")))
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:

@@ -48,6 +48,11 @@ def iteration_key(step: int) -> str:
     return f"iteration {step:04d}"
 
 
+def evaluation_key(tag: str) -> str:
+    """Return the key of an evaluation."""
+    return f"evaluation {tag}"
+
+
 class _Sent(Strict):
     """How far a spool was sent."""
 

@@ -29,7 +29,7 @@ from tasks.tracking.model import package
 from tasks.tracking.opening import begin, go_on, params_of_evaluation
 from tasks.tracking.sender import Sender
 from tasks.tracking.server import is_own, page_of
-from tasks.tracking.spool import Spool, iteration_key
+from tasks.tracking.spool import Spool, evaluation_key, iteration_key
 from tasks.tracking.versions import VERSIONS_OF_RUN, note_versions
 from tasks.views.markdown import inline
 from tasks.views.pictures import animation, draw_grid, png
@@ -166,7 +166,7 @@ class Tracker:
         _check(metrics, report.version)
         name = tag if self._in_training else self._unused(tag)
         self._append(
-            f"evaluation {name}",
+            evaluation_key(name),
             "evaluation",
             evaluation=name,
             in_training=self._in_training,
@@ -278,7 +278,7 @@ class Tracker:
 
     def _unused(self, tag: str) -> str:
         number = 1
-        while f"evaluation {tag}-{number}" in self._spool:
+        while evaluation_key(f"{tag}-{number}") in self._spool:
             number += 1
         return f"{tag}-{number}"
 

@@ -366,13 +366,18 @@ def test_a_run_whose_folder_forgot_what_it_logged_logs_nothing_twice(tracker, ru
     folder = runs_dir / request.node.name
     for version in (1, 2):
         tracker.log_iteration(record_of(version, **{"time/iteration_seconds": version}))
+    tracker.log_evaluation("iteration-0002", REPORT)
     tracker.finish("KILLED")
     shutil.rmtree(folder / "tracking")
     resumed = Tracker.resume(config_in(runs_dir), folder, tracker.mlflow_run_id)
     for version in (2, 3):
         resumed.log_iteration(record_of(version, **{"time/iteration_seconds": version}))
+    for tag in ("iteration-0002", "after"):
+        resumed.log_evaluation(tag, REPORT)
     resumed.finish("FINISHED")
     assert history_of(resumed, "time/iteration_seconds") == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert history_of(resumed, "evaluation/reward") == [(2, 0.5), (2, 0.5)], "each evaluation once"
+    assert len(nested_runs(resumed)) == 2
 
 
 def test_resuming_needs_the_run(tracker, tmp_path, runs_dir):
