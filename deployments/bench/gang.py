@@ -1,7 +1,7 @@
 """A command inside a gang: what it adds to a task that members do together.
 
 The leader calls a function that does nothing on all members and waits for their answers, as each
-step of a denoise task does. They are worker processes of this machine, as in a run.
+denoise task does. They are worker processes of this machine, as in a run.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from tasks.gang.together import together
 MOST_MS: Final = 3.0
 """What a command without arguments may take, in milliseconds, at the median."""
 ARGUMENT_BYTES: Final = (0, 1 << 20)
-"""Of the arguments: none, and about the latents of eight images of 1024 x 1024 in float32."""
+"""Of the arguments: none, and what the latents of an image of 1024 x 1024 take in float32."""
 _WARM_UP: Final = 50
 
 

@@ -363,7 +363,7 @@ class Controller:
 
     def _on_reduced(self, iteration: Iteration) -> list[Instruction]:
         if not iteration.reducing or iteration.stepping:
-            raise ControllerError(f"i{iteration.index} was not being reduced: {self!r}")
+            raise ControllerError(f"iteration {iteration.index} was not being reduced: {self!r}")
         iteration.stepping = True
         return [Step(iteration.index, self._version, self._fleet.holder)]
 

@@ -221,7 +221,7 @@ class GradientReduced:
 
 @dataclass(frozen=True, slots=True)
 class ReduceFailed:
-    """A device's sum could not be had: it is lost, or will be found to be."""
+    """A device's sum could not be had: the device will be found lost."""
 
     iteration: int
 

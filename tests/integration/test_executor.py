@@ -264,6 +264,25 @@ def test_a_pack_that_is_trained_again_counts_once_whatever_the_memory(in_a_run):
     assert in_a_run(body) == 4
 
 
+def test_nothing_is_heard_of_a_reduction_of_which_a_device_was_lost(in_a_run):
+    """Whether it ends before or after the one that is made in its place."""
+
+    def body(run):
+        it = scored(run)
+        it.do(p.Train(p.Pack(0, 0, (p.PairBlock(it.fragment, 1, 0, 2),)), 0, "trainer-0"))
+        it.do(p.Train(p.Pack(0, 1, (p.PairBlock(it.fragment, 1, 2, 2),)), 0, "trainer-1"))
+        it.executor.submit(p.Reduce(0, ("trainer-0", "trainer-1"), "trainer-0"))
+        it.executor.forget(["trainer-1"])
+        it.do(p.Train(p.Pack(0, 2, (p.PairBlock(it.fragment, 1, 2, 2),)), 0, "trainer-0"))
+        it.executor.submit(p.Reduce(0, ("trainer-0",), "trainer-0"))
+        events = [it.wait() for _ in range(it.executor.num_running)]
+        return events, it.iteration.total.result().metrics.num_pairs
+
+    events, num_pairs = in_a_run(body)
+    assert [event for event in events if event] == [p.GradientReduced(0)]
+    assert num_pairs == 4
+
+
 def test_sums_are_dropped_when_the_update_is_made(in_a_run):
     """Of all weights, a device has no room for two."""
 

@@ -252,6 +252,7 @@ def test_group_order_follows_the_bottleneck(num_steps, samples, first):
         (p.FragmentScored(p.Fragment(0, 0, 0, 0, 2)), "scored but not waited for"),
         (p.AdvantagesComputed(0, (5,)), "already have advantages"),
         (p.PackTrained(p.Pack(0, 0, ())), "pack 0 was not being trained"),
+        (p.GradientReduced(0), "iteration 0 was not being reduced"),
         (p.Stepped(2), "version 2 does not follow"),
         (p.UpdateSkipped(0, 1), "version 1 was not to be made"),
         (p.StateCopied("trainer-0", 0), "trainer-0 copied the state of version 0 unasked"),
