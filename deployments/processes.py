@@ -1,12 +1,29 @@
-"""The worker processes of a run of this process; Prefect is imported when they are asked for."""
+"""Processes that belong to a run: its Prefect server, and its workers if it is of this process.
+
+Prefect is imported when workers are asked for.
+"""
 
 import os
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import psutil
 
 if TYPE_CHECKING:
     from flows.runtime.context import RunContext
 
 ANSWER_SECONDS = 3.0  # in which a worker says which process it is
+PREFECT_MODULE: Final = "deployments.operation.prefect_app"
+"""That a Prefect server of digen runs."""
+
+
+def prefect_server_of(pid: int) -> int | None:
+    """Return the process of the Prefect server that a process has started, if there is one."""
+    for child in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.Error):  # it ended meanwhile
+            if child.cmdline()[1:3] == ["-m", PREFECT_MODULE]:
+                return child.pid
+    return None
 
 
 class WorkerProcesses:

@@ -28,11 +28,11 @@ from digen_core.checkpoints.manifest import (
     read_manifest,
 )
 from digen_core.control import protocol as p
-from digen_core.records import EvaluationReport, IterationRecord
-from flows.runtime.observers import listening, watching
+from digen_core.records import IterationRecord
+from flows.runtime.observers import Observer, listening, watching
 
 
-class Reporter:
+class Reporter(Observer):
     """Tells whoever plays the story what the run does."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -61,18 +61,9 @@ class Reporter:
         """Note which run it is."""
         self._run_dir = run_dir
 
-    def on_step(self, done: int, total: int) -> None:
-        """Nothing is reported of that."""
-
-    def on_stop(self, why: str) -> None:
-        """Nothing is reported of that."""
-
     def on_iteration(self, record: IterationRecord) -> None:
         """Note which checkpoints there are: that of an iteration comes before this."""
         self._ledger.kept = kept_in(self._run_dir)
-
-    def on_evaluation(self, tag: str, report: EvaluationReport) -> None:
-        """Nothing is reported of that."""
 
     def _report(self, line: dict[str, Any]) -> None:
         with self._lock:

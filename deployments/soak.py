@@ -4,6 +4,7 @@ The memory of each process is read as each iteration ends. The first part is lef
 Every second device is never killed, so that its memory can be followed.
 """
 
+import os
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,13 +25,13 @@ from rich.console import Console
 from deployments.chaos.faults import send
 from deployments.chaos.story import FLOW
 from deployments.local import apply_settings, run_training
-from deployments.processes import WorkerProcesses
+from deployments.processes import WorkerProcesses, prefect_server_of
 from deployments.views.terminal import borderless
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
-from digen_core.records import EvaluationReport, IterationRecord
+from digen_core.records import IterationRecord
 from digen_core.transport.files import make_folder
-from flows.runtime.observers import watching
+from flows.runtime.observers import Observer, watching
 from tasks.cluster.start_method import variables_set
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Growth:
 
 
 @dataclass
-class Soak:
+class Soak(Observer):
     """An observer that reads the memory of a run's processes, and kills workers."""
 
     folder: Path
@@ -101,32 +102,19 @@ class Soak:
     def on_iteration(self, record: IterationRecord) -> None:
         """Read what each process has."""
         self.num_done += 1
-        own = psutil.Process()
+        own = os.getpid()
         workers = self._pids()
         devices = [name for name in workers if name.rpartition("-")[0] not in self.pools]
         self._mortal = self._mortal or sorted(devices)[::2]
-        pids = {FLOW: own.pid, **_server_of(own), **workers}
+        pids = {FLOW: own, **workers}
+        if (server := prefect_server_of(own)) is not None:
+            pids[SERVER] = server
         for name, pid in pids.items():
             with suppress(psutil.NoSuchProcess):
                 memory = psutil.Process(pid).memory_info().rss
                 self.readings[name, pid][record.iteration] = memory / MB
         self.readings[DATABASE, 0][record.iteration] = database_bytes(self.folder) / MB
         self.readings[TASKS, 0][record.iteration] = self._num_tasks()
-
-    def on_phase(self, text: str) -> None:
-        """Nothing to read."""
-
-    def on_step(self, done: int, total: int) -> None:
-        """Nothing to read."""
-
-    def on_stop(self, why: str) -> None:
-        """Nothing to read."""
-
-    def on_warning(self, text: str) -> None:
-        """Nothing to read."""
-
-    def on_evaluation(self, tag: str, report: EvaluationReport) -> None:
-        """Nothing to read."""
 
     @contextmanager
     def killing(self) -> Iterator[None]:
@@ -174,14 +162,6 @@ class Soak:
             if len(kept) >= LEAST_READINGS and lived:
                 grown.append(Growth(name, kept))
         return sorted(grown, key=lambda growth: growth.name)
-
-
-def _server_of(own: psutil.Process) -> dict[str, int]:
-    for child in own.children(recursive=True):
-        with suppress(psutil.Error):  # it ended meanwhile
-            if child.cmdline()[1:3] == ["-m", "deployments.operation.prefect_app"]:
-                return {SERVER: child.pid}
-    return {}
 
 
 def database_bytes(folder: Path) -> int:

@@ -19,6 +19,7 @@ from prefect import flow
 from rich.console import Console
 from rich.table import Table
 
+from deployments.processes import PREFECT_MODULE
 from digen_core.config.run import RunConfig
 from flows.launch import open_run
 from flows.prepare import prepare
@@ -104,7 +105,7 @@ def parts_of(client: Client) -> dict[str, float]:
         except psutil.NoSuchProcess:
             continue
         if child.pid not in pids:
-            name = PREFECT if "deployments.operation.prefect_app" in command else OTHERS
+            name = PREFECT if PREFECT_MODULE in command else OTHERS
             parts[name] += times.user + times.system
     for name, seconds in _of_this_process().items():
         parts[name] += seconds

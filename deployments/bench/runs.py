@@ -1,19 +1,19 @@
 """Runs of the benchmarks: records of those through Prefect and Dask, and the serial loop."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import evaluation_prompts, train_prompts
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import ALL_PARTS, Policy
 from digen_core.models.trainable import set_weights
-from digen_core.records import EvaluationReport, IterationRecord
+from digen_core.records import IterationRecord
 from digen_core.reference.loop import SerialRun, post_train_serially
 from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import Asked, score_images
 from digen_core.rollout.evaluation import sample_images
 from digen_core.transport.arrays import Weights
+from flows.runtime.observers import Observer
 
 PROMPTS_AT_ONCE = 8
 
@@ -62,30 +62,12 @@ def evaluate_serially(config: RunConfig, policy: Policy, weights: Weights) -> fl
     return total / (len(prompts) * per_prompt)
 
 
-class Records:
+class Records(Observer):
     """An observer of a run that keeps the records of the iterations that it sees."""
 
     def __init__(self) -> None:
         self.seen: list[IterationRecord] = []
 
-    def on_phase(self, text: str) -> None:
-        """Nothing to keep."""
-
-    def on_step(self, done: int, total: int) -> None:
-        """Nothing to keep."""
-
-    def on_open(self, run_dir: Path) -> None:
-        """Nothing to keep."""
-
-    def on_stop(self, why: str) -> None:
-        """Nothing to keep."""
-
-    def on_warning(self, text: str) -> None:
-        """Nothing to keep."""
-
     def on_iteration(self, record: IterationRecord) -> None:
         """Keep the record."""
         self.seen.append(record)
-
-    def on_evaluation(self, tag: str, report: EvaluationReport) -> None:
-        """Nothing to keep."""

@@ -31,6 +31,7 @@ from deployments.chaos.ledger import Life
 from deployments.chaos.outcome import Attempt, Order, Outcome
 from deployments.chaos.services import Services
 from deployments.chaos.story import FLOW, ITS_DEVICE, PHASES, POINTS, PREFECT, Fault, Moment
+from deployments.processes import prefect_server_of
 from digen_core.config.load import CONFIG_OF_RUN
 
 OUTCOME: Final = "outcome.json"
@@ -47,7 +48,6 @@ TOKEN: Final = "DIGEN_CHAOS"
 """Variable of the environment by which the processes of a story are known."""
 _LEFT_SECONDS: Final = 60.0
 """After which a process that is still there when its run has ended counts as left over."""
-_PREFECT_MODULE: Final = "deployments.operation.prefect_app"
 
 
 class Player:
@@ -201,7 +201,9 @@ class Player:
             return
         _answer(lines, "who")
         workers = {name: [pid] for name, pid in json.loads(lines.readline()).items()}
-        pids = {**workers, FLOW: [victim], **_prefect_of(victim), **self._services.pids}
+        pids = {**workers, FLOW: [victim], **self._services.pids}
+        if (server := prefect_server_of(victim)) is not None:
+            pids[PREFECT] = [server]
         for fault in due:
             self._waiting.remove(fault)
             self._strike(_aimed(fault, said.get("device", "")), pids)
@@ -237,14 +239,6 @@ def _aimed(fault: Fault, device: str) -> Fault:
     """Return a fault whose targets have names."""
     targets = tuple(device if name == ITS_DEVICE else name for name in fault.targets)
     return replace(fault, targets=targets)
-
-
-def _prefect_of(pid: int) -> dict[str, list[int]]:
-    for child in psutil.Process(pid).children(recursive=True):
-        with suppress(psutil.Error):  # it ended meanwhile
-            if child.cmdline()[1:3] == ["-m", _PREFECT_MODULE]:
-                return {PREFECT: [child.pid]}
-    return {}
 
 
 def _answer(lines: TextIO, word: str) -> None:

@@ -32,6 +32,7 @@ from prefect.settings import (
 
 from deployments.operation.sign_in import is_answered, link_to
 from deployments.operation.state import write_privately
+from deployments.processes import PREFECT_MODULE
 from digen_core.errors import UserError
 from tasks.cluster.start_method import variables_set
 from tasks.cluster.tied import AGAIN
@@ -85,7 +86,7 @@ def server_command(host: str, api_url: str, names: Collection[str] = ()) -> list
         api_url: of its API.
         names: by which others call it.
     """
-    command = [sys.executable, "-m", "deployments.operation.prefect_app", "--host", host]
+    command = [sys.executable, "-m", PREFECT_MODULE, "--host", host]
     command += ["--port", str(urlsplit(api_url).port)]
     return [*command, *(word for name in names for word in ("--name", name))]
 

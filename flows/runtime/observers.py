@@ -16,35 +16,38 @@ T = TypeVar("T")
 
 
 class Observer(Protocol):
-    """Somebody who watches a run in this process, such as the terminal."""
+    """Somebody who watches a run in this process, such as the terminal.
+
+    Who watches only some of it inherits from this, where nothing is done.
+    """
 
     def on_phase(self, text: str) -> None:
         """Something that takes a while begins."""
-        ...
+        return
 
     def on_step(self, done: int, total: int) -> None:
         """Some of the equal pieces of what began last are done."""
-        ...
+        return
 
     def on_warning(self, text: str) -> None:
         """Something is wrong that the run can live with."""
-        ...
+        return
 
     def on_open(self, run_dir: Path) -> None:
         """A run has its folder; from now on it can be resumed."""
-        ...
+        return
 
     def on_stop(self, why: str) -> None:
         """Somebody stopped the run from elsewhere; it ends now."""
-        ...
+        return
 
     def on_iteration(self, record: IterationRecord) -> None:
         """An iteration is over."""
-        ...
+        return
 
     def on_evaluation(self, tag: str, report: EvaluationReport) -> None:
         """A version was evaluated."""
-        ...
+        return
 
 
 Listener = Callable[[Event | Instruction], None]

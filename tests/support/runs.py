@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from digen_core.config.run import RunConfig
+from flows.runtime.observers import Observer
 from support.tiny_policies import TINY
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}  # of a run's weights to the reference's
@@ -106,30 +107,15 @@ def distance(left: dict, right: dict) -> float:
     return np.max([np.abs(left[name] - right[name]).max() for name in right]) / scale
 
 
-class Watch:
+class Watch(Observer):
     """Notes what a run shows."""
 
     def __init__(self):
         self.records = []
         self.warnings = []
 
-    def on_step(self, done, total):
-        pass
-
-    def on_phase(self, text):
-        pass
-
-    def on_open(self, run_dir):
-        pass
-
-    def on_stop(self, why):
-        pass
-
     def on_warning(self, text):
         self.warnings.append(text)
 
     def on_iteration(self, record):
         self.records.append(record)
-
-    def on_evaluation(self, tag, report):
-        pass

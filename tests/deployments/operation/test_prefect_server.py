@@ -1,16 +1,16 @@
 """Which Prefect server a command takes: the configured one, or its own; never one that it finds."""
 
+import os
 import signal
 import socket
-from contextlib import suppress
 from types import SimpleNamespace
 from uuid import uuid4
 
-import psutil
 import pytest
 from prefect.states import Paused
 
 from deployments.operation import prefect_server
+from deployments.processes import prefect_server_of
 from digen_core.errors import UserError
 from support.waiting import comes_to
 
@@ -79,17 +79,8 @@ def test_a_server_that_is_killed_or_frozen_is_started_anew(monkeypatch, tmp_path
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
     monkeypatch.setattr(prefect_server, "MOST_SILENT_SECONDS", 10.0)
     with prefect_server.prefect_server(tmp_path) as api:
-        before = server_of(psutil.Process())
-        before.send_signal(number)
-        assert comes_to(lambda: server_of(psutil.Process()) not in (None, before), 120)
+        before = prefect_server_of(os.getpid())
+        os.kill(before, number)
+        assert comes_to(lambda: prefect_server_of(os.getpid()) not in (None, before), 120)
         assert comes_to(lambda: prefect_server.is_ours(api), 120)
-    assert comes_to(lambda: server_of(psutil.Process()) is None)
-
-
-def server_of(process: psutil.Process) -> psutil.Process | None:
-    """Return the server that a process has started, if it runs."""
-    for child in process.children(recursive=True):
-        with suppress(psutil.Error):
-            if child.cmdline()[1:3] == ["-m", "deployments.operation.prefect_app"]:
-                return child
-    return None
+    assert comes_to(lambda: prefect_server_of(os.getpid()) is None)
