@@ -1,5 +1,6 @@
 """Faults: what is done to processes, links and disks, and how it is undone."""
 
+import json
 import os
 import shutil
 import signal
@@ -19,9 +20,13 @@ import psutil
 from deployments.chaos import namespaces
 from deployments.chaos.story import DISK, FLOW, Fault, Kind
 from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
+from digen_core.config.load import CONFIG_OF_RUN
+from digen_core.transport.metrics import METRICS_OF_RUN
 
 REMOVED: Final = ("metrics", "evaluation", "timelines", "grids", "tracking", "devices.parquet")
 """Of a run's folder: what a resumed run makes again, or goes on without."""
+OF_ITERATIONS: Final = ("timelines", "grids")
+"""Those that iterations make: where none is left to do, nobody makes them again."""
 
 _SLOW_STOPPED: Final = 0.15  # seconds of each fifth of a second
 _SLOW_RUNNING: Final = 0.05
@@ -145,7 +150,10 @@ def _checkpoints(run_dir: Path) -> list[Path]:
 def _remove(runs_dir: Path, rng: Random) -> None:
     """Remove something of a run's folder that can be made again."""
     for run in runs_dir.iterdir():
-        found = [run / name for name in REMOVED if (run / name).exists()]
+        num_iterations = json.loads((run / CONFIG_OF_RUN).read_text())["num_iterations"]
+        is_over = len(list((run / METRICS_OF_RUN).glob("*"))) >= num_iterations
+        names = [name for name in REMOVED if not (is_over and name in OF_ITERATIONS)]
+        found = [run / name for name in names if (run / name).exists()]
         for path in rng.sample(found, 1) if found else []:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 

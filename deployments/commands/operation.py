@@ -16,6 +16,7 @@ def up(
     cluster: str = "2-cores",
     /,
     *,
+    add: Annotated[bool, Parameter(negative="")] = False,
     workers: bool = True,
     host: str = "127.0.0.1",
     tls: bool = True,
@@ -29,12 +30,15 @@ def up(
 
     Example: digen up
     Example: digen up 2-cores --host 0.0.0.0
+    Example: digen up 2-cores --add
 
     What runs already is kept. 'digen down' ends what was started. Then, in this folder:
     prefect deployment run post-train/shapes --watch
 
     Args:
         cluster: The workers to start: a name in deployments/clusters, or a TOML file like those.
+        add: Start the cluster's workers for this machine beside those that are up, under names and
+            on GPUs that are free; a run that goes on takes them in. Other options stay as they are.
         workers: Start the cluster's workers here, save those for which the file names hosts. 'digen
             cluster show' prints what starts them elsewhere.
         host: Address to listen on; 0.0.0.0 lets other machines in.
@@ -58,6 +62,7 @@ def up(
 
     from deployments.local import failures_in_one_line
     from deployments.operation.state import Options
+    from deployments.operation.up import add as start_more
     from deployments.operation.up import up as start_all
     from digen_core.config.shipped import data_folder
     from tasks.cluster.listening import is_loopback
@@ -74,7 +79,7 @@ def up(
         ports=ports,
     )
     with failures_in_one_line("digen up"):
-        state = start_all(options, _say)
+        state = start_more(cluster, _say) if add else start_all(options, _say)
 
     from deployments.operation.describe import describe
 
@@ -127,10 +132,12 @@ def worker(
     members: int = 1,
     cuda: Annotated[bool, Parameter(negative="")] = False,
     insecure: Annotated[bool, Parameter(negative="")] = False,
+    leave: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
-    """Start a worker that joins a Dask cluster, until it is stopped.
+    """Start a worker that joins a Dask cluster, until it is stopped; or have one leave.
 
     Example: digen worker tls://10.0.0.1:8786 --name gpu-0 --role rollout
+    Example: digen worker tls://10.0.0.1:8786 --name gpu-0 --leave
 
     It listens on the address by which it reaches the scheduler. With a scheduler of another machine
     that takes TLS, tls://..., whose keys are in the variables of runs/up/env: set -a; . runs/up/env
@@ -146,34 +153,32 @@ def worker(
         cuda: Start one worker for each GPU that is visible, by dask-cuda.
         insecure: Listen on the network without TLS, too. Whoever reaches this machine there can
             then run code on it: only for a network in which nobody else is.
+        leave: Have the worker of this name leave, wherever it runs, and wait until it is gone. A
+            run that has it gives it no work any more, and lets it go when it needs nothing that it
+            holds: after one or two iterations at most, and nothing is computed again.
     """
     import os
 
     if scheduler is None and "DASK_SCHEDULER_ADDRESS" not in os.environ:
         raise UserError("which scheduler? For example: digen worker tls://10.0.0.1:8786 --name a")
-    if threads < 1:
-        raise UserError(f"--threads is {threads}; use 1 or more")
-    if not 1 <= members <= 64:
-        raise UserError(f"--members is {members}; use 1 to 64, the GPUs of this host")
-    if members > 1 and pool is not None:
-        raise UserError("--members is for devices that hold the model; leave out --pool")
+    _check_worker(name, pool, threads, members)
     os.environ["OMP_NUM_THREADS"] = str(threads)
 
-    from digen_core.planning.groups import ROLES, check_name
-
-    check_name("--name", name)
-    if pool is not None:
-        check_name("--pool", pool)
-
-    if pool in ROLES:
-        raise UserError(f"--pool is {pool}, which is a role; use --role {pool}, or another name")
     from deployments.local import failures_in_one_line
+    from digen_core.planning.groups import ROLES
     from digen_core.preflight.network import parse_address
     from tasks.worker.process import resources_of, run_worker
 
     label = "the scheduler's address" if scheduler else "DASK_SCHEDULER_ADDRESS"
     address = scheduler or os.environ["DASK_SCHEDULER_ADDRESS"]
     parse_address(label, address)
+    if leave:
+        from deployments.operation.leaving import leave_cluster
+
+        with failures_in_one_line("digen worker --leave"):
+            leave_cluster(address, name, _say)
+        sys.stdout.write(f"{name} has left\n")
+        return 0
     resources = resources_of(ROLES[role] if pool is None else {pool})
     with failures_in_one_line("the worker"):
         try:
@@ -182,6 +187,24 @@ def worker(
         except RuntimeError as error:  # that it did not start; its cause says why
             raise error.__cause__ or error from None
     return 0
+
+
+def _check_worker(name: str, pool: str | None, threads: int, members: int) -> None:
+    """Check what a worker is asked to be."""
+    if threads < 1:
+        raise UserError(f"--threads is {threads}; use 1 or more")
+    if not 1 <= members <= 64:
+        raise UserError(f"--members is {members}; use 1 to 64, the GPUs of this host")
+    if members > 1 and pool is not None:
+        raise UserError("--members is for devices that hold the model; leave out --pool")
+
+    from digen_core.planning.groups import ROLES, check_name
+
+    check_name("--name", name)
+    if pool is not None:
+        check_name("--pool", pool)
+    if pool in ROLES:
+        raise UserError(f"--pool is {pool}, which is a role; use --role {pool}, or another name")
 
 
 def _say(text: str) -> None:

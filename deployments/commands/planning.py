@@ -68,11 +68,13 @@ def simulate(
 def plan(
     *tokens: ConfigTokens,
     cluster: str,
+    fleet: Annotated[bool, Parameter(negative="")] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
     """Predict which layout, split and sizes are the fastest for a config on a cluster.
 
     Example: digen plan shapes --cluster 2-cores
+    Example: digen plan shapes --cluster 2-cores --fleet
 
     Args:
         tokens: CONFIG and settings, as in 'digen train'. Packs are at most as large as its own,
@@ -81,6 +83,8 @@ def plan(
         cluster: 2-cores, 16x-mixed, 32x-h100, 8x-h100, 32x-h100-a100, 32x-h100-open or
             32x-h100-gangs (deployments/clusters), or a TOML file like those. The last four estimate
             what the config's model costs; 32x-h100-open leaves open which GPUs hold one model.
+        fleet: Plan for one device more, and for one less, of each group of the cluster, too: what
+            they would bring in speed, and cost for a sample. For who adds and removes devices.
         as_json: Print a list of objects, the best plan first, instead of the table.
     """
     config = config_of(tokens, "digen plan")
@@ -89,6 +93,15 @@ def plan(
     from deployments.views.plan_table import print_plan
 
     found = find_cluster(cluster)
+    if fleet:
+        from deployments.views import fleet as fleet_view
+
+        changes = fleet_view.changes(config, found)
+        if as_json:
+            fleet_view.write_json(changes)
+        else:
+            fleet_view.print_changes(changes, found.description)
+        return 0
     rows = command.plan(config, found)
     if as_json:
         command.write_json(rows)

@@ -48,6 +48,8 @@ class Service(Strict):
     pid: int
     started: float  # as `start_of` says
     log: str
+    gpus: tuple[int, ...] = ()
+    """Numbers of those of this machine that it sees alone."""
 
     @property
     def process(self) -> psutil.Process | None:
@@ -79,6 +81,11 @@ class State(Strict):
         """Return the state with one more process, in place of an ended one of its name."""
         others = [other for other in self.services if other.name != service.name]
         return self.model_copy(update={"services": (*others, service)})
+
+    def without(self, name: str) -> "State":
+        """Return the state without a process that has ended as it was told to."""
+        others = tuple(other for other in self.services if other.name != name)
+        return self.model_copy(update={"services": others})
 
     def save(self) -> None:
         """Write the state and the environment; only this user may read them, for the passwords."""
@@ -116,7 +123,12 @@ def locked() -> Iterator[None]:
         yield
 
 
-def start(name: str, command: Sequence[str], environment: Mapping[str, str]) -> Service:
+def start(
+    name: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    gpus: tuple[int, ...] = (),
+) -> Service:
     """Start a process that outlives this one; what it prints goes to its log."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     log = FOLDER / f"{name}.log"
@@ -130,7 +142,7 @@ def start(name: str, command: Sequence[str], environment: Mapping[str, str]) -> 
             env={**os.environ, **environment},
         )
     started = start_of(psutil.Process(process.pid))
-    return Service(name=name, pid=process.pid, started=started, log=str(log))
+    return Service(name=name, pid=process.pid, started=started, log=str(log), gpus=gpus)
 
 
 def start_of(process: psutil.Process) -> float:

@@ -73,6 +73,35 @@ def up(options: Options, say: Callable[[str], None]) -> State:
         return starter.state
 
 
+def add(cluster: str, say: Callable[[str], None]) -> State:
+    """Start more workers beside what is up, those of a cluster file for this machine.
+
+    If one fails, all that this call started are ended again.
+
+    Raises:
+        UserError: nothing is up, the file has no worker for this machine, or one does not start.
+    """
+    with locked():
+        state = load_state()
+        if state is None or not any(service.process for service in state.services):
+            raise UserError("nothing is up in this folder to add workers to; start it by: digen up")
+        with Client(
+            state.addresses[DASK], security=dask_security(state.options), set_as_default=False
+        ) as client:
+            taken = _names(client) | {service.name for service in state.services}
+        used = [gpu for own in state.services if own.process for gpu in own.gpus]
+        workers = workers_of(find_cluster(cluster), taken, used)
+        here = [worker for worker in workers if worker.host is None]
+        if not here:
+            raise UserError(
+                f"all workers of {cluster} have hosts; this starts those: "
+                f"digen cluster show {cluster} --for ssh"
+            )
+        with _rolled_back(state, say) as starter:
+            starter.workers(here)
+        return starter.state
+
+
 def down(say: Callable[[str], None]) -> int:
     """End what ``up`` started, and nothing else; return the number of processes.
 
@@ -147,7 +176,8 @@ class _Starter:
         for worker in workers:
             arguments = worker.arguments(self.state.options.tls)
             command = [sys.executable, "-m", "tasks.worker.process", *arguments]
-            self._start(worker.name, command, {**self.state.environment, **worker.environment})
+            environment = {**self.state.environment, **worker.environment}
+            self._start(worker.name, command, environment, worker.gpus)
         names = {name for worker in workers for name in worker.names}
         address, security = self.state.addresses[DASK], dask_security(self.state.options)
         with Client(address, security=security, set_as_default=False) as client:
@@ -166,10 +196,16 @@ class _Starter:
         if missing := [name for name in names if name not in self._running]:
             self._say(f"starting {', '.join(missing)}")
 
-    def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def _start(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        gpus: tuple[int, ...] = (),
+    ) -> None:
         if name in self._running:
             return
-        service = start(name, command, environment)
+        service = start(name, command, environment, gpus)
         self.started.append(service)
         self._running[name] = service
         self.state = self.state.with_service(service)

@@ -1,7 +1,8 @@
 """The workers of a cluster file: name, roles, threads, GPU and host of each."""
 
-from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import count, islice
 
 from digen_core.control.protocol import followers_of
 from digen_core.planning.cluster import Cluster
@@ -44,18 +45,29 @@ class Worker:
         return threads | gpus
 
 
-def workers_of(cluster: Cluster) -> list[Worker]:
-    """Return a worker, or a gang, for each device, dealt to the hosts of its group in blocks."""
-    numbers, used = Counter[str](), Counter[str | None]()
+def workers_of(
+    cluster: Cluster, taken: Collection[str] = (), gpus_taken: Collection[int] = ()
+) -> list[Worker]:
+    """Return a worker, or a gang, for each device, dealt to the hosts of its group in blocks.
+
+    Args:
+        cluster: of the file.
+        taken: names that others have.
+        gpus_taken: numbers of GPUs of this machine that others use.
+    """
+    names, gpus = dict[str, Iterator[str]](), dict[str | None, Iterator[int]]()
+    gpus[None] = (number for number in count() if number not in gpus_taken)
     workers = []
     for group in cluster.groups:
-        total = group.num_devices
+        total, kind = group.num_devices, group.kind
+        free = names.setdefault(kind, _free_names(kind, taken))
         for index in range(total):
             host = group.hosts[index * len(group.hosts) // total] if group.hosts else None
-            name = f"{group.kind}-{numbers[group.kind]}"
             num_gpus = group.members if group.cuda else 0
-            gpus = tuple(range(used[host], used[host] + num_gpus))
-            workers.append(Worker(name, group, host, gpus))
-            numbers[group.kind] += 1
-            used[host] += num_gpus
+            own = tuple(islice(gpus.setdefault(host, count()), num_gpus))
+            workers.append(Worker(next(free), group, host, own))
     return workers
+
+
+def _free_names(kind: str, taken: Collection[str]) -> Iterator[str]:
+    return (name for name in (f"{kind}-{number}" for number in count()) if name not in taken)

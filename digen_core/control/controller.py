@@ -27,6 +27,7 @@ from digen_core.control.protocol import (
     CostsUpdated,
     Device,
     DeviceJoined,
+    DeviceLeaving,
     DevicesLost,
     Event,
     FinishIteration,
@@ -45,6 +46,7 @@ from digen_core.control.protocol import (
     PushFailed,
     Reduce,
     ReduceFailed,
+    Release,
     Role,
     Score,
     StateCopied,
@@ -151,6 +153,18 @@ class Controller:
         needed = self._begun_versions() | {self._version}
         return self._copies.survive(lost, needed)
 
+    @property
+    def leaving(self) -> list[str]:
+        """The devices that are to leave and are still needed."""
+        return [device.name for device in self._fleet.leaving()]
+
+    def may_leave(self, name: str) -> bool:
+        """Say whether others have the roles of a device, and can have the optimizer's state."""
+        stay = (device for device in self._fleet if not device.leaving and device.name != name)
+        roles = {role for device in stay for role in device.device.roles}
+        followed = name != self.holder or self._copies.can_follow()
+        return followed and roles.issuperset(self._fleet[name].device.roles)
+
     def start(self) -> list[Instruction]:
         """Give every device the version that the run begins with."""
         return [*self._copies.of(self._version), *self._push(self._version, self._fleet)]
@@ -161,7 +175,7 @@ class Controller:
         Raises:
             ControllerError: the event does not fit the state.
         """
-        instructions = self._on(event)
+        instructions = [*self._on(event), *self._release()]
         self._begin_offered()
         instructions += self._dispatcher.pauses(list(self._iterations), self._version)
         instructions += self._dispatcher.dispatch(
@@ -212,6 +226,8 @@ class Controller:
                 return self._on_joined(device)
             case DevicesLost(names):
                 return self._on_lost(frozenset(names))
+            case DeviceLeaving(name):
+                return self._on_leaving(name)
 
     # --- iterations -----------------------------------------------------------------------
 
@@ -313,8 +329,15 @@ class Controller:
 
     def _turn_when_generated(self, iteration: Iteration) -> list[Instruction]:
         """End the first phase of a colocated layout when all pairs are there."""
-        waits = iteration.without_advantages or iteration.regenerating or iteration.is_trained
-        return [] if waits or not self._layout.colocated else self._turn_all("trainer")
+        assert not self._layout.colocated or iteration is self._iterations[0]
+        return self._turn_all("trainer") if self._layout.colocated and self._trains_now() else []
+
+    def _trains_now(self) -> bool:
+        """Say whether a colocated layout is in its second phase."""
+        if not self._iterations:
+            return False
+        oldest = self._iterations[0]
+        return not (oldest.without_advantages or oldest.regenerating or oldest.is_trained)
 
     def _turn_all(self, role: Role) -> list[Instruction]:
         turning = [device for device in self._fleet if device.mode != role]
@@ -386,6 +409,7 @@ class Controller:
         self._pushes.lose(names)
         not_copied = self._copies.lose(names)
         lost = [self._fleet.remove(name) for name in sorted(names)]
+        self._fleet.keep_roles()
         returned = [pack for device in lost for pack in device.packs]
         for device in self._fleet:
             returned += self._fleet.return_packs(device)
@@ -400,6 +424,37 @@ class Controller:
             return [*self._copied_or_made(self._version + 1), *self._load_again()]
         reduces = self._closed(self._iterations[0]) if was_holder and self._iterations else []
         return [*self._copy_if_still(), *self._load_again(), *reduces]
+
+    def _on_leaving(self, name: str) -> list[Instruction]:
+        """Give a device no work any more; others go on with what it was told to do next."""
+        if name not in self._fleet or not self.may_leave(name):
+            raise ControllerError(f"{name} cannot leave: {self!r}")
+        device = self._fleet[name]
+        for pack in self._fleet.leave(device):
+            iteration = self._open(pack.iteration)
+            del iteration.training[pack.index]
+            iteration.pool.add(pack.blocks)
+        copies = self._copy_if_still() if name == self.holder else []
+        turns = self._turn_when_generated(self._iterations[0]) if self._iterations else []
+        return [*copies, *turns]
+
+    def _release(self) -> list[Instruction]:
+        """Let the leaving devices go of which nothing is needed any more."""
+        released: list[Instruction] = []
+        for device in self._fleet.leaving():
+            if not self._is_needed(device):
+                released += [Release(device.name), *self._on_lost(frozenset([device.name]))]
+        return released
+
+    def _is_needed(self, device: DeviceState) -> bool:
+        name = device.name
+        if device.queue or self._pushes.involve(name) or self._copies.involve(name):
+            return True
+        if name == self.holder:
+            updating = any(iteration.reducing for iteration in self._iterations)
+            if updating or not self.survives([name]):
+                return True
+        return any(iteration.needs(name) for iteration in self._iterations)
 
     def _load_again(self) -> list[Instruction]:
         """Turn colocated devices to what was lost; push versions that are not there any more."""
@@ -476,8 +531,10 @@ class Controller:
         device.loaded = frozenset(held for held in device.loaded if held >= oldest)
         self._fleet.file(device)
         pushes = self._begin_pushes()
-        if self._layout.colocated and device.mode == "trainer":
-            return [*pushes, *self._dispatcher.switch(device, "rollout")]
+        if self._layout.colocated:
+            role: Role = "trainer" if self._trains_now() else "rollout"
+            if device.mode != role:
+                return [*pushes, *self._dispatcher.switch(device, role)]
         return pushes
 
     def _finished(self) -> list[Instruction]:

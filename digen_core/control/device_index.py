@@ -25,6 +25,7 @@ class Traits(NamedTuple):
     largest_pack: int | None
     has_packs: bool
     may_pause: bool
+    is_leaving: bool
 
 
 class Entry(NamedTuple):
@@ -123,7 +124,7 @@ class DeviceIndex:
         """
         found: tuple[float, int, str] | None = None
         for traits, alike in self._alike.items():
-            if traits.num_queued >= depth or traits in unlike:
+            if traits.num_queued >= depth or traits.is_leaving or traits in unlike:
                 continue
             place = bisect_left(alike, (after[0], after[1] + 1)) if after else 0
             if place < len(alike) and (found is None or alike[place] < found):

@@ -34,6 +34,8 @@ class DeviceState:
     pausing: bool = False
     may_generate: bool = False
     may_train: bool = False
+    #: It is to leave, and gets no work any more.
+    leaving: bool = False
 
     @property
     def name(self) -> str:

@@ -123,7 +123,7 @@ class Fleet:
     def file(self, state: DeviceState) -> None:
         """Bring the indices up to date with a device: after any change of its attributes."""
         training = under_way = None
-        if state.mode == "trainer":
+        if state.mode == "trainer" and not state.leaving:
             training = state.trains_until, self.training_rate(state)
         if do := state.generating:
             under_way = do.fragment.iteration, (do.end_step - do.first_step) // 2
@@ -139,6 +139,7 @@ class Fleet:
             state.largest_pack,
             bool(state.packs),
             do is not None and not do.first_step and not state.pausing,
+            state.leaving,
         )
         order = (-self.generation_rate(state), state.number)
         self._index.put(state.name, Entry((traits, order), training, under_way))
@@ -158,6 +159,24 @@ class Fleet:
             state.pausing = False
         state.queue.remove(do)
         self.file(state)
+
+    def leave(self, state: DeviceState) -> list[Pack]:
+        """Let a device get no work any more; return the packs that it was not told to train."""
+        state.leaving = True
+        for other in self:
+            if "trainer" in other.device.roles and not other.leaving:
+                other.may_train = True  # whatever it did before: it may be the only one left
+                self.file(other)
+                break
+        return self.return_packs(state)
+
+    def keep_roles(self) -> None:
+        """Let devices that are to leave work on where nobody else has their role any more."""
+        staying = {role for state in self if not state.leaving for role in state.device.roles}
+        for state in self.leaving():
+            if not staying.issuperset(state.device.roles):
+                state.leaving = False
+                self.file(state)
 
     def return_packs(self, state: DeviceState) -> list[Pack]:
         """Take off a device the packs that it was not told to train."""
@@ -187,31 +206,39 @@ class Fleet:
     # --- questions ------------------------------------------------------------------------
 
     def with_home(self, home: Role) -> list[DeviceState]:
-        """Return the devices whose first role is this one."""
-        return [state for state in self if state.home == home]
+        """Return the devices whose first role is this one, and that stay."""
+        return [state for state in self if state.home == home and not state.leaving]
+
+    def leaving(self) -> list[DeviceState]:
+        """Return the devices that are to leave, in the order in which they came."""
+        names = self._index.names(lambda traits: traits.is_leaving)
+        return sorted((self._states[name] for name in names), key=lambda state: state.number)
 
     def num(self, mode: Role) -> int:
-        """Return how many devices do, or get ready for, the work of a role."""
-        return sum(num for traits, num in self._index.counts() if traits.mode == mode)
+        """Return how many devices that stay do, or get ready for, the work of a role."""
+        return sum(num for traits, num in self._staying() if traits.mode == mode)
+
+    def _staying(self) -> Iterator[tuple[Traits, int]]:
+        return ((traits, num) for traits, num in self._index.counts() if not traits.is_leaving)
 
     def num_awaited(self, version: int) -> int:
         """Return how many devices may generate, but train until a version arrives."""
         return sum(
             num
-            for traits, num in self._index.counts()
+            for traits, num in self._staying()
             if traits.may_generate and traits.mode == "trainer" and version not in traits.loaded
         )
 
     def all_busy(self, mode: Role) -> bool:
         """Say whether all those devices have something to do."""
-        return all(traits.num_queued or traits.mode != mode for traits, _ in self._index.counts())
+        return all(traits.num_queued or traits.mode != mode for traits, _ in self._staying())
 
     def num_faster(self, state: DeviceState, factor: float) -> int:
         """Return how many devices that generate are so many times as fast as one that does."""
         least = factor * self.generation_rate(state)
         return sum(
             num
-            for traits, num in self._index.counts()
+            for traits, num in self._staying()
             if traits.mode == "rollout" and self._rates.generation(traits.kind) > least
         )
 
@@ -243,7 +270,10 @@ class Fleet:
         """Return the trainers whose fragment may be paused, and which hold a version."""
         names = self._index.names(
             lambda traits: (
-                traits.may_pause and traits.home == "trainer" and version in traits.loaded
+                traits.may_pause
+                and traits.home == "trainer"
+                and version in traits.loaded
+                and not traits.is_leaving
             )
         )
         return sorted((self._states[name] for name in names), key=lambda state: state.number)
@@ -274,7 +304,7 @@ class Fleet:
         """
         return sum(
             num * self._rates.generation(traits.kind)
-            for traits, num in self._index.counts()
+            for traits, num in self._staying()
             if (traits.home if of_home else traits.mode) == "rollout"
         )
 
@@ -295,7 +325,7 @@ class Fleet:
             ready = clock + self.costs.switch_to_trainer
             helpers = [
                 (ready, num * self._rates.training(traits.kind))
-                for traits, num in self._index.counts()
+                for traits, num in self._staying()
                 if traits.home == "trainer" and traits.mode == "rollout"
             ]
         if not (free or helpers):
@@ -310,7 +340,7 @@ class Fleet:
     def trainer_bound(self, num_trained_steps: int) -> bool:
         """Say whether training, not generation, is the bottleneck of an iteration."""
         workload = self._workload
-        trainers = [state for state in self if "trainer" in state.device.roles]
+        trainers = [s for s in self if "trainer" in s.device.roles and not s.leaving]
         generation = sum(map(self.generation_rate, self.with_home("rollout")))
         training = sum(map(self.training_rate, trainers))
         steps = workload.num_fragments * workload.num_steps

@@ -135,21 +135,22 @@ class Helping:
         return self._backlog.rollouts_suffice(iterations[0])
 
     def pauses(self, iterations: Sequence[Iteration], version: int) -> list[Instruction]:
-        """Pause the fragments of helpers that go back to their pairs; others resume them.
+        """Pause the fragments of devices that leave, and of helpers that go back to their pairs.
 
-        A fragment is paused once: how far it is shows only then, and may speak against it.
+        Others resume them. A fragment is paused once: how far it is shows only then, and may speak
+        against it.
         """
-        if not self._layout.helpers_leave or not iterations or not iterations[0].pool.num_pairs:
-            return []
-        helping = self._fleet.to_pause(version)
-        if not helping or not self._backlog.rollouts_suffice(iterations[0]):
-            return []
+        pausing = [device for device in self._fleet.leaving() if not device.pausing]
+        if self._layout.helpers_leave and iterations and iterations[0].pool.num_pairs:
+            helping = self._fleet.to_pause(version)
+            if helping and self._backlog.rollouts_suffice(iterations[0]):
+                pausing += helping
         paused: list[Instruction] = []
-        for device in helping:
+        for device in pausing:
             if do := device.generating:
                 paused.append(Pause(do.fragment, device.name))
-            device.pausing = True
-            self._fleet.file(device)
+                device.pausing = True
+                self._fleet.file(device)
         return paused
 
 

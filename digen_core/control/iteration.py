@@ -100,7 +100,8 @@ class Iteration:
             self.without_advantages.add(new)
             parts = fragments_of(workload, self.index, new)
             for fragment in fragments_of(workload, self.index, old):
-                self.held_on.pop(fragment, None)
+                if fragment not in self.regenerating:  # else it still waits or is under way
+                    self.held_on.pop(fragment, None)
             self.num_unscored += len(parts) - len(self.unscored.pop(old))
             self.unscored[new] = set(parts)
             self.queue.admit(new)
@@ -137,6 +138,13 @@ class Iteration:
     def pairs_left(self, workload: Workload) -> int:
         """Return how many pairs no device was told to train, those to come included."""
         return self.pool.num_pairs + self.pairs_to_come(workload)
+
+    def needs(self, device: str) -> bool:
+        """Say whether a device has something of it: a stretch, a sum, or what it scores."""
+        if device in self.trained or any(device in names for names in self.held_on.values()):
+            return True
+        told = (part for part, name in self.scored_on.items() if name == device)
+        return any(part in self.unscored.get(part.group, ()) for part in told)
 
     @property
     def all_taken(self) -> bool:

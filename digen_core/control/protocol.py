@@ -104,6 +104,13 @@ class DevicesLost:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceLeaving:
+    """A device is to leave: it gets no work any more, and goes when nobody needs what it has."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
 class VersionLoaded:
     """A device acknowledged that it holds this policy version."""
 
@@ -252,6 +259,7 @@ class StateCopied:
 Event = (
     DeviceJoined
     | DevicesLost
+    | DeviceLeaving
     | VersionLoaded
     | PushFailed
     | Switched
@@ -369,6 +377,16 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True)
+class Release:
+    """Let a device go that was to leave: nothing is under way there, and nobody needs what it has.
+
+    It is not answered. The first trainer that is left has the optimizer's state if this one had it.
+    """
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
 class FinishIteration:
     """An iteration is over: ``updated`` is false if no group of it carried a signal.
 
@@ -390,5 +408,6 @@ Instruction = (
     | CopyState
     | Push
     | Switch
+    | Release
     | FinishIteration
 )

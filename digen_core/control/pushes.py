@@ -69,6 +69,13 @@ class Pushes:
         self._waiting.insert(0, (version, device, source))
         return True
 
+    def involve(self, device: str) -> bool:
+        """Say whether a device loads a version or gives one away; of the holder: any device."""
+        pushes = self._under_way.items()
+        return bool(pushes) and (
+            device == self._fleet.holder or any(device in (to, own) for (_, to), own in pushes)
+        )
+
     def lose(self, devices: Collection[str]) -> None:
         """Forget the pushes to devices that are gone; those from them fail by themselves.
 
@@ -181,6 +188,14 @@ class Copies:
         state.copied = frozenset(own for own in state.copied | {version} if own >= oldest)
         return True
 
+    def involve(self, device: str) -> bool:
+        """Say whether a device copies a state, or gives one away."""
+        return any(device in (do.device, do.source) for do in self._under_way)
+
+    def can_follow(self) -> bool:
+        """Say whether a second trainer can have the holder's state."""
+        return self._second() is not None
+
     def lose(self, devices: Collection[str]) -> set[int]:
         """Forget the copies to and from devices that are gone; return the versions of those."""
         gone = [do for do in self._under_way if do.device in devices or do.source in devices]
@@ -195,10 +210,15 @@ class Copies:
         return next((state.copied.issuperset(versions) for state in left), False)
 
     def _standby(self) -> DeviceState | None:
+        """Return the second trainer, where copies are made: always for a holder that leaves."""
+        is_needed = self._are_made or self._fleet[self._fleet.holder].leaving
+        return self._second() if is_needed else None
+
+    def _second(self) -> DeviceState | None:
         """Return the second trainer; None: a gang deals its state over its members."""
         first_two = list(islice(self._trainers(), 2))
         are_alone = all(state.device.size == 1 for state in first_two)
-        return first_two[1] if self._are_made and are_alone and len(first_two) == 2 else None
+        return first_two[1] if are_alone and len(first_two) == 2 else None
 
     def _trainers(self) -> Iterator[DeviceState]:
         return (state for state in self._fleet if "trainer" in state.device.roles)

@@ -49,6 +49,15 @@ class Recorder:
         """Say whether the run can go on without devices: somebody has the optimizer's state."""
         return self._controller.survives(lost)
 
+    @property
+    def leaving(self) -> list[str]:
+        """The devices that are to leave and are still needed."""
+        return self._controller.leaving
+
+    def may_leave(self, name: str) -> bool:
+        """Say whether others have the roles of a device, and can have the optimizer's state."""
+        return self._controller.may_leave(name)
+
     def start(self) -> list[Instruction]:
         """Give every device the version that the run begins with."""
         instructions, now = self._controller.start(), self._clock()

@@ -76,6 +76,8 @@ def waiting(now: Snapshot, under_way: list[Asked]) -> Now:
 
 def _why_idle(state: DeviceState, now: Snapshot) -> str:
     """Return what a device that was asked for nothing waits for."""
+    if state.leaving:
+        return "it leaves when nobody needs what it has"
     if not now.iterations:
         return "no iteration has begun"
     oldest = now.iterations[0]

@@ -37,6 +37,8 @@ def instruction_text(do: Instruction) -> str:  # noqa: C901 - a row for each kin
             return f"load v{version}" + (f" from {source}" if source != device else "")
         case p.Switch(_, role):
             return f"turn to the work of a {role}"
+        case p.Release():
+            return "leave"
         case p.FinishIteration(iteration, updated):
             return f"i{iteration + 1} is over, {'updated' if updated else 'without an update'}"
 
@@ -48,6 +50,8 @@ def event_text(event: Event) -> str:  # noqa: C901 - a row for each kind
             return f"{device.name} joined ({' and '.join(sorted(device.roles))})"
         case p.DevicesLost(devices):
             return f"lost {', '.join(devices)}"
+        case p.DeviceLeaving(device):
+            return f"{device} is to leave"
         case p.VersionLoaded(_, version):
             return f"loaded v{version}"
         case p.ReduceFailed(iteration):

@@ -75,6 +75,11 @@ class SimulatedDevice:
         self._queue: deque[Task] = deque()
         self._running: Task | None = None
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has done all that it was told to."""
+        return self._running is None and not self._queue
+
     def enqueue(self, do: Generate | Train | Step | Switch) -> None:
         """Do this after what was asked for before."""
         self._queue.append(Task(do, self._clock.now))

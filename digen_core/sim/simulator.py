@@ -44,6 +44,7 @@ def simulate(
     jitter: float = 0.0,
     losses: Sequence[tuple[float, str]] = (),
     joins: Sequence[tuple[float, Device]] = (),
+    leaves: Sequence[tuple[float, str]] = (),
 ) -> SimulationReport:
     """Simulate a job from its first push to the end of its last iteration.
 
@@ -58,6 +59,7 @@ def simulate(
         jitter: sigma of the lognormal factor, of mean 1, on the time of everything but pushes.
         losses: (seconds, device): when devices vanish with all they hold.
         joins: (seconds, device): when devices come.
+        leaves: (seconds, device): when devices are asked to leave, which others can do without.
 
     Raises:
         ValueError: too few iterations for a steady state.
@@ -74,6 +76,8 @@ def simulate(
         simulation.lose(time, name)
     for time, device in joins:
         simulation.join(time, device)
+    for time, name in leaves:
+        simulation.leave(time, name)
     return simulation.run(num_iterations)
 
 
@@ -157,6 +161,16 @@ class Simulation:
 
         self._clock.at(time, vanish)
 
+    def leave(self, time: float, name: str) -> None:
+        """Ask a device to leave at a time."""
+        self._clock.at(time, lambda: self._deliver(protocol.DeviceLeaving(name)))
+
+    def _release(self, do: protocol.Release) -> None:
+        self._ledger.check_device(do, do.device)
+        if not self._devices.pop(do.device).is_idle:
+            raise SimulationError(f"{do.device} is at work: {do}")
+        self._ledger.lose_device(do.device)
+
     def _add(self, device: Device) -> None:
         self._devices[device.name] = SimulatedDevice(
             device, self._costs, self._clock, self._jitter, self._workload.num_steps, self._done
@@ -209,6 +223,7 @@ class Simulation:
             protocol.CopyState: self._copy_state,
             protocol.Push: self._push,
             Switch: self._enqueue,
+            protocol.Release: self._release,
             protocol.FinishIteration: self._finish_iteration,
         }
 

@@ -39,6 +39,7 @@ from digen_core.control.protocol import (
     FinishIteration,
     Instruction,
     IterationOffered,
+    Release,
     Switch,
     Switched,
 )
@@ -47,6 +48,7 @@ from flows.runtime.context import RunContext
 from flows.runtime.executor import Executor
 from flows.runtime.fleet.changes import FleetChanges
 from flows.runtime.fleet.joining import Joined, JoinFailed
+from flows.runtime.fleet.roles import Turn
 from flows.runtime.iterations.open_iteration import Ended, OpenIteration, Published
 from flows.runtime.iterations.runs import IterationRuns, RunEnded
 from flows.runtime.memory import Memory
@@ -229,7 +231,7 @@ class Conductor:
                 self._on_completion(message)
             case CostsUpdated():
                 self._handle(message)
-            case Joined() | JoinFailed():
+            case Joined() | JoinFailed() | Turn():
                 self._changes.hear(message)
                 self._handle(*self._changes.take_in())
             case OpenIteration() | Published() | RunEnded():
@@ -276,6 +278,8 @@ class Conductor:
                     events.append(self._executor.compute_advantages(instruction))
                 case FinishIteration(index):
                     self._finish(index)
+                case Release(device):
+                    self._changes.release(device)
                 case Switch(device, role) if not self._run.workers.switch_takes_task:
                     events.append(Switched(device, role))
                 case _:

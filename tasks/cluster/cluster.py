@@ -16,6 +16,7 @@ from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device, Role
 from digen_core.errors import UserError
 from tasks.cluster.gpus import deal_gpus, visible_gpus
+from tasks.cluster.leaving import LOCK
 from tasks.cluster.listening import TaskWorker, own_scheduler, own_tls_settings
 from tasks.cluster.presence import (
     MEMBER,
@@ -116,7 +117,7 @@ def exclusive(client: Client, on_wait: Callable[[], None]) -> Iterator[None]:
         client: of the run. If it is lost, the cluster is free again half a minute later.
         on_wait: is called if another run has to end first.
     """
-    lock = Lock("digen-run", scheduler_rpc=client.scheduler, loop=client.loop)
+    lock = Lock(LOCK, scheduler_rpc=client.scheduler, loop=client.loop)
     if not lock.acquire(timeout=1):
         on_wait()
         lock.acquire()

@@ -23,6 +23,8 @@ MEMBERS: Final = "members"
 """Dask resource that the leader of a gang declares beside its roles: workers of the gang."""
 MEMBER: Final = "member"
 """Dask resource that its followers declare, in place of roles."""
+LEAVING: Final = "digen-leaving"
+"""Key of what the scheduler knows of a worker that was asked to leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class Presence:
     """Workers of the gang that it leads."""
     followers: Mapping[str, str] = field(default_factory=dict)
     """Names of those of its followers that are there, on its host -> their addresses."""
+    is_leaving: bool = False
+    """It was asked to leave."""
 
     @property
     def roles(self) -> frozenset[Role]:
@@ -66,18 +70,20 @@ def present_workers(client: Client) -> dict[str, Presence]:
     found = on_scheduler(client, _look)
     members = {name: at for at, (name, resources, *_) in found.items() if MEMBER in resources}
     seen = {}
-    for address, (name, resources, silent, executing) in found.items():
+    for address, (name, resources, silent, executing, leaving) in found.items():
         size, host = int(resources.get(MEMBERS, 1)), get_address_host(address)
         followers = {
             other: members[other] for other in followers_of(name, size) if other in members
         }
         followers = {n: at for n, at in followers.items() if get_address_host(at) == host}
         declared = frozenset(resources)
-        seen[address] = Presence(name, address, declared, silent, executing, size, followers)
+        seen[address] = Presence(
+            name, address, declared, silent, executing, size, followers, leaving
+        )
     return seen
 
 
-_Look = tuple[str, dict[str, float], float, dict[str, float]]
+_Look = tuple[str, dict[str, float], float, dict[str, float], bool]
 
 
 def _look(dask_scheduler: Scheduler) -> dict[str, _Look]:
@@ -88,6 +94,7 @@ def _look(dask_scheduler: Scheduler) -> dict[str, _Look]:
             dict(ws.resources),
             now - ws.last_seen,
             {str(task.key): float(seconds) for task, seconds in ws.executing.items()},
+            LEAVING in ws.extra,
         )
         for ws in dask_scheduler.workers.values()
     }

@@ -1,4 +1,4 @@
-"""Workers are killed, frozen, hung, restarted and added: the run ends as if nothing had been."""
+"""Workers are killed, frozen, hung, added, and leave: the run ends as if nothing had been."""
 
 import json
 import os
@@ -371,8 +371,9 @@ def test_a_task_that_hangs_is_given_to_others(live, tmp_path, monkeypatch):
 class Addition(Story):
     """A worker comes; the run is held while it loads the model, however long that takes."""
 
-    def __init__(self):
+    def __init__(self, resources=None):
         super().__init__(event_of(p.FragmentGenerated, 0), self.add)
+        self.resources = resources or {"rollout": 1}
         self.nannies = []  # keeps it alive
 
     def add(self, story: Story) -> None:
@@ -380,7 +381,7 @@ class Addition(Story):
 
         from tasks.cluster.cluster import worker_process
 
-        options = worker_process({"rollout": 1})["options"]
+        options = worker_process(self.resources)["options"]
 
         async def start():
             self.nannies.append(await Nanny(self.run_context.address, name="rollout-9", **options))
@@ -405,6 +406,79 @@ def test_a_worker_is_added(live):
     assert story.said("worker rollout-9 has joined")
     devices = {span.device for record in story.records for span in record.spans}
     assert "rollout-9" in devices
+
+
+class Leaving(Story):
+    """Workers are asked to leave; the next iterations are held until they have."""
+
+    def __init__(self, *names: str):
+        super().__init__(event_of(p.FragmentGenerated, 0), self.ask)
+        self.names, self.deadline = names, 0.0
+
+    def ask(self, story: Story) -> None:
+        from tasks.cluster.calls import on_scheduler
+        from tasks.cluster.leaving import _mark
+
+        self.deadline = monotonic() + 200
+        for name in self.names:
+            address = self.run_context.fleet.addresses[name]
+            on_scheduler(self.run_context.client, _mark, address=address)
+
+    def see(self, what: object) -> None:
+        super().see(what)
+        if isinstance(what, p.FragmentGenerated) and not self.have_left:
+            sleep(0.3)  # a look comes every three seconds, and this run takes little more
+
+    @property
+    def have_left(self) -> bool:
+        return all(self.said(f"worker {name} has left") for name in self.names)
+
+
+@pytest.mark.parametrize(
+    ("names", "changes"),
+    [
+        (("rollout-1", "trainer-0"), {}),
+        operation(("trainer-1",), {"schedule__layout": "tag"}),
+        operation(("rollout-0",), {"schedule__layout": "gap"}),
+        operation(("trainer-0",), {"train__lora": None}),
+        operation(("worker-0", "worker-3"), {"schedule__layout": "colocated"}),
+    ],
+)
+def test_workers_leave(live, names, changes):
+    """They finish what they have begun: nothing is generated, trained or scored twice."""
+    story = Leaving(*names)
+    live(story, num_iterations=8, **changes)
+    assert story.have_left
+    assert not story.warnings
+    assert story.run_context.fleet.num_left == len(names)
+    spans = [span for record in story.records for span in record.spans]
+    last = {span.device for span in story.records[-1].spans}
+    assert last.isdisjoint(names)
+    steps = [
+        (span.iteration, span.group, span.fragment, step)
+        for span in spans
+        if span.kind == "denoise"
+        for step in range(span.first_step, span.end_step)
+    ]
+    assert len(steps) == len(set(steps)) == 8 * 3 * 2 * 4
+    packs = [(span.iteration, span.task) for span in spans if span.kind == "train"]
+    assert len(packs) == len(set(packs))
+    scored = [(s.iteration, s.group, s.fragment) for s in spans if s.kind == "score"]
+    assert len(scored) == len(set(scored)) == 8 * 3 * 2
+
+
+@pytest.mark.operation
+def test_a_worker_turns_to_the_other_role(live):
+    """The roles are planned again, as workers have come and training is what is waited for."""
+    story = Addition({"rollout": 1, "trainer": 1})
+    changes = {"cluster__rollout_workers": 3, "cluster__trainer_workers": 1}
+    live(story, num_iterations=12, schedule__layout="tsp", **changes)
+    assert story.said("worker rollout-9 turns to the work of a trainer")
+    spans = [span for record in story.records for span in record.spans]
+    trained = [span for span in spans if span.device == "rollout-9" and span.kind == "train"]
+    assert trained
+    packs = [(span.iteration, span.task) for span in spans if span.kind == "train"]
+    assert len(packs) == len(set(packs))
 
 
 @pytest.mark.operation

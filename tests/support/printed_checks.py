@@ -63,6 +63,8 @@ STARTS = (
     "deployments.operation.cancelling.cancel_run",
     "deployments.local.pause_run",
     "deployments.local.run_evaluation",
+    "deployments.operation.leaving.leave_cluster",
+    "deployments.operation.up.add",
     "deployments.operation.up.down",
     "deployments.views.explain.read_log",
     "deployments.views.memory.needs_of",

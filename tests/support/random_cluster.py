@@ -95,7 +95,7 @@ class RandomCluster:
         self.trained: dict[int, list[tuple]] = {}
         self.pausing: set[p.Fragment] = set()
         self.finished: list[p.FinishIteration] = []
-        self.num_pauses = self.num_lost = self.num_joined = 0
+        self.num_pauses = self.num_lost = self.num_joined = self.num_left = 0
         self.num_successors = self.num_steps = 0
         self.fits, self.holder_odds = 10**9, 0.0
 
@@ -107,6 +107,7 @@ class RandomCluster:
         losses: int = 0,
         holder_odds=0.2,
         joins: bool = False,
+        leaves: int = 0,
         fits: int = 10**9,
     ) -> None:
         """Run to the end.
@@ -117,6 +118,7 @@ class RandomCluster:
             losses: devices to lose, some of them together.
             holder_odds: that one of those is the holder of the state, if another has that, too.
             joins: whether they come back; then all that generate may be lost.
+            leaves: devices that are asked to leave.
             fits: pairs in the memory of a device.
         """
         self.fits, self.holder_odds = fits, holder_odds
@@ -130,6 +132,10 @@ class RandomCluster:
                 offered += 1
             if losses and self.random.random() < self._loss_odds():
                 losses = max(0, losses - self._lose_some(spare=not joins))
+                continue
+            if leaves and self.random.random() < 0.05:
+                leaves -= 1
+                self._ask_to_leave()
                 continue
             choices = [name for name in sorted(self.queues) if self.queues[name]]
             is_stuck = not (choices or self.others)
@@ -217,6 +223,22 @@ class RandomCluster:
         self.num_joined += 1
         self.tell(p.DeviceJoined(device))
 
+    def _ask_to_leave(self) -> None:
+        """Ask one of the devices that may leave, if there is one."""
+        staying = sorted(self.devices - set(self.it.leaving))
+        may = [name for name in staying if self.it.may_leave(name)]
+        if may:
+            self.tell(p.DeviceLeaving(self.random.choice(may)))
+
+    def _release(self, name: str) -> None:
+        """Let a device go, which has nothing to do."""
+        assert not self.queues[name], "it has something to do"
+        for do in self.others:
+            assert name not in (getattr(do, "device", ""), getattr(do, "source", ""))
+        assert self._survive([name]), "it had the only state"
+        self._forget(name)
+        self.num_left += 1
+
     def tell(self, event: p.Event) -> None:
         self.carry_out(self.it.handle(event))
         self.it.validate()
@@ -231,6 +253,8 @@ class RandomCluster:
                     self.finished.append(do)
                 case p.Pause(fragment):
                     self.pausing.add(fragment)
+                case p.Release(device):
+                    self._release(device)
                 case p.Generate() | p.Train() | p.Switch() | p.Step():
                     self._check(do)
                     self.queues[do.device].append(do)

@@ -1,17 +1,27 @@
 """The fleet of a run while iterations run: workers that go and come, as the controller's events."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from digen_core.control.protocol import CostsUpdated, DeviceJoined, DevicesLost, Event
+from digen_core.control.protocol import (
+    CostsUpdated,
+    DeviceJoined,
+    DeviceLeaving,
+    DevicesLost,
+    Event,
+    Role,
+)
 from digen_core.eventlog.recorder import Recorder
 from flows.runtime.context import RunContext
 from flows.runtime.executor import Executor
 from flows.runtime.fleet.joining import Joined, JoinFailed, Joining
-from flows.runtime.fleet.losses import StateLostError, look, look_if_due, take_over
+from flows.runtime.fleet.loading import roles_of
+from flows.runtime.fleet.losses import StateLostError, look, look_if_due, take_over, use_copy
+from flows.runtime.fleet.roles import Turn, note_declared
 from flows.runtime.fleet.waiting import Waiting
 from flows.runtime.observers import say
 from flows.runtime.scheduling import add_kind
-from tasks.cluster.presence import recompute_elsewhere
+from tasks.cluster.leaving import let_go
+from tasks.cluster.presence import Presence, recompute_elsewhere
 
 
 class FleetChanges:
@@ -41,6 +51,7 @@ class FleetChanges:
         self._joining = Joining(run)
         self._joined: list[Joined] = []  # no iteration is open in which that would show
         self._waiting = Waiting(run)
+        self._turn: Turn | None = None  # that is planned, or under way
         self._to_recompute: set[str] = set()  # lost addresses whose place nobody could take yet
 
     def look(self, *, now: bool = False) -> list[Event]:
@@ -61,18 +72,23 @@ class FleetChanges:
                 self._remember("; ".join(seen.slow))
             self._joining.forget(seen.lost)
             self._joining.take_in(seen.workers)
+            note_declared(run, seen.workers)
         events = self._lose()
         if seen is None:
             return events
+        if not events:
+            events = self._leave(seen.workers)
         if run.fleet.rollout_devices() or self._executor.num_running:
             self._waiting.end()
         else:
             self._waiting.for_role("rollout")
         return events
 
-    def hear(self, message: Joined | JoinFailed) -> None:
-        """Note how the making ready of a worker ended."""
+    def hear(self, message: Joined | JoinFailed | Turn) -> None:
+        """Note how the making ready of a worker ended, or that a device is to turn."""
         match message:
+            case Turn():
+                self._turn = message
             case Joined(device):
                 if self._joining.end(device.name):
                     self._joined.append(message)
@@ -91,6 +107,59 @@ class FleetChanges:
                 costs = add_kind(self._run, joined.device, joined.measured)
                 events += [CostsUpdated(costs), DeviceJoined(joined.device)]
         return events
+
+    def _leave(self, workers: Mapping[str, Presence]) -> list[Event]:
+        """Ask the controller for the next device of those whose workers are to leave.
+
+        Workers that the run has no use for go at once.
+        """
+        run = self._run
+        for address, worker in workers.items():
+            if not (worker.is_leaving and worker.roles):
+                continue
+            name = worker.name
+            if run.fleet.addresses.get(name) != address:
+                let_go(run.client, [address, *worker.followers.values()])
+            elif self._told.get(name) == address and self._may_leave(name):
+                say(f"worker {name} leaves when nobody needs what it has")
+                return [DeviceLeaving(name)]
+        turn = self._turn
+        if turn and turn.device in self._told and self._may_leave(turn.device):
+            say(str(turn))
+            return [DeviceLeaving(turn.device)]
+        return []
+
+    def _may_leave(self, name: str) -> bool:
+        is_asked = name in self._controller.leaving
+        return self._executor.is_open and not is_asked and self._controller.may_leave(name)
+
+    def release(self, name: str) -> None:
+        """Let a worker go that was to leave, and go on from the copy of the state that it had.
+
+        One that turns comes back as a newcomer does.
+        """
+        run = self._run
+        del self._told[name]
+        addresses, was_holder = run.fleet.workers_of(name), run.progress.holder == name
+        run.fleet.left(name)
+        if was_holder:
+            use_copy(run)
+        self._executor.forget([name])
+        if was_holder:
+            self._executor.take_over()
+        if self._turn and self._turn.device == name:
+            self._come_back(name, self._turn.role, addresses[0])
+            self._turn = None
+            return
+        let_go(run.client, addresses)
+        say(f"worker {name} has left")
+
+    def _come_back(self, name: str, role: Role, address: str) -> None:
+        """Let the next look take a device in with another role; it keeps a model that does."""
+        run, before = self._run, self._run.fleet.known[name]
+        run.fleet.turned(name, role)
+        if roles_of(run, before) == roles_of(run, run.fleet.known[name]):
+            run.fleet.has_loaded(address)
 
     def recompute(self) -> None:
         """Have somebody recompute what tasks on living devices wait for and only lost ones had.
@@ -127,6 +196,8 @@ class FleetChanges:
         if not is_open:
             return []
         self._num_told = run.fleet.num_lost
+        if self._turn and self._turn.device in lost:
+            self._turn = None
         self._executor.forget(lost)
         if holder in lost:
             self._executor.take_over()

@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from digen_core.control.protocol import Device
+from digen_core.control.protocol import Device, Role
 
 if TYPE_CHECKING:
     from flows.runtime.fleet.joining import Newcomer
@@ -36,6 +36,11 @@ class Fleet:
     """Pools without a worker, and since when (``time.monotonic``)."""
     num_lost: int = 0
     num_joined: int = 0
+    num_left: int = 0
+    may_turn: set[str] = field(default_factory=set)
+    """Devices that have one role, and whose workers declare both."""
+    planned: tuple[frozenset[str], frozenset[str]] = field(init=False)
+    """The devices for which the roles were planned, and those at the last iteration's end."""
     num_at_start: int = field(init=False)
     rollout_share: float = field(init=False)
     """Share of the devices at the start that generate."""
@@ -43,6 +48,7 @@ class Fleet:
     def __post_init__(self) -> None:
         self.known |= {device.name: device for device in self.devices}
         self.num_at_start = len(self.devices)
+        self.planned = (self._names, self._names)
         self.rollout_share = len(self.rollout_devices()) / max(len(self.devices), 1)
 
     def rollout_devices(self) -> list[str]:
@@ -117,6 +123,31 @@ class Fleet:
         for name in names:
             self.followers.pop(name, None)
             self.loaded.discard(self.addresses.pop(name))
+
+    @property
+    def _names(self) -> frozenset[str]:
+        return frozenset(device.name for device in self.devices)
+
+    def changed_since_last_plan(self) -> bool:
+        """Say, at an iteration's end, whether other devices than planned for have stayed for it."""
+        planned, before = self.planned
+        self.planned = (planned, self._names)
+        return planned != before == self._names
+
+    def roles_are_planned(self) -> None:
+        """Note that the devices have the roles that are best."""
+        self.planned = (self._names, self._names)
+
+    def turned(self, name: str, role: Role) -> None:
+        """Note that a device that has left is to come back with another role."""
+        self.known[name] = replace(self.known[name], roles=frozenset([role]))
+
+    def left(self, name: str) -> None:
+        """Note that a device takes part no more, as it was asked to leave, or is to turn."""
+        self.num_left += 1
+        self.devices = [device for device in self.devices if device.name != name]
+        self.followers.pop(name, None)
+        self.loaded.discard(self.addresses.pop(name))
 
     def forgive_losses(self) -> None:
         """Forget losses, as something was finished since."""

@@ -177,7 +177,7 @@ def new_workers(run: RunContext, workers: Mapping[str, Presence]) -> list[Presen
         worker
         for address, worker in workers.items()
         if worker.roles
-        and not worker.lacks
+        and not (worker.lacks or worker.is_leaving)
         and address not in known
         and worker.name not in run.fleet.addresses
     ]

@@ -21,15 +21,21 @@ class StateLostError(WorkerLostError):
     """The run cannot continue from where it is, but it can be resumed from its last checkpoint."""
 
 
-def take_over(run: RunContext) -> None:
-    """Go on from the copy of the optimizer's state, where the device that had it is lost.
+def use_copy(run: RunContext) -> None:
+    """Go on from the copy of the optimizer's state, where the device that had it is gone.
 
     Raises:
         StateLostError: nobody that is left has a copy.
     """
-    lost, trainers = run.progress.holder, run.fleet.trainer_devices()
+    gone, trainers = run.progress.holder, run.fleet.trainer_devices()
     if not (trainers and run.progress.takes_over(trainers[0])):
-        raise StateLostError(f"the optimizer's state was lost with worker {lost}")
+        raise StateLostError(f"the optimizer's state was lost with worker {gone}")
+
+
+def take_over(run: RunContext) -> None:
+    """Go on from the copy as ``use_copy`` does, and say that the holder was lost."""
+    lost = run.progress.holder
+    use_copy(run)
     notify(
         run,
         "state-kept",

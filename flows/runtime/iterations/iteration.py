@@ -12,6 +12,7 @@ from digen_core.data.prompts import Prompt, prompts_of_iteration, prompts_of_ref
 from digen_core.rollout.steps import steps_of_iteration
 from digen_core.transport.trajectories import forget_trajectories
 from flows.runtime.context import context_of
+from flows.runtime.fleet.roles import best_turn
 from flows.runtime.fleet.waiting import wait_for_turn
 from flows.runtime.iterations.open_iteration import OpenIteration, Published
 from flows.runtime.iterations.patience import require_numbers
@@ -53,6 +54,8 @@ def iteration(run_id: str, index: int) -> State | None:
     notify_of_clipping(run, record)
     require_numbers(run, index, is_barren=recorder.is_barren)
     learn_costs(run, record.spans)
+    if turn := best_turn(run):
+        run.inbox.put(turn)
     run.inbox.put(Published(index))
     return None
 

@@ -281,6 +281,7 @@ class IterationRecorder:
             "workers/present": float(len(run.fleet.devices)),
             "workers/lost": float(run.fleet.num_lost),
             "workers/joined": float(run.fleet.num_joined),
+            "workers/left": float(run.fleet.num_left),
             "workers/resumed": float(run.progress.num_resumed),
         }
 

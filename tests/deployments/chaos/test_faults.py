@@ -72,6 +72,8 @@ def test_files_are_damaged_after_the_flow_is_killed(process, tmp_path, kind):
         checkpoint.mkdir(parents=True)
         (checkpoint / "state").write_bytes(bytes(100))
     (run / "metrics").mkdir()
+    (run / "timelines").mkdir()  # of iterations, of which none is left to do
+    (run / "config.json").write_text('{"num_iterations": 0}')
     before = contents(run)
     faults = Faults(tmp_path)
     faults.do(Fault(kind, (DISK,), NOW), {FLOW: [process.pid]})

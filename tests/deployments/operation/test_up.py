@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import socket
 import stat
@@ -51,6 +52,29 @@ def call(tmp_path):
     run_command(*DIGEN, "down")
 
 
+def assert_that_workers_come_and_go(call, folder):
+    def names():
+        state = json.loads((folder / "runs" / "up" / "state.json").read_text())
+        return {own["name"] for own in state["services"] if own["name"].startswith("core-")}
+
+    def leave(name):
+        words = shlex.join([*DIGEN, "worker", "--name", name, "--leave"])
+        return call("bash", "-c", f"set -a; . runs/up/env; set +a; {words}")
+
+    added = call(*DIGEN, "up", "2-cores", "--add")
+    assert added.returncode == 0, added.stderr
+    assert names() == {"core-0", "core-1", "core-2", "core-3"}
+    left = leave("core-1")
+    assert left.stdout.endswith("core-1 has left\n"), left.stderr
+    assert names() == {"core-0", "core-2", "core-3"}
+    assert call(*DIGEN, "status").returncode == 0
+    again = leave("core-1")
+    assert (again.returncode, again.stderr) == (
+        2,
+        "digen: no worker of the cluster is called 'core-1'; there are core-0, core-2, core-3\n",
+    )
+
+
 def free_ports(count: int) -> list[int]:
     probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [probe.getsockname()[1] for probe in probes]
@@ -90,6 +114,7 @@ def test_a_session_from_up_to_down(call, tmp_path):
     assert httpx.get(f"{prefect}/admin/settings").status_code == 401
     assert_that_it_listens_as_documented(state)
     assert_that_passwords_are_the_owners(tmp_path, state)
+    assert_that_workers_come_and_go(call, tmp_path)
 
     down = call(*DIGEN, "down")
     assert down.returncode == 0, down.stderr

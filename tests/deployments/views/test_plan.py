@@ -224,3 +224,48 @@ def test_the_size_of_the_config_is_one_that_is_judged(tiny, tmp_path, capacity, 
     )
     plan(config, find_cluster(str(path)))
     assert [job.workload.fragment_size for job in judged] == [own]
+
+
+PRICED = """
+reference = { step = { per_item = 0.1 }, pack = { per_item = 0.2 } }
+[[devices]]
+kind = "fast"
+count = 2
+speed = 2.0
+price_per_hour = 3.0
+[[devices]]
+kind = "slow"
+count = 1
+roles = "rollout"
+price_per_hour = 1.0
+"""
+
+
+def test_one_device_more_and_one_less(small, tmp_path, capsys):
+    cluster = tmp_path / "priced.toml"
+    cluster.write_text(PRICED)
+    rows = plans_of(capsys, small, "--cluster", str(cluster), "--fleet")
+    devices = {row["devices"]: row for row in rows}
+    assert set(devices) == {
+        "as it is", "+1 fast", "-1 fast", "+1 slow (rollout)", "-1 slow (rollout)",
+    }  # fmt: skip
+    assert rows[0] == {
+        "devices": "as it is",
+        **plans_of(capsys, small, "--cluster", str(cluster))[0],
+    }
+    more, now, fewer = (devices[f"{sign}1 fast"] if sign else rows[0] for sign in ("+", "", "-"))
+    assert more["seconds"] < now["seconds"] < fewer["seconds"]
+    assert [own["rollout"] + own["trainers"] for own in (more, now, fewer)] == [4, 3, 2]
+    hours = more["seconds"] / 3600 / 16 * 1000
+    assert more["cost_per_1000_samples"] == pytest.approx((3 * 3.0 + 1.0) * hours)
+
+
+def test_the_table_of_one_device_more_says_what_is_gained(small, tmp_path, capsys):
+    cluster = tmp_path / "priced.toml"
+    cluster.write_text(PRICED)
+    assert run(["plan", small, "--cluster", str(cluster), "--fleet"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (now,) = [line.split() for line in lines if line.startswith("as it is")]
+    assert (now[-3], now[-1]) == ("+0.0%", "+0.0%")
+    (more,) = [line.split() for line in lines if line.startswith("+1 fast")]
+    assert float(more[-3].rstrip("%")) > 10

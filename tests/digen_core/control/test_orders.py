@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from digen_core.control import protocol as p
-from digen_core.control.controller import Controller
+from digen_core.control.controller import Controller, ControllerError
 from digen_core.control.layout import LAYOUTS
 from digen_core.control.schedule import Schedule
 from support.control_strategies import NUM_ITERATIONS, schedules, workloads
@@ -121,6 +121,93 @@ def test_lost_devices_lose_nothing(
     counts = (num_rollout, num_trainers)
     options = {"pause_odds": 0.1, "losses": losses, "joins": joins, "refill": 1}
     run(schedule, workload, *counts, switch, random, skipped, not_updated=not_updated, **options)
+
+
+@settings(max_examples=settings.default.max_examples * 2)
+@given(
+    schedules(),
+    workloads(),
+    st.integers(2, 4),
+    st.integers(2, 4),
+    st.sampled_from([0.0, 0.3]),
+    st.randoms(use_true_random=False),
+    st.integers(0, 2),
+    st.booleans(),
+    st.sets(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=4),
+    st.sets(st.integers(0, 2), max_size=2),
+)
+def test_devices_leave_and_nothing_is_done_again(
+    schedule,
+    workload,
+    num_rollout,
+    num_trainers,
+    switch,
+    random,
+    losses,
+    joins,
+    skipped,
+    not_updated,
+):
+    """Without losses the cluster refuses that a step is done twice, or a source is gone."""
+    counts = (num_rollout, num_trainers)
+    options = {"pause_odds": 0.1, "losses": losses, "joins": joins, "leaves": 5, "refill": 1}
+    run(schedule, workload, *counts, switch, random, skipped, not_updated=not_updated, **options)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["first", "second", "rollout"])
+def test_who_is_asked_to_leave_has_left_two_iterations_later(layout, name):
+    from random import Random
+
+    share = 0.5 if LAYOUTS[layout].stale else 0.0
+    schedule = Schedule(LAYOUTS[layout], max_stale_share=share)
+    devices = make_devices(layout, 2, 2)
+    trainers = [device.name for device in devices if "trainer" in device.roles]
+    asked = {"first": trainers[0], "second": trainers[1], "rollout": devices[1].name}[name]
+    workload = make_workload(num_groups=4)
+    for seed in range(10):
+        it = Controller(devices, workload, schedule, make_costs())
+        cluster = RandomCluster(it, workload, schedule, devices, random=Random(seed))
+        cluster.run(1 + seed % 2)
+        cluster.tell(p.DeviceLeaving(asked))
+        assert it.leaving in ([asked], [])  # it may have gone at once
+        cluster.run(3 + seed % 2)
+        assert asked not in cluster.devices
+        assert (cluster.num_left, it.leaving) == (1, [])
+        assert it.holder == (trainers[1] if name == "first" else trainers[0])
+
+
+def test_the_last_of_a_role_and_a_holder_that_nobody_can_follow_may_not_leave():
+    schedule, workload = Schedule(LAYOUTS["tsp"]), make_workload()
+    it = Controller(make_devices("tsp", 1, 2), workload, schedule, make_costs())
+    assert not it.may_leave("rollout-0")
+    assert it.may_leave("trainer-0")
+    gangs = [p.Device(f"trainer-{i}", frozenset({"trainer"}), size=2) for i in range(2)]
+    devices = [*make_devices("tsp", 1, 0), *gangs]
+    it = Controller(devices, workload, schedule, make_costs())
+    assert (it.may_leave("trainer-0"), it.may_leave("trainer-1")) == (False, True)
+    with pytest.raises(ControllerError, match="trainer-0 cannot leave"):
+        it.handle(p.DeviceLeaving("trainer-0"))
+
+
+def test_who_is_to_leave_works_on_when_nobody_else_has_its_role_any_more():
+    devices = make_devices("tsp", 2, 1)
+    schedule, workload = Schedule(LAYOUTS["tsp"]), make_workload()
+    it = Controller(devices, workload, schedule, make_costs())
+    from random import Random
+
+    cluster = RandomCluster(it, workload, schedule, devices, random=Random(0))
+    cluster.carry_out(it.start())
+    cluster.tell(p.IterationOffered(0, (0, 2)))
+    while not cluster.queues["rollout-1"]:
+        cluster.tell(cluster._event_of(cluster.others.pop(0), 0.0))
+    cluster.tell(p.DeviceLeaving("rollout-1"))
+    assert it.leaving == ["rollout-1"]
+    assert cluster.pausing, "what it is at is paused"
+    cluster.num_lost += 1
+    cluster._forget("rollout-0")
+    cluster.tell(p.DevicesLost(("rollout-0",)))
+    assert it.leaving == []
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -17,6 +17,7 @@ PACK = p.Pack(0, 3, (p.PairBlock(FRAGMENT, 2, 0, 2),))
 EVENTS = [
     p.DeviceJoined(p.Device("gpu-9", frozenset({"rollout", "trainer"}), "H100 “80 GB”\n")),
     p.DevicesLost(("a", "b")),
+    p.DeviceLeaving("a"),
     p.VersionLoaded("a", 2),
     p.PushFailed("a", 2, "b"),
     p.ReduceFailed(1),
@@ -46,6 +47,7 @@ INSTRUCTIONS = (
     p.CopyState(1, "a", "b"),
     p.Push(1, "a", "b"),
     p.Switch("a", "rollout"),
+    p.Release("a"),
     p.FinishIteration(0, updated=True),
 )
 

@@ -172,6 +172,7 @@ def test_metrics_by_hand(recorder, run):
         "workers/present": 2,
         "workers/lost": 2,
         "workers/joined": 1,
+        "workers/left": 0,
         "workers/resumed": 0,
         "numerics/nonfinite_samples": 0,
         "numerics/dropped_groups": 0,

@@ -1,0 +1,30 @@
+"""Have a worker leave its cluster, and forget it where ``digen up`` started it."""
+
+from collections.abc import Callable
+
+from distributed import Client
+
+from deployments.operation.state import load_state, locked
+from tasks.cluster.leaving import leave
+
+
+def leave_cluster(address: str, name: str, say: Callable[[str], None]) -> None:
+    """Have a worker leave, and wait until it is gone.
+
+    Args:
+        address: of the Dask scheduler.
+        name: of the worker.
+        say: hears that it may take a while.
+
+    Raises:
+        UserError: there is no such worker, or it is the last of its pool.
+        SchedulerLostError: the scheduler does not answer.
+        OSError: nothing answers at the address.
+    """
+    with Client(address, set_as_default=False) as client:
+        say(f"{name} leaves when its run needs nothing of it any more; Ctrl-C ends the waiting")
+        leave(client, name)
+    with locked():
+        state = load_state()
+        if state is not None and state.addresses.get("dask-scheduler") == address:
+            state.without(name).save()

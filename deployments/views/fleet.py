@@ -1,0 +1,111 @@
+"""``digen plan --fleet``: what one device more of each kind would bring, and one less cost."""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from pydantic import ValidationError
+from rich.console import Console
+
+from deployments.views.plan import Row, plan
+from deployments.views.terminal import borderless, terminal
+from digen_core.config.run import RunConfig
+from digen_core.errors import UserError
+from digen_core.planning.cluster import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A cluster with a device more or less, and the best plan for it."""
+
+    what: str  # such as "+1 h100", or "as it is"
+    best: Row
+
+
+def changes(config: RunConfig, cluster: Cluster) -> list[Change]:
+    """Return the best plan of a cluster as it is, and with a device more or less of each group.
+
+    Devices that a run cannot do without are not taken away.
+
+    Raises:
+        UserError: as of ``plan``.
+    """
+    found = [Change("as it is", plan(config, cluster)[0])]
+    with Console(stderr=True).status("") as status:
+        for what, changed in _changed(cluster):
+            status.update(f"planning for {what}")
+            try:
+                found.append(Change(what, plan(config, changed)[0]))
+            except UserError:  # what is left cannot do it
+                continue
+    return found
+
+
+def _changed(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
+    """Yield clusters of a device, or of a whole gang, more or less."""
+    seen = set[str]()
+    for place, group in enumerate(cluster.devices):
+        size = f"{group.members} x {group.kind}" if group.members > 1 else group.kind
+        name = size if group.roles == "both" else f"{size} ({group.roles})"
+        if name in seen:
+            continue
+        seen.add(name)
+        groups = list(cluster.devices)
+        one = {"count": group.members, "hosts": ()}
+        yield f"+1 {name}", _with(cluster, [*groups, group.model_copy(update=one)])
+        fewer = {"count": group.count - group.members, "hosts": ()}
+        left = [group.model_copy(update=fewer)] if fewer["count"] else []
+        try:
+            yield f"-1 {name}", _with(cluster, [*groups[:place], *left, *groups[place + 1 :]])
+        except ValidationError:  # it has a role that no other one has
+            continue
+
+
+def _with(cluster: Cluster, groups: list[object]) -> Cluster:
+    return Cluster.model_validate({**dict(cluster), "devices": tuple(groups)})
+
+
+def print_changes(found: list[Change], title: str, console: Console | None = None) -> None:
+    """Print a row for each change, the one that gains most first, after the cluster as it is."""
+    console = console or terminal()
+    table = borderless(title, gap=1)
+    for number, heading in enumerate(HEADINGS):
+        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
+    now, *others = found
+    for change in (now, *sorted(others, key=lambda own: own.best.seconds)):
+        table.add_row(*_cells(change, now.best))
+    console.print(table)
+    if not now.best.cost_per_1000_samples:
+        console.print("\nno group of the cluster file has a price_per_hour")
+
+
+HEADINGS = (
+    "\ndevices",
+    "\nlayout",
+    "split\nR:M",
+    "seconds\n/iter.",
+    "\nspeed",
+    "cost\n/1000",
+    "cost of\na sample",
+)
+
+
+def _cells(change: Change, now: Row) -> list[str]:
+    best = change.best
+    before = now.cost_per_1000_samples
+    return [
+        change.what,
+        best.layout,
+        f"{best.rollout}:{best.trainers}" if best.trainers else "both",
+        f"{best.seconds:.4g}",
+        f"{best.samples_per_second / now.samples_per_second - 1:+.1%}",
+        f"{best.cost_per_1000_samples:.3g}",
+        f"{best.cost_per_1000_samples / before - 1:+.1%}" if before else "-",
+    ]
+
+
+def write_json(found: list[Change]) -> None:
+    """Print a list of objects, the cluster as it is first."""
+    rows = [{"devices": change.what, **asdict(change.best)} for change in found]
+    sys.stdout.write(json.dumps(rows, indent=2) + "\n")
