@@ -108,6 +108,7 @@ def emulated_config(
             schedule=ScheduleConfig(
                 layout=choice.layout,
                 max_stale_share=choice.stale_share,
+                max_staleness=choice.max_staleness,
                 helpers=choice.helpers,
                 assistants=choice.assistants,
             ),

@@ -128,6 +128,7 @@ def worker(
     name: str,
     role: Literal["rollout", "trainer", "both"] = "both",
     pool: str | None = None,
+    site: str = "",
     threads: int = 1,
     members: int = 1,
     cuda: Annotated[bool, Parameter(negative="")] = False,
@@ -147,6 +148,8 @@ def worker(
         name: Of the worker in reports and pictures; no two of a cluster may have the same.
         role: What it does: rollout generates and scores, trainer trains.
         pool: It only scores, for rewards whose ``pool`` has this name.
+        site: Where it is. Between sites a version of the weights crosses once, to the first worker
+            that pulls it; the others there pull from that.
         threads: CPU threads.
         members: It leads a gang of so many workers, one device on as many GPUs of this host, and
             starts the others, too.
@@ -161,7 +164,7 @@ def worker(
 
     if scheduler is None and "DASK_SCHEDULER_ADDRESS" not in os.environ:
         raise UserError("which scheduler? For example: digen worker tls://10.0.0.1:8786 --name a")
-    _check_worker(name, pool, threads, members)
+    _check_worker(name, pool, site, threads, members)
     os.environ["OMP_NUM_THREADS"] = str(threads)
 
     from deployments.local import failures_in_one_line
@@ -179,7 +182,7 @@ def worker(
             leave_cluster(address, name, _say)
         sys.stdout.write(f"{name} has left\n")
         return 0
-    resources = resources_of(ROLES[role] if pool is None else {pool})
+    resources = resources_of(ROLES[role] if pool is None else {pool}, site)
     with failures_in_one_line("the worker"):
         try:
             named = [address, "--name", name, "--resources", resources]
@@ -189,7 +192,7 @@ def worker(
     return 0
 
 
-def _check_worker(name: str, pool: str | None, threads: int, members: int) -> None:
+def _check_worker(name: str, pool: str | None, site: str, threads: int, members: int) -> None:
     """Check what a worker is asked to be."""
     if threads < 1:
         raise UserError(f"--threads is {threads}; use 1 or more")
@@ -203,6 +206,8 @@ def _check_worker(name: str, pool: str | None, threads: int, members: int) -> No
     check_name("--name", name)
     if pool is not None:
         check_name("--pool", pool)
+    if site:
+        check_name("--site", site)
     if pool in ROLES:
         raise UserError(f"--pool is {pool}, which is a role; use --role {pool}, or another name")
 

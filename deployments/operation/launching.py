@@ -123,7 +123,7 @@ def _slurm_scripts(cluster: Cluster, tls: bool) -> dict[str, str]:
             worker_command="tasks.worker.process",
             worker_extra_args=[
                 "--nthreads 1 --memory-limit 0",  # the last of an option's values counts
-                f"--resources {shlex.quote(resources_of(group.declared))}",
+                f"--resources {shlex.quote(resources_of(group.declared, group.site))}",
                 *([f"--members {group.members}"] if group.members > 1 else []),
                 *([] if tls else [INSECURE]),
             ],
@@ -169,6 +169,8 @@ def _worker_pod(cluster: Cluster, group: DeviceGroup | RewardGroup, tls: bool) -
     command = ["digen", "worker", address, "--name", "$(DASK_WORKER_NAME)", group.duty]
     if group.members > 1:
         command += ["--members", str(group.members)]
+    if group.site:
+        command += ["--site", group.site]
     limits = {"cpu": str(group.threads * group.members), "memory": own.memory}
     gpu = {"nvidia.com/gpu": str(group.members)} if group.cuda else {}
     container = {

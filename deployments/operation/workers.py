@@ -27,9 +27,10 @@ class Worker:
         Args:
             tls: of the cluster. Who switches it off is asked no second time.
         """
-        named = ["--name", self.name, "--resources", resources_of(self.group.declared)]
-        if self.group.members > 1:
-            named += ["--members", str(self.group.members)]
+        group = self.group
+        named = ["--name", self.name, "--resources", resources_of(group.declared, group.site)]
+        if group.members > 1:
+            named += ["--members", str(group.members)]
         return named if tls else [*named, INSECURE]
 
     @property

@@ -44,6 +44,7 @@ class Row:
     helpers: int  # trainers that may generate
     assistants: int  # rollout devices that may train
     stale_share: float  # of the groups
+    max_staleness: int  # versions that these may be behind
     fragment_size: int
     pack_size: int
     seconds: float  # per iteration
@@ -171,6 +172,7 @@ def _row(plan: ClusterPlan, estimated: bool) -> Row:
         helpers=choice.helpers,
         assistants=choice.assistants,
         stale_share=choice.stale_share,
+        max_staleness=choice.max_staleness,
         fragment_size=work.fragment_size,
         pack_size=work.pack_size,
         seconds=own.seconds,

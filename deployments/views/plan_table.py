@@ -66,6 +66,7 @@ def toml_of(row: Row) -> str:
         f"helpers = {row.helpers}",
         f"assistants = {row.assistants}",
         f"max_stale_share = {row.stale_share}",
+        f"max_staleness = {row.max_staleness}",
     ]
     return "\n".join(lines)
 
@@ -111,7 +112,7 @@ def _cells(row: Row) -> list[str]:
         f"{row.rollout}:{row.trainers}" if row.trainers else "both",
         ":".join("+".join(map(str, row.gangs_of(role))) for role in ("rollout", "trainer")),
         f"{row.helpers}/{row.assistants}",
-        f"{row.stale_share:.0%}",
+        f"{row.stale_share:.0%}{f' x{row.max_staleness}' if row.max_staleness > 1 else ''}",
         f"{row.fragment_size}/{row.pack_size}",
         f"{row.seconds:.4g}",
         f"{row.samples_per_second:.3g}",

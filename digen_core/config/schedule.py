@@ -124,7 +124,9 @@ class ScheduleConfig(Strict):
     tcss, 0 for the others. Above 0 in tcss and elastic only."""
 
     max_staleness: Annotated[int, _VERSIONS] = Field(1, ge=1)
-    """Largest number of updates between the version that generates and the version trained."""
+    """Largest number of updates between the version that generates and the version trained. Layout
+    auto and ``digen plan`` take the least up to this that pays: a push that takes long asks for
+    more than one."""
 
     helpers: Annotated[int, Field(ge=0), _WORKERS] | Literal["auto"] = "auto"
     """Trainers that may generate while they have no pairs; auto: as many as is predicted to pay."""

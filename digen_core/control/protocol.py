@@ -23,6 +23,7 @@ class Device:
     roles: frozenset[Role]
     kind: str = "default"  # devices of one kind are equally fast
     size: int = 1  # workers of the gang
+    site: str = ""  # where it is: between sites links are slow
 
     @property
     def followers(self) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 Whoever has loaded a version is a source of it. Where the bytes decide (all weights), a source
 serves one device at a time, so the number of sources doubles with each round, and one that joins
-pulls from a device that generates rather than from the holder, which trains.
+pulls from a device that generates rather than from the holder, which trains. Between sites a
+version crosses once: the others there wait for the device that pulls it from afar.
 
 The holder, the first of the trainers, has the state that the optimizer steps. The standby, the
 second one, has a copy of it, so that it can take the holder's place.
@@ -102,7 +103,7 @@ class Pushes:
             if device in sources and device == self._fleet.holder:
                 found: str | None = device
             else:
-                found = self._free(sources, failed)
+                found = self._free(self._near(version, device, sources, failed), failed)
             if found is None:
                 still.append((version, device, failed))
                 continue
@@ -118,6 +119,15 @@ class Pushes:
         if version == newest or version in state.loaded | state.copied:
             found.append(holder)
         return found
+
+    def _near(self, version: int, device: str, sources: list[str], failed: str) -> list[str]:
+        """Return the sources at a device's site; all, if none is there or will soon be."""
+        sites = {own.name: own.device.site for own in self._fleet}
+        near = [own for own in sources if sites[own] == sites[device] and own != failed]
+        if near:
+            return near
+        crossing = (to for asked, to in self._under_way if asked == version)
+        return [] if any(sites[to] == sites[device] for to in crossing) else sources
 
     def _free(self, sources: list[str], failed: str) -> str | None:
         """Return the source that serves the fewest; None: all serve as many as they may.

@@ -171,6 +171,7 @@ class Cluster(Strict):
                 ROLES[group.roles],
                 group.kind,
                 group.members,
+                group.site,
             )
             for group in self.devices
             for _ in range(group.num_devices)

@@ -62,7 +62,8 @@ class WorkerGroup(Strict):
     """Of one device at work; an idle one is counted alike."""
 
     site: str = Field("", pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]*)?$", max_length=63)
-    """Where they are: on Kubernetes the zone that the workers are put in."""
+    """Where they are: versions of the weights cross once between sites. On Kubernetes the zone that
+    the workers are put in, too."""
 
     cuda: bool = False
     """Whether each is a GPU: its worker sees this one only."""

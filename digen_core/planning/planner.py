@@ -45,6 +45,7 @@ def plan_job(
     *,
     fixed: Fixed | None = None,
     max_stale_share: float = 0.0,
+    max_staleness: int = 1,
     search_sizes: bool = False,
     largest_fragment: int | None = None,
 ) -> list[JobPlan]:
@@ -57,6 +58,7 @@ def plan_job(
         layouts: to choose from; those that the devices' roles rule out are left out.
         fixed: quantities to keep.
         max_stale_share: share of stale groups in layouts that have them; others have none.
+        max_staleness: versions that these may be behind at most; the plan has the least that pays.
         search_sizes: choose fragment and pack sizes too, packs up to the job's.
         largest_fragment: that may be chosen; None: any.
 
@@ -79,7 +81,8 @@ def plan_job(
     plans = []
     for layout in searched:
         own, share = sized[layout][1], max_stale_share if LAYOUTS[layout].stale else None
-        found = search(own, layout, replace(fixed, stale_share=share))
+        own_fixed = replace(fixed, stale_share=share, most_staleness=max_staleness)
+        found = search(own, layout, own_fixed)
         plans.append(JobPlan(own, found))
     return sorted(plans, key=lambda plan: (plan.seconds, plan.layout != BASELINE))
 
@@ -117,6 +120,7 @@ def plan_config(
             _layouts(config, mixes=helps and assists),
             fixed=fixed,
             max_stale_share=schedule.stale_share,
+            max_staleness=schedule.max_staleness,
             search_sizes=search_sizes,
             largest_fragment=largest_fragment,
         )

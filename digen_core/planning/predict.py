@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from digen_core.control.costs import Costs
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Schedule, Workload
-from digen_core.planning.search import STALE_ITERATIONS
+from digen_core.planning.search import stale_iterations
 from digen_core.records import Span
 from digen_core.sim.simulator import simulate
 
@@ -53,7 +53,7 @@ def predicted_seconds(
     """
     num_iterations = 2
     if schedule.max_stale_share:
-        num_iterations = max(STALE_ITERATIONS, 2 + schedule.max_staleness)
+        num_iterations = stale_iterations(schedule.max_staleness)
     report = simulate(
         devices,
         workload,

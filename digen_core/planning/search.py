@@ -27,7 +27,7 @@ MAX_CLIMBS = 3  # from a leader to a better neighbour
 NUM_FINALISTS = 4
 NUM_SEEDS = 3
 STALE_HELP = 4  # with stale groups the search begins with a quarter of the devices helping
-STALE_ITERATIONS = 12  # at least, until what was generated ahead at first is used up
+STALE_ITERATIONS = 12  # at least, with groups that are a version behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,13 @@ class Choice:
     helpers: int = 0
     assistants: int = 0
     stale_share: float = 0.0
+    max_staleness: int = 1  # versions that stale groups may be behind
 
     @property
     def num_mechanisms(self) -> int:
-        """How many of its mechanisms are on."""
-        return sum(map(bool, (self.helpers, self.assistants, self.stale_share)))
+        """How many of its mechanisms are on; each version more than one is one."""
+        mechanisms = (self.helpers, self.assistants, self.stale_share)
+        return sum(map(bool, mechanisms)) + self.max_staleness - 1
 
     @property
     def has_help(self) -> bool:
@@ -56,6 +58,7 @@ class Choice:
         return Schedule(
             LAYOUTS[self.layout],
             max_stale_share=self.stale_share,
+            max_staleness=self.max_staleness,
             helpers=self.helpers,
             assistants=self.assistants,
         )
@@ -69,6 +72,8 @@ class Fixed:
     helpers: int | None = None
     assistants: int | None = None
     stale_share: float | None = None
+    most_staleness: int = 1
+    """Versions that stale groups may be behind at most; the least that pays is searched for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,7 @@ def search(
         for choice in choices:
             if choice not in judged:
                 # Without jitter one iteration on-policy is much like the other.
-                iterations = STALE_ITERATIONS - 4 if choice.stale_share else 2
+                iterations = stale_iterations(choice.max_staleness) - 4 if choice.stale_share else 2
                 report = simulate_choice(problem, choice, num_iterations=iterations)
                 judged[choice] = _worth(choice, report.seconds)
 
@@ -129,6 +134,11 @@ def search(
     return min(plans, key=lambda plan: _worth(plan.choice, plan.seconds))
 
 
+def stale_iterations(max_staleness: int) -> int:
+    """Return how many iterations show what stale groups bring: those ahead are used up before."""
+    return STALE_ITERATIONS + 2 * (max_staleness - 1)
+
+
 def simulate_choice(
     problem: Problem, choice: Choice, *, num_iterations: int, seed: int = 0, jitter: float = 0.0
 ) -> SimulationReport:
@@ -148,7 +158,7 @@ def simulate_choice(
 def _run(problem: Problem, choice: Choice, num_iterations: int, seed: int) -> Plan:
     """Simulate a choice with jitter, once for each seed."""
     if choice.stale_share:
-        num_iterations = max(num_iterations, STALE_ITERATIONS)
+        num_iterations = max(num_iterations, stale_iterations(choice.max_staleness))
     reports = [
         simulate_choice(
             problem, choice, num_iterations=num_iterations, seed=number, jitter=problem.jitter
@@ -199,18 +209,24 @@ class _Space:
         split = choice.num_rollout
         if split is None:
             return
-        yield from (self._like(choice, near) for near in (split - 1, split + 1) if self._has(near))
+        beside = set(self._splits()) & {split - 1, split + 1}
+        yield from (self._like(choice, near) for near in sorted(beside))
         if self.fixed.helpers is None and self.switches.trainers_help:
             for number in _near(choice.helpers, self._trainers(split)):
                 yield replace(choice, helpers=number)
         if self.fixed.assistants is None and self.switches.rollouts_train:
             for number in _near(choice.assistants, split):
                 yield replace(choice, assistants=number)
-        if self.fixed.stale_share is None and choice.stale_share:
-            yield replace(choice, stale_share=choice.stale_share / 2)
+        if choice.stale_share:
+            yield from self._staler(choice)
 
-    def _has(self, split: int) -> bool:
-        return split in self._splits()
+    def _staler(self, choice: Choice) -> Iterator[Choice]:
+        """Yield choices with half the stale groups, and with groups of older and newer versions."""
+        if self.fixed.stale_share is None:
+            yield replace(choice, stale_share=choice.stale_share / 2)
+        near = {choice.max_staleness - 1, choice.max_staleness + 1, 2 * choice.max_staleness}
+        for versions in sorted(near & set(range(1, self.fixed.most_staleness + 1))):
+            yield replace(choice, max_staleness=versions)
 
     def _like(self, choice: Choice, split: int) -> Choice:
         """Return a choice with another split, and about as much help."""

@@ -88,6 +88,7 @@ def resolve_layout(
         "helpers": choice.helpers,
         "assistants": choice.assistants,
         "max_stale_share": choice.stale_share,
+        "max_staleness": choice.max_staleness,
     }
     schedule = config.schedule.model_copy(update=resolved)
     chosen = config.model_copy(update={"schedule": schedule})

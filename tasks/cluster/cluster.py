@@ -22,6 +22,7 @@ from tasks.cluster.presence import (
     MEMBER,
     MEMBERS,
     ROLES,
+    SITE,
     Presence,
     devices_among,
     present_workers,
@@ -82,6 +83,8 @@ def run_cluster(
         leading: dict[str, int] = dict.fromkeys(device.roles, 1)
         if device.size > 1:
             leading[MEMBERS] = device.size
+        if device.site:
+            leading[SITE + device.site] = 1
         workers[device.name] = worker_process(leading, gpus.get(device.name))
         workers |= {name: worker_process({MEMBER: 1}, gpus.get(name)) for name in device.followers}
     for pool, number in config.reward_workers.items():

@@ -14,7 +14,13 @@ from distributed import Client, Lock, Scheduler
 
 from digen_core.errors import UserError
 from tasks.cluster.calls import on_scheduler
-from tasks.cluster.presence import LEAVING, MEMBER, Presence, present_workers
+from tasks.cluster.presence import (
+    LEAVING,
+    MEMBER,
+    SITE,
+    Presence,
+    present_workers,
+)
 
 LOCK: Final = "digen-run"
 """Dask lock of the run that has a cluster: a worker holds the model of one run."""
@@ -69,7 +75,8 @@ def _named(client: Client, name: str) -> Presence:
 
 
 def _require_another(client: Client, worker: Presence) -> None:
-    for pool in worker.resources:
+    pools = [own for own in worker.resources if not own.startswith(SITE)]
+    for pool in pools:
         alike = [own for own in present_workers(client).values() if pool in own.resources]
         if len(alike) == 1:
             raise UserError(

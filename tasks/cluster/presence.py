@@ -23,6 +23,8 @@ MEMBERS: Final = "members"
 """Dask resource that the leader of a gang declares beside its roles: workers of the gang."""
 MEMBER: Final = "member"
 """Dask resource that its followers declare, in place of roles."""
+SITE: Final = "site:"
+"""Begins the Dask resource by which a worker declares where it is."""
 LEAVING: Final = "digen-leaving"
 """Key of what the scheduler knows of a worker that was asked to leave."""
 
@@ -51,6 +53,12 @@ class Presence:
     def roles(self) -> frozenset[Role]:
         """The roles that it declares."""
         return frozenset(role for role in ROLES if role in self.resources)
+
+    @property
+    def site(self) -> str:
+        """Where it is, as it declares; empty if it does not."""
+        sites = sorted(own for own in self.resources if own.startswith(SITE))
+        return sites[0].removeprefix(SITE) if sites else ""
 
     @property
     def lacks(self) -> list[str]:
@@ -142,7 +150,7 @@ def devices_among(client: Client, workers: Iterable[Presence]) -> list[Device]:
         worker = by_address[address]
         if worker.size > 1:
             kind = f"{kind} x{worker.size}"
-        devices.append(Device(worker.name, worker.roles, kind, worker.size))
+        devices.append(Device(worker.name, worker.roles, kind, worker.size, worker.site))
     return sorted(devices, key=lambda device: device.name)
 
 

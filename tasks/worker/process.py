@@ -19,16 +19,17 @@ import dask
 from digen_core.errors import UserError
 from tasks.cluster.cluster import PRELOAD, settings_of_workers
 from tasks.cluster.listening import INSECURE, asked_of_worker, options_of_worker
-from tasks.cluster.presence import MEMBERS
+from tasks.cluster.presence import MEMBERS, SITE
 from tasks.worker.followers import followers
 
 # The model's memory is no matter for Dask, which would pause a worker that it finds too full.
 DEFAULTS = ("--nthreads", "1", "--memory-limit", "0", "--no-dashboard")
 
 
-def resources_of(declared: Collection[str]) -> str:
+def resources_of(declared: Collection[str], site: str = "") -> str:
     """Return what a worker of these roles, or of this pool, declares, for ``--resources``."""
-    return " ".join(f"{name}=1" for name in sorted(declared))
+    where = [SITE + site] if site else []
+    return " ".join(f"{name}=1" for name in (*sorted(declared), *where))
 
 
 def run_worker(

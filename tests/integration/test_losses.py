@@ -482,6 +482,18 @@ def test_a_worker_turns_to_the_other_role(live):
 
 
 @pytest.mark.operation
+@pytest.mark.parametrize("layout", ["elastic", "gap"])
+def test_workers_turn_again_and_again(live, monkeypatch, layout):
+    """In a layout with help a worker keeps its model, and loads a version that it holds already."""
+    monkeypatch.setattr("flows.runtime.fleet.roles.GAIN", -99.0)
+    story = Addition({"rollout": 1, "trainer": 1})
+    live(story, num_iterations=16, schedule__layout=layout)
+    turned = [text for text in story.phases if text.startswith("worker rollout-9 turns to")]
+    assert len(turned) >= 2
+    assert {"trainer" in text for text in turned} == {True, False}
+
+
+@pytest.mark.operation
 def test_a_run_that_ends_waits_for_no_newcomer(live, monkeypatch, caplog):
     """That is no failure of the flow run in which it was made ready."""
     newcomers = []

@@ -1,10 +1,13 @@
 """What workers receive of a version when all weights of a bfloat16 model are trained."""
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from digen_core.config.run import RunConfig
+from digen_core.control import protocol as p
 from support.runs import merged, tree_of
 
 pytestmark = pytest.mark.slow
@@ -38,3 +41,44 @@ def test_all_weights_of_a_bfloat16_model_come_in_two_bytes_each(
     for sent in filter(None, received):
         assert num_bytes < sent <= 1.05 * num_bytes
     assert sum(map(bool, received)) == 2  # the trainer has what it published
+
+
+def test_a_version_crosses_to_a_site_once(prefect_backend, tmp_path):
+    """Three devices there generate; the first pulls it from afar, the others from that."""
+    from digen_core.checkpoints.tensors import last_state
+    from digen_core.config.schedule import ClusterConfig
+    from digen_core.models.tiny.flux import build_tiny_flux
+    from digen_core.trace.spans import read_spans
+    from flows.post_train import post_train
+    from flows.runtime.observers import listening
+    from tasks.cluster.cluster import local_devices, run_cluster
+
+    model, heard = tmp_path / "model", []
+    build_tiny_flux(width=128, num_layers=1, num_single_layers=1).save_pretrained(model)
+    config = ClusterConfig(rollout_workers=4, trainer_workers=1)
+    far = {"rollout-1", "rollout-2", "rollout-3"}
+    devices = [
+        replace(device, site="b" if device.name in far else "a") for device in local_devices(config)
+    ]
+    with run_cluster(config, devices) as address, listening(heard.append):
+        changes = {
+            "num_iterations": 2,
+            "model.dtype": "bfloat16",
+            "train.lora": None,
+            "cluster.scheduler_address": address,
+            "schedule.layout": "disaggregated",
+        }
+        tree = tree_of(str(model), tmp_path)
+        report = post_train(RunConfig.model_validate(merged(tree, changes)))
+    pushes = [what for what in heard if isinstance(what, p.Push)]
+    crossing = {
+        (do.version, do.device) for do in pushes if (do.source in far) != (do.device in far)
+    }
+    assert Counter(version for version, _ in crossing) == {0: 1, 1: 1, 2: 1}
+    run_dir = Path(report.run_dir)
+    version = 2 * sum(value.size for value in last_state(run_dir).weights.values())
+    spans = [span for span in read_spans(run_dir / "spans") if span.kind == "push"]
+    crossed = [span.num_bytes for span in spans if (span.version, span.device) in crossing]
+    assert len(crossed) == 2  # of version 0 the spans are not kept
+    assert all(version < sent <= 1.05 * version for sent in crossed)
+    assert {span.device for span in spans} >= far

@@ -14,11 +14,14 @@ NUM_STEPS = 4
 TRAINED = (0, 2)
 
 
-def make_devices(layout, num_rollout, num_trainers, kinds=("default",)):
-    """Return devices whose kinds take turns."""
+def make_devices(layout, num_rollout, num_trainers, kinds=("default",), sites=("",)):
+    """Return devices whose kinds, and sites, take turns."""
 
     def devices(name, roles, number):
-        return [p.Device(f"{name}-{i}", roles, kinds[i % len(kinds)]) for i in range(number)]
+        return [
+            p.Device(f"{name}-{i}", roles, kinds[i % len(kinds)], site=sites[i % len(sites)])
+            for i in range(number)
+        ]
 
     if LAYOUTS[layout].colocated:
         return devices("worker", ROLLOUT | TRAINER, num_rollout + num_trainers)
@@ -96,7 +99,7 @@ class RandomCluster:
         self.pausing: set[p.Fragment] = set()
         self.finished: list[p.FinishIteration] = []
         self.num_pauses = self.num_lost = self.num_joined = self.num_left = 0
-        self.num_successors = self.num_steps = 0
+        self.num_successors = self.num_steps = self.num_crossings = 0
         self.fits, self.holder_odds = 10**9, 0.0
 
     def run(
@@ -286,6 +289,8 @@ class RandomCluster:
                     assert 0 <= stale <= self.schedule.max_staleness
                     for row in range(block.first_row, block.first_row + block.num_rows):
                         assert block.fragment.first_sample + row in chosen
+            case p.Push():
+                self._check_crossing(do)
             case p.Reduce(_, devices):
                 assert set(devices) == {name for name, packs in self.sums.items() if packs}
 
@@ -305,6 +310,20 @@ class RandomCluster:
                 self._check_safe(version)
                 self.version = version
                 self.sums.clear()
+
+    def _check_crossing(self, do: p.Push) -> None:
+        """A version crosses to a site once, unless devices are lost, and their versions with them.
+
+        Devices that it was made on, or that hold it, are at the site of their own.
+        """
+        site = self.known[do.device].site
+        if self.num_lost or self.known[do.source].site == site:
+            return
+        there = [name for name in self.devices if self.known[name].site == site]
+        assert not any(do.version in self.held[name] for name in there), "it is there already"
+        crossing = [own for own in self.others if isinstance(own, p.Push) and own.device in there]
+        assert all(own.version != do.version for own in crossing), "it crosses twice"
+        self.num_crossings += 1
 
     def _check_safe(self, version: int) -> None:
         """Before a version is used, a second device has its state, if there is one for it."""

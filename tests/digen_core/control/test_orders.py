@@ -30,7 +30,8 @@ def run(
     **options,
 ):
     kinds = ("default", "slow")[: 1 + num_rollout % 2]
-    devices = make_devices(schedule.layout.name, num_rollout, num_trainers, kinds)
+    sites = ("a", "b")[: 1 + num_trainers % 2]
+    devices = make_devices(schedule.layout.name, num_rollout, num_trainers, kinds, sites)
     it = Controller(devices, workload, schedule, make_costs(switch))
     cluster = RandomCluster(
         it,

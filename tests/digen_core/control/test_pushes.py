@@ -61,6 +61,48 @@ def test_one_that_joins_pulls_from_a_device_that_generates():
     assert push.source == "rollout-0"
 
 
+SITES = {"far-0": "b", "far-1": "b", "far-2": "b", "near-0": "a", "near-1": "a"}
+
+
+def two_sites(pulls_at_once: int | None = None) -> Controller:
+    devices = [p.Device(name, ROLLOUT, site=site) for name, site in SITES.items()]
+    schedule = Schedule(LAYOUTS["disaggregated"], pulls_at_once=pulls_at_once)
+    devices.append(p.Device("trainer-0", TRAINER, site="a"))
+    return Controller(devices, make_workload(), schedule, make_costs())
+
+
+@pytest.mark.parametrize("pulls_at_once", [None, 1])
+def test_a_version_crosses_to_a_site_once(pulls_at_once):
+    it = two_sites(pulls_at_once)
+    under_way, seen = pushes(it.start()), []
+    while under_way:
+        seen += under_way
+        under_way = load(it, *under_way)
+    assert {do.device for do in seen} == {*SITES, "trainer-0"}
+    crossing = [do for do in seen if SITES.get(do.source, "a") != SITES.get(do.device, "a")]
+    assert [do.device for do in crossing] == ["far-0"]
+    assert {do.source for do in seen if do.device in ("far-1", "far-2")} <= {"far-0", "far-1"}
+
+
+def test_the_next_one_at_a_site_pulls_from_afar_if_the_first_is_lost():
+    it = two_sites()
+    first = pushes(it.start())
+    assert [do.device for do in first if do.device.startswith("far")] == ["far-0"]
+    (push,) = pushes(it.handle(p.DevicesLost(("far-0",))))
+    assert (push.device, push.source) == ("far-1", "trainer-0")
+
+
+def test_a_source_at_the_site_that_fails_is_passed_over_for_one_afar():
+    it = two_sites()
+    relay = next(do for do in pushes(it.start()) if do.device == "far-0")
+    others = load(it, relay)
+    assert {(do.device, do.source) for do in others} == {("far-1", "far-0"), ("far-2", "far-0")}
+    assert pushes(it.handle(p.PushFailed("far-1", 0, "far-0"))) == []  # far-2 has it soon
+    assert pushes(it.handle(p.PushFailed("far-2", 0, "far-0"))) == [p.Push(0, "far-2", "trainer-0")]
+    (again,) = load(it, p.Push(0, "far-2", "trainer-0"))
+    assert again == p.Push(0, "far-1", "far-2")
+
+
 def test_a_source_that_is_lost_is_replaced():
     it = cluster(3)
     first, own = pushes(it.start())

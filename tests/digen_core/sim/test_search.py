@@ -1,5 +1,7 @@
 """The search for a split: against trying all of them, and what it leaves off."""
 
+from dataclasses import replace
+
 import pytest
 
 from deployments.shipped import find_scenario
@@ -71,3 +73,17 @@ def test_seeds_are_averaged():
     ]
     assert plan.seconds == pytest.approx(sum(seconds) / 3)
     assert len(set(seconds)) == 3
+
+
+def test_a_push_that_takes_long_is_hidden_by_more_versions_of_staleness():
+    """Scenario B at a split of 12 to 20: 51.4 s with one version, 46.8 with two, 46.6 with four."""
+    far = without_jitter("B").model_copy(update={"push": 40.0})
+    free = Fixed(num_rollout=12, helpers=0, assistants=0, stale_share=1.0)
+    one = search(far, "tcss", free)
+    assert one.choice.max_staleness == 1
+    more = search(far, "tcss", replace(free, most_staleness=4))
+    assert more.choice.max_staleness == 2, "four bring less than half a percent each"
+    assert more.seconds < 0.95 * one.seconds
+    assert more.report.max_staleness == 2
+    near = search(without_jitter("B"), "tcss", replace(free, most_staleness=4))
+    assert near.choice.max_staleness == 1
