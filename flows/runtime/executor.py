@@ -14,6 +14,7 @@ from digen_core.control.protocol import Event, Instruction
 from flows.runtime.conditions import Conditions
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.batch import note_broken_gang
+from flows.runtime.fleet.loading import roles_of
 from flows.runtime.generation import Denoising
 from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.notify import (
@@ -173,7 +174,8 @@ class Executor:
     def _train(self, do: protocol.Train) -> None:
         it, pack = self._iterations[do.pack.iteration], do.pack
         groups = sorted({block.fragment.group for block in pack.blocks})
-        held = [self._conditions.of(it, group, do.device) for group in groups]
+        encoder = self._encoder_for(do.device)
+        held = [self._conditions.of(it, group, encoder) for group in groups]
 
         def event_of(receipt: Receipt[Trained]) -> Event:
             if not receipt.facts.too_large:
@@ -201,6 +203,12 @@ class Executor:
             priority=0,
         )
         it.sums[do.device] = self._submitter.submit(it, work)
+
+    def _encoder_for(self, device: str) -> str:
+        """Return who embeds a prompt for a device, if its condition is gone with who made it."""
+        fleet = self._run.fleet
+        generates = "rollout" in roles_of(self._run, fleet.known[device])
+        return device if generates else [*fleet.rollout_devices(), device][0]
 
     def _reduce(self, do: protocol.Reduce) -> None:
         it, fleet = self._iterations[do.iteration], self._run.fleet

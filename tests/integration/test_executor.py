@@ -30,9 +30,10 @@ def in_a_run(tree, cluster_address, prefect_backend):
         "rollout.num_steps": NUM_STEPS,
         "cluster.scheduler_address": cluster_address(2, 2),
     }
-    config = RunConfig.model_validate(merged(tree, changes))
 
-    def run(body):
+    def run(body, **schedule):
+        config = RunConfig.model_validate(merged(tree, {**changes, "schedule": schedule}))
+
         @flow(validate_parameters=False)
         def inside(run_id):
             run = context_of(run_id)
@@ -145,6 +146,27 @@ def test_a_prompt_that_comes_again_is_not_encoded_again(in_a_run):
         return it.executor.num_running
 
     assert in_a_run(body) == 1  # both groups, in one task
+
+
+def test_a_condition_that_is_gone_is_not_made_anew_by_a_device_without_the_encoder(in_a_run):
+    """One device had embedded the prompt, another one has generated of it, a third one trains."""
+
+    def body(run):
+        it = Driver(run)
+        it.executor.encode_ahead(it.iteration)  # group 0 on rollout-0
+        it.executor.submit(p.Generate(it.fragment, 0, NUM_STEPS, 0, "rollout-1"))
+        while it.executor.num_running:
+            event = it.wait()
+        assert event == p.FragmentGenerated(it.fragment)
+        it.do(p.Score(it.fragment, "rollout-1"))
+        it.executor.compute_advantages(p.ComputeAdvantages(0, (0,)))
+        run.fleet.left("rollout-0")
+        it.executor.forget(["rollout-0"])
+        pack = p.Pack(0, 0, (p.PairBlock(it.fragment, 1, 0, 4),))
+        assert it.do(p.Train(pack, 0, "trainer-0")) == p.PackTrained(pack)
+        return [span.device for span in it.iteration.recorder._spans if span.kind == "encode"]
+
+    assert in_a_run(body, layout="tsp") == ["rollout-0", "rollout-1", "rollout-1"]
 
 
 def limit_rows(run_id: str, limit: int | None) -> None:
