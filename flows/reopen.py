@@ -37,9 +37,13 @@ from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
 from digen_core.trace.spans import DEVICES_OF_RUN, read_devices
-from digen_core.transport.files import remove_folder, remove_leftovers, replace_text, try_lock
+from digen_core.transport.files import (
+    remove_folder,
+    remove_leftovers,
+    replace_text,
+    try_lock,
+)
 from digen_core.transport.metrics import METRICS_OF_RUN, read_metrics
-from digen_core.transport.trajectories import TRAJECTORIES_OF_RUN
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.losses import StateLostError
 from flows.runtime.notify import notify
@@ -57,6 +61,7 @@ def resuming(config: RunConfig, run_dir: Path) -> Iterator[Resumption]:
     """
     require_run(run_dir)
     with locked(run_dir):
+        remove_leftovers(run_dir)
         resumption = resumption_of(config, run_dir)
         for error in resumption.damaged:
             say(f"{error}; going on from the one before")
@@ -148,8 +153,6 @@ def go_on(run: RunContext, resumption: Resumption) -> None:
     say(f"resuming {run_dir.name} after {resumption.num_iterations} iterations")
     if resumption.lineage:
         mark_crashed_flows([i for i in resumption.lineage.flow_run_ids if i != runtime.flow_run.id])
-    for folder in (CHECKPOINTS_OF_RUN, TRAJECTORIES_OF_RUN):
-        remove_leftovers(run_dir / folder)
     replace_text(run_dir / CONFIG_OF_RUN, run.config.model_dump_json(indent=2))
     run.fleet.took_part(_known_devices(run_dir))
     _stand_at(run, resumption)

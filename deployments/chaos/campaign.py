@@ -142,7 +142,11 @@ class Campaign:
         with ThreadPoolExecutor(jobs) as pool:
             played = [pool.submit(self._played, one, self._folder / one.name) for one in stories]
             for future in as_completed(played):
-                outcome = future.result()
+                try:
+                    outcome = future.result()
+                except RunFailedError:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise
                 left = self._left(outcome.story.name)
                 found = complaints_of(outcome, left, self._left(PEACE))
                 yield Told(outcome, [*found, *excess_of(outcome, peace)], peace)

@@ -164,5 +164,6 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _names(run_dir: Path) -> set[str]:
-    """Return what lies in a run's folder, but for what somebody asked of it."""
-    return {path.name for path in run_dir.iterdir() if not path.name.startswith(".explain")}
+    """Return what lies in a run's folder, but for timelines, and what somebody asked of it."""
+    names = {path.name for path in run_dir.iterdir() if not path.name.startswith(".explain")}
+    return names - {TIMELINES}

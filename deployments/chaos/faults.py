@@ -149,8 +149,8 @@ def _checkpoints(run_dir: Path) -> list[Path]:
 
 def _remove(runs_dir: Path, rng: Random) -> None:
     """Remove something of a run's folder that can be made again."""
-    for run in runs_dir.iterdir():
-        num_iterations = json.loads((run / CONFIG_OF_RUN).read_text())["num_iterations"]
+    for config in runs_dir.glob(f"*/{CONFIG_OF_RUN}"):
+        run, num_iterations = config.parent, json.loads(config.read_text())["num_iterations"]
         is_over = len(list((run / METRICS_OF_RUN).glob("*"))) >= num_iterations
         names = [name for name in REMOVED if not (is_over and name in OF_ITERATIONS)]
         found = [run / name for name in names if (run / name).exists()]

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -117,10 +118,15 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the half-written and half-removed folders in a folder, in which nobody else writes."""
-    for ending in ("unfinished", "removed"):
-        for path in folder.glob(f".*.{ending}"):
+    """Remove what killed processes had half written, and half removed, in a folder and below it.
+
+    Nobody may write there meanwhile.
+    """
+    for path in list(folder.rglob(".*")):
+        if path.suffix in (".unfinished", ".removed"):
             shutil.rmtree(path, ignore_errors=True)
+        elif re.fullmatch(r"\..+\.\d+", path.name) and path.is_file():
+            path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:

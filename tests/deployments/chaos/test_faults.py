@@ -74,6 +74,7 @@ def test_files_are_damaged_after_the_flow_is_killed(process, tmp_path, kind):
     (run / "metrics").mkdir()
     (run / "timelines").mkdir()  # of iterations, of which none is left to do
     (run / "config.json").write_text('{"num_iterations": 0}')
+    (tmp_path / "mlflow.db").touch()  # beside the runs
     before = contents(run)
     faults = Faults(tmp_path)
     faults.do(Fault(kind, (DISK,), NOW), {FLOW: [process.pid]})

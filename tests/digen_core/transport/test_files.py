@@ -1,0 +1,54 @@
+"""Files that are written whole, or not at all."""
+
+from pathlib import Path
+
+import pytest
+
+from digen_core.transport.files import remove_leftovers, written_whole
+
+
+def write_half(path: Path, error: BaseException) -> None:
+    with written_whole(path) as unfinished:
+        unfinished.write_text("half")
+        raise error
+
+
+def test_a_body_that_fails_leaves_what_was_there(tmp_path):
+    path = tmp_path / "profile.json"
+    path.write_text("before")
+    with pytest.raises(ValueError, match="half"):
+        write_half(path, ValueError("half way"))
+    assert {own.name: own.read_text() for own in tmp_path.iterdir()} == {"profile.json": "before"}
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
+    kept = [
+        "profile.json",
+        ".lock",
+        ".explain",
+        "metrics/iteration-000001.json",
+        "a.1",
+        ".v0001.2/x",
+    ]
+    left = [
+        ".profile.json.8",
+        "metrics/.iteration-000002.json.4123",
+        ".v2.unfinished/x",
+        ".v3.removed/x",
+    ]
+    for name in (*kept, *left):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    remove_leftovers(tmp_path)
+    found = {str(own.relative_to(tmp_path)) for own in tmp_path.rglob("*") if own.is_file()}
+    assert found == set(kept)
+
+
+def test_what_is_left_has_the_name_that_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "unlink", lambda *arguments, **options: None)  # as if it were killed
+    with pytest.raises(KeyboardInterrupt):
+        write_half(tmp_path / "profile.json", KeyboardInterrupt())
+    monkeypatch.undo()
+    assert len(list(tmp_path.iterdir())) == 1
+    remove_leftovers(tmp_path)
+    assert not list(tmp_path.iterdir())
