@@ -151,6 +151,7 @@ class FleetChanges:
             self._come_back(name, self._turn.role, addresses[0])
             self._turn = None
             return
+        self._to_recompute.add(addresses[0])  # what it was embedding for the next iteration
         let_go(run.client, addresses)
         say(f"worker {name} has left")
 
