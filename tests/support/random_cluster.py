@@ -125,8 +125,9 @@ class RandomCluster:
             fits: pairs in the memory of a device.
         """
         self.fits, self.holder_odds = fits, holder_odds
-        self.carry_out(self.it.start())
-        offered = 0
+        offered = len(self.finished)
+        if not offered:  # else it goes on
+            self.carry_out(self.it.start())
         while len(self.finished) < num_iterations:
             while offered < min(
                 num_iterations, len(self.finished) + 1 + self.schedule.max_staleness
