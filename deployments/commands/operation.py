@@ -158,7 +158,8 @@ def worker(
             then run code on it: only for a network in which nobody else is.
         leave: Have the worker of this name leave, wherever it runs, and wait until it is gone. A
             run that has it gives it no work any more, and lets it go when it needs nothing that it
-            holds: after one or two iterations at most, and nothing is computed again.
+            holds: when the iterations that it has worked for are over. Nothing is sampled, scored
+            or trained again.
     """
     import os
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from distributed import Client
 
+from deployments.operation.services import DASK
 from deployments.operation.state import load_state, locked
 from tasks.cluster.leaving import leave
 
@@ -24,7 +25,9 @@ def leave_cluster(address: str, name: str, say: Callable[[str], None]) -> None:
     with Client(address, set_as_default=False) as client:
         say(f"{name} leaves when its run needs nothing of it any more; Ctrl-C ends the waiting")
         leave(client, name)
+    state = load_state()
+    if state is None or state.addresses[DASK] != address:
+        return
     with locked():
-        state = load_state()
-        if state is not None and state.addresses.get("dask-scheduler") == address:
+        if state := load_state():
             state.without(name).save()

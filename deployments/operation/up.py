@@ -85,9 +85,7 @@ def add(cluster: str, say: Callable[[str], None]) -> State:
         state = load_state()
         if state is None or not any(service.process for service in state.services):
             raise UserError("nothing is up in this folder to add workers to; start it by: digen up")
-        with Client(
-            state.addresses[DASK], security=dask_security(state.options), set_as_default=False
-        ) as client:
+        with _client(state) as client:
             taken = _names(client) | {service.name for service in state.services}
         used = [gpu for own in state.services if own.process for gpu in own.gpus]
         workers = workers_of(find_cluster(cluster), taken, used)
@@ -179,8 +177,7 @@ class _Starter:
             environment = {**self.state.environment, **worker.environment}
             self._start(worker.name, command, environment, worker.gpus)
         names = {name for worker in workers for name in worker.names}
-        address, security = self.state.addresses[DASK], dask_security(self.state.options)
-        with Client(address, security=security, set_as_default=False) as client:
+        with _client(self.state) as client:
             for worker in workers:
                 wait_until_ready(self._running[worker.name], lambda: names <= _names(client))
 
@@ -210,6 +207,11 @@ class _Starter:
         self._running[name] = service
         self.state = self.state.with_service(service)
         self.state.save()
+
+
+def _client(state: State) -> Client:
+    security = dask_security(state.options)
+    return Client(state.addresses[DASK], security=security, set_as_default=False)
 
 
 def _names(client: Client) -> set[str]:

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from deployments.views.plan import Row, plan
-from deployments.views.terminal import borderless, terminal
+from deployments.views.plan_table import table_of
+from deployments.views.terminal import terminal
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.planning.cluster import Cluster
@@ -69,13 +70,10 @@ def _with(cluster: Cluster, groups: list[object]) -> Cluster:
 def print_changes(found: list[Change], title: str, console: Console | None = None) -> None:
     """Print a row for each change, the one that gains most first, after the cluster as it is."""
     console = console or terminal()
-    table = borderless(title, gap=1)
-    for number, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
     now, *others = found
-    for change in (now, *sorted(others, key=lambda own: own.best.seconds)):
-        table.add_row(*_cells(change, now.best))
-    console.print(table)
+    ordered = (now, *sorted(others, key=lambda own: own.best.seconds))
+    rows = [_cells(change, now.best) for change in ordered]
+    console.print(table_of(title, HEADINGS, rows))
     if not now.best.cost_per_1000_samples:
         console.print("\nno group of the cluster file has a price_per_hour")
 

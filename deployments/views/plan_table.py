@@ -23,10 +23,10 @@ takes one, and 'digen size --memory' says what is needed"""
 def print_plan(rows: Sequence[Row], title: str, console: Console | None = None) -> None:
     """Print the plans, the best one first, their idle time, and the config that the best needs."""
     console = console or terminal()
-    console.print(_table(title, HEADINGS, [_cells(row) for row in rows]))
+    console.print(table_of(title, HEADINGS, [_cells(row) for row in rows]))
     idle = [[row.layout, *(f"{row.idle[cause]:.1%}" for cause in CAUSES)] for row in rows]
     title = "\nidle share of the device time, by cause"
-    console.print(_table(title, ("layout", *CAUSES), idle))
+    console.print(table_of(title, ("layout", *CAUSES), idle))
     if rows[0].estimated:
         console.print(f"\n{ESTIMATED}")
     if rows[0].has_gangs:
@@ -38,7 +38,8 @@ def print_plan(rows: Sequence[Row], title: str, console: Console | None = None) 
     console.print(f"\n{toml_of(rows[0])}", markup=False)
 
 
-def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def table_of(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table whose first column is a name, and whose others are numbers."""
     table = borderless(title, gap=1)
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="right" if number else "left", no_wrap=True)

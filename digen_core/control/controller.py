@@ -263,7 +263,7 @@ class Controller:
         if fragment in iteration.regenerating:  # its rewards are known
             iteration.regenerating.discard(fragment)
             iteration.pool.add(iteration.parked.pop(fragment, []))
-            turned = self._closed(iteration) or self._turn_when_generated(iteration)
+            turned = self._closed(iteration) or self._turn_when_generated()
         else:
             iteration.to_score.append(Score(fragment, device))
         if iteration.num_to_generate and not self._layout.streamed:
@@ -322,14 +322,13 @@ class Controller:
                 chosen = event.chosen[place] if event.chosen else everyone
                 iteration.add_pairs(group, chosen, self._workload, self._layout)
         if self._layout.colocated and not iteration.is_trained:
-            return self._turn_when_generated(iteration)
+            return self._turn_when_generated()
         if iteration.is_trained or iteration is not self._iterations[0]:
             return self._closed(iteration)  # if no group carried a signal
         return []
 
-    def _turn_when_generated(self, iteration: Iteration) -> list[Instruction]:
+    def _turn_when_generated(self) -> list[Instruction]:
         """End the first phase of a colocated layout when all pairs are there."""
-        assert not self._layout.colocated or iteration is self._iterations[0]
         return self._turn_all("trainer") if self._layout.colocated and self._trains_now() else []
 
     def _trains_now(self) -> bool:
@@ -435,8 +434,7 @@ class Controller:
             del iteration.training[pack.index]
             iteration.pool.add(pack.blocks)
         copies = self._copy_if_still() if name == self.holder else []
-        turns = self._turn_when_generated(self._iterations[0]) if self._iterations else []
-        return [*copies, *turns]
+        return [*copies, *self._turn_when_generated()]
 
     def _release(self) -> list[Instruction]:
         """Let the leaving devices go of which nothing is needed any more."""

@@ -122,12 +122,15 @@ class Pushes:
 
     def _near(self, version: int, device: str, sources: list[str], failed: str) -> list[str]:
         """Return the sources at a device's site; all, if none is there or will soon be."""
-        sites = {own.name: own.device.site for own in self._fleet}
-        near = [own for own in sources if sites[own] == sites[device] and own != failed]
+        site = self._site(device)
+        near = [own for own in sources if self._site(own) == site and own != failed]
         if near:
             return near
         crossing = (to for asked, to in self._under_way if asked == version)
-        return [] if any(sites[to] == sites[device] for to in crossing) else sources
+        return [] if any(self._site(to) == site for to in crossing) else sources
+
+    def _site(self, device: str) -> str:
+        return self._fleet[device].device.site
 
     def _free(self, sources: list[str], failed: str) -> str | None:
         """Return the source that serves the fewest; None: all serve as many as they may.

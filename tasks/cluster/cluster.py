@@ -10,13 +10,13 @@ from itertools import count
 from typing import Any
 
 import dask
-from distributed import Client, Lock, Nanny, SpecCluster
+from distributed import Client, Nanny, SpecCluster
 
 from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device, Role
 from digen_core.errors import UserError
 from tasks.cluster.gpus import deal_gpus, visible_gpus
-from tasks.cluster.leaving import LOCK
+from tasks.cluster.leaving import lock_of_run
 from tasks.cluster.listening import TaskWorker, own_scheduler, own_tls_settings
 from tasks.cluster.presence import (
     MEMBER,
@@ -120,7 +120,7 @@ def exclusive(client: Client, on_wait: Callable[[], None]) -> Iterator[None]:
         client: of the run. If it is lost, the cluster is free again half a minute later.
         on_wait: is called if another run has to end first.
     """
-    lock = Lock(LOCK, scheduler_rpc=client.scheduler, loop=client.loop)
+    lock = lock_of_run(client)
     if not lock.acquire(timeout=1):
         on_wait()
         lock.acquire()

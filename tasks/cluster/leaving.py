@@ -10,7 +10,7 @@ from contextlib import suppress
 from time import sleep
 from typing import Final
 
-from distributed import Client, Lock, Scheduler
+from distributed import Client, Lock, Scheduler, Status
 
 from digen_core.errors import UserError
 from tasks.cluster.calls import on_scheduler
@@ -20,10 +20,8 @@ from tasks.cluster.presence import (
     SITE,
     Presence,
     present_workers,
+    workers_of_pools,
 )
-
-LOCK: Final = "digen-run"
-"""Dask lock of the run that has a cluster: a worker holds the model of one run."""
 
 MOVE_SECONDS: Final = 60.0  # until what a worker holds is elsewhere
 POLL_SECONDS: Final = 1.0
@@ -43,8 +41,8 @@ def leave(client: Client, name: str) -> None:
         _require_another(client, worker)
         let_go(client, [worker.address])
     else:
-        on_scheduler(client, _mark, address=worker.address)
-    lock = Lock(LOCK, scheduler_rpc=client.scheduler, loop=client.loop)
+        ask_to_leave(client, worker.address)
+    lock = lock_of_run(client)
     while worker.address in present_workers(client):
         if lock.acquire(timeout=POLL_SECONDS):  # no run has it, or none any more
             try:
@@ -54,8 +52,24 @@ def leave(client: Client, name: str) -> None:
             sleep(POLL_SECONDS)
 
 
+def lock_of_run(client: Client) -> Lock:
+    """Return the lock of the run that has a cluster: a worker holds the model of one run."""
+    return Lock("digen-run", scheduler_rpc=client.scheduler, loop=client.loop)
+
+
+def ask_to_leave(client: Client, address: str) -> None:
+    """Mark a worker as one that is to leave: its run sees that.
+
+    Raises:
+        SchedulerLostError: the scheduler does not answer.
+    """
+    on_scheduler(client, _mark, address=address)
+
+
 def let_go(client: Client, addresses: Sequence[str]) -> None:
     """Have Dask move what workers hold to others, and end them; it goes on meanwhile.
+
+    Of those that are about to go nothing is asked again.
 
     Raises:
         SchedulerLostError: the scheduler does not answer.
@@ -76,9 +90,8 @@ def _named(client: Client, name: str) -> Presence:
 
 def _require_another(client: Client, worker: Presence) -> None:
     pools = [own for own in worker.resources if not own.startswith(SITE)]
-    for pool in pools:
-        alike = [own for own in present_workers(client).values() if pool in own.resources]
-        if len(alike) == 1:
+    for pool, names in workers_of_pools(client, pools).items():
+        if names == [worker.name]:
             raise UserError(
                 f"{worker.name} is the last worker of the pool {pool!r}; start another one first, "
                 "or end it"
@@ -91,8 +104,14 @@ def _mark(address: str, dask_scheduler: Scheduler) -> None:
 
 
 def _let_go(addresses: Collection[str], dask_scheduler: Scheduler) -> None:
-    present = [address for address in addresses if address in dask_scheduler.workers]
-    dask_scheduler._ongoing_background_tasks.call_soon(_retire, dask_scheduler, present)
+    workers = dask_scheduler.workers
+    staying = [at for at in addresses if at in workers and not _is_closing(workers[at].status)]
+    if staying:
+        dask_scheduler._ongoing_background_tasks.call_soon(_retire, dask_scheduler, staying)
+
+
+def _is_closing(status: Status) -> bool:
+    return status in (Status.closing, Status.closing_gracefully, Status.closed)
 
 
 async def _retire(scheduler: Scheduler, addresses: list[str]) -> None:

@@ -409,20 +409,17 @@ def test_a_worker_is_added(live):
 
 
 class Leaving(Story):
-    """Workers are asked to leave; the next iterations are held until they have."""
+    """Workers are asked to leave; the run is slowed until they have."""
 
     def __init__(self, *names: str):
         super().__init__(event_of(p.FragmentGenerated, 0), self.ask)
-        self.names, self.deadline = names, 0.0
+        self.names = names
 
     def ask(self, story: Story) -> None:
-        from tasks.cluster.calls import on_scheduler
-        from tasks.cluster.leaving import _mark
+        from tasks.cluster.leaving import ask_to_leave
 
-        self.deadline = monotonic() + 200
         for name in self.names:
-            address = self.run_context.fleet.addresses[name]
-            on_scheduler(self.run_context.client, _mark, address=address)
+            ask_to_leave(self.run_context.client, self.run_context.fleet.addresses[name])
 
     def see(self, what: object) -> None:
         super().see(what)

@@ -99,7 +99,7 @@ class RandomCluster:
         self.pausing: set[p.Fragment] = set()
         self.finished: list[p.FinishIteration] = []
         self.num_pauses = self.num_lost = self.num_joined = self.num_left = 0
-        self.num_successors = self.num_steps = self.num_crossings = 0
+        self.num_successors = self.num_steps = 0
         self.fits, self.holder_odds = 10**9, 0.0
 
     def run(
@@ -324,7 +324,6 @@ class RandomCluster:
         assert not any(do.version in self.held[name] for name in there), "it is there already"
         crossing = [own for own in self.others if isinstance(own, p.Push) and own.device in there]
         assert all(own.version != do.version for own in crossing), "it crosses twice"
-        self.num_crossings += 1
 
     def _check_safe(self, version: int) -> None:
         """Before a version is used, a second device has its state, if there is one for it."""

@@ -1,6 +1,6 @@
 """The fleet of a run while iterations run: workers that go and come, as the controller's events."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from digen_core.control.protocol import (
     CostsUpdated,
@@ -139,14 +139,11 @@ class FleetChanges:
         One that turns comes back as a newcomer does.
         """
         run = self._run
-        del self._told[name]
         addresses, was_holder = run.fleet.workers_of(name), run.progress.holder == name
         run.fleet.left(name)
         if was_holder:
             use_copy(run)
-        self._executor.forget([name])
-        if was_holder:
-            self._executor.take_over()
+        self._drop([name], was_holder=was_holder)
         if self._turn and self._turn.device == name:
             self._come_back(name, self._turn.role, addresses[0])
             self._turn = None
@@ -161,6 +158,14 @@ class FleetChanges:
         run.fleet.turned(name, role)
         if roles_of(run, before) == roles_of(run, run.fleet.known[name]):
             run.fleet.has_loaded(address)
+
+    def _drop(self, names: Collection[str], *, was_holder: bool) -> None:
+        """Drop what devices had that are gone, one of which may have had the optimizer's state."""
+        self._executor.forget(names)
+        if was_holder:
+            self._executor.take_over()
+        for name in names:
+            del self._told[name]
 
     def recompute(self) -> None:
         """Have somebody recompute what tasks on living devices wait for and only lost ones had.
@@ -199,10 +204,6 @@ class FleetChanges:
         self._num_told = run.fleet.num_lost
         if self._turn and self._turn.device in lost:
             self._turn = None
-        self._executor.forget(lost)
-        if holder in lost:
-            self._executor.take_over()
-        for name in lost:
-            del self._told[name]
+        self._drop(lost, was_holder=holder in lost)
         self._to_recompute.update(lost.values())
         return [DevicesLost(tuple(sorted(lost)))]

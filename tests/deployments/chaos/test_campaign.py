@@ -5,7 +5,10 @@ import sys
 
 import pytest
 
+from deployments.chaos.campaign import Campaign
 from deployments.chaos.namespaces import are_there
+from deployments.errors import RunFailedError
+from digen_core.config.run import RunConfig
 from support.paths import ROOT
 
 DIGEN = [sys.executable, "-c", "from deployments.cli import main; main()"]
@@ -42,6 +45,25 @@ def test_a_name_that_is_none_is_refused(option, value, said):
     done = digen("chaos", "chaos", option, value)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
+
+
+def test_a_story_that_cannot_be_played_ends_the_campaign(tmp_path, monkeypatch):
+    """Those that wait for their turn are not played for nothing."""
+    played = []
+
+    def fail(campaign, story, folder):
+        played.append(story.number)
+        if story.number < 0:  # the run in peace
+            return type("Peace", (), {"seconds": 1.0})()
+        raise RunFailedError(f"story {story.name} could not be played")
+
+    monkeypatch.setattr(Campaign, "_played", fail)
+    monkeypatch.setattr("deployments.chaos.campaign.complaints_of", lambda *arguments: [])
+    campaign = Campaign(RunConfig(), [], tmp_path)
+    with pytest.raises(RunFailedError, match="could not be played"):
+        list(campaign.play(1, range(50), 1, ["kill"]))
+    assert played[0] == -1
+    assert len(played) < 25
 
 
 def digen(*arguments: str) -> subprocess.CompletedProcess[str]:

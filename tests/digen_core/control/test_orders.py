@@ -1,5 +1,7 @@
 """Every layout under every order of completion: nothing is lost, repeated, mixed or too stale."""
 
+from random import Random
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
@@ -94,72 +96,41 @@ def test_every_layout_in_every_order(
     )
 
 
-@settings(max_examples=settings.default.max_examples * 2)
-@given(
-    schedules(),
-    workloads(),
-    st.integers(2, 4),
-    st.integers(1, 3),
-    st.sampled_from([0.0, 0.3]),
-    st.randoms(use_true_random=False),
-    st.integers(1, 4),
-    st.booleans(),
-    st.sets(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=4),
-    st.sets(st.integers(0, 2), max_size=2),
-)
-def test_lost_devices_lose_nothing(
-    schedule,
-    workload,
-    num_rollout,
-    num_trainers,
-    switch,
-    random,
-    losses,
-    joins,
-    skipped,
-    not_updated,
-):
-    counts = (num_rollout, num_trainers)
-    options = {"pause_odds": 0.1, "losses": losses, "joins": joins, "refill": 1}
-    run(schedule, workload, *counts, switch, random, skipped, not_updated=not_updated, **options)
+@st.composite
+def stories(draw, num_trainers, losses):
+    """Arguments of ``run`` in which devices go, and maybe come back."""
+    return {
+        "schedule": draw(schedules()),
+        "workload": draw(workloads()),
+        "num_rollout": draw(st.integers(2, 4)),
+        "num_trainers": draw(num_trainers),
+        "switch": draw(st.sampled_from([0.0, 0.3])),
+        "random": draw(st.randoms(use_true_random=False)),
+        "skipped": draw(st.sets(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=4)),
+        "not_updated": draw(st.sets(st.integers(0, 2), max_size=2)),
+        "losses": draw(losses),
+        "joins": draw(st.booleans()),
+        "pause_odds": 0.1,
+        "refill": 1,
+    }
 
 
 @settings(max_examples=settings.default.max_examples * 2)
-@given(
-    schedules(),
-    workloads(),
-    st.integers(2, 4),
-    st.integers(2, 4),
-    st.sampled_from([0.0, 0.3]),
-    st.randoms(use_true_random=False),
-    st.integers(0, 2),
-    st.booleans(),
-    st.sets(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=4),
-    st.sets(st.integers(0, 2), max_size=2),
-)
-def test_devices_leave_and_nothing_is_done_again(
-    schedule,
-    workload,
-    num_rollout,
-    num_trainers,
-    switch,
-    random,
-    losses,
-    joins,
-    skipped,
-    not_updated,
-):
+@given(stories(num_trainers=st.integers(1, 3), losses=st.integers(1, 4)))
+def test_lost_devices_lose_nothing(story):
+    run(**story)
+
+
+@settings(max_examples=settings.default.max_examples * 2)
+@given(stories(num_trainers=st.integers(2, 4), losses=st.integers(0, 2)))
+def test_devices_leave_and_nothing_is_done_again(story):
     """Without losses the cluster refuses that a step is done twice, or a source is gone."""
-    counts = (num_rollout, num_trainers)
-    options = {"pause_odds": 0.1, "losses": losses, "joins": joins, "leaves": 5, "refill": 1}
-    run(schedule, workload, *counts, switch, random, skipped, not_updated=not_updated, **options)
+    run(**story, leaves=5)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["first", "second", "rollout"])
 def test_who_is_asked_to_leave_has_left_two_iterations_later(layout, name):
-    from random import Random
-
     share = 0.5 if LAYOUTS[layout].stale else 0.0
     schedule = Schedule(LAYOUTS[layout], max_stale_share=share)
     devices = make_devices(layout, 2, 2)
@@ -195,8 +166,6 @@ def test_who_is_to_leave_works_on_when_nobody_else_has_its_role_any_more():
     devices = make_devices("tsp", 2, 1)
     schedule, workload = Schedule(LAYOUTS["tsp"]), make_workload()
     it = Controller(devices, workload, schedule, make_costs())
-    from random import Random
-
     cluster = RandomCluster(it, workload, schedule, devices, random=Random(0))
     cluster.carry_out(it.start())
     cluster.tell(p.IterationOffered(0, (0, 2)))
@@ -214,8 +183,6 @@ def test_who_is_to_leave_works_on_when_nobody_else_has_its_role_any_more():
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_holder_of_the_state_is_lost(layout):
     """The standby follows it, at whatever moment, and the next one follows that."""
-    from random import Random
-
     seed = num_stories = num_redone = 0
     while num_stories < 40 or num_redone < 2:  # 320 stories in all
         seed += 1
@@ -234,8 +201,6 @@ def test_the_holder_of_the_state_is_lost(layout):
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "tcss"])
 def test_on_policy_layouts_are_never_stale(layout):
-    from random import Random
-
     schedule = Schedule(LAYOUTS[layout])
     cluster = run(schedule, make_workload(num_groups=3), 2, 2, 0.0, Random(0))
     # One update an iteration, each trained at the version that generated it.
@@ -247,8 +212,6 @@ def test_on_policy_layouts_are_never_stale(layout):
 
 
 def test_stale_groups_are_at_most_the_share():
-    from random import Random
-
     seen = 0
     for seed in range(20):
         schedule = Schedule(LAYOUTS["tcss"], max_stale_share=0.5)

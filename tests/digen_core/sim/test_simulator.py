@@ -251,6 +251,38 @@ def test_a_job_goes_on_without_a_lost_device_and_with_a_new_one(layout, lost, ti
     assert report.max_staleness == (layout == "tcss")
 
 
+@pytest.mark.parametrize("layout", ["colocated", "gap", "tsp", "tag", "tcss", "elastic"])
+@pytest.mark.parametrize("name", [0, -1])
+@pytest.mark.parametrize("time", [0.5, 9.0, 17.3])
+def test_a_device_that_leaves_is_gone_within_three_iterations(layout, name, time, scenario):
+    """The first device, or the last; a fragment may be generated in parts, and none of it again."""
+    cluster = scenario.model_copy(update={"devices": 5, "prompts": 8})
+    share = 0.5 if layout == "tcss" else 0.0
+    split = None if layout == "colocated" else 3
+    devices = cluster.cluster(split)
+    leaving = devices[name].name
+    report = simulate(
+        devices,
+        cluster.workload,
+        Schedule(LAYOUTS[layout], max_stale_share=share),
+        cluster.costs(split),
+        trained_steps=(0,),
+        num_iterations=6,
+        jitter=0.1,
+        leaves=[(time, leaving)],
+    )
+    ends = [end for end in report.iteration_ends if end > time]
+    assert max(span.ended for span in report.spans if span.device == leaving) <= ends[2]
+    steps = [
+        (span.iteration, span.group, span.fragment, step)
+        for span in report.spans
+        if span.kind == "denoise"
+        for step in range(span.first_step, span.end_step)
+    ]
+    workload = cluster.workload
+    assert len(steps) == len(set(steps)) == 6 * workload.num_fragments * workload.num_steps
+
+
 def test_iterations_that_end_together_take_their_share_of_the_time():
     """As where one device gets only the last of several versions."""
     schedule = Schedule(LAYOUTS["disaggregated"])

@@ -6,6 +6,7 @@ from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device
 from digen_core.planning.predict import predicted_seconds
+from digen_core.planning.profile import Profile
 from flows.runtime.fleet.roles import GAIN, best_turn, note_declared
 from flows.runtime.workload import schedule_of
 from support.contexts import run_context
@@ -33,7 +34,7 @@ def run_of(folder, layout):
     tree = {**CONFIG, "schedule": {"layout": layout}}
     found = run_context(folder, RunConfig.model_validate(tree), START)
     found.progress.holder = "b"
-    found.progress.profile = type("Learnt", (), {"costs": TRAINING})()
+    found.progress.profile = Profile(TRAINING, START)
     return found
 
 
