@@ -41,6 +41,16 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Crossing:
+    """Bytes that went from one site to another."""
+
+    sites: frozenset[str]  # two
+    num_bytes: float
+    started: float  # seconds, as of spans
+    ended: float
+
+
+@dataclass(frozen=True, slots=True)
 class SampleRow:
     """One generated sample, as it is kept in the run's Parquet data set."""
 
@@ -83,6 +93,7 @@ class IterationRecord:
     metrics: dict[str, float]  # by stable path-like names, see docs/algorithms.md
     samples: list[SampleRow] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    crossings: list[Crossing] = field(default_factory=list)
     idle: dict[str, dict[str, float]] = field(default_factory=dict)  # device -> cause -> share
     pictures: list[Picture] = field(default_factory=list)  # some of the samples
     timeline: "Future[bytes] | None" = None  # what the devices did, as PNG, if it is drawn

@@ -47,6 +47,16 @@ class _Checked:
 
 
 @dataclass(frozen=True, slots=True)
+class Received(_Checked):
+    """Bytes that another worker sent."""
+
+    source: StrictStr  # its address
+    num_bytes: StrictInt
+    started: StrictFloat  # seconds since the epoch, by the receiver's clock
+    ended: StrictFloat
+
+
+@dataclass(frozen=True, slots=True)
 class Ran(_Checked):
     """Where and when a task ran, what arrived for it, and what its process used."""
 
@@ -54,6 +64,7 @@ class Ran(_Checked):
     started: StrictFloat  # seconds since the epoch, by the device's clock
     ended: StrictFloat
     num_bytes: StrictInt  # that other workers sent for it
+    received: list[Received] = field(default_factory=list)  # the most of it, at a site
     compile_seconds: StrictFloat = 0.0  # of its time, that torch.compile took
     usage: Usage | None = None  # since the task before it; None: no time has passed since then
 

@@ -10,6 +10,7 @@ from operator import attrgetter
 from rich.console import Console
 
 from digen_core.config.run import RunConfig
+from digen_core.control.costs import Sent
 from digen_core.control.layout import LayoutName
 from digen_core.errors import UserError
 from digen_core.planning.candidates import Candidate, candidates, leaves_gangs_open
@@ -29,6 +30,7 @@ class Part:
     """Equal devices of a plan."""
 
     kind: str  # as in the cluster file; with the size of the gangs that were found
+    site: str  # as in the cluster file
     count: int  # of GPUs, or other cards
     gang: int  # of them hold one model together
     roles: str
@@ -56,12 +58,18 @@ class Row:
     fitted: bool  # into the capacity of all devices
     narrowed: Mapping[str, str]  # kind -> the one role that its memory leaves devices with two
     parts: Sequence[Part]  # the devices, in gangs
+    left_out: Sequence[str]  # sites whose devices do nothing
     parallel: Mapping[str, object]  # how the members of a gang share the work
 
     @property
     def has_gangs(self) -> bool:
         """Whether any device is a gang."""
         return any(part.gang > 1 for part in self.parts)
+
+    @property
+    def has_sites(self) -> bool:
+        """Whether the devices are at several."""
+        return len({part.site for part in self.parts}) > 1
 
     def gangs_of(self, role: str) -> list[int]:
         """Return the sizes of the devices that have a role."""
@@ -87,8 +95,15 @@ def plan(config: RunConfig, cluster: Cluster) -> list[Row]:
     estimated = profile is None and cluster.leaves_costs_to_data_sheets
     found = _candidates(config, cluster, searched=estimated)
     priced = _estimating(config) if estimated else attrgetter("cluster")
-    plans = plan_candidates(found, priced, profile)
+    plans = plan_candidates(found, priced, profile, _sent(config) if cluster.links else None)
     return [_row(own, estimated) for own in plans]
+
+
+def _sent(config: RunConfig) -> Sent:
+    from deployments.views.size import size  # torch and diffusers, which take seconds to import
+    from digen_core.planning.sizes import sent_of
+
+    return sent_of(config, size(config))
 
 
 def _estimating(config: RunConfig) -> Priced:
@@ -160,11 +175,14 @@ def write_json(rows: Sequence[Row]) -> None:
 
 
 def _row(plan: ClusterPlan, estimated: bool) -> Row:
-    own, cluster = plan.own, plan.cluster
+    own = plan.own
+    cluster = plan.cluster.of_devices({device.name for device in own.job.fleet})
     choice, work = own.plan.choice, own.job.workload
     rollout = own.job.devices if choice.num_rollout is None else choice.num_rollout
     num_samples = work.num_groups * work.group_size
-    hours_per_1000 = own.seconds / 3600 * 1000 / num_samples
+    thousands = num_samples / 1000
+    hours_per_1000 = own.seconds / 3600 / thousands
+    crossing = cluster.price_of(own.plan.report.crossed)
     return Row(
         layout=choice.layout,
         rollout=rollout,
@@ -177,13 +195,14 @@ def _row(plan: ClusterPlan, estimated: bool) -> Row:
         pack_size=work.pack_size,
         seconds=own.seconds,
         samples_per_second=num_samples / own.seconds,
-        cost_per_1000_samples=cluster.price_per_hour * hours_per_1000,
+        cost_per_1000_samples=cluster.price_per_hour * hours_per_1000 + crossing / thousands,
         kwh_per_1000_samples=cluster.watts / 1000 * hours_per_1000,
         idle=_idle_shares(own),
         estimated=estimated,
         fitted=all(group.capacity for group in cluster.devices),
         narrowed=plan.candidate.narrowed,
         parts=_parts(own, cluster),
+        left_out=sorted({group.site for group in plan.cluster.devices} - own.job.sites),
         parallel=plan.candidate.config.parallel.model_dump(),
     )
 
@@ -193,21 +212,19 @@ def _parts(own: JobPlan, cluster: Cluster) -> list[Part]:
     num_rollout = own.plan.choice.num_rollout
     groups = {group.kind: group for group in cluster.devices}
     devices = Counter(
-        (device.kind, "both" if num_rollout is None else "/".join(device.roles))
+        (device.kind, device.site, "both" if num_rollout is None else "/".join(device.roles))
         for device in own.job.cluster(num_rollout)
     )
     return [
-        Part(kind, num * groups[kind].members, groups[kind].members, roles)
-        for (kind, roles), num in devices.items()
+        Part(kind, site, num * groups[kind].members, groups[kind].members, roles)
+        for (kind, site, roles), num in devices.items()
     ]
 
 
 def _idle_shares(own: JobPlan) -> dict[str, float]:
-    """Return the share of all device seconds that is idle, by cause, in an iteration."""
+    """Return the share of all device seconds that is idle, by cause."""
     report, choice = own.plan.report, own.plan.choice
-    # With stale groups the last iteration is not like the others: none begins in its tail.
-    before, end = report.iteration_ends[-3:-1] if choice.stale_share else report.iteration_ends[-2:]
-    window, devices = Window(before, end), own.job.cluster(choice.num_rollout)
+    window, devices = Window(*report.steady), own.job.cluster(choice.num_rollout)
     seconds = idle_seconds(idle_gaps(report.spans, devices, window))
     total = len(devices) * window.seconds
     return {cause: idle / total for cause, idle in seconds.items()}

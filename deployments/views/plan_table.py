@@ -29,7 +29,9 @@ def print_plan(rows: Sequence[Row], title: str, console: Console | None = None) 
     console.print(table_of(title, ("layout", *CAUSES), idle))
     if rows[0].estimated:
         console.print(f"\n{ESTIMATED}")
-    if rows[0].has_gangs:
+    for site in rows[0].left_out:
+        console.print(f"\nthe devices at {site} are left out: their link is too slow for more")
+    if rows[0].has_gangs or rows[0].has_sites:
         console.print(f"\nthe devices in a cluster file:\n\n{devices_of(rows[0])}", markup=False)
     for kind, role in rows[0].narrowed.items() if not rows[0].has_gangs else ():
         console.print(f"\n{kind}: its memory leaves it the role {role} alone; say so in the file")
@@ -87,7 +89,8 @@ def devices_of(row: Row) -> str:
     """Return the groups of a cluster file for a plan: what of the file is open, and roles."""
     tables = [
         f'[[devices]]\nkind = "{part.kind}"\ncount = {part.count}\ngang = {part.gang}\n'
-        f'roles = "{part.roles}"'
+        + (f'site = "{part.site}"\n' if part.site else "")
+        + f'roles = "{part.roles}"'
         for part in row.parts
     ]
     return "\n".join(tables)

@@ -3,6 +3,7 @@
 The numbers come from a scenario, from a profile file, or from the spans of the run itself.
 """
 
+from collections.abc import Collection
 from math import ceil
 
 from pydantic import Field
@@ -60,6 +61,52 @@ class DeviceCosts(Strict):
         return full * self.pack(pack_size) + (self.pack(rest) if rest else 0.0)
 
 
+class Link(Strict):
+    """What bytes take from one site to another. Each way they go one after the other."""
+
+    between: tuple[str, str]
+    """Sites."""
+
+    bytes_per_second: float = Field(gt=0)
+    """Each way."""
+
+    latency: float = Field(0.0, ge=0)
+    """Seconds that a byte is under way."""
+
+    @property
+    def sites(self) -> frozenset[str]:
+        """Both, in no order."""
+        return frozenset(self.between)
+
+    def slower(self, factor: float) -> "Link":
+        """Return a link on which everything takes so many times as long."""
+        times = {
+            "bytes_per_second": self.bytes_per_second / factor,
+            "latency": factor * self.latency,
+        }
+        return self.model_copy(update=times)
+
+    def seconds(self, num_bytes: float) -> float:
+        """Return when the last of so many bytes arrives, if nothing else is under way."""
+        return self.latency + num_bytes / self.bytes_per_second
+
+
+class Sent(Strict):
+    """Bytes of what devices send each other."""
+
+    version: float = Field(0.0, ge=0)
+    """Trained weights of a version."""
+
+    transition: float = Field(0.0, ge=0)
+    """Of one sample, what training at one denoising step takes of its trajectory."""
+
+    condition: float = Field(0.0, ge=0)
+    """An embedded prompt."""
+
+    gradient_sum: float = Field(0.0, ge=0)
+    """Sum of gradients of a trainer."""
+
+
 class Costs(Strict):
     """The cost model of a cluster and a recipe, in seconds."""
 
@@ -86,3 +133,14 @@ class Costs(Strict):
 
     switch_to_trainer: float = 0.0
     """Making a device that generated ready to train."""
+
+    links: tuple[Link, ...] = ()
+    """Between sites, on top of what is above; where there is none, bytes take no time."""
+
+    sent: Sent = Sent()
+    """What crosses them."""
+
+    def crossing(self, sites: Collection[str]) -> float:
+        """Return the most seconds of a version from one of these sites to another."""
+        own = [link for link in self.links if link.sites <= set(sites)]
+        return max((link.seconds(self.sent.version) for link in own), default=0.0)

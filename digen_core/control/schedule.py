@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Final
 
 from digen_core.control.layout import Layout
+
+QUEUE_DEPTH: Final = 2
+"""Of runs: a device finds its next task waiting, and what that needs on its way."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,16 @@
 """A cluster as numbers: which devices it has, and what they cost in seconds, money and energy."""
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator
-from itertools import count
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from itertools import combinations, count
 from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from digen_core.config.load import describe_fields
-from digen_core.control.costs import Costs, DeviceCosts
+from digen_core.control.costs import Costs, DeviceCosts, Link, Sent
 from digen_core.control.protocol import Device, Role
 from digen_core.errors import UserError
 from digen_core.inputs.reading import read_toml
@@ -51,6 +51,31 @@ class KubernetesConfig(Strict):
 
     memory: str = Field("64Gi", pattern=r"^\d+(\.\d+)?([KMGT]i?)?$")
     """Memory of a worker's pod."""
+
+
+class SiteLink(Strict):
+    """What two sites have between them, each way."""
+
+    between: tuple[str, str]
+    """The sites, as groups of devices name them."""
+
+    gbit_per_second: float = Field(gt=0)
+    """Gb/s each way, of all devices together."""
+
+    latency: float = Field(0.0, ge=0, le=60)
+    """Seconds that a byte is under way: half of what ping says."""
+
+    price_per_gb: float = Field(0.0, ge=0)
+    """Of 10^9 bytes that cross it, either way, in your currency."""
+
+    @property
+    def link(self) -> Link:
+        """As costs have it."""
+        return Link(
+            between=self.between,
+            bytes_per_second=self.gbit_per_second * 1e9 / 8,
+            latency=self.latency,
+        )
 
 
 _OF_A_KIND = (
@@ -113,6 +138,10 @@ class Cluster(Strict):
     """GB/s that each device receives, all at once: estimates take ``push`` and ``gradient_sum``
     from it."""
 
+    links: tuple[SiteLink, ...] = ()
+    """Between the sites of the devices, of each two of them; without any, bytes cross in no
+    time."""
+
     slurm: SlurmConfig = SlurmConfig()
     kubernetes: KubernetesConfig = KubernetesConfig()
 
@@ -124,6 +153,24 @@ class Cluster(Strict):
                     f"devices: kind {group.kind} has {len(group.hosts)} hosts, but {group.count} "
                     "devices in all"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_links(self) -> Self:
+        if not self.links:
+            return self
+        sites = {group.site for group in self.devices}
+        if "" in sites:
+            raise ValueError("devices: there are links between sites, but a group has no site")
+        asked = Counter(link.link.sites for link in self.links)
+        needed = {frozenset(pair) for pair in combinations(sorted(sites), 2)}
+        for pair, number in asked.items():
+            if pair not in needed or number > 1:
+                names = " and ".join(map(repr, sorted(pair)))
+                why = "there are two" if number > 1 else f"devices have the sites {sorted(sites)}"
+                raise ValueError(f"links: one is between {names}, but {why}")
+        for pair in sorted(needed - asked.keys(), key=sorted):
+            raise ValueError(f"links: none is between {' and '.join(map(repr, sorted(pair)))}")
         return self
 
     @model_validator(mode="after")
@@ -200,12 +247,30 @@ class Cluster(Strict):
         """Of all devices together."""
         return sum(group.count * group.watts for group in self.groups)
 
-    def costs(self, profile: Costs | None = None) -> Costs:
+    def of_devices(self, names: Collection[str]) -> Self:
+        """Return the cluster with these devices alone, and all those that only score."""
+        places = iter(device.name for device in self.fleet)
+        found = []
+        for group in self.devices:
+            used = sum(next(places) in names for _ in range(group.num_devices))
+            if used:
+                fewer = {"count": used * group.members, "hosts": ()}
+                found.append(group.model_copy(update=fewer))
+        return self.model_copy(update={"devices": tuple(found)})
+
+    def price_of(self, crossed: Mapping[frozenset[str], float]) -> float:
+        """Return what bytes cost that cross links, by the sites that these are between."""
+        prices = {own.link.sites: own.price_per_gb for own in self.links}
+        return sum(prices[sites] * num_bytes / 1e9 for sites, num_bytes in crossed.items())
+
+    def costs(self, profile: Costs | None = None, sent: Sent | None = None) -> Costs:
         """Return what everything costs.
 
         Args:
             profile: of a run with the recipe. It wins over the file: a kind that it knows costs
-                what it says, another one what its first kind costs, over the speed.
+                what it says, another one what its first kind costs, over the speed. But links are
+                the file's, if it has any.
+            sent: bytes of the recipe, that cross the links.
 
         Raises:
             UserError: neither says what a kind costs.
@@ -216,10 +281,14 @@ class Cluster(Strict):
             group.kind: known.get(group.kind) or self._costs_of(group, reference)
             for group in self.devices
         }
+        links = {"links": tuple(own.link for own in self.links)} if self.links else {}
         if profile is not None:
-            return profile.model_copy(update={"kinds": kinds})
+            bytes_sent = {"sent": sent} if sent else {}
+            return profile.model_copy(update={"kinds": kinds, **links, **bytes_sent})
         return Costs(
             kinds=kinds,
+            **links,
+            sent=sent or Sent(),
             reward=self.reward,
             reward_servers=self.reward_servers,
             optimizer_step=self.optimizer_step,

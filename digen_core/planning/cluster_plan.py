@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from digen_core.control.costs import Costs
+from digen_core.control.costs import Costs, Sent
 from digen_core.errors import UserError
 from digen_core.planning.candidates import Candidate
 from digen_core.planning.cluster import Cluster
@@ -42,7 +42,7 @@ class ClusterPlan:
 
 
 def plan_candidates(
-    found: Sequence[Candidate], priced: Priced, profile: Costs | None
+    found: Sequence[Candidate], priced: Priced, profile: Costs | None, sent: Sent | None = None
 ) -> list[ClusterPlan]:
     """Return plans, the best first: of the best gangs all, of others the fastest.
 
@@ -50,11 +50,12 @@ def plan_candidates(
         found: one at least.
         priced: estimates what nobody measured.
         profile: costs of a run with the recipe.
+        sent: bytes of the recipe, that cross links between sites.
 
     Raises:
         UserError: the costs are not known, or nothing is left to choose from.
     """
-    jobs = [_Planned.of(candidate, priced(candidate), profile) for candidate in found]
+    jobs = [_Planned.of(candidate, priced(candidate), profile, sent) for candidate in found]
     promising = sorted(jobs, key=_Planned.worth)[:NUM_PLANNED] if len(jobs) > 1 else jobs
     plans, refused = list[list[ClusterPlan]](), list[UserError]()
     for planned in promising:
@@ -78,10 +79,12 @@ class _Planned:
     job: Job
 
     @classmethod
-    def of(cls, candidate: Candidate, cluster: Cluster, profile: Costs | None) -> "_Planned":
+    def of(
+        cls, candidate: Candidate, cluster: Cluster, profile: Costs | None, sent: Sent | None
+    ) -> "_Planned":
         """Return the job of a candidate, with the largest sizes up to the config's that fit."""
         room = candidate.room
-        job = Job.of(candidate.config, cluster.fleet, cluster.costs(profile))
+        job = Job.of(candidate.config, cluster.fleet, cluster.costs(profile, sent))
         most = min(job.workload.fragment_size, room.fragment_size)
         packs = min(job.workload.pack_size, room.pack_size)
         return cls(candidate, cluster, with_sizes(job, fragment_sizes(job, most)[-1], packs))
@@ -106,5 +109,6 @@ class _Planned:
             largest_fragment=room.fragment_size,
             helps=room.helps,
             assists=room.assists,
+            may_leave_out=True,
         )
         return [ClusterPlan(self.candidate, self.cluster, own) for own in found]

@@ -22,6 +22,7 @@ class Job:
     known_costs: Costs
     jitter: float = 0.0
     pulls_at_once: int | None = None
+    home: str | None = None  # site where all devices train that may do both; None: any
 
     @classmethod
     def of(cls, config: RunConfig, fleet: tuple[Device, ...], costs: Costs) -> "Job":
@@ -40,12 +41,26 @@ class Job:
         return len(self.fleet)
 
     @property
+    def sites(self) -> set[str]:
+        """Where its devices are."""
+        return {device.site for device in self.fleet}
+
+    @property
     def splits(self) -> range:
         """How many devices may generate, the others train; empty with a single device."""
-        fixed = sum(device.roles == {"rollout"} for device in self.fleet)
-        most = min(sum("rollout" in device.roles for device in self.fleet), self.devices - 1)
+        generating = [device for device in self.fleet if "rollout" in device.roles]
+        fixed = sum(
+            len(device.roles) == 1 or self.home not in (None, device.site) for device in generating
+        )
+        most = min(len(generating), self.devices - 1)
         enough = min(most, ceil(MIN_ROLLOUT_SHARE * self.devices))
         return range(max(fixed, enough), most + 1)
+
+    @property
+    def homes(self) -> list[str]:
+        """Sites at which all training may be, where there are links between several."""
+        found = {device.site for device in self.fleet if "trainer" in device.roles}
+        return sorted(found) if self.known_costs.links and len(found) > 1 else []
 
     @property
     def can_colocate(self) -> bool:
@@ -55,11 +70,12 @@ class Job:
     def cluster(self, num_rollout: int | None) -> tuple[Device, ...]:
         """Return the devices of a split, those that generate first; None: all do both.
 
-        Of the devices that may do both, those generate that are better at it than at training.
+        Of the devices that may do both, those generate that are better at it than at training, and
+        those that are not at home.
         """
         if num_rollout is None:
             return self.fleet
-        return deal(self.fleet, num_rollout, self.workload, self.known_costs.kinds)
+        return deal(self.fleet, num_rollout, self.workload, self.known_costs.kinds, self.home)
 
     def costs(self, num_rollout: int | None) -> Costs:
         """Return what everything costs, whatever the split."""

@@ -7,6 +7,7 @@ ranks the layouts. The search for split and mechanisms is left to the layouts ne
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
+from operator import itemgetter
 
 from digen_core.config.run import RunConfig
 from digen_core.control.layout import LAYOUTS, LayoutName
@@ -48,6 +49,7 @@ def plan_job(
     max_staleness: int = 1,
     search_sizes: bool = False,
     largest_fragment: int | None = None,
+    may_leave_out: bool = False,
 ) -> list[JobPlan]:
     """Return the plans of the most promising layouts, the fastest first.
 
@@ -61,6 +63,7 @@ def plan_job(
         max_staleness: versions that these may be behind at most; the plan has the least that pays.
         search_sizes: choose fragment and pack sizes too, packs up to the job's.
         largest_fragment: that may be chosen; None: any.
+        may_leave_out: use the devices of one site alone where that is faster than its links.
 
     Raises:
         ValueError: nothing is left to choose from.
@@ -68,14 +71,21 @@ def plan_job(
     fixed = fixed or Fixed()
     if max(fixed.helpers or 0, fixed.assistants or 0) >= job.devices:
         raise ValueError(f"no split of {job.devices} devices has {fixed}")
+    most = (largest_fragment or job.workload.group_size) if search_sizes else 0
     possible = [layout for layout in layouts if _splits(job, layout)]
     if not possible:
         raise ValueError(f"{job.devices} devices with these roles can do none of {list(layouts)}")
-    choices = [job]
-    if search_sizes:
-        most = largest_fragment or job.workload.group_size
-        choices += [with_sizes(job, *size) for size in sizes(job) if size[0] <= most]
-    sized = {layout: _fastest_size(choices, layout, max_stale_share) for layout in possible}
+    sized = {}
+    for layout in possible:
+        stale_share = max_stale_share if LAYOUTS[layout].stale else 0.0
+        sized[layout] = min(
+            (
+                _fastest_size(own, _sizes_of(own, most), layout, stale_share, max_staleness)
+                for own in _placements(job, may_leave_out)
+                if _splits(own, layout)
+            ),
+            key=itemgetter(0),
+        )
     ranking = sorted(possible, key=lambda layout: sized[layout][0])
     searched = ranking[:NUM_SEARCHED] + [x for x in ranking[NUM_SEARCHED:] if x == BASELINE]
     plans = []
@@ -95,6 +105,7 @@ def plan_config(
     largest_fragment: int | None = None,
     helps: bool = True,
     assists: bool = True,
+    may_leave_out: bool = False,
 ) -> list[JobPlan]:
     """Return the plans of a job with what its config allows and fixes, the fastest first.
 
@@ -105,6 +116,7 @@ def plan_config(
         largest_fragment: as in ``plan_job``.
         helps: whether devices that train have room for generating beside it.
         assists: whether devices that generate have room for training beside it.
+        may_leave_out: as in ``plan_job``.
 
     Raises:
         UserError: nothing is left to choose from.
@@ -123,6 +135,7 @@ def plan_config(
             max_staleness=schedule.max_staleness,
             search_sizes=search_sizes,
             largest_fragment=largest_fragment,
+            may_leave_out=may_leave_out,
         )
     except ValueError as error:
         raise UserError(str(error)) from error
@@ -176,31 +189,48 @@ def with_sizes(job: Job, fragment_size: int, pack_size: int) -> Job:
     return replace(job, workload=work)
 
 
+def _placements(job: Job, may_leave_out: bool) -> Iterator[Job]:
+    """Yield a job, and where sites have links it with all training at each, and at each alone."""
+    yield job
+    for site in job.homes:
+        yield replace(job, home=site)
+    for site in job.homes if may_leave_out else ():
+        fleet = tuple(device for device in job.fleet if device.site == site)
+        yield replace(job, fleet=fleet)
+
+
+def _sizes_of(job: Job, most: int) -> list[Job]:
+    """Return a job with other sizes, with fragments up to a size; none: 0."""
+    return [with_sizes(job, *size) for size in sizes(job) if size[0] <= most]
+
+
 def _fastest_size(
-    choices: Sequence[Job], layout: LayoutName, stale_share: float
+    job: Job, others: Sequence[Job], layout: LayoutName, share: float, most_staleness: int
 ) -> tuple[float, Job]:
     """Return the seconds of a layout, from one simulation, and the job with the best sizes.
 
     Args:
-        choices: the job itself, and the same with other sizes if these are searched for.
+        job: that is to be done.
+        others: the same with other sizes, if these are searched for.
         layout: that is judged.
-        stale_share: of layouts that have stale groups.
+        share: of stale groups.
+        most_staleness: versions that these may be behind.
     """
-    share = stale_share if LAYOUTS[layout].stale else 0.0
-    job, *others = choices
     best = sorted(others, key=lambda own: _estimate(own, layout, share)[0])[:NUM_SIZES]
-    rated = [(_simulated(own, layout, share), own) for own in (job, *best)]
-    return min(rated, key=lambda item: item[0])
+    rated = [(_simulated(own, layout, share, most_staleness), own) for own in (job, *best)]
+    return min(rated, key=itemgetter(0))
 
 
-def _simulated(job: Job, layout: LayoutName, share: float) -> float:
+def _simulated(job: Job, layout: LayoutName, share: float, most_staleness: int) -> float:
     _, split = _estimate(job, layout, share)
     helpers = assistants = 0
     if split is not None and not share:
         helpers = LAYOUTS[layout].trainers_help * (job.devices - split)
         assistants = LAYOUTS[layout].rollouts_train * split
-    choice = Choice(layout, split, helpers, assistants, share)
-    return simulate_choice(job, choice, num_iterations=4 if share else 2).seconds
+    versions = Terms.of(job, split, share).staleness(most_staleness) if share else 1
+    choice = Choice(layout, split, helpers, assistants, share, versions)
+    num_iterations = 3 + versions if share else 2
+    return simulate_choice(job, choice, num_iterations=num_iterations).seconds
 
 
 def _estimate(job: Job, layout: LayoutName, share: float) -> tuple[float, int | None]:

@@ -6,18 +6,19 @@ it was asked for, so what orchestration adds is a part of the cost.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
 from pydantic import ValidationError
 
-from digen_core.control.costs import Costs, DeviceCosts, Linear
+from digen_core.control.costs import Costs, DeviceCosts, Linear, Link
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
 from digen_core.inputs.reading import JSON_BYTES, UnreadableError, read_bytes
-from digen_core.records import Span
+from digen_core.records import Crossing, Span
+from digen_core.sim.links import busy_periods
 from digen_core.strict import Strict
 from digen_core.transport.files import replace_text
 
@@ -122,6 +123,7 @@ class Profile:
     devices: Sequence[Device]
     _lines: dict[tuple[str, str], LineFit] = field(default_factory=dict)  # (kind, operation) ->
     _scalars: dict[str, LineFit] = field(default_factory=dict)  # optimizer_step, push
+    _links: dict[frozenset[str], LineFit] = field(default_factory=dict)  # by sites; of bytes
 
     def add(self, device: Device, measured: Mapping[Device, Measured]) -> Costs:
         """Take in a device that joined; return the costs, in which its kind is now known.
@@ -137,16 +139,20 @@ class Profile:
             self.costs = self.costs.model_copy(update={"kinds": kinds})
         return self.costs
 
-    def learn(self, spans: Sequence[Span]) -> Costs:
-        """Take the spans of an iteration in and return the costs that they lead to."""
-        for fit in (*self._lines.values(), *self._scalars.values()):
+    def learn(self, spans: Sequence[Span], crossings: Iterable[Crossing] = ()) -> Costs:
+        """Take in the spans of an iteration, and what crossed links; return the costs."""
+        for fit in (*self._lines.values(), *self._scalars.values(), *self._links.values()):
             fit.fade()
+        for own in busy_periods(crossings):
+            seconds = own.ended - own.started
+            self._links.setdefault(own.sites, LineFit()).add(own.num_bytes, seconds)
+        self.costs = self.costs.model_copy(update={"links": self._learnt_links()})
         kinds = {device.name: device.kind for device in self.devices}
         for span, operation, seconds in _observed(spans):
             if span.device in kinds:
                 key = kinds[span.device], operation
                 self._lines.setdefault(key, LineFit()).add(span.num_items, seconds)
-        for name, seconds in _updates(spans):
+        for name, seconds in _updates(spans, self._crossing):
             self._scalars.setdefault(name, LineFit()).add(1, seconds)
         self.costs = self._learnt()
         return self.costs
@@ -154,6 +160,23 @@ class Profile:
     def save(self, run_dir: Path) -> None:
         """Keep the costs in the folder of the run, for later runs to begin with."""
         replace_text(run_dir / PROFILE_OF_RUN, self.costs.model_dump_json(indent=2))
+
+    def _learnt_links(self) -> tuple[Link, ...]:
+        """Return the links that were used as they are now, and the others as they were."""
+        found = {link.sites: link for link in self.costs.links}
+        for sites, fit in self._links.items():
+            line = fit.line(Linear())
+            if line.per_item:
+                first, second = sorted(sites)
+                found[sites] = Link(
+                    between=(first, second), bytes_per_second=1 / line.per_item, latency=line.fixed
+                )
+        return tuple(found.values())
+
+    def _crossing(self, source: str, device: str) -> float:
+        """Return the seconds that a version takes from a device to another one's site."""
+        sites = {own.site for own in self.devices if own.name in (source, device)}
+        return self.costs.crossing(sites)
 
     def _learnt(self) -> Costs:
         kinds = dict(self.costs.kinds)
@@ -207,12 +230,15 @@ def _occupied(spans: Iterable[Span]) -> Iterator[tuple[Span, float]]:
         free[span.device] = max(span.ended, free.get(span.device, span.ended))
 
 
-def _updates(spans: Sequence[Span]) -> Iterator[tuple[str, float]]:
+def _updates(
+    spans: Sequence[Span], crossing: Callable[[str, str], float]
+) -> Iterator[tuple[str, float]]:
     """Yield the seconds from the last pack to the optimizer step's end, and on to each push's.
 
-    A push that was made again is left out: what failed before is in its seconds, too.
+    What ``crossing`` says of a push from a device to another one is its link's part. A push that
+    was made again is left out: what failed before is in its seconds, too.
     """
-    stepped = {span.version: span.ended for span in spans if span.kind == "step"}
+    stepped = {span.version: span for span in spans if span.kind == "step"}
     trained: dict[int, float] = {}  # iteration -> when its last pack was
     for span in spans:
         if span.kind == "train":
@@ -224,4 +250,5 @@ def _updates(spans: Sequence[Span]) -> Iterator[tuple[str, float]]:
     tries = Counter((span.device, span.version) for span in pushes)
     for span in pushes:
         if tries[span.device, span.version] == 1:
-            yield "push", span.ended - stepped[span.version]
+            made = stepped[span.version]
+            yield "push", max(0.0, span.ended - made.ended - crossing(made.device, span.device))

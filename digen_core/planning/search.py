@@ -12,7 +12,7 @@ from math import ceil
 from statistics import mean
 
 from digen_core.control.layout import LAYOUTS, Layout, LayoutName
-from digen_core.control.schedule import Schedule
+from digen_core.control.schedule import QUEUE_DEPTH, Schedule
 from digen_core.sim.closed_forms import FORMULAS, Terms
 from digen_core.sim.problem import Problem
 from digen_core.sim.report import SimulationReport
@@ -143,11 +143,13 @@ def simulate_choice(
     problem: Problem, choice: Choice, *, num_iterations: int, seed: int = 0, jitter: float = 0.0
 ) -> SimulationReport:
     """Simulate a problem as one choice says."""
+    costs = problem.costs(choice.num_rollout)
+    queue_depth = QUEUE_DEPTH if costs.links else 1  # else nothing is gained by it
     return simulate(
         problem.cluster(choice.num_rollout),
         problem.workload,
-        replace(choice.schedule, pulls_at_once=problem.pulls_at_once),
-        problem.costs(choice.num_rollout),
+        replace(choice.schedule, pulls_at_once=problem.pulls_at_once, queue_depth=queue_depth),
+        costs,
         trained_steps=range(problem.trained_steps),
         num_iterations=num_iterations,
         seed=seed,
@@ -267,7 +269,13 @@ class _Space:
             some = split // (STALE_HELP if share else 1)
             assistants = some if helping else 0
             assistants = assistants if self.fixed.assistants is None else self.fixed.assistants
-        return Choice(self.layout, split, helpers, assistants, share)
+        versions = self._staleness(split, share) if share else 1
+        return Choice(self.layout, split, helpers, assistants, share, versions)
+
+    def _staleness(self, split: int, share: float) -> int:
+        """Return the versions that hide a push that takes longer than an iteration, else one."""
+        found = Terms.of(self.problem, split, share).staleness(self.fixed.most_staleness)
+        return max(1, found - 1)
 
     def _promising(self, helping: bool, share: float) -> list[int]:
         """Return splits, best by formula first, then those with a wave of fragments less."""

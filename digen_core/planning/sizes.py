@@ -13,6 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from digen_core.config.run import RunConfig
+from digen_core.control.costs import Sent
 from digen_core.models.attention import set_attention
 from digen_core.models.families import adapter_of
 from digen_core.models.pipeline_policy import PipelinePolicy
@@ -36,8 +37,24 @@ class Sizes:
     # ask the reference policy too
     pair_flops: int  # one pair: forward and backward, of the reference policy too if it is asked
     decode_flops: int  # the VAE's, of one sample
+    latent_bytes: int  # of one sample, as it is stored
     trajectory_bytes: int  # latents and log-probs of one sample
     embedding_bytes: int  # of one prompt, and of what guidance steers away from
+
+
+def sent_of(config: RunConfig, sizes: Sizes) -> Sent:
+    """Return the bytes that devices send each other for a recipe.
+
+    A denoising step's task hands on the latents before and after it. Where clean latents are
+    trained, the last step's are all that training takes.
+    """
+    transition = 2 * sizes.latent_bytes + _FLOAT32_BYTES
+    return Sent(
+        version=sizes.push_bytes,
+        transition=transition / (config.num_trained_steps if config.trains_clean else 1),
+        condition=sizes.embedding_bytes,
+        gradient_sum=sizes.trained_parameters * _FLOAT32_BYTES,
+    )
 
 
 def sizes_of(config: RunConfig, folder: Path) -> Sizes:
@@ -79,6 +96,7 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
         step_flops=round(_step_flops(policy) * config.velocities_per_step),
         pair_flops=_pair_flops(policy, config),
         decode_flops=_decode_flops(policy),
+        latent_bytes=latent_bytes,
         trajectory_bytes=latent_bytes * (config.rollout.num_steps + 1)
         + _FLOAT32_BYTES * num_logprobs,
         embedding_bytes=sum(value.nbytes for value in policy.blank_condition(1).values()),

@@ -63,7 +63,7 @@ class Terms:
             reward=ceil(work.num_groups * work.group_size / servers) * costs.reward,
             group_reward=ceil(work.group_size / servers) * costs.reward,
             optimizer_step=costs.optimizer_step + num_others * costs.gradient_sum,
-            push=costs.push,
+            push=costs.push + costs.crossing({device.site for device in devices}),
             colocated_switch=switch,
             helper_switch=switch,
             stale_share=stale_share,
@@ -78,6 +78,16 @@ class Terms:
     def update(self) -> float:
         """Optimizer step and push, one after the other."""
         return self.optimizer_step + self.push
+
+    def staleness(self, most: int) -> int:
+        """Return the least versions s that hide a push: s >= 1 + tail / iteration.
+
+        An iteration takes what generation or training takes; the tail is as in ``tcss``.
+        """
+        trained = self.training / self.trainer_speed
+        iteration = max(self.generation / self.rollout_speed, trained + self.optimizer_step)
+        tail = trained / self.num_groups + self.group_reward + self.update
+        return max(1, min(most, ceil(1 + tail / iteration)))
 
 
 def colocated(t: Terms) -> float:

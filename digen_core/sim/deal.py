@@ -11,7 +11,11 @@ BOTH: frozenset[Role] = frozenset({"rollout", "trainer"})
 
 
 def deal(
-    fleet: Sequence[Device], num_rollout: int, workload: Workload, kinds: Mapping[str, DeviceCosts]
+    fleet: Sequence[Device],
+    num_rollout: int,
+    workload: Workload,
+    kinds: Mapping[str, DeviceCosts],
+    home: str | None = None,
 ) -> tuple[Device, ...]:
     """Return the devices with one role each, those that generate first.
 
@@ -22,15 +26,16 @@ def deal(
         num_rollout: devices that generate.
         workload: that they do.
         kinds: what it costs, by kind of device.
+        home: site whose devices train before others do; None: any.
     """
 
-    def rank(device: Device) -> tuple[bool, bool, float]:
+    def rank(device: Device) -> tuple[bool, bool, bool, float]:
         """Order those that only generate, those free to do both, those that only train."""
         costs = kinds[device.kind]
         generating = costs.fragment(workload.fragment_size, workload.num_steps)
         training = costs.pack(workload.pack_size)
         ratio = generating / training if training else 0.0
-        return device.roles == {"trainer"}, device.roles == BOTH, ratio
+        return device.roles == {"trainer"}, device.roles == BOTH, device.site == home, ratio
 
     ranked = sorted(fleet, key=rank)
     parts: dict[Role, list[Device]] = {

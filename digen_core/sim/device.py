@@ -20,6 +20,7 @@ class Task:
 
     do: Generate | Train | Step | Switch
     queued: float
+    ready: float  # when all is there that it needs
     started: float = -1.0
     step_ends: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))  # of Generate
     end_step: int = -1  # of Generate; earlier than its instruction's once it is to pause
@@ -80,9 +81,9 @@ class SimulatedDevice:
         """Whether it has done all that it was told to."""
         return self._running is None and not self._queue
 
-    def enqueue(self, do: Generate | Train | Step | Switch) -> None:
-        """Do this after what was asked for before."""
-        self._queue.append(Task(do, self._clock.now))
+    def enqueue(self, do: Generate | Train | Step | Switch, ready: float = 0.0) -> None:
+        """Do this after what was asked for before, and not before it is ready."""
+        self._queue.append(Task(do, self._clock.now, ready))
         if self._running is None:
             self._start_next()
 
@@ -97,6 +98,9 @@ class SimulatedDevice:
         """
         task = self._running
         if task is not None and isinstance(task.do, Generate) and task.do.fragment == fragment:
+            if self._clock.now < task.started:  # it waits for what it needs
+                self._abandon()
+                return task.do.first_step
             running = int(np.searchsorted(task.step_ends, self._clock.now, side="right"))
             if running < len(task.step_ends) - 1:
                 task.end_step = task.do.first_step + running + 1
@@ -111,12 +115,19 @@ class SimulatedDevice:
     def stop(self) -> None:
         """Do nothing any more."""
         self._queue.clear()
+        self._abandon()
+
+    def _abandon(self) -> None:
+        """Let what is running not happen, and go on with what comes next."""
         if self._running is not None and self._running.timer is not None:
             self._running.timer.cancel()
+        self._running = None
+        if self._queue:
+            self._start_next()
 
     def _start_next(self) -> None:
         task = self._running = self._queue.popleft()
-        task.started = self._clock.now
+        task.started = max(self._clock.now, task.ready)
         self._finish_at(task, task.started + self._seconds(task))
 
     def _seconds(self, task: Task) -> float:

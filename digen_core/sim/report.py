@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from digen_core.control.schedule import Schedule
-from digen_core.records import Span
+from digen_core.records import Crossing, Span
+from digen_core.sim.transfers import crossed
 
 OCCUPYING = frozenset({"denoise", "train", "step", "switch"})  # kinds of spans that a device does
 
@@ -35,10 +36,12 @@ class SimulationReport:
 
     seconds: float  # per iteration, in steady state
     iteration_ends: tuple[float, ...]  # since the start
+    steady: tuple[float, float]  # from when to when it is in steady state
     busy_share: dict[str, float]  # by device
     idle_seconds: dict[str, float]  # by device, per iteration
     max_staleness: int
     mean_staleness: float  # over pairs
+    crossed: dict[frozenset[str], float]  # bytes per iteration, by the sites of the link
     spans: list[Span] = field(repr=False)
 
     @property
@@ -53,6 +56,7 @@ def make_report(
     devices: Iterable[str],
     staleness: Staleness,
     schedule: Schedule,
+    crossings: Iterable[Crossing] = (),
 ) -> SimulationReport:
     """Summarise a simulation by its steady state."""
     first, last = steady_iterations(len(iteration_ends), schedule)
@@ -66,12 +70,14 @@ def make_report(
     return SimulationReport(
         seconds=(end - begin) / num_iterations,
         iteration_ends=tuple(iteration_ends),
+        steady=(begin, end),
         busy_share={name: seconds / (end - begin) for name, seconds in busy.items()},
         idle_seconds={
             name: (end - begin - seconds) / num_iterations for name, seconds in busy.items()
         },
         max_staleness=staleness.maximum,
         mean_staleness=staleness.mean,
+        crossed=crossed(crossings, begin, end, num_iterations),
         spans=spans,
     )
 

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from digen_core.config.load import describe_fields
 from digen_core.config.parallel import MEMBERS
 from digen_core.config.run import MAX_STEPS_PER_ITERATION
-from digen_core.control.costs import Costs, DeviceCosts, Linear
+from digen_core.control.costs import Costs, DeviceCosts, Linear, Link, Sent
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Workload
 from digen_core.errors import UserError
@@ -62,6 +62,9 @@ class DeviceKind(Strict):
 
     pair: float = Field(1.0, gt=0)
     """Time of each pair of a pack (c), relative to the scenario's."""
+
+    site: str = ""
+    """Where they are."""
 
 
 class Scenario(Strict):
@@ -140,6 +143,12 @@ class Scenario(Strict):
     kinds: dict[str, DeviceKind] = Field(default_factory=dict)
     """The inventory, by name of the kind, where devices are not equal; the search deals it."""
 
+    links: tuple[Link, ...] = ()
+    """Between the sites of kinds; where there is none, bytes take no time."""
+
+    sent: Sent = Sent()
+    """Bytes that cross them."""
+
     jitter: float = Field(0.0, ge=0, le=1)
     """Sigma of the lognormal factor, of mean 1, on the time of everything."""
 
@@ -166,11 +175,23 @@ class Scenario(Strict):
             raise ValueError(f"kinds have {in_kinds} devices, but devices is {self.devices}")
         return self
 
+    @model_validator(mode="after")
+    def _check_links(self) -> Self:
+        sites = {kind.site for kind in self.kinds.values()}
+        for link in self.links:
+            if not (link.sites <= sites and len(link.sites) == 2):
+                raise ValueError(
+                    f"links: one is between {list(link.between)}, but kinds have the sites "
+                    f"{sorted(sites)}"
+                )
+        return self
+
     def scaled(self, factor: float) -> "Scenario":
         """Return it with all times so many times as long."""
         times = {name: factor * getattr(self, name) for name in TIMES}
         recorded = {name: factor * seconds for name, seconds in self.seconds.items()}
-        return self.model_copy(update={**times, "seconds": recorded})
+        links = tuple(link.slower(factor) for link in self.links)
+        return self.model_copy(update={**times, "seconds": recorded, "links": links})
 
     @property
     def workload(self) -> Workload:
@@ -223,7 +244,13 @@ class Scenario(Strict):
         """
         kinds = [name for name, kind in self.kinds.items() for _ in range(kind.count)]
         fleet = tuple(
-            Device(f"device-{index}", BOTH, kind, self._inventory[kind].gang)
+            Device(
+                f"device-{index}",
+                BOTH,
+                kind,
+                self._inventory[kind].gang,
+                self._inventory[kind].site,
+            )
             for index, kind in enumerate(kinds or ["default"] * self.devices)
         )
         if num_rollout is None:
@@ -249,6 +276,8 @@ class Scenario(Strict):
             push=self.push,
             switch_to_rollout=into_rollout,
             switch_to_trainer=into_trainer,
+            links=self.links,
+            sent=self.sent,
         )
 
     def groups(self, num_rollout: int | None = None, *, wait: float = 0.0) -> list[Group]:

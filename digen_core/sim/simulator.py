@@ -13,7 +13,8 @@ and what cannot be done is refused (`ledger.py`), so a simulation is a test of t
 | Reduce | `gradient_sum` seconds for each device but the one that steps, beside its other work |
 | ComputeAdvantages | nothing |
 
-A device does one thing at a time, in the order of its instructions.
+A device does one thing at a time, in the order of its instructions. What crosses a link between
+sites takes its time on top (`transfers.py`): work begins when what it needs is there.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ from digen_core.sim.device import SimulatedDevice, Task
 from digen_core.sim.ledger import Ledger, SimulationError
 from digen_core.sim.report import SimulationReport, Staleness, make_report, num_cooling
 from digen_core.sim.reward_servers import Request, RewardServers
+from digen_core.sim.transfers import Transfers
 
 
 def simulate(
@@ -102,6 +104,7 @@ class Simulation:
         self._jitter = jitter
         self._clock = Clock()
         self._ledger = Ledger(workload.num_steps)
+        self._transfers = Transfers(costs, self._clock)
         self._servers = RewardServers(
             self._clock, jitter, seconds=costs.reward, num_servers=costs.reward_servers
         )
@@ -134,7 +137,12 @@ class Simulation:
                     f"{self._controller!r}"
                 )
         return make_report(
-            self._ends, self._spans, self._device_names, self._staleness, self._schedule
+            self._ends,
+            self._spans,
+            self._device_names,
+            self._staleness,
+            self._schedule,
+            self._transfers.crossings,
         )
 
     # --- devices come and go --------------------------------------------------------------
@@ -154,6 +162,7 @@ class Simulation:
         def vanish() -> None:
             self._num_holders += name == self._controller.holder
             self._devices.pop(name).stop()
+            self._transfers.lose_device(name)
             for fragment in self._ledger.lose_device(name):
                 if request := self._requests.pop(fragment, None):
                     request.dropped = True
@@ -170,12 +179,14 @@ class Simulation:
         if not self._devices.pop(do.device).is_idle:
             raise SimulationError(f"{do.device} is at work: {do}")
         self._ledger.lose_device(do.device)
+        self._transfers.lose_device(do.device)
 
     def _add(self, device: Device) -> None:
         self._devices[device.name] = SimulatedDevice(
             device, self._costs, self._clock, self._jitter, self._workload.num_steps, self._done
         )
         self._device_names.append(device.name)
+        self._transfers.add_device(device)
         self._ledger.add_device(device.name)
 
     # --- events ---------------------------------------------------------------------------
@@ -197,6 +208,7 @@ class Simulation:
         match task.do:
             case Generate() as do:
                 self._ledger.denoised(do, task.end_step)
+                self._transfers.denoised(do, task.end_step)
                 if task.end_step == self._workload.num_steps:
                     self._deliver(protocol.FragmentGenerated(do.fragment))
                 else:
@@ -233,7 +245,8 @@ class Simulation:
 
     def _enqueue(self, do: Generate | Train | Step | Switch) -> None:
         self._ledger.check_device(do, do.device)
-        self._devices[do.device].enqueue(do)
+        ready = self._transfers.inputs(do) if isinstance(do, Generate | Train) else self._clock.now
+        self._devices[do.device].enqueue(do, ready)
 
     def _generate(self, do: Generate) -> None:
         self._ledger.check_generate(do)
@@ -289,6 +302,7 @@ class Simulation:
         for name in do.devices:
             self._ledger.check_device(do, name)
         seconds = self._costs.gradient_sum * len(set(do.devices) - {do.device})
+        seconds += self._transfers.sums(do) - self._clock.now
         self._after(seconds, lambda: self._deliver(protocol.GradientReduced(do.iteration)))
 
     def _copy_state(self, do: protocol.CopyState) -> None:
@@ -327,11 +341,13 @@ class Simulation:
             self._ledger.loaded(do.device, do.version)
             self._deliver(protocol.VersionLoaded(do.device, do.version))
 
-        self._after(0.0 if at_once else self._costs.push, load)
+        crossing = self._transfers.version(do.source, do.device) - self._clock.now
+        self._after(crossing + (0.0 if at_once else self._costs.push), load)
 
     def _finish_iteration(self, do: protocol.FinishIteration) -> None:
         if do.iteration != len(self._ends):
             raise SimulationError(f"iteration {len(self._ends) + 1} should end before: {do}")
         self._ends.append(self._clock.now)
         self._ledger.finish(do.iteration)
+        self._transfers.finish(do.iteration)
         self._offer()

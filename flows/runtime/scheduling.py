@@ -12,14 +12,16 @@ from typing import Final
 from distributed import Client, Future
 
 from digen_core.config.run import RunConfig
-from digen_core.control.costs import Costs
+from digen_core.control.costs import Costs, Sent
 from digen_core.control.protocol import CostsUpdated, Device
 from digen_core.data.prompts import train_prompts
 from digen_core.planning.job import Job
+from digen_core.planning.model_settings import settings_folder
 from digen_core.planning.planner import plan_config
 from digen_core.planning.predict import predicted_seconds
 from digen_core.planning.profile import Measured, Profile, costs_of, load_profile, with_kinds
-from digen_core.records import Span
+from digen_core.planning.sizes import sent_of, sizes_of
+from digen_core.records import Crossing, Span
 from digen_core.trace.prediction import SCHEDULE_OF_RUN
 from digen_core.transport.files import replace_text
 from flows.runtime.context import RunContext
@@ -92,7 +94,7 @@ def resolve_layout(
     }
     schedule = config.schedule.model_copy(update=resolved)
     chosen = config.model_copy(update={"schedule": schedule})
-    return chosen, list(job.cluster(choice.num_rollout))
+    return chosen, list(best.job.cluster(choice.num_rollout))
 
 
 def start_profile(run: RunContext, measured: dict[Device, Measured]) -> None:
@@ -104,11 +106,18 @@ def start_profile(run: RunContext, measured: dict[Device, Measured]) -> None:
         costs = load_profile(config.schedule.profile)
     else:
         costs = costs_of(measured)
+    if run.workers.fixed_costs is None and len({own.site for own in run.fleet.devices}) > 1:
+        costs = costs.model_copy(update={"sent": _sent(config)})
     profile = Profile(with_kinds(costs, run.fleet.devices), run.fleet.devices)
     size = config.fragment_size
     step_seconds = max(kind.step(size) for kind in profile.costs.kinds.values())
     run.progress.measured(profile, step_seconds)
     keep_prediction(run)
+
+
+def _sent(config: RunConfig) -> Sent:
+    """Count what devices send each other, which links between sites take time for."""
+    return sent_of(config, sizes_of(config, settings_folder(config.model.path)))
 
 
 def add_kind(run: RunContext, device: Device, measured: Mapping[Device, Measured]) -> Costs:
@@ -118,12 +127,12 @@ def add_kind(run: RunContext, device: Device, measured: Mapping[Device, Measured
         return run.progress.profile.add(device, measured)
 
 
-def learn_costs(run: RunContext, spans: Sequence[Span]) -> None:
+def learn_costs(run: RunContext, spans: Sequence[Span], crossings: Sequence[Crossing] = ()) -> None:
     """Learn from an iteration what work costs, notify the conductor, and predict the next one."""
     if run.progress.profile is None or run.workers.fixed_costs is not None:
         return
     with run.publishing:
-        costs = run.progress.profile.learn(spans)
+        costs = run.progress.profile.learn(spans, crossings)
         run.progress.profile.save(run.run_dir)
         keep_prediction(run)
     run.inbox.put(CostsUpdated(costs))

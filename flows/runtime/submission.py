@@ -144,6 +144,7 @@ class Submitter:
         )
         self._run.trace.end(asked, span)
         iteration.recorder.add_span(span)
+        iteration.recorder.add_received(work.device, ran.received)
         if ran.usage is not None:
             iteration.recorder.add_usage(span.device, ran.usage)
         return work.event_of(receipt)

@@ -4,9 +4,8 @@ import math
 
 from digen_core.config.run import RunConfig
 from digen_core.control.layout import LAYOUTS, Layout
-from digen_core.control.schedule import Schedule
+from digen_core.control.schedule import QUEUE_DEPTH, Schedule
 
-QUEUE_DEPTH = 2  # a device finds its next task waiting
 # What a task costs its worker and the flow, as `digen bench runner` measures it.
 TASK_SECONDS = 0.010
 MAX_ORCHESTRATION_SHARE = 0.03

@@ -8,11 +8,12 @@ Two buckets are under way while a third is put in its place and fingerprinted th
 
 import asyncio
 import pickle
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from itertools import zip_longest
+from time import time
 from typing import Any, Final, Protocol, Self
 
 import numpy as np
@@ -25,6 +26,7 @@ from digen_core.gang.members import Gang
 from digen_core.gang.rows import overlaps, rows_of
 from digen_core.transport.arrays import Weights, room_of
 from digen_core.transport.fingerprint import Content, fingerprint, total_of
+from tasks.receipts import Received
 from tasks.worker.shelf import Piece, Shelf
 
 BUCKET_BYTES: Final = 16 << 20
@@ -38,7 +40,7 @@ _SERVE: Final = "digen_pull"  # name of the handler
 
 _worker: Worker | None = None
 _shelves: dict[str, Shelf] = {}  # by run
-_num_bytes = 0
+_received: list[Received] = []
 
 
 class PullError(RuntimeError):
@@ -77,10 +79,10 @@ def serve_from(run_id: str, shelf: Shelf) -> None:
     _shelves[run_id] = shelf
 
 
-def take_pulled_bytes() -> int:
-    """Return the bytes that this process has pulled since the last call."""
-    global _num_bytes
-    found, _num_bytes = _num_bytes, 0
+def take_pulled() -> list[Received]:
+    """Return what this process has pulled since the last call."""
+    found = list(_received)
+    _received.clear()
     return found
 
 
@@ -131,22 +133,25 @@ def pull(run_id: str, what: Pulled, source: Sequence[str], gang: Gang) -> Arrive
     Raises:
         PullError: the source is gone, or does not hold it any more.
     """
-    global _num_bytes
     arrived = Arrived.none_of(what.contents, gang)
     asked = deque(_buckets(what.contents, arrived.rows, source, gang))
     under_way: deque[tuple[Bucket, Future[Any]]] = deque()
+    started, num_bytes = time(), Counter[str]()
     try:
         while asked or under_way:
             while asked and len(under_way) < UNDER_WAY:
                 bucket = asked.popleft()
                 under_way.append((bucket, _ask(run_id, what.hash, bucket)))
             bucket, answer = under_way.popleft()
-            for place, value in zip(bucket.places, _answered(bucket, answer), strict=True):
+            values = _answered(bucket, answer)
+            num_bytes[bucket.address] += sum(value.nbytes for value in values)
+            for place, value in zip(bucket.places, values, strict=True):
                 arrived.put(place, value)
-                _num_bytes += value.nbytes
     finally:
         for _, answer in under_way:  # of a source that failed
             answer.cancel()
+    ended = time()
+    _received.extend(Received(at, sent, started, ended) for at, sent in num_bytes.items())
     return arrived
 
 

@@ -6,7 +6,7 @@ from time import thread_time, time
 
 from digen_core.models.compiled import compile_meter
 from tasks.receipts import Ran, attach
-from tasks.worker.transfers import received_bytes
+from tasks.worker.transfers import crossing, received
 from tasks.worker.usage import usage_meter
 
 _body_cpu_seconds = 0.0
@@ -29,11 +29,13 @@ def span_on_receipt(device: str, *, compiling: bool = False) -> Iterator[None]:
     started, cpu = time(), thread_time()
     yield
     _body_cpu_seconds += thread_time() - cpu
+    ended, came = time(), received()
     ran = Ran(
         device,
         started,
-        time(),
-        num_bytes=received_bytes(),
+        ended,
+        num_bytes=sum(own.num_bytes for own in came),
+        received=crossing(came) if came else [],
         compile_seconds=compile_meter().read() if compiling else 0.0,
         usage=usage_meter().read(),
     )

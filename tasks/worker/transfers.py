@@ -1,15 +1,20 @@
-"""Bytes that other workers sent for the running task."""
+"""What other workers sent for the running task."""
 
 import io
 import pickle
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 from dask.sizeof import sizeof
 from distributed import get_worker
 from prefect import State
 
 from digen_core.training.gradient_sum import GradientSum, UpdateGradient
-from tasks.worker.pulling import take_pulled_bytes
+from tasks.cluster.presence import SITE
+from tasks.receipts import Received
+from tasks.worker.pulling import take_pulled
+
+MOST_TOLD: Final = 16
 
 _counted: set[tuple[str, float]] = set()
 """Transfers to this worker, by key and start, that were counted for a task."""
@@ -48,28 +53,44 @@ class _Sizer(pickle.Pickler):
         return len(self._rest.getvalue()) + buffers + self._on_devices
 
 
-def received_bytes() -> int:
-    """Return the bytes that came from other workers for this task; 0 outside of a worker.
+def received() -> list[Received]:
+    """Return what came from other workers for this task; nothing outside of a worker.
 
-    They are inputs, of which what several tasks here read is sent once and counted for the first of
+    That are inputs, of which what several tasks here read is sent once and counted for the first of
     them, and what it pulled itself.
     """
-    return _input_bytes() + take_pulled_bytes()
+    return _inputs() + take_pulled()
 
 
-def _input_bytes() -> int:
+def crossing(found: Sequence[Received]) -> list[Received]:
+    """Return the largest of what came, if this worker is at a site; a receipt has room for few."""
+    try:
+        resources = get_worker().state.total_resources
+    except ValueError:  # outside of a worker
+        return []
+    if not any(name.startswith(SITE) for name in resources):
+        return []
+    return sorted(found, key=lambda own: own.num_bytes)[-MOST_TOLD:]
+
+
+def _inputs() -> list[Received]:
     try:
         worker = get_worker()
         key = worker.get_current_task()
     except ValueError:
-        return 0
+        return []
     inputs = {str(task.key) for task in worker.state.tasks[key].dependencies}
-    logged = {
-        (str(name), entry["start"]): num_bytes
-        for entry in list(worker.transfer_incoming_log)
-        for name, num_bytes in entry["keys"].items()
-    }
-    _counted.intersection_update(logged)  # Dask's log has a limited length
-    new = [transfer for transfer in logged if transfer[0] in inputs and transfer not in _counted]
-    _counted.update(new)
-    return sum(logged[transfer] for transfer in new)
+    log = list(worker.transfer_incoming_log)
+    logged = {(str(name), entry["start"]) for entry in log for name in entry["keys"]}
+    _counted.intersection_update(logged)
+    found = []
+    for entry in log:  # Dask's log has a limited length
+        new = {
+            (str(name), entry["start"]): num_bytes
+            for name, num_bytes in entry["keys"].items()
+            if str(name) in inputs and (str(name), entry["start"]) not in _counted
+        }
+        _counted.update(new)
+        if new:
+            found.append(Received(entry["who"], sum(new.values()), entry["start"], entry["stop"]))
+    return found

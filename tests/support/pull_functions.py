@@ -37,7 +37,7 @@ def pull(pushed: PolicyVersion, address: str, seconds: float = 60.0) -> tuple[bo
     seconds = time.monotonic() - started
     is_same = contents_of(arrived.rows, ALONE) == pushed.contents
     is_same &= not differing(pushed.contents, arrived.fingerprints, ALONE)
-    return is_same, seconds, pulling.take_pulled_bytes()
+    return is_same, seconds, sum(own.num_bytes for own in pulling.take_pulled())
 
 
 def serve_slowly(seconds: float) -> None:

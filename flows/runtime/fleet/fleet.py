@@ -68,6 +68,13 @@ class Fleet:
         followers = self.followers.get(name, {})
         return self.addresses[name], *(followers[own] for own in self.known[name].followers)
 
+    def site_of(self, address: str) -> str:
+        """Return where a worker is; "" if that is not known, or it is gone."""
+        for name, own in self.addresses.items():
+            if address == own or address in self.followers.get(name, {}).values():
+                return self.known[name].site if name in self.known else ""
+        return ""
+
     @property
     def all_devices(self) -> list[Device]:
         """Those that take part, and others whose spans the run's folder holds."""

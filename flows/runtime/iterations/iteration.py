@@ -53,7 +53,7 @@ def iteration(run_id: str, index: int) -> State | None:
     publish_iteration(run, record, opened.reward_history)
     notify_of_clipping(run, record)
     require_numbers(run, index, is_barren=recorder.is_barren)
-    learn_costs(run, record.spans)
+    learn_costs(run, record.spans, record.crossings)
     if turn := best_turn(run):
         run.inbox.put(turn)
     run.inbox.put(Published(index))

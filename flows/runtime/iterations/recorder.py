@@ -7,8 +7,9 @@ from time import time
 import numpy as np
 
 from digen_core.control.protocol import Fragment
-from digen_core.records import IterationRecord, Picture, SampleRow, Span
+from digen_core.records import Crossing, IterationRecord, Picture, SampleRow, Span
 from digen_core.rewards.failures import settle
+from digen_core.sim.links import link_metrics
 from digen_core.trace.gaps import idle_gaps
 from digen_core.trace.metrics import idle_shares, schedule_metrics
 from digen_core.trace.prediction import read_prediction
@@ -19,7 +20,7 @@ from digen_core.transport.images import name_of
 from flows.runtime.context import RunContext
 from flows.runtime.iterations.reward_metrics import reward_metrics
 from flows.runtime.iterations.round import Round
-from tasks.receipts import Denoised, Ran, Receipt, Scored, Updated
+from tasks.receipts import Denoised, Ran, Receipt, Received, Scored, Updated
 
 TRAINING_KINDS = ("train", "reduce", "step")
 
@@ -33,6 +34,7 @@ class IterationRecorder:
         self._made: int | None = None  # the version that the update made
         self._is_skipped = False  # the update, as a number is NaN or infinite
         self._spans: list[Span] = []
+        self._crossings: list[Crossing] = []
         self._metrics: dict[str, float] = {}
         self._logprobs: dict[Fragment, dict[int, list[float]]] = {}
         self._kl: dict[Fragment, dict[int, list[float]]] = {}  # of trained steps, if it is asked
@@ -53,6 +55,16 @@ class IterationRecorder:
     def add_span(self, span: Span) -> None:
         """Note what a task did, when and where."""
         self._spans.append(span)
+
+    def add_received(self, device: str, received: Sequence[Received]) -> None:
+        """Note what came to a device from other sites."""
+        fleet = self._run.fleet
+        own = fleet.known[device].site if device in fleet.known else ""
+        for part in received:
+            sites = frozenset((own, fleet.site_of(part.source)))
+            if own and len(sites) == 2 and "" not in sites:
+                crossing = Crossing(sites, part.num_bytes, part.started, part.ended)
+                self._crossings.append(crossing)
 
     def add_usage(self, device: str, used: Usage) -> None:
         """Note what a device's process used until a task of it ended."""
@@ -182,6 +194,7 @@ class IterationRecorder:
             **schedule_metrics(gaps, devices, window, self._num_samples, self._predicted_seconds),
             **self._staleness_metrics(),
             **self._usage_metrics(),
+            **link_metrics(self._crossings),
             "orchestration/steps_per_task": float(steps_per_task),
             **self._worker_metrics(),
         }
@@ -192,6 +205,7 @@ class IterationRecorder:
             metrics=metrics,
             samples=[row for fragment in sorted(self._rewards) for row in self._rows(fragment)],
             spans=sorted(self._spans, key=lambda span: span.started),
+            crossings=self._crossings,
             idle=idle_shares(gaps, devices, window),
             pictures=[
                 Picture(self._round.prompts[fragment.group], reward, jpeg)

@@ -6,7 +6,7 @@ import pytest
 
 from deployments.shipped import CLUSTERS, find_cluster
 from digen_core.config.parallel import ParallelConfig
-from digen_core.control.costs import Costs, DeviceCosts, Linear
+from digen_core.control.costs import Costs, DeviceCosts, Linear, Sent
 from digen_core.errors import UserError
 from digen_core.planning.cluster import load_cluster
 from digen_core.planning.estimate import with_estimates
@@ -39,6 +39,7 @@ SIZES = Sizes(
     step_flops=10**13,
     pair_flops=28 * 10**12,
     decode_flops=45 * 10**11,
+    latent_bytes=10**5,
     trajectory_bytes=10**6,
     embedding_bytes=10**6,
 )
@@ -246,3 +247,68 @@ def test_clusters_are_found_by_name(tmp_path):
         find_cluster("3-cores")
     with pytest.raises(UserError, match=r"cannot read the cluster .*no\.toml: No such file"):
         find_cluster(str(tmp_path / "no.toml"))
+
+
+LINKED = """
+[[devices]]
+kind = "fast"
+site = "a"
+count = 2
+price_per_hour = 3.0
+costs = { step = { fixed = 1.0 }, pack = { fixed = 1.0 } }
+[[devices]]
+kind = "slow"
+site = "b"
+count = 3
+price_per_hour = 1.0
+costs = { step = { fixed = 2.0 }, pack = { fixed = 2.0 } }
+[[links]]
+between = ["b", "a"]
+gbit_per_second = 0.8
+latency = 0.05
+price_per_gb = 0.02
+"""
+
+
+def test_links_are_costs_and_prices(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(LINKED)
+    cluster = load_cluster(path)
+    sent = Sent(version=2e8)
+    costs = cluster.costs(sent=sent)
+    assert costs.links[0].seconds(2e8) == pytest.approx(2.05)
+    assert costs.crossing({"a", "b"}) == pytest.approx(2.05)
+    assert costs.crossing({"a"}) == 0.0
+    assert cluster.costs(Costs(kinds={}), sent).links == costs.links
+    assert cluster.price_of({frozenset("ab"): 5e9}) == pytest.approx(0.1)
+    used = cluster.of_devices({"fast-0", "slow-1", "slow-2"})
+    assert [(group.kind, group.count) for group in used.devices] == [("fast", 1), ("slow", 2)]
+    assert (cluster.price_per_hour, used.price_per_hour) == (9.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('site = "b"', 'site = "c"', "links: one is between 'a' and 'b', but devices have the"),
+        ('site = "b"', "", "devices: there are links between sites, but a group has no site"),
+        ('["b", "a"]', '["b", "b"]', "links: one is between 'b', but devices have the sites"),
+        ("0.8", "0", "links.0.gbit_per_second: must be greater than 0 (got 0)"),
+        (
+            "[[links]]",
+            '[[links]]\nbetween = ["a", "b"]\ngbit_per_second = 1\n[[links]]',
+            "links: one is between 'a' and 'b', but there are two",
+        ),
+        (
+            "[[links]]",
+            '[[devices]]\nkind = "x"\nsite = "c"\ncount = 1\n[[links]]',
+            "links: none is between 'a' and 'c'",
+        ),
+    ],
+)
+def test_wrong_links_are_refused_in_one_line(old, new, message, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(LINKED.replace(old, new, 1))
+    with pytest.raises(UserError) as error:
+        load_cluster(path)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

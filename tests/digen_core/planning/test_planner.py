@@ -6,13 +6,14 @@ from itertools import product
 import pytest
 
 from deployments.shipped import SCENARIOS
-from digen_core.control.costs import Costs, DeviceCosts, Linear
+from digen_core.control.costs import Costs, DeviceCosts, Linear, Link, Sent
 from digen_core.control.layout import LAYOUTS
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Workload
 from digen_core.planning.job import BOTH, Job, layouts_for
 from digen_core.planning.planner import plan_job, sizes, with_sizes
 from digen_core.planning.search import Choice, Fixed, simulate_choice
+from digen_core.sim.closed_forms import Terms
 from digen_core.sim.scenario import load_scenario
 from support.planning import FAST, config, free_devices, job
 
@@ -126,3 +127,43 @@ def test_nothing_is_possible():
     with pytest.raises(ValueError, match="2 devices with these roles can do none of"):
         plan_job(replace(job(), fleet=fleet), ["colocated"])
     assert free_devices(2)[0].roles == BOTH
+
+
+def two_sites(name: str, version: float, links: bool = True) -> Job:
+    """Return a scenario's job on 8 devices at each of two sites, with 100 Mb/s between them."""
+    scenario = load_scenario(SCENARIOS / f"{name}.toml")
+    link = Link(between=("a", "b"), bytes_per_second=12.5e6, latency=0.02)
+    sent = Sent(version=version, transition=262e3, condition=2e6, gradient_sum=version)
+    between = {"links": (link,), "sent": sent} if links else {}
+    fleet = tuple(Device(f"d{n}", BOTH, site="ab"[n > 7]) for n in range(16))
+    costs = scenario.costs(1).model_copy(update=between)
+    return Job(scenario.workload, scenario.trained_steps, fleet, costs)
+
+
+def test_two_sites_generate_and_one_trains():
+    """Of a video model with adapters of 62 MB: about as fast as on one site with all devices."""
+    options = {"max_stale_share": 1.0, "max_staleness": 4, "may_leave_out": True}
+    apart, together = (
+        plan_job(two_sites("F", 62e6, links), ["tcss"], search_sizes=True, **options)[0]
+        for links in (True, False)
+    )
+    assert apart.seconds <= 1.05 * together.seconds
+    devices = apart.job.cluster(apart.plan.choice.num_rollout)
+    assert {own.site for own in devices if "rollout" in own.roles} == {"a", "b"}
+    assert len({own.site for own in devices if "trainer" in own.roles}) == 1
+
+
+def test_a_link_that_is_too_slow_leaves_a_site_out():
+    own = two_sites("B", 50e9)  # all weights of an image model
+    alone = replace(own, fleet=own.fleet[:8])
+    layouts = ["tsp", "colocated-strong"]
+    best = plan_job(own, layouts, may_leave_out=True)[0]
+    assert {device.site for device in best.job.fleet} == {"a"}
+    assert best.seconds == plan_job(alone, layouts)[0].seconds
+    assert plan_job(own, layouts)[0].seconds > 2 * best.seconds
+
+
+def test_a_push_that_takes_longer_than_an_iteration_is_hidden_by_more_versions():
+    own = two_sites("D", 1e9)  # 80 s over the link
+    terms = Terms.of(replace(own, home="a"), 12, 1.0)
+    assert [terms.staleness(most) for most in (1, 2, 9)] == [1, 2, 3]

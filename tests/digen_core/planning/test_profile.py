@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from digen_core.control.costs import Costs, DeviceCosts, Linear
+from digen_core.control.costs import Costs, DeviceCosts, Linear, Sent
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
 from digen_core.planning.profile import (
@@ -14,7 +14,7 @@ from digen_core.planning.profile import (
     costs_of,
     load_profile,
 )
-from digen_core.records import Span
+from digen_core.records import Crossing, Span
 
 DEVICES = [
     Device("fast", frozenset({"rollout"}), "h100"),
@@ -199,3 +199,23 @@ def test_a_file_that_is_no_profile_is_refused_in_one_line(text, message, tmp_pat
     with pytest.raises(UserError, match=message) as error:
         load_profile(path)
     assert "\n" not in str(error.value)
+
+
+def test_a_link_is_learnt_from_what_crossed_it_and_is_no_part_of_a_push():
+    devices = [replace(DEVICES[0], site="b"), replace(DEVICES[2], site="a")]
+    sent = Sent(version=100.0)
+    profile = Profile(NOTHING.model_copy(update={"sent": sent}), devices)
+    spans = [
+        *packs(lambda n: n, [1]),
+        span("step", "train", 1.0, 2.0, version=1),
+        span("push", "fast", 2.0, 15.5, version=1),
+        span("push", "train", 2.0, 2.5, version=1),
+    ]
+    ab = frozenset("ab")
+    crossings = [Crossing(ab, 100.0, 2.0, 12.5), Crossing(ab, 10.0, 30.0, 31.5)]
+    costs = profile.learn(spans, crossings)
+    (link,) = costs.links
+    assert link.sites == ab
+    assert (link.bytes_per_second, link.latency) == pytest.approx((10.0, 0.5))
+    assert costs.push == pytest.approx((13.5 - 10.5 + 0.5) / 2)
+    assert profile.learn([]).links == (link,)

@@ -21,7 +21,7 @@ from support.pull_source import Source, version_of
 from tasks.cluster.cluster import run_cluster
 from tasks.cluster.presence import present_workers
 from tasks.worker import pulling
-from tasks.worker.pulling import PullError, pull, take_pulled_bytes
+from tasks.worker.pulling import PullError, pull, take_pulled
 from tasks.worker.shelf import AVERAGE, Piece, Shelf
 
 RUN = "run"
@@ -46,7 +46,7 @@ def test_members_of_any_two_gangs(given_by, taken_by, bucket, dtype, monkeypatch
     source = Source(weights, given_by)
     monkeypatch.setattr(pulling, "_ask", source.ask)
     monkeypatch.setattr(pulling, "BUCKET_BYTES", bucket)
-    take_pulled_bytes()
+    take_pulled()
     fingerprints = dict.fromkeys(weights, 0)
     for rank in range(taken_by):
         gang = Gang(rank, taken_by)
@@ -57,7 +57,8 @@ def test_members_of_any_two_gangs(given_by, taken_by, bucket, dtype, monkeypatch
             fingerprints[name] += arrived.fingerprints[name]
     totals = {name: total_of([found]) for name, found in fingerprints.items()}
     assert totals == {name: own.fingerprint for name, own in source.pushed.contents.items()}
-    assert take_pulled_bytes() == sum(value.nbytes for value in weights.values())  # each row once
+    num_bytes = sum(own.num_bytes for own in take_pulled())
+    assert num_bytes == sum(value.nbytes for value in weights.values())  # each row once
     assert source.most <= pulling.UNDER_WAY
     for asked in source.buckets:
         sizes = [

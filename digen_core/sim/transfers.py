@@ -1,0 +1,122 @@
+"""Transfers of a simulation: what devices send each other from site to site, and when it arrives.
+
+Each way of a link is a queue: what is asked for first crosses first, latency aside. A device
+fetches what work needs when it is told to do it, whatever it does meanwhile, and keeps it for later
+work, as Dask's workers do.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from digen_core.control.costs import Costs
+from digen_core.control.protocol import Device, Fragment, Generate, Reduce, Train
+from digen_core.records import Crossing
+from digen_core.sim.clock import Clock
+
+Piece = tuple[Fragment, int]
+"""The transition of a fragment at a step; -1: the condition of its prompt."""
+
+_CONDITION = -1
+
+
+class Transfers:
+    """What is where, and what is under way."""
+
+    def __init__(self, costs: Costs, clock: Clock) -> None:
+        self._links = {link.sites: link for link in costs.links}
+        self._sent = costs.sent
+        self._clock = clock
+        self._sites: dict[str, str] = {}
+        self._free: dict[tuple[str, str], float] = {}  # from, to -> when nothing is in the queue
+        self._made: dict[Piece, str] = {}  # -> who made it
+        self._arrivals = defaultdict[str, dict[Piece, float]](dict)  # device -> piece -> when
+        self.crossings: list[Crossing] = []
+
+    def add_device(self, device: Device) -> None:
+        """A device is there."""
+        self._sites[device.name] = device.site
+
+    def lose_device(self, name: str) -> None:
+        """A device is gone with what it had fetched."""
+        self._arrivals.pop(name, None)
+
+    def denoised(self, do: Generate, end_step: int) -> None:
+        """A device did the steps of a fragment up to ``end_step``."""
+        if self._links:
+            for step in range(do.first_step, end_step):
+                self._made[do.fragment, step] = do.device
+            self._made.setdefault((do.fragment, _CONDITION), do.device)
+
+    def finish(self, iteration: int) -> None:
+        """Nothing of this iteration is needed any more."""
+        _drop(self._made, iteration)
+        for there in self._arrivals.values():
+            _drop(there, iteration)
+
+    def version(self, source: str, device: str) -> float:
+        """Return when a version that a device begins to pull from another one is there."""
+        return self._send(source, device, self._sent.version)
+
+    def sums(self, do: Reduce) -> float:
+        """Return when the sums of all trainers are at the device that steps."""
+        others = set(do.devices) - {do.device}
+        arrivals = (self._send(name, do.device, self._sent.gradient_sum) for name in others)
+        return max(arrivals, default=self._clock.now)
+
+    def inputs(self, do: Generate | Train) -> float:
+        """Return when a device has what it needs for work that it is told to do now."""
+        if not self._links:
+            return self._clock.now
+        pieces = self._pieces(do)
+        return max((self._fetch(piece, do.device) for piece in pieces), default=self._clock.now)
+
+    def _pieces(self, do: Generate | Train) -> Iterator[Piece]:
+        match do:
+            case Generate(fragment, first_step) if first_step:
+                yield fragment, first_step - 1
+                yield fragment, _CONDITION
+            case Train(pack):
+                for fragment in dict.fromkeys(block.fragment for block in pack.blocks):
+                    yield fragment, _CONDITION
+                yield from dict.fromkeys((block.fragment, block.step) for block in pack.blocks)
+
+    def _fetch(self, piece: Piece, device: str) -> float:
+        fragment, step = piece
+        if step == _CONDITION:  # one for all fragments of a group
+            key = Fragment(fragment.iteration, fragment.group, _CONDITION, 0, 0), step
+            num_bytes = self._sent.condition
+        else:
+            key, num_bytes = piece, self._sent.transition * fragment.num_samples
+        there = self._arrivals[device]
+        if key not in there:
+            there[key] = self._send(self._made[piece], device, num_bytes)
+        return there[key]
+
+    def _send(self, source: str, device: str, num_bytes: float) -> float:
+        """Put bytes in the queue of the link between two devices; return when they have arrived."""
+        now, way = self._clock.now, (self._sites[source], self._sites[device])
+        link = self._links.get(frozenset(way))
+        if link is None or way[0] == way[1]:
+            return now
+        started = max(now, self._free.get(way, 0.0))
+        self._free[way] = started + num_bytes / link.bytes_per_second
+        arrived = self._free[way] + link.latency
+        self.crossings.append(Crossing(link.sites, num_bytes, started, arrived))
+        return arrived
+
+
+def _drop(held: dict[Piece, Any], iteration: int) -> None:
+    for piece in [own for own in held if own[0].iteration == iteration]:
+        del held[piece]
+
+
+def crossed(
+    crossings: Iterable[Crossing], begin: float, end: float, num_iterations: int
+) -> dict[frozenset[str], float]:
+    """Return the bytes that cross each link in an iteration, by the sites that it is between."""
+    found = defaultdict[frozenset[str], float](float)
+    for own in crossings:
+        if begin < own.ended <= end:
+            found[own.sites] += own.num_bytes / num_iterations
+    return dict(found)
