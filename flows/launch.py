@@ -17,6 +17,7 @@ from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device
 from digen_core.data.prompts import evaluation_prompts, prompts_hash, train_prompts
 from digen_core.errors import UserError
+from digen_core.gang.degrees import check_gangs_of
 from digen_core.planning.profile import load_profile
 from digen_core.transport.files import make_folder, replace_text, sync
 from digen_core.transport.metrics import METRICS_OF_RUN
@@ -104,6 +105,7 @@ def _devices(config: RunConfig) -> Iterator[tuple[Client, str, list[Device], Run
         say(f"starting {len(local)} workers: {', '.join(device.name for device in local)}")
     with connected(config, local) as (address, client):
         devices = devices_of(client, colocated=colocated)  # before anything is written
+        check_gangs_of(config, [device.size for device in devices])
         require_pools(client, config.pools)
         if is_auto:
             costs = costs or measured_costs(config, client, devices)

@@ -19,12 +19,8 @@ def export_adapter(
     run_id: str, label: str, state: TrainState, folder: Path
 ) -> tuple[None, Nothing]:
     """Save the moving average of a version's adapter (its weights where there is none)."""
-    with (
-        working(run_id) as engine,
-        folder_written_whole(folder) as unfinished,
-        engine.temporary_weights(whole_average(run_id, state)),
-    ):
-        save_adapter(engine.policy, unfinished)
+    with working(run_id) as engine, folder_written_whole(folder) as unfinished:
+        save_adapter(engine.policy, unfinished, whole_average(run_id, state))
     return None, Nothing()
 
 
@@ -51,5 +47,6 @@ def export_transformer(
         folder_written_whole(folder) as unfinished,
         kept_average(checkpoint) as weights,  # is verified before the folder appears
     ):
-        save_transformer(engine.policy.transformer, unfinished, weights)
+        dtypes = engine.versions.dtypes
+        save_transformer(engine.policy.transformer, unfinished, weights, dtypes=dtypes)
     return None, Nothing()

@@ -20,20 +20,36 @@ from torch.distributed.fsdp import FSDPModule
 
 from digen_core.gang.sharding import held
 from digen_core.models.policy import Policy
+from digen_core.models.trainable import FIRST_ADAPTER
 from digen_core.transport.arrays import rounded, viewed
 
 SHARD_BYTES: Final = 2 * 10**9
 """Of a file with a transformer's weights, at most: they are in memory while it is written."""
 
 
-def save_adapter(policy: Policy, folder: Path) -> None:
-    """Write the active adapter, with its alpha, into a folder."""
+def save_adapter(
+    policy: Policy, folder: Path, weights: Mapping[str, np.ndarray] | None = None
+) -> None:
+    """Write an adapter, with its alpha, into a folder.
+
+    Args:
+        policy: that has one.
+        folder: to write to.
+        weights: of the adapter, whole; None: those of the active one.
+    """
     transformer = policy.transformer
     (active,) = transformer.active_adapters()
+    if weights is None:
+        layers = get_peft_model_state_dict(transformer, adapter_name=active)
+    else:
+        layers = {
+            name.replace(f".{FIRST_ADAPTER}.", "."): viewed(value)
+            for name, value in weights.items()
+        }
     # Without the metadata diffusers drops alpha, and loads the adapters with another strength.
     policy.pipeline.save_lora_weights(
         folder,
-        transformer_lora_layers=get_peft_model_state_dict(transformer, adapter_name=active),
+        transformer_lora_layers=layers,
         transformer_lora_adapter_metadata=transformer.peft_config[active].to_dict(),
     )
 
@@ -43,6 +59,7 @@ def save_transformer(
     folder: Path,
     weights: Mapping[str, np.ndarray],
     *,
+    dtypes: Mapping[str, torch.dtype] | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write a whole transformer into a folder, in the dtypes of its parameters.
@@ -50,25 +67,28 @@ def save_transformer(
     One file's weights are in memory at once, in one file those of a small transformer.
 
     Args:
-        transformer: of which a member of a gang may hold only some rows; its buffers are written.
+        transformer: of which a member of a gang may hold only some rows or blocks; its buffers are
+            written.
         folder: to write to; it is there.
         weights: masters of all parameters, whole; each is asked for once.
+        dtypes: of all parameters; None: those of the transformer, which has all blocks.
         shard_bytes: that a file holds at most, unless one parameter is larger.
 
     Raises:
         FloatingPointError: a number is NaN, or infinite in its parameter's dtype.
     """
     plain, own = _plain(transformer), transformer.state_dict()
+    dtypes = {name: value.dtype for name, value in own.items()} | dict(dtypes or {})
     plain.save_config(folder)
     parameters = {name for name, _ in plain.named_parameters()}
 
     def value_of(name: str) -> Tensor:
         if name not in parameters:
             return held(own[name]).detach().cpu().contiguous()
-        return viewed(rounded({name: weights[name]}, {name: own[name].dtype})[name])
+        return viewed(rounded({name: weights[name]}, dtypes)[name])
 
     split = split_torch_state_dict_into_shards(
-        {name: value.to(own[name].dtype) for name, value in plain.state_dict().items()},
+        {name: value.to(dtypes[name]) for name, value in plain.state_dict().items()},
         filename_pattern=SAFETENSORS_WEIGHTS_NAME.replace(".", "{suffix}."),
         max_shard_size=shard_bytes,
     )

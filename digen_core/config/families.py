@@ -22,6 +22,12 @@ class Defaults(NamedTuple):
     num_inference_steps: int  # of evaluations
 
 
+_TWO_KINDS: Final = {
+    "transformer_blocks": "num_layers",
+    "single_transformer_blocks": "num_single_layers",
+}
+"""Lists of blocks of a transformer that has blocks of two streams and then of one."""
+
 MASKED: Final = ("native", "cudnn", "efficient", "math")
 """Kernels that take a mask."""
 
@@ -49,6 +55,17 @@ class Family(NamedTuple):
     deals_text: bool = True
     """Whether they deal the tokens of its text, too."""
 
+    blocks: Mapping[str, str] = {"transformer_blocks": "num_layers"}
+    """The transformer's lists of blocks, in the order of the forward pass, and the key of its
+    config that says how many there are."""
+
+    streams: tuple[str, ...] = ("hidden_states", "encoder_hidden_states")
+    """What a block is given by the one before, as its parameters are called."""
+
+    def num_blocks(self, transformer: Settings) -> int:
+        """Return the blocks of a transformer, from its config."""
+        return sum(int(transformer[key]) for key in self.blocks.values())
+
 
 def _pixels(vae: Settings) -> int:
     """Return the pixels in height and width of a latent pixel."""
@@ -62,6 +79,7 @@ FAMILIES: Final[dict[str, Family]] = {
         Defaults(1024, 1024, 1, 512, 3.5, 28),
         lambda vae, transformer: 2 * _pixels(vae),
         4.885e9,  # T5-XXL's encoder, CLIP-L
+        blocks=_TWO_KINDS,
     ),
     "sd3": Family(
         "sd3:SD3Policy",
@@ -90,6 +108,8 @@ FAMILIES: Final[dict[str, Family]] = {
         5.681e9,  # UMT5-XXL's encoder
         makes_videos=True,
         deals_text=False,  # it is in cross-attention
+        blocks={"blocks": "num_layers"},
+        streams=("hidden_states",),
     ),
     "hunyuan_video": Family(
         "hunyuan_video:HunyuanVideoPolicy",
@@ -101,6 +121,7 @@ FAMILIES: Final[dict[str, Family]] = {
         7.628e9,  # Llama-3-8B without its head, CLIP-L
         makes_videos=True,
         attention=MASKED,
+        blocks=_TWO_KINDS,
     ),
 }
 """Every family by the ``model.family`` that chooses it.

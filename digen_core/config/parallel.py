@@ -14,7 +14,7 @@ MEMBERS: Final = AtMost(64, "the members of a gang are on one host")
 
 
 class ParallelConfig(Strict):
-    """How the members of a gang share samples, tokens and weights."""
+    """How the members of a gang share samples, tokens, blocks and weights."""
 
     context_parallel: Annotated[int, MEMBERS] = Field(1, ge=1)
     """Members that compute the same samples, each some of their tokens (Ulysses), where one sample
@@ -24,6 +24,19 @@ class ParallelConfig(Strict):
     shard_weights: bool = False
     """Whether each member holds a part of the transformer's weights (FSDP2), for models that do not
     fit one GPU."""
+
+    stages: Annotated[int, MEMBERS] = Field(1, ge=1)
+    """Members that hold the transformer's blocks together, each a run of them, for models that do
+    not fit one GPU: samples flow through the stages in portions, so that all of them work. It
+    must divide the size of each gang; a device that is one worker holds all blocks."""
+
+    stage_blocks: tuple[int, ...] = ()
+    """Blocks of each stage, the first stage's first; empty: runs that weigh as equally as blocks
+    do."""
+
+    def stages_of(self, size: int) -> int:
+        """Return the members that hold the blocks together, in a gang of some size."""
+        return self.stages if size > 1 else 1
 
     def degree_of(self, size: int) -> int:
         """Return the members that share the tokens of a sample, in a gang of some size."""

@@ -1,9 +1,9 @@
-"""What a gang can share: over how many GPUs a model can deal the tokens of a sample, and weights.
+"""What a gang can share: over how many GPUs a model can deal a sample's tokens, blocks, weights.
 
 Importing this module must not import torch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from math import gcd
 from typing import Final
 
@@ -28,6 +28,86 @@ def check_shards(config: RunConfig) -> None:
         raise ConfigError(
             "parallel.shard_weights is true, but model.offload names the transformer, whose shards "
             "stay on their devices; leave it out"
+        )
+
+
+def check_stages(config: RunConfig, *sizes: int, transformer: Settings | None = None) -> None:
+    """Check that the members of gangs can hold a config's transformer in stages, if they are to.
+
+    Args:
+        config: of the run.
+        sizes: of its devices; 1: a single worker, which holds all blocks.
+        transformer: its settings, if they are known.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    parallel = config.parallel
+    label = f"parallel.stages is {parallel.stages}"
+    if parallel.stages == 1:
+        if parallel.stage_blocks:
+            raise ConfigError(f"{label}, but parallel.stage_blocks is set; leave it out")
+        return
+    for is_set, what in (
+        (parallel.context_parallel > 1, "parallel.context_parallel: stages deal no tokens"),
+        (parallel.shard_weights, "parallel.shard_weights: a stage is held whole"),
+        (bool(config.model.adapters), "model.adapters: fold them into the model before"),
+    ):
+        if is_set:
+            raise ConfigError(f"{label}, which goes not with {what}; leave it out")
+    for size in sizes:
+        if size > 1 and size % parallel.stages:
+            raise ConfigError(
+                f"{label}, which does not divide a gang of {size}; what does is "
+                f"{', '.join(str(n) for n in range(1, size + 1) if size % n == 0)}"
+            )
+    _check_blocks(config, label, transformer)
+
+
+def check_gangs_of(config: RunConfig, sizes: Collection[int]) -> None:
+    """Check that the devices of a run can hold its transformer in stages, if they are to.
+
+    Args:
+        config: of the run.
+        sizes: of all its devices.
+
+    Raises:
+        ConfigError: they cannot, or none is a gang.
+    """
+    check_stages(config, *sizes)
+    if config.parallel.stages > 1 and max(sizes) == 1:
+        raise ConfigError(
+            f"parallel.stages is {config.parallel.stages}, but no device of the run is a gang; set "
+            "cluster.trainer_gang and cluster.rollout_gang, or start workers with --members"
+        )
+
+
+def _check_blocks(config: RunConfig, label: str, transformer: Settings | None) -> None:
+    """Check that each stage has blocks, and all together those that there are."""
+    stages, dealt, family = (
+        config.parallel.stages,
+        config.parallel.stage_blocks,
+        config.model.family,
+    )
+    if dealt and (len(dealt) != stages or min(dealt) < 1):
+        raise ConfigError(
+            f"{label}, but parallel.stage_blocks is {list(dealt)}; it needs a number of blocks, 1 "
+            "at least, for each stage"
+        )
+    try:
+        blocks = None if transformer is None else FAMILIES[family].num_blocks(transformer)
+    except (ValueError, KeyError, TypeError):  # settings of another format
+        return
+    if blocks is None:
+        return
+    if stages > blocks:
+        raise ConfigError(
+            f"{label}, more than the {blocks} blocks of model.path {config.model.path}; use fewer"
+        )
+    if dealt and sum(dealt) != blocks:
+        raise ConfigError(
+            f"parallel.stage_blocks {list(dealt)} are {sum(dealt)} blocks together, but model.path "
+            f"{config.model.path} has {blocks}"
         )
 
 

@@ -1,8 +1,9 @@
 """A gang: worker processes of one host that are one device, seen from one of its members.
 
-Its members form a mesh [shares, context_parallel] of ranks in order. Samples are dealt over the
-shares; the members of a share have the same samples, whose tokens they deal (Ulysses,
-arXiv:2309.14509). A device of one worker is a gang of one, for which nothing here communicates.
+Its members form a mesh [shares, stages, context_parallel] of ranks in order. Samples are dealt over
+the shares; the members of a share have the same samples, whose tokens they deal (Ulysses,
+arXiv:2309.14509), or of whose transformer each holds a stage. A device of one worker is a gang of
+one, for which nothing here communicates.
 """
 
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ class Gang:
     size: int = 1
     context_parallel: int = 1  # members that deal the tokens of the same samples
     shards_weights: bool = False  # each member holds a part of the weights
+    stages: int = 1  # members that hold the blocks of one transformer together
+    stage_blocks: tuple[int, ...] = ()  # of each stage; empty: equal parts
 
     @classmethod
     def of(cls, config: ParallelConfig) -> Self:
@@ -37,7 +40,14 @@ class Gang:
         if not dist.is_initialized():
             return cls()
         rank, size = dist.get_rank(), dist.get_world_size()
-        return cls(rank, size, config.degree_of(size), config.shard_weights and size > 1)
+        return cls(
+            rank,
+            size,
+            config.degree_of(size),
+            config.shard_weights and size > 1,
+            config.stages_of(size),
+            config.stage_blocks,
+        )
 
     @property
     def is_leader(self) -> bool:
@@ -45,19 +55,29 @@ class Gang:
         return self.rank == 0
 
     @property
+    def share_size(self) -> int:
+        """Number of members that have the same samples."""
+        return self.stages * self.context_parallel
+
+    @property
     def num_shares(self) -> int:
         """Number of shares in which samples are dealt."""
-        return self.size // self.context_parallel
+        return self.size // self.share_size
 
     @property
     def share(self) -> int:
         """Index of this member's share."""
-        return self.rank // self.context_parallel
+        return self.rank // self.share_size
+
+    @property
+    def stage(self) -> int:
+        """Index of this member's stage."""
+        return self.rank // self.context_parallel % self.stages
 
     @property
     def computes_together(self) -> bool:
         """Whether a forward pass of one member needs the others': then nobody may leave one out."""
-        return self.shards_weights or self.context_parallel > 1
+        return self.shards_weights or self.share_size > 1
 
     def own(self, num_rows: int) -> slice:
         """Return which of some samples are this member's: a slice, empty if there are too few."""
@@ -78,7 +98,7 @@ class Gang:
 
     def counts(self, num_rows: int) -> bool:
         """Say whether what this member makes of samples counts: no other of its share says it."""
-        return self.has_own(num_rows) and self.rank % self.context_parallel == 0
+        return self.has_own(num_rows) and self.rank % self.share_size == 0
 
     def any(self, flag: bool) -> bool:
         """Say whether a flag is set on any member (collective)."""
@@ -98,6 +118,14 @@ class Gang:
         found: list[Any] | None = [None] * self.size if self.is_leader else None
         dist.gather_object(list(made), found)
         return [each for part in found or () for each in part]
+
+    def everyone(self, made: T) -> list[T]:
+        """Return, on every member, what each made, in their order (collective); as `gather`."""
+        if self.size == 1:
+            return [made]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, made)
+        return found
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by their sums over all members (collective)."""

@@ -4,7 +4,7 @@ Rows (dim 0) are dealt in chunks, as FSDP2 deals those of sharded weights: with 
 size), member r has rows [r c, (r + 1) c). The last members may have none.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -49,24 +49,29 @@ def overlaps(wanted: slice, length: int, size: int) -> Iterator[tuple[int, slice
             yield rank, slice(first, end)
 
 
-def whole_weights(rows: Mapping[str, np.ndarray], gang: Gang) -> dict[str, np.ndarray]:
-    """Return whole parameters of which each member has its rows, on every member (collective)."""
-    if gang.size == 1:
-        return dict(rows)
-    lengths = lengths_of(rows, gang)
-    return {name: _whole(value, lengths[name], gang) for name, value in rows.items()}
+def whole_weights(
+    rows: Mapping[str, np.ndarray], gang: Gang, kept: Collection[str] | None = None
+) -> dict[str, np.ndarray]:
+    """Return whole parameters of which each member has its rows, on every member (collective).
 
-
-def gathered_weights(rows: Mapping[str, np.ndarray], gang: Gang) -> dict[str, np.ndarray]:
-    """Return `whole_weights` on the leader, and nothing on the others (collective)."""
+    Args:
+        rows: this member's.
+        gang: whose member this process is.
+        kept: names of what this member asks for; None: all of them.
+    """
     if gang.size == 1:
         return dict(rows)
     found = {}
     for name, length in lengths_of(rows, gang).items():
         value = _whole(rows[name], length, gang)
-        if gang.is_leader:
+        if kept is None or name in kept:
             found[name] = value
     return found
+
+
+def gathered_weights(rows: Mapping[str, np.ndarray], gang: Gang) -> dict[str, np.ndarray]:
+    """Return `whole_weights` on the leader, and nothing on the others (collective)."""
+    return whole_weights(rows, gang, None if gang.is_leader else ())
 
 
 def lengths_of(rows: Mapping[str, np.ndarray], gang: Gang) -> dict[str, int]:

@@ -79,7 +79,7 @@ class HunyuanVideoPolicy(PipelinePolicy):
                 block.register_forward_pre_hook(partial(_with_mask, self.transformer))
 
     def join(self, gang: Gang) -> None:
-        """Compute as a member of a gang from now on, dealing the tokens of samples as it does."""
+        """Compute as a member of a gang from now on, dealing tokens and blocks as it does."""
         super().join(gang)
         for transformer in self.transformers:
             transformer.dealt_over = gang.context_parallel

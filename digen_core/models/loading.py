@@ -8,7 +8,7 @@ import transformers
 from torch.distributed.device_mesh import DeviceMesh
 
 from digen_core.config.run import RunConfig
-from digen_core.gang.degrees import check_degree
+from digen_core.gang.degrees import check_degree, check_stages
 from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.sharding import mesh_of, shard
 from digen_core.models.attention import set_attention
@@ -16,7 +16,7 @@ from digen_core.models.compiled import blocks_of, compile_blocks
 from digen_core.models.families import adapter_of
 from digen_core.models.pipeline_policy import PipelinePolicy
 from digen_core.models.policy import Part, Policy
-from digen_core.models.trainable import make_trainable
+from digen_core.models.trainable import make_trainable, trained_of_whole
 
 
 def load_trainable(config: RunConfig, parts: frozenset[Part], gang: Gang = ALONE) -> Policy:
@@ -34,8 +34,9 @@ def load_trainable(config: RunConfig, parts: frozenset[Part], gang: Gang = ALONE
     diffusers.utils.logging.set_verbosity_error()  # it would say of each prompt that CLIP cuts it
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(config.cluster.threads_per_worker)
+    check_stages(config, gang.size)
     adapter = adapter_of(config.model.family)
-    policy = adapter.load(config.model, parts, on_host=gang.shards_weights)
+    policy = adapter.load(config.model, parts, gang)
     prepare(policy, config, gang)
     return policy
 
@@ -62,13 +63,16 @@ def build_trainable(config: RunConfig, folder: Path) -> PipelinePolicy:
 def prepare(policy: PipelinePolicy, config: RunConfig, gang: Gang = ALONE) -> None:
     """Choose the attention, attach what is trained, compile, and share the model with a gang.
 
-    It is compiled if the config says so, and shared as it says; sharing is collective.
+    It is compiled if the config says so, and shared as it says; sharing is collective. Of a gang
+    with stages the policy has its own blocks already.
 
     Raises:
         ConfigError: there is no such attention here, a LoRA target is no layer of the model, there
             is no compiler, or the gang cannot deal the tokens of the config's samples.
     """
     set_attention(policy, config.model)
+    if gang.stages > 1:
+        policy.whole = trained_of_whole(policy, config.train.lora)
     make_trainable(
         policy,
         config.train.lora,

@@ -10,7 +10,7 @@ Axes: B samples, C channels, F frames, H height, W width.
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_args
@@ -24,6 +24,8 @@ from digen_core.config.model import ModelConfig, Size
 from digen_core.errors import ConfigError
 from digen_core.gang.context_parallel import Plan, deal_tokens
 from digen_core.gang.members import ALONE, Gang
+from digen_core.gang.stage_files import is_kept_in_float32, load_stage
+from digen_core.gang.stages import Stage
 from digen_core.models.adapters import fold_adapters
 from digen_core.models.image_size import require_multiples
 from digen_core.models.offload import off_device, on_device
@@ -55,6 +57,8 @@ class PipelinePolicy(ABC):
         self.dtype = TORCH_DTYPES[config.dtype]
         self.latent_dtype = torch.promote_types(self.dtype, torch.float32)
         self.gang = ALONE
+        self.stage: Stage | None = None  # where blocks are held by several members
+        self.whole: Mapping[str, Tensor] | None = None
         self.guided = self.uses_cfg and config.guidance_scale > 1
         self._negative: Condition | None = None
         self._is_encoding = False  # with the transformer aside
@@ -65,14 +69,15 @@ class PipelinePolicy(ABC):
         self.latent_shape = self._latent_shape()
 
     @classmethod
-    def load(cls, config: ModelConfig, parts: frozenset[Part], *, on_host: bool = False) -> Self:
+    def load(cls, config: ModelConfig, parts: frozenset[Part], gang: Gang = ALONE) -> Self:
         """Load the named parts of a folder or hub id.
 
         Args:
             config: path, revision, dtype, device and sizes.
             parts: what the role needs. A trainer reads no weights of the VAE, whose config alone
                 tells the latent's size, and no text encoders.
-            on_host: leave the transformer in the host's memory, as it is to be sharded.
+            gang: whose member it is for: its stage only is read, and what is to be sharded stays in
+                the host's memory.
 
         Raises:
             OSError: a part is not there.
@@ -90,7 +95,14 @@ class PipelinePolicy(ABC):
             )
             with torch.device("meta"):
                 left_out["vae"] = cls.vae_class.from_config(settings)
-        dtype = TORCH_DTYPES[config.dtype]
+        dtype, device = TORCH_DTYPES[config.dtype], resolve_device(config.device)
+        waiting = {*config.offload} - {"transformer"}
+        if gang.shards_weights:
+            waiting.add("transformer")
+        if gang.stages > 1:
+            folder = cls._folder(config) / "transformer"
+            family = FAMILIES[config.family]
+            left_out["transformer"] = load_stage(folder, family, gang, dtype, device)
         pipeline = cls.pipeline_class.from_pretrained(
             config.source,
             revision=config.revision,
@@ -99,8 +111,6 @@ class PipelinePolicy(ABC):
         )
         pipeline.set_progress_bar_config(disable=True)
         fold_adapters(pipeline, config.adapters)
-        device = resolve_device(config.device)
-        waiting = {*config.offload} - {"transformer"} | ({"transformer"} if on_host else set())
         for name, module in pipeline.components.items():
             if isinstance(module, nn.Module) and name not in left_out:
                 place = "cpu" if _part_of(name) in waiting else device
@@ -149,11 +159,18 @@ class PipelinePolicy(ABC):
         config = config.model_copy(update={"shift": config.shift or 1.0})
         with _default_dtype(TORCH_DTYPES[config.dtype]):
             policy = cls._from_settings(config, folder, resolve_device(config.device))
-        in_float32 = set(policy.transformer._keep_in_fp32_modules or ())
         for name, parameter in policy.transformer.named_parameters():
-            if in_float32.intersection(name.split(".")):
+            if is_kept_in_float32(policy.transformer, name):
                 parameter.data = parameter.data.float()
         return policy
+
+    @classmethod
+    def _folder(cls, config: ModelConfig) -> Path:
+        """Return the folder of the pipeline, of a hub id that of the cache."""
+        folder = Path(config.source)
+        if folder.is_dir():
+            return folder
+        return Path(cls.pipeline_class.download(config.source, revision=config.revision))
 
     @classmethod
     def _from_settings(cls, config: ModelConfig, folder: Path, device: torch.device) -> Self:
@@ -180,11 +197,15 @@ class PipelinePolicy(ABC):
         return [transformer for transformer in both if transformer is not None]
 
     def join(self, gang: Gang) -> None:
-        """Compute as a member of a gang from now on, dealing the tokens of samples as it does.
+        """Compute as a member of a gang from now on, dealing tokens and blocks as it does.
 
-        It is collective, if tokens are dealt.
+        It is collective, if tokens or blocks are dealt.
         """
         self.gang = gang
+        if gang.stages > 1:
+            streams = FAMILIES[self.config.family].streams
+            again = self.dtype == torch.float16  # with another scale of the loss
+            self.stage = Stage(gang, self.device, streams, keeps_graphs=again)
         if gang.context_parallel > 1:
             deal_tokens(self.transformers, gang, self.device, self.token_plan)
 
@@ -315,15 +336,27 @@ class PipelinePolicy(ABC):
         # One conversion for rollout and training: half-precision noise levels round differently.
         sigma = sigma.to(self.device).expand(len(x))
         if not self.guided:
-            return self.predict(x, sigma, condition).to(self.latent_dtype)
+            return self._predicted(x, sigma, condition)
         both = {
             name: torch.cat([condition[_NEGATIVE + name], value])
             for name, value in condition.items()
             if not name.startswith(_NEGATIVE)
         }
-        velocity = self.predict(torch.cat([x, x]), torch.cat([sigma, sigma]), both)
-        negative, positive = velocity.to(self.latent_dtype).chunk(2)
+        velocity = self._predicted(torch.cat([x, x]), torch.cat([sigma, sigma]), both)
+        negative, positive = velocity.chunk(2)
         return self.guide(positive, negative)
+
+    def _predicted(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
+        """Return one forward pass in ``latent_dtype``, whoever holds the blocks."""
+        if self.stage is None:
+            return self.predict(x, sigma, condition).to(self.latent_dtype)
+
+        def predict(rows: slice) -> Tensor:
+            own = {name: value[rows] for name, value in condition.items()}
+            return self.predict(x[rows], sigma[rows], own).to(self.latent_dtype)
+
+        trained = [own for own in self.transformer.parameters() if own.requires_grad]
+        return self.stage.velocity(predict, x.to(self.latent_dtype), trained)
 
     def guide(self, positive: Tensor, negative: Tensor) -> Tensor:
         """Return the guided velocity [B, ...]: w of Imagen (arXiv:2205.11487), eq. 2."""

@@ -3,6 +3,7 @@
 Axes: B samples, C channels, F frames, H height, W width; a latent is [B, ...] of any rank.
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, Self
 
@@ -37,6 +38,8 @@ class Policy(Protocol):
     dtype: torch.dtype  # of the transformer, but for modules that a family keeps in float32
     latent_dtype: torch.dtype
     gang: Gang  # whose member holds the model
+    whole: Mapping[str, Tensor] | None
+    """Of a stage: what is trained of all stages, by name, on the meta device."""
 
     @property
     def transformers(self) -> list[Any]:
@@ -44,7 +47,7 @@ class Policy(Protocol):
         ...
 
     def join(self, gang: Gang) -> None:
-        """Compute as a member of a gang from now on, dealing the tokens of samples as it does."""
+        """Compute as a member of a gang from now on, dealing tokens and blocks as it does."""
         ...
 
     def at_size(self, size: Size) -> Self:

@@ -20,9 +20,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from digen_core.config.train import LoraConfig
+from digen_core.errors import ConfigError
 from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.rows import own_rows
 from digen_core.gang.sharding import held, held_of
+from digen_core.gang.stage_files import without_numbers
+from digen_core.gang.stage_parts import loaded_values
 from digen_core.inputs.weight_files import layers_of
 from digen_core.models.lora_targets import check_targets
 from digen_core.models.policy import Policy
@@ -66,7 +69,14 @@ def make_trainable(
 
 def _attach_first(policy: Policy, lora: LoraConfig) -> None:
     parameters = policy.transformer.named_parameters()
-    check_targets(lora.targets, layers_of({name: tuple(own.shape) for name, own in parameters}))
+    layers = layers_of({name: tuple(own.shape) for name, own in parameters})
+    if policy.whole is None:
+        check_targets(lora.targets, layers)
+    elif not any(f".{layer}".endswith(f".{end}") for layer in layers for end in lora.targets):
+        raise ConfigError(
+            f"train.lora.targets {list(lora.targets)} name no layer of one of the stages; name "
+            "more layers, or use fewer parallel.stages"
+        )
     adapter = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -102,10 +112,29 @@ def trainable_parameters(policy: Policy) -> dict[str, nn.Parameter]:
     }
 
 
+def trained_parameters(policy: Policy) -> Mapping[str, torch.Tensor]:
+    """Return what is trained of the whole transformer, in its order: of a stage without numbers."""
+    return trainable_parameters(policy) if policy.whole is None else policy.whole
+
+
+def trained_of_whole(policy: Policy, lora: LoraConfig | None) -> dict[str, nn.Parameter]:
+    """Return what would be trained of the transformer that a stage is of, on the meta device.
+
+    Raises:
+        ConfigError: one of ``lora.targets`` is no layer of it.
+    """
+    whole = copy.copy(policy)
+    whole.transformer = without_numbers(policy.transformer.config, policy.dtype)
+    make_trainable(whole, lora)
+    return trainable_parameters(whole)
+
+
 def initial_weights(
     policy: Policy, lora: LoraConfig | None, *, seed: int, gang: Gang = ALONE
 ) -> Weights:
     """Return version 0: the loaded weights, or seeded adapters (A as ``lora.init`` says, B zero).
+
+    It is collective in a gang with stages.
 
     peft draws A from the global generator; drawing it again from the run's seed makes version 0 the
     same on every machine.
@@ -117,8 +146,8 @@ def initial_weights(
         gang: whose member this process is; it gets its rows.
     """
     weights = {}
-    for index, (name, parameter) in enumerate(trainable_parameters(policy).items()):
-        value = parameter.detach()
+    loaded = loaded_values(trainable_parameters(policy), trained_parameters(policy), gang)
+    for index, (name, value) in enumerate(loaded):
         if lora is not None and "lora_A" in name:
             value = _drawn(value.shape, lora, generator_for(seed, INITIAL_WEIGHTS, index))
         own = value.to_local() if isinstance(value, DTensor) else own_rows(value, gang)

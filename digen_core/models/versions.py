@@ -5,7 +5,7 @@ version adds to that is its adapters, on the device, or a copy of everything, on
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -22,6 +22,7 @@ from digen_core.models.trainable import (
     check_weights,
     copy_weights,
     trainable_parameters,
+    trained_parameters,
 )
 from digen_core.transport.arrays import Weights
 
@@ -34,13 +35,19 @@ class PolicyVersions(ABC, Generic[Kept]):
     def __init__(self, policy: Policy) -> None:
         self._transformer = policy.transformer
         self._parameters = trainable_parameters(policy)  # they belong to no version
+        self._whole = trained_parameters(policy)
         self._kept: dict[int, Kept] = {}
         self._active: int | None = None
 
     @property
     def dtypes(self) -> dict[str, torch.dtype]:
-        """Of the parameters that are trained, by name: in them a version is pushed."""
-        return {name: parameter.dtype for name, parameter in self._parameters.items()}
+        """Of all parameters that are trained, by name: in them a version is pushed."""
+        return {name: parameter.dtype for name, parameter in self._whole.items()}
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of the parameters that are trained here: of a stage its own."""
+        return self._parameters.keys()
 
     @property
     def are_rows(self) -> bool:

@@ -3,6 +3,7 @@
 Importing this module must not import torch.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +27,7 @@ def in_gang(config: RunConfig, folder: Path, size: int) -> RunConfig:
     Raises:
         OSError: the settings are not there.
     """
-    sharded = {"shard_weights": True, "context_parallel": 1}
+    sharded = {"shard_weights": True, "context_parallel": 1, "stages": 1, "stage_blocks": ()}
     both = _with(config, sharded | {"context_parallel": size})
     try:
         check_degree(both, size, read_settings(folder))
@@ -35,6 +36,6 @@ def in_gang(config: RunConfig, folder: Path, size: int) -> RunConfig:
     return both
 
 
-def _with(config: RunConfig, values: dict[str, int]) -> RunConfig:
+def _with(config: RunConfig, values: Mapping[str, object]) -> RunConfig:
     parallel = config.parallel.model_copy(update=values)
     return config.model_copy(update={"parallel": parallel})

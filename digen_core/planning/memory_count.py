@@ -15,15 +15,21 @@ from digen_core.config.families import FAMILIES
 from digen_core.config.model import ModelConfig
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
-from digen_core.gang.degrees import check_degree
+from digen_core.gang.cutting import cut
+from digen_core.gang.degrees import check_degree, check_stages
 from digen_core.gang.members import Gang
 from digen_core.gang.sharding import held, mesh_of
 from digen_core.inputs.weight_files import shapes_in_folder
 from digen_core.models.families import adapter_of
+from digen_core.models.image_size import read_settings
 from digen_core.models.loading import prepare, shard_weights
 from digen_core.models.pipeline_policy import PipelinePolicy
 from digen_core.models.policy import TORCH_DTYPES
-from digen_core.models.trainable import trainable_parameters
+from digen_core.models.trainable import (
+    trainable_parameters,
+    trained_of_whole,
+    trained_parameters,
+)
 from digen_core.planning.allocations import FakeModules
 from digen_core.planning.fake_gang import fake_gang
 from digen_core.planning.memory import Memory
@@ -53,9 +59,10 @@ def memory_of(config: RunConfig, folder: Path, gang_size: int = 1) -> Memory:
 
 
 def _counted(config: RunConfig, folder: Path, gang: Gang) -> Memory:
-    policy = _on_meta(config, folder)
+    check_stages(config, gang.size, transformer=read_settings(folder)[1])
+    policy = _on_meta(config, folder, gang)
     vae = policy.pipeline.vae
-    whole = trainable_parameters(policy).values()
+    whole = trained_parameters(policy).values()
     count, trained_bytes = sum(parameter.numel() for parameter in whole), _bytes_of(*whole)
     found = _Peaks(policy, config, gang)
     trained = [held(parameter) for parameter in trainable_parameters(policy).values()]
@@ -64,7 +71,7 @@ def _counted(config: RunConfig, folder: Path, gang: Gang) -> Memory:
     others = config.schedule.max_staleness if config.schedule.stale_share else 0
     adapters = _bytes_of(*trained) * (2 + others) if has_lora else 0  # one belongs to no version
     # of a version, on the host: the members', and their rows, which they serve
-    copies = 1 if gang.shards_weights or gang.size == 1 else gang.size + 1
+    copies = 1 if gang.shards_weights or gang.size == 1 else gang.size // gang.stages + 1
     numbers = 3 + bool(config.train.ema_decay) + config.keeps_old  # of each trained weight
     return Memory(
         weights=weights - (_bytes_of(*trained) if has_lora else 0),
@@ -83,11 +90,17 @@ def _counted(config: RunConfig, folder: Path, gang: Gang) -> Memory:
     )
 
 
-def _on_meta(config: RunConfig, folder: Path) -> PipelinePolicy:
-    """Build a config's model on the meta device, in its dtypes, as a worker prepares it."""
+def _on_meta(config: RunConfig, folder: Path, gang: Gang) -> PipelinePolicy:
+    """Build a config's model on the meta device, in its dtypes, as a worker prepares it.
+
+    Of a gang with stages it is the first one; no other is much larger.
+    """
     settings = {"device": "meta", "compile": False, "attention": "native"}  # a fused kernel
     model = config.model.model_copy(update=settings)
     policy = adapter_of(model.family).with_random_weights(model, folder)
+    if gang.stages > 1:
+        cut(policy.transformer, FAMILIES[model.family], gang)
+        policy.whole = trained_of_whole(policy, config.train.lora)
     with torch.device("meta"):
         prepare(policy, config.model_copy(update={"model": model}))
     policy.pipeline.vae.to(policy.vae_dtype(TORCH_DTYPES[model.dtype]))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from digen_core.config.families import Settings
 from digen_core.config.run import RunConfig
-from digen_core.gang.degrees import check_degree, check_shards
+from digen_core.gang.degrees import check_degree, check_gangs_of, check_shards, check_stages
 from digen_core.models.image_size import read_settings
 
 
@@ -20,10 +20,15 @@ def check_gangs(config: RunConfig) -> None:
         ConfigError: they cannot share it.
     """
     check_shards(config)
-    sizes = {config.cluster.rollout_gang, config.cluster.trainer_gang}
-    if config.cluster.address is not None:  # the sizes of its gangs are not known
-        sizes = {config.parallel.context_parallel}
     settings = _settings(config)
+    transformer = None if settings is None else settings[1]
+    gangs = (config.cluster.rollout_gang, config.cluster.trainer_gang)
+    here = config.cluster.address is None
+    check_stages(config, transformer=transformer)
+    if here:
+        check_gangs_of(config, gangs)
+    # of a cluster that is there the sizes of the gangs are not known
+    sizes = set(gangs) if here else {config.parallel.context_parallel}
     for size in sorted(sizes):
         check_degree(config, size, settings)
 

@@ -13,6 +13,7 @@ from digen_core.config.run import RunConfig
 from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.parts import Part
 from digen_core.gang.sharding import added_rows, held
+from digen_core.gang.stage_parts import gradients_of_all
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import trainable_parameters
 from digen_core.training.gradient import PackMetrics, add_metrics, pack_loss
@@ -70,7 +71,8 @@ class GradientSum(Part):
 
         This one stays as it is. Alone, they are this one's own tensors.
         """
-        return {name: added_rows(value, gang) for name, value in self.gradient.items()}
+        parts = gradients_of_all(self.gradient, gang)
+        return {name: added_rows(value, gang) for name, value in parts}
 
     def metrics_of(self, gang: Gang) -> PackMetrics:
         """Return, on the leader, the metrics of all members (collective)."""

@@ -107,20 +107,30 @@ class Leading:
     def _failure(self, *, seconds: float | None) -> Exception | None:
         """Return why a follower has not done the command; None: all have.
 
+        Where one fails, those that wait for it fail, too: what says the most is returned.
+
         Args:
             seconds: to wait for the answer of each; None: as long as it takes.
         """
+        found: Exception | None = None
         for rank, follower in enumerate(self._followers, start=1):
-            try:
-                answer = follower.recv() if follower.poll(seconds) else None
-            except (EOFError, OSError):
-                return GangBrokenError(f"member {rank} is gone")
-            match answer:
-                case UserError() | FloatingPointError():
-                    return answer
-                case str(text):
-                    return GangBrokenError(f"member {rank} failed: {text}")
-        return None
+            failure = self._failure_of(rank, follower, ANSWER_SECONDS if found else seconds)
+            if isinstance(failure, UserError | FloatingPointError):
+                return failure
+            found = found or failure
+        return found
+
+    def _failure_of(
+        self, rank: int, follower: Connection, seconds: float | None
+    ) -> Exception | None:
+        try:
+            answer = follower.recv() if follower.poll(seconds) else None
+        except (EOFError, OSError):
+            return GangBrokenError(f"member {rank} is gone")
+        if isinstance(answer, str):
+            return GangBrokenError(f"member {rank} failed: {answer}")
+        failure: Exception | None = answer
+        return failure
 
     def end(self) -> None:
         """Let the followers go, when what they are at is done."""

@@ -127,7 +127,10 @@ class Engine:
 
     def held(self, rows: Weights) -> Weights:
         """Return what this member's model holds of weights that are dealt by rows (collective)."""
-        return rows if self.versions.are_rows else whole_weights(rows, self.gang)
+        if self.versions.are_rows:
+            return rows
+        own = self.versions.names
+        return whole_weights(rows, self.gang, {n for n in rows if n.removeprefix(OLD) in own})
 
     def needing_memory(self, activity: Activity) -> AbstractContextManager[None]:
         """Run the body; a UserError says what to change if it does not fit into memory."""

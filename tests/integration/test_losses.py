@@ -350,6 +350,27 @@ def test_a_gang_is_lost_with_any_member_and_formed_again(live, when, member, num
 
 
 @pytest.mark.operation
+@pytest.mark.parametrize(
+    ("when", "member", "number"),
+    [
+        (p.PackTrained, "trainer-1.1", signal.SIGKILL),
+        (p.PackTrained, "trainer-1", signal.SIGKILL),
+        (p.PackTrained, "trainer-1.1", signal.SIGSTOP),
+        (p.FragmentGenerated, "rollout-0.1", signal.SIGKILL),
+    ],
+)
+def test_a_gang_whose_stages_are_not_all_there_is_formed_again(live, when, member, number):
+    """While packs or fragments are under way, for which a stage waits for the other."""
+    story = Story(event_of(when, 1), signal_to(member, number=number))
+    live(story, **GANGS, parallel__stages=2, num_iterations=6, cluster__heartbeat_timeout=5)
+    gang = member.removesuffix(".1")
+    what = "was lost" if number == signal.SIGKILL else "has sent no heartbeat for"
+    assert story.said(
+        f"worker {gang}", what if gang == member else f"is a gang whose member {member}"
+    )
+
+
+@pytest.mark.operation
 @pytest.mark.parametrize("train", [{}, {"train__lora": None}], ids=["adapters", "all weights"])
 def test_the_gang_that_holds_the_optimizers_state_loses_a_member(live, train):
     """Its rows of the state are read again, from the files of all members."""

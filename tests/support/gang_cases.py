@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -13,7 +15,8 @@ from digen_core.checkpoints.export import save_transformer
 from digen_core.config.run import RunConfig
 from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.rows import gathered_weights, whole_weights
-from digen_core.gang.sharding import held, held_of
+from digen_core.gang.sharding import held_of
+from digen_core.gang.stages import PORTIONS_PER_STAGE, Stage
 from digen_core.maths.flow_sde import LOGPROBS
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import TRAINER_PARTS, Condition
@@ -38,6 +41,8 @@ class Case:
     dtype: str = "float64"
     num_rows: int = 5
     compile: bool = False
+    stages: int = 1
+    in_portions: bool = True  # which flow through the stages
 
     def config(self, folder: str) -> RunConfig:
         lora = {"rank": 4, "alpha": 8.0} if self.lora else None
@@ -63,7 +68,11 @@ class Case:
                     "num_steps": 4,
                     "fragment_size": 4,
                 },
-                "parallel": {"context_parallel": self.tokens, "shard_weights": self.shard},
+                "parallel": {
+                    "context_parallel": self.tokens,
+                    "shard_weights": self.shard,
+                    "stages": self.stages,
+                },
             }
         )
 
@@ -71,7 +80,8 @@ class Case:
 def _trained(config: RunConfig, gang: Gang = ALONE) -> Any:
     """Load a policy with weights that some training might have made."""
     policy = load_trainable(config, TRAINER_PARTS, gang)
-    set_weights(policy, _moved(_initial(policy, config, gang), 5))
+    moved, own = _moved(_initial(policy, config, gang), 5), trainable_parameters(policy)
+    set_weights(policy, {name: value for name, value in moved.items() if name in own})
     return policy
 
 
@@ -151,7 +161,14 @@ class Gradients:
 
 def gradients(folders: dict[str, str], cases: list[Case]) -> list[Gradients | None]:
     """Compare the gradient of two packs, on the leader."""
-    return [_gradients(case, case.config(folders[case.family])) for case in cases]
+    found = []
+    for case in cases:
+        portions = (
+            Stage._portions if case.in_portions else lambda self, num_rows: [slice(0, num_rows)]
+        )
+        with patch.object(Stage, "_portions", portions):
+            found.append(_gradients(case, case.config(folders[case.family])))
+    return found
 
 
 def _gradients(case: Case, config: RunConfig) -> Gradients | None:
@@ -190,6 +207,26 @@ def _sum(policy: Any, pairs: Pairs, config: RunConfig, gang: Gang) -> GradientSu
     for index in range(2):
         total.add(index, [pack_gradient(policy, pairs, config, gang)])
     return total
+
+
+def seconds_of_blocks(config: RunConfig, count: int, seconds: float) -> tuple[float, float]:
+    """Return how long a pack's portions take, one after the other, and how long the pack takes.
+
+    Each stage has one block, that takes ``seconds`` for each portion, there and back.
+    """
+    gang = Gang.of(config.parallel)
+    policy = _trained(config, gang)
+    pairs = _pairs(policy, config, count)  # collective: its log-probs are the policy's
+    pack_gradient(policy, pairs, config, gang)
+    (block,) = policy.transformer.transformer_blocks
+    block.register_forward_pre_hook(lambda *_: sleep(seconds))
+    block.register_full_backward_pre_hook(lambda *_: sleep(seconds))
+    dist.barrier()
+    started = monotonic()
+    pack_gradient(policy, pairs, config, gang)
+    waited = monotonic() - started
+    num_passes = 3  # of the reference, there, and back
+    return num_passes * seconds * PORTIONS_PER_STAGE * gang.stages**2, waited
 
 
 @dataclass(frozen=True)
@@ -278,7 +315,7 @@ def _versions(config: RunConfig) -> Versions:
 def _held(policy: Any, weights: dict[str, Any]) -> dict[str, Any]:
     """Return what a member holds of whole weights."""
     parameters = trainable_parameters(policy)
-    return {name: held_of(value, parameters[name]) for name, value in weights.items()}
+    return {name: held_of(weights[name], own) for name, own in parameters.items()}
 
 
 def _difference(one: Any, shared: Any) -> float:
@@ -305,11 +342,11 @@ def _exported(config: RunConfig, folder: Path) -> bool:
     weights = _moved(_initial(policy, config, gang), 3)
     if not gang.is_leader:
         return True
-    kind = type(load_trainable(config, TRAINER_PARTS).transformer)
+    whole = load_trainable(config, TRAINER_PARTS).transformer
     folder.mkdir(parents=True)
-    save_transformer(policy.transformer, folder, weights)
-    read = kind.from_pretrained(folder, torch_dtype=torch.float64).state_dict()
-    own = {name: held(value) for name, value in policy.transformer.state_dict().items()}
-    return read.keys() == own.keys() and all(
+    dtypes = versions_of(policy).dtypes
+    save_transformer(policy.transformer, folder, weights, dtypes=dtypes)
+    read = type(whole).from_pretrained(folder, torch_dtype=torch.float64).state_dict()
+    return read.keys() == whole.state_dict().keys() and all(
         np.array_equal(read[name].numpy(), value) for name, value in weights.items()
     )

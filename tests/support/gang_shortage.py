@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from digen_core.config.families import FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.gang.rows import gathered_weights
 from digen_core.models.loading import load_trainable
@@ -62,7 +63,8 @@ def set_trap(rank: int, place: str) -> None:
     """Let memory run out once on a member."""
     if dist.get_rank() != rank:
         return
-    block = engine_of(RUN).policy.transformer.transformer_blocks[0]
+    transformer = engine_of(RUN).policy.transformer
+    block = next(own for name in FAMILIES["flux"].blocks for own in getattr(transformer, name))
     is_set = [True]
 
     def spring(*_: Any) -> None:

@@ -18,7 +18,14 @@ COUNTS = [1, 3]
 
 
 def tree_of(
-    folder: str, family: str, *, lora: bool, tokens: int, shard: bool, checkpointing: bool = False
+    folder: str,
+    family: str,
+    *,
+    lora: bool,
+    tokens: int = 1,
+    shard: bool = False,
+    checkpointing: bool = False,
+    stages: int = 1,
 ) -> dict:
     """Images of 128 x 128 pixels, videos of 5 frames; packs of 3 pairs for each share of 2."""
     return {
@@ -35,10 +42,10 @@ def tree_of(
         "rollout": {"group_size": 4, "fragment_size": 4, "num_steps": 3},
         "train": {
             "lora": {"rank": 3} if lora else None,
-            "pack_size": 6 // tokens if tokens < 3 else 1,
+            "pack_size": 6 // (tokens * stages) if tokens < 3 else 1,
             "gradient_checkpointing": checkpointing,
         },
-        "parallel": {"context_parallel": tokens, "shard_weights": shard},
+        "parallel": {"context_parallel": tokens, "shard_weights": shard, "stages": stages},
     }
 
 
@@ -49,6 +56,9 @@ CASES = [
     ("wan", {"lora": False, "tokens": 2, "shard": True}),
     ("sd3", {"lora": True, "tokens": 1, "shard": True, "checkpointing": True}),
     ("hunyuan_video", {"lora": False, "tokens": 2, "shard": True, "checkpointing": True}),
+    ("flux", {"lora": True, "stages": 2}),
+    ("sd3", {"lora": True, "stages": 2, "checkpointing": True}),
+    ("hunyuan_video", {"lora": False, "stages": 2}),
 ]
 
 

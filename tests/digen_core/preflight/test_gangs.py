@@ -7,6 +7,7 @@ import pytest
 
 from digen_core.config.run import RunConfig
 from digen_core.errors import ConfigError
+from digen_core.preflight.gangs import check_gangs
 from digen_core.preflight.model import check_model
 from support.families import FAMILIES, frames_of
 
@@ -113,3 +114,76 @@ def test_what_the_files_do_not_tell_is_left_to_the_loading(config_of, tmp_path, 
     del settings["num_attention_heads"]
     file.write_text(json.dumps(settings))
     check_model(config_of("flux", 8, path=str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("family", "parallel", "cluster", "message"),
+    [
+        ("flux", {"stages": 3}, {"trainer_gang": 4}, r"stages is 3, which does not divide a gang"),
+        ("flux", {"stages": 3}, {"trainer_gang": 3, "rollout_gang": 2}, "not divide a gang of 2"),
+        ("flux", {"stages": 2}, {}, "stages is 2, but no device of the run is a gang; set cluster"),
+        ("flux", {"stages": 8}, {"trainer_gang": 8}, r"stages is 8, more than the 4 blocks of .*"),
+        ("wan", {"stages": 3}, {"trainer_gang": 3}, r"stages is 3, more than the 2 blocks of .*"),
+        (
+            "flux",
+            {"stages": 2, "context_parallel": 2},
+            {"trainer_gang": 4},
+            "goes not with parallel.context_parallel: stages deal no tokens; leave it out",
+        ),
+        (
+            "flux",
+            {"stages": 2, "shard_weights": True},
+            {"trainer_gang": 4},
+            "goes not with parallel.shard_weights: a stage is held whole; leave it out",
+        ),
+        (
+            "flux",
+            {"stage_blocks": [2, 2]},
+            {"trainer_gang": 2},
+            "stages is 1, but parallel.stage_b",
+        ),
+        (
+            "flux",
+            {"stages": 2, "stage_blocks": [4]},
+            {"trainer_gang": 2},
+            "a number of blocks, 1 at",
+        ),
+        (
+            "flux",
+            {"stages": 2, "stage_blocks": [4, 0]},
+            {"trainer_gang": 2},
+            r"stage_blocks is \[4, 0\]; it needs a number of blocks, 1 at least, for each stage",
+        ),
+        (
+            "flux",
+            {"stages": 2, "stage_blocks": [2, 3]},
+            {"trainer_gang": 2},
+            r"stage_blocks \[2, 3\] are 5 blocks together, but model.path .* has 4",
+        ),
+    ],
+)
+def test_stages_that_cannot_be_are_refused_in_one_line(
+    config_of, family, parallel, cluster, message
+):
+    with pytest.raises(ConfigError, match=message) as refused:
+        check_model(config_of(family, 1, cluster, parallel))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_stage_takes_no_adapters_that_are_to_be_folded(config_of, tmp_path):
+    adapters = {"style": {"path": str(tmp_path / "lora.safetensors")}}
+    config = config_of("flux", 1, {"trainer_gang": 2}, {"stages": 2})
+    changed = RunConfig.model_validate(
+        {**config.model_dump(), "model": {**config.model.model_dump(), "adapters": adapters}}
+    )
+    with pytest.raises(ConfigError, match=r"goes not with model\.adapters: fold them"):
+        check_gangs(changed)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stages_that_divide_the_gangs_are_taken(config_of, family):
+    check_model(config_of(family, 1, {"trainer_gang": 4}, {"stages": 2}))
+    check_model(config_of("flux", 1, {"trainer_gang": 4, "rollout_gang": 8}, {"stages": 4}))
+    check_model(config_of("flux", 1, {"trainer_gang": 2}, {"stages": 2, "stage_blocks": [3, 1]}))
+    address = {"scheduler_address": "tcp://127.0.0.1:1"}
+    check_model(config_of(family, 1, address, {"stages": 2}))

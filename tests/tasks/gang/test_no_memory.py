@@ -1,6 +1,7 @@
 """Memory that runs out on one member of a gang: each pair counts once, or one line says why not."""
 
 from contextlib import suppress
+from functools import partial
 from time import sleep
 
 import pytest
@@ -21,22 +22,23 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def gang():
-    """Return a function that calls another on the leader of a gang of two."""
-    devices = [Device("g0", frozenset({"rollout", "trainer"}), size=2)]
+    """Return a function that calls another on the leader of a gang of two, or of three."""
+    both = frozenset({"rollout", "trainer"})
+    devices = [Device("g0", both, size=2), Device("three", both, size=3)]
     with run_cluster(ClusterConfig(tls=False), devices) as address, Client(address) as client:
 
-        def call(function, *arguments):
-            (leader,) = (w for w in present_workers(client).values() if w.name == "g0")
+        def call(function, *arguments, name="g0"):
+            (leader,) = (w for w in present_workers(client).values() if w.name == name)
             future = client.submit(function, *arguments, workers=[leader.address], pure=False)
             return future.result(timeout=120)
 
-        def formed():
+        def formed(name="g0"):
             for _ in range(300):
-                (leader,) = (w for w in present_workers(client).values() if w.name == "g0")
+                (leader,) = (w for w in present_workers(client).values() if w.name == name)
                 with suppress(WorkerLostError):  # one that ended is not missed yet
                     if not leader.lacks:
                         form_gang(client, leader.address, list(leader.followers.values()))
-                        return call
+                        return partial(call, name=name)
                 sleep(0.1)
             raise AssertionError("the gang is never whole")
 
@@ -65,6 +67,16 @@ def test_in_a_gang_that_computes_together_one_line_says_what_to_change(
     shares = {"shard_weights": True, "context_parallel": 2}
     with pytest.raises(UserError, match=r"g0 has not enough memory for the gradient .* 4 together"):
         call(bodies.train_twice, tiny_flux, shares, rank, place)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("place", ["forward", "backward"])
+def test_what_a_stage_has_no_room_for_is_said_though_others_wait_for_it(
+    gang, tiny_families, rank, place
+):
+    call = gang("three")
+    with pytest.raises(UserError, match=r"g0 has not enough memory for the gradient .* 4 together"):
+        call(bodies.train_twice, tiny_families["flux"], {"stages": 3}, rank, place)
 
 
 def test_the_leader_counts_what_a_member_needs_before_it_loads(gang, tiny_flux):

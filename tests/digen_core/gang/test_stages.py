@@ -1,0 +1,132 @@
+"""Members that hold stages compute what one device computes that holds all blocks."""
+
+from dataclasses import asdict
+from itertools import product
+
+import pytest
+import torch
+
+from support.families import FAMILIES
+from support.gang_cases import (
+    Case,
+    exported,
+    gradients,
+    samples,
+    seconds_of_blocks,
+    versions,
+)
+from support.gang_processes import run_gang
+
+DAILY = {
+    2: [
+        Case("flux", stages=2),
+        Case("sd3", stages=2, checkpointing=True),
+        Case("qwen_image", lora=False, stages=2, checkpointing=True),
+        Case("wan", lora=False, stages=2),
+        Case("wan", stages=2, checkpointing=True, in_portions=False),
+        Case("hunyuan_video", lora=False, stages=2, num_rows=1),
+        Case("flux", lora=False, stages=2, dtype="float32"),
+        Case("flux", stages=2, dtype="float16"),  # differentiated with several scales of the loss
+    ],
+    3: [
+        Case("flux", lora=False, stages=3, checkpointing=True),
+        Case("hunyuan_video", stages=3, checkpointing=True),
+    ],
+    4: [
+        Case("flux", stages=2, num_rows=3),  # two shares
+        Case("sd3", lora=False, stages=2, num_rows=1),  # one of them has no pair of its own
+        Case("hunyuan_video", lora=False, stages=4),
+    ],
+}
+
+
+def bound_of(case: Case) -> float:
+    """Wan keeps some modules in float32, which round otherwise where fewer rows are computed.
+
+    Its gradient by itself is float32, too, and the stages' parts of it are added up.
+    """
+    if case.family == "wan":
+        return 1e-10 if case.lora and not case.in_portions else 1e-6
+    return {"float64": 1e-10, "float32": 1e-5, "float16": 5e-3}[case.dtype]
+
+
+def all_cases(size: int) -> list[Case]:
+    """Every family cut in so many parts, with adapters and all weights, checkpointing or not."""
+    return [
+        Case(family, lora, stages=size, checkpointing=checkpointing, in_portions=in_portions)
+        for family, lora, checkpointing, in_portions in product(FAMILIES, *3 * [(False, True)])
+        if size == 2 or family in ("flux", "hunyuan_video")
+    ]
+
+
+def compare(size: int, folder, folders: dict[str, str], cases: list[Case]) -> None:
+    leader, *followers = run_gang(size, folder, gradients, folders, cases)
+    assert all(found is None for follower in followers for found in follower)
+    for case, found in zip(cases, leader, strict=True):
+        bound = bound_of(case)
+        assert found.same_names, case
+        assert found.error < bound, (case, found.error)
+        metrics, expected = asdict(found.metrics), asdict(found.expected)
+        assert metrics.pop("nonfinite") == expected.pop("nonfinite") == ""
+        assert metrics.pop("replay_errors") == pytest.approx(
+            expected.pop("replay_errors"), abs=bound
+        ), case
+        assert metrics == pytest.approx(expected, rel=bound, abs=bound), case
+
+
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3, 4])
+def test_stages_give_the_gradient_of_the_whole(tiny_families, tmp_path, size):
+    compare(size, tmp_path, tiny_families, DAILY[size])
+
+
+@pytest.mark.families
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_stages_give_the_gradient_of_the_whole_for_every_cut(tiny_families, tmp_path, size):
+    compare(size, tmp_path, tiny_families, all_cases(size))
+
+
+@pytest.mark.families
+@pytest.mark.timeout(900)
+def test_stages_of_compiled_blocks(tiny_families, tmp_path):
+    case = Case("flux", stages=2, checkpointing=True, dtype="float32", compile=True)
+    compare(2, tmp_path, tiny_families, [case])
+
+
+def test_stages_compute_at_the_same_time(tiny_families, tmp_path):
+    """A block takes a while, there and back: of 2 stages with 8 portions each waits for 1 in 9."""
+    config = Case("sd3", stages=2).config(tiny_families["sd3"])  # of 2 blocks
+    for whole, waited in run_gang(2, tmp_path, seconds_of_blocks, config, 8, 0.05):
+        assert 0.5 * whole < waited < 0.8 * whole
+
+
+def test_stages_sample_what_the_whole_samples(tiny_families, tmp_path):
+    cases = [Case(family, stages=2, num_rows=3) for family in FAMILIES]
+    members = run_gang(2, tmp_path, samples, tiny_families, cases)
+    for case, found in zip(cases, zip(*members, strict=True), strict=True):
+        latents, logprobs = found[0].expected
+        for member in found:
+            assert torch.equal(member.latents, found[0].latents), case
+            # a trajectory of Wan is in float32 where its modules are
+            bound = 1e-6 if case.family == "wan" else 1e-12
+            torch.testing.assert_close(member.latents, latents, rtol=0, atol=bound)
+            torch.testing.assert_close(member.logprobs, logprobs, rtol=0, atol=bound)
+
+
+def test_stages_have_the_weights_of_each_version(tiny_families, tmp_path):
+    cases = [
+        Case("flux", stages=2),
+        Case("flux", lora=False, stages=2),
+        Case("hunyuan_video", stages=2),
+        Case("sd3", lora=False, stages=2),
+    ]
+    for member in run_gang(2, tmp_path, versions, tiny_families, cases):
+        for case, found in zip(cases, member, strict=True):
+            assert found.same_initial, case
+            assert all(error < 1e-10 for error in found.errors), (case, found.errors)
+
+
+def test_the_leader_exports_all_blocks(tiny_families, tmp_path):
+    cases = [Case("sd3", lora=False, stages=2), Case("hunyuan_video", lora=False, stages=2)]
+    leader, _ = run_gang(2, tmp_path, exported, tiny_families, cases, tmp_path / "out")
+    assert leader == [True, True]

@@ -1,0 +1,184 @@
+"""Devices that hold a transformer in stages: the weights of the serial loop, and whole runs."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from safetensors.torch import load_file
+
+from digen_core.config.run import RunConfig
+from digen_core.control.layout import LAYOUTS
+from digen_core.control.protocol import Device
+from digen_core.errors import UserError
+from support.families import frames_of
+from support.layout_runs import Case, check_weights, marked, run_case
+from support.resumed import JOB, StoppedError, check_run
+from support.runs import Watch, merged, only_run
+
+pytestmark = pytest.mark.slow
+
+BOTH = frozenset({"rollout", "trainer"})
+SIZES = {"three": 3, "two": 2, "single": 1}
+ALL_WEIGHTS = {"train.lora": None}
+KL = {"algorithm.kl_coefficient": 0.1}
+LAGGING = {"algorithm": {"type": "diffusion_nft", "old_policy_decay": "ramp"}}
+
+
+@dataclass(frozen=True)
+class StageCase(Case):
+    """A layout on gangs whose members hold stages, and a worker that holds all blocks."""
+
+    workers: tuple[int, ...] = ()
+    family: str = "flux"
+    rollout: str = "three"
+    trainers: tuple[str, ...] = ()
+    settings: dict = field(default_factory=dict)
+
+    def __str__(self):
+        names = "+".join([self.rollout, *self.trainers])
+        return "-".join([self.layout, self.family, names, *self.settings])
+
+    @property
+    def changes(self) -> dict:
+        stages = max(SIZES[name] for name in (self.rollout, *self.trainers))
+        return super().changes | {"parallel.stages": stages} | self.settings
+
+    @property
+    def devices(self) -> list[Device]:
+        if LAYOUTS[self.layout].colocated:
+            return [_device(name, BOTH) for name in (self.rollout, *self.trainers)]
+        trainers = [_device(name, frozenset({"trainer"})) for name in self.trainers]
+        return [_device(self.rollout, frozenset({"rollout"})), *trainers]
+
+
+def _device(name: str, roles: frozenset) -> Device:
+    return Device(name, roles, f"cpu x{SIZES[name]}", SIZES[name])
+
+
+CASES = [
+    StageCase("tsp", trainers=("single",), settings=KL),
+    StageCase("colocated", family="sd3", rollout="two", settings=KL),
+    StageCase("tsp", rollout="single", trainers=("three",), settings=KL | ALL_WEIGHTS),
+    StageCase("elastic", rollout="single", trainers=("three",), helping=True, settings=KL),
+    StageCase("colocated", family="wan", rollout="two", settings=ALL_WEIGHTS, dtype="float32"),
+    StageCase("colocated", family="wan", rollout="two"),
+    StageCase("tsp", rollout="two", trainers=("single",), settings={"model.sizes": [[32, 48, 1]]}),
+    StageCase("colocated", family="qwen_image", rollout="two", settings=KL),
+    StageCase("colocated", family="hunyuan_video", settings=KL),
+    StageCase("colocated-strong", family="hunyuan_video", settings=KL | ALL_WEIGHTS),
+    StageCase("tsp", rollout="single", trainers=("two",), settings={"algorithm.kl_reward": 0.1}),
+    StageCase("colocated", family="sd3", rollout="two", dtype="float32"),
+]
+
+
+@pytest.fixture(scope="module")
+def address(prefect_backend):
+    """Address of a cluster of a gang of three, one of two, and a worker that is in none."""
+    from digen_core.config.schedule import ClusterConfig
+    from tasks.cluster.cluster import run_cluster
+
+    devices = [_device(name, BOTH) for name in SIZES]
+    with run_cluster(ClusterConfig(), devices) as address:
+        yield address
+
+
+def model_of(family: str, folders: dict[str, str]) -> dict:
+    return {
+        "model.family": family,
+        "model.path": folders[family],
+        "model.num_frames": frames_of(family),
+        "model.guidance_scale": 3.0,
+    }
+
+
+@pytest.mark.parametrize("case", marked(CASES, (0, 1), "layouts"), ids=str)
+def test_stages_give_the_weights_of_the_serial_loop(
+    case, tree, tiny_families, address, monkeypatch
+):
+    run = run_case(case, tree, address, monkeypatch, **model_of(case.family, tiny_families))
+    # Wan has modules in float32, which round otherwise with another number of samples
+    check_weights(run, 1e-5 if case.family == "wan" else None)
+    tasks = Counter(span.kind for span in run.spans)
+    assert tasks["train"], "a task of a gang shows once, as its leader's"
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize("case", [CASES[0], CASES[1]], ids=str)
+def test_stages_drop_and_skip_what_the_serial_loop_does(
+    case, tree, tiny_families, address, monkeypatch
+):
+    odd = {"type": "function", "function": "smooth_rewards:sometimes_none", "on_failure": "drop"}
+    changes = {
+        "rewards": {"smooth_rewards:sometimes_huge": 1e3, "odd": odd},
+        "algorithm.advantage_scale": "none",
+        "algorithm.max_advantage": 1e305,
+        "numerics.updates": "skip",
+        "rollout.refill": 1,
+        "num_iterations": 5,
+        **model_of(case.family, tiny_families),
+    }
+    run = run_case(case, tree, address, monkeypatch, **changes)
+    metrics = [record.metrics for record in run.records]
+    skipped = sum(found["numerics/skipped_updates"] for found in metrics)
+    assert 0 < skipped < 5
+    check_weights(run, version=5 - int(skipped))
+
+
+def test_gangs_that_are_no_multiple_are_refused_before_a_model_is_loaded(
+    tree, address, monkeypatch
+):
+    case = StageCase("colocated", rollout="three", settings={"parallel.stages": 2})
+    with pytest.raises(UserError, match="stages is 2, which does not divide a gang of 3; what"):
+        run_case(case, tree, address, monkeypatch)
+    case = StageCase("colocated", rollout="single", settings={"parallel.stages": 2})
+    with pytest.raises(UserError, match="stages is 2, but no device of the run is a gang"):
+        run_case(case, tree, address, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, pytest.param(LAGGING | {"train.learning_rate": 1e-2}, marks=pytest.mark.layouts)],
+    ids=["policy gradient", "an old policy"],
+)
+def test_a_run_goes_on_with_another_number_of_stages(
+    changes, tree, tiny_families, address, monkeypatch
+):
+    from flows.post_train import post_train
+    from flows.runtime import publishing
+    from flows.runtime.observers import watching
+
+    def config_on(name: str) -> RunConfig:
+        """Return the config on one device, with as many stages as it has members."""
+        devices = [_device(name, BOTH)]
+        monkeypatch.setattr("flows.launch.devices_of", lambda client, colocated: devices)
+        monkeypatch.setattr("flows.runtime.fleet.joining.new_workers", lambda *known: [])
+        settings = {
+            **JOB,
+            **changes,
+            "model.path": tiny_families["flux"],
+            "schedule.layout": "colocated",
+            "cluster.scheduler_address": address,
+            "parallel.stages": SIZES[name],
+        }
+        return RunConfig.model_validate(merged(tree, settings))
+
+    keep = publishing.keep_checkpoint
+
+    def stop_at_the_third(client, workers, run_id, version, run_dir, position):
+        if version == 3:
+            raise StoppedError
+        return keep(client, workers, run_id, version, run_dir, position)
+
+    monkeypatch.setattr(publishing, "keep_checkpoint", stop_at_the_third)
+    with pytest.raises(StoppedError):
+        post_train(config_on("three"))
+    monkeypatch.setattr(publishing, "keep_checkpoint", keep)
+    folder, config, watch = only_run(tree), config_on("two"), Watch()
+    with watching(watch):
+        post_train(config, str(folder))
+    assert [record.iteration for record in watch.records] == [2, 3, 4]
+    check_run(folder, config)
+    exported = load_file(folder / "lora" / "pytorch_lora_weights.safetensors")
+    kinds = ("transformer_blocks", "single_transformer_blocks")
+    blocks = {".".join(name.split(".")[1:3]) for name in exported}
+    assert blocks == {f"{kind}.{number}" for kind in kinds for number in range(2)}
