@@ -60,7 +60,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def prefect_backend() -> Iterator[None]:
+def mlflow_tables(tmp_path_factory) -> Iterator[None]:
+    """MLflow's tables as copies of those of one database, whose making takes a second."""
+    import sqlalchemy
+    from mlflow.store.db import utils
+
+    made = sqlalchemy.create_engine(f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/made.db")
+    utils._initialize_tables(made)
+
+    def copy(engine: sqlalchemy.Engine) -> None:
+        source, target = made.raw_connection(), engine.raw_connection()
+        source.driver_connection.backup(target.driver_connection)
+        source.close()
+        target.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils, "_initialize_tables", copy)
+        yield
+
+
+@pytest.fixture(scope="session")
+def prefect_backend(mlflow_tables) -> Iterator[None]:
     """A Prefect server with a database of its own, for all tests that run flows.
 
     It spends its time on what a command's own server does.

@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Final
@@ -20,9 +21,15 @@ def environment() -> str:
         "cpus": str(os.cpu_count()),
         "git": git_revision() or "none",
     }
-    packages = {f"{found.name}=={found.version}" for found in distributions()}
     lines = [f"# {name}: {value}" for name, value in facts.items()]
-    return "\n".join([*lines, *sorted(packages, key=str.lower)]) + "\n"
+    return "\n".join([*lines, *_packages()]) + "\n"
+
+
+@cache
+def _packages() -> list[str]:
+    """Names and versions of what is installed: to read them takes a good part of a second."""
+    every = (found.metadata for found in distributions())  # read anew each time it is asked for
+    return sorted({f"{own['Name']}=={own['Version']}" for own in every}, key=str.lower)
 
 
 def read_environment(text: str) -> dict[str, str]:

@@ -179,7 +179,7 @@ def _entries_in(path: Path, offset: int = 0) -> Iterator[tuple[Entry, int]]:
     """Yield the entries from a byte on, each with its length and that of damaged lines before."""
     if not path.exists():
         return
-    length = 0
+    length, is_damaged = 0, False
     with path.open("rb") as file:
         file.seek(offset)
         for line in file:
@@ -188,7 +188,9 @@ def _entries_in(path: Path, offset: int = 0) -> Iterator[tuple[Entry, int]]:
             length += len(line)
             entry = _entry_of(line)
             if entry is None:
-                logger.warning("%s holds a damaged line, which is left out", path)
+                if not is_damaged:  # it may be all of many thousands: said once
+                    logger.warning("%s holds damaged lines, which are left out", path)
+                is_damaged = True
                 continue
             yield entry, length
             length = 0

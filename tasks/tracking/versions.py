@@ -40,12 +40,14 @@ def note_versions(run_dir: Path, hashes: Mapping[int, str]) -> None:
 
 
 def _versions_in(path: Path) -> dict[int, str]:
-    """Return the hashes that a file holds; damaged lines are left out, with a warning."""
-    found = {}
+    """Return the hashes that a file holds; damaged lines are left out, with one warning."""
+    found, num_damaged = {}, 0
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
             entry = parse_json(line.decode())
             found[int(entry["version"])] = str(entry["hash"])
         except (ValueError, TypeError, KeyError):
-            logger.warning("%s holds a damaged line, which is left out", path)
+            num_damaged += 1
+    if num_damaged:
+        logger.warning("%s holds damaged lines, which are left out: %d", path, num_damaged)
     return found

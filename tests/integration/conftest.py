@@ -5,6 +5,12 @@ import pytest
 from support.runs import tree_of
 
 
+@pytest.fixture(autouse=True)
+def no_timelines(monkeypatch):
+    """The runs of a test draw no timelines, a process of a second each; those of a module do."""
+    monkeypatch.setattr("flows.runtime.publishing.is_drawn", lambda *of: False)
+
+
 @pytest.fixture
 def tree(tiny_flux, tmp_path) -> dict:
     """Config of a small run on it, as a tree to be changed."""
