@@ -4,6 +4,7 @@ A server process imports the models once and forks the members, which then start
 no fork of the tests' own process, whose threads may hold locks.
 """
 
+import gc
 import multiprocessing
 from collections.abc import Callable
 from datetime import timedelta
@@ -43,6 +44,7 @@ def _member(
     rank: int, size: int, folder: Path, body: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # what the server has imported, which is much to look through
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
     try:
