@@ -27,7 +27,6 @@ CASES = [
     Case("disaggregated", (2, 2), 1, 1),
     Case("colocated-strong", (2,), 4, 8),
 ]
-PER_CASE = ("case", marked(CASES, (0, 1), "layouts"))
 JOB = {
     "rollout.refill": 1,
     "num_iterations": 3,
@@ -35,6 +34,11 @@ JOB = {
     "tracking.keep_trajectories": "all",
     "checkpoints.keep_every": 1,
 }
+
+
+def per_case(place: int):
+    """Every case, of which all but one are left to ``make test-layouts``."""
+    return pytest.mark.parametrize("case", marked(CASES, (place,), "layouts"), ids=str)
 
 
 def job_of(case: Case) -> dict:
@@ -63,7 +67,7 @@ def check_dropped(run, is_bad) -> None:
         assert again.difference < TOLERANCE["float64"]
 
 
-@pytest.mark.parametrize(*PER_CASE, ids=str)
+@per_case(0)
 def test_groups_without_a_score_are_dropped(case, run_layout):
     reward = {"type": "function", "function": "smooth_rewards:sometimes_none"}
     rewards = {"odd": {**reward, "on_failure": "drop"}}
@@ -83,7 +87,7 @@ def broken_model(tiny_flux, tmp_path) -> str:
     return str(tmp_path / "broken")
 
 
-@pytest.mark.parametrize(*PER_CASE, ids=str)
+@per_case(1)
 def test_groups_with_a_latent_that_is_nan_are_dropped(case, run_layout, broken_model):
     changes = {"numerics.samples": "drop", "model.path": broken_model}
     run = run_layout(case, **job_of(case), **changes)
@@ -93,7 +97,7 @@ def test_groups_with_a_latent_that_is_nan_are_dropped(case, run_layout, broken_m
         assert row["nonfinite"] in (None, "latent at step 0 (sigma 1.0000)")
 
 
-@pytest.mark.parametrize(*PER_CASE, ids=str)
+@per_case(0)
 def test_updates_that_overflow_are_skipped(case, run_layout):
     changes = {
         "rewards": {"smooth_rewards:sometimes_huge": 1e3},  # far above adam_eps
