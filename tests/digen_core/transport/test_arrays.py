@@ -20,6 +20,7 @@ from digen_core.training.gradient_sum import GradientSum, pack_gradient
 from digen_core.training.optimizer import initial_state, optimizer_step, published
 from digen_core.training.pairs import Pairs
 from digen_core.transport.arrays import (
+    distance,
     from_stored,
     rounded,
     to_array,
@@ -175,3 +176,17 @@ def test_stored_values_by_hand():
     assert small.dtype == np.float16
     assert from_stored(small).dtype == np.float32
     assert from_stored(small).tolist() == [0.5, -2.0]
+
+
+@pytest.mark.parametrize(
+    ("left", "expected"),
+    [
+        ({"a": [1.0, -8.0], "b": [2.0]}, 0.0),
+        ({"a": [1.0, -6.0], "b": [3.0]}, 2 / 8),
+        ({"a": [1.0, np.nan], "b": [2.0]}, np.inf),
+        ({"a": [1.0, -8.0]}, np.inf),
+    ],
+)
+def test_distances_of_weights_by_hand(left, expected):
+    right = {"a": np.array([1.0, -8.0]), "b": np.array([2.0])}
+    assert distance({name: np.array(value) for name, value in left.items()}, right) == expected

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from digen_core.transport.files import remove_leftovers, written_whole
+from digen_core.transport.files import append_line, remove_leftovers, written_whole
 
 
 def write_half(path: Path, error: BaseException) -> None:
@@ -52,3 +52,16 @@ def test_what_is_left_has_the_name_that_is_removed(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 1
     remove_leftovers(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_half_a_line_of_a_writer_that_was_killed_goes(tmp_path):
+    path = tmp_path / "events.jsonl"
+    append_line(path, "one")
+    append_line(path, "two")
+    for half in (b"", b"thr"):
+        path.write_bytes(b"one\ntwo\n" + half)
+        append_line(path, "four")
+        assert path.read_bytes() == b"one\ntwo\nfour\n"
+    path.write_bytes(b"all of it")
+    append_line(path, "one")
+    assert path.read_bytes() == b"one\n"

@@ -1,0 +1,15 @@
+"""Metrics of iterations on disk."""
+
+from digen_core.records import IterationRecord
+from digen_core.transport.metrics import read_metrics, write_metrics
+
+
+def test_a_damaged_file_is_left_out_and_said(tmp_path, caplog):
+    records = [IterationRecord(i, i + 1, 1.5, {"reward/mean": 0.25 * i}) for i in range(3)]
+    for record in records:
+        write_metrics(tmp_path, record)
+    assert read_metrics(tmp_path) == records
+    (tmp_path / "iteration-000001.json").write_text('{"iteration": 1, "version"')
+    assert read_metrics(tmp_path) == [records[0], records[2]]
+    (said,) = caplog.messages
+    assert said.startswith(f"{tmp_path / 'iteration-000001.json'} is damaged and left out: ")
