@@ -31,7 +31,8 @@ def expected_seconds(costs: Costs, kind: str, span: Span) -> float:
         case "step":
             return costs.optimizer_step
         case "push":
-            return costs.push
+            sites = {site for link in costs.links for site in link.between}
+            return costs.push + costs.crossing(sites)  # it may be the one that crosses
     return 0.0
 
 

@@ -2,11 +2,12 @@
 
 import pytest
 
-from digen_core.control.costs import Costs, DeviceCosts, Linear
+from digen_core.control.costs import Costs, DeviceCosts, Linear, Link, Sent
 from digen_core.control.layout import LAYOUTS
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Schedule, Workload
-from digen_core.planning.predict import predicted_seconds
+from digen_core.planning.predict import expected_seconds, predicted_seconds
+from digen_core.records import Span
 
 COSTS = Costs(
     kinds={
@@ -48,3 +49,12 @@ def test_stale_groups_are_predicted_in_steady_state():
     # Generation alone takes 7 s; all that comes after it is hidden.
     assert seconds[0] == pytest.approx(10.0)
     assert seconds[1:] == pytest.approx([7.0, 7.0])
+
+
+def test_a_push_may_be_the_one_that_crosses_a_link():
+    push = Span(0, "push v1 to g", "push", "g", 0.0, 0.0, 0.0, version=1)
+    links = [Link(between=("a", own), bytes_per_second=10.0, latency=0.5) for own in "bc"]
+    afar = COSTS.model_copy(update={"links": (links[0].slower(2.0), links[1])})
+    afar = afar.model_copy(update={"sent": Sent(version=20.0)})
+    assert expected_seconds(COSTS, "default", push) == 0.75
+    assert expected_seconds(afar, "default", push) == 0.75 + 2 * 2.5
