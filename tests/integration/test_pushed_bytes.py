@@ -48,7 +48,9 @@ def test_a_version_crosses_to_a_site_once(prefect_backend, tmp_path):
     from digen_core.checkpoints.tensors import last_state
     from digen_core.config.schedule import ClusterConfig
     from digen_core.models.tiny.flux import build_tiny_flux
+    from digen_core.planning.profile import PROFILE_OF_RUN, load_profile
     from digen_core.trace.spans import read_spans
+    from digen_core.transport.metrics import read_metrics
     from flows.post_train import post_train
     from flows.runtime.observers import listening
     from tasks.cluster.cluster import local_devices, run_cluster
@@ -82,3 +84,11 @@ def test_a_version_crosses_to_a_site_once(prefect_backend, tmp_path):
     assert len(crossed) == 2  # of version 0 the spans are not kept
     assert all(version < sent <= 1.05 * version for sent in crossed)
     assert {span.device for span in spans} >= far
+    profile = load_profile(run_dir / PROFILE_OF_RUN)
+    (link,) = profile.links
+    assert link.sites == {"a", "b"}
+    assert link.bytes_per_second > 0
+    assert profile.sent.version == version
+    crossed = [record.metrics["links/a-b/gb"] for record in read_metrics(run_dir / "metrics")]
+    assert len(crossed) == 2
+    assert all(gb >= version / 1e9 for gb in crossed)
