@@ -64,9 +64,9 @@ class Ran(_Checked):
     started: StrictFloat  # seconds since the epoch, by the device's clock
     ended: StrictFloat
     num_bytes: StrictInt  # that other workers sent for it
-    received: list[Received] = field(default_factory=list)  # the most of it, at a site
     compile_seconds: StrictFloat = 0.0  # of its time, that torch.compile took
     usage: Usage | None = None  # since the task before it; None: no time has passed since then
+    received: list[Received] = field(default_factory=list)  # the most of it, at a site
 
     @property
     def seconds(self) -> float:

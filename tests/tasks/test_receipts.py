@@ -24,7 +24,8 @@ from tasks.receipts import Facts, Nothing, Ran, Receipt, ReceiptError, attach, c
 from tasks.runner.pickling import dump_call, load_call
 from tasks.workers import EmulatedWorkers
 
-RAN = Ran("rollout-0", 1.5, 2.0, 7, 0.25, Usage(0.5, 0.25, 4096, (12.0, 13.5), 8192))
+CAME = receipts.Received("tcp://127.0.0.1:4321", 7, 1.25, 1.5)
+RAN = Ran("rollout-0", 1.5, 2.0, 7, 0.25, Usage(0.5, 0.25, 4096, (12.0, 13.5), 8192), [CAME])
 EXAMPLES = (
     Nothing(),
     receipts.CountedTokens(most=31, num_cut=2),
