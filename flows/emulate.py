@@ -82,6 +82,8 @@ def emulated_config(
             f"trained_per_group is {scenario.trained_per_group} of group_size "
             f"{scenario.group_size}; emulated runs train all samples of a group, so make them equal"
         )
+    if scenario.links:
+        raise UserError("the scenario has links between sites; only simulations take time for them")
     prompts = folder / "prompts.txt"
     prompts.write_text("\n".join(f"prompt {number}" for number in range(scenario.prompts)))
     num_rollout = choice.num_rollout or scenario.devices - 1

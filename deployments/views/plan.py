@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -23,6 +24,9 @@ from digen_core.planning.profile import load_profile
 from digen_core.trace.gaps import idle_gaps
 from digen_core.trace.metrics import idle_seconds
 from digen_core.trace.windows import Window
+
+if TYPE_CHECKING:
+    from digen_core.planning.sizes import Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +98,27 @@ def plan(config: RunConfig, cluster: Cluster) -> list[Row]:
     profile = load_profile(schedule.profile) if schedule.profile else None
     estimated = profile is None and cluster.leaves_costs_to_data_sheets
     found = _candidates(config, cluster, searched=estimated)
-    priced = _estimating(config) if estimated else attrgetter("cluster")
-    plans = plan_candidates(found, priced, profile, _sent(config) if cluster.links else None)
+    priced: Priced = attrgetter("cluster")
+    sent = None
+    if estimated or cluster.links:
+        from deployments.views.size import size  # torch and diffusers: seconds to import
+
+        sizes = size(config)
+        priced = _estimating(sizes) if estimated else priced
+        sent = _sent(config, sizes) if cluster.links else None
+    plans = plan_candidates(found, priced, profile, sent)
     return [_row(own, estimated) for own in plans]
 
 
-def _sent(config: RunConfig) -> Sent:
-    from deployments.views.size import size  # torch and diffusers, which take seconds to import
+def _sent(config: RunConfig, sizes: "Sizes") -> Sent:
     from digen_core.planning.sizes import sent_of
 
-    return sent_of(config, size(config))
+    return sent_of(config, sizes)
 
 
-def _estimating(config: RunConfig) -> Priced:
-    from deployments.views.size import size  # torch and diffusers, which take seconds to import
+def _estimating(sizes: "Sizes") -> Priced:
     from digen_core.planning.estimate import with_estimates
 
-    sizes = size(config)
     return lambda own: with_estimates(own.cluster, sizes, own.config.parallel)
 
 

@@ -281,14 +281,17 @@ class Cluster(Strict):
             group.kind: known.get(group.kind) or self._costs_of(group, reference)
             for group in self.devices
         }
-        links = {"links": tuple(own.link for own in self.links)} if self.links else {}
-        if profile is not None:
-            bytes_sent = {"sent": sent} if sent else {}
-            return profile.model_copy(update={"kinds": kinds, **links, **bytes_sent})
+        known_now: dict[str, object] = {"kinds": kinds}
+        if self.links:
+            known_now["links"] = tuple(own.link for own in self.links)
+        if sent:
+            known_now["sent"] = sent
+        return (profile or self._costs()).model_copy(update=known_now)
+
+    def _costs(self) -> Costs:
+        """Return what the file says beside the costs of kinds, and links."""
         return Costs(
-            kinds=kinds,
-            **links,
-            sent=sent or Sent(),
+            kinds={},
             reward=self.reward,
             reward_servers=self.reward_servers,
             optimizer_step=self.optimizer_step,

@@ -93,7 +93,8 @@ def _counted(config: RunConfig, folder: Path, gang: Gang) -> Memory:
 def _on_meta(config: RunConfig, folder: Path, gang: Gang) -> PipelinePolicy:
     """Build a config's model on the meta device, in its dtypes, as a worker prepares it.
 
-    Of a gang with stages it is the first one; no other is much larger.
+    Of a gang with stages it is the first one; no other is much larger, unless
+    ``parallel.stage_blocks`` gives it more.
     """
     settings = {"device": "meta", "compile": False, "attention": "native"}  # a fused kernel
     model = config.model.model_copy(update=settings)

@@ -75,13 +75,14 @@ def plan_job(
     possible = [layout for layout in layouts if _splits(job, layout)]
     if not possible:
         raise ValueError(f"{job.devices} devices with these roles can do none of {list(layouts)}")
+    placed = [(own, _sizes_of(own, most)) for own in _placements(job, may_leave_out)]
     sized = {}
     for layout in possible:
         stale_share = max_stale_share if LAYOUTS[layout].stale else 0.0
         sized[layout] = min(
             (
-                _fastest_size(own, _sizes_of(own, most), layout, stale_share, max_staleness)
-                for own in _placements(job, may_leave_out)
+                _fastest_size(own, others, layout, stale_share, max_staleness)
+                for own, others in placed
                 if _splits(own, layout)
             ),
             key=itemgetter(0),

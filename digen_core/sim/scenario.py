@@ -144,7 +144,8 @@ class Scenario(Strict):
     """The inventory, by name of the kind, where devices are not equal; the search deals it."""
 
     links: tuple[Link, ...] = ()
-    """Between the sites of kinds; where there is none, bytes take no time."""
+    """Between the sites of kinds; where there is none, bytes take no time. Of simulations only:
+    emulated runs take no scenario with links."""
 
     sent: Sent = Sent()
     """Bytes that cross them."""

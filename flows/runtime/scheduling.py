@@ -15,6 +15,7 @@ from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs, Sent
 from digen_core.control.protocol import CostsUpdated, Device
 from digen_core.data.prompts import train_prompts
+from digen_core.errors import UserError
 from digen_core.planning.job import Job
 from digen_core.planning.model_settings import settings_folder
 from digen_core.planning.planner import plan_config
@@ -116,8 +117,15 @@ def start_profile(run: RunContext, measured: dict[Device, Measured]) -> None:
 
 
 def _sent(config: RunConfig) -> Sent:
-    """Count what devices send each other, which links between sites take time for."""
-    return sent_of(config, sizes_of(config, settings_folder(config.model.path)))
+    """Count what devices send each other, which links between sites take time for.
+
+    Of a model whose settings are not here a run can do without: its predictions leave links out.
+    """
+    try:
+        return sent_of(config, sizes_of(config, settings_folder(config.model.path)))
+    except (UserError, OSError) as error:
+        say(f"what crosses links between sites is not predicted: {error}")
+        return Sent()
 
 
 def add_kind(run: RunContext, device: Device, measured: Mapping[Device, Measured]) -> Costs:

@@ -16,16 +16,9 @@ from digen_core.models.pipeline_policy import PipelinePolicy
 from digen_core.models.trainable import trainable_parameters
 from digen_core.planning.memory_count import memory_of
 from digen_core.planning.model_settings import MODEL_CONFIGS
-from support.families import FAMILIES, frames_of
+from support.families import FAMILIES, PUBLISHED, frames_of
 from support.gpu import DEVICES, peak_bytes, relative_error
 
-PUBLISHED = {
-    "flux": "FLUX.1-dev",
-    "sd3": "stable-diffusion-3.5-medium",
-    "qwen_image": "Qwen-Image",
-    "wan": "Wan2.1-T2V-14B-Diffusers",
-    "hunyuan_video": "HunyuanVideo",
-}
 SAMPLES = 2
 BOUNDS = {"cpu": 1e-5, "cuda": 2e-2}  # float32; bfloat16, whose numbers have 8 bits
 

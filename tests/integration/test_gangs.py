@@ -7,7 +7,7 @@ import pytest
 
 from digen_core.control.layout import LAYOUTS
 from digen_core.control.protocol import Device
-from support.layout_runs import Case, check_weights, marked, run_case
+from support.layout_runs import ODD, Case, check_skips, check_weights, marked, run_case
 
 pytestmark = pytest.mark.slow
 
@@ -88,18 +88,4 @@ def test_gangs_give_the_weights_of_the_serial_loop(case, tree, address, monkeypa
 
 @pytest.mark.parametrize("case", marked(CASES[:4], (0, 1), "layouts"), ids=str)
 def test_gangs_drop_and_skip_what_the_serial_loop_does(case, tree, address, monkeypatch):
-    odd = {"type": "function", "function": "smooth_rewards:sometimes_none", "on_failure": "drop"}
-    changes = {
-        "rewards": {"smooth_rewards:sometimes_huge": 1e3, "odd": odd},
-        "algorithm.advantage_scale": "none",
-        "algorithm.max_advantage": 1e305,
-        "numerics.updates": "skip",
-        "rollout.refill": 1,
-        "num_iterations": 5,
-    }
-    run = run_case(case, tree, address, monkeypatch, **changes)
-    metrics = [record.metrics for record in run.records]
-    skipped = sum(found["numerics/skipped_updates"] for found in metrics)
-    assert sum(found["numerics/dropped_groups"] for found in metrics) > 0
-    assert 0 < skipped < 5
-    check_weights(run, version=5 - int(skipped))
+    check_skips(run_case(case, tree, address, monkeypatch, **ODD))

@@ -16,7 +16,7 @@ from deployments.operation.state import alive_after
 from digen_core.config.run import RunConfig
 from digen_core.config.toml import as_toml
 from support.paths import ROOT
-from support.resumed import ITERATIONS, JOB, StoppedError, check_run
+from support.resumed import ITERATIONS, JOB, check_run, stop_at_the_third_version
 from support.runs import TOLERANCE, Watch, distance, merged, only_run, reference
 
 pytestmark = pytest.mark.slow
@@ -39,10 +39,9 @@ CASES = {
     "case", [pytest.param(case, marks=() if "rate" in case else OPERATION) for case in CASES]
 )
 def test_a_run_goes_on_with_other_workers_in_another_layout(
-    case, tree, cluster_address, prefect_backend, monkeypatch
+    case, tree, cluster_address, prefect_backend
 ):
     from flows.post_train import post_train
-    from flows.runtime import publishing
     from flows.runtime.observers import watching
 
     def config_of(layout: str, *workers: int) -> RunConfig:
@@ -53,17 +52,7 @@ def test_a_run_goes_on_with_other_workers_in_another_layout(
             tree_["algorithm"] = CASES[case]["algorithm"]
         return RunConfig.model_validate(tree_)
 
-    keep = publishing.keep_checkpoint
-
-    def stop_at_the_third(client, workers, run_id, version, run_dir, position):
-        if version == 3:
-            raise StoppedError
-        return keep(client, workers, run_id, version, run_dir, position)
-
-    monkeypatch.setattr(publishing, "keep_checkpoint", stop_at_the_third)
-    with pytest.raises(StoppedError):
-        post_train(config_of("disaggregated", 1, 1))
-    monkeypatch.setattr(publishing, "keep_checkpoint", keep)
+    stop_at_the_third_version(config_of("disaggregated", 1, 1))
     folder = only_run(tree)
     assert len(list((folder / "samples").iterdir())) == 3  # the third is done again
 

@@ -11,8 +11,8 @@ from digen_core.control.layout import LAYOUTS
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
 from support.families import frames_of
-from support.layout_runs import Case, check_weights, marked, run_case
-from support.resumed import JOB, StoppedError, check_run
+from support.layout_runs import ODD, Case, check_skips, check_weights, marked, run_case
+from support.resumed import JOB, check_run, stop_at_the_third_version
 from support.runs import Watch, merged, only_run
 
 pytestmark = pytest.mark.slow
@@ -107,21 +107,8 @@ def test_stages_give_the_weights_of_the_serial_loop(
 def test_stages_drop_and_skip_what_the_serial_loop_does(
     case, tree, tiny_families, address, monkeypatch
 ):
-    odd = {"type": "function", "function": "smooth_rewards:sometimes_none", "on_failure": "drop"}
-    changes = {
-        "rewards": {"smooth_rewards:sometimes_huge": 1e3, "odd": odd},
-        "algorithm.advantage_scale": "none",
-        "algorithm.max_advantage": 1e305,
-        "numerics.updates": "skip",
-        "rollout.refill": 1,
-        "num_iterations": 5,
-        **model_of(case.family, tiny_families),
-    }
-    run = run_case(case, tree, address, monkeypatch, **changes)
-    metrics = [record.metrics for record in run.records]
-    skipped = sum(found["numerics/skipped_updates"] for found in metrics)
-    assert 0 < skipped < 5
-    check_weights(run, version=5 - int(skipped))
+    changes = ODD | model_of(case.family, tiny_families)
+    check_skips(run_case(case, tree, address, monkeypatch, **changes))
 
 
 def test_gangs_that_are_no_multiple_are_refused_before_a_model_is_loaded(
@@ -144,7 +131,6 @@ def test_a_run_goes_on_with_another_number_of_stages(
     changes, tree, tiny_families, address, monkeypatch
 ):
     from flows.post_train import post_train
-    from flows.runtime import publishing
     from flows.runtime.observers import watching
 
     def config_on(name: str) -> RunConfig:
@@ -162,17 +148,7 @@ def test_a_run_goes_on_with_another_number_of_stages(
         }
         return RunConfig.model_validate(merged(tree, settings))
 
-    keep = publishing.keep_checkpoint
-
-    def stop_at_the_third(client, workers, run_id, version, run_dir, position):
-        if version == 3:
-            raise StoppedError
-        return keep(client, workers, run_id, version, run_dir, position)
-
-    monkeypatch.setattr(publishing, "keep_checkpoint", stop_at_the_third)
-    with pytest.raises(StoppedError):
-        post_train(config_on("three"))
-    monkeypatch.setattr(publishing, "keep_checkpoint", keep)
+    stop_at_the_third_version(config_on("three"))
     folder, config, watch = only_run(tree), config_on("two"), Watch()
     with watching(watch):
         post_train(config, str(folder))

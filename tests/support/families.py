@@ -13,6 +13,14 @@ from support.tiny_policies import load
 
 FAMILIES = tuple(families.FAMILIES)
 GUIDED = ("sd3", "qwen_image", "wan")
+PUBLISHED = {
+    "flux": "FLUX.1-dev",
+    "sd3": "stable-diffusion-3.5-medium",
+    "qwen_image": "Qwen-Image",
+    "wan": "Wan2.1-T2V-14B-Diffusers",
+    "hunyuan_video": "HunyuanVideo",
+}
+"""Name of a published model, whose settings are shipped, of each family."""
 HEIGHT, WIDTH, TOKENS = 32, 48, 24
 NEGATIVE = "blurry"
 

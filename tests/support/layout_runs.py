@@ -218,6 +218,33 @@ def marked(cases: list, quick: tuple[int, ...], mark: str) -> list:
     ]
 
 
+ODD = {
+    "rewards": {
+        "smooth_rewards:sometimes_huge": 1e3,
+        "odd": {
+            "type": "function",
+            "function": "smooth_rewards:sometimes_none",
+            "on_failure": "drop",
+        },
+    },
+    "algorithm.advantage_scale": "none",
+    "algorithm.max_advantage": 1e305,
+    "numerics.updates": "skip",
+    "rollout.refill": 1,
+    "num_iterations": 5,
+}
+"""Changes of a config by which groups are dropped, and updates skipped."""
+
+
+def check_skips(run: Run) -> None:
+    """Check that groups were dropped, updates skipped, and the others those of the serial loop."""
+    metrics = [record.metrics for record in run.records]
+    skipped = sum(found["numerics/skipped_updates"] for found in metrics)
+    assert sum(found["numerics/dropped_groups"] for found in metrics) > 0
+    assert 0 < skipped < 5
+    check_weights(run, version=5 - int(skipped))
+
+
 @cache
 def serial_runs() -> dict:
     """What the serial loop made, by what it depends on: layouts and cuts are not its business."""

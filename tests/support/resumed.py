@@ -21,6 +21,24 @@ class StoppedError(Exception):
     pass
 
 
+def stop_at_the_third_version(config: RunConfig) -> None:
+    """Run a config until its third version is to be kept."""
+    from flows import post_train
+    from flows.runtime import publishing
+
+    keep = publishing.keep_checkpoint
+
+    def keep_two(client, workers, run_id, version, run_dir, position):
+        if version == 3:
+            raise StoppedError
+        return keep(client, workers, run_id, version, run_dir, position)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publishing, "keep_checkpoint", keep_two)
+        with pytest.raises(StoppedError):
+            post_train.post_train(config)
+
+
 def check_run(folder: Path, config: RunConfig) -> None:
     """Compare what a run left behind with the serial loop's."""
     from mlflow import MlflowClient

@@ -11,6 +11,7 @@ import dask
 import pytest
 
 from digen_core.config.run import RunConfig
+from digen_core.control.costs import Link
 from digen_core.errors import UserError
 from digen_core.planning.search import Choice
 from digen_core.sim.report import OCCUPYING
@@ -144,6 +145,13 @@ def test_reward_servers_take_the_first_group_first():
 def test_best_of_n_is_refused(scenario, tmp_path):
     scenario = scenario.model_copy(update={"trained_per_group": 1})
     with pytest.raises(UserError, match="trained_per_group is 1 of group_size 2; "):
+        emulated_config(scenario, Choice("tsp", 2), tmp_path, num_iterations=3)
+
+
+def test_links_are_refused(scenario, tmp_path):
+    link = Link(between=("a", "b"), bytes_per_second=1.0)
+    scenario = scenario.model_copy(update={"links": (link,)})
+    with pytest.raises(UserError, match="links between sites; only simulations"):
         emulated_config(scenario, Choice("tsp", 2), tmp_path, num_iterations=3)
 
 

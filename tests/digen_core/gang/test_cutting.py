@@ -16,16 +16,9 @@ from digen_core.gang import stage_files
 from digen_core.gang.cutting import cut, runs_of
 from digen_core.gang.members import Gang
 from digen_core.gang.stage_files import load_stage, without_numbers
-from support.families import load_tiny
+from support.families import PUBLISHED, load_tiny
 from support.paths import ROOT
 
-PUBLISHED = {
-    "flux": "FLUX.1-dev",
-    "sd3": "stable-diffusion-3.5-medium",
-    "qwen_image": "Qwen-Image",
-    "wan": "Wan2.1-T2V-14B-Diffusers",
-    "hunyuan_video": "HunyuanVideo",
-}
 CPU = torch.device("cpu")
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from digen_core.config.model import ModelConfig
 from digen_core.config.rollout import RolloutConfig
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs, DeviceCosts, Linear
@@ -124,3 +125,12 @@ def test_an_iteration_is_learnt_from_told_and_kept(run):
     assert told.costs.kinds["default"].step == Linear(fixed=1.0, per_item=0.5)
     assert load_profile(run.run_dir / "profile.json") == told.costs
     assert schedule_of(run)["predicted_seconds"] == pytest.approx(14.0)
+
+
+def test_bytes_of_a_model_whose_settings_are_not_here_are_left_out_of_predictions(tmp_path):
+    given = config(layout="tsp").model_copy(update={"model": ModelConfig(path="some/body")})
+    devices = [replace(own, site=site) for own, site in zip(SPLIT, "ab", strict=True)]
+    run = run_context(tmp_path, given, devices)
+    start_profile(run, dict.fromkeys(devices, Measured(step=STEP, pack=PACK)))
+    assert run.progress.known_costs == COSTS
+    assert schedule_of(run)["predicted_seconds"] == pytest.approx(8.0)
