@@ -36,6 +36,7 @@ class Span:
     end_step: int = -1  # one past the last denoising step
     version: int = -1  # of the policy that it used or loaded
     num_items: int = -1  # samples of a fragment, pairs of a pack
+    cost: float = 1.0  # of one, in those of the mean size
     num_bytes: int = -1  # that other devices sent for it
     compile_seconds: float = 0.0  # of its time, that torch.compile took
 

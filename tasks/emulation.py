@@ -201,12 +201,12 @@ def denoise_steps(
 ) -> tuple[Fragment, Denoised]:
     """Wait for as long as the steps take; after the last one also for decoding."""
     with _working(run_id) as (config, device, started):
-        costs, size = config.costs_of(device), fragment.num_samples
+        costs, size = config.costs_of(device), (fragment.num_samples, fragment.cost)
         place = (fragment.iteration, fragment.group, fragment.index)
         factors = [config.factor("denoise", *place, step) for step in steps]
-        seconds = costs.step(size) * sum(factors)
+        seconds = costs.step(*size) * sum(factors)
         if steps.stop == config.rollout.num_steps:
-            seconds += costs.decode(size) * config.factor("decode", *place)
+            seconds += costs.decode(*size) * config.factor("decode", *place)
         _wait_until(started + seconds)
     return fragment, Denoised(version, logprobs={}, seconds_per_step=seconds / len(steps))
 
@@ -242,7 +242,7 @@ def train_pack(
     """Wait for as long as the pack takes."""
     with _working(run_id) as (config, device, started):
         factor = config.factor("train", pack.iteration, pack.index)
-        _wait_until(started + config.costs_of(device).pack(pack.num_pairs) * factor)
+        _wait_until(started + config.costs_of(device).pack(pack.num_pairs, pack.cost) * factor)
     return None, Trained(too_large=False)
 
 

@@ -42,6 +42,10 @@ class Workers(Protocol):
         """The shape of an iteration."""
         ...
 
+    def group_costs(self, iteration: int) -> tuple[float, ...]:
+        """Return what a sample of each group costs, in those of the mean size; none: the same."""
+        ...
+
     def body(self, real: Body[..., object, FactsT]) -> Body[..., object, FactsT]:
         """Return the body to submit for one."""
         ...
@@ -80,6 +84,10 @@ class RealWorkers:
     def workload(self) -> Workload:
         """The shape of an iteration."""
         return job.workload_of(self._config)
+
+    def group_costs(self, iteration: int) -> tuple[float, ...]:
+        """Return what the sizes of its groups cost, and of those that may replace them."""
+        return job.group_costs(self._config, iteration)
 
     def body(self, real: Body[..., object, FactsT]) -> Body[..., object, FactsT]:
         """Return the body itself."""
@@ -123,6 +131,10 @@ class EmulatedWorkers:
     def workload(self) -> Workload:
         """The scenario's."""
         return self._config.scenario.workload
+
+    def group_costs(self, iteration: int) -> tuple[float, ...]:
+        """Return the scenario's, in every iteration."""
+        return self.workload.group_costs
 
     def body(self, real: Body[..., object, FactsT]) -> Body[..., object, FactsT]:
         """Return the body that waits in a real one's place."""

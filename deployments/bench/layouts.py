@@ -21,6 +21,7 @@ from deployments.local import failures_in_one_line, prefect_ready
 from deployments.views.terminal import borderless, terminal
 from digen_core.control.layout import LayoutName
 from digen_core.control.schedule import Schedule
+from digen_core.planning.predict import fastest_mixing
 from digen_core.planning.search import Choice, search
 from digen_core.records import Span
 from digen_core.sim.report import steady_iterations
@@ -165,16 +166,17 @@ def predicted_seconds(
     scenario: Scenario, choice: Choice, schedule: Schedule, num_iterations: int, seed: int
 ) -> float:
     """Return the seconds per iteration of the same schedule on a virtual clock, of three seeds."""
+    devices, costs = scenario.cluster(choice.num_rollout), scenario.costs(choice.num_rollout)
+    job = devices, scenario.workload, schedule, costs
+    mixing = fastest_mixing(*job, scenario.trained_steps)
     reports = [
         simulate(
-            scenario.cluster(choice.num_rollout),
-            scenario.workload,
-            schedule,
-            scenario.costs(choice.num_rollout),
+            *job,
             trained_steps=range(scenario.trained_steps),
             num_iterations=num_iterations,
             seed=number,
             jitter=scenario.jitter,
+            mixing=mixing,
         )
         for number in range(seed, seed + 3)
     ]

@@ -119,7 +119,7 @@ def _sent(config: RunConfig, sizes: "Sizes") -> Sent:
 def _estimating(sizes: "Sizes") -> Priced:
     from digen_core.planning.estimate import with_estimates
 
-    return lambda own: with_estimates(own.cluster, sizes, own.config.parallel)
+    return lambda own: with_estimates(own.cluster, sizes, own.config)
 
 
 def _candidates(config: RunConfig, cluster: Cluster, *, searched: bool) -> list[Candidate]:

@@ -244,13 +244,8 @@ class Controller:
             offer = self._offered.popleft()
             num_steps = len(offer.trained_steps)
             choose_helpers(self._fleet, self._workload, self._schedule, num_steps)
-            trainer_bound = self._fleet.trainer_bound(num_steps)
-            order = group_order(
-                self._workload.num_groups, offer.group_costs, trainer_bound=trainer_bound
-            )
-            self._iterations.append(
-                Iteration.begin(offer.iteration, offer.trained_steps, order, self._workload)
-            )
+            order = group_order(self._workload.num_groups, offer.group_costs, offer.mixing.order)
+            self._iterations.append(Iteration.begin(offer, order, self._workload))
 
     # --- generation -----------------------------------------------------------------------
 
@@ -317,7 +312,7 @@ class Controller:
             raise ControllerError(f"groups {event.groups} already have advantages: {self!r}")
         everyone = tuple(range(self._workload.group_size))
         for place, group in enumerate(event.groups):
-            iteration.without_advantages.discard(group)
+            iteration.give_advantages(group)
             if group not in event.skipped:
                 chosen = event.chosen[place] if event.chosen else everyone
                 iteration.add_pairs(group, chosen, self._workload, self._layout)
@@ -354,7 +349,7 @@ class Controller:
         iteration, device = self._take_back(pack)
         if pack.num_pairs == 1:
             raise ControllerError(f"one pair does not fit into the memory of {device.name}")
-        device.largest_pack = pack.num_pairs // 2
+        device.largest_pack = pack.load / 2
         iteration.pool.add(pack.blocks)
         for prepared in self._fleet.return_packs(device):  # just as large
             del iteration.training[prepared.index]

@@ -13,16 +13,21 @@ from digen_core.strict import Strict
 
 
 class Linear(Strict):
-    """Seconds of an operation on n items: ``fixed + ceil(n / shares) * per_item``."""
+    """Seconds of an operation on n items: ``fixed + ceil(n / shares) * cost * per_item``."""
 
     fixed: float = Field(0.0, ge=0)
     per_item: float = Field(0.0, ge=0)
     shares: int = Field(1, ge=1)
     """In which a gang deals the items, computed side by side: the largest counts."""
 
-    def __call__(self, num_items: float) -> float:
-        """Return the seconds."""
-        return self.fixed + ceil(num_items / self.shares) * self.per_item
+    def __call__(self, num_items: float, cost: float = 1.0) -> float:
+        """Return the seconds.
+
+        Args:
+            num_items: samples or pairs.
+            cost: of each, in those of the mean size.
+        """
+        return self.fixed + ceil(num_items / self.shares) * cost * self.per_item
 
     def times(self, factor: float) -> "Linear":
         """Return the seconds of the operation done that many times."""

@@ -22,7 +22,7 @@ class Traits(NamedTuple):
     may_generate: bool
     may_train: bool
     is_holder: bool
-    largest_pack: int | None
+    largest_pack: float | None
     has_packs: bool
     may_pause: bool
     is_leaving: bool
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
     training: tuple[float, float] | None = (
         None  # free at, pairs per second; None: it does not train
     )
-    under_way: tuple[int, int] | None = None  # iteration, half of the steps that it is told to do
+    under_way: tuple[int, float] | None = None  # iteration, half of the load of its steps
 
 
 NOWHERE = Entry()
@@ -50,8 +50,8 @@ class DeviceIndex:
         self._alike: dict[Traits, list[tuple[float, int, str]]] = {}
         #: When those that train are free.
         self.training = FreeTimes()
-        #: Steps of the fragments under way, half of them done on average, by iteration; none is 0.
-        self.under_way: dict[int, int] = {}
+        #: Load of the steps under way, half of them done on average, by iteration; none is 0.
+        self.under_way: dict[int, float] = {}
 
     def put(self, name: str, entry: Entry) -> None:
         """File a device, which may be filed already."""
@@ -90,10 +90,10 @@ class DeviceIndex:
             if not alike:
                 del self._alike[traits]
 
-    def _count(self, under_way: tuple[int, int] | None, sign: int) -> None:
+    def _count(self, under_way: tuple[int, float] | None, sign: int) -> None:
         if under_way is not None:
-            iteration, steps = under_way
-            total = self.under_way.pop(iteration, 0) + sign * steps
+            iteration, load = under_way
+            total = self.under_way.pop(iteration, 0.0) + sign * load
             if total:
                 self.under_way[iteration] = total
 

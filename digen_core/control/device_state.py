@@ -26,8 +26,8 @@ class DeviceState:
     queue: list[Work] = field(default_factory=list)
     #: Packs of its samples, without TSP, to train next: of the oldest iteration, as under way too.
     packs: list[Pack] = field(default_factory=list)
-    #: Pairs that fit into its memory, at least 1; None: not yet found out.
-    largest_pack: int | None = None
+    #: Pairs of the mean size that fit into its memory; None: not yet found out.
+    largest_pack: float | None = None
     #: Predicted, on the fleet's clock of training.
     trains_until: float = 0.0
     #: Told to pause the fragment that it generates: there is one.

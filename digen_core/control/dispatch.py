@@ -92,7 +92,7 @@ class Dispatcher:
         others = self._fleet.num(device.mode) - 1
         if device.mode == "rollout":
             return len(iterations[0].queue) > others + self._fleet.num_awaited(version)
-        return iterations[0].pool.num_pairs > others * self._workload.pack_size
+        return iterations[0].pool.load > others * self._workload.pack_size
 
     def _next(
         self,
@@ -172,34 +172,39 @@ class Dispatcher:
         """Take pairs out of the pool: one pack, or without TSP all steps of some samples."""
         if not iteration.pool.num_pairs:
             return []
-        most = min(device.largest_pack or self._workload.pack_size, self._workload.pack_size)
+        most = self._workload.pack_size * iteration.largest_cost  # it fits whatever the samples
+        most = min(device.largest_pack or most, most)
         if self._layout.packed:
-            size = self._pack_size(device, iteration, most)
-            taken = [iteration.pool.take(size)] if size else []
+            load = self._pack_load(device, iteration, most)
+            taken = [iteration.pool.take(self._workload.pack_size, load)] if load else []
         else:
             num_steps = len(iteration.trained_steps)
-            most = min(most, self._workload.samples_per_pack)
-            size = self._fair_size(device, iteration.pool.num_pairs, most, num_steps)
-            taken = iteration.pool.take_by_step(size, num_steps)
+            pool, samples = iteration.pool, self._workload.samples_per_pack
+            mean = pool.load / pool.num_pairs
+            load = self._fair_load(device, pool.load, min(most, samples * mean), num_steps)
+            taken = pool.take_by_step(max(1, min(samples, round(load / mean))), num_steps)
         if not taken:
             return []
         packs = [iteration.make_pack(blocks, device.name) for blocks in taken]
         device.trains_until = max(device.trains_until, self._fleet.training_clock)
         device.trains_until += sum(
-            self._fleet.costs_of(device).pack(pack.num_pairs) for pack in packs
+            self._fleet.costs_of(device).pack(pack.num_pairs, pack.cost) for pack in packs
         )
         return packs
 
-    def _pack_size(self, device: DeviceState, iteration: Iteration, most: int) -> int:
-        """Return how many of the ready pairs make the next pack; 0: wait for more of them."""
-        ready, smallest = iteration.pool.num_pairs, 1
+    def _pack_load(self, device: DeviceState, iteration: Iteration, most: float) -> float:
+        """Return how much of what is ready makes the next pack; 0: wait for more of it."""
+        ready, smallest = iteration.pool.load, 0
         if iteration.without_advantages:  # more pairs will come
-            smallest = self._fleet.smallest_pack(device, most)
+            most_pairs = max(1, min(int(most), self._workload.pack_size))
+            smallest = self._fleet.smallest_pack(device, most_pairs)
             if ready < smallest:
-                return 0
-        return min(ready, most, max(smallest, self._fair_size(device, ready, most)))
+                return 0.0
+        return min(ready, most, max(smallest, self._fair_load(device, ready, most)))
 
-    def _fair_size(self, device: DeviceState, ready: int, most: int, num_steps: int = 1) -> int:
+    def _fair_load(
+        self, device: DeviceState, ready: float, most: float, num_steps: int = 1
+    ) -> float:
         """Return how large a device's packs are if all trainers finish the ready pairs together.
 
         Dynamic batching: full packs while much is ready; smaller ones towards the end, when some
@@ -207,11 +212,11 @@ class Dispatcher:
 
         Args:
             device: that trains them.
-            ready: pairs that can be trained.
-            most: the size of a full pack.
+            ready: pairs of the mean size that can be trained.
+            most: of them in a full pack.
             num_steps: packs that are made together, one of each step.
         """
-        if most == 1 or ready >= 2 * most * num_steps * self._fleet.num("trainer"):
+        if most <= 1 or ready >= 2 * most * num_steps * self._fleet.num("trainer"):
             return most
         seconds = self._fleet.seconds_to_train(ready)
         size = max(seconds * self._fleet.training_rate(device) / num_steps - 1e-6, 1e-6)

@@ -126,7 +126,8 @@ class Fleet:
         if state.mode == "trainer" and not state.leaving:
             training = state.trains_until, self.training_rate(state)
         if do := state.generating:
-            under_way = do.fragment.iteration, (do.end_step - do.first_step) // 2
+            half = (do.end_step - do.first_step) // 2
+            under_way = do.fragment.iteration, half * do.fragment.load
         traits = Traits(
             state.device.kind,
             state.home,
@@ -285,7 +286,7 @@ class Fleet:
         return self._rates.costs_of(state.device.kind)
 
     def generation_rate(self, state: DeviceState) -> float:
-        """Return how many denoising steps of whole fragments a device does per second."""
+        """Return of how many samples a device does a denoising step per second."""
         return self._rates.generation(state.device.kind)
 
     def training_rate(self, state: DeviceState) -> float:
@@ -297,7 +298,7 @@ class Fleet:
         return self._rates.smallest_pack(state.device.kind, most)
 
     def generation_speed(self, *, of_home: bool = False) -> float:
-        """Return the denoising steps per second of the devices that generate.
+        """Return of how many samples the devices that generate do a denoising step per second.
 
         Args:
             of_home: of those whose first role that is, whatever they do now.
@@ -308,15 +309,15 @@ class Fleet:
             if (traits.home if of_home else traits.mode) == "rollout"
         )
 
-    def steps_under_way(self, iteration: int) -> int:
-        """Return how many steps of an iteration's fragments devices are doing, half done each."""
-        return self._index.under_way.get(iteration, 0)
+    def under_way(self, iteration: int) -> float:
+        """Return the load of an iteration's steps that devices are doing, half done each."""
+        return self._index.under_way.get(iteration, 0.0)
 
-    def seconds_to_train(self, pairs: int, *, with_helpers: bool = False) -> float:
+    def seconds_to_train(self, pairs: float, *, with_helpers: bool = False) -> float:
         """Return how long the devices that train need for pairs, after what they do already.
 
         Args:
-            pairs: that they share, so that all finish together.
+            pairs: of the mean size, that they share, so that all finish together.
             with_helpers: trainers that generate turn, and train too.
         """
         free, clock = self._index.training, self.training_clock
@@ -336,16 +337,6 @@ class Fleet:
         for helper in helpers:
             free.remove(*helper)
         return max(0.0, seconds)
-
-    def trainer_bound(self, num_trained_steps: int) -> bool:
-        """Say whether training, not generation, is the bottleneck of an iteration."""
-        workload = self._workload
-        trainers = [s for s in self if "trainer" in s.device.roles and not s.leaving]
-        generation = sum(map(self.generation_rate, self.with_home("rollout")))
-        training = sum(map(self.training_rate, trainers))
-        steps = workload.num_fragments * workload.num_steps
-        pairs = workload.num_groups * workload.trained_per_group * num_trained_steps
-        return bool(generation) and pairs / training > steps / generation
 
     def validate(self) -> None:
         """Raise AssertionError if an index is not what the devices say."""

@@ -5,21 +5,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from digen_core.control.protocol import Fragment
+from digen_core.control.schedule import GroupOrder
 
 Item = tuple[int, Fragment, int]  # place of its group, fragment, next step
 
 
 def group_order(
-    num_groups: int, group_costs: Sequence[float], *, trainer_bound: bool
+    num_groups: int, group_costs: Sequence[float], order: GroupOrder
 ) -> tuple[int, ...]:
-    """Return the order in which groups are generated (StreamRL's skewness-aware dispatch).
-
-    Cheap groups first when training is the bottleneck: trainers get pairs early. Dear groups first
-    when generation is: no long one is left for the end.
-    """
-    if not group_costs:
+    """Return the groups in the order in which they are generated."""
+    if not group_costs or order == "listed":
         return tuple(range(num_groups))
-    sign = 1 if trainer_bound else -1
+    sign = 1 if order == "cheap-first" else -1
     return tuple(sorted(range(num_groups), key=lambda group: (sign * group_costs[group], group)))
 
 
@@ -35,8 +32,9 @@ class GenerationQueue:
     stale: set[int] = field(default_factory=set)  # groups that began on an older version
     #: The fragments that wait, and the first step of each that is not done.
     _next_step: dict[Fragment, int] = field(default_factory=dict)
-    #: The sum of those steps.
-    _num_done: int = 0
+    #: The sum of the loads of the fragments that wait, and that of the load at each step done.
+    _load: float = 0.0
+    _load_done: float = 0.0
     #: The same fragments by the version of their group, None before it begins. An item whose step
     #: is not that of its fragment is void: it is dropped when it comes first.
     _heaps: dict[int | None, list[Item]] = field(default_factory=dict)
@@ -73,13 +71,14 @@ class GenerationQueue:
     def add(self, fragment: Fragment, next_step: int = 0) -> None:
         """Put a fragment in whose steps before ``next_step`` are done."""
         self._next_step[fragment] = next_step
-        self._num_done += next_step
+        self._load += fragment.load
+        self._load_done += next_step * fragment.load
         heap = self._heaps.setdefault(self.versions.get(fragment.group), [])
         heapq.heappush(heap, (self._place[fragment.group], fragment, next_step))
 
-    def remaining_steps(self, num_steps: int) -> int:
-        """Return how many steps of fragments are left."""
-        return len(self) * num_steps - self._num_done
+    def remaining(self, num_steps: int) -> float:
+        """Return the load that is left: steps of samples of the mean size."""
+        return self._load * num_steps - self._load_done
 
     def offers(self, held: Collection[int], newest_to_begin: int) -> bool:
         """Say whether a device that holds these versions could generate something."""
@@ -109,7 +108,8 @@ class GenerationQueue:
 
     def _remove(self, fragment: Fragment) -> None:
         """Take a fragment out, which makes its item void."""
-        self._num_done -= self._next_step.pop(fragment)
+        self._load -= fragment.load
+        self._load_done -= self._next_step.pop(fragment) * fragment.load
 
     def _first(self, held: Collection[int], newest_to_begin: int | None) -> Item | None:
         """Return the first item of the groups of these versions, or that may begin on one."""
@@ -137,7 +137,9 @@ class GenerationQueue:
 
     def validate(self) -> None:
         """Raise AssertionError if what is kept up to date is not what it should be."""
-        assert self._num_done == sum(self._next_step.values())
+        assert self._load == sum(fragment.load for fragment in self._next_step)
+        done = (step * fragment.load for fragment, step in self._next_step.items())
+        assert self._load_done == sum(done)
         items = {
             (version, fragment): next_step
             for version, heap in self._heaps.items()

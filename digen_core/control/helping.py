@@ -32,7 +32,7 @@ class Backlog:
 
     def training(self, iteration: Iteration) -> float:
         """Return when the devices that train have trained all pairs; inf without any."""
-        return self._fleet.seconds_to_train(iteration.pairs_left(self._workload))
+        return self._fleet.seconds_to_train(iteration.load_left(self._workload))
 
     def rollouts_suffice(self, iteration: Iteration) -> bool:
         """Say whether the rollout devices alone keep all trainers busy until the update.
@@ -45,13 +45,13 @@ class Backlog:
         generation = self._seconds_to_generate(iteration, speed)
         reward = costs.reward * ceil(workload.group_size / costs.reward_servers)
         group = workload.trained_per_group * len(iteration.trained_steps)
-        pairs = max(0, iteration.pairs_left(workload) - group)
+        pairs = max(0.0, iteration.load_left(workload) - group)
         return generation + reward <= self._fleet.seconds_to_train(pairs, with_helpers=True)
 
     def _seconds_to_generate(self, iteration: Iteration, speed: float) -> float:
-        steps = iteration.queue.remaining_steps(self._workload.num_steps)
-        steps += self._fleet.steps_under_way(iteration.index)
-        return steps / speed if speed else inf if steps else 0.0
+        load = iteration.queue.remaining(self._workload.num_steps)
+        load += self._fleet.under_way(iteration.index)
+        return load / speed if speed else inf if load else 0.0
 
 
 class Helping:

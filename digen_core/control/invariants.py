@@ -55,7 +55,7 @@ def _check_devices(now: Snapshot) -> None:
         turns = sum(isinstance(do, Switch) for do in state.queue)
         assert len(state.queue) - turns <= now.schedule.queue_depth
         assert not state.pausing or state.generating, "it pauses what it does not do"
-        assert state.largest_pack is None or state.largest_pack >= 1
+        assert state.largest_pack is None or state.largest_pack > 0
         assert all(d.version in state.loaded for d in state.queue if isinstance(d, Generate))
     queues = [do for state in states for do in state.queue]
     told = Counter((do.fragment, do.device) for do in queues if isinstance(do, Generate))

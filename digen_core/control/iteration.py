@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import ceil
 
 from digen_core.control.generation import GenerationQueue
 from digen_core.control.layout import Layout
 from digen_core.control.packing import PairPool, pairs_by_sample, pairs_by_step
-from digen_core.control.protocol import Fragment, Pack, PairBlock, Score
+from digen_core.control.protocol import Fragment, IterationOffered, Pack, PairBlock, Score
 from digen_core.control.schedule import Workload
 
 
@@ -23,6 +24,10 @@ class Iteration:
     unscored: dict[int, set[Fragment]]
     #: In all groups.
     num_unscored: int
+    #: Of a sample of each group, as they were offered; none: all cost 1.
+    costs: tuple[float, ...] = ()
+    #: Whether groups are cut into fragments by them.
+    cuts: bool = False
     #: The fragments under way, and on which device: first or later in its queue.
     generating: dict[Fragment, str] = field(default_factory=dict)
     #: Who has stretches of a fragment: devices that are there.
@@ -39,6 +44,8 @@ class Iteration:
     to_score: list[Score] = field(default_factory=list)
     #: Every group with a fragment that has no rewards is among them.
     without_advantages: set[int] = field(default_factory=set)
+    #: The sum of their costs.
+    cost_to_come: float = 0.0
     #: A pair of a trained group is in the pool, parked, in a pack under way or in a sum: in one.
     pool: PairPool = field(default_factory=PairPool)
     #: The packs that a device was told to train, or has next, by index.
@@ -58,30 +65,44 @@ class Iteration:
 
     @classmethod
     def begin(
-        cls, index: int, trained_steps: tuple[int, ...], order: tuple[int, ...], workload: Workload
+        cls, offer: IterationOffered, order: tuple[int, ...], workload: Workload
     ) -> "Iteration":
         """Return an iteration of which nothing is generated."""
-        fragments = {group: fragments_of(workload, index, group) for group in order}
-        queue = GenerationQueue(order)
-        for parts in fragments.values():
-            for fragment in parts:
-                queue.add(fragment)
-        return cls(
-            index,
-            trained_steps,
-            queue,
-            {group: set(parts) for group, parts in fragments.items()},
-            len(queue),
-            without_advantages=set(order),
-            num_to_generate=len(queue),
-        )
+        costs = tuple(map(_rounded, offer.group_costs))
+        queue, cuts = GenerationQueue(order), offer.mixing.cuts
+        it = cls(offer.iteration, offer.trained_steps, queue, {}, 0, costs, cuts)
+        for group in order:
+            it._add_group(group, workload)
+        return it
+
+    def _add_group(self, group: int, workload: Workload) -> None:
+        parts = self._fragments_of(group, workload)
+        self.unscored[group] = set(parts)
+        self.num_unscored += len(parts)
+        self.num_to_generate += len(parts)
+        self.without_advantages.add(group)
+        self.cost_to_come += self._cost_of(group)
+        for fragment in parts:
+            self.queue.add(fragment)
+
+    def _cost_of(self, group: int) -> float:
+        return self.costs[group] if self.costs else 1.0
+
+    def _fragments_of(self, group: int, workload: Workload) -> tuple[Fragment, ...]:
+        return fragments_of(workload, self.index, group, self._cost_of(group), cuts=self.cuts)
+
+    def give_advantages(self, group: int) -> None:
+        """Note that a group has advantages; it may have had them before."""
+        if group in self.without_advantages:
+            self.without_advantages.remove(group)
+            self.cost_to_come -= self._cost_of(group)
 
     def add_pairs(
         self, group: int, samples: tuple[int, ...], workload: Workload, layout: Layout
     ) -> None:
         """Make the pairs of a group's samples ready to train."""
         chosen = set(samples)
-        for fragment in fragments_of(workload, self.index, group):
+        for fragment in self._fragments_of(group, workload):
             own = [sample for sample in fragment.samples if sample in chosen]
             if layout.packed:
                 pairs = pairs_by_step(fragment, self.trained_steps, own)
@@ -96,18 +117,13 @@ class Iteration:
     def replace(self, groups: Mapping[int, int], workload: Workload) -> None:
         """Generate new groups in place of others, whose fragments nobody needs any more."""
         for old, new in groups.items():
-            self.without_advantages.remove(old)
-            self.without_advantages.add(new)
-            parts = fragments_of(workload, self.index, new)
-            for fragment in fragments_of(workload, self.index, old):
+            self.give_advantages(old)
+            for fragment in self._fragments_of(old, workload):
                 if fragment not in self.regenerating:  # else it still waits or is under way
                     self.held_on.pop(fragment, None)
-            self.num_unscored += len(parts) - len(self.unscored.pop(old))
-            self.unscored[new] = set(parts)
+            self.num_unscored -= len(self.unscored.pop(old))
             self.queue.admit(new)
-            for fragment in parts:
-                self.queue.add(fragment)
-            self.num_to_generate += len(parts)
+            self._add_group(new, workload)
 
     def score(self, fragment: Fragment) -> bool:
         """Note the rewards of a fragment; return whether they were waited for."""
@@ -130,14 +146,15 @@ class Iteration:
         self.generating[fragment] = device
         self.held_on.setdefault(fragment, set()).add(device)
 
-    def pairs_to_come(self, workload: Workload) -> int:
-        """Return how many pairs wait for their group's advantages."""
-        groups = len(self.without_advantages)
-        return groups * workload.trained_per_group * len(self.trained_steps)
+    @property
+    def largest_cost(self) -> float:
+        """Of a sample."""
+        return max(self.costs, default=1.0)
 
-    def pairs_left(self, workload: Workload) -> int:
-        """Return how many pairs no device was told to train, those to come included."""
-        return self.pool.num_pairs + self.pairs_to_come(workload)
+    def load_left(self, workload: Workload) -> float:
+        """Return the load of the pairs that no device was told to train, those to come included."""
+        to_come = self.cost_to_come * workload.trained_per_group * len(self.trained_steps)
+        return self.pool.load + to_come
 
     def needs(self, device: str) -> bool:
         """Say whether a device has something of it: a stretch, a sum, or what it scores."""
@@ -163,12 +180,31 @@ class Iteration:
         self.pool.validate()
         assert self.num_unscored == sum(map(len, self.unscored.values()))
         assert self.num_to_generate == len(self.queue) + len(self.generating)
+        assert self.cost_to_come == sum(map(self._cost_of, self.without_advantages))
 
 
-def fragments_of(workload: Workload, iteration: int, group: int) -> tuple[Fragment, ...]:
-    """Cut a group into fragments."""
+def fragments_of(
+    workload: Workload, iteration: int, group: int, cost: float = 1.0, *, cuts: bool = False
+) -> tuple[Fragment, ...]:
+    """Cut a group into fragments.
+
+    Args:
+        workload: with the samples of a group and those of a fragment.
+        iteration: of the group.
+        group: that is cut.
+        cost: of a sample.
+        cuts: whether fragments have fewer samples where these cost more than the mean.
+    """
     size, whole = workload.fragment_size, workload.group_size
+    if cuts and cost > 1:
+        num_fragments = ceil(whole / max(1, int(size / cost)))
+        size = ceil(whole / num_fragments)
     return tuple(
-        Fragment(iteration, group, index, start, min(size, whole - start))
+        Fragment(iteration, group, index, start, min(size, whole - start), cost)
         for index, start in enumerate(range(0, whole, size))
     )
+
+
+def _rounded(cost: float) -> float:
+    """Round a cost to a multiple of 1/1024, of which sums are exact in whatever order."""
+    return max(1.0, round(cost * 1024)) / 1024

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 
 from digen_core.control.costs import Linear
 from digen_core.control.protocol import Fragment, PairBlock
@@ -13,6 +14,7 @@ class PairPool:
     def __init__(self) -> None:
         self._blocks: deque[PairBlock] = deque()
         self.num_pairs = 0  # in the blocks
+        self.load = 0.0  # of them
 
     @property
     def blocks(self) -> tuple[PairBlock, ...]:
@@ -23,18 +25,26 @@ class PairPool:
         """Put pairs in, behind those that wait."""
         for block in blocks:
             self._blocks.append(block)
-            self.num_pairs += block.num_rows
+            self._count([block])
 
-    def take(self, num_pairs: int) -> tuple[PairBlock, ...]:
-        """Take out up to ``num_pairs`` pairs, the longest waiting first."""
+    def take(self, num_pairs: int, load: float = inf) -> tuple[PairBlock, ...]:
+        """Take out pairs, the longest waiting first.
+
+        Args:
+            num_pairs: at most.
+            load: at most, but for a first pair that is larger.
+        """
         taken: list[PairBlock] = []
-        room = min(num_pairs, self.num_pairs)
-        self.num_pairs -= room
-        while room:
-            block, rest = _cut(self._blocks.popleft(), room)
+        while self._blocks and num_pairs:
+            fit = int(min(num_pairs, load / self._blocks[0].fragment.cost)) or int(not taken)
+            if not fit:
+                break
+            block, rest = _cut(self._blocks.popleft(), fit)
             self._blocks.extendleft(rest)
             taken.append(block)
-            room -= block.num_rows
+            num_pairs -= block.num_rows
+            load = max(0.0, load - block.load)
+        self._count(taken, -1)
         return tuple(taken)
 
     def take_by_step(self, num_samples: int, num_steps: int) -> list[tuple[PairBlock, ...]]:
@@ -59,19 +69,26 @@ class PairPool:
             left -= block.num_rows
         self._blocks.extendleft(reversed(skipped))
         packs = [tuple(blocks) for blocks in taken.values()]
-        self.num_pairs -= sum(block.num_rows for pack in packs for block in pack)
+        for pack in packs:
+            self._count(pack, -1)
         return packs
 
     def remove(self, is_gone: Callable[[Fragment], bool]) -> list[PairBlock]:
         """Take out the pairs of fragments that are gone."""
         removed = [block for block in self._blocks if is_gone(block.fragment)]
         self._blocks = deque(block for block in self._blocks if not is_gone(block.fragment))
-        self.num_pairs -= sum(block.num_rows for block in removed)
+        self._count(removed, -1)
         return removed
+
+    def _count(self, blocks: Iterable[PairBlock], sign: int = 1) -> None:
+        for block in blocks:
+            self.num_pairs += sign * block.num_rows
+            self.load += sign * block.load
 
     def validate(self) -> None:
         """Raise AssertionError if the pairs are not counted right."""
         assert self.num_pairs == sum(block.num_rows for block in self._blocks)
+        assert self.load == sum(block.load for block in self._blocks)
 
 
 def pairs_by_step(

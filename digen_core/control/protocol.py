@@ -4,10 +4,11 @@ Events say what happened, instructions what to do. The flow on Dask workers, the
 property tests speak only these.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from digen_core.control.costs import Costs
+from digen_core.control.schedule import UNMIXED, Mixing
 
 Role = Literal["rollout", "trainer"]
 
@@ -45,11 +46,17 @@ class Fragment:
     index: int
     first_sample: int
     num_samples: int
+    cost: float = field(default=1.0, compare=False)  # of a sample, in those of the mean size
 
     @property
     def samples(self) -> range:
         """Indices of the samples in their group."""
         return range(self.first_sample, self.first_sample + self.num_samples)
+
+    @property
+    def load(self) -> float:
+        """Samples of the mean size that take as long at a step."""
+        return self.cost * self.num_samples
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -67,6 +74,11 @@ class PairBlock:
         first = self.fragment.first_sample + self.first_row
         return range(first, first + self.num_rows)
 
+    @property
+    def load(self) -> float:
+        """Pairs of the mean size that take as long."""
+        return self.fragment.cost * self.num_rows
+
 
 @dataclass(frozen=True, slots=True)
 class Pack:
@@ -80,6 +92,16 @@ class Pack:
     def num_pairs(self) -> int:
         """How many (sample, step) pairs it holds."""
         return sum(block.num_rows for block in self.blocks)
+
+    @property
+    def load(self) -> float:
+        """Pairs of the mean size that take as long."""
+        return sum(block.load for block in self.blocks)
+
+    @property
+    def cost(self) -> float:
+        """Of a pair, in those of the mean size."""
+        return self.load / self.num_pairs
 
 
 # --- events -----------------------------------------------------------------------------------
@@ -140,13 +162,15 @@ class Switched:
 class IterationOffered:
     """The next round of prompts is known; it begins as soon as the layout lets it.
 
-    ``trained_steps`` of its trajectories are noisy and trained. ``group_costs``, if given, are the
-    relative costs of its groups (mixed resolutions), else all groups cost the same.
+    ``trained_steps`` of its trajectories are noisy and trained. ``group_costs``, if given, say what
+    a sample of each group costs, in samples of the mean size (mixed resolutions), also of those
+    that may replace others; else all cost the same.
     """
 
     iteration: int
     trained_steps: tuple[int, ...]
     group_costs: tuple[float, ...] = ()
+    mixing: Mixing = UNMIXED
 
 
 @dataclass(frozen=True, slots=True)

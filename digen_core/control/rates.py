@@ -1,4 +1,4 @@
-"""How fast devices work, by their kind."""
+"""How fast devices work on samples of the mean size, by their kind."""
 
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.packing import smallest_pack
@@ -23,11 +23,11 @@ class Rates:
         return kinds.get(kind) or next(iter(kinds.values()), UNKNOWN)
 
     def generation(self, kind: str) -> float:
-        """Return how many denoising steps of whole fragments a device does per second."""
+        """Return of how many samples a device does a denoising step per second, in fragments."""
         rate = self._generation.get(kind)
         if rate is None:
-            seconds = self.costs_of(kind).step(self._workload.fragment_size)
-            rate = self._generation[kind] = 1 / max(seconds, 1e-12)
+            size = self._workload.fragment_size
+            rate = self._generation[kind] = size / max(self.costs_of(kind).step(size), 1e-12)
         return rate
 
     def training(self, kind: str) -> float:

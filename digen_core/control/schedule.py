@@ -1,13 +1,32 @@
 """What a controller is told before it starts: the shape of an iteration, and how to schedule it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
-from typing import Final
+from statistics import fmean
+from typing import Final, Literal
 
 from digen_core.control.layout import Layout
 
 QUEUE_DEPTH: Final = 2
 """Of runs: a device finds its next task waiting, and what that needs on its way."""
+
+GroupOrder = Literal["listed", "cheap-first", "dear-first"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """How groups of unequal costs are generated (StreamRL's skewness-aware dispatch).
+
+    Cheap groups first, and trainers get pairs early; dear ones first, and no long one is left for
+    the end. Smaller fragments let several devices share a dear group, but each has a fixed cost.
+    """
+
+    order: GroupOrder = "listed"
+    cuts: bool = False  # fragments of fewer samples where a sample costs more than the mean
+
+
+UNMIXED: Final = Mixing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +41,7 @@ class Workload:
     trained_per_group: int  # samples; fewer than group_size with best-of-n
     samples_per_pack: int = 1  # without TSP: most samples in one pack, all at the same step
     advantages_need_all_groups: bool = False  # scaled by the deviation of the whole batch
+    group_costs: tuple[float, ...] = ()  # as offered with a typical iteration; none: all cost 1
 
     @property
     def num_fragments(self) -> int:
@@ -46,3 +66,12 @@ class Schedule:
     def num_ahead(self) -> int:
         """Iterations that may be open beside the one that is trained."""
         return self.max_staleness if self.max_stale_share else 0
+
+
+def relative_costs(costs: Iterable[float]) -> tuple[float, ...]:
+    """Return what groups cost, in the mean of them; none where all cost the same."""
+    own = list(costs)
+    if len(set(own)) < 2:
+        return ()
+    mean = fmean(own)
+    return tuple(cost / mean for cost in own)

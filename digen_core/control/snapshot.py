@@ -37,7 +37,10 @@ class IterationSnapshot:
     regenerating: tuple[Fragment, ...]
     parked: tuple[tuple[Fragment, tuple[PairBlock, ...]], ...]
     to_score: tuple[Score, ...]
+    costs: tuple[float, ...]
+    cuts: bool
     without_advantages: tuple[int, ...]
+    cost_to_come: float
     pool: tuple[PairBlock, ...]
     training: tuple[tuple[Pack, str], ...]
     trained: dict[str, tuple[Pack, ...]]
@@ -64,7 +67,10 @@ class IterationSnapshot:
             regenerating=tuple(sorted(it.regenerating)),
             parked=tuple((part, tuple(blocks)) for part, blocks in it.parked.items()),
             to_score=tuple(it.to_score),
+            costs=it.costs,
+            cuts=it.cuts,
             without_advantages=tuple(sorted(it.without_advantages)),
+            cost_to_come=it.cost_to_come,
             pool=it.pool.blocks,
             training=tuple(it.training.values()),
             trained={device: tuple(packs) for device, packs in it.trained.items()},
@@ -93,7 +99,10 @@ class IterationSnapshot:
             regenerating=set(self.regenerating),
             parked={part: list(blocks) for part, blocks in self.parked},
             to_score=list(self.to_score),
+            costs=self.costs,
+            cuts=self.cuts,
             without_advantages=set(self.without_advantages),
+            cost_to_come=self.cost_to_come,
             pool=pool,
             training={pack.index: (pack, device) for pack, device in self.training},
             trained={device: list(packs) for device, packs in self.trained.items()},

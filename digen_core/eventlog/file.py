@@ -121,7 +121,8 @@ def _lines(path: Path, content: bytes) -> list[Line]:
 
 def _sizes(snapshot: Snapshot) -> Iterator[int]:
     """Yield the numbers of things that a controller counts up to."""
-    yield from (int(size) for size in astuple(snapshot.workload))
+    yield from (int(size) for size in astuple(snapshot.workload) if isinstance(size, int))
+    yield len(snapshot.workload.group_costs)
     yield snapshot.workload.num_fragments
     yield snapshot.schedule.queue_depth
 

@@ -7,24 +7,26 @@ the device's peak. Text encoding, kernel launches and small batches' lower share
 from typing import Final
 
 from digen_core.config.parallel import ParallelConfig
+from digen_core.config.run import RunConfig
 from digen_core.control.costs import DeviceCosts, Linear
 from digen_core.planning.cluster import Cluster
 from digen_core.planning.groups import DeviceGroup
-from digen_core.planning.sizes import Sizes
+from digen_core.planning.sizes import Sizes, cost_of_default
 
 _READS_OF_A_PAIR: Final = 2  # the weights, forward and backward
 _SUM_BYTES: Final = 4  # of a gradient
 
 
-def with_estimates(cluster: Cluster, sizes: Sizes, parallel: ParallelConfig) -> Cluster:
+def with_estimates(cluster: Cluster, sizes: Sizes, config: RunConfig) -> Cluster:
     """Return the cluster with what it does not give: costs of devices, and of what they exchange.
 
     Args:
         cluster: devices with ``tflops`` and without ``costs`` are estimated; a push and a sum of
             gradients, if the links of all devices are known.
         sizes: of the recipe.
-        parallel: how the members of a gang share the work.
+        config: how the members of a gang share the work, and which sizes samples have.
     """
+    parallel, sizes = config.parallel, sizes.of_mean_size(cost_of_default(config.model))
     devices = tuple(
         group.model_copy(update={"costs": _estimated(group, cluster, sizes, parallel)})
         if group.costs is None and group.tflops

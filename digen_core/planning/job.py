@@ -8,6 +8,7 @@ from digen_core.control.costs import Costs
 from digen_core.control.layout import LAYOUTS, LayoutName
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Workload
+from digen_core.planning.sizes import costs_of_sizes
 from digen_core.sim.deal import BOTH, deal
 from digen_core.sim.problem import MIN_ROLLOUT_SHARE
 
@@ -84,8 +85,9 @@ class Job:
 
 def workload_of(config: RunConfig) -> Workload:
     """Return the shape of an iteration."""
+    num_groups = config.rollout.prompts_per_iteration
     return Workload(
-        num_groups=config.rollout.prompts_per_iteration,
+        num_groups=num_groups,
         group_size=config.rollout.group_size,
         fragment_size=config.fragment_size,
         num_steps=config.rollout.num_steps,
@@ -93,7 +95,18 @@ def workload_of(config: RunConfig) -> Workload:
         samples_per_pack=config.train.pack_size,
         trained_per_group=config.trained_per_group,
         advantages_need_all_groups=config.algorithm.needs_all_rewards,
+        group_costs=group_costs(config, 0)[:num_groups],
     )
+
+
+def group_costs(config: RunConfig, iteration: int) -> tuple[float, ...]:
+    """Return what a sample of each group of an iteration costs, in those of the mean size.
+
+    Those that may replace others come last. Empty where all samples have one size.
+    """
+    costs, rollout = costs_of_sizes(config.model), config.rollout
+    groups = range(rollout.prompts_per_iteration * (1 + rollout.refill))
+    return tuple(costs[config.size_of(iteration, group)] for group in groups if costs)
 
 
 def layouts_for(config: RunConfig) -> list[LayoutName]:

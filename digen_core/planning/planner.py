@@ -13,7 +13,7 @@ from digen_core.config.run import RunConfig
 from digen_core.control.layout import LAYOUTS, LayoutName
 from digen_core.errors import UserError
 from digen_core.planning.job import Job, layouts_for
-from digen_core.planning.search import Choice, Fixed, Plan, search, simulate_choice
+from digen_core.planning.search import Choice, Fixed, Plan, mixings, search, simulate_choice
 from digen_core.sim.closed_forms import FORMULAS, Terms
 
 NUM_SIZES = 2  # fragment and pack sizes that are simulated for a layout, and the job's own
@@ -229,7 +229,8 @@ def _simulated(job: Job, layout: LayoutName, share: float, most_staleness: int) 
         helpers = LAYOUTS[layout].trainers_help * (job.devices - split)
         assistants = LAYOUTS[layout].rollouts_train * split
     versions = Terms.of(job, split, share).staleness(most_staleness) if share else 1
-    choice = Choice(layout, split, helpers, assistants, share, versions)
+    mixing = mixings(job.workload)[-1]
+    choice = Choice(layout, split, helpers, assistants, share, versions, mixing)
     num_iterations = 3 + versions if share else 2
     return simulate_choice(job, choice, num_iterations=num_iterations).seconds
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from digen_core.control.costs import Costs
 from digen_core.control.protocol import Device
-from digen_core.control.schedule import Schedule, Workload
-from digen_core.planning.search import stale_iterations
+from digen_core.control.schedule import UNMIXED, Mixing, Schedule, Workload
+from digen_core.planning.search import mixings, stale_iterations
 from digen_core.records import Span
 from digen_core.sim.simulator import simulate
 
@@ -23,11 +23,11 @@ def expected_seconds(costs: Costs, kind: str, span: Span) -> float:
         return 0.0
     match span.kind:
         case "denoise":
-            return (span.end_step - span.first_step) * device.step(span.num_items)
+            return (span.end_step - span.first_step) * device.step(span.num_items, span.cost)
         case "score":
-            return device.decode(span.num_items)
+            return device.decode(span.num_items, span.cost)
         case "train":
-            return device.pack(span.num_items)
+            return device.pack(span.num_items, span.cost)
         case "step":
             return costs.optimizer_step
         case "push":
@@ -42,6 +42,7 @@ def predicted_seconds(
     schedule: Schedule,
     costs: Costs,
     num_trained_steps: int,
+    mixing: Mixing = UNMIXED,
 ) -> float:
     """Return the seconds per iteration in steady state, without jitter.
 
@@ -51,6 +52,7 @@ def predicted_seconds(
         schedule: the layout and its quantities.
         costs: of every kind of the devices.
         num_trained_steps: of a trajectory.
+        mixing: of groups that cost differently.
     """
     num_iterations = 2
     if schedule.max_stale_share:
@@ -62,5 +64,18 @@ def predicted_seconds(
         costs,
         trained_steps=range(num_trained_steps),
         num_iterations=num_iterations,
+        mixing=mixing,
     )
     return report.seconds
+
+
+def fastest_mixing(
+    devices: Sequence[Device],
+    workload: Workload,
+    schedule: Schedule,
+    costs: Costs,
+    num_trained_steps: int,
+) -> Mixing:
+    """Return how groups that cost differently are generated the fastest; arguments as above."""
+    job, ways = (devices, workload, schedule, costs, num_trained_steps), mixings(workload)
+    return min(ways, key=lambda way: predicted_seconds(*job, way)) if len(ways) > 1 else ways[0]

@@ -84,6 +84,15 @@ class Measured(Strict):
     decode: Linear | None = None
     pack: Linear | None = None
 
+    def of_mean_size(self, cost: float) -> "Measured":
+        """Return it for samples of the mean size, if those measured cost so many of them."""
+        return Measured(
+            **{
+                name: line and line.model_copy(update={"per_item": line.per_item / cost})
+                for name, line in self
+            }
+        )
+
 
 def costs_of(measured: Mapping[Device, Measured]) -> Costs:
     """Return the mean costs of each kind of device; what is unknown of one is as of all."""
@@ -151,7 +160,7 @@ class Profile:
         for span, operation, seconds in _observed(spans):
             if span.device in kinds:
                 key = kinds[span.device], operation
-                self._lines.setdefault(key, LineFit()).add(span.num_items, seconds)
+                self._lines.setdefault(key, LineFit()).add(span.num_items * span.cost, seconds)
         for name, seconds in _updates(spans, self._crossing):
             self._scalars.setdefault(name, LineFit()).add(1, seconds)
         self.costs = self._learnt()

@@ -10,9 +10,17 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
 from statistics import mean
+from typing import get_args
 
 from digen_core.control.layout import LAYOUTS, Layout, LayoutName
-from digen_core.control.schedule import QUEUE_DEPTH, Schedule
+from digen_core.control.schedule import (
+    QUEUE_DEPTH,
+    UNMIXED,
+    GroupOrder,
+    Mixing,
+    Schedule,
+    Workload,
+)
 from digen_core.sim.closed_forms import FORMULAS, Terms
 from digen_core.sim.problem import Problem
 from digen_core.sim.report import SimulationReport
@@ -40,6 +48,7 @@ class Choice:
     assistants: int = 0
     stale_share: float = 0.0
     max_staleness: int = 1  # versions that stale groups may be behind
+    mixing: Mixing = UNMIXED
 
     @property
     def num_mechanisms(self) -> int:
@@ -154,7 +163,16 @@ def simulate_choice(
         num_iterations=num_iterations,
         seed=seed,
         jitter=jitter,
+        mixing=choice.mixing,
     )
+
+
+def mixings(workload: Workload) -> list[Mixing]:
+    """Return the ways to generate groups that cost differently, the simplest first."""
+    if not workload.group_costs:
+        return [UNMIXED]
+    pairs = product((False, True), get_args(GroupOrder))
+    return [Mixing(order, cuts) for cuts, order in pairs]
 
 
 def _run(problem: Problem, choice: Choice, num_iterations: int, seed: int) -> Plan:
@@ -200,7 +218,7 @@ class _Space:
     def ranked(self) -> Iterator[Choice]:
         """Yield the most promising splits, with all help and without, stale and on-policy."""
         if self.switches.colocated:
-            yield Choice(self.layout, None)
+            yield Choice(self.layout, None, mixing=mixings(self.problem.workload)[-1])
             return
         for helping, share in product((False, True), self._shares()):
             for split in self._promising(helping, share):
@@ -208,6 +226,7 @@ class _Space:
 
     def neighbours(self, choice: Choice) -> Iterator[Choice]:
         """Yield choices that differ a little: the next splits, more or less of a mechanism."""
+        yield from self._mixed(choice)
         split = choice.num_rollout
         if split is None:
             return
@@ -221,6 +240,12 @@ class _Space:
                 yield replace(choice, assistants=number)
         if choice.stale_share:
             yield from self._staler(choice)
+
+    def _mixed(self, choice: Choice) -> Iterator[Choice]:
+        """Yield choices with the other ways to generate groups that cost differently."""
+        for mixing in mixings(self.problem.workload):
+            if mixing != choice.mixing:
+                yield replace(choice, mixing=mixing)
 
     def _staler(self, choice: Choice) -> Iterator[Choice]:
         """Yield choices with half the stale groups, and with groups of older and newer versions."""
@@ -270,7 +295,8 @@ class _Space:
             assistants = some if helping else 0
             assistants = assistants if self.fixed.assistants is None else self.fixed.assistants
         versions = self._staleness(split, share) if share else 1
-        return Choice(self.layout, split, helpers, assistants, share, versions)
+        mixing = mixings(self.problem.workload)[-1]
+        return Choice(self.layout, split, helpers, assistants, share, versions, mixing)
 
     def _staleness(self, split: int, share: float) -> int:
         """Return the versions that hide a push that takes longer than an iteration, else one."""

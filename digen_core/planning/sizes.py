@@ -4,21 +4,28 @@ The transformer and the VAE are built on torch's meta device from their settings
 forward and backward passes run there: torch counts their matrix products and convolutions.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
+from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 
+import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from digen_core.config.model import ModelConfig, Size, tokens_of
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Sent
+from digen_core.errors import UserError
 from digen_core.models.attention import set_attention
 from digen_core.models.families import adapter_of
 from digen_core.models.pipeline_policy import PipelinePolicy
 from digen_core.models.policy import TORCH_DTYPES
 from digen_core.models.trainable import make_trainable, reference_weights, trainable_parameters
+from digen_core.planning.model_settings import settings_folder
 from digen_core.rollout.steps import steps_of_iteration
 
 _FLOAT32_BYTES = 4  # adapters, log-probs and embeddings travel in float32
@@ -40,6 +47,12 @@ class Sizes:
     latent_bytes: int  # of one sample, as it is stored
     trajectory_bytes: int  # latents and log-probs of one sample
     embedding_bytes: int  # of one prompt, and of what guidance steers away from
+
+    def of_mean_size(self, cost: float) -> "Sizes":
+        """Return them with the FLOPs of a sample that costs 1, if those counted cost so many."""
+        flops = (self.step_flops, self.pair_flops, self.decode_flops)
+        step, pair, decode = (round(own / cost) for own in flops)
+        return replace(self, step_flops=step, pair_flops=pair, decode_flops=decode)
 
 
 def sent_of(config: RunConfig, sizes: Sizes) -> Sent:
@@ -93,7 +106,7 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
         push_bytes=trained
         * (_FLOAT32_BYTES if train.lora else dtype.itemsize)
         * (1 + config.keeps_old),
-        step_flops=round(_step_flops(policy) * config.velocities_per_step),
+        step_flops=round(step_flops(policy) * config.velocities_per_step),
         pair_flops=_pair_flops(policy, config),
         decode_flops=_decode_flops(policy),
         latent_bytes=latent_bytes,
@@ -103,7 +116,46 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
     )
 
 
-def _step_flops(policy: PipelinePolicy) -> int:
+def cost_of_default(model: ModelConfig) -> float:
+    """Return what a sample of the size that is measured and counted costs."""
+    return costs_of_sizes(model).get(model.size, 1.0)
+
+
+def costs_of_sizes(model: ModelConfig) -> Mapping[Size, float]:
+    """Return what a step of a sample of each size costs, in the mean of ``model.sizes``.
+
+    That is its share of FLOPs, which grow with the square of tokens where attention is; of a model
+    whose settings are not here, its share of tokens. Empty where samples have one size.
+    """
+    return _costs_of_sizes(model.model_dump_json()) if model.sizes else {}
+
+
+@lru_cache(maxsize=8)
+def _costs_of_sizes(dumped: str) -> Mapping[Size, float]:
+    model = ModelConfig.model_validate_json(dumped)
+    tokens = {size: tokens_of(size) for size in (*model.sizes, model.size)}
+    try:
+        flops = _flops_of_tokens(model, tokens)
+    except (UserError, OSError):
+        flops = np.poly1d([1, 0])
+    mean = fmean(float(flops(tokens[size])) for size in model.sizes)
+    return {size: float(flops(number)) / mean for size, number in tokens.items()}
+
+
+def _flops_of_tokens(model: ModelConfig, tokens: Mapping[Size, int]) -> np.poly1d:
+    """Return the FLOPs of a step: a polynomial of degree 2, which three sizes tell."""
+    policy = adapter_of(model.family).without_weights(model, settings_folder(model.path))
+    set_attention(policy, model.model_copy(update={"attention": "native"}))
+    sizes = list(
+        {number: size for size, number in sorted(tokens.items(), key=itemgetter(1))}.values()
+    )
+    chosen = [sizes[place] for place in sorted({0, len(sizes) // 2, len(sizes) - 1})]
+    counted = [step_flops(policy.at_size(size)) for size in chosen]
+    return np.poly1d(np.polyfit([tokens[size] for size in chosen], counted, len(chosen) - 1))
+
+
+def step_flops(policy: PipelinePolicy) -> int:
+    """Return the FLOPs of one velocity of one sample."""
     with torch.no_grad():
         return _counted(lambda: _velocity(policy))
 

@@ -43,10 +43,18 @@ class Task:
                     end_step=self.end_step,
                     version=version,
                     num_items=fragment.num_samples,
+                    cost=fragment.cost,
                 )
             case Train(pack, version, _):
-                name, size = f"train p{pack.index:03d}", pack.num_pairs
-                return Span(pack.iteration, name, "train", *times, version=version, num_items=size)
+                return Span(
+                    pack.iteration,
+                    f"train p{pack.index:03d}",
+                    "train",
+                    *times,
+                    version=version,
+                    num_items=pack.num_pairs,
+                    cost=pack.cost,
+                )
             case Step(iteration, version, _):
                 name = f"optimizer step v{version + 1}"
                 return Span(iteration, name, "step", *times, version=version + 1)
@@ -134,13 +142,14 @@ class SimulatedDevice:
         match task.do:
             case Generate(fragment, first_step, end_step):
                 steps = self._jitter.factors(end_step - first_step)
-                ends = np.cumsum(self._own.step(fragment.num_samples) * steps)
+                ends = np.cumsum(self._own.step(fragment.num_samples, fragment.cost) * steps)
                 task.step_ends, task.end_step = task.started + ends, end_step
                 decoding = end_step == self._num_steps
-                decode = self._own.decode(fragment.num_samples) if decoding else 0.0
+                size = fragment.num_samples, fragment.cost
+                decode = self._own.decode(*size) if decoding else 0.0
                 return float(ends[-1]) + decode * self._jitter()
             case Train(pack):
-                return self._own.pack(pack.num_pairs) * self._jitter()
+                return self._own.pack(pack.num_pairs, pack.cost) * self._jitter()
             case Step():
                 return self._costs.optimizer_step * self._jitter()
             case Switch(_, role):

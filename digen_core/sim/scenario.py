@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
-from itertools import count
+from itertools import count, cycle, islice
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Final, Self
@@ -14,7 +14,7 @@ from digen_core.config.parallel import MEMBERS
 from digen_core.config.run import MAX_STEPS_PER_ITERATION
 from digen_core.control.costs import Costs, DeviceCosts, Linear, Link, Sent
 from digen_core.control.protocol import Device
-from digen_core.control.schedule import Workload
+from digen_core.control.schedule import Workload, relative_costs
 from digen_core.errors import UserError
 from digen_core.inputs.reading import read_toml
 from digen_core.sim.deal import BOTH, deal
@@ -140,6 +140,10 @@ class Scenario(Strict):
     helper_out: float = Field(0.0, ge=0)
     """Engine switch of a trainer back from generating, or rollout device that begins to train."""
 
+    group_costs: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    """What a sample of a group costs, relative to other groups', for the groups in turn: sizes
+    that are mixed. The mean group takes what the constants say."""
+
     kinds: dict[str, DeviceKind] = Field(default_factory=dict)
     """The inventory, by name of the kind, where devices are not equal; the search deals it."""
 
@@ -204,6 +208,7 @@ class Scenario(Strict):
             num_steps=self.steps,
             pack_size=self.pack_size,
             trained_per_group=self.trained_per_group,
+            group_costs=relative_costs(islice(cycle(self.group_costs), self.prompts)),
         )
 
     @property

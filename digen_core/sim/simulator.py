@@ -24,7 +24,7 @@ from digen_core.control import protocol
 from digen_core.control.controller import Controller
 from digen_core.control.costs import Costs
 from digen_core.control.protocol import Device, Event, Generate, Instruction, Step, Switch, Train
-from digen_core.control.schedule import Schedule, Workload
+from digen_core.control.schedule import UNMIXED, Mixing, Schedule, Workload
 from digen_core.records import Span
 from digen_core.sim.clock import Clock, Jitter
 from digen_core.sim.device import SimulatedDevice, Task
@@ -46,6 +46,7 @@ def simulate(
     jitter: float = 0.0,
     losses: Sequence[tuple[float, str]] = (),
     joins: Sequence[tuple[float, Device]] = (),
+    mixing: Mixing = UNMIXED,
     leaves: Sequence[tuple[float, str]] = (),
 ) -> SimulationReport:
     """Simulate a job from its first push to the end of its last iteration.
@@ -61,6 +62,7 @@ def simulate(
         jitter: sigma of the lognormal factor, of mean 1, on the time of everything but pushes.
         losses: (seconds, device): when devices vanish with all they hold.
         joins: (seconds, device): when devices come.
+        mixing: of groups that cost differently.
         leaves: (seconds, device): when devices are asked to leave, which others can do without.
 
     Raises:
@@ -72,7 +74,7 @@ def simulate(
         raise ValueError(f"num_iterations is {num_iterations}; a steady state takes {least}")
     controller = Controller(devices, workload, schedule, costs)
     simulation = Simulation(
-        controller, devices, workload, schedule, costs, trained_steps, Jitter(jitter, seed)
+        controller, devices, workload, schedule, costs, trained_steps, Jitter(jitter, seed), mixing
     )
     for time, name in losses:
         simulation.lose(time, name)
@@ -95,8 +97,10 @@ class Simulation:
         costs: Costs,
         trained_steps: Sequence[int],
         jitter: Jitter,
+        mixing: Mixing = UNMIXED,
     ) -> None:
         self._controller = controller
+        self._mixing = mixing
         self._workload = workload
         self._schedule = schedule
         self._costs = costs
@@ -199,7 +203,10 @@ class Simulation:
 
     def _offer(self) -> None:
         if self._num_offered < self._num_iterations:
-            self._deliver_soon(protocol.IterationOffered(self._num_offered, self._trained_steps))
+            costs = self._workload.group_costs
+            index, steps = self._num_offered, self._trained_steps
+            offer = protocol.IterationOffered(index, steps, costs, self._mixing)
+            self._deliver_soon(offer)
             self._num_offered += 1
 
     def _done(self, task: Task) -> None:

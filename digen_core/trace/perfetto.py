@@ -42,6 +42,8 @@ def chrome_trace(
     for span in sorted(spans, key=lambda span: span.started):
         arguments = {name: getattr(span, name) for name in _ARGUMENTS if getattr(span, name) >= 0}
         arguments["queued_seconds"] = span.started - span.queued
+        if span.cost != 1:
+            arguments["cost"] = span.cost
         if span.compile_seconds:
             arguments["compile_seconds"] = span.compile_seconds
         tid = tracks.place(pids[span.device], span.kind, span.started, span.ended)

@@ -34,6 +34,7 @@ SCHEMA: Final = pa.schema(
         pa.field("end_step", pa.int32(), nullable=False),
         pa.field("version", pa.int32(), nullable=False),
         pa.field("num_items", pa.int64(), nullable=False),
+        pa.field("cost", pa.float64(), nullable=False),
         pa.field("num_bytes", pa.int64(), nullable=False),
         pa.field("compile_seconds", pa.float64(), nullable=False),
     ]

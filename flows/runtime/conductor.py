@@ -189,9 +189,10 @@ class Conductor:
                 opened.turn.set()
             self._num_offered += 1
             self._executor.open(opened)
-            steps, costs = opened.round.steps.trained, opened.round.costs
+            steps, costs = opened.round.steps.trained, self._run.workers.group_costs(opened.index)
             self._handle(*self._changes.look())  # losses that nobody could be told of before
-            self._handle(IterationOffered(opened.index, steps, costs), *self._changes.take_in())
+            offer = IterationOffered(opened.index, steps, costs, self._run.progress.mixing)
+            self._handle(offer, *self._changes.take_in())
 
     def _finish(self, index: int) -> None:
         """Let a flow run publish and end."""

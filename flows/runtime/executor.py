@@ -188,7 +188,7 @@ class Executor:
             label=f"train p{pack.index:03d}",
             device=do.device,
             kind="train",
-            about={"version": do.version, "num_items": pack.num_pairs},
+            about={"version": do.version, "num_items": pack.num_pairs, "cost": pack.cost},
             parameters={
                 "pack": pack,
                 "version": do.version,

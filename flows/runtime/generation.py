@@ -132,6 +132,7 @@ def about(fragment: Fragment) -> About:
         "group": fragment.group,
         "fragment": fragment.index,
         "num_items": fragment.num_samples,
+        "cost": fragment.cost,
     }
 
 

@@ -10,6 +10,7 @@ from prefect.futures import PrefectFuture
 
 from digen_core.checkpoints.manifest import Manifest, Position
 from digen_core.control.costs import Costs
+from digen_core.control.schedule import UNMIXED, Mixing
 from digen_core.maths.ddpo import RewardHistory
 from digen_core.planning.profile import Profile
 from digen_core.records import EvaluationReport
@@ -45,6 +46,8 @@ class Progress:
     """One denoising step of a fragment, as last measured."""
     profile: Profile | None = None
     """What work costs; None before the workers are ready."""
+    mixing: Mixing = UNMIXED
+    """How groups that cost differently are generated."""
     num_iterations: int = 0
     """Finished ones."""
     made: tuple[int, Position] | None = None
@@ -144,6 +147,10 @@ class Progress:
     def evaluated(self, tag: str, report: EvaluationReport) -> None:
         """Note what a version was found to be worth."""
         self.evaluations[tag] = report
+
+    def mixes(self, mixing: Mixing) -> None:
+        """Note how groups that cost differently are generated from now on."""
+        self.mixing = mixing
 
     def measured(self, profile: Profile, step_seconds: float) -> None:
         """Note what work costs, before the first iteration."""

@@ -14,14 +14,15 @@ from distributed import Client, Future
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs, Sent
 from digen_core.control.protocol import CostsUpdated, Device
+from digen_core.control.schedule import Schedule, Workload
 from digen_core.data.prompts import train_prompts
 from digen_core.errors import UserError
 from digen_core.planning.job import Job
 from digen_core.planning.model_settings import settings_folder
 from digen_core.planning.planner import plan_config
-from digen_core.planning.predict import predicted_seconds
+from digen_core.planning.predict import fastest_mixing, predicted_seconds
 from digen_core.planning.profile import Measured, Profile, costs_of, load_profile, with_kinds
-from digen_core.planning.sizes import sent_of, sizes_of
+from digen_core.planning.sizes import cost_of_default, sent_of, sizes_of
 from digen_core.records import Crossing, Span
 from digen_core.trace.prediction import SCHEDULE_OF_RUN
 from digen_core.transport.files import replace_text
@@ -52,7 +53,8 @@ def measured_costs(config: RunConfig, client: Client, devices: Sequence[Device])
         for device in firsts
     ]
     _await(futures, client, config)
-    found: list[Measured] = client.gather(futures)
+    cost = cost_of_default(config.model)
+    found = [own.of_mean_size(cost) for own in client.gather(futures)]
     return costs_of(dict(zip(firsts, found, strict=True)))
 
 
@@ -113,6 +115,7 @@ def start_profile(run: RunContext, measured: dict[Device, Measured]) -> None:
     size = config.fragment_size
     step_seconds = max(kind.step(size) for kind in profile.costs.kinds.values())
     run.progress.measured(profile, step_seconds)
+    run.progress.mixes(fastest_mixing(*_job_of(run)))
     keep_prediction(run)
 
 
@@ -151,13 +154,8 @@ def keep_prediction(run: RunContext) -> None:
     config, schedule = run.config, schedule_of(run.config)
     if not (run.fleet.rollout_devices() and run.fleet.trainer_devices()):
         return  # the run waits for workers
-    seconds = predicted_seconds(
-        run.fleet.devices,
-        run.workers.workload,
-        schedule,
-        run.progress.known_costs,
-        config.num_trained_steps,
-    )
+    mixing = run.progress.mixing
+    seconds = predicted_seconds(*_job_of(run), mixing)
     split = [len(run.fleet.rollout_devices()), len(run.fleet.trainer_devices())]
     tree = {
         "layout": schedule.layout.name,
@@ -165,6 +163,19 @@ def keep_prediction(run: RunContext) -> None:
         "helpers": config.schedule.helpers,
         "assistants": config.schedule.assistants,
         "max_stale_share": schedule.max_stale_share,
+        "group_order": mixing.order,
+        "cuts_by_cost": mixing.cuts,
         "predicted_seconds": seconds,  # of the next iteration
     }
     replace_text(run.run_dir / SCHEDULE_OF_RUN, json.dumps(tree, indent=2))
+
+
+def _job_of(run: RunContext) -> tuple[Sequence[Device], Workload, Schedule, Costs, int]:
+    """Return what an iteration of a run is predicted from."""
+    return (
+        run.fleet.devices,
+        run.workers.workload,
+        schedule_of(run.config),
+        run.progress.known_costs,
+        run.config.num_trained_steps,
+    )

@@ -32,6 +32,7 @@ class About(TypedDict, total=False):
     end_step: int
     version: int
     num_items: int
+    cost: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

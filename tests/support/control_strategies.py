@@ -17,7 +17,7 @@ def schedules(draw):
     return Schedule(
         LAYOUTS[layout],
         max_stale_share=draw(st.sampled_from([0.0, 0.34, 0.5, 1.0])) if may_be_stale else 0.0,
-        max_staleness=draw(st.integers(1, 2)),
+        max_staleness=draw(st.integers(1, 4)),
         helpers=draw(counts),
         assistants=draw(counts),
         queue_depth=draw(st.integers(1, 2)),

@@ -2,12 +2,13 @@
 
 from collections import defaultdict
 from random import Random
+from typing import get_args
 
 from digen_core.control import protocol as p
 from digen_core.control.controller import Controller
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.layout import LAYOUTS
-from digen_core.control.schedule import Schedule, Workload
+from digen_core.control.schedule import UNMIXED, GroupOrder, Mixing, Schedule, Workload
 
 ROLLOUT, TRAINER = frozenset({"rollout"}), frozenset({"trainer"})
 NUM_STEPS = 4
@@ -72,7 +73,9 @@ class RandomCluster:
         skipped=(),
         refill=0,
         not_updated=(),
+        mixed: Random | None = None,  # draws costs of groups; None: all cost the same
     ):
+        self.mixed, self.offers = mixed, {}
         self.it, self.workload, self.schedule, self.random = controller, workload, schedule, random
         self.devices = {device.name for device in devices}
         self.gone: list[p.Device] = []  # lost; they may come back
@@ -132,7 +135,7 @@ class RandomCluster:
             while offered < min(
                 num_iterations, len(self.finished) + 1 + self.schedule.max_staleness
             ):
-                self.tell(p.IterationOffered(offered, TRAINED))
+                self.tell(self._offer(offered))
                 offered += 1
             if losses and self.random.random() < self._loss_odds():
                 losses = max(0, losses - self._lose_some(spare=not joins))
@@ -153,6 +156,15 @@ class RandomCluster:
             else:
                 do = self.queues[choices[place]].pop(0)
             self.tell(self._event_of(do, pause_odds))
+
+    def _offer(self, index: int) -> p.IterationOffered:
+        costs, mixing, draw = (), UNMIXED, self.mixed
+        if draw is not None:
+            num_prompts = self.workload.num_groups * (1 + self.refill)
+            costs = tuple(draw.choice([0.1, 1 / 3, 1.0, 2.5, 8.0]) for _ in range(num_prompts))
+            mixing = Mixing(draw.choice(get_args(GroupOrder)), draw.random() < 0.5)
+        self.offers[index] = p.IterationOffered(index, TRAINED, costs, mixing)
+        return self.offers[index]
 
     def _loss_odds(self) -> float:
         """An update is a few events of hundreds: the holder is lost then as often as before."""
@@ -274,6 +286,9 @@ class RandomCluster:
         match do:
             case p.Generate(fragment, first, end, version, device):
                 assert end == self.workload.num_steps
+                if self.offers[fragment.iteration].mixing.cuts and fragment.num_samples > 1:
+                    most = self.workload.fragment_size
+                    assert max(fragment.load, fragment.num_samples) <= most
                 assert first == self.next_step.get(fragment, 0) or self.num_lost
                 assert version in self.held[device], "a version that the device does not hold"
                 group = (fragment.iteration, fragment.group)
@@ -394,11 +409,11 @@ class RandomCluster:
 
     def _summed(self) -> list[tuple]:
         return [
-            (block.fragment, block.step, row)
+            (block.fragment.group, block.step, sample)
             for packs in self.sums.values()
             for pack in packs
             for block in pack.blocks
-            for row in range(block.first_row, block.first_row + block.num_rows)
+            for sample in block.samples
         ]
 
     def _choose(self) -> tuple[int, ...]:
@@ -406,7 +421,6 @@ class RandomCluster:
         return tuple(sorted(self.random.sample(everyone, self.workload.trained_per_group)))
 
     def expected_pairs(self, index: int) -> set[tuple]:
-        size = self.workload.fragment_size
         pairs = set()
         for slot in range(self.workload.num_groups):
             group = slot
@@ -414,9 +428,6 @@ class RandomCluster:
                 group += self.workload.num_groups
             if (index, group) in self.skipped:
                 continue
-            for sample in self.with_advantages[index, group]:
-                first = sample // size * size
-                width = min(size, self.workload.group_size - first)
-                fragment = p.Fragment(index, group, sample // size, first, width)
-                pairs |= {(fragment, step, sample - first) for step in TRAINED}
+            chosen = self.with_advantages[index, group]
+            pairs |= {(group, step, sample) for sample in chosen for step in TRAINED}
         return pairs

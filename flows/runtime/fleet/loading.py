@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from digen_core.control.protocol import Device, Role
 from digen_core.planning.profile import Measured
+from digen_core.planning.sizes import cost_of_default
 from digen_core.preflight.reward_probe import NUM_SAMPLES
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.batch import Batch, Submitted
@@ -123,4 +124,8 @@ def measure_costs(
         for device in devices
     }
     batch.wait(counted=True)
-    return {device: submitted.facts.measured for device, submitted in measuring.items()}
+    cost = cost_of_default(run.config.model)
+    return {
+        device: submitted.facts.measured.of_mean_size(cost)
+        for device, submitted in measuring.items()
+    }

@@ -80,4 +80,5 @@ def _seconds(run: RunContext, devices: list[Device]) -> float:
         schedule_of(run.config),
         run.progress.known_costs,
         run.config.num_trained_steps,
+        run.progress.mixing,
     )

@@ -72,13 +72,4 @@ def round_of(config: RunConfig, prompts: list[Prompt], index: int) -> Round:
         steps=steps_of_iteration(config, index),
         metadata=[prompt.metadata for prompt in drawn],
         refill=refill,
-        costs=_costs(config, index),
     )
-
-
-def _costs(config: RunConfig, index: int) -> tuple[float, ...]:
-    """Return what groups of several sizes cost: about as many latent pixels as they have."""
-    if not config.model.sizes:
-        return ()
-    sizes = [config.size_of(index, group) for group in range(config.rollout.prompts_per_iteration)]
-    return tuple(height * width * (1 + (frames - 1) / 4) for height, width, frames in sizes)

@@ -17,7 +17,6 @@ class Round:
     steps: Steps
     metadata: list[Metadata]  # of each prompt
     refill: int = 0  # times that a group may be replaced
-    costs: tuple[float, ...] = ()  # of the groups, relative to each other, if they differ
 
     @property
     def num_groups(self) -> int:

@@ -6,7 +6,7 @@ from digen_core.control import protocol as p
 from digen_core.control.controller import Controller, ControllerError
 from digen_core.control.iteration import fragments_of
 from digen_core.control.layout import LAYOUTS
-from digen_core.control.schedule import Schedule
+from digen_core.control.schedule import Mixing, Schedule
 from support.random_cluster import (
     ROLLOUT,
     TRAINED,
@@ -234,13 +234,53 @@ def test_a_batch_wide_scale_waits_for_all_groups():
     assert it.handle(p.FragmentScored(one)) == [p.ComputeAdvantages(0, (0, 1))]
 
 
-@pytest.mark.parametrize(("num_steps", "samples", "first"), [(40, 1, 1), (1, 4, 0)])
-def test_group_order_follows_the_bottleneck(num_steps, samples, first):
-    # Group 1 is the dearer one: first when generation is the bottleneck, last when training is.
-    workload = make_workload(num_steps=num_steps, trained_per_group=samples, fragment_size=4)
-    it = started(workload=workload)
-    offered = it.handle(p.IterationOffered(0, (0,), group_costs=(1.0, 3.0)))
-    assert offered[-1].fragment.group == first
+@pytest.mark.parametrize(
+    ("costs", "order", "expected"),
+    [
+        ((1.0, 3.0, 0.5), "listed", [0, 1, 2]),
+        ((1.0, 3.0, 0.5), "cheap-first", [2, 0, 1]),
+        ((1.0, 3.0, 0.5), "dear-first", [1, 0, 2]),
+        ((), "dear-first", [0, 1, 2]),
+    ],
+)
+def test_groups_are_generated_in_the_order_that_is_offered(costs, order, expected):
+    it = started(workload=make_workload(num_groups=3, fragment_size=4))
+    do = it.handle(p.IterationOffered(0, (0,), costs, Mixing(order)))
+    found = []
+    while do and isinstance(do[-1], p.Generate):
+        found.append(do[-1].fragment.group)
+        do = it.handle(p.FragmentGenerated(do[-1].fragment))
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("cost", "sizes"), [(0.5, [4, 4]), (1.0, [4, 4]), (1.5, [2, 2, 2, 2]), (9.0, [1] * 8)]
+)
+def test_the_dearer_a_sample_the_fewer_are_in_a_fragment(cost, sizes):
+    """At 1.5 two samples fit into the load of four, as 4 / 1.5 = 2.7."""
+    workload = make_workload(group_size=8, fragment_size=4)
+    parts = fragments_of(workload, 0, 0, cost, cuts=True)
+    assert [part.num_samples for part in parts] == sizes
+    assert {part.load / part.num_samples for part in parts} == {cost}
+    assert [s for part in parts for s in part.samples] == list(range(8))
+    assert [part.num_samples for part in fragments_of(workload, 0, 0, cost)] == [4, 4]
+
+
+def test_a_pack_is_as_large_as_it_is_fair_whatever_its_pairs_cost():
+    """Ready are 4 pairs of cost 0.5 and 4 of 1.5, of which each of two trainers gets a load of 4.
+
+    That is 4 cheap ones and one dear one: as many pairs as a pack has at most, then the dear ones.
+    """
+    workload = make_workload(num_groups=2, fragment_size=4, pack_size=8)
+    it = started("tsp", num_trainers=2, workload=workload)
+    do = it.handle(p.IterationOffered(0, (0,), (0.5, 1.5)))
+    for _ in range(2):
+        fragment = do[-1].fragment
+        score, *do = it.handle(p.FragmentGenerated(fragment))
+        advantages = it.handle(p.FragmentScored(score.fragment))
+    packs = it.handle(p.AdvantagesComputed(0, (0, 1)))
+    assert isinstance(advantages[0], p.ComputeAdvantages)
+    assert [(do.pack.num_pairs, do.pack.load) for do in packs] == [(5, 3.5), (3, 4.5)]
 
 
 @pytest.mark.parametrize(

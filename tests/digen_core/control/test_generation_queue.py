@@ -74,5 +74,5 @@ def test_what_is_taken(num_groups: int, size: int, random: Random):
         assert len(queue) == len(plain.items)
         assert all(part in queue for _, part, _ in plain.items)
         assert not any(part in queue for part in out)
-        left = sum(NUM_STEPS - done for _, _, done in plain.items)
-        assert queue.remaining_steps(NUM_STEPS) == left
+        left = sum((NUM_STEPS - done) * part.load for _, part, done in plain.items)
+        assert queue.remaining(NUM_STEPS) == left

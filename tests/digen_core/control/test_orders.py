@@ -29,6 +29,7 @@ def run(
     skipped=(),
     refill=0,
     not_updated=(),
+    mixed=None,
     **options,
 ):
     kinds = ("default", "slow")[: 1 + num_rollout % 2]
@@ -44,6 +45,7 @@ def run(
         skipped=skipped,
         refill=refill,
         not_updated=not_updated,
+        mixed=mixed,
     )
     cluster.run(NUM_ITERATIONS, **options)
     for index in range(NUM_ITERATIONS):
@@ -67,6 +69,7 @@ def run(
     st.sampled_from([0.0, 0.3]),
     st.sampled_from([1, 2, 100]),
     st.sets(st.integers(0, 2), max_size=2),
+    st.one_of(st.none(), st.randoms(use_true_random=False)),
 )
 def test_every_layout_in_every_order(
     schedule,
@@ -80,6 +83,7 @@ def test_every_layout_in_every_order(
     pause_odds,
     fits,
     not_updated,
+    mixed,
 ):
     run(
         schedule,
@@ -91,6 +95,7 @@ def test_every_layout_in_every_order(
         skipped,
         refill,
         not_updated,
+        mixed,
         pause_odds=pause_odds,
         fits=fits,
     )
@@ -108,6 +113,7 @@ def stories(draw, num_trainers, losses):
         "random": draw(st.randoms(use_true_random=False)),
         "skipped": draw(st.sets(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=4)),
         "not_updated": draw(st.sets(st.integers(0, 2), max_size=2)),
+        "mixed": draw(st.one_of(st.none(), st.randoms(use_true_random=False))),
         "losses": draw(losses),
         "joins": draw(st.booleans()),
         "pause_odds": 0.1,
@@ -168,7 +174,7 @@ def test_who_is_to_leave_works_on_when_nobody_else_has_its_role_any_more():
     it = Controller(devices, workload, schedule, make_costs())
     cluster = RandomCluster(it, workload, schedule, devices, random=Random(0))
     cluster.carry_out(it.start())
-    cluster.tell(p.IterationOffered(0, (0, 2)))
+    cluster.tell(cluster._offer(0))
     while not cluster.queues["rollout-1"]:
         cluster.tell(cluster._event_of(cluster.others.pop(0), 0.0))
     cluster.tell(p.DeviceLeaving("rollout-1"))

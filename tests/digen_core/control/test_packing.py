@@ -1,5 +1,7 @@
 """Packs: every pair exactly once, none larger than asked."""
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 from hypothesis import given
 
@@ -28,6 +30,19 @@ def test_packs_by_hand():
         (PairBlock(b, 7, 1, 2),),
     ]
     assert [pack.index for pack in packs] == [0, 1, 2]
+
+
+def test_a_load_is_taken_by_hand():
+    """A load of 4: two pairs of cost 0.5 and two of 1.5; 1 of 3 fits then, and alone any does."""
+    cheap, dear = (replace(fragment(group, 3), cost=cost) for group, cost in ((0, 0.5), (1, 1.5)))
+    pool = PairPool()
+    pool.add([PairBlock(cheap, 0, 0, 2), PairBlock(dear, 0, 0, 3), PairBlock(dear, 1, 0, 1)])
+    assert (pool.num_pairs, pool.load) == (6, 7.0)
+    assert pool.take(9, 4.0) == (PairBlock(cheap, 0, 0, 2), PairBlock(dear, 0, 0, 2))
+    assert pool.take(9, 1.0) == (PairBlock(dear, 0, 2, 1),)
+    assert (pool.num_pairs, pool.load) == (1, 1.5)
+    assert pool.take(1) == (PairBlock(dear, 1, 0, 1),)
+    assert pool.take(1) == ()
 
 
 @given(

@@ -6,6 +6,7 @@ import pytest
 
 from deployments.shipped import CLUSTERS, find_cluster
 from digen_core.config.parallel import ParallelConfig
+from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs, DeviceCosts, Linear, Sent
 from digen_core.errors import UserError
 from digen_core.planning.cluster import load_cluster
@@ -57,7 +58,7 @@ def mixed(tmp_path):
 def test_shipped_clusters_say_what_everything_costs(path):
     cluster = load_cluster(path)
     if cluster.leaves_costs_to_data_sheets:
-        cluster = with_estimates(cluster, SIZES, ParallelConfig())
+        cluster = with_estimates(cluster, SIZES, RunConfig())
     assert set(cluster.costs().kinds) == {device.kind for device in cluster.fleet}
     assert min(cluster.watts, cluster.price_per_hour) > 0
 
@@ -98,7 +99,7 @@ def test_estimates_by_hand(mixed):
     bare = mixed.model_copy(update={"devices": groups, "reference": None, "network": 4.0})
     assert bare.leaves_costs_to_data_sheets
     assert not mixed.leaves_costs_to_data_sheets
-    costs = with_estimates(bare, SIZES, ParallelConfig()).costs()
+    costs = with_estimates(bare, SIZES, RunConfig()).costs()
     h100, a100 = costs.kinds["h100"], costs.kinds["a100"]
     assert costs.push == pytest.approx(0.5)  # 2 GB at 4 GB/s
     assert h100.step(3) == pytest.approx(0.02 + 3 * 10 / 45)
@@ -107,7 +108,7 @@ def test_estimates_by_hand(mixed):
     assert a100.step(3) == pytest.approx(3 * 10 / 22.5)
     with_own = groups[0].model_copy(update={"costs": LINE})
     kept = bare.model_copy(update={"devices": (with_own, groups[1])})
-    assert with_estimates(kept, SIZES, ParallelConfig()).costs().kinds["h100"] == LINE
+    assert with_estimates(kept, SIZES, RunConfig()).costs().kinds["h100"] == LINE
 
 
 @pytest.mark.parametrize("degree", [1, 2, 4])
@@ -117,7 +118,7 @@ def test_estimates_of_a_gang_by_hand(mixed, degree):
     gangs = mixed.devices[0].model_copy(update=sheet)
     cluster = mixed.model_copy(update={"devices": (gangs,), "network": 4.0, "reference": None})
     parallel = ParallelConfig(context_parallel=degree)
-    costs = with_estimates(cluster, SIZES, parallel).costs()
+    costs = with_estimates(cluster, SIZES, RunConfig(parallel=parallel)).costs()
     gang, shares = costs.kinds["h100"], 4 // degree
     together = degree * (0.85 if degree > 1 else 1)
     assert gang.step(3) == pytest.approx(0.02 + -(-3 // shares) * 10 / (45 * together))
@@ -127,7 +128,7 @@ def test_estimates_of_a_gang_by_hand(mixed, degree):
     assert costs.gradient_sum == pytest.approx(0.5)  # of 5 x 10^8 numbers of 4 bytes
     sharded = parallel.model_copy(update={"shard_weights": True})
     everything = replace(SIZES, trains_all=True)
-    costs = with_estimates(cluster, everything, sharded).costs()
+    costs = with_estimates(cluster, everything, RunConfig(parallel=sharded)).costs()
     own = costs.kinds["h100"]
     assert own.step(3) - gang.step(3) == pytest.approx(0.15)  # three quarters of 20 GB at 100 GB/s
     assert own.pack(2) - gang.pack(2) == pytest.approx(2 * 0.15 + 0.015)  # and of 2 GB of gradients

@@ -42,6 +42,22 @@ def packs(seconds_of, sizes, device="train"):
     return spans
 
 
+def test_samples_that_cost_differently_are_on_one_line():
+    """Of 4 samples that cost 0.5, 1 or 2.5: 1 + 2 n with n of 2, 4 and 10."""
+    spans = [
+        denoise("fast", 100.0 * cost, 1 + 2 * 4 * cost, 4, cost=cost) for cost in (0.5, 1.0, 2.5)
+    ]
+    costs = Profile(NOTHING, DEVICES).learn(spans)
+    assert costs.kinds["h100"].step.fixed == pytest.approx(1.0)
+    assert costs.kinds["h100"].step.per_item == pytest.approx(2.0)
+
+
+def test_what_was_measured_is_told_of_the_mean_size():
+    """A sample that costs 4 took 2 s beside the second that is fixed: one of the mean size 0.5."""
+    measured = Measured(step=Linear(fixed=1.0, per_item=2.0))
+    assert measured.of_mean_size(4.0) == Measured(step=Linear(fixed=1.0, per_item=0.5))
+
+
 def test_a_line_is_recovered_for_each_kind_and_operation():
     spans = [
         denoise("fast", 0.0, 3 * (1 + 2 * 4), 4, num_steps=3),  # a task of three steps

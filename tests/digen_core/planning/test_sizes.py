@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -13,11 +14,19 @@ from deployments.cli import run
 from deployments.shipped import RECIPES, recipe_files
 from deployments.views.size import as_markdown, print_rows, quantities, size
 from digen_core.config.load import load_config
+from digen_core.config.model import tokens_of
 from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
 from digen_core.models.families import adapter_of
 from digen_core.models.trainable import make_trainable, trainable_parameters
-from digen_core.planning.sizes import Sizes, sizes_of
+from digen_core.planning.job import group_costs, workload_of
+from digen_core.planning.sizes import (
+    Sizes,
+    cost_of_default,
+    costs_of_sizes,
+    sizes_of,
+    step_flops,
+)
 from digen_core.transport.arrays import to_array, to_arrays
 from support.families import FAMILIES, GUIDED, frames_of, load_tiny
 from support.paths import ROOT
@@ -50,6 +59,50 @@ def config_of(family: str, *, train=None, model=None, algorithm=None, rollout=No
             "algorithm": algorithm or {},
         }
     )
+
+
+def test_a_size_costs_its_share_of_the_arithmetic(family, tiny_families):
+    """Of four sizes three are counted; the fourth is on the polynomial of degree 2 through them."""
+    frames = frames_of(family)
+    sizes = [[32, 32, frames], [64, 32, frames], [64, 64, frames], [96, 96, frames]]
+    path = tiny_families[family]
+    model = config_of(family, model={"path": path, "sizes": sizes}).model
+    found = costs_of_sizes(model)
+    policy = adapter_of(family).without_weights(model, Path(path))
+    flops = {size: float(step_flops(policy.at_size(size))) for size in found}
+    mean = sum(flops[size] for size in model.sizes) / 4
+    assert found == {size: pytest.approx(own / mean, rel=1e-9) for size, own in flops.items()}
+    assert model.size in found
+    tokens = [tokens_of(size) for size in model.sizes]
+    slopes = np.diff([found[size] for size in model.sizes]) / np.diff(tokens)
+    assert (np.diff(slopes) > 0).all(), "attention grows with the square"
+    assert sum(found[size] for size in model.sizes) == pytest.approx(4.0)
+    assert cost_of_default(model) == found[model.size]
+
+
+def test_sizes_cost_their_share_of_tokens_where_settings_are_not_here():
+    """64 x 64 pixels are 16 tokens, 32 x 64 are 8: in their mean 4/3 and 2/3."""
+    sizes = [[64, 64, 1], [32, 64, 1]]
+    model = config_of("flux", model={"path": "nobody/has-this", "sizes": sizes}).model
+    found = costs_of_sizes(model)
+    assert found[64, 64, 1] == pytest.approx(4 / 3)
+    assert found[32, 64, 1] == pytest.approx(2 / 3)
+    assert costs_of_sizes(config_of("flux").model) == {}
+    assert cost_of_default(config_of("flux").model) == 1.0
+
+
+def test_groups_cost_what_their_sizes_do():
+    sizes = [[64, 64, 1], [32, 64, 1], [64, 64, 1]]
+    config = config_of(
+        "flux",
+        model={"path": "nobody/has-this", "sizes": sizes},
+        rollout={"prompts_per_iteration": 2, "refill": 1},
+    )
+    large, small = 1.2, 0.6  # of a mean of 40 / 3 tokens
+    assert group_costs(config, 0) == pytest.approx((large, small, large, small))
+    assert group_costs(config, 1) == pytest.approx((large, large, large, large))
+    assert workload_of(config).group_costs == pytest.approx((large, small))
+    assert group_costs(config_of("flux"), 0) == ()
 
 
 def test_the_published_settings_give_the_published_parameters():

@@ -36,6 +36,14 @@ def test_work_of_parts_that_do_not_fill(scenario):
     assert odd.training_work() == (1 + 4) + (1 + 2)
 
 
+def test_groups_cost_what_they_are_said_to_in_turn(scenario):
+    """1, 1, 4 in turn for 4 groups are 1, 1, 4, 1: in their mean of 7/4."""
+    mixed = scenario.model_copy(update={"prompts": 4, "group_costs": (1.0, 1.0, 4.0)})
+    assert mixed.workload.group_costs == pytest.approx((4 / 7, 4 / 7, 16 / 7, 4 / 7))
+    even = scenario.model_copy(update={"group_costs": (3.0, 3.0)})
+    assert even.workload.group_costs == scenario.workload.group_costs == ()
+
+
 def of_kinds(scenario, **kinds):
     devices = sum(kind["count"] for kind in kinds.values())
     return Scenario.model_validate(

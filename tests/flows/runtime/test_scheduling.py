@@ -102,6 +102,8 @@ def test_a_run_begins_with_what_was_measured(run):
         "helpers": "auto",
         "assistants": "auto",
         "max_stale_share": 0.0,
+        "group_order": "listed",
+        "cuts_by_cost": False,
         "predicted_seconds": pytest.approx(8.0),
     }
 

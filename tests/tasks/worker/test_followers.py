@@ -50,7 +50,7 @@ def test_a_gang_comes_and_goes_with_its_command(dask_scheduler_address, number):
         await_that(lambda: not names())
 
 
-def await_that(condition, seconds=60):
+def await_that(condition, seconds=120):
     deadline = monotonic() + seconds
     while not condition():
         assert monotonic() < deadline
