@@ -49,6 +49,7 @@ class Crossing:
     num_bytes: float
     started: float  # seconds, as of spans
     ended: float
+    version: int | None = None  # that was pushed; None: they are something else
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from flows.runtime.observers import count, say
 from flows.runtime.publishing import publish_evaluation
 from flows.runtime.scoring import merged_rewards
 from flows.runtime.subflows import on_cluster
+from flows.runtime.versions import sends_deltas
 from tasks.evaluate import sample_and_score, thumbnails
 from tasks.receipts import Facts, HeldVersion, Nothing, Scored
 from tasks.runner.completions import Completions
@@ -174,6 +175,7 @@ class _Evaluation:
             samples_per_prompt=settings.samples_per_prompt,
             policy_version=self._average.future,
             source=run.fleet.workers_of(run.progress.holder),
+            by_delta=sends_deltas(run, (run.progress.holder, part.device)),
             keep=bool(self._pools or part.shown),
             expected=self._expected(part),
         )

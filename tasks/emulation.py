@@ -287,7 +287,13 @@ def publish(
 
 @body("push", Pushed)
 def push_weights(
-    run_id: str, label: str, policy_version: int, source: tuple[str, ...] = ()
+    run_id: str,
+    label: str,
+    policy_version: int,
+    source: tuple[str, ...] = (),
+    *,
+    by_delta: bool = False,
+    keeps_base: bool = False,
 ) -> tuple[None, Pushed]:
     """Wait for the link, if the device generates."""
     with _working(run_id) as (config, device, started):

@@ -30,6 +30,7 @@ def sample_and_score(
     samples_per_prompt: int,
     policy_version: PolicyVersion,
     source: tuple[str, ...],
+    by_delta: bool,
     keep: bool,
 ) -> tuple[np.ndarray | None, Scored]:
     """Sample some prompts, score the images, and return them if they are needed after that.
@@ -42,13 +43,14 @@ def sample_and_score(
         samples_per_prompt: S images of each.
         policy_version: to judge.
         source: addresses of the workers of the device that published it, by rank.
+        by_delta: have deltas sent, of a version that both devices hold.
         keep: Return float32 [P S, 3, H, W], or videos [P S, F, 3, H, W].
 
     Raises:
         PullError: that device is gone, or what it sent arrived damaged.
     """
     with working(run_id) as engine:
-        if failure := load_average(run_id, policy_version, source):
+        if failure := load_average(run_id, policy_version, source, by_delta=by_delta):
             raise PullError(failure)
         config = engine.config
 

@@ -143,6 +143,8 @@ def shelved(run_id: str, state: TrainState, average: bool) -> PolicyVersion:
         found = shelved_before(engine, state)
         if found is not None:
             return found
+    if not average:
+        engine.drop_bases()
     rows = published(state, engine.versions.dtypes, average=average)
     pushed = PolicyVersion(state.version, contents_of(rows, engine.gang))
     engine.shelf.put(AVERAGE if average else state.version, pushed.hash, rows)
@@ -174,7 +176,13 @@ def shelved_before(engine: Engine, state: TrainState) -> PolicyVersion | None:
 
 @body("push", Pushed)
 def push_weights(
-    run_id: str, label: str, policy_version: PolicyVersion, source: tuple[str, ...] = ()
+    run_id: str,
+    label: str,
+    policy_version: PolicyVersion,
+    source: tuple[str, ...] = (),
+    *,
+    by_delta: bool = False,
+    keeps_base: bool = False,
 ) -> tuple[None, Pushed]:
     """Load a version on this device, and acknowledge it with the content's hash.
 
@@ -183,7 +191,11 @@ def push_weights(
         label: of the task run.
         policy_version: to load.
         source: addresses of the workers of a device that holds it, by rank; of itself, none.
+        by_delta: have deltas sent, of a version that both devices hold.
+        keeps_base: serve the version before it, too, of which others may ask for deltas.
     """
     with working(run_id):
-        failure = load_version(run_id, policy_version, source)
+        failure = load_version(
+            run_id, policy_version, source, by_delta=by_delta, keeps_base=keeps_base
+        )
     return None, Pushed(policy_version.version, policy_version.hash, failure)

@@ -128,6 +128,11 @@ class ScheduleConfig(Strict):
     auto and ``digen plan`` take the least up to this that pays: a push that takes long asks for
     more than one."""
 
+    push: Literal["auto", "dense", "delta"] = "auto"
+    """How a new version comes to a device. dense: all of it. delta: where that is fewer bytes, what
+    differs from a version that it holds, for which each device keeps the version before the newest
+    on its host. auto: delta from one site to another, dense within one."""
+
     helpers: Annotated[int, Field(ge=0), _WORKERS] | Literal["auto"] = "auto"
     """Trainers that may generate while they have no pairs; auto: as many as is predicted to pay."""
 
@@ -154,6 +159,11 @@ class ScheduleConfig(Strict):
         if self.max_stale_share is None:
             return 0.5 if self.layout == "tcss" else 0.0
         return self.max_stale_share
+
+    @property
+    def num_older(self) -> int:
+        """The versions that devices hold beside the newest, as older groups may need them."""
+        return self.max_staleness if self.stale_share else 0
 
     @model_validator(mode="before")
     @classmethod

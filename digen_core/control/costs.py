@@ -111,6 +111,10 @@ class Sent(Strict):
     gradient_sum: float = Field(0.0, ge=0)
     """Sum of gradients of a trainer."""
 
+    def as_seen(self, before: "Sent") -> "Sent":
+        """Return these bytes, but of a version those that a run has seen: it may be a delta."""
+        return self.model_copy(update={"version": before.version or self.version})
+
 
 class Costs(Strict):
     """The cost model of a cluster and a recipe, in seconds."""

@@ -270,7 +270,8 @@ class Cluster(Strict):
             profile: of a run with the recipe. It wins over the file: a kind that it knows costs
                 what it says, another one what its first kind costs, over the speed. But links are
                 the file's, if it has any.
-            sent: bytes of the recipe, that cross the links.
+            sent: bytes of the recipe, that cross the links; a version's are the profile's, if it
+                has seen one.
 
         Raises:
             UserError: neither says what a kind costs.
@@ -285,7 +286,7 @@ class Cluster(Strict):
         if self.links:
             known_now["links"] = tuple(own.link for own in self.links)
         if sent:
-            known_now["sent"] = sent
+            known_now["sent"] = sent.as_seen(profile.sent) if profile else sent
         return (profile or self._costs()).model_copy(update=known_now)
 
     def _costs(self) -> Costs:

@@ -68,7 +68,8 @@ def _counted(config: RunConfig, folder: Path, gang: Gang) -> Memory:
     trained = [held(parameter) for parameter in trainable_parameters(policy).values()]
     weights = sum(_bytes_of(*transformer.parameters()) for transformer in policy.transformers)
     has_lora = config.train.lora is not None
-    others = config.schedule.max_staleness if config.schedule.stale_share else 0
+    others = config.schedule.num_older
+    base = config.schedule.push == "delta" and not others  # rows of one more, to serve deltas of
     adapters = _bytes_of(*trained) * (2 + others) if has_lora else 0  # one belongs to no version
     # of a version, on the host: the members', and their rows, which they serve
     copies = 1 if gang.shards_weights or gang.size == 1 else gang.size // gang.stages + 1
@@ -82,7 +83,7 @@ def _counted(config: RunConfig, folder: Path, gang: Gang) -> Memory:
         decode=found.decode,
         pack=found.pack,
         gradient_sum=sum(parameter.numel() for parameter in trained) * _MASTER,
-        versions=0 if has_lora else trained_bytes * (1 + others) * copies,
+        versions=0 if has_lora else trained_bytes * ((1 + others) * copies + base),
         state=count * _MASTER * numbers,
         step_copies=count * _MASTER * numbers,  # the next state
         offload=frozenset(config.model.offload),

@@ -8,12 +8,13 @@ it was asked for, so what orchestration adds is a part of the cost.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 
 from pydantic import ValidationError
 
-from digen_core.control.costs import Costs, DeviceCosts, Linear, Link
+from digen_core.control.costs import Costs, DeviceCosts, Linear, Link, Sent
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
 from digen_core.inputs.reading import JSON_BYTES, UnreadableError, read_bytes
@@ -133,6 +134,7 @@ class Profile:
     _lines: dict[tuple[str, str], LineFit] = field(default_factory=dict)  # (kind, operation) ->
     _scalars: dict[str, LineFit] = field(default_factory=dict)  # optimizer_step, push
     _links: dict[frozenset[str], LineFit] = field(default_factory=dict)  # by sites; of bytes
+    _version_bytes: LineFit = field(default_factory=LineFit)  # that crossed a link
 
     def add(self, device: Device, measured: Mapping[Device, Measured]) -> Costs:
         """Take in a device that joined; return the costs, in which its kind is now known.
@@ -148,14 +150,16 @@ class Profile:
             self.costs = self.costs.model_copy(update={"kinds": kinds})
         return self.costs
 
-    def learn(self, spans: Sequence[Span], crossings: Iterable[Crossing] = ()) -> Costs:
+    def learn(self, spans: Sequence[Span], crossings: Sequence[Crossing] = ()) -> Costs:
         """Take in the spans of an iteration, and what crossed links; return the costs."""
-        for fit in (*self._lines.values(), *self._scalars.values(), *self._links.values()):
+        fits = (self._lines, self._scalars, self._links)
+        for fit in (self._version_bytes, *chain.from_iterable(own.values() for own in fits)):
             fit.fade()
         for own in busy_periods(crossings):
             seconds = own.ended - own.started
             self._links.setdefault(own.sites, LineFit()).add(own.num_bytes, seconds)
-        self.costs = self.costs.model_copy(update={"links": self._learnt_links()})
+        learnt = {"links": self._learnt_links(), "sent": self._learnt_sent(crossings)}
+        self.costs = self.costs.model_copy(update=learnt)
         kinds = {device.name: device.kind for device in self.devices}
         for span, operation, seconds in _observed(spans):
             if span.device in kinds:
@@ -181,6 +185,22 @@ class Profile:
                     between=(first, second), bytes_per_second=1 / line.per_item, latency=line.fixed
                 )
         return tuple(found.values())
+
+    def _learnt_sent(self, crossings: Iterable[Crossing]) -> Sent:
+        """Return what is sent, with the bytes of a version that crossed a link: it may be a delta.
+
+        A version crosses a link once, though it may come from several members of a gang.
+        """
+        found = Counter[tuple[int, frozenset[str]]]()
+        for own in crossings:
+            if own.version is not None:
+                found[own.version, own.sites] += round(own.num_bytes)
+        for num_bytes in found.values():
+            self._version_bytes.add(num_bytes, 0.0)
+        if not self._version_bytes.weight:
+            return self.costs.sent
+        mean = self._version_bytes.n / self._version_bytes.weight
+        return self.costs.sent.model_copy(update={"version": mean})
 
     def _crossing(self, source: str, device: str) -> float:
         """Return the seconds that a version takes from a device to another one's site."""

@@ -41,12 +41,10 @@ class Executor:
         self._submitter = Submitter(run)
         self._conditions = Conditions(self._submitter)
         self._num_switches = 0
-        schedule = run.config.schedule
-        max_stale = schedule.max_staleness if schedule.stale_share else 0
         self._reward_history = run.progress.reward_history
         self._denoising = Denoising(run, self._submitter, self._conditions)
         self._scoring = Scoring(run, self._submitter)
-        self._versions = Versions(run, self._submitter, max_stale)
+        self._versions = Versions(run, self._submitter, run.config.schedule.num_older)
 
     @property
     def num_running(self) -> int:

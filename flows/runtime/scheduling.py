@@ -110,7 +110,7 @@ def start_profile(run: RunContext, measured: dict[Device, Measured]) -> None:
     else:
         costs = costs_of(measured)
     if run.workers.fixed_costs is None and len({own.site for own in run.fleet.devices}) > 1:
-        costs = costs.model_copy(update={"sent": _sent(config)})
+        costs = costs.model_copy(update={"sent": _sent(config).as_seen(costs.sent)})
     profile = Profile(with_kinds(costs, run.fleet.devices), run.fleet.devices)
     size = config.fragment_size
     step_seconds = max(kind.step(size) for kind in profile.costs.kinds.values())

@@ -145,7 +145,8 @@ class Submitter:
         )
         self._run.trace.end(asked, span)
         iteration.recorder.add_span(span)
-        iteration.recorder.add_received(work.device, ran.received)
+        pushed = span.version if span.kind == "push" else None
+        iteration.recorder.add_received(work.device, ran.received, pushed)
         if ran.usage is not None:
             iteration.recorder.add_usage(span.device, ran.usage)
         return work.event_of(receipt)

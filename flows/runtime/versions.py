@@ -30,6 +30,18 @@ OF_STATE: Final[tuple[SpanKind, ...]] = ("push", "copy")
 """Tasks on other devices that wait for what only the holder has."""
 
 
+def sends_deltas(run: RunContext, devices: Collection[str]) -> bool:
+    """Say whether some of these devices send others deltas of versions, as ``schedule.push`` says.
+
+    Args:
+        run: its context.
+        devices: names of devices that took part.
+    """
+    push = run.config.schedule.push
+    sites = {run.fleet.known[name].site for name in devices}
+    return push == "delta" or (push == "auto" and len(sites) > 1)
+
+
 class Versions:
     """The pushes of a run, and which devices hold a version."""
 
@@ -175,6 +187,8 @@ class Versions:
                 "policy_version": self._run.progress.published[do.version],
                 # none: it is there
                 "source": () if is_there else self._run.fleet.workers_of(do.source),
+                "by_delta": sends_deltas(self._run, (do.source, do.device)),
+                "keeps_base": sends_deltas(self._run, self._run.fleet.names),
             },
             event_of=event_of,
         )

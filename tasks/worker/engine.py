@@ -89,30 +89,37 @@ class Engine:
         """The version whose weights the policy has now, if they are a version's."""
         return self.versions.active
 
-    def load(self, pushed: PolicyVersion, rows: Weights) -> None:
+    def load(self, pushed: PolicyVersion, rows: Weights, *, keeps_base: bool = False) -> None:
         """Hold a version whose rows have arrived, and drop those that are too old (collective).
 
         Args:
             pushed: the version.
             rows: of it, this member's, whose fingerprints were found to be the version's.
+            keeps_base: serve the version before it, too: deltas of later ones are of it.
         """
-        schedule = self.config.schedule
-        num_others = schedule.max_staleness if schedule.stale_share else 0
         others = sorted(set(self.versions.held) - {pushed.version}, reverse=True)
-        for other in others[num_others:]:
-            self.shelf.drop(other)
+        too_old = others[self.config.schedule.num_older :]
+        for other in too_old:
             self.old.pop(other, None)
             self.versions.drop(other)
-        self.average = None
+        unneeded = set(too_old) - set(others[:keeps_base])
         for label in self.shelf:
-            if isinstance(label, str):  # the average, and sums
+            if isinstance(label, str) or label in unneeded:  # the average, and sums
                 self.shelf.drop(label)
+        self.average = None
         held = self.held(rows)
         self.versions.hold(pushed.version, without_old(held))
         old = {name.removeprefix(OLD): v for name, v in held.items() if name.startswith(OLD)}
         if old:
             self.old[pushed.version] = old
         self.shelf.put(pushed.version, pushed.hash, rows)
+
+    def drop_bases(self) -> None:
+        """Let go of what only deltas are of, as a version comes whose deltas will be of others."""
+        oldest = min(self.versions.held, default=0)
+        for version in self.shelf.versions:
+            if version < oldest:
+                self.shelf.drop(version)
 
     def keep_unsaved(self, state: TrainState) -> None:
         """Keep a state that may have to be written to disk from here.
@@ -121,8 +128,7 @@ class Engine:
         behind. One that is on disk is let go of where it was written.
         """
         schedule, due = self.config.schedule, self.config.checkpoints.are_due
-        num_ahead = schedule.max_staleness if schedule.stale_share else 1
-        oldest = state.version - num_ahead
+        oldest = state.version - max(schedule.num_older, 1)
         kept = {v: own for v, own in self.unsaved.items() if due(v) and v >= oldest}
         self.unsaved = {**kept, state.version: state}
 
@@ -190,40 +196,52 @@ def engine_of(run_id: str) -> Engine:
 
 
 @together
-def load_version(run_id: str, pushed: PolicyVersion, source: Sequence[str]) -> str:
+def load_version(
+    run_id: str,
+    pushed: PolicyVersion,
+    source: Sequence[str],
+    *,
+    by_delta: bool = False,
+    keeps_base: bool = False,
+) -> str:
     """Hold a version on all members of the gang.
 
     Args:
         run_id: of the run.
         pushed: the version.
         source: addresses of the workers of a device that holds it, by rank.
+        by_delta: have deltas sent, of a version that both devices hold.
+        keeps_base: serve the version before it, too, of which others may ask for deltas.
 
     Returns:
         Why it is not held, and nothing has changed; empty if it is.
     """
     engine = engine_of(run_id)
     with engine.needing_memory("load"):
-        rows, failure = fetch_rows(run_id, engine, pushed, source)
+        engine.drop_bases()
+        rows, failure = fetch_rows(run_id, engine, pushed, source, by_delta=by_delta)
         if not failure:
-            engine.load(pushed, rows)
+            engine.load(pushed, rows, keeps_base=keeps_base)
     return failure
 
 
 @together
-def load_average(run_id: str, pushed: PolicyVersion, source: Sequence[str]) -> str:
+def load_average(
+    run_id: str, pushed: PolicyVersion, source: Sequence[str], *, by_delta: bool = False
+) -> str:
     """Hold the weights that are evaluated on all members of the gang; as `load_version`."""
     engine = engine_of(run_id)
     if engine.average is not None and engine.average[0] == pushed.hash:
         return ""
     with engine.needing_memory("load"):
-        rows, failure = fetch_rows(run_id, engine, pushed, source)
+        rows, failure = fetch_rows(run_id, engine, pushed, source, by_delta=by_delta)
         if not failure:
             engine.average = pushed.hash, engine.held(rows)
     return failure
 
 
 def fetch_rows(
-    run_id: str, engine: Engine, what: Pulled, source: Sequence[str]
+    run_id: str, engine: Engine, what: Pulled, source: Sequence[str], *, by_delta: bool = False
 ) -> tuple[Weights, str]:
     """Return this member's rows of what a device holds, or why that is not to be had (collective).
 
@@ -232,13 +250,14 @@ def fetch_rows(
         engine: of this member.
         what: a version, or a sum; it may be here.
         source: addresses of the workers of the device that holds it, by rank.
+        by_delta: have deltas sent, of a version that both devices hold.
     """
     here, gang = engine.shelf.rows(what.hash), engine.gang
     if not gang.any(here is None):
         return here or {}, ""  # what is on the shelf was fingerprinted before it was put there
     arrived, failure = None, ""
     try:
-        arrived = pull(run_id, what, source, gang)
+        arrived = pull(run_id, what, source, gang, engine.shelf.bases if by_delta else None)
     except PullError as error:
         failure = str(error)
     if gang.any(arrived is None) or arrived is None:

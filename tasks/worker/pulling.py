@@ -3,7 +3,9 @@
 Each member pulls its rows from the members that keep them, in buckets, over the connections of
 Dask's workers: encrypted where the cluster uses TLS. A worker serves from its event loop, whatever
 its task computes meanwhile: no pull waits for a task.
-Two buckets are under way while a third is put in its place and fingerprinted there.
+Two buckets are under way while a third is put in its place and fingerprinted there. Where bytes
+decide, a receiver says which versions it holds: of the newest that its source holds, too, it is
+sent deltas, each checked as what it stands for is.
 """
 
 import asyncio
@@ -25,9 +27,10 @@ from distributed.protocol import to_serialize
 from digen_core.gang.members import Gang
 from digen_core.gang.rows import overlaps, rows_of
 from digen_core.transport.arrays import Weights, room_of
+from digen_core.transport.delta import unpacked
 from digen_core.transport.fingerprint import Content, fingerprint, total_of
 from tasks.receipts import Received
-from tasks.worker.shelf import Piece, Shelf
+from tasks.worker.shelf import Answer, Piece, Shelf
 
 BUCKET_BYTES: Final = 16 << 20
 UNDER_WAY: Final = 2  # buckets
@@ -121,7 +124,13 @@ class Arrived:
         self.fingerprints[place.name] = total_of(found)
 
 
-def pull(run_id: str, what: Pulled, source: Sequence[str], gang: Gang) -> Arrived:
+def pull(
+    run_id: str,
+    what: Pulled,
+    source: Sequence[str],
+    gang: Gang,
+    bases: Mapping[str, Weights] | None = None,
+) -> Arrived:
     """Return this member's rows of what another device holds.
 
     Args:
@@ -129,71 +138,94 @@ def pull(run_id: str, what: Pulled, source: Sequence[str], gang: Gang) -> Arrive
         what: is pulled.
         source: addresses of the workers of the device that holds it, by rank.
         gang: whose member this process is.
+        bases: this member's rows of versions of which deltas may be sent, by hash, best first.
 
     Raises:
-        PullError: the source is gone, or does not hold it any more.
+        PullError: the source is gone, does not hold it any more, or sent what is no delta.
     """
     arrived = Arrived.none_of(what.contents, gang)
     asked = deque(_buckets(what.contents, arrived.rows, source, gang))
     under_way: deque[tuple[Bucket, Future[Any]]] = deque()
-    started, num_bytes = time(), Counter[str]()
+    started, num_bytes, known = time(), Counter[str](), bases or {}
     try:
         while asked or under_way:
             while asked and len(under_way) < UNDER_WAY:
                 bucket = asked.popleft()
-                under_way.append((bucket, _ask(run_id, what.hash, bucket)))
-            bucket, answer = under_way.popleft()
-            values = _answered(bucket, answer)
-            num_bytes[bucket.address] += sum(value.nbytes for value in values)
-            for place, value in zip(bucket.places, values, strict=True):
+                under_way.append((bucket, _ask(run_id, what.hash, bucket, tuple(known))))
+            bucket, future = under_way.popleft()
+            answer = _answered(bucket, future)
+            num_bytes[bucket.address] += answer.num_bytes
+            for place, value in zip(bucket.places, _values(bucket, answer, known), strict=True):
                 arrived.put(place, value)
     finally:
-        for _, answer in under_way:  # of a source that failed
-            answer.cancel()
+        for _, future in under_way:  # of a source that failed
+            future.cancel()
     ended = time()
     _received.extend(Received(at, sent, started, ended) for at, sent in num_bytes.items())
     return arrived
 
 
-def _answered(bucket: Bucket, answer: "Future[Any]") -> Sequence[np.ndarray]:
+def _answered(bucket: Bucket, answer: "Future[Any]") -> Answer:
     """Wait for the rows of a bucket.
 
     Raises:
         PullError: the source is gone, or does not hold them any more.
     """
     try:
-        found: Sequence[np.ndarray] | None = answer.result()
+        found = answer.result()
     except (OSError, TimeoutError, CancelledError) as error:
         reason = type(error).__name__
         raise PullError(f"{bucket.address} does not answer ({reason})") from error
     if found is None:
         raise PullError(f"{bucket.address} does not hold it any more")
-    return found
+    return Answer(*found)
 
 
-async def _serve(run_id: str, wanted: str, pieces: bytes) -> Any:
-    shelf = _shelves.get(run_id)
-    found = shelf and shelf.pieces(wanted, pickle.loads(pieces))
-    return None if found is None else [to_serialize(value) for value in found]
+def _values(bucket: Bucket, answer: Answer, bases: Mapping[str, Weights]) -> Iterator[np.ndarray]:
+    """Yield the rows of a bucket, those that came as a delta, too.
+
+    Raises:
+        PullError: one is no delta, or of something that is not here.
+    """
+    for place, value in zip(bucket.places, answer.values, strict=True):
+        if isinstance(value, np.ndarray):
+            yield value
+            continue
+        try:
+            base = np.atleast_1d(bases[answer.base][place.name])
+            yield unpacked(value, base[place.first : place.end])
+        except (KeyError, ValueError) as error:
+            raise PullError(f"{bucket.address} sent {place.name} damaged: {error}") from error
 
 
-def _ask(run_id: str, wanted: str, bucket: Bucket) -> "Future[Any]":
-    """Ask a source's member for a bucket, and return the future of its rows."""
+async def _serve(run_id: str, wanted: str, pieces: bytes, bases: Sequence[str]) -> Any:
+    """Answer another worker; deltas are made beside the event loop, as each takes a while."""
+    shelf, asked = _shelves.get(run_id), pickle.loads(pieces)
+    if shelf is None:
+        return None
+    if bases:
+        found = await asyncio.to_thread(shelf.answer, wanted, asked, bases)
+    else:
+        found = shelf.answer(wanted, asked)
+    return None if found is None else ([to_serialize(own) for own in found.values], found.base)
+
+
+def _ask(run_id: str, wanted: str, bucket: Bucket, bases: Sequence[str]) -> "Future[Any]":
+    """Ask a source's member for a bucket, and return the future of its answer."""
     if _worker is None:
         raise RuntimeError("nothing is pulled outside of a worker")
-    asking = _asked(_worker.rpc, run_id, wanted, bucket)
+    pieces = pickle.dumps(bucket.pieces)
+    asked = {"run_id": run_id, "wanted": wanted, "pieces": pieces, "bases": bases}
     loop: Any = _worker.loop  # of tornado, on asyncio
+    asking = _asked(_worker.rpc, bucket.address, asked)
     return asyncio.run_coroutine_threadsafe(asking, loop.asyncio_loop)
 
 
-async def _asked(pool: ConnectionPool, run_id: str, wanted: str, bucket: Bucket) -> Any:
-    """Return a bucket's rows, over a connection of the worker's pool; None: they are not there."""
-    address = bucket.address
+async def _asked(pool: ConnectionPool, address: str, asked: dict[str, Any]) -> Any:
+    """Return a bucket's answer, over a connection of the worker's pool; None: it is not there."""
     comm = await asyncio.wait_for(pool.connect(address), CONNECT_SECONDS)
     try:
-        pieces = pickle.dumps(bucket.pieces)
-        asking = send_recv(comm, op=_SERVE, run_id=run_id, wanted=wanted, pieces=pieces)
-        return await asyncio.wait_for(asking, BUCKET_SECONDS)
+        return await asyncio.wait_for(send_recv(comm, op=_SERVE, **asked), BUCKET_SECONDS)
     finally:
         pool.reuse(address, comm)
 

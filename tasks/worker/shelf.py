@@ -6,11 +6,12 @@ nothing else is ever served in its place.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from digen_core.transport.arrays import Weights
+from digen_core.transport.delta import packed
 
 AVERAGE: Final = "average"
 SUM: Final = "sum"
@@ -26,6 +27,18 @@ class Piece:
     name: str
     first: int
     end: int
+
+
+class Answer(NamedTuple):
+    """Rows as they cross to another worker, or are received there."""
+
+    values: Sequence[np.ndarray | bytes]  # of each piece: as it is, or a delta
+    base: str = ""  # hash of what deltas are of
+
+    @property
+    def num_bytes(self) -> int:
+        """Of what crosses."""
+        return sum(own.nbytes if isinstance(own, np.ndarray) else len(own) for own in self.values)
 
 
 class Shelf:
@@ -63,9 +76,40 @@ class Shelf:
         """Return this member's rows of what has a hash; None: they are not here."""
         return self._rows.get(wanted)
 
+    @property
+    def versions(self) -> list[int]:
+        """The versions that are here, the newest first."""
+        return sorted((label for label in self if isinstance(label, int)), reverse=True)
+
+    @property
+    def bases(self) -> dict[str, Weights]:
+        """This member's rows of these versions, by their hashes."""
+        found = [self._hashes[version] for version in self.versions]
+        return {own: self._rows[own] for own in found}
+
     def pieces(self, wanted: str, pieces: Sequence[Piece]) -> list[np.ndarray] | None:
         """Return some of this member's rows of what has a hash; None: they are not here."""
         rows: Mapping[str, np.ndarray] | None = self._rows.get(wanted)
         if rows is None:
             return None
         return [np.atleast_1d(rows[piece.name])[piece.first : piece.end] for piece in pieces]
+
+    def answer(
+        self, wanted: str, pieces: Sequence[Piece], bases: Sequence[str] = ()
+    ) -> Answer | None:
+        """Return some of this member's rows as they are sent; None: they are not here.
+
+        Args:
+            wanted: hash of the whole.
+            pieces: of it.
+            bases: hashes of what the receiver holds: of the first that is here too come deltas.
+        """
+        values = self.pieces(wanted, pieces)
+        if values is None:
+            return None
+        for base in bases:
+            held = self.pieces(base, pieces)
+            if held is not None:
+                both = zip(values, held, strict=True)
+                return Answer([packed(value, own) or value for value, own in both], base)
+        return Answer(values)

@@ -27,12 +27,12 @@ class Source:
             self.shelves[address] = Shelf()
             self.shelves[address].put(1, self.pushed.hash, rows)
 
-    def ask(self, run_id, wanted, bucket):
+    def ask(self, run_id, wanted, bucket, bases=()):
         source, future = self, Future()
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         self.buckets.append(bucket)
-        future.set_result(self.shelves[bucket.address].pieces(wanted, bucket.pieces))
+        future.set_result(self.shelves[bucket.address].answer(wanted, bucket.pieces, bases))
 
         class Answer:
             def result(self):

@@ -48,7 +48,7 @@ class Fleet:
     def __post_init__(self) -> None:
         self.known |= {device.name: device for device in self.devices}
         self.num_at_start = len(self.devices)
-        self.planned = (self._names, self._names)
+        self.planned = (self.names, self.names)
         self.rollout_share = len(self.rollout_devices()) / max(len(self.devices), 1)
 
     def rollout_devices(self) -> list[str]:
@@ -132,18 +132,19 @@ class Fleet:
             self.loaded.discard(self.addresses.pop(name))
 
     @property
-    def _names(self) -> frozenset[str]:
+    def names(self) -> frozenset[str]:
+        """Of the devices that take part."""
         return frozenset(device.name for device in self.devices)
 
     def changed_since_last_plan(self) -> bool:
         """Say, at an iteration's end, whether other devices than planned for have stayed for it."""
         planned, before = self.planned
-        self.planned = (planned, self._names)
-        return planned != before == self._names
+        self.planned = (planned, self.names)
+        return planned != before == self.names
 
     def roles_are_planned(self) -> None:
         """Note that the devices have the roles that are best."""
-        self.planned = (self._names, self._names)
+        self.planned = (self.names, self.names)
 
     def turned(self, name: str, role: Role) -> None:
         """Note that a device that has left is to come back with another role."""

@@ -56,15 +56,17 @@ class IterationRecorder:
         """Note what a task did, when and where."""
         self._spans.append(span)
 
-    def add_received(self, device: str, received: Sequence[Received]) -> None:
-        """Note what came to a device from other sites."""
+    def add_received(
+        self, device: str, received: Sequence[Received], version: int | None = None
+    ) -> None:
+        """Note what came to a device from other sites, and of which version if it was pushed."""
         fleet = self._run.fleet
         own = fleet.known[device].site if device in fleet.known else ""
         for part in received:
             sites = frozenset((own, fleet.site_of(part.source)))
             if own and len(sites) == 2 and "" not in sites:
-                crossing = Crossing(sites, part.num_bytes, part.started, part.ended)
-                self._crossings.append(crossing)
+                span = part.started, part.ended
+                self._crossings.append(Crossing(sites, part.num_bytes, *span, version))
 
     def add_usage(self, device: str, used: Usage) -> None:
         """Note what a device's process used until a task of it ended."""
