@@ -20,19 +20,33 @@ class Source:
     def __init__(self, weights, size: int) -> None:
         self.pushed = version_of(weights)
         self.addresses = [f"member-{rank}" for rank in range(size)]
-        self.buckets, self.under_way, self.most = [], 0, 0
-        self.shelves = {}
-        for rank, address in enumerate(self.addresses):
-            rows = {name: own_rows(value, Gang(rank, size)) for name, value in weights.items()}
-            self.shelves[address] = Shelf()
-            self.shelves[address].put(1, self.pushed.hash, rows)
+        self.buckets, self.answers, self.under_way, self.most = [], [], 0, 0
+        self.change = lambda answer: answer  # on its way
+        self.shelves = {address: Shelf() for address in self.addresses}
+        self.hold(1, weights)
+
+    def hold(self, number, weights):
+        """Have it hold one more version."""
+        for rank, shelf in enumerate(self.shelves.values()):
+            gang = Gang(rank, len(self.shelves))
+            rows = {name: own_rows(value, gang) for name, value in weights.items()}
+            shelf.put(number, version_of(weights, number).hash, rows)
+
+    @property
+    def num_sent(self):
+        """Bytes in all."""
+        return sum(answer.num_bytes for answer in self.answers)
 
     def ask(self, run_id, wanted, bucket, bases=()):
         source, future = self, Future()
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         self.buckets.append(bucket)
-        future.set_result(self.shelves[bucket.address].answer(wanted, bucket.pieces, bases))
+        answer = self.shelves[bucket.address].answer(wanted, bucket.pieces, bases)
+        if answer is not None:
+            self.answers.append(answer)
+            answer = self.change(answer)
+        future.set_result(answer)
 
         class Answer:
             def result(self):

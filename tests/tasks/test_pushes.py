@@ -1,6 +1,7 @@
 """A push: in the dtype of the parameters, hashed as it is sent, and the same weights as before."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from prefect.states import Completed
 from digen_core.config.run import RunConfig
 from digen_core.models.tiny.flux import build_tiny_flux
 from digen_core.models.trainable import trainable_parameters
-from digen_core.training.optimizer import OLD, initial_state
+from digen_core.training.optimizer import OLD, initial_state, optimizer_step
 from digen_core.transport import fingerprint as fingerprint_module
 from digen_core.transport.fingerprint import content_hash, fingerprint
 from support.in_process import call
@@ -168,6 +169,101 @@ def test_a_bit_that_flips_on_the_way_is_refused(tiny_flux, part, monkeypatch):
     rows[name][0] ^= np.uint16(1)
     _, found = call(push_weights, policy_version=pushed, source=addresses)
     assert (found.failure, found.hash, engine.versions.held) == ("", pushed.hash, [0])
+
+
+def trained(config, num_updates):
+    """States of a run whose gradients are noise, from version 0 on."""
+    generator, state = torch.Generator().manual_seed(0), call(start_state)[0]
+    yield state
+    for _ in range(num_updates):
+        gradient = {
+            name: torch.randn(value.shape, generator=generator)
+            for name, value in state.weights.items()
+        }
+        state = optimizer_step(state, gradient, config.train, learning_rate=1e-5)
+        yield state
+
+
+class Device:
+    """An engine by itself, which others pull from."""
+
+    def __init__(self, config, monkeypatch):
+        self._patch = monkeypatch
+        self.engine = build_engine("run", config, "device", TRAINER)
+        self.source = Source({}, 1)
+        self.source.shelves["member-0"] = self.engine.shelf
+
+    def publish(self, state):
+        """Publish and hold a version, as its maker does."""
+        self._patch.setattr(engine_module, "_engines", {"run": self.engine})
+        pushed, _ = call(publish, state=state)
+        call(push_weights, policy_version=pushed, keeps_base=True)
+        return pushed
+
+    def pull(self, pushed, other):
+        """Pull a version from another device; return the failure and the bytes that came."""
+        self._patch.setattr(engine_module, "_engines", {"run": self.engine})
+        self._patch.setattr(pulling, "_ask", other.source.ask)
+        before, source = other.source.num_sent, tuple(other.source.addresses)
+        _, found = call(
+            push_weights, policy_version=pushed, source=source, by_delta=True, keeps_base=True
+        )
+        return found.failure, other.source.num_sent - before
+
+
+def test_versions_come_as_deltas_of_the_same_bits(wider_flux, monkeypatch):
+    """Over ten updates; one device is lost, and one in its place holds nothing yet to begin with.
+
+    That one pulls from the trainer, and another one from it: all of a version, of which it has not
+    the base that the other one holds.
+    """
+    config = engine_of(wider_flux, "bfloat16", WHOLE).config
+    trainer, first, second = (Device(config, monkeypatch) for _ in range(3))
+    states = trained(config, 10)
+    for version in range(11):
+        monkeypatch.setattr(engine_module, "_engines", {"run": trainer.engine})
+        pushed = trainer.publish(next(states))
+        rows = trainer.engine.shelf.rows(pushed.hash)
+        dense = sum(value.nbytes for value in rows.values())
+        if version == 4:
+            first = Device(config, monkeypatch)
+        for device, source in ((first, trainer), (second, first)):
+            failure, sent = device.pull(pushed, source)
+            assert failure == ""
+            assert sent == dense if version in (0, 4) else 0 < sent < 0.35 * dense
+            assert device.engine.versions.held == [version]
+            held = device.engine.versions._kept[version]
+            assert held.keys() == rows.keys()
+            for name, value in held.items():
+                np.testing.assert_array_equal(value, rows[name])
+        assert trainer.engine.shelf.versions == [version, version - 1][: version + 1]
+
+
+def test_a_bit_that_flips_in_a_delta_is_refused(tiny_flux, monkeypatch):
+    config = engine_of(tiny_flux, "bfloat16", WHOLE).config
+    trainer, device = Device(config, monkeypatch), Device(config, monkeypatch)
+    states = trained(config, 1)
+    monkeypatch.setattr(engine_module, "_engines", {"run": trainer.engine})
+    assert device.pull(trainer.publish(next(states)), trainer)[0] == ""
+    monkeypatch.setattr(engine_module, "_engines", {"run": trainer.engine})
+    pushed = trainer.publish(next(states))
+
+    def flipped(answer, place):
+        index = max(range(len(answer.values)), key=lambda i: len(answer.values[i]))
+        delta = bytearray(answer.values[index])
+        delta[place * len(delta) // 10] ^= 1
+        values = [*answer.values]
+        values[index] = bytes(delta)
+        return answer._replace(values=values)
+
+    for place in range(10):
+        trainer.source.change = partial(flipped, place=place)
+        failure, _ = device.pull(pushed, trainer)
+        assert failure.startswith(("it arrived damaged: 1 parameters differ", "member-0 sent "))
+        assert device.engine.versions.held == [0]
+    trainer.source.change = lambda answer: answer
+    assert device.pull(pushed, trainer)[0] == ""
+    assert device.engine.versions.held == [1]
 
 
 def test_each_side_fingerprints_a_push_once(tiny_flux, fingerprinted, monkeypatch):

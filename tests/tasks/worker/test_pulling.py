@@ -115,6 +115,124 @@ def test_what_arrives_damaged_is_told(damage, bucket, monkeypatch):
     assert differing(contents, arrived.fingerprints, ALONE) == ["p1"]
 
 
+def stepped(weights, seed=1):
+    """The next version: bits of some numbers move by one, either way."""
+    rng, found = np.random.default_rng(seed), {}
+    for name, value in weights.items():
+        words = value.reshape(-1).view(f"u{value.itemsize}")
+        moved = words + rng.integers(-1, 2, words.size).astype(words.dtype)
+        found[name] = moved.view(value.dtype).reshape(value.shape)
+    return found
+
+
+def rows_in(weights, gang):
+    return {name: own_rows(value, gang) for name, value in weights.items()}
+
+
+LARGE = [(64, 20), (33, 100), (5,), (3, 0)]
+
+
+@pytest.mark.parametrize("given_by", [1, 2, 3])
+@pytest.mark.parametrize("taken_by", [1, 2, 3])
+@pytest.mark.parametrize("bucket", [1000, 1 << 24])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+def test_of_a_version_that_both_hold_deltas_are_sent(
+    given_by, taken_by, bucket, dtype, monkeypatch
+):
+    before = weights_of(LARGE, dtype)
+    weights = stepped(before)
+    source, base = Source(weights, given_by), version_of(before, 0).hash
+    source.hold(0, before)
+    monkeypatch.setattr(pulling, "_ask", source.ask)
+    monkeypatch.setattr(pulling, "BUCKET_BYTES", bucket)
+    take_pulled()
+    fingerprints = dict.fromkeys(weights, 0)
+    for rank in range(taken_by):
+        gang = Gang(rank, taken_by)
+        bases = {"newer": {}, base: rows_in(before, gang)}
+        arrived = pull(RUN, source.pushed, source.addresses, gang, bases)
+        for name, value in weights.items():
+            assert arrived.rows[name].tobytes() == own_rows(value, gang).tobytes()
+            fingerprints[name] += arrived.fingerprints[name]
+    totals = {name: total_of([found]) for name, found in fingerprints.items()}
+    assert totals == {name: own.fingerprint for name, own in source.pushed.contents.items()}
+    num_bytes = sum(own.num_bytes for own in take_pulled())
+    assert num_bytes == source.num_sent
+    assert num_bytes < 0.5 * sum(value.nbytes for value in weights.values())
+
+
+@pytest.mark.parametrize("lack", ["source", "one member", "receiver"])
+def test_without_a_version_that_both_hold_all_is_sent(lack, monkeypatch):
+    before = weights_of(LARGE, np.uint16)
+    source, base = Source(stepped(before), 2), version_of(before, 0).hash
+    if lack != "source":
+        source.hold(0, before)
+    if lack == "one member":
+        source.shelves["member-1"].drop(0)
+    bases = None if lack == "receiver" else {base: before}
+    monkeypatch.setattr(pulling, "_ask", source.ask)
+    take_pulled()
+    arrived = pull(RUN, source.pushed, source.addresses, ALONE, bases)
+    assert differing(source.pushed.contents, arrived.fingerprints, ALONE) == []
+    sent = {own.source: own.num_bytes for own in take_pulled()}
+    dense = {
+        address: sum(value.nbytes for value in shelf.rows(source.pushed.hash).values())
+        for address, shelf in source.shelves.items()
+    }
+    assert (sent == dense) == (lack != "one member")
+    assert sent["member-1"] == dense["member-1"]
+
+
+def test_a_base_that_is_let_go_of_midway_is_done_without(monkeypatch):
+    before = weights_of(LARGE, np.uint16)
+    source, base = Source(stepped(before), 1), version_of(before, 0).hash
+    source.hold(0, before)
+    asked = []
+
+    def ask(*arguments):
+        asked.append(arguments)
+        if len(asked) == 3:
+            source.shelves["member-0"].drop(0)
+        return source.ask(*arguments)
+
+    monkeypatch.setattr(pulling, "_ask", ask)
+    monkeypatch.setattr(pulling, "BUCKET_BYTES", 1000)
+    arrived = pull(RUN, source.pushed, source.addresses, ALONE, {base: before})
+    assert differing(source.pushed.contents, arrived.fingerprints, ALONE) == []
+    assert {answer.base for answer in source.answers} == {base, ""}
+
+
+def cut_off(answer):
+    return answer._replace(values=[answer.values[0][:-5], *answer.values[1:]])
+
+
+def of_what_is_not_here(answer):
+    return answer._replace(base="0123456789abcdef")
+
+
+@pytest.mark.parametrize("damage", [cut_off, of_what_is_not_here])
+def test_what_is_no_delta_is_told(damage, monkeypatch):
+    before = weights_of(LARGE, np.uint16)
+    source, base = Source(stepped(before), 1), version_of(before, 0).hash
+    source.hold(0, before)
+    source.change = damage
+    monkeypatch.setattr(pulling, "_ask", source.ask)
+    monkeypatch.setattr(pulling, "BUCKET_BYTES", 1000)
+    with pytest.raises(PullError, match=r"^member-0 sent p0 damaged: "):
+        pull(RUN, source.pushed, source.addresses, ALONE, {base: before})
+    assert source.under_way == 0
+
+
+def test_a_delta_of_other_rows_than_those_here_is_told(monkeypatch):
+    before = weights_of(LARGE, np.uint16)
+    source, base = Source(stepped(before), 1), version_of(before, 0).hash
+    source.hold(0, before)
+    monkeypatch.setattr(pulling, "_ask", source.ask)
+    held = {**before, "p0": before["p0"] + np.uint16(1)}
+    arrived = pull(RUN, source.pushed, source.addresses, ALONE, {base: held})
+    assert differing(source.pushed.contents, arrived.fingerprints, ALONE) == ["p0"]
+
+
 def test_a_source_that_let_go_of_the_version_is_told(monkeypatch):
     source = Source(weights_of([(4, 2)]), 2)
     monkeypatch.setattr(pulling, "_ask", source.ask)
