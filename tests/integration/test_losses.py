@@ -291,16 +291,29 @@ def test_a_frozen_worker_is_noticed(live):
     assert story.said("worker rollout-0", "has sent no heartbeat for")
 
 
-def test_a_source_is_lost_before_others_pull_from_it(live):
+@pytest.mark.parametrize("push", ["dense", operation("delta")])
+def test_a_source_is_lost_before_others_pull_from_it(live, push):
     """All weights, so that a version goes from device to device."""
 
     def is_time(what):
         return isinstance(what, p.Push) and what.version == 2 and what.source == "rollout-0"
 
     story = Story(is_time, signal_to("rollout-0"))
-    live(story, train__lora=None)
+    live(story, train__lora=None, schedule__push=push)
     assert story.said("worker rollout-0", "was lost")
     assert story.said("push of v2 to ", "does not answer")
+
+
+def test_versions_come_as_deltas_past_a_loss_and_a_join(live):
+    """Who joins gets all of the version in use, and deltas of those that follow."""
+    story = Story(event_of(p.FragmentGenerated, 1), signal_to("rollout-0", "rollout-1"))
+    live(story, schedule__layout="gap", schedule__push="delta", train__lora=None)
+    assert story.said("has joined")
+    pushes = [own for it in story.records for own in it.spans if own.kind == "push"]
+    sent = [(own.version, own.num_bytes) for own in pushes if own.device.startswith("rollout")]
+    dense = max(num_bytes for _, num_bytes in sent)
+    assert {version for version, num_bytes in sent if num_bytes > 0.9 * dense} == {1}
+    assert {version for version, num_bytes in sent if num_bytes < 0.9 * dense} == {1, 2, 3, 4}
 
 
 @pytest.mark.operation
