@@ -196,6 +196,22 @@ def test_versions_by_hand(tiny_families):
     assert half.versions == 2 * half.weights == whole.versions / 2
 
 
+def test_one_more_version_is_on_the_host_where_deltas_are_of_it(tiny_families):
+    """None more where older versions are held in any case."""
+    folder = Path(tiny_families["flux"])
+    stale = {"layout": "tcss", "max_stale_share": 1.0, "max_staleness": 2}
+    found = {
+        (push, num_older): memory_of(
+            config_of("flux", train={"lora": None}, schedule={**schedule, "push": push}), folder
+        ).versions
+        for num_older, schedule in ((0, {}), (2, stale))
+        for push in ("dense", "delta")
+    }
+    one = found["dense", 0]
+    assert found["delta", 0] == 2 * one
+    assert found["dense", 2] == found["delta", 2] == 3 * one
+
+
 # --- what fits --------------------------------------------------------------------------------
 
 

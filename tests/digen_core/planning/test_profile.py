@@ -235,3 +235,18 @@ def test_a_link_is_learnt_from_what_crossed_it_and_is_no_part_of_a_push():
     assert (link.bytes_per_second, link.latency) == pytest.approx((10.0, 0.5))
     assert costs.push == pytest.approx((13.5 - 10.5 + 0.5) / 2)
     assert profile.learn([]).links == (link,)
+
+
+def test_what_a_version_has_is_learnt_from_those_that_crossed():
+    """A delta is less than the weights; of a gang it comes in parts, and to each site by itself."""
+    sent = Sent(version=100.0, condition=3.0)
+    profile = Profile(NOTHING.model_copy(update={"sent": sent}), DEVICES)
+    ab, ac = frozenset("ab"), frozenset("ac")
+    others = [Crossing(ab, 500.0, 0.0, 1.0)]
+    assert profile.learn([], others).sent == sent
+    parts = [Crossing(ab, 12.0, 0.0, 1.0, 1), Crossing(ab, 8.0, 0.0, 1.0, 1)]
+    costs = profile.learn([], [*others, *parts, Crossing(ac, 30.0, 0.0, 1.0, 1)])
+    assert costs.sent == Sent(version=25.0, condition=3.0)
+    assert profile.learn([], others).sent == costs.sent
+    later = profile.learn([], [Crossing(ab, 10.0, 2.0, 3.0, 2)]).sent.version
+    assert later == pytest.approx((2 * 0.6**2 * 25 + 10) / (2 * 0.6**2 + 1))

@@ -8,7 +8,7 @@ import pytest
 from digen_core.config.model import ModelConfig
 from digen_core.config.rollout import RolloutConfig
 from digen_core.config.run import RunConfig
-from digen_core.control.costs import Costs, DeviceCosts, Linear
+from digen_core.control.costs import Costs, DeviceCosts, Linear, Sent
 from digen_core.control.protocol import CostsUpdated, Device
 from digen_core.errors import UserError
 from digen_core.planning.profile import Measured, load_profile
@@ -46,6 +46,18 @@ def run(tmp_path):
 
 def schedule_of(run):
     return json.loads((run.run_dir / "schedule.json").read_text())
+
+
+def test_a_profile_says_what_a_version_was_seen_to_have(tmp_path):
+    """Of one that crossed a link as a delta; all else that crosses is counted."""
+    path = tmp_path / "profile.json"
+    path.write_text(COSTS.model_copy(update={"sent": Sent(version=25.0)}).model_dump_json())
+    sites = [replace(device, site=site) for device, site in zip(SPLIT, "ab", strict=True)]
+    run = run_context(tmp_path, config(layout="tsp", profile=str(path)), sites)
+    start_profile(run, {})
+    found = run.progress.known_costs.sent
+    assert found.version == 25.0
+    assert found.gradient_sum > found.transition > 0
 
 
 def test_auto_takes_the_fastest_and_changes_nothing_else():
