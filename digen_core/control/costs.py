@@ -111,9 +111,17 @@ class Sent(Strict):
     gradient_sum: float = Field(0.0, ge=0)
     """Sum of gradients of a trainer."""
 
+    delta: float = Field(0.0, ge=0)
+    """Of a version what crosses a link, as a run has seen it; 0: none was seen."""
+
+    @property
+    def crossing(self) -> float:
+        """Of a version what is expected to cross a link."""
+        return self.delta or self.version
+
     def as_seen(self, before: "Sent") -> "Sent":
-        """Return these bytes, but of a version those that a run has seen: it may be a delta."""
-        return self.model_copy(update={"version": before.version or self.version})
+        """Return these bytes, with those that a run has seen before."""
+        return self.model_copy(update={"delta": before.delta})
 
 
 class Costs(Strict):
@@ -149,7 +157,13 @@ class Costs(Strict):
     sent: Sent = Sent()
     """What crosses them."""
 
-    def crossing(self, sites: Collection[str]) -> float:
-        """Return the most seconds of a version from one of these sites to another."""
+    def crossing(self, sites: Collection[str], *, whole: bool = False) -> float:
+        """Return the most seconds of a version from one of these sites to another.
+
+        Args:
+            sites: where devices are.
+            whole: count all of it, even if less was seen to cross: who joins there has no base.
+        """
+        num_bytes = max(self.sent.version, self.sent.delta) if whole else self.sent.crossing
         own = [link for link in self.links if link.sites <= set(sites)]
-        return max((link.seconds(self.sent.version) for link in own), default=0.0)
+        return max((link.seconds(num_bytes) for link in own), default=0.0)

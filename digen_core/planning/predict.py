@@ -32,7 +32,7 @@ def expected_seconds(costs: Costs, kind: str, span: Span) -> float:
             return costs.optimizer_step
         case "push":
             sites = {site for link in costs.links for site in link.between}
-            return costs.push + costs.crossing(sites)  # it may be the one that crosses
+            return costs.push + costs.crossing(sites, whole=True)  # it may be the one that crosses
     return 0.0
 
 

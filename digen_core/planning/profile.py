@@ -187,7 +187,7 @@ class Profile:
         return tuple(found.values())
 
     def _learnt_sent(self, crossings: Iterable[Crossing]) -> Sent:
-        """Return what is sent, with the bytes of a version that crossed a link: it may be a delta.
+        """Return what is sent, with the bytes of versions that crossed a link: often deltas.
 
         A version crosses a link once, though it may come from several members of a gang.
         """
@@ -200,7 +200,7 @@ class Profile:
         if not self._version_bytes.weight:
             return self.costs.sent
         mean = self._version_bytes.n / self._version_bytes.weight
-        return self.costs.sent.model_copy(update={"version": mean})
+        return self.costs.sent.model_copy(update={"delta": mean})
 
     def _crossing(self, source: str, device: str) -> float:
         """Return the seconds that a version takes from a device to another one's site."""

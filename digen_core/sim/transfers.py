@@ -56,7 +56,7 @@ class Transfers:
 
     def version(self, source: str, device: str) -> float:
         """Return when a version that a device begins to pull from another one is there."""
-        return self._send(source, device, self._sent.version)
+        return self._send(source, device, self._sent.crossing)
 
     def sums(self, do: Reduce) -> float:
         """Return when the sums of all trainers are at the device that steps."""

@@ -285,10 +285,10 @@ def test_links_are_costs_and_prices(tmp_path):
     assert costs.crossing({"a", "b"}) == pytest.approx(2.05)
     assert costs.crossing({"a"}) == 0.0
     assert cluster.costs(Costs(kinds={}), sent).links == costs.links
-    seen = Costs(kinds={}, sent=Sent(version=1e8))
-    assert cluster.costs(seen, Sent(version=2e8, condition=5.0)).sent == Sent(
-        version=1e8, condition=5.0
-    )
+    seen = cluster.costs(Costs(kinds={}, sent=Sent(version=1e8, delta=2e7)), sent)
+    assert seen.sent == Sent(version=2e8, delta=2e7)
+    assert seen.crossing({"a", "b"}) == pytest.approx(0.25)
+    assert seen.crossing({"a", "b"}, whole=True) == pytest.approx(2.05)
     assert cluster.price_of({frozenset("ab"): 5e9}) == pytest.approx(0.1)
     used = cluster.of_devices({"fast-0", "slow-1", "slow-2"})
     assert [(group.kind, group.count) for group in used.devices] == [("fast", 1), ("slow", 2)]

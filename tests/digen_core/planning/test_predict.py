@@ -58,3 +58,5 @@ def test_a_push_may_be_the_one_that_crosses_a_link():
     afar = afar.model_copy(update={"sent": Sent(version=20.0)})
     assert expected_seconds(COSTS, "default", push) == 0.75
     assert expected_seconds(afar, "default", push) == 0.75 + 2 * 2.5
+    as_deltas = afar.model_copy(update={"sent": Sent(version=20.0, delta=1.0)})
+    assert expected_seconds(as_deltas, "default", push) == 0.75 + 2 * 2.5  # not of who joins

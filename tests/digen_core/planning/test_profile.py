@@ -246,7 +246,7 @@ def test_what_a_version_has_is_learnt_from_those_that_crossed():
     assert profile.learn([], others).sent == sent
     parts = [Crossing(ab, 12.0, 0.0, 1.0, 1), Crossing(ab, 8.0, 0.0, 1.0, 1)]
     costs = profile.learn([], [*others, *parts, Crossing(ac, 30.0, 0.0, 1.0, 1)])
-    assert costs.sent == Sent(version=25.0, condition=3.0)
+    assert costs.sent == Sent(version=100.0, condition=3.0, delta=25.0)
     assert profile.learn([], others).sent == costs.sent
-    later = profile.learn([], [Crossing(ab, 10.0, 2.0, 3.0, 2)]).sent.version
+    later = profile.learn([], [Crossing(ab, 10.0, 2.0, 3.0, 2)]).sent.delta
     assert later == pytest.approx((2 * 0.6**2 * 25 + 10) / (2 * 0.6**2 + 1))

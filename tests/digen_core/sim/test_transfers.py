@@ -46,6 +46,14 @@ def test_each_way_of_a_link_is_a_queue(transfers):
     assert transfers.version("here", "too") == 0.0
 
 
+def test_a_version_crosses_as_it_was_seen_to():
+    sent = SENT.model_copy(update={"delta": 3.0})
+    found = Transfers(Costs(kinds={}, links=(LINK,), sent=sent), Clock())
+    for site in "ab":
+        found.add_device(Device(site, frozenset({"trainer"}), site=site))
+    assert found.version("a", "b") == pytest.approx(0.3 + 0.25)
+
+
 def test_work_waits_for_what_it_needs_once(transfers):
     transfers.denoised(Generate(FRAGMENT, 0, 3, 0, "far"), 3)
     # the condition, and the transitions of two samples at two steps

@@ -51,13 +51,15 @@ def schedule_of(run):
 def test_a_profile_says_what_a_version_was_seen_to_have(tmp_path):
     """Of one that crossed a link as a delta; all else that crosses is counted."""
     path = tmp_path / "profile.json"
-    path.write_text(COSTS.model_copy(update={"sent": Sent(version=25.0)}).model_dump_json())
+    path.write_text(
+        COSTS.model_copy(update={"sent": Sent(version=9.0, delta=25.0)}).model_dump_json()
+    )
     sites = [replace(device, site=site) for device, site in zip(SPLIT, "ab", strict=True)]
     run = run_context(tmp_path, config(layout="tsp", profile=str(path)), sites)
     start_profile(run, {})
     found = run.progress.known_costs.sent
-    assert found.version == 25.0
-    assert found.gradient_sum > found.transition > 0
+    assert found.delta == 25.0
+    assert found.version == found.gradient_sum > found.transition > 0
 
 
 def test_auto_takes_the_fastest_and_changes_nothing_else():
