@@ -310,10 +310,12 @@ def test_versions_come_as_deltas_past_a_loss_and_a_join(live):
     live(story, schedule__layout="gap", schedule__push="delta", train__lora=None)
     assert story.said("has joined")
     pushes = [own for it in story.records for own in it.spans if own.kind == "push"]
-    sent = [(own.version, own.num_bytes) for own in pushes if own.device.startswith("rollout")]
-    dense = max(num_bytes for _, num_bytes in sent)
-    assert {version for version, num_bytes in sent if num_bytes > 0.9 * dense} == {1}
-    assert {version for version, num_bytes in sent if num_bytes < 0.9 * dense} == {1, 2, 3, 4}
+    pushes = [own for own in pushes if own.device.startswith("rollout")]
+    least = 0.9 * max(own.num_bytes for own in pushes)
+    whole = [own.device for own in pushes if own.num_bytes > least]
+    assert whole
+    assert len(whole) == len(set(whole)), "a device that had joined was sent all once more"
+    assert {own.version for own in pushes if own.num_bytes < least} == {1, 2, 3, 4}
 
 
 @pytest.mark.operation
