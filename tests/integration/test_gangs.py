@@ -15,6 +15,7 @@ BOTH = frozenset({"rollout", "trainer"})
 ALL_WEIGHTS = {"train.lora": None}
 TOKENS = {"parallel.context_parallel": 2}
 SHARDS = {"parallel.shard_weights": True}
+DELTAS = {"schedule.push": "delta"}
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ CASES = [
     GangCase("tsp", rollout="single", trainers=("gang-0", "gang-1"), settings=ALL_WEIGHTS | SHARDS),
     GangCase("tsp", rollout="gang-0", trainers=("single", "gang-1"), settings=SHARDS),
     GangCase("tsp", settings=TOKENS, dtype="float32"),
+    GangCase("tsp", settings=ALL_WEIGHTS | SHARDS | DELTAS),
+    GangCase("gap", trainers=("gang-1", "single"), settings=ALL_WEIGHTS | DELTAS),
     GangCase("colocated", settings=ALL_WEIGHTS | SHARDS | {"algorithm.kl_coefficient": 0.1}),
 ]
 
