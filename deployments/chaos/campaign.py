@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Final
 
 from deployments.chaos.compare import Left, complaints_of, excess_of
@@ -110,6 +111,8 @@ class Campaign:
         if services and not self._is_isolated:
             raise UserError("--services needs namespaces of Linux, which this machine has not")
         self._limit = PEACE_LIMIT
+        self._ties = set[int]()  # write ends of pipes: a player ends when its own is closed
+        self._lock = Lock()
 
     @property
     def impossible(self) -> list[Kind]:
@@ -139,17 +142,17 @@ class Campaign:
         )
         stories = [draw(seed, number, self._config, kinds, self._services) for number in numbers]
 
-        with ThreadPoolExecutor(jobs) as pool:
-            played = [pool.submit(self._played, one, self._folder / one.name) for one in stories]
+        pool = ThreadPoolExecutor(jobs)
+        played = [pool.submit(self._played, one, self._folder / one.name) for one in stories]
+        try:
             for future in as_completed(played):
-                try:
-                    outcome = future.result()
-                except RunFailedError:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    raise
+                outcome = future.result()
                 left = self._left(outcome.story.name)
                 found = complaints_of(outcome, left, self._left(PEACE))
                 yield Told(outcome, [*found, *excess_of(outcome, peace)], peace)
+        finally:  # nobody waits here for stories that are not over: what was told is shown first
+            pool.shutdown(wait=False, cancel_futures=True)
+            self._end_players()
 
     def _played(self, story: Story, folder: Path) -> Outcome:
         folder.mkdir(parents=True)
@@ -163,7 +166,7 @@ class Campaign:
         )
         (folder / ORDER).write_text(order.model_dump_json(indent=2), encoding="utf-8")
         player = (sys.executable, "-m", "deployments.chaos.player", str(folder / ORDER))
-        done = _tied([*(ISOLATE if self._is_isolated else ()), *player])
+        done = self._tied([*(ISOLATE if self._is_isolated else ()), *player])
         if not (folder / OUTCOME).exists():
             why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
             raise RunFailedError(f"story {story.name} could not be played: {why}")
@@ -174,18 +177,28 @@ class Campaign:
         kept = folder / KEPT
         return Left.in_folder(kept if kept.exists() else folder / RUNS, self._config.model.dtype)
 
+    def _tied(self, command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+        """Run a command that ends with this process, even by SIGKILL, or by `_end_players`."""
+        theirs, ours = os.pipe()
+        self._ties.add(ours)
+        try:
+            return subprocess.run(
+                [sys.executable, "-m", "tasks.cluster.tied", *command],
+                stdin=theirs,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        finally:
+            os.close(theirs)
+            self._cut(ours)
 
-def _tied(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
-    """Run a command that ends with this process, even by SIGKILL."""
-    theirs, ours = os.pipe()
-    try:
-        return subprocess.run(
-            [sys.executable, "-m", "tasks.cluster.tied", *command],
-            stdin=theirs,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    finally:
-        os.close(theirs)
-        os.close(ours)
+    def _end_players(self) -> None:
+        for tie in list(self._ties):
+            self._cut(tie)
+
+    def _cut(self, tie: int) -> None:
+        with self._lock:
+            if tie in self._ties:
+                self._ties.remove(tie)
+                os.close(tie)

@@ -42,11 +42,21 @@ def print_campaign(
     console, stories = console or terminal(), list[Told]()
     if impossible:
         console.print(f"left out, as this machine has no namespaces: {', '.join(impossible)}")
-    for one in told:
-        stories.append(one)
-        console.print(plain(_line(one)))
-        for complaint in one.complaints:
-            console.print(plain(f"    {complaint}"))
+    try:
+        for one in told:
+            stories.append(one)
+            console.print(plain(_line(one)))
+            for complaint in one.complaints:
+                console.print(plain(f"    {complaint}"))
+    finally:  # also of those that were played before Ctrl-C
+        if stories:
+            _print_end(stories, impossible, folder, console)
+    return all(one.ended != WRONG for one in stories)
+
+
+def _print_end(
+    stories: list[Told], impossible: Sequence[Kind], folder: Path, console: Console
+) -> None:
     stories.sort(key=lambda one: one.outcome.story.number)
     console.print(_table(stories))
     replace_text(folder / REPORT, _report(stories, impossible))
@@ -54,7 +64,6 @@ def print_campaign(
     console.print(
         f"{len(stories)} stories, {wrong} of them wrong; report {folder / REPORT}", markup=False
     )
-    return not wrong
 
 
 def _line(one: Told) -> str:

@@ -1,5 +1,6 @@
 """Stories of real runs, as `digen chaos` plays them."""
 
+import signal
 import subprocess
 import sys
 
@@ -32,6 +33,25 @@ def test_stories_end_as_the_run_in_peace(tmp_path, case):
     assert f"{STORIES_OF_A_CASE} stories, 0 of them wrong" in done.stdout
     (report,) = tmp_path.glob("*/report.md")
     assert f"## Story {SEED + case}.1: " in report.read_text()
+
+
+@pytest.mark.operation
+@pytest.mark.timeout(900)
+def test_a_campaign_that_is_stopped_tells_of_the_stories_until_then(tmp_path):
+    options = ["--seed", str(SEED), "--stories", "50", "--jobs", "1", "--only", "kill"]
+    command = [*DIGEN, "chaos", "chaos", *options, "--tracking.runs-dir", str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as campaign:
+        try:
+            first = next(line for line in campaign.stdout if f"{SEED}." in line)
+            campaign.send_signal(signal.SIGINT)
+            rest, _ = campaign.communicate(timeout=60)
+        finally:
+            campaign.kill()
+    assert campaign.returncode == 130
+    number = first.split()[0]
+    assert "1 stories, 0 of them wrong" in rest
+    (report,) = tmp_path.glob("*/report.md")
+    assert f"## Story {number}: " in report.read_text()
 
 
 @pytest.mark.parametrize(
