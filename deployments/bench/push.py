@@ -39,10 +39,11 @@ from digen_core.transport.arrays import Weights
 from tasks.cluster.cluster import run_cluster
 from tasks.cluster.listening import own_tls_settings
 from tasks.cluster.presence import present_workers
+from tasks.gang.received import take_received
 from tasks.setup import load_engine
 from tasks.versions import publish, push_weights, start_state
 from tasks.worker.engine import engine_of
-from tasks.worker.pulling import BUCKET_BYTES, pull, take_pulled
+from tasks.worker.pulling import BUCKET_BYTES, pull
 
 Way = Literal["before", "pull"]
 WAYS: Final[tuple[Way, ...]] = ("before", "pull")
@@ -234,7 +235,7 @@ def _push(pushed: PolicyVersion, source: tuple[str, ...]) -> None:
 
 def _pulled_sizes(pushed: PolicyVersion, source: tuple[str, ...]) -> tuple[int, int, int]:
     """Return the bytes of a version, those that pulling it moves, and those needed beside it."""
-    take_pulled()
+    take_received()
     tracemalloc.start()
     try:
         rows = pull(_RUN, pushed, source, engine_of(_RUN).gang).rows
@@ -242,7 +243,7 @@ def _pulled_sizes(pushed: PolicyVersion, source: tuple[str, ...]) -> tuple[int, 
     finally:
         tracemalloc.stop()
     version_bytes = sum(value.nbytes for value in rows.values())
-    moved = sum(own.num_bytes for own in take_pulled()) + len(pickle.dumps(pushed))
+    moved = sum(own.num_bytes for own in take_received()) + len(pickle.dumps(pushed))
     return version_bytes, moved, most - version_bytes
 
 

@@ -13,8 +13,9 @@ from typing import Any, NoReturn, Self
 
 from digen_core.errors import UserError
 from digen_core.gang.parts import Held, unpickled
-from tasks.gang.messages import Answer, Command, Join, arguments_file
+from tasks.gang.messages import Answer, Command, Done, Join, arguments_file
 from tasks.gang.process_group import form_group, leave_group
+from tasks.gang.received import take_received
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ def _do(orders: _Orders, leader: Connection, join: Join) -> None:
             _exit("the gang cannot go on")
         del arguments, parameters  # memory that is not needed while waiting
         orders.is_busy = False
-        leader.send(None)
+        leader.send(Done(take_received()))
 
 
 def _exit(why: str) -> NoReturn:

@@ -8,8 +8,9 @@ from typing import Final, ParamSpec, TypeVar
 
 from digen_core.errors import UserError
 from digen_core.gang.parts import Held, pickled
-from tasks.gang.messages import Command, GangBrokenError, Join, arguments_file
+from tasks.gang.messages import Command, Done, GangBrokenError, Join, arguments_file
 from tasks.gang.process_group import form_group, leave_group
+from tasks.gang.received import note_received
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -107,7 +108,8 @@ class Leading:
     def _failure(self, *, seconds: float | None) -> Exception | None:
         """Return why a follower has not done the command; None: all have.
 
-        Where one fails, those that wait for it fail, too: what says the most is returned.
+        Where one fails, those that wait for it fail, too: what says the most is returned. What was
+        sent to those that have done it is noted.
 
         Args:
             seconds: to wait for the answer of each; None: as long as it takes.
@@ -127,8 +129,12 @@ class Leading:
             answer = follower.recv() if follower.poll(seconds) else None
         except (EOFError, OSError):
             return GangBrokenError(f"member {rank} is gone")
-        if isinstance(answer, str):
-            return GangBrokenError(f"member {rank} failed: {answer}")
+        match answer:
+            case Done():
+                note_received(answer.received)
+                return None
+            case str():
+                return GangBrokenError(f"member {rank} failed: {answer}")
         failure: Exception | None = answer
         return failure
 

@@ -4,10 +4,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from digen_core.errors import UserError
+from tasks.receipts import Received
 
-Answer = UserError | FloatingPointError | str | None
-"""Of a follower: why it failed, as an error of the user's or of numbers, or in words; None: it has
-done it."""
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A follower's answer where it has done a command."""
+
+    received: list[Received]  # what other workers sent to it for that
+
+
+Answer = UserError | FloatingPointError | str | Done
+"""Of a follower: why it failed, as an error of the user's or of numbers, or in words; or `Done`."""
 
 
 class GangBrokenError(RuntimeError):

@@ -29,6 +29,7 @@ from digen_core.gang.rows import overlaps, rows_of
 from digen_core.transport.arrays import Weights, room_of
 from digen_core.transport.delta import unpacked
 from digen_core.transport.fingerprint import Content, fingerprint, total_of
+from tasks.gang.received import note_received
 from tasks.receipts import Received
 from tasks.worker.shelf import Answer, Piece, Shelf
 
@@ -43,7 +44,6 @@ _SERVE: Final = "digen_pull"  # name of the handler
 
 _worker: Worker | None = None
 _shelves: dict[str, Shelf] = {}  # by run
-_received: list[Received] = []
 
 
 class PullError(RuntimeError):
@@ -80,13 +80,6 @@ def serve_from(run_id: str, shelf: Shelf) -> None:
     """Serve what is on a shelf of a run, and nothing of another run."""
     _shelves.clear()
     _shelves[run_id] = shelf
-
-
-def take_pulled() -> list[Received]:
-    """Return what this process has pulled since the last call."""
-    found = list(_received)
-    _received.clear()
-    return found
 
 
 class Pulled(Protocol):
@@ -161,7 +154,7 @@ def pull(
         for _, future in under_way:  # of a source that failed
             future.cancel()
     ended = time()
-    _received.extend(Received(at, sent, started, ended) for at, sent in num_bytes.items())
+    note_received(Received(at, sent, started, ended) for at, sent in num_bytes.items())
     return arrived
 
 

@@ -11,10 +11,11 @@ from prefect import State
 
 from digen_core.training.gradient_sum import GradientSum, UpdateGradient
 from tasks.cluster.presence import SITE
+from tasks.gang.received import take_received
 from tasks.receipts import Received
-from tasks.worker.pulling import take_pulled
 
-MOST_TOLD: Final = 16
+MOST_TOLD: Final = 64
+"""From as many workers: each of a gang may be sent something by several of another gang."""
 
 _counted: set[tuple[str, float]] = set()
 """Transfers to this worker, by key and start, that were counted for a task."""
@@ -57,9 +58,9 @@ def received() -> list[Received]:
     """Return what came from other workers for this task; nothing outside of a worker.
 
     That are inputs, of which what several tasks here read is sent once and counted for the first of
-    them, and what it pulled itself.
+    them, and what it pulled itself, in a gang each member its rows.
     """
-    return _inputs() + take_pulled()
+    return _inputs() + take_received()
 
 
 def crossing(found: Sequence[Received]) -> list[Received]:

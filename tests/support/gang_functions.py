@@ -3,14 +3,27 @@
 import hashlib
 import os
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from digen_core.errors import UserError
+from digen_core.gang.members import Gang
 from digen_core.gang.parts import Part
+from digen_core.gang.rows import own_rows
+from digen_core.training.optimizer import PolicyVersion
+from digen_core.transport.arrays import Weights
+from support.pull_source import version_of
 from tasks.gang.together import together
+from tasks.receipts import Plain, collecting
+from tasks.worker.pulling import pull, serve_from
+from tasks.worker.shelf import Shelf
+from tasks.worker.span import span_on_receipt
+
+RUN = "run"
 
 
 class Held(Part):
@@ -67,6 +80,34 @@ def sum_of_parts(part: Held) -> float:
     found = torch.tensor([part.value])
     dist.all_reduce(found)
     return float(found)
+
+
+@together
+def serve(versions: Sequence[Weights]) -> None:
+    """Serve this member's rows of versions."""
+    shelf = Shelf()
+    for number, weights in enumerate(versions):
+        shelf.put(number, version_of(weights, number).hash, _own(weights))
+    serve_from(RUN, shelf)
+
+
+@together
+def pull_rows(what: PolicyVersion, source: Sequence[str], bases: Sequence[Weights]) -> None:
+    """Pull this member's rows of a version, of others as deltas."""
+    held = {version_of(base).hash: _own(base) for base in bases}
+    pull(RUN, what, source, Gang(dist.get_rank(), dist.get_world_size()), held)
+
+
+def receipt_of_pull(*arguments: Any) -> Plain:
+    """Return what the receipt of a task that calls `pull_rows` says of where it ran."""
+    with collecting() as receipt, span_on_receipt("gang"):
+        pull_rows(*arguments)
+    return receipt["ran"]
+
+
+def _own(weights: Weights) -> Weights:
+    gang = Gang(dist.get_rank(), dist.get_world_size())
+    return {name: own_rows(value, gang) for name, value in weights.items()}
 
 
 def naive(value: float) -> float:

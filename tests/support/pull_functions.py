@@ -7,6 +7,7 @@ import numpy as np
 from digen_core.gang.members import ALONE
 from digen_core.training.contents import contents_of, differing
 from digen_core.training.optimizer import PolicyVersion
+from tasks.gang.received import take_received
 from tasks.worker import pulling
 from tasks.worker.shelf import Shelf
 
@@ -37,7 +38,7 @@ def pull(pushed: PolicyVersion, address: str, seconds: float = 60.0) -> tuple[bo
     seconds = time.monotonic() - started
     is_same = contents_of(arrived.rows, ALONE) == pushed.contents
     is_same &= not differing(pushed.contents, arrived.fingerprints, ALONE)
-    return is_same, seconds, sum(own.num_bytes for own in pulling.take_pulled())
+    return is_same, seconds, sum(own.num_bytes for own in take_received())
 
 
 def serve_slowly(seconds: float) -> None:

@@ -14,7 +14,11 @@ from distributed import Client, get_worker
 from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
+from digen_core.gang.members import Gang
+from digen_core.gang.rows import own_rows
+from digen_core.transport.delta import packed
 from support import gang_functions as together
+from support.pull_source import version_of
 from tasks.cluster.calls import WorkerLostError
 from tasks.cluster.cluster import devices_of, run_cluster
 from tasks.cluster.presence import present_workers
@@ -57,7 +61,7 @@ class Gangs:
 
 @pytest.fixture(scope="module")
 def cluster():
-    devices = [Device("g0", BOTH, size=2), Device("g1", BOTH, size=2)]
+    devices = [Device(name, BOTH, size=2, site="a") for name in ("g0", "g1")]
     with run_cluster(ClusterConfig(tls=False), devices) as address, Client(address) as client:
         yield Gangs(client)
 
@@ -145,6 +149,29 @@ def test_large_arguments_reach_all_members(gangs):
 def test_each_member_has_its_own_part(gangs):
     part = gangs.submit("g0", together.own_part)
     assert gangs.call("g0", together.sum_of_parts, part) == 11.0
+
+
+@pytest.mark.parametrize("by_delta", [False, True], ids=["dense", "delta"])
+def test_what_was_sent_to_all_members_is_on_the_receipt_of_their_leader(gangs, by_delta):
+    rng = np.random.default_rng(0)
+    before = {"a": rng.integers(0, 1 << 16, (101, 500), np.uint16), "b": np.arange(3.0)}
+    after = {"a": before["a"] + rng.integers(0, 2, (101, 500), np.uint16), "b": np.arange(3.0)}
+    gangs.call("g0", together.serve, [before, after])
+    leader = gangs.leader("g0")
+    source = [leader.address, leader.followers["g0.1"]]
+    bases = [before] if by_delta else []
+    ran = gangs.call("g1", together.receipt_of_pull, version_of(after), source, bases)
+    expected = dict.fromkeys(source, 0)
+    for rank, address in enumerate(source):  # of each member of the other gang's rows
+        for name, value in after.items():
+            rows, base = (own_rows(own, Gang(rank, 2)) for own in (value, before[name]))
+            delta = packed(rows, base) if by_delta else None
+            expected[address] += len(delta or rows.tobytes())
+    assert {own["source"]: own["num_bytes"] for own in ran["received"]} == expected
+    assert ran["num_bytes"] == sum(expected.values())
+    assert (ran["num_bytes"] < 0.5 * (101 * 1000 + 24)) == by_delta
+    again = gangs.call("g1", together.receipt_of_pull, version_of(after), source, bases)
+    assert again["num_bytes"] == ran["num_bytes"], "of this task alone"
 
 
 def test_a_follower_that_is_killed_breaks_its_gang_only(gangs):

@@ -20,8 +20,9 @@ from support import pull_functions as functions
 from support.pull_source import Source, version_of
 from tasks.cluster.cluster import run_cluster
 from tasks.cluster.presence import present_workers
+from tasks.gang.received import take_received
 from tasks.worker import pulling
-from tasks.worker.pulling import PullError, pull, take_pulled
+from tasks.worker.pulling import PullError, pull
 from tasks.worker.shelf import AVERAGE, Piece, Shelf
 
 RUN = "run"
@@ -46,7 +47,7 @@ def test_members_of_any_two_gangs(given_by, taken_by, bucket, dtype, monkeypatch
     source = Source(weights, given_by)
     monkeypatch.setattr(pulling, "_ask", source.ask)
     monkeypatch.setattr(pulling, "BUCKET_BYTES", bucket)
-    take_pulled()
+    take_received()
     fingerprints = dict.fromkeys(weights, 0)
     for rank in range(taken_by):
         gang = Gang(rank, taken_by)
@@ -57,7 +58,7 @@ def test_members_of_any_two_gangs(given_by, taken_by, bucket, dtype, monkeypatch
             fingerprints[name] += arrived.fingerprints[name]
     totals = {name: total_of([found]) for name, found in fingerprints.items()}
     assert totals == {name: own.fingerprint for name, own in source.pushed.contents.items()}
-    num_bytes = sum(own.num_bytes for own in take_pulled())
+    num_bytes = sum(own.num_bytes for own in take_received())
     assert num_bytes == sum(value.nbytes for value in weights.values())  # each row once
     assert source.most <= pulling.UNDER_WAY
     for asked in source.buckets:
@@ -145,7 +146,7 @@ def test_of_a_version_that_both_hold_deltas_are_sent(
     source.hold(0, before)
     monkeypatch.setattr(pulling, "_ask", source.ask)
     monkeypatch.setattr(pulling, "BUCKET_BYTES", bucket)
-    take_pulled()
+    take_received()
     fingerprints = dict.fromkeys(weights, 0)
     for rank in range(taken_by):
         gang = Gang(rank, taken_by)
@@ -156,7 +157,7 @@ def test_of_a_version_that_both_hold_deltas_are_sent(
             fingerprints[name] += arrived.fingerprints[name]
     totals = {name: total_of([found]) for name, found in fingerprints.items()}
     assert totals == {name: own.fingerprint for name, own in source.pushed.contents.items()}
-    num_bytes = sum(own.num_bytes for own in take_pulled())
+    num_bytes = sum(own.num_bytes for own in take_received())
     assert num_bytes == source.num_sent
     assert num_bytes < 0.5 * sum(value.nbytes for value in weights.values())
 
@@ -171,10 +172,10 @@ def test_without_a_version_that_both_hold_all_is_sent(lack, monkeypatch):
         source.shelves["member-1"].drop(0)
     bases = None if lack == "receiver" else {base: before}
     monkeypatch.setattr(pulling, "_ask", source.ask)
-    take_pulled()
+    take_received()
     arrived = pull(RUN, source.pushed, source.addresses, ALONE, bases)
     assert differing(source.pushed.contents, arrived.fingerprints, ALONE) == []
-    sent = {own.source: own.num_bytes for own in take_pulled()}
+    sent = {own.source: own.num_bytes for own in take_received()}
     dense = {
         address: sum(value.nbytes for value in shelf.rows(source.pushed.hash).values())
         for address, shelf in source.shelves.items()
