@@ -211,27 +211,37 @@ def tracking(*, rounds: int = 3, iterations: int = 6, step_seconds: float = 0.1)
 
 
 @bench.command
-def push(*, megabytes: int = 200, rounds: int = 7, tls: bool = False) -> int:
-    """Measure a push of all weights between two workers here, pulled and as it was before.
+def push(
+    *,
+    megabytes: int = 200,
+    rounds: int = 7,
+    learning_rate: Several[float] = None,
+    tls: bool = False,
+) -> int:
+    """Measure a push of all weights between two workers here: pulled, as before, and as a delta.
 
     It says what is moved, too, and what memory the receiver needs beside the version.
 
-    Example: digen bench push --megabytes 400 --tls
+    Example: digen bench push --megabytes 400 --learning-rate 1e-5 1e-6
 
     Args:
         megabytes: Of a version in bfloat16, roughly.
-        rounds: In which both ways take turns, after two that warm up.
+        rounds: In which the ways take turns, after two that warm up.
+        learning_rate: Of the step of AdamW that a delta has; 1e-5 if none are given.
         tls: Whether the workers encrypt what they say, as those of a run do by default.
     """
+    rates = learning_rate or [1e-5]
     require_all(
+        learning_rate=(rates, all(0 < rate <= 1 for rate in rates), "numbers above 0 and up to 1"),
         megabytes=(megabytes, 1 <= megabytes <= 10_000, "1 to 10000"),
         rounds=(rounds, rounds >= 1, "1 or more"),
     )
 
-    from deployments.bench import push as bench_push
+    from deployments.bench.push import deltas, pulls
 
-    measured = bench_push.bench_push(megabytes, rounds, tls=tls)
-    bench_push.print_bench(measured)
+    measured = pulls.bench_push(megabytes, rounds, tls=tls)
+    pulls.print_bench(measured)
+    deltas.print_deltas(deltas.bench_deltas(megabytes, rounds, rates, tls=tls))
     return 0 if measured.holds else 1
 
 

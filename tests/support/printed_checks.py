@@ -54,7 +54,7 @@ STARTS = (
     "deployments.bench.overhead.main",
     "deployments.bench.packs.main",
     "deployments.bench.pictures.main",
-    "deployments.bench.push.bench_push",
+    "deployments.bench.push.pulls.bench_push",
     "deployments.bench.runner.bench_runner",
     "deployments.bench.tracking.bench_tracking",
     "deployments.bench.utilization.main",

@@ -3,7 +3,8 @@
 import pytest
 from rich.console import Console
 
-from deployments.bench.push import Measured, bench_push, print_bench
+from deployments.bench.push.deltas import Both, Crossed, Deltas, bench_deltas, print_deltas
+from deployments.bench.push.pulls import Measured, bench_push, print_bench
 
 SECONDS = {"before": [6.0, 9.0, 4.0], "pull": [1.0, 1.0, 1.0]}
 BUCKET = 16 << 20
@@ -46,3 +47,30 @@ def test_versions_are_pushed_between_real_workers(tls):
     assert 0 < measured.buckets <= 3.1
     assert [len(seconds) for seconds in measured.seconds.values()] == [2, 2]
     assert all(each > 0 for seconds in measured.seconds.values() for each in seconds)
+
+
+def test_deltas_by_hand():
+    def both(num_bytes, seconds, packing):
+        dense = Crossed(2_000_000, 0.25, 0.5, 0.25)
+        return Both(dense, Crossed(num_bytes, seconds, 0.5 + packing, 0.25 + packing / 2))
+
+    rounds = [both(100_000, 0.5, 0.002), both(200_000, 0.125, 0.004), both(300_000, 1.0, 0.008)]
+    assert [own.share for own in rounds] == [0.05, 0.1, 0.15]
+    assert (rounds[1].packing, rounds[1].unpacking) == pytest.approx((2.0, 1.0))
+    console = Console(record=True, width=300)
+    print_deltas([Deltas(1e-5, 0.125, rounds)], console)
+    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert lines[0] == "deltas of 2 MB, a step of AdamW apart, medians of 3"
+    assert lines[2] == "1e-05 0.20 0.100 0.125 0.500 0.250 2.0 1.0"
+
+
+@pytest.mark.slow
+def test_versions_are_pulled_as_deltas_between_real_workers():
+    rates = [1e-4, 1e-6]
+    found = bench_deltas(1, 2, rates)
+    assert [own.learning_rate for own in found] == rates
+    for own, least, most in zip(found, (0.15, 0.01), (0.3, 0.06), strict=True):
+        assert [least < both.share < most for both in own.rounds] == [True, True]
+        assert least < own.first_share < most
+        assert all(both.delta.seconds > 0 for both in own.rounds)
+        assert {both.dense.num_bytes for both in own.rounds} == {own.rounds[0].dense.num_bytes}

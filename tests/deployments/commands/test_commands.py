@@ -46,6 +46,7 @@ def test_the_unspoilt_job_runs(job, local, capsys):
         ("bench gang --members 2 1", "--members is [2, 1]; use 2 to 64"),
         ("bench push --rounds 0", "--rounds is 0; use 1 or more"),
         ("bench push --megabytes 0", "--megabytes is 0; use 1 to 10000"),
+        ("bench push --learning-rate 1e-5 0", "--learning-rate is [1e-05, 0.0]; use numbers above"),
         ("bench runner --rounds 0", "--num-tasks is 60 and --rounds 0; use"),
         ("config show --name a/b", "the command line: name: must match"),
         ("config show job.toml --sed 1", "unknown key sed; did you mean seed?"),
