@@ -13,6 +13,7 @@ from deployments.shipped import find_cluster
 from deployments.views import plan as planning
 from digen_core.config.run import RunConfig
 from digen_core.control.layout import LayoutName
+from digen_core.planning.spending import Objective
 from digen_core.preflight.run import check_inputs
 from flows.configured import configured_flow
 from tasks.views.markdown import escaped
@@ -21,14 +22,23 @@ Layout = LayoutName | Literal["auto"]
 
 
 @configured_flow(name="plan", flow_run_name="plan {config.name} on {cluster}")
-def plan(config: RunConfig, cluster: str = "2-cores") -> list[dict[str, Any]]:
-    """Predict which layout, split and sizes are the fastest; the table is an artifact.
+def plan(
+    config: RunConfig,
+    cluster: str = "2-cores",
+    objective: Objective = "seconds",
+    within: Annotated[float, Field(ge=0)] | None = None,
+) -> list[dict[str, Any]]:
+    """Predict which layout, split and sizes are the best; the table is an artifact.
 
     Args:
         config: Of the run that is planned.
         cluster: Name of one of deployments/clusters, or a TOML file like those.
+        objective: What a sample is to take the least of.
+        within: Share of the fastest plan's seconds by which one that takes less money or energy may
+            be slower; null: any.
     """
-    plans = [asdict(row) for row in planning.plan(config, find_cluster(cluster))]
+    aim = planning.aim_of(objective, within)
+    plans = [asdict(row) for row in planning.plan(config, find_cluster(cluster), aim)]
     rows = [{key: value for key, value in row.items() if key != "idle"} for row in plans]
     create_table_artifact(
         rows, key="plan", description=escaped(f"{config.name} on {cluster}, best first")

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -9,6 +10,7 @@ from cyclopts import Parameter
 from deployments.overrides import ConfigTokens, config_of, parse_arguments
 from deployments.shipped import find_cluster, find_scenario, recipe_files
 from digen_core.errors import UserError
+from digen_core.planning.spending import Objective, Spent
 
 MOST_ITERATIONS = 1000
 MOST_MEMBERS = 64  # of a gang
@@ -68,21 +70,31 @@ def simulate(
 def plan(
     *tokens: ConfigTokens,
     cluster: str,
+    objective: Objective = "seconds",
+    within: float | None = None,
+    picture: Path | None = None,
     fleet: Annotated[bool, Parameter(negative="")] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
-    """Predict which layout, split and sizes are the fastest for a config on a cluster.
+    """Predict which layout, split and sizes are the best for a config on a cluster.
 
     Example: digen plan shapes --cluster 2-cores
+    Example: digen plan shapes --cluster 16x-mixed --objective money --within 0.03
     Example: digen plan shapes --cluster 2-cores --fleet
 
     Args:
         tokens: CONFIG and settings, as in 'digen train'. Packs are at most as large as its own,
             in each share of a gang that is found; stale groups are considered if its
             schedule.max_stale_share is above 0.
-        cluster: 2-cores, 16x-mixed, 32x-h100, 8x-h100, 32x-h100-a100, 32x-h100-open or
-            32x-h100-gangs (deployments/clusters), or a TOML file like those. The last four estimate
-            what the config's model costs; 32x-h100-open leaves open which GPUs hold one model.
+        cluster: 2-cores, 16x-mixed, 24x-h20-h800, 32x-h100, 8x-h100, 32x-h100-a100, 32x-h100-open
+            or 32x-h100-gangs (deployments/clusters), or a TOML file like those. The last four
+            estimate what the config's model costs; 32x-h100-open leaves open which GPUs hold one
+            model.
+        objective: What a sample is to take the least of. For money and energy devices may be left
+            out; the plans are those of which each is faster than all that take less.
+        within: With money or energy: share of the fastest plan's seconds by which plans may be
+            slower; default: any.
+        picture: With money or energy: PNG file for a picture of the plans.
         fleet: Plan for one device more, and for one less, of each group of the cluster, too: what
             they would bring in speed, and cost for a sample. For who adds and removes devices.
         as_json: Print a list of objects, the best plan first, instead of the table.
@@ -92,7 +104,14 @@ def plan(
     from deployments.views import plan as command
     from deployments.views.plan_table import print_plan
 
-    found = find_cluster(cluster)
+    found, aim = find_cluster(cluster), command.aim_of(objective, within)
+    if fleet and objective != "seconds":
+        raise UserError(
+            f"--objective is {objective}, but --fleet says what devices bring in speed; use one of "
+            "them"
+        )
+    if picture is not None:
+        _check_picture(picture, aim.spent)
     if fleet:
         from deployments.views import fleet as fleet_view
 
@@ -102,12 +121,27 @@ def plan(
         else:
             fleet_view.print_changes(changes, found.description)
         return 0
-    rows = command.plan(config, found)
+    rows = command.plan(config, found, aim)
+    if picture is not None and aim.spent is not None:
+        from deployments.views.plan_picture import write_picture
+
+        write_picture(rows, aim.spent, picture)
     if as_json:
         command.write_json(rows)
     else:
-        print_plan(rows, found.description)
+        print_plan(rows, found.description, objective)
     return 0
+
+
+def _check_picture(path: Path, spent: Spent | None) -> None:
+    """Check where a picture of plans is to be; raises UserError."""
+    if spent is None:
+        raise UserError(
+            f"--picture is {path}: of what plans take beside time; give --objective money or "
+            "energy, too"
+        )
+    if path.suffix != ".png" or not path.absolute().parent.is_dir():
+        raise UserError(f"--picture is {path}; use a name with .png, in a folder that is there")
 
 
 def size(

@@ -3,8 +3,9 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,12 @@ from digen_core.errors import UserError
 from digen_core.planning.candidates import Candidate, candidates, leaves_gangs_open
 from digen_core.planning.capacity import Fit, ShortageError, fit
 from digen_core.planning.cluster import Cluster
-from digen_core.planning.cluster_plan import ClusterPlan, Priced, plan_candidates
+from digen_core.planning.cluster_plan import FASTEST, Aim, ClusterPlan, Priced, plan_candidates
 from digen_core.planning.memory import Memory, MemoryIn
 from digen_core.planning.planner import JobPlan
 from digen_core.planning.profile import load_profile
+from digen_core.planning.spending import Objective, Spent
+from digen_core.planning.spending.rates import check_rates
 from digen_core.trace.gaps import idle_gaps
 from digen_core.trace.metrics import idle_seconds
 from digen_core.trace.windows import Window
@@ -62,7 +65,7 @@ class Row:
     fitted: bool  # into the capacity of all devices
     narrowed: Mapping[str, str]  # kind -> the one role that its memory leaves devices with two
     parts: Sequence[Part]  # the devices, in gangs
-    left_out: Sequence[str]  # sites whose devices do nothing
+    left_out: Mapping[str, int]  # GPUs, or other cards, that do nothing: kind, or kind at site
     parallel: Mapping[str, object]  # how the members of a gang share the work
 
     @property
@@ -75,12 +78,24 @@ class Row:
         """Whether the devices are at several."""
         return len({part.site for part in self.parts}) > 1
 
+    @property
+    def devices(self) -> str:
+        """How many it uses of each kind."""
+        counts = Counter[str]()
+        for part in self.parts:
+            counts[part.kind] += part.count
+        return " + ".join(f"{count} {kind}" for kind, count in counts.items())
+
+    def spent(self, what: Spent) -> float:
+        """What 1000 samples take: of money in the cluster file's currency, of energy in kWh."""
+        return self.cost_per_1000_samples if what == "money" else self.kwh_per_1000_samples
+
     def gangs_of(self, role: str) -> list[int]:
         """Return the sizes of the devices that have a role."""
         return sorted({part.gang for part in self.parts if part.roles in (role, "both")})
 
 
-def plan(config: RunConfig, cluster: Cluster) -> list[Row]:
+def plan(config: RunConfig, cluster: Cluster, aim: Aim = FASTEST) -> list[Row]:
     """Return the best plan and its runners-up, the best first.
 
     Args:
@@ -90,10 +105,14 @@ def plan(config: RunConfig, cluster: Cluster) -> list[Row]:
         cluster: the devices, and what a step and a pack cost, if ``schedule.profile`` does not say.
             If neither does, the costs are estimated from the model's size; where gangs are left
             open, they are searched for, too.
+        aim: what is the best.
 
     Raises:
-        UserError: the costs are not known, or no layout fits the devices.
+        UserError: the costs are not known, or no layout fits the devices, or they do not say what
+            they take of what is aimed at.
     """
+    if aim.spent is not None:
+        check_rates(cluster, aim.spent)
     schedule = config.schedule
     profile = load_profile(schedule.profile) if schedule.profile else None
     estimated = profile is None and cluster.leaves_costs_to_data_sheets
@@ -106,8 +125,24 @@ def plan(config: RunConfig, cluster: Cluster) -> list[Row]:
         sizes = size(config)
         priced = _estimating(sizes) if estimated else priced
         sent = _sent(config, sizes) if cluster.links else None
-    plans = plan_candidates(found, priced, profile, sent)
+    plans = plan_candidates(found, priced, profile, sent, aim)
     return [_row(own, estimated) for own in plans]
+
+
+def aim_of(objective: Objective, within: float | None) -> Aim:
+    """Return what the best plan is to have.
+
+    Raises:
+        UserError: the share is none, or says nothing as the fastest plan is asked for.
+    """
+    if within is not None and not 0 <= within < inf:
+        raise UserError(f"within is {within}; use a share of 0 or more, such as 0.03 for 3%")
+    if within is not None and objective == "seconds":
+        raise UserError(
+            f"within is {within}: how much slower than the fastest the best plan may be; give the "
+            "objective money or energy with it"
+        )
+    return Aim(objective, within)
 
 
 def _sent(config: RunConfig, sizes: "Sizes") -> Sent:
@@ -189,8 +224,6 @@ def _row(plan: ClusterPlan, estimated: bool) -> Row:
     rollout = own.job.devices if choice.num_rollout is None else choice.num_rollout
     num_samples = work.num_groups * work.group_size
     thousands = num_samples / 1000
-    hours_per_1000 = own.seconds / 3600 / thousands
-    crossing = cluster.price_of(own.plan.report.crossed)
     return Row(
         layout=choice.layout,
         rollout=rollout,
@@ -203,16 +236,25 @@ def _row(plan: ClusterPlan, estimated: bool) -> Row:
         pack_size=work.pack_size,
         seconds=own.seconds,
         samples_per_second=num_samples / own.seconds,
-        cost_per_1000_samples=cluster.price_per_hour * hours_per_1000 + crossing / thousands,
-        kwh_per_1000_samples=cluster.watts / 1000 * hours_per_1000,
+        cost_per_1000_samples=plan.spends("money") / thousands,
+        kwh_per_1000_samples=plan.spends("energy") / 3.6e6 / thousands,
         idle=_idle_shares(own),
         estimated=estimated,
         fitted=all(group.capacity for group in cluster.devices),
         narrowed=plan.candidate.narrowed,
         parts=_parts(own, cluster),
-        left_out=sorted({group.site for group in plan.cluster.devices} - own.job.sites),
+        left_out=_left_out(plan.cluster, {device.name for device in own.job.fleet}),
         parallel=plan.candidate.config.parallel.model_dump(),
     )
+
+
+def _left_out(cluster: Cluster, used: Collection[str]) -> dict[str, int]:
+    """Return how many devices, each member of a gang, do nothing, by what they are."""
+    found = Counter[str]()
+    for group, names in cluster.names:
+        what = f"{group.kind} at {group.site}" if group.site else group.kind
+        found[what] += group.members * sum(name not in used for name in names)
+    return {what: number for what, number in found.items() if number}
 
 
 def _parts(own: JobPlan, cluster: Cluster) -> list[Part]:

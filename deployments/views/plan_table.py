@@ -8,6 +8,7 @@ from rich.table import Table
 
 from deployments.views.plan import Row
 from deployments.views.terminal import borderless, terminal
+from digen_core.planning.spending import Objective, Spent
 from digen_core.trace.gaps import CAUSES
 
 ESTIMATED: Final = """\
@@ -20,24 +21,59 @@ devices without a capacity: whether weights and activations fit is not looked at
 takes one, and 'digen size --memory' says what is needed"""
 
 
-def print_plan(rows: Sequence[Row], title: str, console: Console | None = None) -> None:
+def print_plan(
+    rows: Sequence[Row],
+    title: str,
+    objective: Objective = "seconds",
+    console: Console | None = None,
+) -> None:
     """Print the plans, the best one first, their idle time, and the config that the best needs."""
-    console = console or terminal()
+    console, best = console or terminal(), rows[0]
     console.print(table_of(title, HEADINGS, [_cells(row) for row in rows]))
+    if objective != "seconds":
+        _print_frontier(rows, objective, console)
     idle = [[row.layout, *(f"{row.idle[cause]:.1%}" for cause in CAUSES)] for row in rows]
     title = "\nidle share of the device time, by cause"
     console.print(table_of(title, ("layout", *CAUSES), idle))
-    if rows[0].estimated:
+    if best.estimated:
         console.print(f"\n{ESTIMATED}")
-    for site in rows[0].left_out:
-        console.print(f"\nthe devices at {site} are left out: their link is too slow for more")
-    if rows[0].has_gangs or rows[0].has_sites:
-        console.print(f"\nthe devices in a cluster file:\n\n{devices_of(rows[0])}", markup=False)
-    for kind, role in rows[0].narrowed.items() if not rows[0].has_gangs else ():
+    if best.left_out:
+        left_out = ", ".join(f"{number} {what}" for what, number in best.left_out.items())
+        console.print(f"\nleft out, as the plan is better without them: {left_out}")
+    if best.has_gangs or best.has_sites or best.left_out:
+        console.print(f"\nthe devices in a cluster file:\n\n{devices_of(best)}", markup=False)
+    for kind, role in best.narrowed.items() if not best.has_gangs else ():
         console.print(f"\n{kind}: its memory leaves it the role {role} alone; say so in the file")
-    if not rows[0].fitted:
+    if not best.fitted:
         console.print(f"\n{MEMORY}")
-    console.print(f"\n{toml_of(rows[0])}", markup=False)
+    console.print(f"\n{toml_of(best)}", markup=False)
+
+
+def _print_frontier(rows: Sequence[Row], spent: Spent, console: Console) -> None:
+    """Print what plans take, the fastest first, and how the best is beside it."""
+    unit = "cost" if spent == "money" else "kWh"
+    headings = ("devices", "layout", "seconds/iter.", f"{unit}/iter.", f"{unit}/1000", "")
+    ordered = sorted(rows, key=lambda row: row.seconds)
+    cells = [
+        [
+            row.devices,
+            row.layout,
+            f"{row.seconds:.4g}",
+            f"{row.spent(spent) * row.samples_per_second * row.seconds / 1000:.3g}",
+            f"{row.spent(spent):.3g}",
+            "best" if row is rows[0] else "",
+        ]
+        for row in ordered
+    ]
+    title = f"\nundominated: each is faster than all that take less {spent}"
+    console.print(table_of(title, headings, cells))
+    best, fastest = rows[0], ordered[0]
+    if best is not fastest:
+        less, longer = best.spent(spent) / fastest.spent(spent), best.seconds / fastest.seconds
+        console.print(
+            f"\nthe best takes {less:.3g} times the {spent} of the fastest for a sample, and its "
+            f"iteration {longer:.3g} times the seconds"
+        )
 
 
 def table_of(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 from math import ceil
 from statistics import fmean
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from digen_core.control.layout import Layout
 
@@ -66,6 +67,13 @@ class Schedule:
     def num_ahead(self) -> int:
         """Iterations that may be open beside the one that is trained."""
         return self.max_staleness if self.max_stale_share else 0
+
+
+def mixings(workload: Workload) -> list[Mixing]:
+    """Return the ways to generate groups that cost differently, the simplest first."""
+    if not workload.group_costs:
+        return [UNMIXED]
+    return [Mixing(order, cuts) for cuts, order in product((False, True), get_args(GroupOrder))]
 
 
 def relative_costs(costs: Iterable[float]) -> tuple[float, ...]:

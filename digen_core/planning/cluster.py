@@ -2,8 +2,8 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
-from itertools import combinations, count
+from collections.abc import Collection, Iterator
+from itertools import combinations, count, islice
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -244,24 +244,24 @@ class Cluster(Strict):
 
     @property
     def watts(self) -> float:
-        """Of all devices together."""
+        """Of all devices together, at work."""
         return sum(group.count * group.watts for group in self.groups)
+
+    @property
+    def names(self) -> list[tuple[DeviceGroup, list[str]]]:
+        """The names of the devices of each group."""
+        places = iter(device.name for device in self.fleet)
+        return [(group, list(islice(places, group.num_devices))) for group in self.devices]
 
     def of_devices(self, names: Collection[str]) -> Self:
         """Return the cluster with these devices alone, and all those that only score."""
-        places = iter(device.name for device in self.fleet)
         found = []
-        for group in self.devices:
-            used = sum(next(places) in names for _ in range(group.num_devices))
+        for group, own in self.names:
+            used = len(set(own) & set(names))
             if used:
                 fewer = {"count": used * group.members, "hosts": ()}
                 found.append(group.model_copy(update=fewer))
         return self.model_copy(update={"devices": tuple(found)})
-
-    def price_of(self, crossed: Mapping[frozenset[str], float]) -> float:
-        """Return what bytes cost that cross links, by the sites that these are between."""
-        prices = {own.link.sites: own.price_per_gb for own in self.links}
-        return sum(prices[sites] * num_bytes / 1e9 for sites, num_bytes in crossed.items())
 
     def costs(self, profile: Costs | None = None, sent: Sent | None = None) -> Costs:
         """Return what everything costs.

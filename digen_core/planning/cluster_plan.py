@@ -6,6 +6,7 @@ searches in full.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from digen_core.control.costs import Costs, Sent
@@ -15,16 +16,39 @@ from digen_core.planning.cluster import Cluster
 from digen_core.planning.job import Job
 from digen_core.planning.planner import (
     JobPlan,
+    Leeway,
     estimated_seconds,
     fragment_sizes,
-    plan_config,
+    plan_job,
     with_sizes,
 )
+from digen_core.planning.spending import Objective, Spent
+from digen_core.planning.spending.frontier import frontier, undominated
+from digen_core.planning.spending.rates import Spending
 
 Priced = Callable[[Candidate], Cluster]
 """Returns the devices of a candidate with what they cost."""
 
 NUM_PLANNED: Final = 3  # candidates that are searched in full
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What the best plan is to have."""
+
+    objective: Objective = "seconds"
+    """The least of."""
+
+    within: float | None = None
+    """Share of the fastest plan's seconds by which it may be slower; None: any."""
+
+    @property
+    def spent(self) -> Spent | None:
+        """What it is to take the least of beside time; None: time itself."""
+        return None if self.objective == "seconds" else self.objective
+
+
+FASTEST: Final = Aim()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,34 +64,72 @@ class ClusterPlan:
         """Its seconds, made longer by what each gang has to gain."""
         return self.candidate.worth(self.own.seconds)
 
+    def spends(self, spent: Spent) -> float:
+        """Return what an iteration takes of money, in your currency, or energy, in joules."""
+        return Spending.of(self.cluster, spent).of_plan(self.own)
+
 
 def plan_candidates(
-    found: Sequence[Candidate], priced: Priced, profile: Costs | None, sent: Sent | None = None
+    found: Sequence[Candidate],
+    priced: Priced,
+    profile: Costs | None,
+    sent: Sent | None = None,
+    aim: Aim = FASTEST,
 ) -> list[ClusterPlan]:
-    """Return plans, the best first: of the best gangs all, of others the fastest.
+    """Return plans, the best first.
+
+    If the best is the fastest: of the best gangs all, of others the fastest. Else those of which
+    each is faster than all that take less of what is aimed at, the fastest first after the best.
 
     Args:
         found: one at least.
         priced: estimates what nobody measured.
         profile: costs of a run with the recipe.
         sent: bytes of the recipe, that cross links between sites.
+        aim: what is the best.
 
     Raises:
         UserError: the costs are not known, or nothing is left to choose from.
     """
     jobs = [_Planned.of(candidate, priced(candidate), profile, sent) for candidate in found]
     promising = sorted(jobs, key=_Planned.worth)[:NUM_PLANNED] if len(jobs) > 1 else jobs
-    plans, refused = list[list[ClusterPlan]](), list[UserError]()
+    plans, refused = list[tuple[_Planned, list[ClusterPlan]]](), list[UserError]()
     for planned in promising:
         try:
-            plans.append(planned.plans())
+            plans.append((planned, planned.plans()))
         except UserError as error:
             refused.append(error)
     if not plans:
         raise refused[0]
-    best, *others = sorted(plans, key=lambda own: own[0].worth)
+    if aim.spent is not None:
+        return _thriftiest(plans, aim.spent, aim.within)
+    best, *others = sorted((own for _, own in plans), key=lambda own: own[0].worth)
     fastest = [own[0] for own in others]
     return sorted([*best, *fastest], key=lambda plan: (plan is not best[0], plan.own.seconds))
+
+
+def _thriftiest(
+    plans: Sequence[tuple["_Planned", list[ClusterPlan]]], spent: Spent, within: float | None
+) -> list[ClusterPlan]:
+    """Return the plans of which each is faster than all that take less, the one of the least first.
+
+    Args:
+        plans: the fastest of each candidate.
+        spent: what they take.
+        within: share of the fastest's seconds by which plans may be slower; None: any.
+    """
+    fastest = min(own.own.seconds for _, found in plans for own in found)
+    limit = inf if within is None else (1 + within) * fastest
+    thrifty = [
+        own
+        for planned, found in plans
+        if found[0].own.seconds <= limit
+        for own in planned.thrifty(found, spent, limit)
+    ]
+    points = [(own.own.seconds, own.spends(spent)) for own in thrifty]
+    front = [thrifty[place] for place in undominated(points)]
+    best = min(front, key=lambda own: own.candidate.worth(own.spends(spent)))
+    return [best, *(own for own in front if own is not best)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +151,11 @@ class _Planned:
         packs = min(job.workload.pack_size, room.pack_size)
         return cls(candidate, cluster, with_sizes(job, fragment_sizes(job, most)[-1], packs))
 
-    def worth(self) -> float:
-        """Return the seconds by formula, made longer by what each gang has to gain."""
-        config, room = self.candidate.config, self.candidate.room
-        largest = fragment_sizes(self.job, room.fragment_size)[-1]
-        jobs = (self.job, with_sizes(self.job, largest, self.job.workload.pack_size))
-        seconds = min(
-            estimated_seconds(job, config, helps=room.helps, assists=room.assists) for job in jobs
-        )
-        return self.candidate.worth(seconds)
-
-    def plans(self) -> list[ClusterPlan]:
-        """Search; raises what ``plan_config`` does."""
+    @property
+    def leeway(self) -> Leeway:
+        """What its memory and the config leave to choose from."""
         room = self.candidate.room
-        found = plan_config(
-            self.job,
+        return Leeway.of(
             self.candidate.config,
             search_sizes=True,
             largest_fragment=room.fragment_size,
@@ -111,4 +163,23 @@ class _Planned:
             assists=room.assists,
             may_leave_out=True,
         )
-        return [ClusterPlan(self.candidate, self.cluster, own) for own in found]
+
+    def worth(self) -> float:
+        """Return the seconds by formula, made longer by what each gang has to gain."""
+        largest = fragment_sizes(self.job, self.candidate.room.fragment_size)[-1]
+        jobs = (self.job, with_sizes(self.job, largest, self.job.workload.pack_size))
+        return self.candidate.worth(min(estimated_seconds(job, self.leeway) for job in jobs))
+
+    def plans(self) -> list[ClusterPlan]:
+        """Search for the fastest; raises what ``plan_job`` does."""
+        return self._of(plan_job(self.job, self.leeway))
+
+    def thrifty(
+        self, fastest: Sequence[ClusterPlan], spent: Spent, limit: float
+    ) -> list[ClusterPlan]:
+        """Search for those that take the least, in so many seconds."""
+        spending, known = Spending.of(self.cluster, spent), [plan.own for plan in fastest]
+        return self._of(frontier(self.job, known, self.leeway, spending, limit))
+
+    def _of(self, plans: Sequence[JobPlan]) -> list[ClusterPlan]:
+        return [ClusterPlan(self.candidate, self.cluster, own) for own in plans]

@@ -1,6 +1,6 @@
 """Groups of equal devices in a cluster file: those that generate or train, and those that score."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
@@ -41,6 +41,10 @@ def check_name(label: str, name: str) -> None:
         ) from error
 
 
+IDLE_SHARE: Final = 0.15
+"""Of the watts at work, where a file does not say what a device takes that waits: an H200 was
+measured to take 80 W of 593, a model in its memory."""
+
 _HOST = r"^([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_:][A-Za-z0-9_.:-]*$"
 Host = Annotated[str, Field(pattern=_HOST, max_length=255)]
 """As ``ssh`` takes it, and no option of it."""
@@ -59,7 +63,10 @@ class WorkerGroup(Strict):
     """Of one device, in your currency."""
 
     watts: float = Field(0.0, ge=0)
-    """Of one device at work; an idle one is counted alike."""
+    """Of one device at work."""
+
+    idle_watts: float | None = Field(None, ge=0)
+    """Of one device that waits, its model in memory; null: 15% of ``watts``."""
 
     site: str = Field("", pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]*)?$", max_length=63)
     """Where they are: versions of the weights cross once between sites. On Kubernetes the zone that
@@ -73,6 +80,20 @@ class WorkerGroup(Strict):
 
     hosts: tuple[Host, ...] = ()
     """Machines that hold them, each an equal share: as ``ssh`` takes them, user@host."""
+
+    @model_validator(mode="after")
+    def _check_watts(self) -> Self:
+        if self.idle_watts is not None and self.idle_watts > self.watts:
+            raise ValueError(
+                f"devices: kind {self.kind} has idle_watts {self.idle_watts:g}, but at work only "
+                f"{self.watts:g} watts"
+            )
+        return self
+
+    @property
+    def waiting_watts(self) -> float:
+        """Of one device that waits."""
+        return IDLE_SHARE * self.watts if self.idle_watts is None else self.idle_watts
 
 
 class DeviceGroup(WorkerGroup):

@@ -4,16 +4,17 @@ Closed forms rank fragment and pack sizes for each layout. One simulation of eac
 ranks the layouts. The search for split and mechanisms is left to the layouts near the fastest.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
-from operator import itemgetter
+from operator import attrgetter
 
 from digen_core.config.run import RunConfig
 from digen_core.control.layout import LAYOUTS, LayoutName
+from digen_core.control.schedule import mixings
 from digen_core.errors import UserError
 from digen_core.planning.job import Job, layouts_for
-from digen_core.planning.search import Choice, Fixed, Plan, mixings, search, simulate_choice
+from digen_core.planning.search import Choice, Fixed, Plan, Value, search, simulate_choice
 from digen_core.sim.closed_forms import FORMULAS, Terms
 
 NUM_SIZES = 2  # fragment and pack sizes that are simulated for a layout, and the job's own
@@ -40,128 +41,152 @@ class JobPlan:
         return self.plan.seconds
 
 
-def plan_job(
-    job: Job,
-    layouts: Iterable[LayoutName],
-    *,
-    fixed: Fixed | None = None,
-    max_stale_share: float = 0.0,
-    max_staleness: int = 1,
-    search_sizes: bool = False,
-    largest_fragment: int | None = None,
-    may_leave_out: bool = False,
-) -> list[JobPlan]:
-    """Return the plans of the most promising layouts, the fastest first.
+@dataclass(frozen=True, slots=True)
+class Leeway:
+    """What plans of a job may choose from."""
 
-    The fastest is never slower than colocated-strong, if that is among the layouts.
+    layouts: Sequence[LayoutName]
+    """Those that the devices' roles rule out are left out."""
 
-    Args:
-        job: what is to be done, where, and what it costs.
-        layouts: to choose from; those that the devices' roles rule out are left out.
-        fixed: quantities to keep.
-        max_stale_share: share of stale groups in layouts that have them; others have none.
-        max_staleness: versions that these may be behind at most; the plan has the least that pays.
-        search_sizes: choose fragment and pack sizes too, packs up to the job's.
-        largest_fragment: that may be chosen; None: any.
-        may_leave_out: use the devices of one site alone where that is faster than its links.
+    fixed: Fixed = field(default_factory=Fixed)
+    """Quantities to keep."""
 
-    Raises:
-        ValueError: nothing is left to choose from.
-    """
-    fixed = fixed or Fixed()
-    if max(fixed.helpers or 0, fixed.assistants or 0) >= job.devices:
-        raise ValueError(f"no split of {job.devices} devices has {fixed}")
-    most = (largest_fragment or job.workload.group_size) if search_sizes else 0
-    possible = [layout for layout in layouts if _splits(job, layout)]
-    if not possible:
-        raise ValueError(f"{job.devices} devices with these roles can do none of {list(layouts)}")
-    placed = [(own, _sizes_of(own, most)) for own in _placements(job, may_leave_out)]
-    sized = {}
-    for layout in possible:
-        stale_share = max_stale_share if LAYOUTS[layout].stale else 0.0
-        sized[layout] = min(
-            (
-                _fastest_size(own, others, layout, stale_share, max_staleness)
-                for own, others in placed
-                if _splits(own, layout)
-            ),
-            key=itemgetter(0),
-        )
-    ranking = sorted(possible, key=lambda layout: sized[layout][0])
-    searched = ranking[:NUM_SEARCHED] + [x for x in ranking[NUM_SEARCHED:] if x == BASELINE]
-    plans = []
-    for layout in searched:
-        own, share = sized[layout][1], max_stale_share if LAYOUTS[layout].stale else None
-        own_fixed = replace(fixed, stale_share=share, most_staleness=max_staleness)
-        found = search(own, layout, own_fixed)
-        plans.append(JobPlan(own, found))
-    return sorted(plans, key=lambda plan: (plan.seconds, plan.layout != BASELINE))
+    max_stale_share: float = 0.0
+    """Share of stale groups in layouts that have them; others have none."""
 
+    max_staleness: int = 1
+    """Versions that these may be behind at most; the plan has the least that pays."""
 
-def plan_config(
-    job: Job,
-    config: RunConfig,
-    *,
-    search_sizes: bool = False,
-    largest_fragment: int | None = None,
-    helps: bool = True,
-    assists: bool = True,
-    may_leave_out: bool = False,
-) -> list[JobPlan]:
-    """Return the plans of a job with what its config allows and fixes, the fastest first.
+    search_sizes: bool = False
+    """Choose fragment and pack sizes too, packs up to the job's."""
 
-    Args:
-        job: of the config.
-        config: of the run.
-        search_sizes: as in ``plan_job``.
-        largest_fragment: as in ``plan_job``.
-        helps: whether devices that train have room for generating beside it.
-        assists: whether devices that generate have room for training beside it.
-        may_leave_out: as in ``plan_job``.
+    largest_fragment: int | None = None
+    """That may be chosen; None: any."""
 
-    Raises:
-        UserError: nothing is left to choose from.
-    """
-    schedule = config.schedule
-    fixed = Fixed(
-        helpers=schedule.num_helpers if helps else 0,
-        assistants=schedule.num_assistants if assists else 0,
-    )
-    try:
-        return plan_job(
-            job,
+    may_leave_out: bool = False
+    """Use the devices of one site alone where that is faster than its links."""
+
+    @classmethod
+    def of(
+        cls,
+        config: RunConfig,
+        *,
+        search_sizes: bool = False,
+        largest_fragment: int | None = None,
+        helps: bool = True,
+        assists: bool = True,
+        may_leave_out: bool = False,
+    ) -> "Leeway":
+        """Return what a config allows and does not fix.
+
+        Args:
+            config: of the run.
+            search_sizes: as above.
+            largest_fragment: as above.
+            helps: whether devices that train have room for generating beside it.
+            assists: whether devices that generate have room for training beside it.
+            may_leave_out: as above.
+        """
+        schedule = config.schedule
+        return cls(
             _layouts(config, mixes=helps and assists),
-            fixed=fixed,
+            Fixed(
+                helpers=schedule.num_helpers if helps else 0,
+                assistants=schedule.num_assistants if assists else 0,
+            ),
             max_stale_share=schedule.stale_share,
             max_staleness=schedule.max_staleness,
             search_sizes=search_sizes,
             largest_fragment=largest_fragment,
             may_leave_out=may_leave_out,
         )
+
+    def share(self, layout: LayoutName) -> float:
+        """Return the share of stale groups in a layout."""
+        return self.max_stale_share if LAYOUTS[layout].stale else 0.0
+
+    def with_sizes(self, job: Job) -> list[Job]:
+        """Return a job with each of the other sizes that may be chosen."""
+        if not self.search_sizes:
+            return []
+        most = self.largest_fragment or job.workload.group_size
+        return [with_sizes(job, *size) for size in sizes(job) if size[0] <= most]
+
+
+def plan_job(job: Job, leeway: Leeway) -> list[JobPlan]:
+    """Return the plans of the most promising layouts, the fastest first.
+
+    The fastest is never slower than colocated-strong, if that is among the layouts.
+
+    Args:
+        job: what is to be done, where, and what it costs.
+        leeway: what may be chosen.
+
+    Raises:
+        UserError: nothing is left to choose from.
+    """
+    fixed = leeway.fixed
+    if max(fixed.helpers or 0, fixed.assistants or 0) >= job.devices:
+        raise UserError(f"no split of {job.devices} devices has {fixed}")
+    possible = [layout for layout in leeway.layouts if splits(job, layout)]
+    if not possible:
+        known = list(leeway.layouts)
+        raise UserError(f"{job.devices} devices with these roles can do none of {known}")
+    placed = list(placements(job, leeway.may_leave_out))
+    sized = {
+        layout: min(
+            (judge(own, layout, leeway) for own in placed if splits(own, layout)),
+            key=_seconds,
+        )
+        for layout in possible
+    }
+    ranking = sorted(possible, key=lambda layout: sized[layout].seconds)
+    searched = ranking[:NUM_SEARCHED] + [x for x in ranking[NUM_SEARCHED:] if x == BASELINE]
+    plans = [in_full(sized[layout], leeway) for layout in searched]
+    return sorted(plans, key=lambda plan: (plan.seconds, plan.layout != BASELINE))
+
+
+def in_full(judged: JobPlan, leeway: Leeway, value: Value = attrgetter("seconds")) -> JobPlan:
+    """Return the fastest plan that has a judged one's layout, devices and sizes, or the best else.
+
+    Args:
+        judged: a plan.
+        leeway: what may be chosen.
+        value: that is to be the least.
+
+    Raises:
+        UserError: none has the quantities that are fixed.
+    """
+    share = leeway.max_stale_share if LAYOUTS[judged.layout].stale else None
+    fixed = replace(leeway.fixed, stale_share=share, most_staleness=leeway.max_staleness)
+    try:
+        return JobPlan(judged.job, search(judged.job, judged.layout, fixed, value=value))
     except ValueError as error:
         raise UserError(str(error)) from error
 
 
-def estimated_seconds(job: Job, config: RunConfig, *, helps: bool, assists: bool) -> float:
-    """Return the seconds of a job in its fastest layout by formula; infinite if none is possible.
+def estimated_seconds(job: Job, leeway: Leeway) -> float:
+    """Return the seconds of a job's fastest layout by formula; infinite if none is possible."""
+    return min(
+        (estimate(job, name, leeway.share(name))[0] for name in by_formula(job, leeway)),
+        default=inf,
+    )
 
-    Args:
-        job: of the config.
-        config: of the run.
-        helps: as in ``plan_config``.
-        assists: as in ``plan_config``.
+
+def by_formula(job: Job, leeway: Leeway) -> list[LayoutName]:
+    """Return the layouts that a job has and that formulas hold for.
+
+    Those of layouts with help suppose it; without it they are others of the list.
     """
-    best = inf
-    for name in _layouts(config, mixes=helps and assists):
+    fixed, found = leeway.fixed, []
+    for name in leeway.layouts:
         layout = LAYOUTS[name]
-        share = config.schedule.stale_share if layout.stale else 0.0
-        without_help = (layout.trainers_help and not helps) or (
-            layout.rollouts_train and not assists
+        without_help = (layout.trainers_help and fixed.helpers == 0) or (
+            layout.rollouts_train and fixed.assistants == 0
         )
-        # The formulas of layouts with help suppose it; without it they are others of the list.
-        if _splits(job, name) and (share or not without_help):
-            best = min(best, _estimate(job, name, share)[0])
-    return best
+        if splits(job, name) and (leeway.share(name) or not without_help):
+            found.append(name)
+    return found
 
 
 def _layouts(config: RunConfig, *, mixes: bool) -> list[LayoutName]:
@@ -190,7 +215,7 @@ def with_sizes(job: Job, fragment_size: int, pack_size: int) -> Job:
     return replace(job, workload=work)
 
 
-def _placements(job: Job, may_leave_out: bool) -> Iterator[Job]:
+def placements(job: Job, may_leave_out: bool) -> Iterator[Job]:
     """Yield a job, and where sites have links it with all training at each, and at each alone."""
     yield job
     for site in job.homes:
@@ -200,45 +225,40 @@ def _placements(job: Job, may_leave_out: bool) -> Iterator[Job]:
         yield replace(job, fleet=fleet)
 
 
-def _sizes_of(job: Job, most: int) -> list[Job]:
-    """Return a job with other sizes, with fragments up to a size; none: 0."""
-    return [with_sizes(job, *size) for size in sizes(job) if size[0] <= most]
+def judge(job: Job, layout: LayoutName, leeway: Leeway) -> JobPlan:
+    """Return the fastest plan from one simulation of a layout with each of its promising sizes.
 
-
-def _fastest_size(
-    job: Job, others: Sequence[Job], layout: LayoutName, share: float, most_staleness: int
-) -> tuple[float, Job]:
-    """Return the seconds of a layout, from one simulation, and the job with the best sizes.
-
-    Args:
-        job: that is to be done.
-        others: the same with other sizes, if these are searched for.
-        layout: that is judged.
-        share: of stale groups.
-        most_staleness: versions that these may be behind.
+    Raises:
+        ValueError: the devices' roles rule the layout out.
     """
-    best = sorted(others, key=lambda own: _estimate(own, layout, share)[0])[:NUM_SIZES]
-    rated = [(_simulated(own, layout, share, most_staleness), own) for own in (job, *best)]
-    return min(rated, key=itemgetter(0))
+    share = leeway.share(layout)
+    best = sorted(leeway.with_sizes(job), key=lambda own: estimate(own, layout, share)[0])
+    rated = [_simulated(own, layout, leeway) for own in (job, *best[:NUM_SIZES])]
+    return min(rated, key=_seconds)
 
 
-def _simulated(job: Job, layout: LayoutName, share: float, most_staleness: int) -> float:
-    _, split = _estimate(job, layout, share)
+def _seconds(plan: JobPlan) -> float:
+    return plan.seconds
+
+
+def _simulated(job: Job, layout: LayoutName, leeway: Leeway) -> JobPlan:
+    share = leeway.share(layout)
+    _, split = estimate(job, layout, share)
     helpers = assistants = 0
     if split is not None and not share:
         helpers = LAYOUTS[layout].trainers_help * (job.devices - split)
         assistants = LAYOUTS[layout].rollouts_train * split
-    versions = Terms.of(job, split, share).staleness(most_staleness) if share else 1
+    versions = Terms.of(job, split, share).staleness(leeway.max_staleness) if share else 1
     mixing = mixings(job.workload)[-1]
     choice = Choice(layout, split, helpers, assistants, share, versions, mixing)
-    num_iterations = 3 + versions if share else 2
-    return simulate_choice(job, choice, num_iterations=num_iterations).seconds
+    report = simulate_choice(job, choice, num_iterations=3 + versions if share else 2)
+    return JobPlan(job, Plan(choice, report.seconds, report))
 
 
-def _estimate(job: Job, layout: LayoutName, share: float) -> tuple[float, int | None]:
+def estimate(job: Job, layout: LayoutName, share: float) -> tuple[float, int | None]:
     """Return the seconds of a layout by its formula, and the split at which it is the fastest."""
     return min(
-        ((_formula(job, layout, split, share), split) for split in _splits(job, layout)),
+        ((_formula(job, layout, split, share), split) for split in splits(job, layout)),
         key=lambda item: item[0],
     )
 
@@ -253,7 +273,8 @@ def _formula(job: Job, layout: LayoutName, split: int | None, share: float) -> f
     return FORMULAS[layout](replace(terms, generation=waves * terms.fragment * speed))
 
 
-def _splits(job: Job, layout: LayoutName) -> Sequence[int | None]:
+def splits(job: Job, layout: LayoutName) -> Sequence[int | None]:
+    """Return splits of a layout to rank by formula, None where all do both; empty: impossible."""
     if LAYOUTS[layout].colocated:
         return [None] if job.can_colocate else []
     return job.splits[:: max(1, ceil(len(job.splits) / NUM_SPLITS))]

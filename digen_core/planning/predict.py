@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from digen_core.control.costs import Costs
 from digen_core.control.protocol import Device
-from digen_core.control.schedule import UNMIXED, Mixing, Schedule, Workload
-from digen_core.planning.search import mixings, stale_iterations
+from digen_core.control.schedule import UNMIXED, Mixing, Schedule, Workload, mixings
+from digen_core.planning.search import stale_iterations
 from digen_core.records import Span
 from digen_core.sim.simulator import simulate
 

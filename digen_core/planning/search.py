@@ -5,26 +5,28 @@ fragments less is needed, without jitter; then the finalists' neighbours, and th
 jitter and several seeds. Every mechanism is also tried switched off, and stays off unless it pays.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
+from operator import attrgetter
 from statistics import mean
-from typing import get_args
 
 from digen_core.control.layout import LAYOUTS, Layout, LayoutName
 from digen_core.control.schedule import (
     QUEUE_DEPTH,
     UNMIXED,
-    GroupOrder,
     Mixing,
     Schedule,
-    Workload,
+    mixings,
 )
 from digen_core.sim.closed_forms import FORMULAS, Terms
 from digen_core.sim.problem import Problem
 from digen_core.sim.report import SimulationReport
 from digen_core.sim.simulator import simulate
+
+Value = Callable[[SimulationReport], float]
+"""What is to be the least, such as the seconds."""
 
 STALE_SHARE = 0.5
 MIN_GAIN = 0.005  # of a mechanism, else it stays off
@@ -87,7 +89,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The fastest choice that was found."""
+    """The best choice that was found."""
 
     choice: Choice
     seconds: float  # per iteration, mean over the seeds
@@ -101,8 +103,9 @@ def search(
     *,
     num_iterations: int = 4,
     seed: int = 0,
+    value: Value = attrgetter("seconds"),
 ) -> Plan:
-    """Find the fastest split and mechanisms of a layout.
+    """Find the split and mechanisms of a layout that are the fastest, or the best otherwise.
 
     Args:
         problem: the recipe, the cluster and what things cost.
@@ -110,6 +113,7 @@ def search(
         fixed: quantities to keep.
         num_iterations: of the last simulations; at least 12 with stale groups.
         seed: the first of their seeds.
+        value: of an iteration, that is to be the least.
 
     Raises:
         ValueError: no split has so many helpers and assistants as are fixed.
@@ -123,7 +127,7 @@ def search(
                 # Without jitter one iteration on-policy is much like the other.
                 iterations = stale_iterations(choice.max_staleness) - 4 if choice.stale_share else 2
                 report = simulate_choice(problem, choice, num_iterations=iterations)
-                judged[choice] = _worth(choice, report.seconds)
+                judged[choice] = _worth(choice, value(report))
 
     judge(space.ranked())
     if not judged:
@@ -139,8 +143,9 @@ def search(
     best = min(judged.values())
     ranking = sorted(judged, key=judged.__getitem__)
     finalists = [choice for choice in ranking if judged[choice] <= CLOSE * best][:NUM_FINALISTS]
-    plans = [_run(problem, choice, num_iterations, seed) for choice in finalists]
-    return min(plans, key=lambda plan: _worth(plan.choice, plan.seconds))
+    runs = {choice: _run(problem, choice, num_iterations, seed) for choice in finalists}
+    chosen = min(runs, key=lambda choice: _worth(choice, mean(map(value, runs[choice]))))
+    return Plan(chosen, mean(report.seconds for report in runs[chosen]), runs[chosen][0])
 
 
 def stale_iterations(max_staleness: int) -> int:
@@ -167,25 +172,18 @@ def simulate_choice(
     )
 
 
-def mixings(workload: Workload) -> list[Mixing]:
-    """Return the ways to generate groups that cost differently, the simplest first."""
-    if not workload.group_costs:
-        return [UNMIXED]
-    pairs = product((False, True), get_args(GroupOrder))
-    return [Mixing(order, cuts) for cuts, order in pairs]
-
-
-def _run(problem: Problem, choice: Choice, num_iterations: int, seed: int) -> Plan:
+def _run(
+    problem: Problem, choice: Choice, num_iterations: int, seed: int
+) -> list[SimulationReport]:
     """Simulate a choice with jitter, once for each seed."""
     if choice.stale_share:
         num_iterations = max(num_iterations, stale_iterations(choice.max_staleness))
-    reports = [
+    return [
         simulate_choice(
             problem, choice, num_iterations=num_iterations, seed=number, jitter=problem.jitter
         )
         for number in range(seed, seed + (NUM_SEEDS if problem.jitter else 1))
     ]
-    return Plan(choice, mean(report.seconds for report in reports), reports[0])
 
 
 def _leaders(judged: dict[Choice, float]) -> list[Choice]:
@@ -197,9 +195,9 @@ def _leaders(judged: dict[Choice, float]) -> list[Choice]:
     return [choice for choice in leaders.values() if judged[choice] <= limit]
 
 
-def _worth(choice: Choice, seconds: float) -> float:
-    """Return seconds, made longer by what each mechanism has to gain."""
-    return seconds * (1 + MIN_GAIN * choice.num_mechanisms)
+def _worth(choice: Choice, value: float) -> float:
+    """Return a value, made larger by what each mechanism has to gain."""
+    return value * (1 + MIN_GAIN * choice.num_mechanisms)
 
 
 def _near(number: int, most: int) -> set[int]:

@@ -19,7 +19,7 @@ from digen_core.data.prompts import train_prompts
 from digen_core.errors import UserError
 from digen_core.planning.job import Job
 from digen_core.planning.model_settings import settings_folder
-from digen_core.planning.planner import plan_config
+from digen_core.planning.planner import Leeway, plan_job
 from digen_core.planning.predict import fastest_mixing, predicted_seconds
 from digen_core.planning.profile import Measured, Profile, costs_of, load_profile, with_kinds
 from digen_core.planning.sizes import cost_of_default, sent_of, sizes_of
@@ -85,7 +85,7 @@ def resolve_layout(
         UserError: the devices can do none of the layouts.
     """
     job = Job.of(config, tuple(devices), with_kinds(costs, devices))
-    best = plan_config(job, config)[0]
+    best = plan_job(job, Leeway.of(config))[0]
     choice = best.plan.choice
     say(f"layout auto: {choice.layout}, predicted to take {best.seconds:.3g} s an iteration")
     resolved = {
