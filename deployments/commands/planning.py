@@ -102,7 +102,7 @@ def plan(
     config = config_of(tokens, "digen plan")
 
     from deployments.views import plan as command
-    from deployments.views.plan_table import print_plan
+    from deployments.views.plan_table import print_plan, write_picture
 
     found, aim = find_cluster(cluster), command.aim_of(objective, within)
     if fleet and objective != "seconds":
@@ -123,8 +123,6 @@ def plan(
         return 0
     rows = command.plan(config, found, aim)
     if picture is not None and aim.spent is not None:
-        from deployments.views.plan_picture import write_picture
-
         write_picture(rows, aim.spent, picture)
     if as_json:
         command.write_json(rows)

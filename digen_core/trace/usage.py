@@ -1,6 +1,6 @@
 """Usage metrics: what the processes of devices took of their machines in an iteration."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -16,6 +16,7 @@ class Usage:
     memory_bytes: StrictInt  # resident, now
     gpu_percent: tuple[StrictFloat, ...] = ()  # samples of the whole GPU's utilisation
     gpu_memory_bytes: StrictInt = 0  # of the whole GPU, the most that was seen; 0 without one
+    joules: StrictFloat | None = None  # of the whole GPU; None: nothing tells
 
 
 def usage_metrics(device: str, parts: Sequence[Usage]) -> dict[str, float]:
@@ -35,4 +36,32 @@ def usage_metrics(device: str, parts: Sequence[Usage]) -> dict[str, float]:
         metrics[f"{prefix}/gpu_percent"] = fmean(samples)
     if used := max(part.gpu_memory_bytes for part in parts):
         metrics[f"{prefix}/gpu_memory_bytes"] = float(used)
+    if (joules := joules_of(parts)) is not None:
+        metrics[f"{prefix}/watts"] = joules / seconds
     return metrics
+
+
+def joules_of(parts: Sequence[Usage]) -> float | None:
+    """Return the energy of a device's parts of an iteration; None: it tells nothing.
+
+    The first part of a process is over before its GPU is looked at, and tells nothing.
+    """
+    told = [part.joules for part in parts if part.joules is not None]
+    return sum(told) if told else None
+
+
+def energy_metrics(
+    usage: Mapping[str, Sequence[Usage]], gangs: Set[str], num_samples: int
+) -> dict[str, float]:
+    """Return ``energy/joules_per_sample``; nothing if not all devices tell what they take.
+
+    Args:
+        usage: of an iteration, by device.
+        gangs: devices of which only one member is looked at.
+        num_samples: generated for the iteration.
+    """
+    told = [joules_of(parts) for parts in usage.values()]
+    known = [joules for joules in told if joules is not None]
+    if not known or len(known) < len(told) or not gangs.isdisjoint(usage):
+        return {}
+    return {"energy/joules_per_sample": sum(known) / num_samples}

@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from digen_core.control.layout import LayoutName
 from digen_core.errors import UserError
 from digen_core.planning.job import Job
 from digen_core.planning.planner import (
@@ -34,13 +35,14 @@ Item = TypeVar("Item")
 
 SLACK: Final = 1.35  # of a floor above the frontier of the floors, to be judged
 NUM_JUDGED: Final = 12  # fleets, by one simulation of each promising layout
+PROMISING: Final = 1.3  # times the fastest plan's seconds, of layouts that fleets are judged by
 NUM_NEIGHBOURS: Final = 4  # that are judged before the search moves to the best
 MAX_CLIMBS: Final = 6
 NUM_IN_FULL: Final = 3  # plans on the frontier
 NUM_LATE: Final = 1  # and of those that take a little too long
-PROMISING: Final = 1.3  # times the fastest plan's seconds, of layouts that fleets are judged by
 NEAR: Final = 1.05  # of the seconds that are allowed: a full search may gain so much
 LATE: Final = 100.0  # times what is spent, of a share of the allowed seconds too many
+RICHEST: Final[LayoutName] = "elastic"  # has the mechanisms of all others but stale groups
 
 
 def frontier(
@@ -80,13 +82,16 @@ class _Search:
     def promising(self) -> list[Counts]:
         """Return fleets whose floors are near the frontier of all, from the fastest to the slowest.
 
-        How far a plan is above its floor is about the same for all of them, but not the same.
+        How far the fastest plan is above its floor tells how far those of nearly as many devices
+        are; of fewer, which wait less, they are less far.
         """
-        (whole, _), *_ = self.fleets.floors([self._counts(self.plans[0])])
+        fastest = self.plans[0]
+        (whole, _), *_ = self.fleets.floors([self._counts(fastest)])
+        share = (whole / fastest.seconds) ** (fastest.seconds / self.limit)
+        most = NEAR * self.limit * share
         fleets = self._open(self.fleets.every())
         floors = self.fleets.floors(fleets)
         excess = _excess(floors)
-        most = NEAR * self.limit * whole / self.plans[0].seconds
         near = np.flatnonzero((excess <= SLACK) & (floors[:, 0] <= most))
         near = near[np.argsort(floors[near, 0], kind="stable")]
         parts = [part for part in np.array_split(near, NUM_JUDGED) if part.size]
@@ -124,12 +129,21 @@ class _Search:
         chosen = [*_spread(allowed, NUM_IN_FULL), *_spread(late, NUM_LATE)]
         full = list(self.plans)
         for own in chosen:
-            if any(own is plan for plan in self.plans):
-                continue
-            with suppress(UserError):  # a fleet too small for the quantities that are fixed
-                sized = judge(own.job, own.layout, self.leeway)
-                full.append(in_full(sized, self.leeway, partial(self._value, own.job)))
+            if not any(own is plan for plan in self.plans):
+                full += self._in_full(own.job, own.layout)
+        *_, best = self._frontier(full)
+        if RICHEST in self.leeway.layouts and best.layout != RICHEST:
+            full += self._in_full(best.job, RICHEST)
         return self._frontier(full)
+
+    def _in_full(self, job: Job, layout: LayoutName) -> list[JobPlan]:
+        """Return the best plan of a fleet and a layout; none has the quantities that are fixed."""
+        if not splits(job, layout):
+            return []
+        sized = judge(job, layout, self.leeway)
+        with suppress(UserError):
+            return [in_full(sized, self.leeway, partial(self._value, job))]
+        return []
 
     def _best(self) -> JobPlan:
         """Return the plan that takes the least in the time that is allowed."""

@@ -13,7 +13,7 @@ from digen_core.sim.links import link_metrics
 from digen_core.trace.gaps import idle_gaps
 from digen_core.trace.metrics import idle_shares, schedule_metrics
 from digen_core.trace.prediction import read_prediction
-from digen_core.trace.usage import Usage, usage_metrics
+from digen_core.trace.usage import Usage, energy_metrics, usage_metrics
 from digen_core.trace.windows import iteration_windows
 from digen_core.training.advantages import Advantages
 from digen_core.transport.images import name_of
@@ -289,6 +289,8 @@ class IterationRecorder:
 
     def _usage_metrics(self) -> dict[str, float]:
         parts = [usage_metrics(device, used) for device, used in self._usage.items()]
+        gangs = {device.name for device in self._run.fleet.devices if device.size > 1}
+        parts.append(energy_metrics(self._usage, gangs, self._num_samples))
         return {name: value for part in parts for name, value in part.items()}
 
     def _worker_metrics(self) -> dict[str, float]:

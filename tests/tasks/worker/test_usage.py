@@ -5,7 +5,8 @@ from mmap import mmap
 
 import pytest
 
-from digen_core.trace.usage import Usage, usage_metrics
+from digen_core.trace.usage import Usage, energy_metrics, usage_metrics
+from tasks.worker import usage as module
 from tasks.worker.usage import UsageMeter
 
 
@@ -24,6 +25,73 @@ def test_without_a_gpu_there_is_nothing_about_one():
         "system/w/cpu_percent",
         "system/w/memory_bytes",
     }
+
+
+def test_energy_by_hand():
+    """Two devices; the first part of a process tells nothing, as nobody has looked before it."""
+    first = [Usage(0.1, 0.1, 1), Usage(2.0, 1.0, 1, joules=600.0), Usage(3.0, 1.0, 1, joules=300.0)]
+    usage = {"a": first, "b": [Usage(4.0, 1.0, 1, joules=100.0)]}
+    assert energy_metrics(usage, set(), 8) == {"energy/joules_per_sample": 125.0}
+    assert energy_metrics(usage, {"c"}, 8)
+    assert usage_metrics("b", usage["b"])["system/b/watts"] == 25.0
+
+
+@pytest.mark.parametrize(
+    ("usage", "gangs"),
+    [
+        ({}, set()),
+        ({"a": [Usage(1.0, 1.0, 1)]}, set()),
+        ({"a": [Usage(1.0, 1.0, 1, joules=5.0)], "b": [Usage(1.0, 1.0, 1)]}, set()),
+        ({"a": [Usage(1.0, 1.0, 1, joules=5.0)]}, {"a"}),
+    ],
+    ids=["no task", "nothing tells", "one does not tell", "a gang"],
+)
+def test_energy_is_missing_and_not_zero(usage, gangs):
+    assert energy_metrics(usage, gangs, 8) == {}
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """What the driver of a GPU says, and the time, which the test has pass."""
+    said = {"milliwatts": 400_000, "time": 100.0}
+
+    def power():
+        if said["milliwatts"] is None:
+            raise RuntimeError("not supported")
+        return said["milliwatts"]
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)  # the test looks, no thread
+    monkeypatch.setattr(module, "monotonic", lambda: said["time"])
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (1, 3))
+    monkeypatch.setattr("torch.cuda.utilization", lambda: 50)
+    monkeypatch.setattr("torch.cuda.power_draw", power)
+    return said
+
+
+def test_the_meter_adds_up_the_power_between_its_looks(driver):
+    meter = UsageMeter()
+    driver["time"] += 1.0
+    meter.look()
+    driver.update(time=driver["time"] + 2.0, milliwatts=100_000)
+    meter.look()
+    driver["time"] += 0.5
+    assert meter.read().joules == 400.0 + 2 * 100.0
+    driver["time"] += 0.5
+    meter.look()
+    driver["time"] += 0.1
+    assert meter.read().joules == 100.0  # of the whole second since the look before
+
+
+def test_a_driver_that_says_nothing_any_more(driver):
+    meter = UsageMeter()
+    driver["time"] += 1.0
+    assert meter.read().joules is None  # nobody has looked yet
+    driver["milliwatts"] = None
+    driver["time"] += 1.0
+    meter.look()
+    used = meter.read()
+    assert used.joules is None
+    assert (used.gpu_percent, used.gpu_memory_bytes) == ((50,), 2)
 
 
 def test_the_meter_sees_work_and_memory():
@@ -52,3 +120,4 @@ def test_the_meter_sees_the_gpu():
     used = meter.read()
     assert used.gpu_memory_bytes >= kept.nbytes
     assert all(0 <= percent <= 100 for percent in used.gpu_percent)
+    assert used.joules is None or used.joules > 0  # it needs a package
