@@ -144,7 +144,7 @@ def shelved(run_id: str, state: TrainState, average: bool) -> PolicyVersion:
         if found is not None:
             return found
     if not average:
-        engine.drop_bases()
+        engine.drop_bases(state.version)
     rows = published(state, engine.versions.dtypes, average=average)
     pushed = PolicyVersion(state.version, contents_of(rows, engine.gang))
     engine.shelf.put(AVERAGE if average else state.version, pushed.hash, rows)

@@ -114,11 +114,14 @@ class Engine:
             self.old[pushed.version] = old
         self.shelf.put(pushed.version, pushed.hash, rows)
 
-    def drop_bases(self) -> None:
-        """Let go of what only deltas are of, as a version comes whose deltas will be of others."""
+    def drop_bases(self, coming: int) -> None:
+        """Let go of what only deltas are of, as a version comes whose deltas will be of others.
+
+        That one may be older than those that are held: a run that goes back to a checkpoint.
+        """
         oldest = min(self.versions.held, default=0)
         for version in self.shelf.versions:
-            if version < oldest:
+            if version < oldest and version != coming:
                 self.shelf.drop(version)
 
     def keep_unsaved(self, state: TrainState) -> None:
@@ -218,7 +221,7 @@ def load_version(
     """
     engine = engine_of(run_id)
     with engine.needing_memory("load"):
-        engine.drop_bases()
+        engine.drop_bases(pushed.version)
         rows, failure = fetch_rows(run_id, engine, pushed, source, by_delta=by_delta)
         if not failure:
             engine.load(pushed, rows, keeps_base=keeps_base)
