@@ -8,7 +8,6 @@ from digen_core.control.costs import Costs
 from digen_core.control.layout import LAYOUTS, LayoutName
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Workload
-from digen_core.planning.sizes import costs_of_sizes
 from digen_core.sim.deal import BOTH, deal
 from digen_core.sim.problem import MIN_ROLLOUT_SHARE
 
@@ -104,9 +103,13 @@ def group_costs(config: RunConfig, iteration: int) -> tuple[float, ...]:
 
     Those that may replace others come last. Empty where all samples have one size.
     """
+    if not config.model.sizes:
+        return ()
+    from digen_core.planning.sizes import costs_of_sizes  # torch, which most plans do without
+
     costs, rollout = costs_of_sizes(config.model), config.rollout
     groups = range(rollout.prompts_per_iteration * (1 + rollout.refill))
-    return tuple(costs[config.size_of(iteration, group)] for group in groups if costs)
+    return tuple(costs[config.size_of(iteration, group)] for group in groups)
 
 
 def layouts_for(config: RunConfig) -> list[LayoutName]:

@@ -47,6 +47,11 @@ def test_configs_load_without_torch():
     assert modules_after("import digen_core.config.run, digen_core.config.load") == []
 
 
+def test_plans_from_known_costs_load_no_torch():
+    views = "from deployments.views import plan, plan_table, simulate"
+    assert modules_after(views) == ["scipy"]  # of the lower bounds
+
+
 def test_help_and_mistakes_cost_nothing_heavy(tmp_path):
     (tmp_path / "few.txt").write_text("a red circle\n")
     config = "deployments/configs/shapes.toml"
