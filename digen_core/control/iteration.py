@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil
 
 from digen_core.control.generation import GenerationQueue
@@ -80,8 +81,7 @@ class Iteration:
         self.unscored[group] = set(parts)
         self.num_unscored += len(parts)
         self.num_to_generate += len(parts)
-        self.without_advantages.add(group)
-        self.cost_to_come += self._cost_of(group)
+        self.await_advantages(group)
         for fragment in parts:
             self.queue.add(fragment)
 
@@ -91,11 +91,15 @@ class Iteration:
     def _fragments_of(self, group: int, workload: Workload) -> tuple[Fragment, ...]:
         return fragments_of(workload, self.index, group, self._cost_of(group), cuts=self.cuts)
 
+    def await_advantages(self, group: int) -> None:
+        """Note that a group has no advantages yet."""
+        self.without_advantages.add(group)
+        self.cost_to_come += self._cost_of(group)
+
     def give_advantages(self, group: int) -> None:
-        """Note that a group has advantages; it may have had them before."""
-        if group in self.without_advantages:
-            self.without_advantages.remove(group)
-            self.cost_to_come -= self._cost_of(group)
+        """Note that a group, which had none, has advantages, or is given up."""
+        self.without_advantages.remove(group)
+        self.cost_to_come -= self._cost_of(group)
 
     def add_pairs(
         self, group: int, samples: tuple[int, ...], workload: Workload, layout: Layout
@@ -146,7 +150,7 @@ class Iteration:
         self.generating[fragment] = device
         self.held_on.setdefault(fragment, set()).add(device)
 
-    @property
+    @cached_property
     def largest_cost(self) -> float:
         """Of a sample."""
         return max(self.costs, default=1.0)

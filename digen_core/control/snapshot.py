@@ -40,7 +40,6 @@ class IterationSnapshot:
     costs: tuple[float, ...]
     cuts: bool
     without_advantages: tuple[int, ...]
-    cost_to_come: float
     pool: tuple[PairBlock, ...]
     training: tuple[tuple[Pack, str], ...]
     trained: dict[str, tuple[Pack, ...]]
@@ -70,7 +69,6 @@ class IterationSnapshot:
             costs=it.costs,
             cuts=it.cuts,
             without_advantages=tuple(sorted(it.without_advantages)),
-            cost_to_come=it.cost_to_come,
             pool=it.pool.blocks,
             training=tuple(it.training.values()),
             trained={device: tuple(packs) for device, packs in it.trained.items()},
@@ -86,7 +84,7 @@ class IterationSnapshot:
         for fragment, next_step in self.waiting:
             queue.add(fragment, next_step)
         pool.add(self.pool)
-        return Iteration(
+        iteration = Iteration(
             self.index,
             self.trained_steps,
             queue,
@@ -101,8 +99,6 @@ class IterationSnapshot:
             to_score=list(self.to_score),
             costs=self.costs,
             cuts=self.cuts,
-            without_advantages=set(self.without_advantages),
-            cost_to_come=self.cost_to_come,
             pool=pool,
             training={pack.index: (pack, device) for pack, device in self.training},
             trained={device: list(packs) for device, packs in self.trained.items()},
@@ -112,6 +108,9 @@ class IterationSnapshot:
             reducing=self.reducing,
             stepping=self.stepping,
         )
+        for group in self.without_advantages:
+            iteration.await_advantages(group)
+        return iteration
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,9 +82,7 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
         UserError: the model has other sizes than the config asks for.
         ValueError: no module matches the config's LoRA targets.
     """
-    policy = adapter_of(config.model.family).without_weights(config.model, folder)
-    # else it is the kernel of the last model of this process, which may not count, or take a mask
-    set_attention(policy, config.model.model_copy(update={"attention": "native"}))
+    policy = _counted_policy(config.model, folder)
     parameters = sum(parameter.numel() for parameter in policy.transformer.parameters())
     train = config.train
     with torch.device("meta"):
@@ -116,6 +114,14 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
     )
 
 
+def _counted_policy(model: ModelConfig, folder: Path) -> PipelinePolicy:
+    """Return a model without weights, of whose work FLOPs can be counted."""
+    policy = adapter_of(model.family).without_weights(model, folder)
+    # else it is the kernel of the last model of this process, which may not count, or take a mask
+    set_attention(policy, model.model_copy(update={"attention": "native"}))
+    return policy
+
+
 def cost_of_default(model: ModelConfig) -> float:
     """Return what a sample of the size that is measured and counted costs."""
     return costs_of_sizes(model).get(model.size, 1.0)
@@ -144,8 +150,7 @@ def _costs_of_sizes(dumped: str) -> Mapping[Size, float]:
 
 def _flops_of_tokens(model: ModelConfig, tokens: Mapping[Size, int]) -> np.poly1d:
     """Return the FLOPs of a step: a polynomial of degree 2, which three sizes tell."""
-    policy = adapter_of(model.family).without_weights(model, settings_folder(model.path))
-    set_attention(policy, model.model_copy(update={"attention": "native"}))
+    policy = _counted_policy(model, settings_folder(model.path))
     sizes = list(
         {number: size for size, number in sorted(tokens.items(), key=itemgetter(1))}.values()
     )

@@ -46,8 +46,8 @@ def simulate(
     jitter: float = 0.0,
     losses: Sequence[tuple[float, str]] = (),
     joins: Sequence[tuple[float, Device]] = (),
-    mixing: Mixing = UNMIXED,
     leaves: Sequence[tuple[float, str]] = (),
+    mixing: Mixing = UNMIXED,
 ) -> SimulationReport:
     """Simulate a job from its first push to the end of its last iteration.
 
@@ -62,8 +62,8 @@ def simulate(
         jitter: sigma of the lognormal factor, of mean 1, on the time of everything but pushes.
         losses: (seconds, device): when devices vanish with all they hold.
         joins: (seconds, device): when devices come.
-        mixing: of groups that cost differently.
         leaves: (seconds, device): when devices are asked to leave, which others can do without.
+        mixing: of groups that cost differently.
 
     Raises:
         ValueError: too few iterations for a steady state.

@@ -115,7 +115,8 @@ def start_profile(run: RunContext, measured: dict[Device, Measured]) -> None:
     size = config.fragment_size
     step_seconds = max(kind.step(size) for kind in profile.costs.kinds.values())
     run.progress.measured(profile, step_seconds)
-    run.progress.mixes(fastest_mixing(*_job_of(run)))
+    if _can_train(run):
+        run.progress.mixes(fastest_mixing(*_job_of(run)))
     keep_prediction(run)
 
 
@@ -152,8 +153,8 @@ def learn_costs(run: RunContext, spans: Sequence[Span], crossings: Sequence[Cros
 def keep_prediction(run: RunContext) -> None:
     """Write what the schedule is, and how long an iteration is predicted to take with it."""
     config, schedule = run.config, schedule_of(run.config)
-    if not (run.fleet.rollout_devices() and run.fleet.trainer_devices()):
-        return  # the run waits for workers
+    if not _can_train(run):
+        return
     mixing = run.progress.mixing
     seconds = predicted_seconds(*_job_of(run), mixing)
     split = [len(run.fleet.rollout_devices()), len(run.fleet.trainer_devices())]
@@ -168,6 +169,11 @@ def keep_prediction(run: RunContext) -> None:
         "predicted_seconds": seconds,  # of the next iteration
     }
     replace_text(run.run_dir / SCHEDULE_OF_RUN, json.dumps(tree, indent=2))
+
+
+def _can_train(run: RunContext) -> bool:
+    """Say whether both roles are there; else the run waits for workers."""
+    return bool(run.fleet.rollout_devices() and run.fleet.trainer_devices())
 
 
 def _job_of(run: RunContext) -> tuple[Sequence[Device], Workload, Schedule, Costs, int]:

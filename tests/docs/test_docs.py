@@ -7,6 +7,7 @@ import pytest
 
 from deployments.operation.prefect_server import COMMAND_SETTINGS, RECORDER_SETTINGS
 from digen_core.config.reference_page import reference
+from digen_core.trace.spans import SCHEMA
 from support.pages import PAGES
 from support.paths import ROOT
 
@@ -27,6 +28,13 @@ SOURCE = source()
 
 def test_the_configuration_reference_is_what_the_command_prints():
     assert (ROOT / "docs" / "configuration.md").read_text() == reference()
+
+
+def test_the_columns_of_spans_are_named():
+    page = (ROOT / "docs" / "report.md").read_text()
+    (row,) = (line for line in page.splitlines() if line.startswith("| `spans/iteration-"))
+    named = re.sub(r" \(.*?\)", "", row.partition("one row per span: ")[2].partition(";")[0])
+    assert [name.strip() for name in named.split(",")] == SCHEMA.names
 
 
 def test_troubleshooting_has_messages():

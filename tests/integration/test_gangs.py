@@ -5,13 +5,20 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from digen_core.control.layout import LAYOUTS
 from digen_core.control.protocol import Device
-from support.layout_runs import ODD, Case, check_skips, check_weights, marked, run_case
+from support.layout_runs import (
+    BOTH,
+    ODD,
+    Case,
+    check_skips,
+    check_weights,
+    devices_in,
+    marked,
+    run_case,
+)
 
 pytestmark = pytest.mark.slow
 
-BOTH = frozenset({"rollout", "trainer"})
 ALL_WEIGHTS = {"train.lora": None}
 TOKENS = {"parallel.context_parallel": 2}
 SHARDS = {"parallel.shard_weights": True}
@@ -37,10 +44,7 @@ class GangCase(Case):
 
     @property
     def devices(self) -> list[Device]:
-        if LAYOUTS[self.layout].colocated:
-            return [_device(name, BOTH) for name in (self.rollout, *self.trainers)]
-        trainers = [_device(name, frozenset({"trainer"})) for name in self.trainers]
-        return [_device(self.rollout, frozenset({"rollout"})), *trainers]
+        return devices_in(self.layout, self.rollout, self.trainers, _device)
 
 
 def _device(name: str, roles: frozenset) -> Device:

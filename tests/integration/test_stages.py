@@ -7,17 +7,24 @@ import pytest
 from safetensors.torch import load_file
 
 from digen_core.config.run import RunConfig
-from digen_core.control.layout import LAYOUTS
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
 from support.families import frames_of
-from support.layout_runs import ODD, Case, check_skips, check_weights, marked, run_case
+from support.layout_runs import (
+    BOTH,
+    ODD,
+    Case,
+    check_skips,
+    check_weights,
+    devices_in,
+    marked,
+    run_case,
+)
 from support.resumed import JOB, check_run, stop_at_the_third_version
 from support.runs import Watch, merged, only_run
 
 pytestmark = pytest.mark.slow
 
-BOTH = frozenset({"rollout", "trainer"})
 SIZES = {"three": 3, "two": 2, "single": 1}
 ALL_WEIGHTS = {"train.lora": None}
 KL = {"algorithm.kl_coefficient": 0.1}
@@ -45,10 +52,7 @@ class StageCase(Case):
 
     @property
     def devices(self) -> list[Device]:
-        if LAYOUTS[self.layout].colocated:
-            return [_device(name, BOTH) for name in (self.rollout, *self.trainers)]
-        trainers = [_device(name, frozenset({"trainer"})) for name in self.trainers]
-        return [_device(self.rollout, frozenset({"rollout"})), *trainers]
+        return devices_in(self.layout, self.rollout, self.trainers, _device)
 
 
 def _device(name: str, roles: frozenset) -> Device:

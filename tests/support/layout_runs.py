@@ -1,7 +1,7 @@
 """Runs of one small job under any layout, on four shared workers, and what their spans show."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -218,6 +218,7 @@ def marked(cases: list, quick: tuple[int, ...], mark: str) -> list:
     ]
 
 
+BOTH = frozenset({"rollout", "trainer"})
 ODD = {
     "rewards": {
         "smooth_rewards:sometimes_huge": 1e3,
@@ -234,6 +235,14 @@ ODD = {
     "num_iterations": 5,
 }
 """Changes of a config by which groups are dropped, and updates skipped."""
+
+
+def devices_in(layout: str, rollout: str, trainers: Sequence[str], device_of) -> list[p.Device]:
+    """Return one device that generates and some that train; colocated, all do both."""
+    if LAYOUTS[layout].colocated:
+        return [device_of(name, BOTH) for name in (rollout, *trainers)]
+    made = [device_of(name, frozenset({"trainer"})) for name in trainers]
+    return [device_of(rollout, frozenset({"rollout"})), *made]
 
 
 def check_skips(run: Run) -> None:

@@ -6,6 +6,7 @@ from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.rows import own_rows
 from digen_core.training.contents import contents_of
 from digen_core.training.optimizer import PolicyVersion
+from tasks.worker import pulling
 from tasks.worker.shelf import Shelf
 
 
@@ -36,6 +37,11 @@ class Source:
     def num_sent(self):
         """Bytes in all."""
         return sum(answer.num_bytes for answer in self.answers)
+
+    def serve(self, patch, bucket=pulling.BUCKET_BYTES):
+        """Have pulls of this process ask it, for buckets of so many bytes."""
+        patch.setattr(pulling, "_ask", self.ask)
+        patch.setattr(pulling, "BUCKET_BYTES", bucket)
 
     def ask(self, run_id, wanted, bucket, bases=()):
         source, future = self, Future()

@@ -10,6 +10,7 @@ from digen_core.config.rollout import RolloutConfig
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs, DeviceCosts, Linear, Sent
 from digen_core.control.protocol import CostsUpdated, Device
+from digen_core.control.schedule import Mixing
 from digen_core.errors import UserError
 from digen_core.planning.profile import Measured, load_profile
 from digen_core.records import Span
@@ -120,6 +121,21 @@ def test_a_run_begins_with_what_was_measured(run):
         "cuts_by_cost": False,
         "predicted_seconds": pytest.approx(8.0),
     }
+
+
+def test_a_run_of_several_sizes_begins_though_nobody_generates_yet(tmp_path):
+    """It waits for workers; how groups that cost differently are generated is not simulated."""
+    sizes = {"path": "some/body", "sizes": ((32, 32, 1), (64, 64, 1))}
+    given = config(layout="tsp").model_copy(update={"model": ModelConfig(**sizes)})
+    measured = Measured(step=STEP, pack=PACK)
+    run = run_context(tmp_path, given, SPLIT)
+    start_profile(run, dict.fromkeys(SPLIT, measured))
+    assert schedule_of(run)["group_order"] == run.progress.mixing.order
+    (tmp_path / "waits").mkdir()
+    run = run_context(tmp_path / "waits", given, SPLIT[1:])
+    start_profile(run, {SPLIT[1]: measured})
+    assert run.progress.mixing == Mixing()
+    assert not (run.run_dir / "schedule.json").exists()
 
 
 def test_a_profile_wins_over_the_measurement(run, tmp_path):

@@ -45,8 +45,7 @@ def test_members_of_any_two_gangs(given_by, taken_by, bucket, dtype, monkeypatch
     shapes = SHAPES if given_by == taken_by == 1 else SHAPES[1:]
     weights = weights_of(shapes, dtype)
     source = Source(weights, given_by)
-    monkeypatch.setattr(pulling, "_ask", source.ask)
-    monkeypatch.setattr(pulling, "BUCKET_BYTES", bucket)
+    source.serve(monkeypatch, bucket)
     take_received()
     fingerprints = dict.fromkeys(weights, 0)
     for rank in range(taken_by):
@@ -82,8 +81,7 @@ def test_rows_arrive_bit_for_bit(given_by, taken_by, lengths, width, bucket):
     weights = weights_of([(length, width) for length in lengths])
     source = Source(weights, given_by)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pulling, "_ask", source.ask)
-        patch.setattr(pulling, "BUCKET_BYTES", bucket)
+        source.serve(patch, bucket)
         for rank in range(taken_by):
             rows = pull(RUN, source.pushed, source.addresses, Gang(rank, taken_by)).rows
             for name, value in weights.items():
@@ -106,8 +104,7 @@ def of_another_version(rows):
 @pytest.mark.parametrize("bucket", [8, 1 << 24])
 def test_what_arrives_damaged_is_told(damage, bucket, monkeypatch):
     source = Source(weights_of([(4, 2), (6, 3)]), 2)
-    monkeypatch.setattr(pulling, "_ask", source.ask)
-    monkeypatch.setattr(pulling, "BUCKET_BYTES", bucket)
+    source.serve(monkeypatch, bucket)
     contents = source.pushed.contents
     arrived = pull(RUN, source.pushed, source.addresses, ALONE)
     assert differing(contents, arrived.fingerprints, ALONE) == []
@@ -144,8 +141,7 @@ def test_of_a_version_that_both_hold_deltas_are_sent(
     weights = stepped(before)
     source, base = Source(weights, given_by), version_of(before, 0).hash
     source.hold(0, before)
-    monkeypatch.setattr(pulling, "_ask", source.ask)
-    monkeypatch.setattr(pulling, "BUCKET_BYTES", bucket)
+    source.serve(monkeypatch, bucket)
     take_received()
     fingerprints = dict.fromkeys(weights, 0)
     for rank in range(taken_by):
@@ -171,7 +167,7 @@ def test_without_a_version_that_both_hold_all_is_sent(lack, monkeypatch):
     if lack == "one member":
         source.shelves["member-1"].drop(0)
     bases = None if lack == "receiver" else {base: before}
-    monkeypatch.setattr(pulling, "_ask", source.ask)
+    source.serve(monkeypatch)
     take_received()
     arrived = pull(RUN, source.pushed, source.addresses, ALONE, bases)
     assert differing(source.pushed.contents, arrived.fingerprints, ALONE) == []
@@ -217,8 +213,7 @@ def test_what_is_no_delta_is_told(damage, monkeypatch):
     source, base = Source(stepped(before), 1), version_of(before, 0).hash
     source.hold(0, before)
     source.change = damage
-    monkeypatch.setattr(pulling, "_ask", source.ask)
-    monkeypatch.setattr(pulling, "BUCKET_BYTES", 1000)
+    source.serve(monkeypatch, 1000)
     with pytest.raises(PullError, match=r"^member-0 sent p0 damaged: "):
         pull(RUN, source.pushed, source.addresses, ALONE, {base: before})
     assert source.under_way == 0
@@ -228,7 +223,7 @@ def test_a_delta_of_other_rows_than_those_here_is_told(monkeypatch):
     before = weights_of(LARGE, np.uint16)
     source, base = Source(stepped(before), 1), version_of(before, 0).hash
     source.hold(0, before)
-    monkeypatch.setattr(pulling, "_ask", source.ask)
+    source.serve(monkeypatch)
     held = {**before, "p0": before["p0"] + np.uint16(1)}
     arrived = pull(RUN, source.pushed, source.addresses, ALONE, {base: held})
     assert differing(source.pushed.contents, arrived.fingerprints, ALONE) == ["p0"]
@@ -236,7 +231,7 @@ def test_a_delta_of_other_rows_than_those_here_is_told(monkeypatch):
 
 def test_a_source_that_let_go_of_the_version_is_told(monkeypatch):
     source = Source(weights_of([(4, 2)]), 2)
-    monkeypatch.setattr(pulling, "_ask", source.ask)
+    source.serve(monkeypatch)
     source.shelves["member-1"].drop(1)
     with pytest.raises(PullError, match=r"^member-1 does not hold it any more$"):
         pull(RUN, source.pushed, source.addresses, ALONE)
