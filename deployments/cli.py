@@ -15,6 +15,7 @@ from cyclopts import App, CycloptsError
 
 from deployments.bench import training
 from deployments.bench.commands import bench
+from deployments.bench.gang import commands as gang_commands
 from deployments.commands import (
     chaos,
     clusters,
@@ -107,6 +108,11 @@ _pretrain.command(models.shapes)
 _config.command(configs.show, usage="Usage: digen config show [CONFIG] [--KEY VALUE ...]")
 _config.command(configs.reference)
 _cluster.command(clusters.show)
+bench.command(gang_commands.gang)
+bench.command(
+    gang_commands.stages,
+    usage="Usage: digen bench stages CONFIG [--gbit-per-second N] [--latency S] [--KEY VALUE ...]",
+)
 bench.command(training.layouts)
 bench.command(
     training.learning,

@@ -14,6 +14,8 @@ from digen_core.control.costs import Linear
 from digen_core.gang.members import ALONE, Gang
 from digen_core.models.policy import Condition, Policy
 from digen_core.planning.profile import LineFit, Measured
+from digen_core.training.coded import agreement_of, as_if_sampled_now
+from digen_core.training.gradient import Agreement
 from digen_core.training.gradient_sum import pack_gradient
 from digen_core.training.pairs import CleanPairs, Pairs
 from digen_core.transport.arrays import Arrays, to_tensors
@@ -89,6 +91,7 @@ def work_seconds(
     condition: Condition,
     works: Sequence[tuple[Work, int]],
     rounds: int,
+    gang: Gang = ALONE,
 ) -> dict[tuple[Work, int], list[float]]:
     """Time work of some sizes in this process, interleaved.
 
@@ -98,12 +101,13 @@ def work_seconds(
         condition: of all samples, one row.
         works: each with its number of samples or pairs.
         rounds: in which each is timed once, after one that warms up.
+        gang: whose member this process is; all of them time the same.
 
     Returns:
         Seconds of each until the device has done it; what does not fit into memory is left out. A
         step is ``config.velocities_per_step`` times its one velocity.
     """
-    work = _Work(policy, config, condition)
+    work = _Work(policy, config, condition, gang)
     timed: dict[Work, tuple[Callable[[int], object], float]] = {
         "step": (work.step, config.velocities_per_step),
         "pack": (work.pack, 1.0),
@@ -120,6 +124,21 @@ def work_seconds(
             if number:
                 found[kind, size].append(seconds)
     return found
+
+
+def compared_pack(
+    policy: Policy, config: RunConfig, condition: Condition, size: int, gang: Gang = ALONE
+) -> Agreement:
+    """Return how alike the gradients of a pack are, with coded cuts and without (collective).
+
+    Args:
+        policy: with what is trained attached.
+        config: of the run.
+        condition: of all samples, one row.
+        size: pairs in the pack.
+        gang: whose member this process is; the result is of its part of the gradients.
+    """
+    return _Work(policy, config, condition, gang).compared(size)
 
 
 def _measured(engine: Engine, condition: Condition, roles: list[str] | tuple[str, ...]) -> Measured:
@@ -187,6 +206,14 @@ class _Work:
     def pack(self, num_pairs: int) -> None:
         """Forward and backward of a pack."""
         pack_gradient(self._policy, self._pairs(num_pairs), self._config, self._gang)
+
+    def compared(self, num_pairs: int) -> Agreement:
+        """Compare the gradient of a pack with coded cuts to the one without."""
+        pairs = self._pairs(num_pairs)
+        if isinstance(pairs, Pairs):
+            pairs = as_if_sampled_now(self._policy, pairs, self._config, self._gang)
+        own = pack_gradient(self._policy, pairs, self._config, self._gang)
+        return agreement_of(self._policy, pairs, own, self._config, self._gang)
 
     def _pairs(self, num_pairs: int) -> Pairs | CleanPairs:
         """Return pairs of the middle step, as the algorithm trains them."""

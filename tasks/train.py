@@ -14,6 +14,7 @@ from digen_core.control.protocol import Pack, PairBlock
 from digen_core.errors import UserError
 from digen_core.models.policy import Policy
 from digen_core.rollout.steps import steps_of_iteration
+from digen_core.training.coded import agreement_of, check_agreement
 from digen_core.training.contents import contents_of
 from digen_core.training.gradient_sum import (
     GradientSum,
@@ -138,13 +139,15 @@ def add_pack(
 
     Raises:
         UserError: it does not fit, and the gang computes together: the others wait for what this
-            member did not do.
+            member did not do. Or coded cuts make another gradient of a run's first pack.
     """
     engine = engine_of(run_id)
     engine.activate(version)
     fits, gradients = True, []
+    is_first = iteration == 0 and not total.packs and bool(engine.config.model.cuts)
+    part_of = compared_gradient if is_first else part_gradient
     try:
-        gradients = [part_gradient(engine, iteration, group, pairs) for group, pairs in parts]
+        gradients = [part_of(engine, iteration, group, pairs) for group, pairs in parts]
         total.make_room(gradients)
     except torch.OutOfMemoryError as error:
         if engine.gang.computes_together:
@@ -153,6 +156,8 @@ def add_pack(
         fits = False
     if engine.gang.any(not fits):
         return "too large"
+    if is_first:
+        check_agreement((part.metrics for part in gradients), engine.config, engine.gang)
     total.add(index, gradients)
     nonfinite = any(part.metrics.nonfinite for part in gradients)
     return "nonfinite" if engine.gang.any(nonfinite) else "added"
@@ -206,6 +211,16 @@ def part_gradient(
         old[rows] = _old_velocity(engine, policy, rows_of(pairs, rows, policy.device)).to(old)
         pairs = replace(pairs, old_velocity=old)
     return pack_gradient(policy, pairs, config, gang)
+
+
+def compared_gradient(
+    engine: Engine, iteration: int, group: int, pairs: Pairs | CleanPairs
+) -> PackGradient:
+    """Return a part of a gradient, compared with the one without coded cuts."""
+    found = part_gradient(engine, iteration, group, pairs)
+    policy = engine.policy_of(iteration, group)
+    agreement = agreement_of(policy, pairs, found, engine.config, engine.gang)
+    return replace(found, metrics=replace(found.metrics, agreement=agreement))
 
 
 @torch.no_grad()

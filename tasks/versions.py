@@ -66,6 +66,7 @@ def _metrics_of(
 ) -> dict[str, float]:
     """Return what an update measured."""
     sums, count, error = total.metrics, total.metrics.num_pairs, total.metrics.replay_error
+    cosine = sums.agreement.cosine
     return {
         "train/loss": sums.loss / count,
         "train/clip_fraction": sums.clipped / count,
@@ -75,6 +76,7 @@ def _metrics_of(
         "train/learning_rate": learning_rate,
         **({"train/kl": sums.kl / count} if config.algorithm.kl_coefficient else {}),
         **({} if error is None else {"train/replay_error": error}),
+        **({} if cosine is None else {"train/gradient_cosine": cosine}),
         **{f"device/{name}/replay_error": value for name, value in sums.replay_errors.items()},
     }
 

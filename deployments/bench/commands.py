@@ -246,29 +246,6 @@ def push(
 
 
 @bench.command
-def gang(*, members: Several[int] = None, num_commands: int = 500) -> int:
-    """Measure what a command inside a gang costs: its leader calls all members, and waits.
-
-    Example: digen bench gang --members 2 4 8
-
-    Args:
-        members: Of the gangs; 2 and 4 if none are given.
-        num_commands: Of each gang, without arguments and with 1 MB of them.
-    """
-    sizes = members or [2, 4]
-    require_all(
-        members=(sizes, all(2 <= size <= 64 for size in sizes), "2 to 64"),
-        num_commands=(num_commands, num_commands >= 2, "2 or more"),
-    )
-
-    from deployments.bench import gang as bench_gang
-
-    costs = bench_gang.bench_gang(sizes, num_commands)
-    bench_gang.print_bench(costs)
-    return 0 if all(cost.holds for cost in costs) else 1
-
-
-@bench.command
 def controller(*, layout: Several[str] = None, devices: Several[int] = None) -> int:
     """Measure what the controller's decisions cost as clusters grow, in simulated runs.
 

@@ -100,7 +100,7 @@ def parse_value(key: str, text: str) -> Any:
         kind = kind_of_option(key)
     else:
         raise UnknownKeyError(key)
-    if field is not None and tables_of(field) and NoneType not in get_args(kind):
+    if field is not None and tables_of(field) and not _is_value(kind):
         known = _without_names(key)
         inner = next(name for name in known_keys() if name.startswith(f"{known}."))
         raise ConfigError(
@@ -111,6 +111,11 @@ def parse_value(key: str, text: str) -> Any:
     except ValueError:
         return text
     return text if _is_text(kind) and not isinstance(value, str) else value
+
+
+def _is_value(kind: Any) -> bool:
+    """Return whether a key with keys of its own can be set as a whole: to null, or to a list."""
+    return NoneType in get_args(kind) or get_origin(kind) is tuple
 
 
 def longest_known(location: str) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from digen_core.config.cuts import CutConfig
 from digen_core.config.families import FAMILIES, VIDEO_FAMILIES, Defaults, FamilyName
 from digen_core.config.shipped import MaybeShipped, located
 from digen_core.strict import AtMost, PathText, Strict
@@ -106,6 +107,11 @@ class ModelConfig(Strict):
     native_flash, cudnn, efficient, math: that one of torch's; flash: of the package flash-attn 2.
     sd3 takes native only, and qwen_image and hunyuan_video, which mask padded text, no flash."""
 
+    cuts: tuple[CutConfig, ...] = ()
+    """Blocks before which what one block gives the next is coded, in ascending order, for stages
+    with slow links between them: a part of the model, the same on all workers, with stages or not.
+    See docs/clusters.md."""
+
     offload: tuple[Literal["text_encoders", "vae", "transformer"], ...] = ("text_encoders",)
     """What waits in the host's memory: the text encoders while no prompts are embedded, the VAE
     while no samples are decoded, the transformer while prompts are embedded."""
@@ -181,6 +187,9 @@ class ModelConfig(Strict):
                 f"model.attention is {self.attention!r}, but {self.family} takes "
                 f"{', '.join(allowed)}; use one of them."
             )
+        blocks = [cut.block for cut in self.cuts]
+        if blocks != sorted(set(blocks)):
+            raise ValueError(f"model.cuts has blocks {blocks}; name each once, in ascending order.")
         if len(set(self.offload)) < len(self.offload):
             raise ValueError(f"model.offload is {list(self.offload)}; name each part once.")
         for name in self.adapters:

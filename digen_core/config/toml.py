@@ -67,6 +67,9 @@ def literal(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return f"[{', '.join(map(literal, value))}]"
+    if isinstance(value, BaseModel):  # in a list
+        pairs = (f"{name} = {literal(own)}" for name, own in value)
+        return f"{{{', '.join(pairs)}}}"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)

@@ -77,6 +77,10 @@ class TrainConfig(Strict):
     """Largest |log-ratio| of a pair that the trained version itself sampled: there it is numerical
     noise. More ends the run. Null: 1e-5, or 1e-2 for models in half precision."""
 
+    min_gradient_cosine: float = Field(0.98, ge=-1, le=1)
+    """Least cosine between the gradients of a trainer's first pack with model.cuts and without.
+    Less ends the run: another model than the one that is used would be trained."""
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not all(0 <= beta < 1 for beta in self.betas):

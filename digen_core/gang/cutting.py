@@ -4,10 +4,12 @@ A stage is the stock transformer of diffusers with its own blocks only. What com
 (embedders of patches, time and text, rotary embeddings, masks) is small and depends on what every
 member has: each stage computes it for itself. So only the streams cross a cut, which a block is
 given by the one before it. A forward pass of a stage that is not the last ends at its cut.
+
+Cuts that are coded are so where all blocks are on one device, too.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, partial
@@ -18,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from digen_core.config.families import Family
-from digen_core.gang.members import Gang
+from digen_core.gang.codecs import UNCODED, CodedCuts
+from digen_core.gang.members import ALONE, Gang
 
 
 class CutReached(Exception):  # noqa: N818 - no error: it ends the forward pass of a stage
@@ -58,13 +61,14 @@ class Crossing:
 
         With gradient checkpointing it is called again on the way back, with the same.
         """
-        bound = inspect.signature(block.forward).bind(*arguments, **parameters)
-        if not self.came:
-            # at every cut a stream has the shape and dtype with which it comes to the first block
-            found = self._receive([bound.arguments[name] for name in self._streams])
-            self.came = [tensor.requires_grad_(torch.is_grad_enabled()) for tensor in found]
-        bound.arguments.update(zip(self._streams, self.came, strict=True))
-        return block(*bound.args, **bound.kwargs)
+
+        def received(streams: Sequence[Tensor]) -> list[Tensor]:
+            if not self.came:  # at every cut streams are like those that come to the first block
+                found = self._receive(streams)
+                self.came = [tensor.requires_grad_(torch.is_grad_enabled()) for tensor in found]
+            return self.came
+
+        return _called_with(received, self._streams, block, *arguments, **parameters)
 
     def leave(
         self, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None, *_: Any, **__: Any
@@ -75,41 +79,71 @@ class Crossing:
         return hidden_states, encoder_hidden_states
 
 
+def _called_with(
+    change: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+    streams: Sequence[str],
+    block: nn.Module,
+    *arguments: Any,
+    **parameters: Any,
+) -> Any:
+    """Call a block with other streams than it is given: what ``change`` makes of those."""
+    bound = inspect.signature(block.forward).bind(*arguments, **parameters)
+    changed = change([bound.arguments[name] for name in streams])
+    bound.arguments.update(zip(streams, changed, strict=True))
+    return block(*bound.args, **bound.kwargs)
+
+
 _UNDER_WAY: ContextVar[Crossing | None] = ContextVar("crossing", default=None)
 
 
-class StageBlocks(nn.ModuleList):
-    """The blocks of a list that are a stage's own, under the names that they have in the whole."""
+class RunOfBlocks(nn.ModuleList):
+    """The blocks of a list that are on this device, under the names that they have in the whole."""
 
-    def __init__(self, blocks: Mapping[str, nn.Module], *, begins: bool, ends: bool) -> None:
-        """Keep blocks.
+    cuts: CodedCuts  # of which some may be between the blocks
+    run: range  # numbers of the device's blocks, of this list and others
+
+    def __init__(
+        self, blocks: Sequence[nn.Module], numbers: range, run: range, streams: Sequence[str]
+    ) -> None:
+        """Keep those of a run.
 
         Args:
-            blocks: by their number in the whole list.
-            begins: whether the first of them is the first of the stage, and not of the transformer.
-            ends: whether the stage's cut is in this list.
+            blocks: of the whole list.
+            numbers: theirs in the transformer.
+            run: numbers of those that this device has, of this list and others.
+            streams: what crosses cuts, as the parameters of blocks are called.
         """
         super().__init__()
-        self._modules.update(blocks)
-        self._begins, self._ends = begins, ends
+        self._modules.update(
+            {str(place): blocks[place] for place, n in enumerate(numbers) if n in run}
+        )
+        self.cuts, self.run = UNCODED, run
+        self._first, self._streams = numbers.start, streams
+        self._ends = run.stop in numbers
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the blocks; in a forward pass, with what puts its crossing in place."""
-        blocks, crossing = list(self._modules.values()), _UNDER_WAY.get()
-        return iter(blocks) if crossing is None else self._called(crossing, blocks)
-
-    def _called(self, crossing: Crossing, blocks: list[Any]) -> Iterator[Callable[..., Any]]:
-        if self._begins:
-            first, *blocks = blocks
-            yield partial(crossing.enter, first)
-        yield from blocks
-        if self._ends:
+        crossing = _UNDER_WAY.get()
+        for name, block in self._modules.items():
+            number = self._first + int(name)
+            if crossing is not None and number == self.run.start > 0:
+                yield partial(crossing.enter, block)
+            elif number in self.cuts.blocks:
+                yield partial(_called_with, partial(self._crossed, number), self._streams, block)
+            else:
+                yield block
+        if crossing is not None and self._ends:
             yield crossing.leave
             raise CutReached  # here, not in a block: it may be called by gradient checkpointing
 
+    def _crossed(self, number: int, streams: Sequence[Tensor]) -> list[Tensor]:
+        """Return the streams behind a cut between two blocks of this device."""
+        codecs = self.cuts.at(number)
+        return [codecs.crossed(stream) for stream in streams]
+
 
 def cut(transformer: nn.Module, family: Family, gang: Gang) -> None:
-    """Leave a transformer only the blocks of this member's stage.
+    """Leave a transformer only the blocks of this member's stage: all of them, if there is one.
 
     Args:
         transformer: whole; on the meta device it takes no memory.
@@ -122,10 +156,25 @@ def cut(transformer: nn.Module, family: Family, gang: Gang) -> None:
     for name, blocks in lists.items():
         numbers = range(first, first + len(blocks))
         first = numbers.stop
-        kept = {str(n - numbers.start): blocks[n - numbers.start] for n in numbers if n in run}
-        begins = run.start > 0 and run.start in numbers
-        own = StageBlocks(kept, begins=begins, ends=run.stop in numbers)
-        setattr(transformer, name, own)
+        setattr(transformer, name, RunOfBlocks(blocks, numbers, run, family.streams))
+
+
+def code(transformer: nn.Module, family: Family, cuts: CodedCuts) -> None:
+    """Have the streams be coded at cuts, of a transformer or of a stage of it."""
+    if not cuts.blocks:
+        return
+    lists = [getattr(transformer, name) for name in family.blocks]
+    if not isinstance(lists[0], RunOfBlocks):
+        cut(transformer, family, ALONE)
+        lists = [getattr(transformer, name) for name in family.blocks]
+    for blocks in lists:
+        blocks.cuts = cuts
+
+
+def run_of(transformer: nn.Module, family: Family) -> range:
+    """Return the numbers of the blocks that a stage has."""
+    run: range = getattr(transformer, next(iter(family.blocks))).run
+    return run
 
 
 def runs_of(sizes: Sequence[int], gang: Gang) -> list[range]:

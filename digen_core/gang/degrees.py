@@ -4,6 +4,7 @@ Importing this module must not import torch.
 """
 
 from collections.abc import Collection, Iterator
+from itertools import accumulate
 from math import gcd
 from typing import Final
 
@@ -82,22 +83,57 @@ def check_gangs_of(config: RunConfig, sizes: Collection[int]) -> None:
         )
 
 
+def check_cuts(config: RunConfig, transformer: Settings | None = None) -> None:
+    """Check that coded cuts are between blocks of a config's model, and where its stages meet.
+
+    Args:
+        config: of the run.
+        transformer: its settings, if they are known.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    blocks, parallel = [cut.block for cut in config.model.cuts], config.parallel
+    if not blocks:
+        return
+    label = f"model.cuts codes what comes to blocks {blocks}"
+    number = _num_blocks(config, transformer)
+    if number is not None and blocks[-1] >= number:
+        raise ConfigError(
+            f"{label}, but model.path {config.model.path} has {number} blocks, 0 to {number - 1}"
+        )
+    if parallel.context_parallel > 1:
+        raise ConfigError(
+            f"{label}, which goes not with parallel.context_parallel "
+            f"({parallel.context_parallel}); leave one of them out"
+        )
+    ends = list(accumulate(parallel.stage_blocks))[:-1]
+    if parallel.stages > 1 and not set(blocks) <= set(ends):
+        where = f"meet at {ends}" if ends else "meet where they weigh equally"
+        raise ConfigError(
+            f"{label}, but the {parallel.stages} stages {where}; set parallel.stage_blocks so that "
+            "stages begin with those blocks"
+        )
+
+
+def _num_blocks(config: RunConfig, transformer: Settings | None) -> int | None:
+    """Return the blocks of a model, if its settings are known and of the usual format."""
+    try:
+        family = FAMILIES[config.model.family]
+        return None if transformer is None else family.num_blocks(transformer)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
 def _check_blocks(config: RunConfig, label: str, transformer: Settings | None) -> None:
     """Check that each stage has blocks, and all together those that there are."""
-    stages, dealt, family = (
-        config.parallel.stages,
-        config.parallel.stage_blocks,
-        config.model.family,
-    )
+    stages, dealt = config.parallel.stages, config.parallel.stage_blocks
     if dealt and (len(dealt) != stages or min(dealt) < 1):
         raise ConfigError(
             f"{label}, but parallel.stage_blocks is {list(dealt)}; it needs a number of blocks, 1 "
             "at least, for each stage"
         )
-    try:
-        blocks = None if transformer is None else FAMILIES[family].num_blocks(transformer)
-    except (ValueError, KeyError, TypeError):  # settings of another format
-        return
+    blocks = _num_blocks(config, transformer)
     if blocks is None:
         return
     if stages > blocks:

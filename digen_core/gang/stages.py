@@ -8,6 +8,7 @@ streams that it sent, in the opposite order of portions, and computes those of i
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from digen_core.gang.codecs import Codec, CodedCuts, Sent
 from digen_core.gang.cutting import Crossing
 from digen_core.gang.members import Gang
 
@@ -30,8 +32,8 @@ Predict = Callable[[slice], Tensor]
 class Passed:
     """A portion of a batch that has passed a stage; its graph leads from what came to what left."""
 
-    came: list[Tensor]  # nothing on the first stage
-    left: list[Tensor]  # on the last stage, the velocities
+    came: list[Tensor]  # decoded; nothing on the first stage
+    left: list[Tensor]  # before it is coded; on the last stage, the velocities
     rows: slice
 
 
@@ -42,7 +44,14 @@ class Stage:
     """
 
     def __init__(
-        self, gang: Gang, device: torch.device, streams: Sequence[str], *, keeps_graphs: bool
+        self,
+        gang: Gang,
+        device: torch.device,
+        streams: Sequence[str],
+        run: range,
+        cuts: CodedCuts,
+        *,
+        keeps_graphs: bool,
     ) -> None:
         """Meet the other stages (collective).
 
@@ -50,6 +59,8 @@ class Stage:
             gang: whose member this process is.
             device: where it computes.
             streams: what crosses cuts, as the parameters of blocks are called.
+            run: numbers of its blocks.
+            cuts: that are coded.
             keeps_graphs: whether a loss is differentiated more than once.
         """
         torch.empty(0, device=device)  # with none in use yet, a mesh would choose one by the rank
@@ -57,7 +68,7 @@ class Stage:
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=("share", "stage"))
         self._group = mesh.get_group("stage")
         self._place, self._last = gang.stage, gang.stages - 1
-        self._streams = streams
+        self._streams, self._run, self._cuts = streams, run, cuts
         self._sent: list[tuple[Any, Tensor]] = []  # that may be under way
         self.keeps_graphs = keeps_graphs
 
@@ -78,20 +89,26 @@ class Stage:
 
     def pass_on(self, predict: Predict, like: Tensor) -> tuple[list[Passed], Tensor]:
         """Have a batch pass all stages; return its portions here, and its velocities."""
+        before, after = (self._cuts.at(block).there for block in (self._run.start, self._run.stop))
+        receive = partial(self._receive, codec=before, place=self._place - 1)
         portions = []
         for rows in self._portions(len(like)):
-            crossing = Crossing(self._streams, self._receive)
+            crossing = Crossing(self._streams, receive)
             with crossing.under_way():
                 crossing.left = [predict(rows)]
             portions.append(Passed(crossing.came, crossing.left, rows))
             if self._place < self._last:
-                self._send(crossing.left, self._place + 1)
+                self._send(crossing.left, after, self._place + 1)
         velocity = torch.empty_like(like, memory_format=torch.contiguous_format)
         if self._place == self._last:
             torch.cat([portion.left[0].detach() for portion in portions], out=velocity)
         self.settle()  # all portions are through before anything else is sent in this group
-        dist.broadcast(velocity, group=self._group, group_src=self._last)
+        self.share(velocity)
         return portions, velocity
+
+    def share(self, velocity: Tensor) -> None:
+        """Give all stages the velocities of the last one (collective over the share)."""
+        dist.broadcast(velocity, group=self._group, group_src=self._last)
 
     def pass_back(
         self, portion: Passed, gradient: Tensor, parameters: Sequence[nn.Parameter]
@@ -103,9 +120,10 @@ class Stage:
             gradient: of the whole batch's velocities.
             parameters: of this stage that are trained.
         """
+        before, after = (self._cuts.at(block).back for block in (self._run.start, self._run.stop))
         gradients = [gradient[portion.rows]]
         if self._place < self._last:
-            gradients = self._receive(portion.left, self._place + 1)
+            gradients = self._receive(portion.left, after, self._place + 1)
         reached = [own for own in zip(portion.left, gradients, strict=True) if own[0].requires_grad]
         wanted = [*portion.came, *parameters]
         found: Sequence[Tensor | None] = [None] * len(wanted)
@@ -119,6 +137,7 @@ class Stage:
             back = zip(portion.came, of_streams, strict=True)
             self._send(
                 [torch.zeros_like(came) if own is None else own for came, own in back],
+                before,
                 self._place - 1,
             )
         return of_parameters
@@ -129,20 +148,25 @@ class Stage:
         for portion in range(count):
             yield slice(portion * num_rows // count, (portion + 1) * num_rows // count)
 
-    def _send(self, tensors: Sequence[Tensor], place: int) -> None:
+    def _send(self, tensors: Sequence[Tensor], codec: Codec, place: int) -> None:
         """Begin to send tensors to another stage; whoever computes goes on."""
         for tensor in tensors:
-            own = tensor.detach().contiguous()
+            self._post([part.contiguous() for part in codec.encode(tensor.detach())], place)
+
+    def _post(self, sent: Sent, place: int) -> None:
+        """Begin to send what a codec made of a tensor."""
+        for own in sent:
             self._sent.append((dist.isend(own, group=self._group, group_dst=place), own))
 
-    def _receive(self, like: Sequence[Tensor], place: int | None = None) -> list[Tensor]:
-        """Wait for tensors from another stage, by default the one before."""
-        place = self._place - 1 if place is None else place
-        found = [torch.empty_like(own, memory_format=torch.contiguous_format) for own in like]
-        awaited: list[Any] = [dist.irecv(own, group=self._group, group_src=place) for own in found]
+    def _receive(self, like: Sequence[Tensor], codec: Codec, place: int) -> list[Tensor]:
+        """Wait for tensors from another stage."""
+        found = [codec.empty(own) for own in like]
+        awaited: list[Any] = [
+            dist.irecv(part, group=self._group, group_src=place) for sent in found for part in sent
+        ]
         for work in awaited:
             work.wait()
-        return found
+        return [codec.decode(sent, own) for sent, own in zip(found, like, strict=True)]
 
     def settle(self) -> None:
         """Wait until everything that was sent has arrived."""

@@ -7,8 +7,10 @@ import torch
 import transformers
 from torch.distributed.device_mesh import DeviceMesh
 
+from digen_core.config.families import FAMILIES
 from digen_core.config.run import RunConfig
-from digen_core.gang.degrees import check_degree, check_stages
+from digen_core.gang.cutting import code
+from digen_core.gang.degrees import check_cuts, check_degree, check_stages
 from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.sharding import mesh_of, shard
 from digen_core.models.attention import set_attention
@@ -61,14 +63,15 @@ def build_trainable(config: RunConfig, folder: Path) -> PipelinePolicy:
 
 
 def prepare(policy: PipelinePolicy, config: RunConfig, gang: Gang = ALONE) -> None:
-    """Choose the attention, attach what is trained, compile, and share the model with a gang.
+    """Choose the attention, attach what is trained, code cuts, compile, and share with a gang.
 
     It is compiled if the config says so, and shared as it says; sharing is collective. Of a gang
     with stages the policy has its own blocks already.
 
     Raises:
-        ConfigError: there is no such attention here, a LoRA target is no layer of the model, there
-            is no compiler, or the gang cannot deal the tokens of the config's samples.
+        ConfigError: there is no such attention here, a LoRA target is no layer of the model, a cut
+            not between its blocks, there is no compiler, or the gang cannot deal the tokens of the
+            config's samples.
     """
     set_attention(policy, config.model)
     if gang.stages > 1:
@@ -79,6 +82,9 @@ def prepare(policy: PipelinePolicy, config: RunConfig, gang: Gang = ALONE) -> No
         keep_reference=config.keeps_reference,
         gradient_checkpointing=config.train.gradient_checkpointing,
     )
+    check_cuts(config, policy.transformer.config)
+    for transformer in policy.transformers:
+        code(transformer, FAMILIES[config.model.family], policy.cuts)
     compile_blocks(policy, config.model)
     if gang.context_parallel > 1:
         settings = policy.pipeline.vae.config, policy.transformer.config

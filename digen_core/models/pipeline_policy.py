@@ -22,7 +22,9 @@ from torch import Tensor, nn
 from digen_core.config.families import FAMILIES
 from digen_core.config.model import ModelConfig, Size
 from digen_core.errors import ConfigError
+from digen_core.gang.codecs import CodedCuts
 from digen_core.gang.context_parallel import Plan, deal_tokens
+from digen_core.gang.cutting import run_of
 from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.stage_files import is_kept_in_float32, load_stage
 from digen_core.gang.stages import Stage
@@ -59,6 +61,7 @@ class PipelinePolicy(ABC):
         self.gang = ALONE
         self.stage: Stage | None = None  # where blocks are held by several members
         self.whole: Mapping[str, Tensor] | None = None
+        self.cuts = CodedCuts(config.cuts)
         self.guided = self.uses_cfg and config.guidance_scale > 1
         self._negative: Condition | None = None
         self._is_encoding = False  # with the transformer aside
@@ -203,9 +206,15 @@ class PipelinePolicy(ABC):
         """
         self.gang = gang
         if gang.stages > 1:
-            streams = FAMILIES[self.config.family].streams
-            again = self.dtype == torch.float16  # with another scale of the loss
-            self.stage = Stage(gang, self.device, streams, keeps_graphs=again)
+            family = FAMILIES[self.config.family]
+            self.stage = Stage(
+                gang,
+                self.device,
+                family.streams,
+                run_of(self.transformer, family),
+                self.cuts,
+                keeps_graphs=self.dtype == torch.float16,  # again, with another scale of the loss
+            )
         if gang.context_parallel > 1:
             deal_tokens(self.transformers, gang, self.device, self.token_plan)
 

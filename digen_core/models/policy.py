@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from digen_core.config.model import Size
+from digen_core.gang.codecs import CodedCuts
 from digen_core.gang.members import Gang
 
 Part = Literal["transformer", "text_encoders", "vae"]
@@ -38,6 +39,7 @@ class Policy(Protocol):
     dtype: torch.dtype  # of the transformer, but for modules that a family keeps in float32
     latent_dtype: torch.dtype
     gang: Gang  # whose member holds the model
+    cuts: CodedCuts  # where streams are coded between blocks
     whole: Mapping[str, Tensor] | None
     """Of a stage: what is trained of all stages, by name, on the meta device."""
 

@@ -7,7 +7,13 @@ from pathlib import Path
 
 from digen_core.config.families import Settings
 from digen_core.config.run import RunConfig
-from digen_core.gang.degrees import check_degree, check_gangs_of, check_shards, check_stages
+from digen_core.gang.degrees import (
+    check_cuts,
+    check_degree,
+    check_gangs_of,
+    check_shards,
+    check_stages,
+)
 from digen_core.models.image_size import read_settings
 
 
@@ -25,6 +31,7 @@ def check_gangs(config: RunConfig) -> None:
     gangs = (config.cluster.rollout_gang, config.cluster.trainer_gang)
     here = config.cluster.address is None
     check_stages(config, transformer=transformer)
+    check_cuts(config, transformer)
     if here:
         check_gangs_of(config, gangs)
     # of a cluster that is there the sizes of the gangs are not known

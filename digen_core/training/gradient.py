@@ -8,7 +8,7 @@ the whole update, fixed in advance: packs of any size, in any order, add up to t
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from math import isfinite, nan
+from math import isfinite, nan, sqrt
 
 import numpy as np
 import torch
@@ -27,6 +27,27 @@ _REPLAY_ERRORS = {"float64": 1e-5, "float32": 1e-5, "bfloat16": 1e-2, "float16":
 
 
 @dataclass(frozen=True, slots=True)
+class Agreement:
+    """How alike two gradients are: products of their numbers, summed."""
+
+    both: float = 0.0
+    coded: float = 0.0  # of the one with coded cuts with itself
+    uncoded: float = 0.0
+
+    @property
+    def cosine(self) -> float | None:
+        """Between -1 and 1; None if nothing was compared."""
+        scale = sqrt(self.coded * self.uncoded)
+        return self.both / scale if scale else None
+
+    def __add__(self, other: "Agreement") -> "Agreement":
+        """Return that of the gradients one after the other."""
+        return Agreement(
+            self.both + other.both, self.coded + other.coded, self.uncoded + other.uncoded
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class PackMetrics:
     """Sums over the pairs of a pack, for means over the update, then maxima."""
 
@@ -38,6 +59,9 @@ class PackMetrics:
     max_log_ratio: float = 0.0  # largest |log ratio|
     replay_errors: Mapping[str, float] = field(default_factory=dict)
     """The same, of pairs that the trained version sampled itself, by the device that did."""
+
+    agreement: Agreement = Agreement()
+    """Of the gradients of first packs, with coded cuts and without."""
 
     nonfinite: str = ""  # what is NaN or infinite, if anything is: then these are no numbers
 
@@ -88,8 +112,8 @@ def _replay_loss(
     reference = None
     if algorithm.kl_coefficient:
         with reference_weights(policy):
-            reference = _transition(policy, pairs, config)
-    transition = _transition(policy, pairs, config)
+            reference = transition_of(policy, pairs, config)
+    transition = transition_of(policy, pairs, config)
     logprob = LOGPROBS[config.rollout.transition](pairs.x_next, transition)
     log_ratio = (logprob - pairs.behaviour_logprob).detach().abs()
     largest = float(log_ratio.max())
@@ -140,7 +164,7 @@ def _largest(found: Iterable[tuple[str, float]]) -> dict[str, float]:
     return largest
 
 
-def _transition(policy: Policy, pairs: Pairs, config: RunConfig) -> Transition:
+def transition_of(policy: Policy, pairs: Pairs, config: RunConfig) -> Transition:
     """Return the distribution that the policy's weights give the next latent."""
     return TRANSITIONS[config.rollout.transition](
         pairs.x,
@@ -197,5 +221,6 @@ def add_metrics(left: PackMetrics, right: PackMetrics) -> PackMetrics:
         approx_kl=left.approx_kl + right.approx_kl,
         max_log_ratio=float(np.max([left.max_log_ratio, right.max_log_ratio])),
         replay_errors=_largest(errors),
+        agreement=left.agreement + right.agreement,
         nonfinite=left.nonfinite or right.nonfinite,
     )

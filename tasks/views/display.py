@@ -20,6 +20,7 @@ HEADLINES: Final = {
     "train/approx_kl": ("KL to the sampling policy", ".3g"),
     "train/clip_fraction": ("clipped", ".1%"),
     "train/grad_norm": ("gradient norm", ".3g"),
+    "train/gradient_cosine": ("cosine to the gradient without coded cuts", ".4f"),
     "throughput/samples_per_second": ("images/s", ".1f"),
     "time/iteration_seconds": ("seconds", ".1f"),
 }

@@ -23,7 +23,7 @@ from digen_core.models.policy import TRAINER_PARTS, Condition
 from digen_core.models.trainable import initial_weights, set_weights, trainable_parameters
 from digen_core.models.versions import versions_of
 from digen_core.rollout.sampler import denoise, initial_latent
-from digen_core.training.gradient import PackMetrics, _transition
+from digen_core.training.gradient import PackMetrics, transition_of
 from digen_core.training.gradient_sum import GradientSum, UpdateGradient, pack_gradient
 from digen_core.training.pairs import Pairs
 from support.families import frames_of
@@ -43,6 +43,7 @@ class Case:
     compile: bool = False
     stages: int = 1
     in_portions: bool = True  # which flow through the stages
+    cuts: tuple[dict[str, Any], ...] = ()  # that are coded
 
     def config(self, folder: str) -> RunConfig:
         lora = {"rank": 4, "alpha": 8.0} if self.lora else None
@@ -54,6 +55,7 @@ class Case:
                     "dtype": self.dtype,
                     "device": "cpu",
                     "compile": self.compile,
+                    "cuts": self.cuts,
                     "height": 32,
                     "width": 32,
                     "num_frames": frames_of(self.family),
@@ -77,7 +79,7 @@ class Case:
         )
 
 
-def _trained(config: RunConfig, gang: Gang = ALONE) -> Any:
+def trained_policy(config: RunConfig, gang: Gang = ALONE) -> Any:
     """Load a policy with weights that some training might have made."""
     policy = load_trainable(config, TRAINER_PARTS, gang)
     moved, own = _moved(_initial(policy, config, gang), 5), trainable_parameters(policy)
@@ -115,7 +117,7 @@ def _condition(policy: Any, count: int, generator: torch.Generator) -> Condition
     return condition
 
 
-def _pairs(policy: Any, config: RunConfig, count: int) -> Pairs:
+def pairs_of(policy: Any, config: RunConfig, count: int) -> Pairs:
     """Pairs of several steps; the trained version sampled the first, another one the others."""
     generator, dtype = torch.Generator().manual_seed(1), policy.latent_dtype
     shape = count, *policy.latent_shape
@@ -138,7 +140,7 @@ def _pairs(policy: Any, config: RunConfig, count: int) -> Pairs:
     )
     with torch.no_grad():
         logprob = LOGPROBS[config.rollout.transition](
-            pairs.x_next, _transition(policy, pairs, config)
+            pairs.x_next, transition_of(policy, pairs, config)
         )
     return replace(pairs, behaviour_logprob=logprob + torch.where(is_own, 0, 0.05 * moved))
 
@@ -175,11 +177,11 @@ def _gradients(case: Case, config: RunConfig) -> Gradients | None:
     gang = Gang.of(config.parallel)
     pairs, expected = None, None
     if gang.is_leader:
-        one = _trained(config)
-        pairs = _pairs(one, config, case.num_rows)
+        one = trained_policy(config)
+        pairs = pairs_of(one, config, case.num_rows)
         expected = _sum(one, pairs, config, ALONE)
     pairs = _from_leader(pairs)
-    own = UpdateGradient.of(_sum(_trained(config, gang), pairs, config, gang), gang)
+    own = UpdateGradient.of(_sum(trained_policy(config, gang), pairs, config, gang), gang)
     rows = {name: value.numpy() for name, value in own.gradient.items()}
     whole = gathered_weights(rows, gang)
     if expected is None:
@@ -215,8 +217,8 @@ def seconds_of_blocks(config: RunConfig, count: int, seconds: float) -> tuple[fl
     Each stage has one block, that takes ``seconds`` for each portion, there and back.
     """
     gang = Gang.of(config.parallel)
-    policy = _trained(config, gang)
-    pairs = _pairs(policy, config, count)  # collective: its log-probs are the policy's
+    policy = trained_policy(config, gang)
+    pairs = pairs_of(policy, config, count)  # collective: its log-probs are the policy's
     pack_gradient(policy, pairs, config, gang)
     (block,) = policy.transformer.transformer_blocks
     block.register_forward_pre_hook(lambda *_: sleep(seconds))
@@ -248,9 +250,9 @@ def _samples(case: Case, config: RunConfig) -> Samples:
     gang = Gang.of(config.parallel)
     expected = None
     if gang.is_leader:
-        expected = _denoised(_trained(config), config, range(case.num_rows))
+        expected = _denoised(trained_policy(config), config, range(case.num_rows))
     own = gang.computed(case.num_rows)
-    latents, logprobs = _denoised(_trained(config, gang), config, range(own.start, own.stop))
+    latents, logprobs = _denoised(trained_policy(config, gang), config, range(own.start, own.stop))
     counted = len(range(case.num_rows)[gang.own(case.num_rows)])
     return Samples(gang.share, latents[:counted], logprobs[:, :counted], expected)
 

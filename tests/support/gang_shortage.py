@@ -12,7 +12,7 @@ from digen_core.models.loading import load_trainable
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.models.trainable import initial_weights, set_weights
 from digen_core.training.gradient_sum import GradientSum, UpdateGradient, pack_gradient
-from support.gang_cases import Case, _pairs
+from support.gang_cases import Case, pairs_of
 from tasks.gang.together import together
 from tasks.train import add_pack, empty_sum
 from tasks.versions import first_state, shelved
@@ -36,7 +36,7 @@ def train_twice(
     build_engine(RUN, config, "g0", frozenset({"trainer"}))
     assert not load_version(RUN, shelved(RUN, first_state(RUN), False), ())
     set_weights(alone, initial_weights(alone, config.train.lora, seed=config.seed))
-    pairs = _pairs(alone, config, 4)
+    pairs = pairs_of(alone, config, 4)
     expected = GradientSum()
     expected.add(0, [pack_gradient(alone, pairs, config)])
     set_trap(rank, place)

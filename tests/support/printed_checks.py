@@ -48,6 +48,7 @@ STARTS = (
     "deployments.bench.algorithms.main",
     "deployments.bench.compute.main",
     "deployments.bench.controller.bench_controller",
+    "deployments.bench.gang.stages.bench_stages",
     "deployments.bench.golden.main",
     "deployments.bench.layouts.main",
     "deployments.bench.learning.main",

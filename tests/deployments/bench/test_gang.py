@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from deployments.bench.gang import ARGUMENT_BYTES, Cost, bench_gang, print_bench
+from deployments.bench.gang.calls import ARGUMENT_BYTES, Cost, bench_gang, print_bench
 
 
 def text_of(*costs: Cost) -> str:

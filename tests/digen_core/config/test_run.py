@@ -9,6 +9,7 @@ import yaml
 from deployments.cli import run
 from deployments.overrides import config_of
 from digen_core.algorithms.flow_grpo import FlowGrpo
+from digen_core.config.cuts import CutConfig
 from digen_core.config.keys import NAME, known_keys
 from digen_core.config.load import load_config
 from digen_core.config.model import AdapterConfig, ModelConfig
@@ -180,19 +181,22 @@ def test_config_show_prints_every_key_with_its_help(capsys):
     names = {line.split(" = ")[0] for line in lines if " = " in line and line[0] != "#"}
     tables = {line.strip("[]").rpartition(".")[2] for line in lines if line.startswith("[")}
     options = set(ShapesConfig.model_fields) | set(FlowGrpo.model_fields)
-    chosen = ("algorithm.", "model.adapters.")  # tables of which a config has some
+    chosen = ("algorithm.", "model.adapters.", "model.cuts.")  # tables of which a config has some
     keys = {key.rpartition(".")[2] for key in known_keys() if not key.startswith(chosen)}
     assert names | tables == (keys - {NAME}) | {"shapes"} | options
 
 
 def test_config_show_shows_overrides(capsys, tmp_path):
     source = str(ROOT / "deployments" / "configs" / "shapes.toml")
-    assert run(["config", "show", source, "--rollout.group-size", "48", "--train.lora=null"]) == 0
+    cuts = '[{block = 2, backward = "int4"}]'
+    options = ["--rollout.group-size", "48", "--train.lora=null", "--model.cuts", cuts]
+    assert run(["config", "show", source, *options]) == 0
     path = tmp_path / "shown.toml"
     path.write_text(capsys.readouterr().out)
     shown = load_config(path)
     assert shown.rollout.group_size == 48
     assert shown.train.lora is None
+    assert shown.model.cuts == (CutConfig(block=2, backward="int4"),)
 
 
 @pytest.mark.parametrize(

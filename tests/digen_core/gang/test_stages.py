@@ -17,6 +17,10 @@ from support.gang_cases import (
 )
 from support.gang_processes import run_gang
 
+INT8 = {"block": 1}
+INT4 = {"block": 1, "backward": "int4"}
+TOPK = {"block": 2, "forward": "int4", "backward": "topk"}
+
 DAILY = {
     2: [
         Case("flux", stages=2),
@@ -27,6 +31,8 @@ DAILY = {
         Case("hunyuan_video", lora=False, stages=2, num_rows=1),
         Case("flux", lora=False, stages=2, dtype="float32"),
         Case("flux", stages=2, dtype="float16"),  # differentiated with several scales of the loss
+        Case("sd3", stages=2, cuts=(INT4,), checkpointing=True),
+        Case("hunyuan_video", lora=False, stages=2, cuts=(INT8, TOPK)),  # one is inside of a stage
     ],
     3: [
         Case("flux", lora=False, stages=3, checkpointing=True),
@@ -34,6 +40,7 @@ DAILY = {
     ],
     4: [
         Case("flux", stages=2, num_rows=3),  # two shares
+        Case("flux", stages=4, cuts=(INT8, TOPK)),
         Case("sd3", lora=False, stages=2, num_rows=1),  # one of them has no pair of its own
         Case("hunyuan_video", lora=False, stages=4),
     ],

@@ -187,3 +187,33 @@ def test_stages_that_divide_the_gangs_are_taken(config_of, family):
     check_model(config_of("flux", 1, {"trainer_gang": 2}, {"stages": 2, "stage_blocks": [3, 1]}))
     address = {"scheduler_address": "tcp://127.0.0.1:1"}
     check_model(config_of(family, 1, address, {"stages": 2}))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "parallel", "message"),
+    [
+        ([1, 4], {}, r"to blocks \[1, 4\], but model.path .* has 4 blocks, 0 to 3$"),
+        ([2], {"context_parallel": 2}, r"goes not with parallel.context_parallel \(2\); leave one"),
+        (
+            [2],
+            {"stages": 2},
+            r"but the 2 stages meet where they weigh equally; set parallel",
+        ),
+        (
+            [1, 2],
+            {"stages": 2, "stage_blocks": [2, 2]},
+            r"but the 2 stages meet at \[2\]; set parallel.stage_blocks so that stages begin with",
+        ),
+    ],
+)
+def test_cuts_are_coded_between_blocks_where_stages_meet(config_of, blocks, parallel, message):
+    cuts = [{"block": block} for block in blocks]
+    with pytest.raises(ConfigError, match=message) as refused:
+        check_model(config_of("flux", 1, {"trainer_gang": 2}, parallel, cuts=cuts))
+    assert "\n" not in str(refused.value)
+
+
+def test_coded_cuts_are_taken_where_stages_meet_and_without_stages(config_of):
+    cuts, dealt = [{"block": 3}], {"stages": 2, "stage_blocks": [3, 1]}
+    check_model(config_of("flux", 1, {"trainer_gang": 2}, dealt, cuts=cuts))
+    check_model(config_of("flux", 1, {}, cuts=cuts))

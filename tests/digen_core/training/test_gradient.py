@@ -16,7 +16,7 @@ from digen_core.control.protocol import Fragment, Pack, PairBlock
 from digen_core.maths.flow_sde import flow_sde_transition
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
 from digen_core.rollout.sampler import denoise, initial_latent
-from digen_core.training.gradient import PackMetrics, add_metrics
+from digen_core.training.gradient import Agreement, PackMetrics, add_metrics
 from digen_core.training.gradient_sum import (
     GradientSum,
     PackGradient,
@@ -152,7 +152,7 @@ def test_packs_of_any_split_add_up_to_one_gradient(policy, segment, order, cuts,
     assert 0 < whole.metrics.clipped < NUM_PAIRS
     for item in fields(PackMetrics):
         expected = getattr(whole.metrics, item.name)
-        if not isinstance(expected, str):
+        if not isinstance(expected, str | Agreement):
             expected = pytest.approx(expected, rel=1e-9)
         assert getattr(total.metrics, item.name) == expected
 
