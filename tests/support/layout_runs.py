@@ -277,5 +277,5 @@ def check_weights(run: Run, tolerance: float | None = None, *, version: int = 3)
     assert state.version == version
     assert distance(serial.weights, initial(config)) > 1e-3, "the weights did not move"
     bound = tolerance or TOLERANCE[config.model.dtype]
-    assert distance(state.weights, serial.weights) < bound
+    assert (found := distance(state.weights, serial.weights)) < bound, found
     assert distance(state.ema, serial.ema) < bound

@@ -76,27 +76,24 @@ def training_in_mlflow(runs_dir: Path | str):
 def reference(config: RunConfig, **options):
     """Run the serial loop for a config."""
     from digen_core.data.prompts import train_prompts
-    from digen_core.models.families import adapter_of
+    from digen_core.models.loading import load_trainable
     from digen_core.models.policy import ALL_PARTS
-    from digen_core.models.trainable import make_trainable
     from digen_core.reference.loop import post_train_serially
     from digen_core.rewards import reward_functions
 
     torch.manual_seed(1)  # version 0 may not depend on the global generator
-    policy = adapter_of(config.model.family).load(config.model, ALL_PARTS)
-    make_trainable(policy, config.train.lora, keep_reference=config.keeps_reference)
+    policy = load_trainable(config, ALL_PARTS)
     rewards = reward_functions(config.rewards, torch.device("cpu"))
     return post_train_serially(config, policy, train_prompts(config), rewards, **options)
 
 
 def initial(config: RunConfig):
     """Return version 0."""
-    from digen_core.models.families import adapter_of
+    from digen_core.models.loading import load_trainable
     from digen_core.models.policy import TRAINER_PARTS
-    from digen_core.models.trainable import initial_weights, make_trainable
+    from digen_core.models.trainable import initial_weights
 
-    policy = adapter_of(config.model.family).load(config.model, TRAINER_PARTS)
-    make_trainable(policy, config.train.lora)
+    policy = load_trainable(config, TRAINER_PARTS)
     return initial_weights(policy, config.train.lora, seed=config.seed)
 
 
