@@ -1,4 +1,4 @@
-"""The pictures of the pages that our own code draws, made again from real runs of the main job.
+"""The pictures of the pages that our own code draws, made again, most from runs of the main job.
 
 Those of Prefect's pages are screenshots of a browser and are left alone.
 """
@@ -14,6 +14,7 @@ from deployments.bench import learning
 from deployments.local import run_training
 from deployments.shipped import shipped_configs
 from deployments.views.report import read_trace, timeline
+from deployments.views.stages.blocks import blocks, draw_dag
 from deployments.views.terminal import terminal
 from digen_core.config.load import load_config
 from digen_core.config.run import RunConfig
@@ -24,7 +25,11 @@ from digen_core.transport.files import replace_bytes, written_whole
 TIMELINE: Final = "timeline.png"
 BEFORE_AFTER: Final = "shapes-before-after.png"
 LEARNING: Final = "learning.png"
-PICTURES: Final = (TIMELINE, BEFORE_AFTER, LEARNING)
+BLOCKS: Final = "flux-blocks.png"
+PICTURES: Final = (TIMELINE, BEFORE_AFTER, LEARNING, BLOCKS)
+
+IN_STAGES: Final = "flow_grpo_flux_fast", {"parallel.stages": 4}
+"""The recipe whose blocks are drawn, and its settings."""
 
 LEARNING_LAYOUTS: Final = ("elastic", "tcss")
 LEARNING_SEEDS: Final = (0, 1)
@@ -57,6 +62,10 @@ def main(names: Collection[str], output: Path, folder: Path) -> None:
             join_grids(run_dir, output / BEFORE_AFTER)
     if LEARNING in names:
         draw_learning(config, folder, output / LEARNING)
+    if BLOCKS in names:
+        recipe, settings = IN_STAGES
+        config = load_config(shipped_configs()[recipe], settings)
+        draw_dag(config, blocks(config), output / BLOCKS)
     console.print(f"made in {output}: {', '.join(names)}", markup=False)
     if others := left_alone(output):
         console.print(f"left alone, screenshots of a browser: {', '.join(others)}", markup=False)

@@ -204,15 +204,16 @@ def soak(*tokens: ConfigTokens, every_seconds: float = 30.0, seed: int = 0) -> i
 
 
 def pictures(*, only: Several[str] = None, output: Path = Path("docs/images")) -> int:
-    """Make the pictures of the pages again, from real runs of the main job.
+    """Make the pictures of the pages again, most from real runs of the main job.
 
     Example: digen bench pictures --only timeline.png shapes-before-after.png
 
-    A run of some minutes gives the first two; learning.png takes six such runs. Screenshots of
-    Prefect's pages are left alone.
+    A run of some minutes gives the first two; learning.png takes six such runs, flux-blocks.png
+    none. Screenshots of Prefect's pages are left alone.
 
     Args:
-        only: Some of timeline.png, shapes-before-after.png, learning.png; default: all.
+        only: Some of timeline.png, shapes-before-after.png, learning.png, flux-blocks.png; default:
+            all.
         output: Folder that gets them; made if it is missing.
     """
     from deployments.bench import pictures as bench_pictures

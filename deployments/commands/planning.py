@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from deployments.overrides import ConfigTokens, config_of, parse_arguments
 from deployments.shipped import find_cluster, find_scenario, recipe_files
+from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.planning.spending import Objective, Spent
 
@@ -138,8 +139,7 @@ def _check_picture(path: Path, spent: Spent | None) -> None:
             f"--picture is {path}: of what plans take beside time; give --objective money or "
             "energy, too"
         )
-    if path.suffix != ".png" or not path.absolute().parent.is_dir():
-        raise UserError(f"--picture is {path}; use a name with .png, in a folder that is there")
+    _check_name("--picture", path, ".png")
 
 
 def size(
@@ -148,12 +148,16 @@ def size(
     markdown: Annotated[bool, Parameter(negative="")] = False,
     memory: Annotated[bool, Parameter(negative="")] = False,
     gang: int = 1,
+    blocks: Annotated[bool, Parameter(negative="")] = False,
+    dag: Path | None = None,
 ) -> int:
     """Count the parameters, arithmetic and bytes of a config's model, without its weights.
 
     Example: digen size flow_grpo_flux_pickscore
     Example: digen size flow_grpo_flux_pickscore --memory
     Example: digen size dance_grpo_flux --memory --gang 8 --parallel.shard_weights true
+    Example: digen size flow_grpo_flux_fast --blocks
+    Example: digen size flow_grpo_flux_fast --dag flux.png --parallel.stages 4
 
     Args:
         tokens: CONFIG and settings, as in 'digen train'; without CONFIG all shipped recipes, which
@@ -163,10 +167,18 @@ def size(
         memory: Count what devices and hosts have to hold while they generate and train instead.
         gang: With --memory, GPUs that hold the model together, as the config's table parallel says:
             what each of them has to hold.
+        blocks: Count what each block of CONFIG's transformer takes instead.
+        dag: PNG or SVG file for a picture of the transformer's blocks, cut where parallel.stages
+            has them cut, and of the operators in a block of each kind.
     """
     if not 1 <= gang <= MOST_MEMBERS or (gang > 1 and not memory):
         raise UserError(f"--gang is {gang}; use 1 to {MOST_MEMBERS}, with --memory")
     named = parse_arguments(tokens).path
+    if blocks or dag is not None:
+        if memory or not named:
+            raise UserError("--blocks and --dag are of one CONFIG, and without --memory")
+        config = config_of(tokens, "digen size")
+        return _size_blocks(config, named.stem, dag=dag, as_json=as_json, markdown=markdown)
     files = [named] if named else recipe_files()
     configs = {file.stem: config_of(tokens if named else [str(file), *tokens]) for file in files}
 
@@ -188,3 +200,34 @@ def size(
     else:
         view.print_rows(rows)
     return 0
+
+
+def _size_blocks(
+    config: RunConfig, name: str, *, dag: Path | None, as_json: bool, markdown: bool
+) -> int:
+    """Count the blocks of a config's transformer, and draw them where that is asked for."""
+    if dag is not None:
+        _check_name("--dag", dag, ".png", ".svg")
+
+    from deployments.views import size as sizes
+    from deployments.views.stages import blocks as view
+
+    chain = view.blocks(config)
+    rows = view.rows_of(chain)
+    if dag is not None:
+        view.draw_dag(config, chain, dag)
+    if as_json:
+        sys.stdout.write(sizes.as_json({name: view.as_dict(chain)}) + "\n")
+    elif markdown:
+        sys.stdout.write(sizes.as_markdown(rows, "of a sample") + "\n")
+    else:
+        view.print_rows(rows, name)
+    return 0
+
+
+def _check_name(option: str, path: Path, *endings: str) -> None:
+    """Check that a picture can be written there; raises UserError."""
+    if path.suffix not in endings or not path.absolute().parent.is_dir():
+        raise UserError(
+            f"{option} is {path}; use a name with {' or '.join(endings)}, in a folder that is there"
+        )

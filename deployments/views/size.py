@@ -59,10 +59,15 @@ def print_rows(rows: Mapping[str, Quantities], console: Console | None = None) -
         console.print(table)
 
 
-def as_markdown(rows: Mapping[str, Quantities]) -> str:
-    """Return a table of Markdown with a row for each config."""
+def as_markdown(rows: Mapping[str, Quantities], named: str = "config") -> str:
+    """Return a table of Markdown with a row for each name.
+
+    Args:
+        rows: by name.
+        named: what the names are of.
+    """
     titles = [", ".join(filter(None, key)) for key in next(iter(rows.values()))]
-    lines = [["config", *titles], ["---", *("--:" for _ in titles)]]
+    lines = [[named, *titles], ["---", *("--:" for _ in titles)]]
     lines += [[name, *found.values()] for name, found in rows.items()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

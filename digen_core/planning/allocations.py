@@ -44,10 +44,16 @@ class FakeModules:
 
     def peak(self, work: Callable[[], object]) -> int:
         """Return the most bytes that work holds at once, beside the modules."""
-        counter = _Counter(self._own())
-        with self._mode, counter, counter.seeing_resizes():
+        with self.counting() as counter:
             work()
         return counter.peak
+
+    @contextmanager
+    def counting(self) -> Iterator["Counter"]:
+        """Count, while the body runs, the bytes that are held beside the modules."""
+        counter = Counter(self._own())
+        with self._mode, counter, counter.seeing_resizes():
+            yield counter
 
     def _own(self) -> set[int]:
         """Return the storages of the modules, which are the same for views."""
@@ -64,14 +70,14 @@ class FakeModules:
         return fake
 
 
-class _Counter(TorchDispatchMode):
+class Counter(TorchDispatchMode):
     """Counts the storages of what operations return, until nobody holds them any more."""
 
     def __init__(self, own: set[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._own = own  # storages that do not count
         self._alive: dict[int, int] = {}  # storage -> its bytes
-        self._now = 0
+        self.now = 0
         self.peak = 0
 
     def __torch_dispatch__(
@@ -103,9 +109,9 @@ class _Counter(TorchDispatchMode):
         if key not in self._alive:
             self._alive[key] = 0
             finalize(storage, self._release, key)
-        self._now += storage.nbytes() - self._alive[key]
+        self.now += storage.nbytes() - self._alive[key]
         self._alive[key] = storage.nbytes()
-        self.peak = max(self.peak, self._now)
+        self.peak = max(self.peak, self.now)
 
     def _release(self, key: int) -> None:
-        self._now -= self._alive.pop(key)
+        self.now -= self._alive.pop(key)

@@ -60,7 +60,7 @@ def memory_of(config: RunConfig, folder: Path, gang_size: int = 1) -> Memory:
 
 def _counted(config: RunConfig, folder: Path, gang: Gang) -> Memory:
     check_stages(config, gang.size, transformer=read_settings(folder)[1])
-    policy = _on_meta(config, folder, gang)
+    policy = on_meta(config, folder, gang)
     vae = policy.pipeline.vae
     whole = trained_parameters(policy).values()
     count, trained_bytes = sum(parameter.numel() for parameter in whole), _bytes_of(*whole)
@@ -91,7 +91,7 @@ def _counted(config: RunConfig, folder: Path, gang: Gang) -> Memory:
     )
 
 
-def _on_meta(config: RunConfig, folder: Path, gang: Gang) -> PipelinePolicy:
+def on_meta(config: RunConfig, folder: Path, gang: Gang) -> PipelinePolicy:
     """Build a config's model on the meta device, in its dtypes, as a worker prepares it.
 
     Of a gang with stages it is the first one; no other is much larger, unless

@@ -162,18 +162,18 @@ def _flops_of_tokens(model: ModelConfig, tokens: Mapping[Size, int]) -> np.poly1
 def step_flops(policy: PipelinePolicy) -> int:
     """Return the FLOPs of one velocity of one sample."""
     with torch.no_grad():
-        return _counted(lambda: _velocity(policy))
+        return _counted(lambda: velocity_of_one(policy))
 
 
 def _pair_flops(policy: PipelinePolicy, config: RunConfig) -> int:
     def pair() -> None:
         with torch.no_grad():
             if config.keeps_old:
-                _velocity(policy)
+                velocity_of_one(policy)
         if config.algorithm.kl_coefficient:
             with reference_weights(policy):
-                _velocity(policy)
-        _velocity(policy).sum().backward()
+                velocity_of_one(policy)
+        velocity_of_one(policy).sum().backward()
 
     return _counted(pair)
 
@@ -183,13 +183,14 @@ def _decode_flops(policy: PipelinePolicy) -> int:
         return _counted(lambda: policy.pipeline.vae.decode(policy.vae_latents(_latent(policy))))
 
 
-def _velocity(policy: PipelinePolicy) -> torch.Tensor:
+def velocity_of_one(policy: PipelinePolicy) -> torch.Tensor:
+    """Return the velocity of one sample, of which only shape and dtype count."""
     sigma = torch.empty(1, device=policy.device)
     return policy.velocity(_latent(policy), sigma, policy.blank_condition(1))
 
 
 def _latent(policy: PipelinePolicy) -> torch.Tensor:
-    return torch.empty(1, *policy.latent_shape, device=policy.device)
+    return torch.empty(1, *policy.latent_shape, dtype=policy.latent_dtype, device=policy.device)
 
 
 def _counted(work: Callable[[], object]) -> int:

@@ -67,6 +67,7 @@ STARTS = (
     "deployments.operation.leaving.leave_cluster",
     "deployments.operation.up.add",
     "deployments.operation.up.down",
+    "deployments.views.stages.blocks.blocks",
     "deployments.views.explain.read_log",
     "deployments.views.memory.needs_of",
     "deployments.views.plan.plan",

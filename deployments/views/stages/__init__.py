@@ -1,0 +1,1 @@
+"""Stages: what blocks take, and where they are put."""
