@@ -1,0 +1,131 @@
+"""Placement: which device computes which blocks, for an order of devices.
+
+A dynamic programme over blocks and devices finds the cuts with the least bottleneck: the seconds
+that a sample takes, there and back, at the slowest stage or link. Devices may be left out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from digen_core.planning.stages.chain import Chain, Numbers
+from digen_core.planning.stages.codecs import NONE, Codec
+from digen_core.planning.stages.network import Network
+
+
+class Stage(NamedTuple):
+    """Blocks ``[first, end)`` on a device."""
+
+    device: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The stages of a chain, in order."""
+
+    stages: tuple[Stage, ...]
+    bottleneck: float  # seconds of a sample there and back, at the slowest stage or link
+
+    @property
+    def devices(self) -> list[int]:
+        """Of the stages."""
+        return [stage.device for stage in self.stages]
+
+
+class Placer:
+    """Finds placements of a chain on a network."""
+
+    def __init__(
+        self, chain: Chain, network: Network, codec: Codec = NONE, num_samples: int = 1
+    ) -> None:
+        """Prepare.
+
+        Args:
+            chain: to be cut.
+            network: of the devices.
+            codec: of all cuts.
+            num_samples: whose graphs a stage keeps at the same time: those of a pack.
+        """
+        self.num_devices, self.num_blocks = network.num_devices, len(chain.blocks)
+        flops = _sums(chain, "forward_flops") + _sums(chain, "backward_flops")
+        fits = held_bytes(chain, num_samples) <= network.memory[:, None, None]
+        self._seconds = np.where(fits, flops / network.rates[:, None, None], inf)
+        ways = 1 / codec.there / network.bandwidth + 1 / codec.back / network.bandwidth.T
+        cuts = np.append(chain.of_blocks("cut_bytes"), 0.0)
+        self._crossing = ways[:, :, None] * cuts  # [from, to, block]
+
+    def bottleneck(self, order: Sequence[int]) -> float:
+        """Return the least that there is for an order of devices; inf if memory is not enough."""
+        return float(self._best(order)[0][:, -1].min())
+
+    def place(self, order: Sequence[int]) -> Placement | None:
+        """Return the placement with the least bottleneck; None if memory is not enough.
+
+        Args:
+            order: in which devices may follow each other; some may be left out.
+        """
+        best, begins, befores = self._best(order)
+        at, end = int(best[:, -1].argmin()), self.num_blocks
+        bottleneck = float(best[at, end])
+        if bottleneck == inf:
+            return None
+        stages: list[Stage] = []
+        while end:
+            first = int(begins[at, end])
+            stages.append(Stage(order[at], first, end))
+            at, end = int(befores[at, first]), first
+        return Placement(tuple(reversed(stages)), bottleneck)
+
+    def _best(self, order: Sequence[int]) -> tuple[Numbers, Numbers, Numbers]:
+        """Return the least bottleneck of the blocks up to each, by the last device [m, blocks + 1].
+
+        With it the block at which that device begins, and for each block at which it may begin the
+        place of the device before.
+        """
+        shape = len(order), self.num_blocks + 1
+        best, begins, befores = np.full(shape, inf), np.zeros(shape, int), np.zeros(shape, int)
+        for at, device in enumerate(order):
+            before = np.full(shape[1], inf)
+            if at:
+                through = np.maximum(best[:at], self._crossing[list(order[:at]), device])
+                befores[at] = through.argmin(0)
+                before = through.min(0)
+            before[0] = 0.0  # it may be the first
+            found = np.maximum(before[:, None], self._seconds[device])
+            begins[at] = found.argmin(0)
+            best[at] = found.min(0)
+        return best, begins, befores
+
+
+def held_bytes(chain: Chain, num_samples: int) -> Numbers:
+    """Return what a stage of blocks ``[first, end)`` holds while a pack passes it.
+
+    Weights, what is trained with its gradient, and the graphs of all samples; [blocks + 1, blocks +
+    1], inf where there are no blocks.
+    """
+    times = {"weight_bytes": 1, "trained_bytes": 2, "graph_bytes": num_samples}
+    held = _runs(sum(times[field] * chain.of_blocks(field) for field in times))
+    outside = [chain.before, chain.after]
+    return held + sum(
+        times[field] * float(getattr(part, field)) for field in times for part in outside
+    )
+
+
+def _sums(chain: Chain, field: str) -> Numbers:
+    """Return a number of each stage ``[first, end)``, with what it computes beside its blocks."""
+    found: Numbers = _runs(chain.of_blocks(field)) + getattr(chain.before, field)
+    found[:, -1] += getattr(chain.after, field)
+    return found
+
+
+def _runs(values: Any) -> Numbers:
+    """Return the sums of all runs ``[first, end)``; inf where they are empty."""
+    until = np.concatenate([[0.0], values.cumsum()])
+    sums = until[None, :] - until[:, None]
+    found: Numbers = np.where(np.tri(len(until), dtype=bool), inf, sums)
+    return found
