@@ -1,5 +1,6 @@
 """A network: unequal devices, and what is between each two of them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +44,12 @@ class Network:
     def num_devices(self) -> int:
         """Number of devices."""
         return len(self.rates)
+
+    def part(self, devices: Sequence[int]) -> "Network":
+        """Return the network of some of the devices, numbered anew."""
+        own = np.ix_(devices, devices)
+        rates, memory = self.rates[list(devices)], self.memory[list(devices)]
+        return Network(rates, memory, self.bandwidth[own], self.latency[own])
 
     def seconds(self, source: int, device: int, num_bytes: float) -> float:
         """Return when the last of so many bytes arrives, if nothing else is under way."""

@@ -19,7 +19,7 @@ from digen_core.planning.stages.placement import Placement, Placer
 _STARTS: Final = 3
 """Orders from which the local search goes on."""
 
-_MOST_TRIED: Final = 600
+_MOST_TRIED: Final = 100
 """Orders that it tries from each: of 5 devices all neighbours, of many some."""
 
 _MIN_GAIN: Final = 1e-9

@@ -61,7 +61,7 @@ class Placer:
 
     def bottleneck(self, order: Sequence[int]) -> float:
         """Return the least that there is for an order of devices; inf if memory is not enough."""
-        return float(self._best(order)[0][:, -1].min())
+        return float(self._least(order)[:, -1].min())
 
     def place(self, order: Sequence[int]) -> Placement | None:
         """Return the placement with the least bottleneck; None if memory is not enough.
@@ -69,37 +69,38 @@ class Placer:
         Args:
             order: in which devices may follow each other; some may be left out.
         """
-        best, begins, befores = self._best(order)
-        at, end = int(best[:, -1].argmin()), self.num_blocks
-        bottleneck = float(best[at, end])
+        least, end = self._least(order), self.num_blocks
+        at = int(least[:, end].argmin())
+        bottleneck = float(least[at, end])
         if bottleneck == inf:
             return None
         stages: list[Stage] = []
         while end:
-            first = int(begins[at, end])
-            stages.append(Stage(order[at], first, end))
-            at, end = int(befores[at, first]), first
+            before = np.maximum(least[:at], self._crossing[order[:at], order[at]])
+            device, last = order[at], end
+            end = int(np.maximum(_first(before), self._seconds[device][:, last]).argmin())
+            stages.append(Stage(device, end, last))
+            at = int(before[:, end].argmin()) if end else 0
         return Placement(tuple(reversed(stages)), bottleneck)
 
-    def _best(self, order: Sequence[int]) -> tuple[Numbers, Numbers, Numbers]:
-        """Return the least bottleneck of the blocks up to each, by the last device [m, blocks + 1].
+    def _least(self, order: Sequence[int]) -> Numbers:
+        """Return the least bottleneck of the blocks before each, by the last device.
 
-        With it the block at which that device begins, and for each block at which it may begin the
-        place of the device before.
+        [devices, blocks + 1]; inf where memory is not enough.
         """
-        shape = len(order), self.num_blocks + 1
-        best, begins, befores = np.full(shape, inf), np.zeros(shape, int), np.zeros(shape, int)
+        least = np.full((len(order), self.num_blocks + 1), inf)
+        crossing = self._crossing[np.ix_(order, order)]
         for at, device in enumerate(order):
-            before = np.full(shape[1], inf)
-            if at:
-                through = np.maximum(best[:at], self._crossing[list(order[:at]), device])
-                befores[at] = through.argmin(0)
-                before = through.min(0)
-            before[0] = 0.0  # it may be the first
-            found = np.maximum(before[:, None], self._seconds[device])
-            begins[at] = found.argmin(0)
-            best[at] = found.min(0)
-        return best, begins, befores
+            before = np.maximum(least[:at], crossing[:at, at])
+            least[at] = np.maximum(_first(before)[:, None], self._seconds[device]).min(0)
+        return least
+
+
+def _first(before: Numbers) -> Numbers:
+    """Return the least over the devices before, of which there may be none."""
+    found: Numbers = before.min(0, initial=inf)
+    found[0] = 0.0
+    return found
 
 
 def held_bytes(chain: Chain, num_samples: int) -> Numbers:

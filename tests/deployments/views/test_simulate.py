@@ -91,7 +91,7 @@ def test_options_are_kept(small, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", 'Command "simulate" parameter SCENARIO requires an argument'),
+        ("", "which scenario? For example: digen simulate B; or --beds"),
         (
             "Z",
             "there is no scenario Z; use A, A2, B, B2, C, D, E, F, G, H or a TOML file like",
