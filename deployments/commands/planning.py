@@ -100,6 +100,7 @@ def plan(
     objective: Objective = "seconds",
     within: float | None = None,
     picture: Path | None = None,
+    codecs: Annotated[bool, Parameter(negative="")] = False,
     fleet: Annotated[bool, Parameter(negative="")] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
@@ -122,6 +123,8 @@ def plan(
         within: With money or energy: share of the fastest plan's seconds by which plans may be
             slower; default: any.
         picture: With money or energy: PNG file for a picture of the plans.
+        codecs: Let the links between stages be coded where they are slower than these, by the
+            mildest of int8, and int8 with int4 for gradients, that is enough: model.cuts.
         fleet: Plan for one device more, and for one less, of each group of the cluster, too: what
             they would bring in speed, and cost for a sample. For who adds and removes devices.
         as_json: Print a list of objects, the best plan first, instead of the table.
@@ -148,7 +151,7 @@ def plan(
         else:
             fleet_view.print_changes(changes, found.description)
         return 0
-    rows = command.plan(config, found, aim)
+    rows = command.plan(config, found, aim, may_code=codecs)
     if picture is not None and aim.spent is not None:
         write_picture(rows, aim.spent, picture)
     if as_json:

@@ -15,7 +15,13 @@ from digen_core.config.run import RunConfig
 from digen_core.control.costs import Sent
 from digen_core.control.layout import LayoutName
 from digen_core.errors import UserError
-from digen_core.planning.candidates import Candidate, candidates, leaves_gangs_open
+from digen_core.planning.candidates import (
+    Candidate,
+    MemoryOf,
+    candidates,
+    leaves_gangs_open,
+    may_be_staged,
+)
 from digen_core.planning.capacity import Fit, ShortageError, fit
 from digen_core.planning.cluster import Cluster
 from digen_core.planning.cluster_plan import FASTEST, Aim, ClusterPlan, Priced, plan_candidates
@@ -67,6 +73,8 @@ class Row:
     parts: Sequence[Part]  # the devices, in gangs
     left_out: Mapping[str, int]  # GPUs, or other cards, that do nothing: kind, or kind at site
     parallel: Mapping[str, object]  # how the members of a gang share the work
+    cuts: Sequence[Mapping[str, object]]  # that are coded, as in model.cuts
+    ranks: Mapping[str, Sequence[str]]  # of gangs of unequal devices: the members' kinds, by rank
 
     @property
     def has_gangs(self) -> bool:
@@ -95,7 +103,9 @@ class Row:
         return sorted({part.gang for part in self.parts if part.roles in (role, "both")})
 
 
-def plan(config: RunConfig, cluster: Cluster, aim: Aim = FASTEST) -> list[Row]:
+def plan(
+    config: RunConfig, cluster: Cluster, aim: Aim = FASTEST, *, may_code: bool = False
+) -> list[Row]:
     """Return the best plan and its runners-up, the best first.
 
     Args:
@@ -106,6 +116,7 @@ def plan(config: RunConfig, cluster: Cluster, aim: Aim = FASTEST) -> list[Row]:
             If neither does, the costs are estimated from the model's size; where gangs are left
             open, they are searched for, too.
         aim: what is the best.
+        may_code: cuts between stages, where links are slower than these.
 
     Raises:
         UserError: the costs are not known, or no layout fits the devices, or they do not say what
@@ -116,7 +127,7 @@ def plan(config: RunConfig, cluster: Cluster, aim: Aim = FASTEST) -> list[Row]:
     schedule = config.schedule
     profile = load_profile(schedule.profile) if schedule.profile else None
     estimated = profile is None and cluster.leaves_costs_to_data_sheets
-    found = _candidates(config, cluster, searched=estimated)
+    found = _candidates(config, cluster, searched=estimated, may_code=may_code)
     priced: Priced = attrgetter("cluster")
     sent = None
     if estimated or cluster.links:
@@ -157,13 +168,16 @@ def _estimating(sizes: "Sizes") -> Priced:
     return lambda own: with_estimates(own.cluster, sizes, own.config)
 
 
-def _candidates(config: RunConfig, cluster: Cluster, *, searched: bool) -> list[Candidate]:
+def _candidates(
+    config: RunConfig, cluster: Cluster, *, searched: bool, may_code: bool
+) -> list[Candidate]:
     """Return what the devices' memory leaves to plan with: anything, if none has a capacity.
 
     Args:
         config: of the run.
         cluster: the devices.
         searched: put them in gangs where the cluster file leaves these open.
+        may_code: cuts between stages.
 
     Raises:
         UserError: the recipe does not fit; the message says what would.
@@ -174,21 +188,52 @@ def _candidates(config: RunConfig, cluster: Cluster, *, searched: bool) -> list[
         )
         return [Candidate(config, cluster, room)]
     from deployments.views.memory import needs_of  # torch and diffusers, as above
-    from digen_core.models.image_size import read_settings
-    from digen_core.planning.model_settings import settings_folder
 
     def memory_of(own: RunConfig, size: int) -> Memory:
         return needs_of(own, size).memory
 
     try:
         if searched and leaves_gangs_open(cluster):
-            settings = read_settings(settings_folder(config.model.path))
             with Console(stderr=True).status("counting the memory of gangs of each size"):
-                return candidates(config, cluster, settings, memory_of)
+                return _in_gangs(config, cluster, memory_of, may_code)
         room = _fitting(config, cluster, lambda size: memory_of(config, size))
         return [Candidate(config, cluster, room)]
     except ShortageError as error:
         raise UserError(f"{error}; {_advice(config, cluster)}") from error
+
+
+def _in_gangs(
+    config: RunConfig, cluster: Cluster, memory_of: MemoryOf, may_code: bool
+) -> list[Candidate]:
+    """Return gangs that fit: in stages, too, where no device holds the whole model.
+
+    Raises:
+        ShortageError: nothing fits.
+    """
+    from digen_core.models.image_size import read_settings
+    from digen_core.planning.model_settings import settings_folder
+    from digen_core.planning.stages.candidates import staged_candidates
+    from digen_core.planning.stages.codecs import CODECS
+
+    folder = settings_folder(config.model.path)
+    found, refused = list[Candidate](), UserError("no gang has the stages that the config asks for")
+    if config.parallel.stages == 1:
+        try:
+            found = candidates(config, cluster, read_settings(folder), memory_of)
+        except ShortageError as error:
+            refused = error
+    if any(not own.config.parallel.shard_weights for own in found) or not may_be_staged(cluster):
+        staged = []
+    else:
+        from deployments.views.size import size
+        from digen_core.planning.stages.blocks import chain_of
+
+        codecs = CODECS if may_code else CODECS[:1]
+        chain, sizes = chain_of(config, folder), size(config)
+        staged = staged_candidates(config, cluster, chain, sizes, codecs, memory_of)
+    if not (found or staged):
+        raise refused
+    return [*staged, *found]
 
 
 def _fitting(config: RunConfig, cluster: Cluster, memory_in: MemoryIn) -> Fit:
@@ -245,6 +290,8 @@ def _row(plan: ClusterPlan, estimated: bool) -> Row:
         parts=_parts(own, cluster),
         left_out=_left_out(plan.cluster, {device.name for device in own.job.fleet}),
         parallel=plan.candidate.config.parallel.model_dump(),
+        cuts=[cut.model_dump() for cut in plan.candidate.config.model.cuts],
+        ranks=plan.candidate.ranks,
     )
 
 

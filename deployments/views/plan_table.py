@@ -1,6 +1,7 @@
 """Plans on the terminal: tables, what is idle, and the lines of config and cluster file."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -43,13 +44,43 @@ def print_plan(
     if best.left_out:
         left_out = ", ".join(f"{number} {what}" for what, number in best.left_out.items())
         console.print(f"\nleft out, as the plan is better without them: {left_out}")
-    if best.has_gangs or best.has_sites or best.left_out:
+    if best.ranks:
+        _print_stages(best, console)
+    elif best.has_gangs or best.has_sites or best.left_out:
         console.print(f"\nthe devices in a cluster file:\n\n{devices_of(best)}", markup=False)
     for kind, role in best.narrowed.items() if not best.has_gangs else ():
         console.print(f"\n{kind}: its memory leaves it the role {role} alone; say so in the file")
     if not best.fitted:
         console.print(f"\n{MEMORY}")
     console.print(f"\n{toml_of(best)}", markup=False)
+
+
+def _print_stages(row: Row, console: Console) -> None:
+    """Print which device holds which blocks, and how a gang of several hosts is started."""
+    blocks = row.parallel["stage_blocks"]
+    assert isinstance(blocks, tuple)
+    ends = list(accumulate(blocks))
+    coded = {cut["block"]: f"{cut['forward']}/{cut['backward']}" for cut in row.cuts}
+    cells = [
+        [
+            str(rank),
+            *("/".join(sorted({own[rank] for own in row.ranks.values()})),),
+            str(number),
+            f"{end - number}-{end - 1}",
+            coded.get(end - number, "as they are") if rank else "",
+        ]
+        for rank, (number, end) in enumerate(zip(blocks, ends, strict=True))
+    ]
+    headings = ("rank", "device", "blocks", "numbers", "streams")
+    console.print(table_of("\nstages: the members of each gang", headings, cells))
+    for part in row.parts:
+        number, where = part.count // part.gang, f" at {part.site}" if part.site else ""
+        console.print(f"{number} of {part.gang}{where}: {part.roles}", markup=False)
+    console.print(
+        "\neach host starts its members: digen worker SCHEDULER --name room-0 --role both "
+        f"--members {len(blocks)} --ranks 0",
+        markup=False,
+    )
 
 
 def _print_frontier(rows: Sequence[Row], spent: Spent, console: Console) -> None:
@@ -127,6 +158,9 @@ def toml_of(row: Row) -> str:
         f"max_stale_share = {row.stale_share}",
         f"max_staleness = {row.max_staleness}",
     ]
+    for cut in row.cuts:
+        lines += ["[[model.cuts]]", f"block = {cut['block']}"]
+        lines += [f'{way} = "{cut[way]}"' for way in ("forward", "backward")]
     return "\n".join(lines)
 
 
@@ -137,7 +171,11 @@ def _gangs_of(row: Row) -> list[str]:
     sizes = {role: row.gangs_of(role) for role in ("rollout", "trainer")}
     lines = [f"{role}_gang = {own[0]}" for role, own in sizes.items() if len(own) == 1]
     shares = str(row.parallel["shard_weights"]).lower()
-    lines += ["[parallel]", f"shard_weights = {shares}"]
+    lines.append("[parallel]")
+    if row.ranks:
+        blocks = ", ".join(map(str, row.parallel["stage_blocks"]))  # type: ignore[call-overload]
+        return [*lines, f"stages = {row.parallel['stages']}", f"stage_blocks = [{blocks}]"]
+    lines.append(f"shard_weights = {shares}")
     return [*lines, f"context_parallel = {row.parallel['context_parallel']}"]
 
 

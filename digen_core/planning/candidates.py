@@ -5,8 +5,8 @@ each size. Where one group of devices leaves them open, it is tried in gangs of 
 generating and for training other sizes may be the best.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain, combinations, product
 from typing import Final
 
@@ -35,6 +35,8 @@ class Candidate:
     config: RunConfig
     devices: Cluster
     room: Fit
+    ranks: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Of gangs of unequal devices, by their kind: the kinds of the members, by rank."""
 
     @property
     def cluster(self) -> Cluster:
@@ -57,6 +59,11 @@ class Candidate:
 def leaves_gangs_open(cluster: Cluster) -> bool:
     """Whether some devices may be put in gangs of any size."""
     return any(map(_is_open, cluster.devices))
+
+
+def may_be_staged(cluster: Cluster) -> bool:
+    """Whether all that stages are planned with is known of all devices: links, too."""
+    return all(_is_open(group) and bool(group.link or cluster.network) for group in cluster.devices)
 
 
 def candidates(

@@ -61,8 +61,10 @@ def _estimated(
     read = sizes.weight_bytes / (1e9 * group.bandwidth) if group.bandwidth else 0.0
     summed = 0.0
     if parallel.shard_weights:
-        read += _from_peers(group, sizes.weight_bytes)
-        summed = _from_peers(group, sizes.trained_parameters * _SUM_BYTES * sizes.trains_all)
+        link = group.peer_link or group.link or cluster.network
+        read += _from_peers(group, link, sizes.weight_bytes)
+        trained = sizes.trained_parameters * sizes.trains_all
+        summed = _from_peers(group, link, trained * _SUM_BYTES)
     return DeviceCosts(
         step=Linear(
             fixed=read,
@@ -78,8 +80,12 @@ def _estimated(
     )
 
 
-def _from_peers(group: DeviceGroup, num_bytes: float) -> float:
-    """Return the seconds in which a member receives what the others have of so many bytes."""
-    if group.peer_link is None:
-        return 0.0
-    return num_bytes * (1 - 1 / group.members) / (1e9 * group.peer_link)
+def _from_peers(group: DeviceGroup, link: float | None, num_bytes: float) -> float:
+    """Return the seconds in which a member receives what the others have of so many bytes.
+
+    Args:
+        group: of the gangs.
+        link: GB/s that each receives; None: not counted.
+        num_bytes: of all members together.
+    """
+    return num_bytes * (1 - 1 / group.members) / (1e9 * link) if link else 0.0

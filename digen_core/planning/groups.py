@@ -126,7 +126,7 @@ class DeviceGroup(WorkerGroup):
 
     peer_link: float | None = Field(None, gt=0)
     """GB/s that each receives from the others of its gang: estimates of sharded weights count the
-    gathering of them. Null: not counted."""
+    gathering of them, those of stages what crosses cuts. Null: ``link``."""
 
     link: float | None = Field(None, gt=0)
     """GB/s that each of them receives; null: the cluster's ``network``."""

@@ -10,6 +10,16 @@ class Codec(NamedTuple):
     there: float  # times as small as in bfloat16, of the streams
     back: float  # the same, of their gradients
 
+    @property
+    def forward(self) -> str:
+        """The codec of streams, as in ``model.cuts``."""
+        return self.name.partition("/")[0]
+
+    @property
+    def backward(self) -> str:
+        """The codec of their gradients."""
+        return self.name.rpartition("/")[2]
+
 
 NONE: Final = Codec("none", 1.0, 1.0)
 INT8: Final = Codec("int8", 2.0, 2.0)

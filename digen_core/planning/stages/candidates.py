@@ -1,0 +1,60 @@
+"""Candidates in stages: gangs whose members hold a model together, if none holds it alone."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from digen_core.config.run import RunConfig
+from digen_core.planning.candidates import Candidate, MemoryOf
+from digen_core.planning.capacity import ShortageError, fit
+from digen_core.planning.cluster import Cluster
+from digen_core.planning.sizes import Sizes
+from digen_core.planning.stages.chain import Chain
+from digen_core.planning.stages.codecs import Codec
+from digen_core.planning.stages.gangs import Maker, Staged
+
+NUM_FITTED: Final = 3
+"""Numbers of stages, those with the most pairs per second, whose memory is counted."""
+
+LEADER_SHARES: Final = (1.0, 0.75, 0.5, 0.25)
+"""Of a leader's memory that its stage may take: it has the text encoders and the VAE, too."""
+
+
+def staged_candidates(
+    config: RunConfig,
+    cluster: Cluster,
+    chain: Chain,
+    sizes: Sizes,
+    codecs: Sequence[Codec],
+    memory_of: MemoryOf,
+) -> list[Candidate]:
+    """Return the gangs in stages that fit, those with the most pairs per second first.
+
+    Args:
+        config: of the run; the number of stages is kept if it says one.
+        cluster: devices of which ``tflops``, ``capacity`` and links are known.
+        chain: of the config's model.
+        sizes: of the same.
+        codecs: that cuts may have, the mildest first.
+        memory_of: counts.
+    """
+    for share in LEADER_SHARES:
+        made = Maker(config, cluster, chain, sizes, codecs, share).all()[:NUM_FITTED]
+        found = [own for staged in made if (own := _fitted(staged, memory_of)) is not None]
+        if found:
+            return found
+    return []
+
+
+def _fitted(staged: Staged, memory_of: MemoryOf) -> Candidate | None:
+    """Hold the leaders' stage against their memory: that of two samples tells those of more."""
+    config, size = staged.config, staged.config.parallel.stages
+    few = {
+        "rollout": config.rollout.model_copy(update={"fragment_size": 2}),
+        "train": config.train.model_copy(update={"pack_size": 2}),
+    }
+    memories = {size: memory_of(config.model_copy(update=few), size)}
+    try:
+        room = fit(staged.devices, memories, config.rollout.group_size, config.train.pack_size)
+    except ShortageError:
+        return None
+    return Candidate(config, staged.devices, room, staged.ranks)

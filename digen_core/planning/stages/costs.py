@@ -1,0 +1,53 @@
+"""What the work of a gang in stages costs, from what its stages and links take."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from digen_core.config.run import RunConfig
+from digen_core.control.costs import DeviceCosts, Linear
+from digen_core.planning.cluster import Cluster
+from digen_core.planning.sizes import Sizes
+from digen_core.planning.stages.pipeline import Way
+from digen_core.planning.stages.plans import Plan
+
+
+def costs_of(
+    plan: Plan, leader_rate: float, cluster: Cluster, config: RunConfig, sizes: Sizes
+) -> DeviceCosts:
+    """Return the seconds of a gang's work, on lines through one item and the most there are.
+
+    A KL or an old policy asks for the velocities of a pair once more. The leader decodes alone.
+
+    Args:
+        plan: stages at the speed of training.
+        leader_rate: FLOP/s of the leader, likewise.
+        cluster: shares of its devices' peak that denoising and training reach.
+        config: of the run.
+        sizes: of its model.
+    """
+    training, faster = plan.pipeline, cluster.mfu_denoise / cluster.mfu_train
+    denoising = replace(training, there=_sped_up(training.there, faster))
+    again = bool(config.algorithm.kl_coefficient) + config.keeps_old
+
+    def step(num_samples: int) -> float:
+        return config.velocities_per_step * denoising.step_seconds(num_samples)
+
+    def pack(num_pairs: int) -> float:
+        return training.pack_seconds(num_pairs) + again * training.step_seconds(num_pairs)
+
+    return DeviceCosts(
+        step=_line(step, config.fragment_size),
+        decode=Linear(per_item=sizes.decode_flops / (leader_rate * faster)),
+        pack=_line(pack, config.train.pack_size),
+    )
+
+
+def _sped_up(way: Way, factor: float) -> Way:
+    return replace(way, heads=way.heads / factor, work=way.work / factor)
+
+
+def _line(seconds: Callable[[int], float], most: int) -> Linear:
+    """Return the line through the seconds of one item and of the most."""
+    one, all_ = seconds(1), seconds(max(most, 2))
+    slope = (all_ - one) / (max(most, 2) - 1)
+    return Linear(fixed=max(one - slope, 0.0), per_item=slope)

@@ -1,0 +1,230 @@
+"""Gangs in stages: which devices of a cluster hold a model together, and which blocks each has.
+
+They may be unequal, as the cards of a room are. Those of a site are put in order, the largest
+memory first, and dealt over its gangs: first the leaders, which have the text encoders, too, then
+the second stages, and so on. All gangs of a run are cut at the same blocks, so a stage has to fit
+the least of the devices that have it. Where no site holds the model, all devices are one gang,
+placed by OP-Fence.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+from typing import Final
+
+import numpy as np
+
+from digen_core.config.cuts import CutConfig
+from digen_core.config.run import RunConfig
+from digen_core.control.costs import DeviceCosts
+from digen_core.control.protocol import Role
+from digen_core.planning.capacity import GB
+from digen_core.planning.cluster import Cluster
+from digen_core.planning.groups import ROLES, DeviceGroup
+from digen_core.planning.memory import CONTEXT_BYTES
+from digen_core.planning.sizes import Sizes, cost_of_default
+from digen_core.planning.stages.chain import Chain
+from digen_core.planning.stages.codecs import NONE, Codec
+from digen_core.planning.stages.costs import costs_of
+from digen_core.planning.stages.network import Network
+from digen_core.planning.stages.op_fence import op_fence
+from digen_core.planning.stages.pipeline import PORTIONS_PER_STAGE
+from digen_core.planning.stages.placement import Placer, Stage
+from digen_core.planning.stages.plans import Plan, plan_of
+
+MOST_STAGES: Final = 16
+_NEAR: Final = 0.0002  # seconds of latency between two devices of a site, an assumption
+
+Gangs = Sequence[Sequence[DeviceGroup]]
+"""Gangs of a site: of each stage, the groups that its devices are of, one for each gang."""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Gangs that hold a model in stages."""
+
+    config: RunConfig  # with the stages, and the codecs of their cuts
+    devices: Cluster  # a group of gangs for each site, with what their work costs
+    ranks: Mapping[str, tuple[str, ...]]  # kind of a gang -> the kinds of its members, by rank
+    speed: float  # pairs per second of all gangs together, by formula
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes gangs of the devices of a cluster whose ``tflops``, ``capacity`` and links are known.
+
+    All devices are alike to it: groups say how many there are of what.
+    """
+
+    config: RunConfig
+    cluster: Cluster
+    chain: Chain
+    sizes: Sizes
+    codecs: Sequence[Codec]  # that cuts may have, the mildest first
+    leader_share: float = 1.0  # of a leader's memory that its stage may take
+
+    def all(self) -> list[Staged]:
+        """Return the gangs that are possible, those with the most pairs per second first.
+
+        If the config says how many stages there are, no other number is tried.
+        """
+        stages = self.config.parallel.stages
+        counts = range(2, MOST_STAGES + 1) if stages == 1 else (stages,)
+        found = [own for count in counts if (own := self.of_sites(count)) is not None]
+        if not found and (own := self.across_sites()) is not None:
+            found = [own]
+        return sorted(found, key=lambda own: -own.speed)
+
+    def of_sites(self, count: int) -> Staged | None:
+        """Return as many gangs as each site can have of so many stages; None: they do not fit."""
+        sites = {site: own for site in self._sites if (own := self._gangs_at(site, count))}
+        if not sites or count > len(self.chain.blocks):
+            return None
+        least = self._network([[g for own in sites.values() for g in own[n]] for n in range(count)])
+        for size in self._pack_sizes(count):
+            found = Placer(self.chain, least, self.codecs[-1], size).place(range(count))
+            if found is not None and len(found.stages) == count:
+                return self._staged(sites, found.stages, least, size)
+        return None
+
+    def across_sites(self) -> Staged | None:
+        """Return one gang of devices of several sites; None: all together cannot hold the model."""
+        cards = [group for group in self.cluster.devices for _ in range(group.count)]
+        if not _roles([cards]):
+            return None
+        network = self._network([[card] for card in cards])
+        for size in self._pack_sizes(len(cards)):
+            placements = op_fence(self.chain, network, self.codecs[-1], size)
+            if placements and len(placements[0].stages) > 1:
+                stages = placements[0].stages
+                gangs = [[cards[stage.device]] for stage in stages]
+                own = [Stage(rank, *stage[1:]) for rank, stage in enumerate(stages)]
+                least = network.part([stage.device for stage in stages])
+                return self._staged({gangs[0][0].site: gangs}, own, least, size)
+        return None
+
+    @property
+    def _sites(self) -> list[str]:
+        return sorted({group.site for group in self.cluster.devices})
+
+    def _gangs_at(self, site: str, count: int) -> Gangs:
+        """Return the gangs of so many stages of a site; empty: it has too few devices."""
+        cards = [group for group in self.cluster.devices for _ in range(group.count)]
+        own = [card for card in cards if card.site == site]
+        own.sort(key=lambda card: (-(card.capacity or 0), -(card.tflops or 0), card.kind))
+        number = len(own) // count
+        gangs = [own[n * number : (n + 1) * number] for n in range(count)]
+        return gangs if number and _roles(gangs) else []
+
+    def _pack_sizes(self, count: int) -> list[int]:
+        """Return sizes of packs, the largest first: there a portion is one of the config's packs.
+
+        Args:
+            count: of stages.
+        """
+        portions = min(PORTIONS_PER_STAGE * count, self.config.num_pairs)
+        largest = min(self.config.train.pack_size * portions, self.config.num_pairs)
+        return [largest >> power for power in range(largest.bit_length())]
+
+    def _network(self, gangs: Gangs) -> Network:
+        """Return the least that the devices of each stage have, and what is between stages."""
+        mean = cost_of_default(self.config.model)
+        rate = 1e12 * self.cluster.mfu_train * mean
+        rates = [rate * min(card.tflops or 0 for card in own) for own in gangs]
+        memory = [GB * min(card.capacity or 0 for card in own) - CONTEXT_BYTES for own in gangs]
+        memory[0] *= self.leader_share
+        links = [[self._link(one, other) for other in gangs] for one in gangs]
+        bandwidth, latency = np.moveaxis(np.array(links), -1, 0)
+        return Network(np.array(rates), np.array(memory), bandwidth, latency)
+
+    def _link(
+        self, one: Sequence[DeviceGroup], other: Sequence[DeviceGroup]
+    ) -> tuple[float, float]:
+        """Return bytes per second and latency between two stages: the least of all gangs."""
+        size = min(len(one), len(other))
+        found = [self._between(*pair) for pair in zip(one[:size], other[:size], strict=True)]
+        return min(own[0] for own in found), max(own[1] for own in found)
+
+    def _between(self, one: DeviceGroup, other: DeviceGroup) -> tuple[float, float]:
+        if one.site != other.site:
+            ends = frozenset((one.site, other.site))
+            link = next(own.link for own in self.cluster.links if own.link.sites == ends)
+            return link.bytes_per_second, link.latency
+        if one.kind == other.kind and one.peer_link:
+            return 1e9 * one.peer_link, _NEAR
+        return 1e9 * min(map(self._received, (one, other))), _NEAR
+
+    def _received(self, group: DeviceGroup) -> float:
+        """Return the GB/s that a device receives."""
+        return group.link or self.cluster.network or 0.0
+
+    def _staged(
+        self, sites: Mapping[str, Gangs], stages: Sequence[Stage], least: Network, size: int
+    ) -> Staged:
+        plan = plan_of(self.chain, least, stages, self.codecs)
+        config = self._config(plan, size)
+        groups, speed = [], 0.0
+        for site, gangs in sites.items():
+            suffix = f"-{site}" if len(sites) > 1 else ""
+            own = partial(plan_of, self.chain, stages=stages, codecs=self.codecs)
+            network = self._network(gangs)
+            plan_here, rate = own(network=network), float(network.rates[0])
+            costs = costs_of(plan_here, rate, self.cluster, config, self.sizes)
+            group = _group(f"{len(stages)}-stages{suffix}", gangs, costs)
+            groups.append(group)
+            speed += group.num_devices * size / costs.pack(size)
+        ranks = {
+            group.kind: tuple("/".join(sorted({card.kind for card in own})) for own in gangs)
+            for group, gangs in zip(groups, sites.values(), strict=True)
+        }
+        devices = self.cluster.model_copy(update={"devices": tuple(groups)})
+        return Staged(config, devices, ranks, speed)
+
+    def _config(self, plan: Plan, size: int) -> RunConfig:
+        """Return the config with the stages of a plan, their codecs, and packs that fit."""
+        blocks = tuple(stage.end - stage.first for stage in plan.stages)
+        cuts = [
+            CutConfig.model_validate(
+                {"block": stage.first, "forward": codec.forward, "backward": codec.backward}
+            )
+            for stage, codec in zip(plan.stages[1:], plan.codecs, strict=True)
+            if codec is not NONE
+        ]
+        config = self.config
+        changes = {
+            "parallel": {"stages": len(blocks), "stage_blocks": blocks, "shard_weights": False},
+            "model": {"cuts": tuple(cuts)},
+            "train": {"pack_size": size},
+        }
+        tables = {
+            table: getattr(config, table).model_copy(update=values)
+            for table, values in changes.items()
+        }
+        return config.model_copy(update=tables)
+
+
+def _roles(gangs: Gangs) -> frozenset[Role]:
+    """Return the roles that all members of gangs may have."""
+    return frozenset.intersection(*(ROLES[card.roles] for own in gangs for card in own))
+
+
+def _group(kind: str, gangs: Gangs, costs: DeviceCosts) -> DeviceGroup:
+    """Return the gangs of a site as a group: of what a device has, the mean of their members."""
+    cards = [card for own in gangs for card in own]
+    roles = _roles(gangs)
+    return DeviceGroup(
+        kind=kind,
+        count=len(cards),
+        gang=len(gangs),
+        site=cards[0].site,
+        roles=next(name for name, own in ROLES.items() if own == roles),
+        costs=costs,
+        capacity=min(card.capacity or 0 for card in gangs[0]),
+        link=min((card.link for card in cards if card.link), default=None),
+        price_per_hour=fmean(card.price_per_hour for card in cards),
+        watts=fmean(card.watts for card in cards),
+        idle_watts=fmean(card.waiting_watts for card in cards),
+        cuda=all(card.cuda for card in cards),
+        threads=max(card.threads for card in cards),
+    )
