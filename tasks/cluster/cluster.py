@@ -232,8 +232,9 @@ def _require_whole(leader: Presence) -> None:
     if lacks := leader.lacks:
         raise UserError(
             f"the gang {leader.name} has {leader.size} members, but {', '.join(lacks)} "
-            f"{'is' if len(lacks) == 1 else 'are'} not there, on the leader's host; start all of "
-            f"them with digen worker --name {leader.name} --members {leader.size}"
+            f"{'is' if len(lacks) == 1 else 'are'} not there; start all of them with digen worker "
+            f"--name {leader.name} --members {leader.size}, or on several hosts, each with some of "
+            "their --ranks"
         )
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from distributed import Client, Scheduler
-from distributed.comm import get_address_host
 from distributed.core import rpc
 from distributed.metrics import time
 
@@ -45,7 +44,7 @@ class Presence:
     size: int = 1
     """Workers of the gang that it leads."""
     followers: Mapping[str, str] = field(default_factory=dict)
-    """Names of those of its followers that are there, on its host -> their addresses."""
+    """Names of those of its followers that are there, on whatever host -> their addresses."""
     is_leaving: bool = False
     """It was asked to leave."""
 
@@ -56,7 +55,7 @@ class Presence:
 
     @property
     def site(self) -> str:
-        """Where it is, as it declares; empty if it does not."""
+        """Where it is, as it declares, a gang as its leader does; empty if it does not."""
         sites = sorted(own for own in self.resources if own.startswith(SITE))
         return sites[0].removeprefix(SITE) if sites else ""
 
@@ -79,11 +78,10 @@ def present_workers(client: Client) -> dict[str, Presence]:
     members = {name: at for at, (name, resources, *_) in found.items() if MEMBER in resources}
     seen = {}
     for address, (name, resources, silent, executing, leaving) in found.items():
-        size, host = int(resources.get(MEMBERS, 1)), get_address_host(address)
+        size = int(resources.get(MEMBERS, 1))
         followers = {
             other: members[other] for other in followers_of(name, size) if other in members
         }
-        followers = {n: at for n, at in followers.items() if get_address_host(at) == host}
         declared = frozenset(resources)
         seen[address] = Presence(
             name, address, declared, silent, executing, size, followers, leaving

@@ -3,16 +3,15 @@
 import logging
 import os
 from contextlib import suppress
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, Listener
 from pkgutil import resolve_name
 from queue import SimpleQueue
-from socket import AF_UNIX, socket
 from threading import Thread
 from typing import Any, NoReturn, Self
 
 from digen_core.errors import UserError
 from digen_core.gang.parts import Held, unpickled
+from tasks.gang.channel import Channel
+from tasks.gang.meeting import Awaited, Place
 from tasks.gang.messages import Answer, Command, Done, Join, arguments_file
 from tasks.gang.process_group import form_group, leave_group
 from tasks.gang.received import take_received
@@ -23,15 +22,18 @@ logger = logging.getLogger(__name__)
 class Following:
     """A follower's side of a gang: a thread that does what the leader says."""
 
-    def __init__(self, key: bytes, before: Self | None) -> None:
+    def __init__(self, place: Place, leader: str, key: bytes, before: Self | None) -> None:
         """Begin to wait for a leader.
 
         Args:
+            place: of this process.
+            leader: its host.
             key: that the leader knows, too.
             before: whom this process followed; what it is at is ended first.
         """
-        self._listener = Listener(family="AF_UNIX", authkey=key)
-        self.address = str(self._listener.address)  # where the leader is to call
+        self._interface = place.interface
+        self._awaited = Awaited(place, leader, key)
+        self.address = self._awaited.address  # where the leader is to call
         self._before = before
         self.thread = Thread(target=self._run, name="gang", daemon=True)
         self.thread.start()
@@ -41,22 +43,20 @@ class Following:
             self._before.thread.join()
             self._before = None
         # Without a leader's call: it is gone, or another one is awaited.
-        with suppress(OSError, EOFError, AuthenticationError):
-            with self._listener:
-                leader = self._listener.accept()
-            with leader:
-                _follow(leader)
+        with suppress(OSError, EOFError):
+            if leader := self._awaited.meet():
+                with leader:
+                    _follow(leader, self._interface)
 
     def stop(self) -> None:
         """Wait for no leader any more; one that is there ends this by itself."""
-        with suppress(OSError), socket(AF_UNIX) as caller:  # to close it would not wake `accept`
-            caller.connect(self.address)
+        self._awaited.stop()
 
 
 class _Orders:
     """What a leader says, read while this member works: so it is noticed if the leader is gone."""
 
-    def __init__(self, leader: Connection) -> None:
+    def __init__(self, leader: Channel) -> None:
         self.is_busy = True  # with meeting the others
         self._leader = leader
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
@@ -65,7 +65,7 @@ class _Orders:
     def _read(self) -> None:
         try:
             while True:
-                self._commands.put(self._leader.recv())
+                self._commands.put(self._leader.receive())
         except (OSError, EOFError):
             if self.is_busy:
                 _exit("the leader of the gang is gone, or has failed")
@@ -76,19 +76,24 @@ class _Orders:
         return self._commands.get()
 
 
-def _follow(leader: Connection) -> None:
-    """Do what a leader says until it is gone."""
-    join: Join = leader.recv()
+def _follow(leader: Channel, interface: str) -> None:
+    """Do what a leader says until it is gone.
+
+    Args:
+        leader: to which the channel is.
+        interface: of the network in which this process is reached.
+    """
+    join: Join = leader.receive()
     orders = _Orders(leader)
     try:
-        form_group(join.folder, join.rank, join.size)
+        form_group(join, interface)
         orders.is_busy = False
         _do(orders, leader, join)
     finally:
-        leave_group(join.folder, join.rank, join.size)
+        leave_group(join)
 
 
-def _do(orders: _Orders, leader: Connection, join: Join) -> None:
+def _do(orders: _Orders, leader: Channel, join: Join) -> None:
     held = Held()
     while (command := orders.next()) is not None:
         orders.is_busy = True

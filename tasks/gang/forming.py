@@ -18,14 +18,14 @@ def form_gang(client: Client, leader: str, followers: Sequence[str]) -> None:
     Args:
         client: of the cluster.
         leader: address of the worker that takes the tasks.
-        followers: addresses of the others, all on its host.
+        followers: addresses of the others, in the order of their ranks.
 
     Raises:
         WorkerLostError: one of them is gone, or does not answer.
     """
     key = secrets.token_bytes(32)
     try:
-        called = [on_worker(client, follower, await_leader, key) for follower in followers]
+        called = [on_worker(client, follower, await_leader, leader, key) for follower in followers]
         on_worker(client, leader, lead, called, key)
     except OSError as error:  # the scheduler has not missed it yet
         raise WorkerLostError(f"a worker of the gang is gone: {error}") from error

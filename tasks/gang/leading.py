@@ -1,13 +1,16 @@
 """The leader of a gang: it takes the gang's tasks and tells the others what to do, in its order."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
 from digen_core.errors import UserError
 from digen_core.gang.parts import Held, pickled
+from tasks.gang.channel import Channel, LateError, packed
+from tasks.gang.meeting import UNIX, Place, call
 from tasks.gang.messages import Command, Done, GangBrokenError, Join, arguments_file
 from tasks.gang.process_group import form_group, leave_group
 from tasks.gang.received import note_received
@@ -16,7 +19,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 INLINE_BYTES: Final = 1 << 20
-"""Of a command's arguments: what is larger goes through a file, once for all followers."""
+"""Of a command's arguments: what is larger goes through a file, once for all near followers."""
 ANSWER_SECONDS: Final = 0.5
 """How long a leader that fails itself waits to hear that a follower failed before."""
 
@@ -24,18 +27,26 @@ ANSWER_SECONDS: Final = 0.5
 class Leading:
     """The leader's side of a gang."""
 
-    def __init__(self, folder: Path, addresses: Sequence[str], key: bytes) -> None:
+    def __init__(self, folder: Path, place: Place, addresses: Sequence[str], key: bytes) -> None:
         """Prepare; nobody is called before the first command.
 
         Args:
             folder: of its own.
+            place: of this process.
             addresses: of the followers, as ``await_leader`` returned them.
             key: that they know, too.
         """
         self.is_calling = False
+        self._place = place
         self._addresses, self._key = tuple(addresses), key
-        self._followers: list[Connection] = []
-        self._folder = folder
+        self._followers: list[Channel] = []
+        self._join = Join(
+            rank=0,
+            size=len(addresses) + 1,
+            folder=folder,
+            near=(0, *(rank for rank, at in enumerate(addresses, 1) if at.startswith(UNIX))),
+            store=None,
+        )
         self._number = 0
         self._held = Held()
         self._is_over = False
@@ -65,7 +76,7 @@ class Leading:
     def _call(self, function: Callable[P, R], *arguments: P.args, **parameters: P.kwargs) -> R:
         try:
             if not self._followers:
-                self._join()
+                self._meet()
             self._post(function, (arguments, parameters))
         except (OSError, EOFError, AuthenticationError) as error:
             raise GangBrokenError(f"a member of the gang is gone: {error}") from error
@@ -81,29 +92,35 @@ class Leading:
         self._held.mark(self._number, result)
         return result
 
-    def _join(self) -> None:
-        size = len(self._addresses) + 1
-        for rank, address in enumerate(self._addresses, start=1):
-            follower = Client(address, authkey=self._key)
-            follower.send(Join(self._folder, rank, size))
-            self._followers.append(follower)
-        form_group(self._folder, 0, size)
+    def _meet(self) -> None:
+        """Call the followers, and form the process group with them."""
+        is_near = len(self._join.near) == self._join.size
+        with nullcontext() if is_near else self._place.listener() as listener:
+            if listener is not None:
+                at = self._place.host, listener.getsockname()[1]
+                self._join = replace(self._join, store=at)
+            for rank, address in enumerate(self._addresses, start=1):
+                follower = call(self._place, address, self._key)
+                self._followers.append(follower)
+                follower.send(replace(self._join, rank=rank))
+            form_group(self._join, self._place.interface, listener)
 
-    def _post(self, function: Callable[..., object], call: object) -> None:
+    def _post(self, function: Callable[..., object], what: object) -> None:
         """Tell the followers what to call."""
         self._number += 1
-        arguments = pickled(call)
-        is_small = len(arguments) <= INLINE_BYTES
-        if not is_small:
-            self._file(self._number).write_bytes(arguments)
+        arguments = pickled(what)
         name = f"{function.__module__}:{function.__qualname__}"
-        dropped = self._held.take_dropped()
-        command = Command(self._number, name, arguments if is_small else None, dropped)
-        for follower in self._followers:
-            follower.send(command)
+        command = Command(self._number, name, arguments, self._held.take_dropped())
+        inline = packed(command)
+        near = inline
+        if len(arguments) > INLINE_BYTES and len(self._join.near) > 1:
+            self._file(self._number).write_bytes(arguments)
+            near = packed(replace(command, arguments=None))
+        for rank, follower in enumerate(self._followers, start=1):
+            follower.send_bytes(near if rank in self._join.near else inline)
 
     def _file(self, number: int) -> Path:
-        return arguments_file(self._folder, number)
+        return arguments_file(self._join.folder, number)
 
     def _failure(self, *, seconds: float | None) -> Exception | None:
         """Return why a follower has not done the command; None: all have.
@@ -122,11 +139,11 @@ class Leading:
             found = found or failure
         return found
 
-    def _failure_of(
-        self, rank: int, follower: Connection, seconds: float | None
-    ) -> Exception | None:
+    def _failure_of(self, rank: int, follower: Channel, seconds: float | None) -> Exception | None:
         try:
-            answer = follower.recv() if follower.poll(seconds) else None
+            answer = follower.receive(seconds)
+        except LateError:
+            return None
         except (EOFError, OSError):
             return GangBrokenError(f"member {rank} is gone")
         match answer:
@@ -148,4 +165,5 @@ class Leading:
         self._file(self._number).unlink(missing_ok=True)
         for follower in self._followers:
             follower.close()
-        leave_group(self._folder, 0, len(self._followers) + 1)  # of those that were called
+        called = tuple(rank for rank in self._join.near if rank <= len(self._followers))
+        leave_group(replace(self._join, near=called))

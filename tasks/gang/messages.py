@@ -1,4 +1,4 @@
-"""The messages between a gang's leader and its followers, over a Unix socket for each follower."""
+"""The messages between a gang's leader and its followers, over a channel to each follower."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +24,16 @@ class GangBrokenError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """The first thing that a follower hears."""
+    """How a member joins: the first thing that a follower hears."""
 
-    folder: Path  # of the gang
     rank: int
     size: int
+    folder: Path  # of the gang, on the leader's host
+    near: tuple[int, ...]
+    """Ranks of the members on the leader's host, its own first: they have its folder."""
+    store: tuple[str, int] | None
+    """Host and port at which the members find each other; None: all are near, and do so by a file
+    of the folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,7 @@ class Command:
 
     number: int
     function: str  # as module:name
-    arguments: bytes | None  # pickled; None: they are in a file
+    arguments: bytes | None  # pickled; None: they are in a file of the folder
     dropped: tuple[int, ...]  # parts that the leader has let go of
 
 

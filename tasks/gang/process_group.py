@@ -4,14 +4,17 @@ import os
 import shutil
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from socket import AF_INET, AF_INET6, getaddrinfo, socket
 from typing import Final
 
 import psutil
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from tasks.gang.messages import Join
 
 MEETING: Final = timedelta(minutes=2)
 """How long members wait for each other to come: all of them are there when the leader calls."""
@@ -20,27 +23,30 @@ COLLECTIVE: Final = timedelta(hours=2)
 noticed at once, one that is frozen by its heartbeat."""
 
 
-def form_group(folder: Path, rank: int, size: int) -> None:
+def form_group(join: Join, interface: str, listener: socket | None = None) -> None:
     """Make the default group of this process the one of a gang's members.
 
+    What members on several hosts compute with goes over their network as it is.
+
     Args:
-        folder: of the gang, where the members find each other.
-        rank: of this one.
-        size: of the gang.
+        join: how this member does.
+        interface: of the network in which members on several hosts meet.
+        listener: of the leader, for the store of members on several hosts.
 
     Raises:
         ConnectionError: the others did not come.
     """
-    loopback = _loopback()
-    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = loopback
+    if join.store is None:
+        interface = interface_of("127.0.0.1")
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     has_gpu = torch.cuda.is_available()
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if has_gpu else "gloo",
-            store=FileStore(str(folder / "store"), size),
-            rank=rank,
-            world_size=size,
+            store=_store(join, listener),
+            rank=join.rank,
+            world_size=join.size,
             timeout=MEETING,
             device_id=torch.device("cuda", torch.cuda.current_device()) if has_gpu else None,
         )
@@ -49,28 +55,61 @@ def form_group(folder: Path, rank: int, size: int) -> None:
     _set_pg_timeout(COLLECTIVE)
 
 
-def leave_group(folder: Path, rank: int, size: int) -> None:
+def _store(join: Join, listener: socket | None) -> Store:
+    """Return where the members find each other."""
+    if join.store is None:
+        return FileStore(str(join.folder / "store"), join.size)
+    host, port = join.store
+    descriptor = None if listener is None else listener.detach()  # it would listen everywhere
+    return TCPStore(
+        host,
+        port,
+        join.size,
+        is_master=listener is not None,
+        timeout=MEETING,
+        wait_for_workers=False,
+        master_listen_fd=descriptor,
+    )
+
+
+def leave_group(join: Join) -> None:
     """Leave the group, if this process is in one; members that wait for this one fail.
 
-    The last member to leave removes the folder: the store of one that is leaving would wait for its
-    file if another had removed that. Where one was killed, Dask removes it with the leader.
+    The last member on the leader's host removes the folder: the store of one that is leaving would
+    wait for its file if another had removed that. Where one was killed, Dask removes it with the
+    leader.
 
     Args:
-        folder: of the gang.
-        rank: of this one.
-        size: of the gang.
+        join: how this member has joined.
     """
     if dist.is_initialized():
         dist.destroy_process_group()
+    if join.rank not in join.near:
+        return
     with suppress(FileNotFoundError):  # two were the last
-        (folder / f"left-{rank}").touch()
-        if len(list(folder.glob("left-*"))) == size:
-            shutil.rmtree(folder, ignore_errors=True)
+        (join.folder / f"left-{join.rank}").touch()
+        if len(list(join.folder.glob("left-*"))) == len(join.near):
+            shutil.rmtree(join.folder, ignore_errors=True)
 
 
-def _loopback() -> str:
-    """Return the name of this host's loopback interface: a gang is on one host."""
+def interface_of(host: str) -> str:
+    """Return the name of the network interface that has an address of this host.
+
+    Raises:
+        ConnectionError: none has it.
+    """
+    wanted = _ip(getaddrinfo(host, None)[0][4][0])
     for name, addresses in psutil.net_if_addrs().items():
-        if any(found.address == "127.0.0.1" for found in addresses):
-            return name
-    raise RuntimeError("this host has no loopback interface, over which a gang's members talk")
+        for found in addresses:
+            if found.family not in (AF_INET, AF_INET6):
+                continue
+            own = _ip(found.address)
+            if own == wanted or (own.is_loopback and wanted.is_loopback):
+                return name
+    raise ConnectionError(
+        f"no network interface has the address {host}, at which the worker listens"
+    )
+
+
+def _ip(address: str | int) -> IPv4Address | IPv6Address:
+    return ip_address(str(address).partition("%")[0])

@@ -5,9 +5,9 @@ called on the leader it is called on every member, in the leader's order, and it
 leader's. (Were the same tasks given to each member, Dask would order them by what is there first on
 each: sums would be wrong, without an error.)
 
-Commands and answers go over a Unix socket for each follower, so an idle gang waits without a
-timeout; only what the members compute with goes over their process group. A gang lives and dies
-whole: where one member fails, no other can go on.
+Commands and answers go over a channel to each follower, so an idle gang waits without a timeout;
+only what the members compute with goes over their process group. A gang lives and dies whole: where
+one member fails, no other can go on.
 """
 
 import tempfile
@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from distributed import Worker
+from distributed.comm import get_address_host
 
 from tasks.gang.following import Following
 from tasks.gang.leading import Leading
+from tasks.gang.meeting import Place
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,14 +41,20 @@ def lead(addresses: Sequence[str], key: bytes, dask_worker: Worker) -> None:
     global _leading
     _leave()
     folder = tempfile.mkdtemp(prefix="gang-", dir=dask_worker.local_directory)
-    _leading = Leading(Path(folder), addresses, key)
+    _leading = Leading(Path(folder), Place.of(dask_worker), addresses, key)
 
 
-def await_leader(key: bytes) -> str:
-    """Make this process a follower that waits for a leader, and return where that is to call."""
+def await_leader(leader: str, key: bytes, dask_worker: Worker) -> str:
+    """Make this process a follower that waits for a leader, and return where that is to call.
+
+    Args:
+        leader: address of its worker.
+        key: that it will prove to know.
+        dask_worker: of this process.
+    """
     global _following
     before = _leave()
-    _following = Following(key, before)
+    _following = Following(Place.of(dask_worker), get_address_host(leader), key, before)
     return _following.address
 
 
