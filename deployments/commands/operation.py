@@ -131,6 +131,7 @@ def worker(
     site: str = "",
     threads: int = 1,
     members: int = 1,
+    ranks: str = "",
     cuda: Annotated[bool, Parameter(negative="")] = False,
     insecure: Annotated[bool, Parameter(negative="")] = False,
     leave: Annotated[bool, Parameter(negative="")] = False,
@@ -138,6 +139,7 @@ def worker(
     """Start a worker that joins a Dask cluster, until it is stopped; or have one leave.
 
     Example: digen worker tls://10.0.0.1:8786 --name gpu-0 --role rollout
+    Example: digen worker tls://10.0.0.1:8786 --name room --members 4 --ranks 2-3
     Example: digen worker tls://10.0.0.1:8786 --name gpu-0 --leave
 
     It listens on the address by which it reaches the scheduler. With a scheduler of another machine
@@ -151,8 +153,9 @@ def worker(
         site: Where it is. Between sites a version of the weights crosses once, to the first worker
             that pulls it; the others there pull from that.
         threads: CPU threads.
-        members: It leads a gang of so many workers, one device on as many GPUs of this host, and
-            starts the others, too.
+        members: Start a gang of so many workers, which are one device on as many GPUs.
+        ranks: Start only these members of the gang here, such as 0-1, and the others, by the same
+            name, on other hosts; default: all. Member 0 leads: its role and site are the gang's.
         cuda: Start one worker for each GPU that is visible, by dask-cuda.
         insecure: Listen on the network without TLS, too. Whoever reaches this machine there can
             then run code on it: only for a network in which nobody else is.
@@ -185,11 +188,8 @@ def worker(
         return 0
     resources = resources_of(ROLES[role] if pool is None else {pool}, site)
     with failures_in_one_line("the worker"):
-        try:
-            named = [address, "--name", name, "--resources", resources]
-            run_worker(named, members=members, cuda=cuda, insecure=insecure)
-        except RuntimeError as error:  # that it did not start; its cause says why
-            raise error.__cause__ or error from None
+        named = [address, "--name", name, "--resources", resources]
+        run_worker(named, members=members, ranks=ranks, cuda=cuda, insecure=insecure)
     return 0
 
 
@@ -198,7 +198,7 @@ def _check_worker(name: str, pool: str | None, site: str, threads: int, members:
     if threads < 1:
         raise UserError(f"--threads is {threads}; use 1 or more")
     if not 1 <= members <= 64:
-        raise UserError(f"--members is {members}; use 1 to 64, the GPUs of this host")
+        raise UserError(f"--members is {members}; use 1 to 64, a GPU for each")
     if members > 1 and pool is not None:
         raise UserError("--members is for devices that hold the model; leave out --pool")
 

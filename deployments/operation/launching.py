@@ -44,11 +44,23 @@ def files_for(cluster: Cluster, way: Way, tls: bool) -> dict[str, str]:
         case "cuda":
             return {"workers.sh": _script(_cuda_lines(cluster, tls))}
         case "slurm":
+            _require_gangs_of_one_host(cluster, way)
             return _slurm_scripts(cluster, tls)
         case "kubernetes":
+            _require_gangs_of_one_host(cluster, way)
             resources = _kubernetes(cluster, tls)
             text = yaml.safe_dump_all(resources, sort_keys=False)
             return {"cluster.yaml": _kubernetes_notes(cluster, tls) + text}
+
+
+def _require_gangs_of_one_host(cluster: Cluster, way: Way) -> None:
+    """Check that what starts one worker after the other need not start parts of a gang."""
+    for group in cluster.devices:
+        if group.gang_hosts > 1:
+            raise UserError(
+                f"devices of kind {group.kind} have gangs on {group.gang_hosts} hosts each, which "
+                f"{way} cannot start; use --for ssh, or digen worker --ranks on each host"
+            )
 
 
 def _script(lines: Iterator[str]) -> str:
@@ -56,7 +68,7 @@ def _script(lines: Iterator[str]) -> str:
 
 
 def _ssh_lines(cluster: Cluster, tls: bool) -> Iterator[str]:
-    """Yield a line for each worker."""
+    """Yield a line for each worker, or for what a host has of a gang."""
     for worker in workers_of(cluster):
         yield _over_ssh(worker, _command(worker, worker.environment, tls))
 

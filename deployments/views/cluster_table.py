@@ -40,7 +40,8 @@ def print_cluster(cluster: Cluster, console: Console | None = None) -> None:
 
 
 def _count(group: DeviceGroup | RewardGroup) -> str:
-    """Return how many devices there are, or of how many each gang is."""
-    return (
-        f"{group.num_devices} gangs of {group.members}" if group.members > 1 else str(group.count)
-    )
+    """Return how many devices there are, or of how many each gang is, and on how many hosts."""
+    if not isinstance(group, DeviceGroup) or group.members == 1:
+        return str(group.count)
+    spread = f" on {group.gang_hosts} hosts" if group.gang_hosts > 1 else ""
+    return f"{group.num_devices} gangs of {group.members}{spread}"

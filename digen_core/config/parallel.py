@@ -10,7 +10,7 @@ from pydantic import Field
 
 from digen_core.strict import AtMost, Strict
 
-MEMBERS: Final = AtMost(64, "the members of a gang are on one host")
+MEMBERS: Final = AtMost(64, "the members of a gang are one device")
 
 
 class ParallelConfig(Strict):

@@ -1,4 +1,4 @@
-"""A gang: worker processes of one host that are one device, seen from one of its members.
+"""A gang: worker processes that are one device, seen from one of its members.
 
 Its members form a mesh [shares, stages, context_parallel] of ranks in order. Samples are dealt over
 the shares; the members of a share have the same samples, whose tokens they deal (Ulysses,

@@ -85,6 +85,7 @@ _OF_A_KIND = (
     "bandwidth",
     "capacity",
     "gang",
+    "gang_hosts",
 )  # equal in all groups of a kind
 
 
@@ -259,7 +260,7 @@ class Cluster(Strict):
         for group, own in self.names:
             used = len(set(own) & set(names))
             if used:
-                fewer = {"count": used * group.members, "hosts": ()}
+                fewer = {"count": used * group.members, "hosts": (), "gang_hosts": 1}
                 found.append(group.model_copy(update=fewer))
         return self.model_copy(update={"devices": tuple(found)})
 

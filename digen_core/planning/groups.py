@@ -100,9 +100,13 @@ class DeviceGroup(WorkerGroup):
     """Devices that generate or train."""
 
     gang: Annotated[int, MEMBERS] | None = Field(None, ge=1)
-    """How many of them hold one model together, on one host: what the planner then deals with, and
-    the costs are of, are gangs. It divides ``count``, or the count of each host. Null: 1, but
-    ``digen plan`` looks for the best where it estimates the costs and knows the ``capacity``."""
+    """How many of them hold one model together: what the planner then deals with, and the costs
+    are of, are gangs. It divides ``count``, or the count of each host. Null: 1, but ``digen plan``
+    looks for the best where it estimates the costs and knows the ``capacity``."""
+
+    gang_hosts: int = Field(1, ge=1)
+    """Hosts that each gang is on, with an equal part of it on each: more than 1 where the cards of
+    one host do not hold the model. Only ssh and ``digen worker --ranks`` start such gangs."""
 
     roles: Literal["rollout", "trainer", "both"] = "both"
     """What they do; of those that may do both, the planner chooses how many generate."""
@@ -136,16 +140,21 @@ class DeviceGroup(WorkerGroup):
         if not self.holds_gangs(self.members):
             num_hosts = len(self.hosts)
             where = f" on {num_hosts} hosts" if self.hosts else ""
+            spread = f", on {self.gang_hosts} hosts each" if self.gang_hosts > 1 else ""
             raise ValueError(
                 f"devices: {self.count} of kind {self.kind}{where} are no whole gangs of "
-                f"{self.members}"
+                f"{self.members}{spread}"
             )
         return self
 
     def holds_gangs(self, size: int) -> bool:
-        """Whether all of them can be in gangs of a size."""
-        num_hosts = max(len(self.hosts), 1)
-        return size == 1 or not (self.count % num_hosts or self.count // num_hosts % size)
+        """Whether all of them can be in gangs of a size, each on ``gang_hosts`` of the hosts."""
+        num_hosts, spread = max(len(self.hosts), 1), self.gang_hosts
+        if size == spread == 1:
+            return True
+        if size % spread or num_hosts % spread or self.count % num_hosts:
+            return False
+        return self.count // num_hosts % (size // spread) == 0
 
     @property
     def members(self) -> int:

@@ -1,6 +1,7 @@
-"""The followers of a gang, started beside their leader by one command and ended with it."""
+"""The members of a gang that one command starts: the first in its own process, others beside it."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,34 +10,70 @@ from typing import Final
 
 from digen_core.control.protocol import followers_of
 from digen_core.errors import UserError
-from tasks.cluster.presence import MEMBER
+from tasks.cluster.listening import asked_of_worker
+from tasks.cluster.presence import MEMBER, MEMBERS
 
 END_SECONDS: Final = 20.0
 
 
-@contextmanager
-def followers(arguments: Sequence[str], leader: str, size: int) -> Iterator[None]:
-    """Run the followers of a gang while the body, its leader, runs; each has a GPU of its own.
+def ranks_of(text: str, size: int) -> range:
+    """Return which of a gang's members a command starts.
 
     Args:
-        arguments: of ``tasks.worker.process``, for the leader.
-        leader: its name.
+        text: what ``--ranks`` says: one rank, the first and the last of some, or nothing for all.
         size: of the gang.
+
+    Raises:
+        UserError: they are no members of it.
+    """
+    if not text:
+        return range(size)
+    if size == 1:
+        raise UserError(
+            f"--ranks is {text}, but there is no gang; say how many members it has by --members"
+        )
+    found = re.fullmatch(r"(\d{1,3})(?:-(\d{1,3}))?", text)
+    ranks = range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
+    if not ranks or ranks[-1] >= size:
+        raise UserError(
+            f"--ranks is {text}; of a gang of {size} use one of 0 to {size - 1}, or the first and "
+            f"the last of some, such as 0-{size - 1}"
+        )
+    return ranks
+
+
+def member_arguments(arguments: Sequence[str], rank: int, size: int) -> list[str]:
+    """Return the arguments of ``dask worker`` for a member of a gang.
+
+    Args:
+        arguments: with the name and the resources of the leader, as if it were alone.
+        rank: of the member; that of the leader is 0.
+        size: of the gang.
+    """
+    asked = asked_of_worker(arguments)
+    if rank == 0:
+        own = ["--resources", f"{asked['resources']} {MEMBERS}={size}"]
+    else:
+        name = followers_of(asked["name"], size)[rank - 1]
+        own = ["--name", name, "--resources", f"{MEMBER}=1"]
+    return [*arguments, *own]  # the last of an option counts
+
+
+@contextmanager
+def beside(members: Sequence[Sequence[str]]) -> Iterator[None]:
+    """Run members of a gang while the body, another one, runs; each has a GPU of its own.
+
+    Args:
+        members: arguments of ``tasks.worker.process`` for each.
 
     Raises:
         UserError: there are fewer GPUs than members.
     """
-    own, *others = gpus_of(os.environ, size)
+    own, *others = gpus_of(os.environ, 1 + len(members))
     processes = []
     try:
-        for name, gpu in zip(followers_of(leader, size), others, strict=True):
+        for arguments, gpu in zip(members, others, strict=True):
             command = [sys.executable, "-m", "tasks.worker.process", *arguments]
-            command += [
-                "--name",
-                name,
-                "--resources",
-                f"{MEMBER}=1",
-            ]  # the last of an option counts
             processes.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "tasks.cluster.tied", *command],
@@ -65,7 +102,7 @@ def gpus_of(environment: Mapping[str, str], size: int) -> list[str]:
     found = visible.split(",")
     if len(found) < size:
         raise UserError(
-            f"CUDA_VISIBLE_DEVICES is {visible}, but a gang of {size} needs {size} GPUs; use fewer "
-            "--members, or let it see more"
+            f"CUDA_VISIBLE_DEVICES is {visible}, but {size} members of a gang need {size} GPUs; "
+            "let them see more, use fewer --members, or start some --ranks on another host"
         )
     return found[:size]

@@ -385,6 +385,15 @@ def test_a_gang_whose_stages_are_not_all_there_is_formed_again(live, when, membe
     )
 
 
+def test_a_gang_on_two_hosts_is_formed_again(live, room):
+    """Its member on the other host is killed while a stage waits for it."""
+    story = Story(event_of(p.FragmentGenerated, 1), signal_to("room.1"))
+    cluster = {"cluster__scheduler_address": room, "cluster__trainer_workers": 1}
+    live(story, **GANGS | cluster, parallel__stages=2, num_iterations=6)
+    assert story.said("worker room", "is a gang whose member room.1")
+    assert story.said("worker room has joined") or story.said("resumed 1 time")
+
+
 @pytest.mark.operation
 @pytest.mark.parametrize("train", [{}, {"train__lora": None}], ids=["adapters", "all weights"])
 def test_the_gang_that_holds_the_optimizers_state_loses_a_member(live, train):

@@ -25,7 +25,7 @@ from support.runs import Watch, merged, only_run
 
 pytestmark = pytest.mark.slow
 
-SIZES = {"three": 3, "two": 2, "single": 1}
+SIZES = {"three": 3, "two": 2, "room": 2, "single": 1}
 ALL_WEIGHTS = {"train.lora": None}
 KL = {"algorithm.kl_coefficient": 0.1}
 CODED = {
@@ -87,7 +87,7 @@ def address(prefect_backend):
     from digen_core.config.schedule import ClusterConfig
     from tasks.cluster.cluster import run_cluster
 
-    devices = [_device(name, BOTH) for name in SIZES]
+    devices = [_device(name, BOTH) for name in ("three", "two", "single")]
     with run_cluster(ClusterConfig(), devices) as address:
         yield address
 
@@ -110,6 +110,15 @@ def test_stages_give_the_weights_of_the_serial_loop(
     check_weights(run, 1e-5 if case.family == "wan" else None)
     tasks = Counter(span.kind for span in run.spans)
     assert tasks["train"], "a task of a gang shows once, as its leader's"
+
+
+def test_stages_on_two_hosts_give_the_weights_of_the_serial_loop(
+    tree, tiny_families, room, monkeypatch
+):
+    case = StageCase("colocated", rollout="room", settings=KL)
+    run = run_case(case, tree, room, monkeypatch, **model_of("flux", tiny_families))
+    check_weights(run)
+    assert {span.device for span in run.spans} == {"room"}
 
 
 @pytest.mark.layouts

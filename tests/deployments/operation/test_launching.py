@@ -130,6 +130,75 @@ def test_a_gang_is_one_command_for_all_its_gpus(tmp_path):
     assert container["args"][-4:-2] == ["--members", "4"]
 
 
+SPREAD = """
+[[devices]]
+kind = "card"
+count = 8
+gang = 4
+gang_hosts = 2
+cuda = true
+hosts = ["a", "b", "c", "d"]
+[reference]
+step = { per_item = 1.0 }
+pack = { per_item = 1.0 }
+"""
+
+
+def test_a_gang_on_several_hosts_is_a_command_on_each(tmp_path):
+    file = tmp_path / "room.toml"
+    file.write_text(SPREAD)
+    cluster = load_cluster(file)
+    assert [device.name for device in cluster.fleet] == ["card-0", "card-1"]
+    found = [(worker.host, worker.gpus, worker.names) for worker in workers_of(cluster)]
+    assert found == [
+        ("a", (0, 1), ("card-0", "card-0.1")),
+        ("b", (0, 1), ("card-0.2", "card-0.3")),
+        ("c", (0, 1), ("card-1", "card-1.1")),
+        ("d", (0, 1), ("card-1.2", "card-1.3")),
+    ]
+    for way in ("ssh", "cuda"):
+        commands = commands_in(files_for(cluster, way, tls=True)["workers.sh"])
+        assert [host for host, _ in commands] == ["a", "b", "c", "d"]
+        logs = {re.search(r">(\S+)", command)[1] for _, command in commands}
+        assert len(logs) == 4
+        for number, (_, command) in enumerate(commands):
+            assert f" --name card-{number // 2} " in command
+            assert command.count("--members 4 --ranks ") == 1
+            assert f" --ranks {'2-3' if number % 2 else '0-1'} " in command
+    for way in ("slurm", "kubernetes"):
+        with pytest.raises(UserError, match=f"kind card have gangs on 2 hosts each, which {way} "):
+            files_for(cluster, way, tls=True)
+
+
+def test_two_gangs_may_be_on_the_same_hosts(tmp_path):
+    file = tmp_path / "room.toml"
+    file.write_text(SPREAD.replace(', "c", "d"', ""))
+    found = [(w.names[0], w.host, w.gpus) for w in workers_of(load_cluster(file))]
+    assert found == [
+        ("card-0", "a", (0, 1)),
+        ("card-0.2", "b", (0, 1)),
+        ("card-1", "a", (2, 3)),
+        ("card-1.2", "b", (2, 3)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("gang_hosts = 2", "", "8 of kind card on 4 hosts are no whole gangs of 4"),
+        ("gang_hosts = 2", "gang_hosts = 3", "on 4 hosts are no whole gangs of 4, on 3 hosts each"),
+        ("gang = 4", "", "8 of kind card on 4 hosts are no whole gangs of 1, on 2 hosts each"),
+        ('hosts = ["a", "b", "c", "d"]', "", "card are no whole gangs of 4, on 2 hosts each"),
+        ("gang_hosts = 2", "gang_hosts = 0", "devices.0.gang_hosts: must be greater than or equal"),
+    ],
+)
+def test_gangs_that_do_not_come_out_even_are_refused(tmp_path, old, new, what):
+    file = tmp_path / "room.toml"
+    file.write_text(SPREAD.replace(old, new))
+    with pytest.raises(UserError, match=re.escape(what)):
+        load_cluster(file)
+
+
 def test_over_ssh_each_host_gets_its_own_workers(cluster):
     commands = commands_in(files_for(cluster, "ssh", tls=True)["workers.sh"])
     workers = workers_of(cluster)

@@ -1,4 +1,4 @@
-"""The followers that one command starts beside a gang's leader."""
+"""The members of a gang that one command starts."""
 
 import signal
 import subprocess
@@ -11,15 +11,16 @@ from distributed import Client
 from digen_core.config.schedule import ClusterConfig
 from digen_core.errors import UserError
 from tasks.cluster.cluster import run_cluster
+from tasks.cluster.listening import asked_of_worker
 from tasks.cluster.presence import present_workers
-from tasks.worker.followers import gpus_of
-from tasks.worker.process import main
+from tasks.worker.followers import gpus_of, member_arguments, ranks_of
+from tasks.worker.process import _reason, main
 
 
 def test_each_member_has_a_gpu_of_its_own():
     assert gpus_of({}, 3) == ["0", "1", "2"]
     assert gpus_of({"CUDA_VISIBLE_DEVICES": "3,5,6"}, 2) == ["3", "5"]
-    with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES is 3, but a gang of 2 needs 2 GPUs"):
+    with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES is 3, but 2 members of a gang need"):
         gpus_of({"CUDA_VISIBLE_DEVICES": "3"}, 2)
 
 
@@ -27,6 +28,47 @@ def test_a_gang_is_no_worker_for_each_gpu(capsys):
     address = "tcp://127.0.0.1:1"
     assert main([address, "--name", "a", "--cuda", "--members", "2"]) == 2
     assert "leave it out with --members 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [("", [0, 1, 2, 3]), ("0-1", [0, 1]), ("2-3", [2, 3]), ("0", [0]), ("3", [3]), ("1-1", [1])],
+)
+def test_ranks_are_members_of_the_gang(text, ranks):
+    assert list(ranks_of(text, 4)) == ranks
+
+
+@pytest.mark.parametrize("text", ["4", "2-4", "3-2", "-1", "0-", "a", "0,1", "0-1-2", "1000"])
+def test_other_ranks_are_refused(text):
+    with pytest.raises(UserError, match=f"--ranks is {text}; of a gang of 4 use one of 0 to 3, or"):
+        ranks_of(text, 4)
+
+
+def test_without_a_gang_there_are_no_ranks(capsys):
+    assert main(["tcp://127.0.0.1:1", "--name", "a", "--ranks", "0-1"]) == 2
+    expected = (
+        "digen: --ranks is 0-1, but there is no gang; say how many members it has by --members"
+    )
+    assert capsys.readouterr().err == f"{expected}\n"
+
+
+def test_a_member_has_its_own_name_and_only_the_leader_has_roles():
+    asked = ["tcp://127.0.0.1:1", "--name", "g", "--resources", "trainer=1 site:a=1"]
+    found = [asked_of_worker(member_arguments(asked, rank, 3)) for rank in range(3)]
+    assert [(own["name"], own["resources"]) for own in found] == [
+        ("g", "trainer=1 site:a=1 members=3"), ("g.1", "member=1"), ("g.2", "member=1"),
+    ]  # fmt: skip
+
+
+def test_a_second_leader_is_told_that_there_is_one():
+    """As Dask's scheduler says it, under what its nanny makes of that."""
+    found = RuntimeError("Nanny failed to start.")
+    found.__cause__ = RuntimeError("TaskWorker failed to start.")
+    assert _reason(found) is found.__cause__
+    answer = {"status": "error", "message": "name taken, room", "time": 1.0}
+    found.__cause__.__cause__ = ValueError(f"Unexpected response from register: {answer!r}")
+    assert isinstance(_reason(found), UserError)
+    assert str(_reason(found)).startswith("the cluster has a worker called room already; end that")
 
 
 @pytest.mark.slow
