@@ -9,13 +9,16 @@ import psutil
 import pytest
 from distributed import Client, Security, SpecCluster
 
+from deployments.bench.gang import gang_cluster
 from deployments.cli import run
 from digen_core.config.schedule import ClusterConfig
 from digen_core.errors import UserError
+from support.gang_functions import summed as summed_by_all
 from support.paths import ROOT
 from support.sockets import (
     address_in_the_network,
     assert_documented,
+    documented,
     listening,
     parts_of_dask,
     run_code_at,
@@ -23,6 +26,7 @@ from support.sockets import (
 from tasks.cluster.cluster import local_devices, run_cluster
 from tasks.cluster.listening import is_loopback, options_of_worker, own_scheduler
 from tasks.cluster.presence import present_workers
+from tasks.gang.forming import form_gang
 from tasks.worker.process import main
 
 PREFECT = ("127.0.0.1", 4200)
@@ -137,3 +141,22 @@ def test_a_worker_listens_where_it_reaches_its_scheduler(case):
     assert options[:3] == ["--worker-class", "tasks.cluster.listening.TaskWorker", "--host"]
     assert is_loopback(options[3]) == (host is not None)
     assert host in (None, options[3])
+
+
+@pytest.mark.slow
+def test_a_gang_over_two_hosts_listens_where_its_workers_do():
+    with gang_cluster(["127.0.0.1", "127.0.0.2"]) as client:
+        before = set(listening([psutil.Process()]))
+        (leader,) = (own for own in present_workers(client).values() if own.size == 2)
+        form_gang(client, leader.address, list(leader.followers.values()))
+        found = {"follower": set(listening([psutil.Process()])) - before}
+        (awaiting,) = found["follower"]
+        summed = client.submit(summed_by_all, 1.0, 0.0, 1, workers=[leader.address], pure=False)
+        assert summed.result(timeout=60) == 3.0
+        of_torch = set(listening([psutil.Process()])) - before
+        assert awaiting not in of_torch, "nobody else is awaited"
+        found |= {"store": of_torch, "gloo, NCCL": of_torch}
+        assert {part.split(" of ")[0] for part in documented("digen worker --ranks")} == set(found)
+        assert awaiting[0] == "127.0.0.2"
+        # Loopback is one interface, whose first address gloo takes for both.
+        assert [host for host, _ in of_torch] == ["127.0.0.1"] * 3

@@ -1,24 +1,28 @@
 """A command inside a gang: what it adds to a task that members do together.
 
 The leader calls a function that does nothing on all members and waits for their answers, as each
-denoise task does. They are worker processes of this machine, as in a run.
+denoise task does. They are worker processes of this machine, as in a run; several hosts are
+loopback addresses, between which all goes as between hosts, with TLS.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median, quantiles
 from time import perf_counter
 from typing import Final
 
+import dask
 import numpy as np
-from distributed import Client
+from distributed import Client, SpecCluster
 from rich.console import Console
 
 from deployments.views.terminal import borderless, terminal
-from digen_core.config.schedule import ClusterConfig
-from digen_core.control.protocol import Device
-from tasks.cluster.cluster import run_cluster
-from tasks.cluster.presence import ROLES, present_workers
+from digen_core.control.protocol import followers_of
+from tasks.cluster.cluster import settings_of_workers, worker_process
+from tasks.cluster.listening import own_scheduler, own_tls_settings
+from tasks.cluster.presence import MEMBER, MEMBERS, present_workers
 from tasks.gang.forming import form_gang
 from tasks.gang.together import together
 
@@ -43,20 +47,21 @@ class Cost:
         return self.num_bytes > 0 or median(self.milliseconds) <= MOST_MS
 
 
-def bench_gang(members: Sequence[int], num_commands: int) -> list[Cost]:
+def bench_gang(members: Sequence[int], num_hosts: int, num_commands: int) -> list[Cost]:
     """Measure the commands of gangs.
 
     Args:
         members: how many the gangs have, each at least 2; one gang after the other.
+        num_hosts: over which the members of each are dealt.
         num_commands: of each gang and size of arguments, after some that warm up.
     """
-    return [cost for size in members for cost in _costs(size, num_commands)]
+    return [cost for size in members for cost in _costs(size, num_hosts, num_commands)]
 
 
-def _costs(size: int, num_commands: int) -> list[Cost]:
-    devices = [Device("gang", frozenset(ROLES), size=size)]
-    with run_cluster(ClusterConfig(tls=False), devices) as address, Client(address) as client:
-        leader = next(w for w in present_workers(client).values() if w.name == "gang")
+def _costs(size: int, num_hosts: int, num_commands: int) -> list[Cost]:
+    hosts = [f"127.0.0.{1 + rank * num_hosts // size}" for rank in range(size)]
+    with gang_cluster(hosts) as client:
+        (leader,) = (worker for worker in present_workers(client).values() if worker.size > 1)
         form_gang(client, leader.address, list(leader.followers.values()))
         return [
             Cost(
@@ -68,6 +73,26 @@ def _costs(size: int, num_commands: int) -> list[Cost]:
             )
             for num_bytes in ARGUMENT_BYTES
         ]
+
+
+@contextmanager
+def gang_cluster(hosts: Sequence[str]) -> Iterator[Client]:
+    """Yield a client of a cluster with TLS that is one gang.
+
+    Args:
+        hosts: loopback address of each member, the leader's first.
+    """
+    members = {"gang": worker_process({MEMBERS: len(hosts)}, host=hosts[0])}
+    for name, host in zip(followers_of("gang", len(hosts)), hosts[1:], strict=True):
+        members[name] = worker_process({MEMBER: 1}, host=host)
+    settings = settings_of_workers(num_threads=1) | own_tls_settings(tls=True)
+    scheduler = own_scheduler(tls=True)
+    with (
+        dask.config.set(settings),
+        SpecCluster(scheduler=scheduler, workers=members, silence_logs=logging.ERROR) as cluster,
+        Client(cluster.scheduler_address, set_as_default=False) as client,
+    ):
+        yield client
 
 
 def _command(count: int, num_bytes: int) -> list[float]:

@@ -5,24 +5,27 @@ from deployments.overrides import ConfigTokens, config_of
 from digen_core.errors import UserError
 
 
-def gang(*, members: Several[int] = None, num_commands: int = 500) -> int:
+def gang(*, members: Several[int] = None, hosts: int = 1, num_commands: int = 500) -> int:
     """Measure what a command inside a gang costs: its leader calls all members, and waits.
 
     Example: digen bench gang --members 2 4 8
+    Example: digen bench gang --hosts 2
 
     Args:
         members: Of the gangs; 2 and 4 if none are given.
+        hosts: Over which the members are dealt: loopback addresses, with TLS between them.
         num_commands: Of each gang, without arguments and with 1 MB of them.
     """
     sizes = members or [2, 4]
     require_all(
         members=(sizes, all(2 <= size <= 64 for size in sizes), "2 to 64"),
+        hosts=(hosts, 1 <= hosts <= min(sizes), "1 to the fewest members"),
         num_commands=(num_commands, num_commands >= 2, "2 or more"),
     )
 
     from deployments.bench.gang import calls
 
-    costs = calls.bench_gang(sizes, num_commands)
+    costs = calls.bench_gang(sizes, hosts, num_commands)
     calls.print_bench(costs)
     return 0 if all(cost.holds for cost in costs) else 1
 

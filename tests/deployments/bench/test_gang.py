@@ -26,8 +26,9 @@ def test_the_verdict_by_hand():
 
 
 @pytest.mark.slow
-def test_commands_of_a_real_gang():
-    costs = bench_gang([2], 10)
+@pytest.mark.parametrize("num_hosts", [1, 2])
+def test_commands_of_a_real_gang(num_hosts):
+    costs = bench_gang([2], num_hosts, 10)
     assert [(cost.num_members, cost.num_bytes) for cost in costs] == [
         (2, num_bytes) for num_bytes in ARGUMENT_BYTES
     ]

@@ -47,6 +47,7 @@ def test_the_unspoilt_job_runs(job, local, capsys):
         ("bench stages", "which config? For example: digen bench stages"),
         ("bench stages shapes --latency -1", "--latency is -1.0; use 0 to 10 seconds"),
         ("bench stages shapes --codecs int9", "--codecs names 'int9'; use none, bf16, int8,"),
+        ("bench gang --members 4 2 --hosts 3", "--hosts is 3; use 1 to the fewest members"),
         ("bench push --rounds 0", "--rounds is 0; use 1 or more"),
         ("bench push --megabytes 0", "--megabytes is 0; use 1 to 10000"),
         ("bench push --learning-rate 1e-5 0", "--learning-rate is [1e-05, 0.0]; use numbers above"),
