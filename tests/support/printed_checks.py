@@ -49,6 +49,7 @@ STARTS = (
     "deployments.bench.compute.main",
     "deployments.bench.controller.bench_controller",
     "deployments.bench.gang.stages.bench_stages",
+    "deployments.bench.gang.calls.bench_gang",
     "deployments.bench.golden.main",
     "deployments.bench.layouts.main",
     "deployments.bench.learning.main",
