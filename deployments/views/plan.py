@@ -226,11 +226,18 @@ def _in_gangs(
         staged = []
     else:
         from deployments.views.size import size
+        from digen_core.planning.memory_count import text_encoder_bytes
         from digen_core.planning.stages.blocks import chain_of
 
-        codecs = CODECS if may_code else CODECS[:1]
-        chain, sizes = chain_of(config, folder), size(config)
-        staged = staged_candidates(config, cluster, chain, sizes, codecs, memory_of)
+        staged = staged_candidates(
+            config,
+            cluster,
+            chain_of(config, folder),
+            size(config),
+            CODECS if may_code else CODECS[:1],
+            text_encoder_bytes(config.model, folder),
+            memory_of,
+        )
     if not (found or staged):
         raise refused
     return [*staged, *found]

@@ -54,7 +54,7 @@ class Job:
         )
         most = min(len(generating), self.devices - 1)
         enough = min(most, ceil(MIN_ROLLOUT_SHARE * self.devices))
-        return range(max(fixed, enough), most + 1)
+        return range(max(fixed, enough, 1), most + 1)
 
     @property
     def homes(self) -> list[str]:

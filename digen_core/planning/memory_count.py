@@ -77,7 +77,7 @@ def _counted(config: RunConfig, folder: Path, gang: Gang) -> Memory:
     return Memory(
         weights=weights - (_bytes_of(*trained) if has_lora else 0),
         adapters=adapters,
-        text_encoders=_text_encoder_bytes(config.model, folder),
+        text_encoders=text_encoder_bytes(config.model, folder),
         vae=_bytes_of(*vae.parameters(), *vae.buffers()),
         step=found.step,
         decode=found.decode,
@@ -174,7 +174,7 @@ def _bytes_of(*tensors: torch.Tensor) -> int:
     return sum(held(tensor).nbytes for tensor in tensors)
 
 
-def _text_encoder_bytes(model: ModelConfig, folder: Path) -> int:
+def text_encoder_bytes(model: ModelConfig, folder: Path) -> int:
     """Return the bytes of the text encoders' weights: those that are there, or the usual."""
     itemsize = TORCH_DTYPES[model.dtype].itemsize
     here = sorted(folder.glob("text_encoder*"))

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from distributed import Client, Security, SpecCluster
 
-from deployments.bench.gang import gang_cluster
+from deployments.bench.gang.calls import gang_cluster
 from deployments.cli import run
 from digen_core.config.schedule import ClusterConfig
 from digen_core.errors import UserError

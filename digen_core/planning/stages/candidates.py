@@ -15,8 +15,8 @@ from digen_core.planning.stages.gangs import Maker, Staged
 NUM_FITTED: Final = 3
 """Numbers of stages, those with the most pairs per second, whose memory is counted."""
 
-LEADER_SHARES: Final = (1.0, 0.75, 0.5, 0.25)
-"""Of a leader's memory that its stage may take: it has the text encoders and the VAE, too."""
+LEADER_SHARES: Final = (1.0, 0.75, 0.5)
+"""Of a leader's memory beside its text encoders that its stage may take: it decodes, too."""
 
 
 def staged_candidates(
@@ -25,6 +25,7 @@ def staged_candidates(
     chain: Chain,
     sizes: Sizes,
     codecs: Sequence[Codec],
+    text_bytes: int,
     memory_of: MemoryOf,
 ) -> list[Candidate]:
     """Return the gangs in stages that fit, those with the most pairs per second first.
@@ -35,10 +36,11 @@ def staged_candidates(
         chain: of the config's model.
         sizes: of the same.
         codecs: that cuts may have, the mildest first.
+        text_bytes: of the model's text encoders.
         memory_of: counts.
     """
     for share in LEADER_SHARES:
-        made = Maker(config, cluster, chain, sizes, codecs, share).all()[:NUM_FITTED]
+        made = Maker(config, cluster, chain, sizes, codecs, text_bytes, share).all()[:NUM_FITTED]
         found = [own for staged in made if (own := _fitted(staged, memory_of)) is not None]
         if found:
             return found

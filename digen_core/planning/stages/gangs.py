@@ -62,7 +62,8 @@ class Maker:
     chain: Chain
     sizes: Sizes
     codecs: Sequence[Codec]  # that cuts may have, the mildest first
-    leader_share: float = 1.0  # of a leader's memory that its stage may take
+    text_bytes: int  # of the text encoders, which a leader has beside its stage
+    leader_share: float = 1.0  # of the memory that these leave that its stage may take
 
     def all(self) -> list[Staged]:
         """Return the gangs that are possible, those with the most pairs per second first.
@@ -133,7 +134,7 @@ class Maker:
         rate = 1e12 * self.cluster.mfu_train * mean
         rates = [rate * min(card.tflops or 0 for card in own) for own in gangs]
         memory = [GB * min(card.capacity or 0 for card in own) - CONTEXT_BYTES for own in gangs]
-        memory[0] *= self.leader_share
+        memory[0] = max(self.leader_share * (memory[0] - self.text_bytes), 1.0)
         links = [[self._link(one, other) for other in gangs] for one in gangs]
         bandwidth, latency = np.moveaxis(np.array(links), -1, 0)
         return Network(np.array(rates), np.array(memory), bandwidth, latency)

@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from itertools import accumulate
 
 import pytest
 from PIL import Image
@@ -191,6 +192,57 @@ def test_gangs_are_found_where_one_card_does_not_train(tiny, tmp_path, capsys):
     assert {part["gang"] for own in again for part in own["parts"]} <= {1, 2, 4}
     num_devices = config.cluster.rollout_workers + config.cluster.trainer_workers
     assert again[0]["rollout"] + again[0]["trainers"] == num_devices
+
+
+ROOM = """
+network = {network}
+[[devices]]
+kind = "larger"
+count = 2
+hosts = ["a", "b"]
+tflops = 1
+capacity = {capacity}
+[[devices]]
+kind = "smaller"
+count = 2
+hosts = ["c", "d"]
+tflops = 0.5
+capacity = {capacity}
+"""
+
+
+def test_stages_are_found_where_no_card_of_a_room_holds_the_model(tiny, tmp_path, capsys):
+    """The printed config has them, and with leave codecs where the network is slow."""
+    from deployments.overrides import config_of
+    from deployments.views.memory import GB, needs_of
+    from digen_core.models.tiny.pipelines import build_tiny
+
+    build_tiny("flux", size="tiny", seed=0).save_pretrained(tmp_path / "flux")
+    full = [*tiny, "--train.lora", "null", "--model.path", str(tmp_path / "flux")]
+    alone = needs_of(config_of(full, "digen plan")).memory
+    room, path = (alone.trainer(1) - 1) / GB, tmp_path / "room.toml"
+    trees = []
+    for network, leave in ((10.0, []), (1e-4, ["--codecs"])):
+        path.write_text(ROOM.format(network=network, capacity=room))
+        assert run(["plan", *full, "--cluster", str(path), *leave]) == 0
+        out = capsys.readouterr().out
+        assert "stages: the members of each gang" in " ".join(out.split())
+        trees.append(tomllib.loads(out[out.index("[rollout]") :]))
+    quick, slow = (
+        RunConfig.model_validate(tree | {"rollout": {"group_size": 4, **tree["rollout"]}})
+        for tree in trees
+    )
+    assert quick.parallel.stages == quick.cluster.rollout_gang > 1
+    assert sum(quick.parallel.stage_blocks) == 4
+    assert quick.model.cuts == ()
+    ends = set(accumulate(slow.parallel.stage_blocks[:-1]))
+    assert {cut.block for cut in slow.model.cuts} <= ends
+    assert {cut.backward for cut in slow.model.cuts} == {"int4"}
+    assert "larger" in out
+    assert "digen worker SCHEDULER --name room-0" in out
+    (best, *_) = plans_of(capsys, *full, "--cluster", str(path))
+    assert best["ranks"]
+    assert best["cuts"] == [], "only with leave"
 
 
 def test_a_role_that_memory_leaves_alone_is_said(tiny, tmp_path, capsys):

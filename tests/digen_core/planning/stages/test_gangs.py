@@ -1,0 +1,198 @@
+"""Gangs in stages: of which unequal devices, cut where, and what their work costs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from digen_core.config.run import RunConfig
+from digen_core.control.costs import Linear
+from digen_core.planning.cluster import Cluster
+from digen_core.planning.memory import CONTEXT_BYTES, Memory
+from digen_core.planning.sizes import Sizes
+from digen_core.planning.stages.candidates import staged_candidates
+from digen_core.planning.stages.codecs import CODECS, INT8_INT4, NONE
+from digen_core.planning.stages.costs import costs_of
+from digen_core.planning.stages.gangs import Maker, Staged
+from digen_core.planning.stages.network import Network
+from digen_core.planning.stages.placement import Stage
+from digen_core.planning.stages.plans import plan_of
+from support.stages import chain_of_arrays
+
+GB = 10**9
+CONTEXT = CONTEXT_BYTES / GB
+CHAIN = chain_of_arrays(np.full(8, 1e12), np.full(8, 1.0 * GB), np.full(8, 1e7))
+SIZES = Sizes(
+    parameters=4 * GB,
+    trained_parameters=1,
+    trains_all=False,
+    weight_bytes=8 * GB,
+    push_bytes=4,
+    step_flops=8 * 10**12,
+    pair_flops=24 * 10**12,
+    decode_flops=10**12,
+    latent_bytes=1,
+    trajectory_bytes=1,
+    embedding_bytes=1,
+)
+CONFIG = RunConfig.model_validate(
+    {
+        "model": {"dtype": "bfloat16"},
+        "rollout": {"group_size": 8, "fragment_size": 8},
+        "train": {"pack_size": 2},
+    }
+)
+LARGE = {"kind": "large", "count": 4, "tflops": 200, "capacity": 6 + CONTEXT}
+SMALL = {"kind": "small", "count": 4, "tflops": 100, "capacity": 3 + CONTEXT}
+
+
+def cluster_of(*groups: dict, network: float = 10.0, **others) -> Cluster:
+    tree = {"devices": groups, "network": network, "mfu_train": 0.5, "mfu_denoise": 1.0}
+    return Cluster.model_validate(tree | others)
+
+
+def made(cluster: Cluster, *, codecs=(NONE,), config=CONFIG, text=0, share=1.0) -> list[Staged]:
+    return Maker(config, cluster, CHAIN, SIZES, codecs, text, share).all()
+
+
+def dealt(staged: Staged) -> tuple[int, ...]:
+    return staged.config.parallel.stage_blocks
+
+
+def test_the_large_cards_lead_and_have_twice_the_blocks():
+    """8 blocks of 1 GB: of two stages with 6 and 3 GB, the fast one has as many as it can hold."""
+    found = {own.config.parallel.stages: own for own in made(cluster_of(LARGE, SMALL))}
+    two, four = found[2], found[4]
+    assert dealt(two) == (5, 3)
+    assert two.ranks == {"2-stages": ("large", "small")}
+    assert [(g.num_devices, g.members) for g in two.devices.devices] == [(4, 2)]
+    assert dealt(four) == (3, 3, 1, 1)
+    assert four.ranks == {"4-stages": ("large", "large", "small", "small")}
+    assert four.devices.devices[0].num_devices == 2
+
+
+def test_gangs_are_cut_for_the_least_of_their_devices():
+    """5 large and 3 small cards in gangs of two: one second stage is large, and used as small."""
+    cluster = cluster_of(LARGE | {"count": 5}, SMALL | {"count": 3})
+    (two,) = (own for own in made(cluster) if own.config.parallel.stages == 2)
+    assert two.ranks == {"2-stages": ("large", "large/small")}
+    assert dealt(two) == (5, 3)
+
+
+def test_a_leader_has_room_for_its_text_encoders():
+    cluster = cluster_of(LARGE, LARGE | {"kind": "other"})
+    (two,) = (own for own in made(cluster, text=3 * GB) if own.config.parallel.stages == 2)
+    assert dealt(two) == (3, 5)
+    (two,) = (own for own in made(cluster, share=0.5) if own.config.parallel.stages == 2)
+    assert dealt(two) == (3, 5)
+
+
+def test_devices_that_cannot_hold_it_together_make_no_gang():
+    assert made(cluster_of(SMALL | {"count": 2})) == []
+
+
+def test_the_number_of_stages_that_a_config_says_is_kept():
+    parallel = CONFIG.parallel.model_copy(update={"stages": 4})
+    config = CONFIG.model_copy(update={"parallel": parallel})
+    found = made(cluster_of(LARGE, SMALL), config=config)
+    assert [own.config.parallel.stages for own in found] == [4]
+
+
+def test_each_site_has_gangs_of_its_own_if_it_can():
+    """A link of 8 Mb/s between sites is crossed by no cut."""
+    link = {"between": ("here", "there"), "gbit_per_second": 0.008, "latency": 0.05}
+    groups = (LARGE | {"site": "here"}, LARGE | {"kind": "far", "site": "there"})
+    two = made(cluster_of(*groups, links=(link,)))[0]
+    assert {group.kind: group.site for group in two.devices.devices} == {
+        f"{two.config.parallel.stages}-stages-{site}": site for site in ("here", "there")
+    }
+    alone = [group | {"count": 1} for group in groups]
+    (across,) = made(cluster_of(*alone, links=(link,)))
+    assert across.ranks.popitem()[1] in {("large", "far"), ("far", "large")}
+    group = across.devices.devices[0]
+    assert group.costs.pack(1) > 2 * 1e7 / 1e6  # 10 MB there, and back
+
+
+def test_cuts_have_the_mildest_codec_that_is_enough():
+    """Stages of 5 blocks take 50 ms there. 10 MB at 0.25 GB/s take 40: enough; at 0.12 83."""
+    for network, codec in ((0.25, None), (0.12, ("int8", "int8")), (0.04, ("int8", "int4"))):
+        two = next(
+            own
+            for own in made(cluster_of(LARGE, SMALL, network=network), codecs=CODECS)
+            if own.config.parallel.stages == 2
+        )
+        found = [(cut.block, cut.forward, cut.backward) for cut in two.config.model.cuts]
+        assert found == ([] if codec is None else [(dealt(two)[0], *codec)]), network
+        plain = made(cluster_of(LARGE, SMALL, network=network))
+        assert all(own.config.model.cuts == () for own in plain)
+
+
+def test_packs_have_portions_as_large_as_the_packs_of_the_config():
+    two = next(own for own in made(cluster_of(LARGE, SMALL)) if own.config.parallel.stages == 2)
+    assert two.config.train.pack_size == 2 * 4 * 2
+
+
+def test_costs_by_hand():
+    """Two stages of 4 blocks: 40 ms a portion there, 80 back, denoising half; a link takes 10."""
+    rates = np.full(2, 1e14)
+    network = Network(rates, np.full(2, 1e12), np.full((2, 2), 1e9), np.zeros((2, 2)))
+    plan = plan_of(CHAIN, network, [Stage(0, 0, 4), Stage(1, 4, 8)])
+    cluster = cluster_of(LARGE)  # denoising reaches twice the share of the peak
+    costs = costs_of(plan, 1e14, cluster, CONFIG, SIZES)
+    assert costs.decode(3) == pytest.approx(3 * 1e12 / 2e14)
+    assert costs.step(1) == pytest.approx(0.02 + 0.01 + 0.02)
+    assert costs.step(8) == pytest.approx(0.05 + 7 * 0.02)
+    assert costs.pack(1) == pytest.approx(0.09 + 0.17)
+    assert costs.pack(2) == pytest.approx(0.26 + 0.04 + 0.08)
+    algorithm = CONFIG.algorithm.model_copy(update={"kl_coefficient": 0.1})
+    asked = costs_of(plan, 1e14, cluster, CONFIG.model_copy(update={"algorithm": algorithm}), SIZES)
+    assert asked.pack(1) == pytest.approx(0.26 + 0.09)
+
+
+WHOLE = Memory(
+    weights=0,
+    adapters=0,
+    text_encoders=0,
+    vae=0,
+    step=Linear(),
+    decode=Linear(),
+    pack=Linear(),
+    gradient_sum=0,
+    versions=0,
+    state=0,
+    step_copies=0,
+    offload=frozenset(),
+)
+
+
+def test_candidates_are_those_whose_leaders_can_decode_too():
+    asked = []
+
+    def memory_of(config: RunConfig, size: int) -> Memory:
+        blocks = config.parallel.stage_blocks
+        asked.append((size, blocks))
+        weights = blocks[0] * GB
+        return replace(WHOLE, weights=weights, decode=Linear(per_item=2.5 * GB))
+
+    cluster = cluster_of(LARGE, SMALL)
+    found = staged_candidates(CONFIG, cluster, CHAIN, SIZES, (NONE,), 0, memory_of)
+    assert found
+    for own in found:
+        assert own.config.parallel.stage_blocks[0] <= 3
+        assert own.room.fragment_size >= 1
+        assert own.ranks
+    assert all(size == len(blocks) for size, blocks in asked)
+
+    def too_large(config: RunConfig, size: int) -> Memory:
+        return replace(WHOLE, weights=100 * GB)
+
+    assert staged_candidates(CONFIG, cluster, CHAIN, SIZES, CODECS, 0, too_large) == []
+
+
+def test_names_of_codecs_are_those_of_configs():
+    assert [(c.forward, c.backward) for c in CODECS] == [
+        ("none", "none"),
+        ("int8", "int8"),
+        ("int8", "int4"),
+    ]
+    assert INT8_INT4.back == 3.6
