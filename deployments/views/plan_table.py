@@ -75,7 +75,8 @@ def _print_stages(row: Row, console: Console) -> None:
     console.print(table_of("\nstages: the members of each gang", headings, cells))
     for part in row.parts:
         number, where = part.count // part.gang, f" at {part.site}" if part.site else ""
-        console.print(f"{number} of {part.gang}{where}: {part.roles}", markup=False)
+        gangs = "gang" if number == 1 else "gangs"
+        console.print(f"{number} {gangs} of {part.gang}{where}: {part.roles}", markup=False)
     console.print(
         "\neach host starts its members: digen worker SCHEDULER --name room-0 --role both "
         f"--members {len(blocks)} --ranks 0",

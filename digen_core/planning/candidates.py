@@ -37,6 +37,8 @@ class Candidate:
     room: Fit
     ranks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Of gangs of unequal devices, by their kind: the kinds of the members, by rank."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Devices that are in no gang, by kind."""
 
     @property
     def cluster(self) -> Cluster:

@@ -43,6 +43,7 @@ class Case:
     compile: bool = False
     stages: int = 1
     in_portions: bool = True  # which flow through the stages
+    stage_blocks: tuple[int, ...] = ()
     cuts: tuple[dict[str, Any], ...] = ()  # that are coded
 
     def config(self, folder: str) -> RunConfig:
@@ -74,6 +75,7 @@ class Case:
                     "context_parallel": self.tokens,
                     "shard_weights": self.shard,
                     "stages": self.stages,
+                    "stage_blocks": self.stage_blocks,
                 },
             }
         )

@@ -59,4 +59,4 @@ def _fitted(staged: Staged, memory_of: MemoryOf) -> Candidate | None:
         room = fit(staged.devices, memories, config.rollout.group_size, config.train.pack_size)
     except ShortageError:
         return None
-    return Candidate(config, staged.devices, room, staged.ranks)
+    return Candidate(config, staged.devices, room, staged.ranks, staged.left_out)

@@ -7,6 +7,7 @@ the least of the devices that have it. Where no site holds the model, all device
 placed by OP-Fence.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +48,7 @@ class Staged:
     config: RunConfig  # with the stages, and the codecs of their cuts
     devices: Cluster  # a group of gangs for each site, with what their work costs
     ranks: Mapping[str, tuple[str, ...]]  # kind of a gang -> the kinds of its members, by rank
+    left_out: Mapping[str, int]  # devices that are in no gang, by kind
     speed: float  # pairs per second of all gangs together, by formula
 
 
@@ -180,7 +182,11 @@ class Maker:
             for group, gangs in zip(groups, sites.values(), strict=True)
         }
         devices = self.cluster.model_copy(update={"devices": tuple(groups)})
-        return Staged(config, devices, ranks, speed)
+        total, used = Counter[str](), Counter[str]()
+        for card in self.cluster.devices:
+            total[card.kind] += card.count
+        used.update(card.kind for gangs in sites.values() for own in gangs for card in own)
+        return Staged(config, devices, ranks, total - used, speed)
 
     def _config(self, plan: Plan, size: int) -> RunConfig:
         """Return the config with the stages of a plan, their codecs, and packs that fit."""

@@ -59,6 +59,7 @@ def compare(size: int, folder, folders: dict[str, str], cases: list[Case]) -> No
         assert found.error < bound, (case, found.error)
         metrics, expected = asdict(found.metrics), asdict(found.expected)
         assert metrics.pop("nonfinite") == expected.pop("nonfinite") == ""
+        assert metrics.pop("agreement") == expected.pop("agreement")
         errors = metrics.pop("replay_errors")
         assert errors == pytest.approx(expected.pop("replay_errors"), rel=bound, abs=bound), case
         assert set(errors) == {"rollout-0"}  # sampled the first; what others did is not its own

@@ -69,6 +69,7 @@ def test_the_large_cards_lead_and_have_twice_the_blocks():
     assert dealt(four) == (3, 3, 1, 1)
     assert four.ranks == {"4-stages": ("large", "large", "small", "small")}
     assert four.devices.devices[0].num_devices == 2
+    assert two.left_out == four.left_out == {}
 
 
 def test_gangs_are_cut_for_the_least_of_their_devices():
@@ -77,6 +78,8 @@ def test_gangs_are_cut_for_the_least_of_their_devices():
     (two,) = (own for own in made(cluster) if own.config.parallel.stages == 2)
     assert two.ranks == {"2-stages": ("large", "large/small")}
     assert dealt(two) == (5, 3)
+    odd = made(cluster_of(LARGE | {"count": 5}, SMALL))
+    assert {own.config.parallel.stages: own.left_out for own in odd}[2] == {"small": 1}
 
 
 def test_a_leader_has_room_for_its_text_encoders():
