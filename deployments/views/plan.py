@@ -295,8 +295,8 @@ def _row(plan: ClusterPlan, estimated: bool) -> Row:
         fitted=all(group.capacity for group in cluster.devices),
         narrowed=plan.candidate.narrowed,
         parts=_parts(own, cluster),
-        left_out=Counter(_left_out(plan.cluster, {device.name for device in own.job.fleet}))
-        + Counter(plan.candidate.left_out),
+        left_out=_left_out(plan.cluster, {device.name for device in own.job.fleet})
+        | plan.candidate.left_out,
         parallel=plan.candidate.config.parallel.model_dump(),
         cuts=[cut.model_dump() for cut in plan.candidate.config.model.cuts],
         ranks=plan.candidate.ranks,

@@ -37,7 +37,7 @@ class Candidate:
     room: Fit
     ranks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Of gangs of unequal devices, by their kind: the kinds of the members, by rank."""
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
     """Devices that are in no gang, by kind."""
 
     @property

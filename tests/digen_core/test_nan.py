@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args, get_origin
 
 import numpy as np
 import pytest
@@ -139,23 +139,24 @@ def test_a_bound_of_the_config_holds_nan_back():
 
 
 def float_keys(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The keys of a config that take a float, as far as its defaults name them."""
+    """The keys of a config that take a float, as far as its defaults name them; "[]": a list."""
     for name, item in model.model_fields.items():
         kinds = list(chain([item.annotation], get_args(item.annotation)))
         for kind in kinds:
             if kind is float:
                 yield (*path, name)
             elif isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from float_keys(kind, (*path, name))
+                is_list = get_origin(item.annotation) is tuple
+                yield from float_keys(kind, (*path, name, "[]") if is_list else (*path, name))
 
 
 def test_no_key_of_the_config_takes_nan():
     keys = list(float_keys(RunConfig))
     assert len(keys) > 15
     for *way, last in keys:
-        tree: dict[str, Any] = {last: NAN}
+        tree: Any = {last: NAN}
         for key in reversed(way):
-            tree = {key: tree}
+            tree = [tree] if key == "[]" else {key: tree}
         with pytest.raises(ValidationError, match=f"{last}\n"):
             RunConfig.model_validate(tree)
 

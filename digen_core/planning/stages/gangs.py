@@ -48,7 +48,7 @@ class Staged:
     config: RunConfig  # with the stages, and the codecs of their cuts
     devices: Cluster  # a group of gangs for each site, with what their work costs
     ranks: Mapping[str, tuple[str, ...]]  # kind of a gang -> the kinds of its members, by rank
-    left_out: Mapping[str, int]  # devices that are in no gang, by kind
+    left_out: dict[str, int]  # devices that are in no gang, by kind
     speed: float  # pairs per second of all gangs together, by formula
 
 
@@ -186,7 +186,7 @@ class Maker:
         for card in self.cluster.devices:
             total[card.kind] += card.count
         used.update(card.kind for gangs in sites.values() for own in gangs for card in own)
-        return Staged(config, devices, ranks, total - used, speed)
+        return Staged(config, devices, ranks, dict(total - used), speed)
 
     def _config(self, plan: Plan, size: int) -> RunConfig:
         """Return the config with the stages of a plan, their codecs, and packs that fit."""

@@ -85,7 +85,7 @@ def test_the_formula_against_the_simulation():
         count = int(random.integers(1, 100))
         errors.append(abs(plan.pack_seconds(count) / plan.simulated_pack(count) - 1))
     assert np.median(errors) <= 0.05
-    assert max(errors) <= 0.2
+    assert np.max(errors) <= 0.2
 
 
 def test_a_stage_works_while_another_one_does():
