@@ -16,14 +16,15 @@ from distributed import Client
 from rich.console import Console
 
 from deployments.bench.gang.slow_stage import SlowStage
+from deployments.views.size import reading_settings
 from deployments.views.terminal import borderless, terminal
 from digen_core.config.families import FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
 from digen_core.control.costs import Link
 from digen_core.control.protocol import Device
-from digen_core.errors import UserError
 from digen_core.gang.cutting import run_of, runs_of
+from digen_core.gang.degrees import check_stages
 from digen_core.gang.members import Gang
 from digen_core.models.image_size import read_settings
 from digen_core.models.loading import load_trainable
@@ -104,17 +105,19 @@ def bench_stages(
 
 def _in_stages(config: RunConfig) -> RunConfig:
     """Return a config that says how many stages there are, and where each begins."""
+    config = _dealt(config, stages=max(2, config.parallel.stages))
+    with reading_settings(config):
+        transformer = read_settings(settings_folder(config.model.path))[1]
+        check_stages(config, transformer=transformer)
+        blocks = FAMILIES[config.model.family].num_blocks(transformer)
     parallel = config.parallel
-    stages = max(2, parallel.stages)
-    blocks = FAMILIES[config.model.family].num_blocks(
-        read_settings(settings_folder(config.model.path))[1]
-    )
-    if stages > blocks:
-        raise UserError(f"parallel.stages is {stages}, but the model has {blocks} blocks")
-    gang = Gang(size=stages, stages=stages, stage_blocks=parallel.stage_blocks)
-    dealt = tuple(len(run) for run in runs_of([1] * blocks, gang))
-    changes = {"stages": stages, "stage_blocks": dealt}
-    return config.model_copy(update={"parallel": parallel.model_copy(update=changes)})
+    gang = Gang(size=parallel.stages, stages=parallel.stages, stage_blocks=parallel.stage_blocks)
+    runs = runs_of([1] * blocks, gang)
+    return _dealt(config, stage_blocks=tuple(map(len, runs)))
+
+
+def _dealt(config: RunConfig, **changes: Any) -> RunConfig:
+    return config.model_copy(update={"parallel": config.parallel.model_copy(update=changes)})
 
 
 def _coded(config: RunConfig, name: str) -> RunConfig:

@@ -21,9 +21,18 @@ def test_the_table_by_hand():
     assert "int8 0.250 1.000 2.00 0.750 1.600 2.50 0.9996" in text
 
 
-def test_more_stages_than_blocks_are_refused():
-    config = RunConfig.model_validate({"parallel": {"stages": 5}})
-    with pytest.raises(UserError, match="stages is 5, but the model has 4 blocks"):
+@pytest.mark.parametrize(
+    ("parallel", "message"),
+    [
+        ({"stages": 5}, "stages is 5, more than the 4 blocks"),
+        ({"stage_blocks": [1, 1]}, r"\[1, 1\] are 2 blocks together, but .* has 4"),
+        ({"stages": 2, "context_parallel": 2}, "goes not with parallel.context_parallel"),
+    ],
+)
+def test_stages_that_cannot_be_are_refused(parallel, message):
+    """Before there are any workers, which would wait for each other."""
+    config = RunConfig.model_validate({"parallel": parallel})
+    with pytest.raises(UserError, match=message):
         bench_stages(config, link_of(1, 0), ["none"], samples=2, rounds=1)
 
 
