@@ -77,7 +77,7 @@ def named_blocks(policy: PipelinePolicy) -> dict[str, nn.Module]:
     return {
         f"{kind}.{number}": block
         for kind in FAMILIES[policy.config.family].blocks
-        for number, block in enumerate(getattr(policy.transformer, kind))
+        for number, block in enumerate(getattr(policy.transformer, kind).children())
     }
 
 

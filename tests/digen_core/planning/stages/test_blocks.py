@@ -9,10 +9,12 @@ import torch
 
 from deployments.cli import run
 from deployments.views.stages.blocks import rows_of
+from digen_core.config.cuts import CutConfig
 from digen_core.config.families import FAMILIES as ROWS
 from digen_core.gang.cutting import Crossing, cut
 from digen_core.gang.members import Gang
 from digen_core.planning.sizes import sizes_of
+from digen_core.planning.stages.blocks import chain_of
 from digen_core.planning.stages.chain import Block, Chain
 from support.families import FAMILIES, load_tiny
 from support.paths import ROOT
@@ -62,6 +64,16 @@ def test_what_crosses_a_cut_is_what_a_stage_sends(tiny_families, family):
     sent = sum(tensor.nbytes for tensor in crossing.left)
     assert found.blocks[len(found.blocks) // 2].cut_bytes == found.num_rows * sent > 0
     assert found.velocity_bytes == found.num_rows * x.nbytes
+
+
+def test_blocks_with_coded_cuts_are_counted_like_others(tiny_families):
+    folder, config = tiny_families["flux"], config_of("flux")
+    cuts = (CutConfig(block=1), CutConfig(block=2, forward="int4", backward="topk"))
+    coded = config.model_copy(update={"model": config.model.model_copy(update={"cuts": cuts})})
+    found, plain = chain_of(coded, Path(folder)), chain_of_tiny(folder, "flux", 3, False)
+    fields = ("name", "forward_flops", "backward_flops", "weight_bytes", "cut_bytes")
+    for own, other in zip(found.parts, plain.parts, strict=True):
+        assert [getattr(own, name) for name in fields] == [getattr(other, name) for name in fields]
 
 
 def test_a_block_by_hand(tiny_families):
