@@ -156,11 +156,11 @@ def add_pack(
         fits = False
     if engine.gang.any(not fits):
         return "too large"
-    if is_first:
+    nonfinite = engine.gang.any(any(part.metrics.nonfinite for part in gradients))
+    if is_first and not nonfinite:
         check_agreement((part.metrics for part in gradients), engine.config, engine.gang)
     total.add(index, gradients)
-    nonfinite = any(part.metrics.nonfinite for part in gradients)
-    return "nonfinite" if engine.gang.any(nonfinite) else "added"
+    return "nonfinite" if nonfinite else "added"
 
 
 def _alike(pack: Pack, config: RunConfig, conditions: Mapping[int, Arrays]) -> list[Pack]:

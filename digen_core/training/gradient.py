@@ -36,9 +36,11 @@ class Agreement:
 
     @property
     def cosine(self) -> float | None:
-        """Between -1 and 1; None if nothing was compared."""
+        """Between -1 and 1: 0 where one of them is 0; None if both are, or nothing was compared."""
+        if not (self.coded or self.uncoded):
+            return None
         scale = sqrt(self.coded * self.uncoded)
-        return self.both / scale if scale else None
+        return self.both / scale if scale else 0.0
 
     def __add__(self, other: "Agreement") -> "Agreement":
         """Return that of the gradients one after the other."""

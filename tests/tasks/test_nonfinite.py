@@ -66,7 +66,7 @@ class Device:
         return call(decode_and_score, segment=segment, **asked)
 
     def train(self, segment, advantages):
-        (pack,) = make_packs([FRAGMENT], (0, 1), iteration=1, pack_size=8)
+        (pack,) = make_packs([FRAGMENT], (0, 1), iteration=FRAGMENT.iteration, pack_size=8)
         total, _ = call(
             train_pack,
             pack=pack,
@@ -187,6 +187,17 @@ def test_an_update_that_is_not_finite_is_skipped(config_of, tmp_path, advantage)
     assert kind == "train"
     assert before.startswith(f"iteration 2, pack 0: {found}")
     assert again == update.skipped
+
+
+def test_a_first_pack_that_is_not_finite_is_not_compared_to_one_without_cuts(
+    config_of, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(globals(), "FRAGMENT", replace(FRAGMENT, iteration=0))
+    settings = {"numerics.updates": "skip", "model.cuts": [{"block": 1}]}
+    device = Device(config_of(**settings), tmp_path)
+    total = device.train(device.denoise()[0], [0.5, -0.5, np.nan, 0.0])
+    assert total.metrics.nonfinite.startswith("the loss of 8 pairs")
+    assert len(device.reproduced()) == 1
 
 
 def test_an_update_that_is_not_finite_ends_the_run(config_of, tmp_path):

@@ -52,6 +52,7 @@ def test_what_is_compared_adds_up_by_hand():
     parts = [Agreement(12, 9, 16), Agreement(12, 16, 9)]
     assert sum(parts, Agreement()).cosine == pytest.approx(24 / 25)
     assert Agreement().cosine is None
+    assert Agreement(0, 0, 25).cosine == Agreement(0, 25, 0).cosine == 0
     whole = add_metrics(*(PackMetrics(agreement=part) for part in parts))
     assert whole.agreement == Agreement(24, 25, 25)
 
