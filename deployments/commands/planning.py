@@ -14,6 +14,7 @@ from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.planning.spending import Objective, Spent
 
+ITERATIONS = 4  # of a simulation
 MOST_ITERATIONS = 1000
 MOST_MEMBERS = 64  # of a gang
 
@@ -28,7 +29,7 @@ def simulate(
     helpers: int | None = None,
     assistants: int | None = None,
     stale_share: float | None = None,
-    iterations: int = 4,
+    iterations: int = ITERATIONS,
     seed: int = 0,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
@@ -62,7 +63,8 @@ def simulate(
             f"{MOST_ITERATIONS}, since each is simulated, and 0 <= seed < 2^63"
         )
     if beds:
-        given = (scenario, layout, split, helpers, assistants, stale_share)
+        more = None if iterations == ITERATIONS else iterations
+        given = (scenario, layout, split, helpers, assistants, stale_share, more)
         return _simulate_beds(given, seed, as_json=as_json)
     if scenario is None:
         raise UserError("which scenario? For example: digen simulate B; or --beds")

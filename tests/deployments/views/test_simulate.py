@@ -92,6 +92,8 @@ def test_options_are_kept(small, capsys):
     ("arguments", "message"),
     [
         ("", "which scenario? For example: digen simulate B; or --beds"),
+        ("B --beds", "--beds is of no SCENARIO; beside it only --seed and --json count"),
+        ("--beds --iterations 9", "beside it only --seed and --json count"),
         (
             "Z",
             "there is no scenario Z; use A, A2, B, B2, C, D, E, F, G, H or a TOML file like",
