@@ -70,6 +70,8 @@ class _Orders:
             if self.is_busy:
                 _exit("the leader of the gang is gone, or has failed")
             self._commands.put(None)
+        except Exception as error:  # by another version of digen on the leader's host
+            _exit(f"what the leader of the gang says cannot be read: {error}")
 
     def next(self) -> Command | None:
         """Wait for a command; None: there are no more."""
