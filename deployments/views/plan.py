@@ -224,6 +224,11 @@ def _in_gangs(
             refused = error
     if any(not own.config.parallel.shard_weights for own in found) or not may_be_staged(cluster):
         staged = []
+    elif config.model.cuts:
+        raise UserError(
+            "model.cuts is set, but the cuts of stages are planned: leave it out, and give "
+            "--codecs for cuts that are coded"
+        )
     else:
         from deployments.views.size import size
         from digen_core.planning.memory_count import text_encoder_bytes

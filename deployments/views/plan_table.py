@@ -175,7 +175,7 @@ def _gangs_of(row: Row) -> list[str]:
     lines.append("[parallel]")
     if row.ranks:
         blocks = ", ".join(map(str, row.parallel["stage_blocks"]))  # type: ignore[call-overload]
-        return [*lines, f"stages = {row.parallel['stages']}", f"stage_blocks = [{blocks}]"]
+        lines += [f"stages = {row.parallel['stages']}", f"stage_blocks = [{blocks}]"]
     lines.append(f"shard_weights = {shares}")
     return [*lines, f"context_parallel = {row.parallel['context_parallel']}"]
 

@@ -65,7 +65,10 @@ def leaves_gangs_open(cluster: Cluster) -> bool:
 
 def may_be_staged(cluster: Cluster) -> bool:
     """Whether all that stages are planned with is known of all devices: links, too."""
-    return all(_is_open(group) and bool(group.link or cluster.network) for group in cluster.devices)
+    has_links = bool(cluster.links) or len({group.site for group in cluster.devices}) == 1
+    return has_links and all(
+        _is_open(group) and bool(group.link or cluster.network) for group in cluster.devices
+    )
 
 
 def candidates(

@@ -74,14 +74,17 @@ class Maker:
         """
         stages = self.config.parallel.stages
         counts = range(2, MOST_STAGES + 1) if stages == 1 else (stages,)
-        found = [own for count in counts if (own := self.of_sites(count)) is not None]
+        alone = [[site] for site in self._sites]
+        some = [self._sites, *alone] if len(alone) > 1 else alone
+        made = [self.of_sites(count, sites) for count in counts for sites in some]
+        found = [own for own in made if own is not None]
         if not found and (own := self.across_sites()) is not None:
             found = [own]
         return sorted(found, key=lambda own: -own.speed)
 
-    def of_sites(self, count: int) -> Staged | None:
-        """Return as many gangs as each site can have of so many stages; None: they do not fit."""
-        sites = {site: own for site in self._sites if (own := self._gangs_at(site, count))}
+    def of_sites(self, count: int, names: Sequence[str]) -> Staged | None:
+        """Return as many gangs as sites can have of so many stages; None: they do not fit."""
+        sites = {site: own for site in names if (own := self._gangs_at(site, count))}
         if not sites or count > len(self.chain.blocks):
             return None
         least = self._network([[g for own in sites.values() for g in own[n]] for n in range(count)])
@@ -99,8 +102,11 @@ class Maker:
         network = self._network([[card] for card in cards])
         for size in self._pack_sizes(len(cards)):
             placements = op_fence(self.chain, network, self.codecs[-1], size)
-            if placements and len(placements[0].stages) > 1:
-                stages = placements[0].stages
+            counts = {own.stages: len(own.stages) for own in placements}
+            wanted = self.config.parallel.stages
+            fitting = [own for own, num in counts.items() if num > 1 and wanted in (1, num)]
+            if fitting:
+                stages = fitting[0]
                 gangs = [[cards[stage.device]] for stage in stages]
                 own = [Stage(rank, *stage[1:]) for rank, stage in enumerate(stages)]
                 least = network.part([stage.device for stage in stages])
@@ -136,10 +142,10 @@ class Maker:
         rate = 1e12 * self.cluster.mfu_train * mean
         rates = [rate * min(card.tflops or 0 for card in own) for own in gangs]
         memory = [GB * min(card.capacity or 0 for card in own) - CONTEXT_BYTES for own in gangs]
-        memory[0] = max(self.leader_share * (memory[0] - self.text_bytes), 1.0)
+        memory[0] = self.leader_share * (memory[0] - self.text_bytes)
         links = [[self._link(one, other) for other in gangs] for one in gangs]
         bandwidth, latency = np.moveaxis(np.array(links), -1, 0)
-        return Network(np.array(rates), np.array(memory), bandwidth, latency)
+        return Network(np.array(rates), np.maximum(memory, 1.0), bandwidth, latency)
 
     def _link(
         self, one: Sequence[DeviceGroup], other: Sequence[DeviceGroup]
@@ -200,7 +206,12 @@ class Maker:
         ]
         config = self.config
         changes = {
-            "parallel": {"stages": len(blocks), "stage_blocks": blocks, "shard_weights": False},
+            "parallel": {
+                "stages": len(blocks),
+                "stage_blocks": blocks,
+                "shard_weights": False,
+                "context_parallel": 1,
+            },
             "model": {"cuts": tuple(cuts)},
             "train": {"pack_size": size},
         }

@@ -7,6 +7,7 @@ import pytest
 
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
+from digen_core.planning.candidates import may_be_staged
 from digen_core.planning.cluster import Cluster
 from digen_core.planning.memory import CONTEXT_BYTES, Memory
 from digen_core.planning.sizes import Sizes
@@ -114,6 +115,38 @@ def test_each_site_has_gangs_of_its_own_if_it_can():
     assert across.ranks.popitem()[1] in {("large", "far"), ("far", "large")}
     group = across.devices.devices[0]
     assert group.costs.pack(1) > 2 * 1e7 / 1e6  # 10 MB there, and back
+
+
+def test_a_weak_site_is_left_out_where_that_is_faster():
+    """Alone the good site has gangs of two; cut as the weak one needs it, all are slower."""
+    link = {"between": ("here", "there"), "gbit_per_second": 0.008, "latency": 0.05}
+    weak = {"kind": "weak", "count": 9, "tflops": 10, "capacity": 1.2 + CONTEXT, "site": "there"}
+    best = made(cluster_of(LARGE | {"site": "here"}, weak, links=(link,)))[0]
+    assert [group.site for group in best.devices.devices] == ["here"]
+    assert best.left_out == {"weak": 9}
+
+
+def test_the_number_of_stages_that_is_asked_for_is_that_across_sites_too():
+    link = {"between": ("here", "there"), "gbit_per_second": 1.0}
+    one = LARGE | {"count": 1}
+    groups = [one | {"site": "here"}, one | {"kind": "far", "site": "there"}]
+    cluster = cluster_of(*groups, links=(link,))
+    for stages, number in ((2, 1), (3, 0)):
+        parallel = CONFIG.parallel.model_copy(update={"stages": stages})
+        found = made(cluster, config=CONFIG.model_copy(update={"parallel": parallel}))
+        assert len(found) == number
+
+
+def test_a_card_with_no_memory_to_speak_of_is_in_no_gang():
+    assert made(cluster_of(LARGE | {"count": 2, "capacity": 0.3})) == []
+
+
+def test_sites_without_links_are_not_planned_with():
+    here, there = LARGE | {"site": "here"}, LARGE | {"kind": "far", "site": "there"}
+    link = {"between": ("here", "there"), "gbit_per_second": 1.0}
+    assert not may_be_staged(cluster_of(here, there))
+    assert may_be_staged(cluster_of(here, there, links=(link,)))
+    assert may_be_staged(cluster_of(LARGE, SMALL))
 
 
 def test_cuts_have_the_mildest_codec_that_is_enough():
