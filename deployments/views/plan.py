@@ -216,7 +216,11 @@ def _in_gangs(
     from digen_core.planning.stages.codecs import CODECS
 
     folder = settings_folder(config.model.path)
-    found, refused = list[Candidate](), UserError("no gang has the stages that the config asks for")
+    found = list[Candidate]()
+    refused = UserError(
+        f"no gang of the cluster holds the model in {config.parallel.stages} stages; leave out "
+        "parallel.stages for the best number"
+    )
     if config.parallel.stages == 1:
         try:
             found = candidates(config, cluster, read_settings(folder), memory_of)

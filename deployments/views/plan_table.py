@@ -64,7 +64,7 @@ def _print_stages(row: Row, console: Console) -> None:
     cells = [
         [
             str(rank),
-            *("/".join(sorted({own[rank] for own in row.ranks.values()})),),
+            "/".join(sorted({own[rank] for own in row.ranks.values()})),
             str(number),
             f"{end - number}-{end - 1}",
             coded.get(end - number, "as they are") if rank else "",
@@ -78,8 +78,8 @@ def _print_stages(row: Row, console: Console) -> None:
         gangs = "gang" if number == 1 else "gangs"
         console.print(f"{number} {gangs} of {part.gang}{where}: {part.roles}", markup=False)
     console.print(
-        "\neach host starts its members: digen worker SCHEDULER --name room-0 --role both "
-        f"--members {len(blocks)} --ranks 0",
+        "\neach host starts its members: digen worker SCHEDULER --name room-0 "
+        f"--role {row.parts[0].roles} --members {len(blocks)} --ranks 0",
         markup=False,
     )
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from digen_core.strict import AtMost, Strict
 
 ForwardCodec = Literal["none", "bf16", "int8", "int4"]
-"""A codec of streams: Top-K of activations breaks a pre-trained model."""
+"""A codec of streams; not Top-K: what it leaves out a pre-trained model has never been without."""
 
 BackwardCodec = Literal["none", "bf16", "int8", "int4", "topk"]
 """A codec of the gradients of streams."""

@@ -228,16 +228,12 @@ class CodedCuts:
 
     def __init__(self, cuts: Sequence[CutConfig] = ()) -> None:
         self._codecs = {cut.block: Codecs.of(cut) for cut in cuts}
+        self.blocks = frozenset(self._codecs)  # before which there is one
         self._are_coded = True
 
     def at(self, block: int) -> Codecs:
         """Return the codecs of the cut before a block."""
         return self._codecs.get(block, _NONE) if self._are_coded else _NONE
-
-    @property
-    def blocks(self) -> frozenset[int]:
-        """The blocks before which there is one."""
-        return frozenset(self._codecs)
 
     @contextmanager
     def uncoded(self) -> Iterator[None]:

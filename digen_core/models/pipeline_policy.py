@@ -10,10 +10,10 @@ Axes: B samples, C channels, F frames, H height, W width.
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, Self, TypeVar, get_args
 
 import torch
 from diffusers import AutoModel
@@ -36,6 +36,8 @@ from digen_core.models.schedules import shifted_sigmas
 from digen_core.models.tiny.sizes import TransformerSize
 
 _NEGATIVE = "negative_"
+
+StageT = TypeVar("StageT", bound=Stage)
 
 
 class PipelinePolicy(ABC):
@@ -206,17 +208,25 @@ class PipelinePolicy(ABC):
         """
         self.gang = gang
         if gang.stages > 1:
-            family = FAMILIES[self.config.family]
-            self.stage = Stage(
-                gang,
-                self.device,
-                family.streams,
-                run_of(self.transformer, family),
-                self.cuts,
-                keeps_graphs=self.dtype == torch.float16,  # again, with another scale of the loss
-            )
+            self.stage = self.make_stage(Stage)
         if gang.context_parallel > 1:
             deal_tokens(self.transformers, gang, self.device, self.token_plan)
+
+    def make_stage(self, kind: Callable[..., StageT]) -> StageT:
+        """Return this member's place among the stages of its share (collective).
+
+        Args:
+            kind: of stage.
+        """
+        family = FAMILIES[self.config.family]
+        return kind(
+            self.gang,
+            self.device,
+            family.streams,
+            run_of(self.transformer, family),
+            self.cuts,
+            keeps_graphs=self.dtype == torch.float16,  # again, with another scale of the loss
+        )
 
     def at_size(self, size: Size) -> Self:
         """Return the same policy for samples of a size: it shares everything with this one.

@@ -7,6 +7,7 @@ it. Blocks compute what they compute, and codecs code.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from statistics import median
 from typing import Any, Final
@@ -23,7 +24,7 @@ from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
 from digen_core.control.costs import Link
 from digen_core.control.protocol import Device
-from digen_core.gang.cutting import run_of, runs_of
+from digen_core.gang.cutting import runs_of
 from digen_core.gang.degrees import check_stages
 from digen_core.gang.members import Gang
 from digen_core.models.image_size import read_settings
@@ -135,7 +136,7 @@ def _measure(config: RunConfig, name: str, link: Link, samples: int, rounds: int
     gang = Gang.of(config.parallel)
     policy = load_trainable(config, TRAINER_PARTS, gang)
     assert isinstance(policy, PipelinePolicy)
-    stage = policy.stage = _slowed(policy, gang, link)
+    stage = policy.stage = policy.make_stage(partial(SlowStage, link=link))
     condition = _noise(policy)
 
     def seconds_and_bytes(kind: Any) -> tuple[float, int]:
@@ -149,19 +150,6 @@ def _measure(config: RunConfig, name: str, link: Link, samples: int, rounds: int
     own = compared_pack(policy, config, condition, samples, gang)
     cosine = sum(gang.everyone(own), type(own)()).cosine
     return Measured(name, step, pack, step_bytes, pack_bytes, cosine or 0.0)
-
-
-def _slowed(policy: PipelinePolicy, gang: Gang, link: Link) -> SlowStage:
-    family = FAMILIES[policy.config.family]
-    return SlowStage(
-        gang,
-        policy.device,
-        family.streams,
-        run_of(policy.transformer, family),
-        policy.cuts,
-        keeps_graphs=policy.dtype == torch.float16,
-        link=link,
-    )
 
 
 def _noise(policy: PipelinePolicy) -> Condition:

@@ -96,7 +96,7 @@ class Maker:
 
     def across_sites(self) -> Staged | None:
         """Return one gang of devices of several sites; None: all together cannot hold the model."""
-        cards = [group for group in self.cluster.devices for _ in range(group.count)]
+        cards = self._cards
         if not _roles([cards]):
             return None
         network = self._network([[card] for card in cards])
@@ -114,13 +114,17 @@ class Maker:
         return None
 
     @property
+    def _cards(self) -> list[DeviceGroup]:
+        """The group of each device."""
+        return [group for group in self.cluster.devices for _ in range(group.count)]
+
+    @property
     def _sites(self) -> list[str]:
         return sorted({group.site for group in self.cluster.devices})
 
     def _gangs_at(self, site: str, count: int) -> Gangs:
         """Return the gangs of so many stages of a site; empty: it has too few devices."""
-        cards = [group for group in self.cluster.devices for _ in range(group.count)]
-        own = [card for card in cards if card.site == site]
+        own = [card for card in self._cards if card.site == site]
         own.sort(key=lambda card: (-(card.capacity or 0), -(card.tflops or 0), card.kind))
         number = len(own) // count
         gangs = [own[n * number : (n + 1) * number] for n in range(count)]
@@ -188,10 +192,8 @@ class Maker:
             for group, gangs in zip(groups, sites.values(), strict=True)
         }
         devices = self.cluster.model_copy(update={"devices": tuple(groups)})
-        total, used = Counter[str](), Counter[str]()
-        for card in self.cluster.devices:
-            total[card.kind] += card.count
-        used.update(card.kind for gangs in sites.values() for own in gangs for card in own)
+        total = Counter(card.kind for card in self._cards)
+        used = Counter(card.kind for gangs in sites.values() for own in gangs for card in own)
         return Staged(config, devices, ranks, dict(total - used), speed)
 
     def _config(self, plan: Plan, size: int) -> RunConfig:
