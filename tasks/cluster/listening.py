@@ -4,6 +4,7 @@ A worker listens on the address by which it reaches its scheduler, so one of a s
 127.0.0.1 cannot be reached from the network. TLS with one pair for all keeps everybody else out.
 """
 
+import asyncio
 import functools
 import ipaddress
 from collections.abc import Sequence
@@ -26,14 +27,36 @@ INSECURE: Final = "--insecure"
 PRELOADS_OF_SCHEDULERS: Final = (dashboard.PRELOAD, lineage.PRELOAD)
 
 
+MISSED: Final = ("worker-heartbeat-missing", "worker-handle-scheduler-connection-broken")
+"""Reasons of Dask for which a worker closes by itself: it was dismissed, or it was cut off."""
+
+
 class TaskWorker(Worker):
-    """A worker that keeps only what it needs, without an HTTP server, which nobody would ask."""
+    """A worker that keeps only what it needs, without an HTTP server, which nobody would ask.
+
+    If its scheduler does not know it any more, or cannot be reached, its nanny starts another one.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, plugins=(lineage.ForgetsSources(),), **options)
 
     def start_http_server(self, *arguments: Any, **options: Any) -> None:
         """Start none."""
+
+    async def close(  # type: ignore[override]
+        self,
+        timeout: float = 30,
+        executor_wait: bool = True,
+        nanny: bool = True,
+        reason: str = "worker-close",
+    ) -> str | None:
+        """Close the worker, and the nanny if another worker is not to take its place."""
+        if reason in MISSED:
+            # A nanny that is told of it starts none: a dismissed worker would be lost for good.
+            nanny = False
+            await asyncio.sleep(0)  # if the scheduler said that it ends, that is acted on first
+        closed: str | None = await super().close(timeout, executor_wait, nanny, reason)
+        return closed
 
 
 TASK_WORKER: Final = f"{TaskWorker.__module__}.{TaskWorker.__name__}"

@@ -5,9 +5,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from distributed import Client, Scheduler
+from distributed import Client, Nanny, Scheduler
 from distributed.core import rpc
 from distributed.metrics import time
+from distributed.protocol.pickle import dumps
 
 from digen_core.control.protocol import Device, Role, followers_of
 from digen_core.errors import UserError
@@ -177,16 +178,24 @@ async def _dismiss(address: str, dask_scheduler: Scheduler) -> None:
     # Asked to close, a worker would tell its nanny not to start another one in its place.
     await dask_scheduler.remove_worker(address, stimulus_id=f"dismiss-{address}", close=False)
     if worker.nanny:
-        dask_scheduler._ongoing_background_tasks.call_soon(_kill, dask_scheduler, worker.nanny)
+        tasks = dask_scheduler._ongoing_background_tasks
+        tasks.call_soon(_have_killed, dask_scheduler, worker.nanny, address)
 
 
-async def _kill(dask_scheduler: Scheduler, nanny: str) -> None:
-    """Have a nanny kill its worker's process; it starts another one by itself."""
+async def _have_killed(dask_scheduler: Scheduler, nanny: str, address: str) -> None:
+    """Have a nanny kill a worker's process; it starts another one by itself."""
+    asked = {"function": dumps(_kill), "kwargs": dumps({"address": address})}
     try:
         async with rpc(nanny, connection_args=dask_scheduler.connection_args) as connection:
-            await asyncio.wait_for(connection.kill(reason="it does not answer"), KILL_SECONDS)
+            await asyncio.wait_for(connection.run(**asked), KILL_SECONDS)
     except (OSError, TimeoutError):  # the whole machine does not answer
         return
+
+
+async def _kill(address: str, dask_worker: Nanny) -> None:
+    # A worker may have seen that it was dismissed: then another one has its place already.
+    if dask_worker.worker_address == address:
+        await dask_worker.kill(reason="it does not answer")
 
 
 def recompute_elsewhere(client: Client, lost: Collection[str], address: str) -> None:

@@ -24,8 +24,12 @@ from tasks.cluster.listening import INSECURE, options_of_worker
 from tasks.cluster.presence import SITE
 from tasks.worker.followers import beside, member_arguments, ranks_of
 
-# The model's memory is no matter for Dask, which would pause a worker that it finds too full.
-DEFAULTS = ("--nthreads", "1", "--memory-limit", "0", "--no-dashboard")
+# The model's memory is no matter for Dask, which would pause a worker that it finds too full. The
+# last one bounds how long a worker starts, and waits for its scheduler, which may be gone.
+DEFAULTS = (
+    *("--nthreads", "1", "--memory-limit", "0", "--no-dashboard"),
+    *("--death-timeout", "300"),
+)
 
 
 def resources_of(declared: Collection[str], site: str = "") -> str:
