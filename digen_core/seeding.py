@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 # First element of a stream's path: what the stream is for.
-NOISE, PROMPT_ORDER, STEPS, EVALUATION_NOISE, INITIAL_WEIGHTS, FORWARD_NOISE, REFILL = range(7)
+NOISE, PROMPT_ORDER, STEPS, EVALUATION_NOISE = range(4)
+INITIAL_WEIGHTS, FORWARD_NOISE, REFILL, DEAL = range(4, 8)
 
 
 def seed_sequence(seed: int, *path: int) -> np.random.SeedSequence:

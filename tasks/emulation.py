@@ -268,7 +268,9 @@ def reduce(
 
 
 @body("optimizer step", Updated)
-def step(run_id: str, label: str, state: int, total: None) -> tuple[int, Updated]:
+def step(
+    run_id: str, label: str, state: int, total: None, trained_from: int
+) -> tuple[int, Updated]:
     """Wait for as long as the optimizer takes, and make the next version."""
     version = state + 1
     with _working(run_id) as (config, _, started):

@@ -70,7 +70,7 @@ def replay(run_dir: Path, kept: KeptIteration) -> Replayed:
             )
     assert total is not None, "an iteration that was trained has packs"
     gradient, _ = reduce(REPLAY, "reduce", total)
-    state, update = step(REPLAY, "optimizer step", before, gradient)
+    state, update = step(REPLAY, "optimizer step", before, gradient, trained_from=before.version)
     return Replayed(state, update.metrics, _difference(run_dir, state))
 
 

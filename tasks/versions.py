@@ -42,19 +42,26 @@ def first_state(run_id: str) -> TrainState:
 
 @body("optimizer step", Updated)
 def step(
-    run_id: str, label: str, state: TrainState, total: UpdateGradient
+    run_id: str, label: str, state: TrainState, total: UpdateGradient, trained_from: int
 ) -> tuple[TrainState, Updated]:
     """Make the next version; its checkpoint is written beside the tasks that follow.
 
     If the update is NaN or infinite, and that does not end the run, the state stays as it is.
+
+    Args:
+        run_id: of the run.
+        label: of the task run.
+        state: of the version before.
+        total: gradient of the update.
+        trained_from: version from which the iteration stepped first.
 
     Raises:
         NonfiniteGradientError: the gradient is NaN or infinite, and that ends the run.
     """
     with working(run_id) as engine:
         config, skipped = engine.config, total.metrics.nonfinite
-        learning_rate = learning_rate_of(config.train, state.version, config.num_iterations)
-        made = state if skipped else stepped(run_id, state, total, learning_rate)
+        learning_rate = learning_rate_of(config.train, state.version, config.num_updates)
+        made = state if skipped else stepped(run_id, state, total, learning_rate, trained_from)
     if made is state:
         skipped = skipped or "the norm of the gradient is NaN or infinite"
     metrics = {} if skipped else _metrics_of(total, made, config, learning_rate)
@@ -83,7 +90,7 @@ def _metrics_of(
 
 @together
 def stepped(
-    run_id: str, state: TrainState, total: UpdateGradient, learning_rate: float
+    run_id: str, state: TrainState, total: UpdateGradient, learning_rate: float, trained_from: int
 ) -> TrainState:
     """Return the next version, to be kept; in a gang each member steps its rows.
 
@@ -107,19 +114,21 @@ def stepped(
         if engine.config.numerics.updates == "fail":
             raise
         return state
-    engine.keep_unsaved(next_state)
+    engine.keep_unsaved(next_state, trained_from)
     return next_state
 
 
 @body("copy state", HeldVersion)
-def copy_state(run_id: str, label: str, state: TrainState) -> tuple[TrainState, HeldVersion]:
+def copy_state(
+    run_id: str, label: str, state: TrainState, trained_from: int
+) -> tuple[TrainState, HeldVersion]:
     """Have a state here that another device made, should that one be lost.
 
     It comes as Dask moves values; its hash is that of the weights that arrived.
     """
     with working(run_id) as engine:
         found = version_hash(state.weights, state.old)
-        engine.keep_unsaved(state)
+        engine.keep_unsaved(state, trained_from)
     return state, HeldVersion(state.version, found)
 
 

@@ -19,9 +19,9 @@ class CheckpointConfig(Strict):
     """The checkpoints that are written and kept; a new one is complete before an old one goes."""
 
     every: int = Field(1, ge=1)
-    """Updates between two checkpoints: one for each version that is a multiple of this, and for the
-    last. What is lost with the optimizer's worker is trained again. Of all weights of a large model
-    they are large: 12 bytes of each, 16 with a moving average."""
+    """Iterations between two checkpoints, of those that make a version; there is one of the last
+    version, too. What is lost with the optimizer's worker is trained again. Of all weights of a
+    large model they are large: 12 bytes of each, 16 with a moving average."""
 
     keep_last: int = Field(2, ge=1)
     """The newest; with two, a damaged one costs one iteration."""
@@ -39,9 +39,9 @@ class CheckpointConfig(Strict):
     best_is: Literal["highest", "lowest"] = "highest"
     """Which values of best_by are the best."""
 
-    def are_due(self, version: int) -> bool:
-        """Say whether a version gets a checkpoint, whatever comes after it; version 0 does not."""
-        return version > 0 and version % self.every == 0
+    def are_due(self, number: int) -> bool:
+        """Say whether there is a checkpoint after so many iterations that made a version."""
+        return number > 0 and number % self.every == 0
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -181,9 +181,28 @@ class RunConfig(Strict):
 
     @property
     def num_pairs(self) -> int:
-        """Pairs (sample, trained step) of an update, those of skipped groups included."""
+        """Pairs (sample, trained step) of an iteration, those of skipped groups included."""
         groups = self.rollout.prompts_per_iteration
         return groups * self.trained_per_group * self.num_trained_steps
+
+    @property
+    def pairs_per_update(self) -> int:
+        """Pairs of an update, those of skipped groups included."""
+        return self.num_pairs * self.train.epochs // self.train.updates_per_iteration
+
+    @property
+    def num_updates(self) -> int:
+        """Updates of the whole run, those that are skipped included."""
+        return self.num_iterations * self.train.updates_per_iteration
+
+    @property
+    def num_behind(self) -> int:
+        """How far behind the newest version one may be that devices hold and work names."""
+        return (self.schedule.num_older + 1) * self.train.updates_per_iteration - 1
+
+    def is_kept(self, version: int) -> bool:
+        """Say whether a version with which an iteration ends gets a checkpoint."""
+        return self.checkpoints.are_due(version // self.train.updates_per_iteration)
 
     def size_of(self, iteration: int, group: int) -> Size:
         """Return the size of a group's samples; a group has that of the one it takes the place of.
@@ -223,6 +242,35 @@ class RunConfig(Strict):
                 f"group_size ({self.rollout.group_size}) x num_steps ({self.rollout.num_steps}) is "
                 f"{steps} denoising steps an iteration; use at most {MAX_STEPS_PER_ITERATION}: "
                 "all of them are planned and held in memory."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_updates(self) -> Self:
+        """Refuse samples that cannot be dealt in equal shares, and maths that needs one update."""
+        train = self.train
+        if train.updates_per_iteration == 1:
+            return self
+        in_epoch = train.updates_per_iteration // train.epochs
+        dealt, groups = train.dealt_by, self.rollout.prompts_per_iteration
+        units = groups if dealt == "groups" else groups * self.trained_per_group
+        if units % in_epoch:
+            raise ValueError(
+                f"train.updates_per_iteration is {train.updates_per_iteration} in {train.epochs} "
+                f"epochs, but an iteration has {units} {dealt} (train.dealt_by) to deal to the "
+                f"{in_epoch} updates of each; use a number that divides it."
+            )
+        if (correction := getattr(self.algorithm, "correction", "none")) != "none":
+            raise ValueError(
+                f"train.updates_per_iteration is {train.updates_per_iteration}, but "
+                f"algorithm.correction {correction!r} takes the trained version for the one with "
+                "which the iteration began, which it is in the first update only; use 'none', or 1."
+            )
+        if self.trains_clean:
+            raise ValueError(
+                f"train.updates_per_iteration is {train.updates_per_iteration}, but algorithm.type "
+                f"{self.algorithm.type} compares with the velocity of the policy that sampled, "
+                "which is the trained version itself in the first update only; use 1."
             )
         return self
 

@@ -10,7 +10,10 @@ from pydantic import Field, model_validator
 from digen_core.strict import AtMost, Strict
 
 _RANK: Final = AtMost(4096, "that is no low rank; lora = 'null' trains all weights")
+_UPDATES: Final = AtMost(256, "what is between two of them is reduced, stepped and pushed")
 _PACK: Final = AtMost(65_536, "its pairs are held in memory together")
+
+DealtBy = Literal["groups", "samples"]
 
 
 class LoraConfig(Strict):
@@ -53,6 +56,18 @@ class TrainConfig(Strict):
     max_grad_norm: float = Field(1.0, gt=0)
     """The gradient's norm is clipped to this before the step."""
 
+    updates_per_iteration: Annotated[int, _UPDATES] = Field(1, ge=1)
+    """Optimizer steps for the samples of an iteration, its epochs together. Ratios are to the
+    policy that sampled, so the clip acts from the second step on. Only what the last one makes
+    generates."""
+
+    epochs: Annotated[int, _UPDATES] = Field(1, ge=1)
+    """Times that each sample of an iteration is trained; each epoch has as many of the updates."""
+
+    dealt_by: DealtBy = "groups"
+    """What is dealt to the updates of an epoch, drawn from the seed: groups, and the first update
+    begins while groups of the next one are generated; or samples of all groups (flow_grpo)."""
+
     pack_size: Annotated[int, _PACK] = Field(16, ge=1)
     """Pairs (one sample at one trained step) in one forward and backward."""
 
@@ -83,6 +98,12 @@ class TrainConfig(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.updates_per_iteration % self.epochs:
+            raise ValueError(
+                f"train.updates_per_iteration is {self.updates_per_iteration}, but train.epochs is "
+                f"{self.epochs}, and each epoch has as many of them; use a multiple of "
+                f"{self.epochs}."
+            )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"train.betas are {list(self.betas)}; each must be in [0, 1).")
         return self

@@ -12,12 +12,13 @@ iteration is trained; with stale layouts later ones are generated meanwhile.
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from digen_core.control.costs import Costs
 from digen_core.control.device_state import DeviceState, Work
 from digen_core.control.dispatch import Dispatcher
 from digen_core.control.fleet import Fleet
-from digen_core.control.generation import group_order
+from digen_core.control.generation import Versions, group_order
 from digen_core.control.helping import choose_helpers
 from digen_core.control.invariants import check
 from digen_core.control.iteration import Iteration
@@ -83,10 +84,16 @@ class Controller:
     ) -> None:
         """Begin where a run stands: with a version that no device holds yet."""
         fleet = Fleet.of(devices, workload, costs)
-        self._take(fleet, workload, schedule, version, next_iteration)
+        versions = Versions(version, (version,))
+        self._take(fleet, workload, schedule, versions, next_iteration)
 
     def _take(
-        self, fleet: Fleet, workload: Workload, schedule: Schedule, version: int, next_index: int
+        self,
+        fleet: Fleet,
+        workload: Workload,
+        schedule: Schedule,
+        versions: Versions,
+        next_index: int,
     ) -> None:
         self._workload = workload
         self._schedule = schedule
@@ -95,8 +102,9 @@ class Controller:
         self._dispatcher = Dispatcher(fleet, workload, schedule)
         self._pushes = Pushes(fleet, schedule.pulls_at_once)
         self._copies = Copies(fleet, are_made=schedule.copies_state)
-        #: The newest version: no device holds, no group began on and no event names a newer one.
-        self._version = version
+        #: On which work begins: no device holds, no group began on and no event names a newer one.
+        #: As many generate as iterations may be open: of no other one a group of those began.
+        self._versions = versions
         #: Iterations that wait to begin, in order: only as long as as many are open as may be.
         self._offered: deque[IterationOffered] = deque()
         #: Open, the oldest first, which alone has packs. Their indices come before those offered.
@@ -112,7 +120,8 @@ class Controller:
         it = cls.__new__(cls)
         workload, schedule = snapshot.workload, snapshot.schedule
         fleet = Fleet.restored(snapshot.fleet, workload, snapshot.costs)
-        it._take(fleet, workload, schedule, snapshot.version, snapshot.next_iteration)
+        versions = Versions(snapshot.version, snapshot.generating)
+        it._take(fleet, workload, schedule, versions, snapshot.next_iteration)
         it._offered.extend(snapshot.offered)
         it._iterations.extend(iteration.restored() for iteration in snapshot.iterations)
         it._finishing.extend(snapshot.finishing)
@@ -130,6 +139,7 @@ class Controller:
             schedule=self._schedule,
             costs=self._fleet.costs,
             version=self._version,
+            generating=self._versions.generating,
             next_iteration=self._next_index,
             fleet=self._fleet.snapshot(),
             offered=tuple(self._offered),
@@ -144,14 +154,18 @@ class Controller:
         self._fleet.file_all()
 
     @property
+    def _version(self) -> int:
+        """The newest version."""
+        return self._versions.newest
+
+    @property
     def holder(self) -> str:
         """The device that holds the optimizer's state."""
         return self._fleet.holder
 
     def survives(self, lost: Collection[str]) -> bool:
         """Say whether the run can go on without devices: somebody has the optimizer's state."""
-        needed = self._begun_versions() | {self._version}
-        return self._copies.survive(lost, needed)
+        return self._copies.survive(lost, self._needed_versions() | {self._version})
 
     @property
     def leaving(self) -> list[str]:
@@ -179,7 +193,7 @@ class Controller:
         self._begin_offered()
         instructions += self._dispatcher.pauses(list(self._iterations), self._version)
         instructions += self._dispatcher.dispatch(
-            list(self._iterations), self._version, another_offered=bool(self._offered)
+            list(self._iterations), self._versions, another_offered=bool(self._offered)
         )
         return instructions + self._finished()
 
@@ -244,7 +258,8 @@ class Controller:
             offer = self._offered.popleft()
             num_steps = len(offer.trained_steps)
             choose_helpers(self._fleet, self._workload, self._schedule, num_steps)
-            order = group_order(self._workload.num_groups, offer.group_costs, offer.mixing.order)
+            groups, mixing = self._workload.num_groups, offer.mixing
+            order = group_order(groups, offer.group_costs, mixing.order, offer.deal)
             self._iterations.append(Iteration.begin(offer, order, self._workload))
 
     # --- generation -----------------------------------------------------------------------
@@ -257,7 +272,7 @@ class Controller:
         turned: list[Instruction] = []
         if fragment in iteration.regenerating:  # its rewards are known
             iteration.regenerating.discard(fragment)
-            iteration.pool.add(iteration.parked.pop(fragment, []))
+            iteration.put(iteration.parked.pop(fragment, []))
             turned = self._closed(iteration) or self._turn_when_generated()
         else:
             iteration.to_score.append(Score(fragment, device))
@@ -316,11 +331,8 @@ class Controller:
             if group not in event.skipped:
                 chosen = event.chosen[place] if event.chosen else everyone
                 iteration.add_pairs(group, chosen, self._workload, self._layout)
-        if self._layout.colocated and not iteration.is_trained:
-            return self._turn_when_generated()
-        if iteration.is_trained or iteration is not self._iterations[0]:
-            return self._closed(iteration)  # if no group carried a signal
-        return []
+        closed = self._closed(iteration)  # if no group of an update carried a signal
+        return [*closed, *self._turn_when_generated()]
 
     def _turn_when_generated(self) -> list[Instruction]:
         """End the first phase of a colocated layout when all pairs are there."""
@@ -334,7 +346,10 @@ class Controller:
         return not (oldest.without_advantages or oldest.regenerating or oldest.is_trained)
 
     def _turn_all(self, role: Role) -> list[Instruction]:
-        turning = [device for device in self._fleet if device.mode != role]
+        return self._turn(list(self._fleet), role)
+
+    def _turn(self, devices: Sequence[DeviceState], role: Role) -> list[Instruction]:
+        turning = [device for device in devices if device.mode != role]
         return [do for device in turning for do in self._dispatcher.switch(device, role)]
 
     def _on_trained(self, pack: Pack) -> list[Instruction]:
@@ -350,10 +365,10 @@ class Controller:
         if pack.num_pairs == 1:
             raise ControllerError(f"one pair does not fit into the memory of {device.name}")
         device.largest_pack = pack.load / 2
-        iteration.pool.add(pack.blocks)
+        iteration.put(pack.blocks)
         for prepared in self._fleet.return_packs(device):  # just as large
             del iteration.training[prepared.index]
-            iteration.pool.add(prepared.blocks)
+            iteration.put(prepared.blocks)
         return []
 
     def _take_back(self, pack: Pack) -> tuple[Iteration, DeviceState]:
@@ -365,15 +380,12 @@ class Controller:
         return iteration, self._fleet[name]
 
     def _closed(self, iteration: Iteration) -> list[Instruction]:
-        """End the training of an iteration whose last pair is in a sum, or that has none."""
+        """End the training of an update whose last pair is in a sum, or that has none."""
         is_oldest = iteration is self._iterations[0]
-        if iteration.reducing or not iteration.is_trained or not is_oldest:
+        if iteration.reducing or not iteration.update_is_trained or not is_oldest:
             return []
         if not iteration.trained:
-            self._iterations.popleft()
-            finish = FinishIteration(iteration.index, updated=False)
-            self._finishing.append((finish, self._version))
-            return self._closed(self._iterations[0]) if self._iterations else []
+            return self._after_update(iteration)
         iteration.reducing = True
         devices = tuple(sorted(iteration.trained))
         return [Reduce(iteration.index, devices, self._fleet.holder)]
@@ -391,7 +403,7 @@ class Controller:
         if device.name in self._fleet:
             raise ControllerError(f"{device.name} joined, but is there already: {self!r}")
         self._fleet.add(device)
-        for version in sorted(self._begun_versions() | {self._version}):
+        for version in sorted(self._needed_versions() | {self._version}):
             self._pushes.ask(version, [device.name])
         return [*self._copy_if_still(), *self._begin_pushes()]
 
@@ -427,9 +439,9 @@ class Controller:
         for pack in self._fleet.leave(device):
             iteration = self._open(pack.iteration)
             del iteration.training[pack.index]
-            iteration.pool.add(pack.blocks)
+            iteration.put(pack.blocks)
         copies = self._copy_if_still() if name == self.holder else []
-        return [*copies, *self._turn_when_generated()]
+        return [*copies, *self._push_to_trainers(), *self._turn_when_generated()]
 
     def _release(self) -> list[Instruction]:
         """Let the leaving devices go of which nothing is needed any more."""
@@ -457,11 +469,19 @@ class Controller:
         missing = self._begun_versions().difference(*(device.loaded for device in generating))
         for version in sorted(missing):
             self._pushes.ask(version, [device.name for device in generating])
-        return self._begin_pushes()
+        return self._push_to_trainers()
+
+    def _push_to_trainers(self) -> list[Instruction]:
+        """Push the newest version to those that may train and have it not, as one that just may."""
+        return self._push(self._version, (device for device in self._fleet if device.may_train))
 
     def _begun_versions(self) -> set[int]:
         """Return the versions on which groups of open iterations began: each ends on its own."""
         return {v for iteration in self._iterations for v in iteration.queue.versions.values()}
+
+    def _needed_versions(self) -> set[int]:
+        """Return those, and the one on which groups begin."""
+        return self._begun_versions() | {self._versions.policy}
 
     # --- versions -------------------------------------------------------------------------
 
@@ -480,35 +500,51 @@ class Controller:
         return [] if stepping else list(self._copies.of(self._version))
 
     def _on_copied(self, name: str, version: int) -> list[Instruction]:
-        if not self._copies.made(version, name, self._version - self._schedule.num_ahead):
+        if not self._copies.made(version, name, self._versions.generating[0]):
             raise ControllerError(f"{name} copied the state of version {version} unasked: {self!r}")
         return self._made(version) if version > self._version else []
 
     def _made(self, version: int) -> list[Instruction]:
         """Take up a version that cannot be lost with one device any more."""
-        self._version = version
+        self._versions = replace(self._versions, newest=version)
         self._fleet.restart_clock()
-        finish = FinishIteration(self._iterations.popleft().index, updated=True)
-        self._finishing.append((finish, version))
-        pushes = self._push(version, self._fleet)
-        return pushes + (self._closed(self._iterations[0]) if self._iterations else [])
+        iteration = self._iterations[0]
+        iteration.updated = True
+        return self._after_update(iteration)
+
+    def _after_update(self, iteration: Iteration) -> list[Instruction]:
+        """Go on with the next update of an iteration, or with the next iteration."""
+        if iteration.begin_next_update():
+            return [*self._push_to_trainers(), *self._closed(iteration)]
+        self._iterations.popleft()
+        self._finishing.append(
+            (FinishIteration(iteration.index, updated=iteration.updated), self._version)
+        )
+        pushes: list[Instruction] = []
+        if self._version != self._versions.policy:
+            generating = (*self._versions.generating, self._version)
+            self._versions = Versions(self._version, generating[-self._schedule.num_ahead - 1 :])
+            pushes = self._push(self._version, self._fleet)
+        turns: list[Instruction] = []
+        if self._layout.colocated:  # who has to load it turns then
+            ready = [device for device in self._fleet if self._version in device.loaded]
+            turns = self._turn(ready, "rollout")
+        return [*pushes, *turns, *(self._closed(self._iterations[0]) if self._iterations else [])]
 
     def _on_update_skipped(self, iteration: Iteration, version: int) -> list[Instruction]:
         if version != self._version + 1 or not iteration.stepping:
             raise ControllerError(f"version {version} was not to be made: {self!r}")
         self._fleet.restart_clock()
-        self._iterations.popleft()
-        self._finishing.append((FinishIteration(iteration.index, updated=False), self._version))
-        turns = self._turn_all("rollout") if self._layout.colocated else []  # no push does it
-        turns += self._copy_if_still()  # a standby may have come meanwhile
-        return turns + (self._closed(self._iterations[0]) if self._iterations else [])
+        then = self._after_update(iteration)
+        return [*self._copy_if_still(), *then]  # a standby may have come meanwhile
 
     def _push(self, version: int, devices: Iterable[DeviceState]) -> list[Instruction]:
-        self._pushes.ask(version, [device.name for device in devices])
+        lacking = [device.name for device in devices if version not in device.loaded]
+        self._pushes.ask(version, lacking)
         return self._begin_pushes()
 
     def _begin_pushes(self) -> list[Instruction]:
-        return list(self._pushes.begin(self._version, self._begun_versions()))
+        return list(self._pushes.begin(self._version, self._needed_versions()))
 
     def _on_push_failed(self, name: str, version: int, source: str) -> list[Instruction]:
         if not self._pushes.failed(version, name, source):
@@ -520,7 +556,7 @@ class Controller:
             raise ControllerError(f"{name} loaded version {version} unasked: {self!r}")
         device = self._fleet[name]
         device.loaded |= {version}
-        oldest = device.newest - self._schedule.num_ahead
+        oldest = device.newest - self._schedule.num_behind(self._workload.num_updates)
         device.loaded = frozenset(held for held in device.loaded if held >= oldest)
         self._fleet.file(device)
         pushes = self._begin_pushes()

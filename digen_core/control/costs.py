@@ -61,7 +61,7 @@ class DeviceCosts(Strict):
 
     def training(self, work: Workload, num_trained_steps: int, pack_size: int) -> float:
         """Return W_t(b): the seconds to train an iteration in packs of b pairs."""
-        num_pairs = work.num_groups * work.trained_per_group * num_trained_steps
+        num_pairs = work.num_groups * work.trained_per_group * num_trained_steps * work.epochs
         full, rest = divmod(num_pairs, pack_size)
         return full * self.pack(pack_size) + (self.pack(rest) if rest else 0.0)
 

@@ -12,6 +12,7 @@ from math import ceil
 from digen_core.control.device_index import Traits
 from digen_core.control.device_state import DeviceState
 from digen_core.control.fleet import Fleet
+from digen_core.control.generation import Versions
 from digen_core.control.helping import Backlog, Helping
 from digen_core.control.iteration import Iteration
 from digen_core.control.protocol import (
@@ -38,22 +39,22 @@ class Dispatcher:
         self._quota = int(schedule.max_stale_share * workload.num_groups + 1e-9)
 
     def dispatch(
-        self, iterations: Sequence[Iteration], version: int, *, another_offered: bool
+        self, iterations: Sequence[Iteration], versions: Versions, *, another_offered: bool
     ) -> list[Instruction]:
         """Fill the queues of the devices, the first places of all before the second ones.
 
         Args:
             iterations: that have begun, the oldest first; only the oldest is trained.
-            version: the newest one.
+            versions: on which work may begin.
             another_offered: whether one more iteration waits to begin.
         """
         instructions: list[Instruction] = []
         for depth in range(1, self._schedule.queue_depth + 1):
-            instructions += self._fill(depth, iterations, version, another_offered)
+            instructions += self._fill(depth, iterations, versions, another_offered)
         return instructions
 
     def _fill(
-        self, depth: int, iterations: Sequence[Iteration], version: int, another_offered: bool
+        self, depth: int, iterations: Sequence[Iteration], versions: Versions, another_offered: bool
     ) -> list[Instruction]:
         """Ask each device with room, in order, what it does next.
 
@@ -65,8 +66,8 @@ class Dispatcher:
         last: DeviceState | None = None
         while device := self._fleet.next_with_room(depth, last, without_work):
             traits = self._fleet.traits_of(device)
-            if self._deep_enough(device, iterations, version, depth):
-                instructions += self._next(device, iterations, version, another_offered)
+            if self._deep_enough(device, iterations, versions, depth):
+                instructions += self._next(device, iterations, versions, another_offered)
             if self._fleet.traits_of(device) == traits:
                 without_work.add(traits)
             else:
@@ -79,7 +80,7 @@ class Dispatcher:
         return self._helping.pauses(iterations, version)
 
     def _deep_enough(
-        self, device: DeviceState, iterations: Sequence[Iteration], version: int, depth: int
+        self, device: DeviceState, iterations: Sequence[Iteration], versions: Versions, depth: int
     ) -> bool:
         """Keep the last pieces of work for whichever device is free first.
 
@@ -91,54 +92,69 @@ class Dispatcher:
             return False
         others = self._fleet.num(device.mode) - 1
         if device.mode == "rollout":
-            return len(iterations[0].queue) > others + self._fleet.num_awaited(version)
+            return len(iterations[0].queue) > others + self._fleet.num_awaited(versions.policy)
         return iterations[0].pool.load > others * self._workload.pack_size
 
     def _next(
         self,
         device: DeviceState,
         iterations: Sequence[Iteration],
-        version: int,
+        versions: Versions,
         another_offered: bool,
     ) -> list[Instruction]:
+        version = versions.newest
         if device.mode == "rollout":
-            due, early = iterations[:1], iterations[1:]
             found: list[Instruction] = []
-            if early and self._leaves_to_faster(device, iterations[0]):
-                found = self.generate(device, early, version + 1)
+            if iterations[1:] and self._leaves_to_faster(device, iterations[0]):
+                found = self._generate_early(device, iterations, versions)
             if not (found or self._helping.should_leave(device, iterations, version)):
-                found = self.generate(device, due, version)
+                found = self.generate(device, iterations[:1], versions)
             if found or not self._helping.should_train(device, iterations, version):
-                return found or self.generate(device, early, version + 1)
+                return found or self._generate_early(device, iterations, versions)
             return self.switch(device, "trainer") or self.train(device, iterations, version)
         found = self.train(device, iterations, version) if device.home == "rollout" else []
-        if found or not self._helping.should_generate(device, iterations, version, another_offered):
+        if found or not self._helping.should_generate(
+            device, iterations, versions.policy, another_offered
+        ):
             return found or self.train(device, iterations, version)
-        return self.switch(device, "rollout") or self.generate(device, iterations[:1], version)
+        return self.switch(device, "rollout") or self.generate(device, iterations[:1], versions)
 
     # --- one piece of work ----------------------------------------------------------------
 
     def generate(
-        self, device: DeviceState, iterations: Sequence[Iteration], trained_at: int
+        self,
+        device: DeviceState,
+        iterations: Sequence[Iteration],
+        versions: Versions,
+        *,
+        ahead: int = 0,
     ) -> list[Instruction]:
         """Give a device its next fragment, if there is one.
 
         Args:
             device: that generates.
             iterations: to take it from, in order.
-            trained_at: the version that the first of them is trained at; the others follow.
+            versions: on which work may begin.
+            ahead: how many iterations are trained before the first of these.
         """
-        for place, iteration in enumerate(iterations):
-            staleness = trained_at + place - device.newest
-            begin = device.newest if self._may_begin(iteration, staleness) else None
-            found = iteration.queue.take(device.loaded, begin, is_stale=staleness > 0)
+        begin = versions.best_of(device.loaded)
+        age = 0 if begin is None else versions.age_of(begin)
+        for staleness, iteration in enumerate(iterations, age + ahead):
+            own = begin if self._may_begin(iteration, staleness) else None
+            found = iteration.queue.take(device.loaded, own, is_stale=staleness > 0)
             if found is not None:
                 iteration.generate(found[0], device.name)
                 return self._generate(device, *found)
         return []
 
+    def _generate_early(
+        self, device: DeviceState, iterations: Sequence[Iteration], versions: Versions
+    ) -> list[Instruction]:
+        """Give a device a fragment of an iteration that is not trained yet."""
+        return self.generate(device, iterations[1:], versions, ahead=1)
+
     def _may_begin(self, iteration: Iteration, staleness: int) -> bool:
-        """Say whether a group may begin that will be trained ``staleness`` versions later."""
+        """Say whether a group may begin that will be trained ``staleness`` iterations later."""
         if staleness <= 0:
             return True
         within = staleness <= self._schedule.max_staleness
@@ -195,7 +211,7 @@ class Dispatcher:
     def _pack_load(self, device: DeviceState, iteration: Iteration, most: float) -> float:
         """Return how much of what is ready makes the next pack; 0: wait for more of it."""
         ready, smallest = iteration.pool.load, 0
-        if iteration.without_advantages:  # more pairs will come
+        if iteration.awaits_pairs:  # more of them will come
             most_pairs = max(1, min(int(most), self._workload.pack_size))
             smallest = self._fleet.smallest_pack(device, most_pairs)
             if ready < smallest:

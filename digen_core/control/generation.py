@@ -5,19 +5,54 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from digen_core.control.protocol import Fragment
-from digen_core.control.schedule import GroupOrder
+from digen_core.control.schedule import WHOLE, Deal, GroupOrder
 
 Item = tuple[int, Fragment, int]  # place of its group, fragment, next step
 
 
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """The versions on which work may begin now."""
+
+    newest: int
+    """Pairs are trained on it."""
+    generating: tuple[int, ...]
+    """Groups may begin on these: what the last iterations ended with, the oldest first. What an
+    iteration's updates before its last one make is trained on alone."""
+
+    @property
+    def policy(self) -> int:
+        """The newest that generates."""
+        return self.generating[-1]
+
+    def best_of(self, held: Collection[int]) -> int | None:
+        """Return the newest one that generates among those that a device holds."""
+        return next((own for own in reversed(self.generating) if own in held), None)
+
+    def age_of(self, version: int) -> int:
+        """Return how many that generate are newer than one of them."""
+        return len(self.generating) - 1 - self.generating.index(version)
+
+
 def group_order(
-    num_groups: int, group_costs: Sequence[float], order: GroupOrder
+    num_groups: int, group_costs: Sequence[float], order: GroupOrder, deal: Deal = WHOLE
 ) -> tuple[int, ...]:
-    """Return the groups in the order in which they are generated."""
-    if not group_costs or order == "listed":
-        return tuple(range(num_groups))
-    sign = 1 if order == "cheap-first" else -1
-    return tuple(sorted(range(num_groups), key=lambda group: (sign * group_costs[group], group)))
+    """Return the groups in the order in which they are generated: those of the first update first.
+
+    Args:
+        num_groups: of the iteration.
+        group_costs: of a sample of each; none: all cost the same.
+        order: of the groups of an update.
+        deal: of samples to updates.
+    """
+    sign = {"listed": 0, "cheap-first": 1, "dear-first": -1}[order if group_costs else "listed"]
+
+    def key(group: int) -> tuple[int, float, int]:
+        samples = deal.updates[group] if deal.updates else ()
+        first = min((own[0] for own in samples), default=0)
+        return first, sign * group_costs[group] if sign else 0.0, group
+
+    return tuple(sorted(range(num_groups), key=key))
 
 
 @dataclass

@@ -83,10 +83,17 @@ class Helping:
         self,
         device: DeviceState,
         iterations: Sequence[Iteration],
-        version: int,
+        policy: int,
         another_offered: bool,
     ) -> bool:
-        """Say whether a device that trains turns to generation."""
+        """Say whether a device that trains turns to generation, of groups that begin on a policy.
+
+        Args:
+            device: that trains.
+            iterations: that have begun, the oldest first.
+            policy: the newest version that generates.
+            another_offered: whether one more iteration waits to begin.
+        """
         if not device.may_generate or device.queue or self._layout.colocated:
             return False
         if not device.may_train:
@@ -97,7 +104,7 @@ class Helping:
             return device.name != self._fleet.holder or not iterations
         if done:
             return device.home == "rollout"
-        offers = iterations[0].queue.offers(device.loaded, version)
+        offers = iterations[0].queue.offers(device.loaded, policy)
         if device.home == "rollout":  # it helped, and fragments came back from elsewhere
             return offers
         return offers and self._pays_to_generate(device, iterations[0])

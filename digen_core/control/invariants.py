@@ -30,6 +30,9 @@ def _check_order(now: Snapshot) -> None:
     ), "iterations are not in order"
     room = now.schedule.num_ahead + 1
     assert len(now.iterations) == room if now.offered else len(now.iterations) <= room
+    assert now.version >= now.generating[-1]
+    assert list(now.generating) == sorted(set(now.generating))
+    assert len(now.generating) <= room, "versions that nobody needs"
     versions = [version for _, version in now.finishing]
     assert all(before <= after for before, after in pairwise([*versions, now.version]))
     if now.finishing:
@@ -72,7 +75,7 @@ def _check_groups(it: IterationSnapshot, now: Snapshot) -> None:
     assert len(it.unscored) == now.workload.num_groups
     assert groups >= it.unscored.keys() >= set(it.without_advantages)
     assert groups >= it.versions.keys() >= set(it.stale)
-    assert all(now.version >= version >= 0 for version in it.versions.values())
+    assert set(it.versions.values()) <= set(now.generating), "a group of a version between two"
     assert set(it.without_advantages) >= {group for group, left in it.unscored.items() if left}
 
 
@@ -114,15 +117,19 @@ def _check_packs(it: IterationSnapshot, now: Snapshot, *, is_oldest: bool) -> No
         assert it.reducing, "a step without its gradient"
     else:
         assert not it.in_gradient, "there is no gradient"
-    blocks = [*it.pool, *(block for pack in packs for block in pack.blocks)]
-    blocks += [block for _, parked in it.parked for block in parked]
+    taken = [block for pack in packs for block in pack.blocks]
+    assert all(block.update == it.update for block in (*it.pool, *taken)), "another update's pair"
+    parked = [block for _, own in it.parked for block in own]
+    assert all(block.update >= it.update for block in (*it.later, *parked))
     rows = Counter(
-        (block.fragment, block.step, block.first_row + row)
-        for block in blocks
+        (block.update, block.fragment, block.step, block.first_row + row)
+        for block in (*it.pool, *it.later, *taken, *parked)
         for row in range(block.num_rows)
     )
     assert all(times == 1 for times in rows.values()), "a pair is there twice"
     if it.reducing:
-        left = (*it.pool, *it.parked, *it.training, *it.regenerating, *it.without_advantages)
+        left: list[object] = [*it.pool, *it.training]
+        left += [block for block in parked if block.update == it.update]
+        left += [own for own in it.without_advantages if it.deal.trains(it.update, own)]
         assert it.trained or it.in_gradient
         assert not left, "it is reduced, and something is left to train"

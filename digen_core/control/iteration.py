@@ -1,20 +1,21 @@
 """One round of prompts as the controller sees it: which groups are how far."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from math import ceil
 
 from digen_core.control.generation import GenerationQueue
 from digen_core.control.layout import Layout
 from digen_core.control.packing import PairPool, pairs_by_sample, pairs_by_step
 from digen_core.control.protocol import Fragment, IterationOffered, Pack, PairBlock, Score
-from digen_core.control.schedule import Workload
+from digen_core.control.schedule import WHOLE, Deal, Workload
 
 
 @dataclass
 class Iteration:
-    """An iteration from its first fragment to its update."""
+    """An iteration from its first fragment to its last update."""
 
     index: int
     trained_steps: tuple[int, ...]
@@ -47,8 +48,17 @@ class Iteration:
     without_advantages: set[int] = field(default_factory=set)
     #: The sum of their costs.
     cost_to_come: float = 0.0
-    #: A pair of a trained group is in the pool, parked, in a pack under way or in a sum: in one.
+    #: Which update trains which samples.
+    deal: Deal = WHOLE
+    #: The update that is trained; those before it are over.
+    update: int = 0
+    #: Whether an update has made a version.
+    updated: bool = False
+    #: A pair of a trained group is in a pool, parked, in a pack under way or in a sum: in one; or
+    #: its update is over. This is the pool of the current update.
     pool: PairPool = field(default_factory=PairPool)
+    #: Those of the updates that come after it.
+    later: dict[int, PairPool] = field(default_factory=dict)
     #: The packs that a device was told to train, or has next, by index.
     training: dict[int, tuple[Pack, str]] = field(default_factory=dict)
     #: Those in the sum of each device, which is there.
@@ -59,7 +69,7 @@ class Iteration:
     num_packs: int = 0
     #: Fragments that wait or are under way.
     num_to_generate: int = 0
-    #: Everything is in a sum, and the sums are, or soon will be, one gradient.
+    #: All of the update is in a sum, and the sums are, or soon will be, one gradient.
     reducing: bool = False
     #: The gradient is whole, and the optimizer steps; it is reducing, too.
     stepping: bool = False
@@ -71,7 +81,7 @@ class Iteration:
         """Return an iteration of which nothing is generated."""
         costs = tuple(map(_rounded, offer.group_costs))
         queue, cuts = GenerationQueue(order), offer.mixing.cuts
-        it = cls(offer.iteration, offer.trained_steps, queue, {}, 0, costs, cuts)
+        it = cls(offer.iteration, offer.trained_steps, queue, {}, 0, costs, cuts, deal=offer.deal)
         for group in order:
             it._add_group(group, workload)
         return it
@@ -105,18 +115,45 @@ class Iteration:
         self, group: int, samples: tuple[int, ...], workload: Workload, layout: Layout
     ) -> None:
         """Make the pairs of a group's samples ready to train."""
-        chosen = set(samples)
+        dealt: dict[int, set[int]] = {}
+        for place, sample in enumerate(sorted(samples)):
+            for update in self.deal.updates_of(group, place):
+                dealt.setdefault(update, set()).add(sample)
         for fragment in self._fragments_of(group, workload):
-            own = [sample for sample in fragment.samples if sample in chosen]
-            if layout.packed:
-                pairs = pairs_by_step(fragment, self.trained_steps, own)
-            else:
-                together = min(workload.samples_per_pack, workload.pack_size)
-                pairs = pairs_by_sample(fragment, self.trained_steps, own, together)
+            pairs: list[PairBlock] = []
+            for update, chosen in sorted(dealt.items()):
+                own = [sample for sample in fragment.samples if sample in chosen]
+                if layout.packed:
+                    pairs += pairs_by_step(fragment, self.trained_steps, own, update)
+                else:
+                    together = min(workload.samples_per_pack, workload.pack_size)
+                    pairs += pairs_by_sample(fragment, self.trained_steps, own, together, update)
             if fragment in self.regenerating:
                 self.parked[fragment] = pairs
             else:
-                self.pool.add(pairs)
+                self.put(pairs)
+
+    def put(self, blocks: Iterable[PairBlock]) -> None:
+        """Let pairs wait for their update, or for a device if it is the current one."""
+        for update, own in groupby(blocks, lambda block: block.update):
+            later = update != self.update
+            pool = self.later.setdefault(update, PairPool()) if later else self.pool
+            pool.add(own)
+
+    def remove(self, is_gone: Callable[[Fragment], bool]) -> list[PairBlock]:
+        """Take the pairs of fragments that are gone out of all pools."""
+        pools = (self.pool, *self.later.values())
+        return [block for pool in pools for block in pool.remove(is_gone)]
+
+    def begin_next_update(self) -> bool:
+        """Let the next update be trained; say whether there is one."""
+        if self.update + 1 >= self.deal.num_updates:
+            return False
+        self.update += 1
+        self.pool = self.later.pop(self.update, PairPool())
+        self.trained, self.in_gradient = {}, []
+        self.reducing = self.stepping = False
+        return True
 
     def replace(self, groups: Mapping[int, int], workload: Workload) -> None:
         """Generate new groups in place of others, whose fragments nobody needs any more."""
@@ -158,7 +195,8 @@ class Iteration:
     def load_left(self, workload: Workload) -> float:
         """Return the load of the pairs that no device was told to train, those to come included."""
         to_come = self.cost_to_come * workload.trained_per_group * len(self.trained_steps)
-        return self.pool.load + to_come
+        later = sum(pool.load for pool in self.later.values())
+        return self.pool.load + later + self.deal.epochs * to_come
 
     def needs(self, device: str) -> bool:
         """Say whether a device has something of it: a stretch, a sum, or what it scores."""
@@ -169,19 +207,33 @@ class Iteration:
 
     @property
     def all_taken(self) -> bool:
-        """Whether every pair exists and has a device."""
-        waiting = self.without_advantages or self.parked or self.regenerating
+        """Whether every pair exists and has a device, those of later updates included."""
+        waiting = self.without_advantages or self.parked or self.regenerating or self.later
         return not (waiting or self.pool.num_pairs)
 
     @property
     def is_trained(self) -> bool:
-        """Whether every pair is in some device's sum."""
+        """Whether every pair is in some device's sum, or was."""
         return self.all_taken and not self.training
+
+    @property
+    def awaits_pairs(self) -> bool:
+        """Whether groups of the current update have no advantages yet."""
+        return any(self.deal.trains(self.update, group) for group in self.without_advantages)
+
+    @property
+    def update_is_trained(self) -> bool:
+        """Whether every pair of the current update is in some device's sum."""
+        waiting = self.parked or self.regenerating or self.training or self.pool.num_pairs
+        return not (waiting or self.awaits_pairs)
 
     def validate(self) -> None:
         """Raise AssertionError if what is kept up to date is not what it should be."""
         self.queue.validate()
-        self.pool.validate()
+        for pool in (self.pool, *self.later.values()):
+            pool.validate()
+        assert all(block.update == self.update for block in self.pool.blocks)
+        assert self.update < min(self.later, default=self.deal.num_updates)
         assert self.num_unscored == sum(map(len, self.unscored.values()))
         assert self.num_to_generate == len(self.queue) + len(self.generating)
         assert self.cost_to_come == sum(map(self._cost_of, self.without_advantages))

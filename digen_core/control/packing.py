@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from math import inf
 
 from digen_core.control.costs import Linear
@@ -92,7 +93,7 @@ class PairPool:
 
 
 def pairs_by_step(
-    fragment: Fragment, steps: Sequence[int], samples: Sequence[int]
+    fragment: Fragment, steps: Sequence[int], samples: Sequence[int], update: int = 0
 ) -> list[PairBlock]:
     """Cut the pairs of a fragment's chosen samples into blocks, step after step.
 
@@ -100,19 +101,25 @@ def pairs_by_step(
     """
     runs = _runs([sample - fragment.first_sample for sample in samples])
     return [
-        PairBlock(fragment, step, first, last - first) for step in steps for first, last in runs
+        PairBlock(fragment, step, first, last - first, update)
+        for step in steps
+        for first, last in runs
     ]
 
 
 def pairs_by_sample(
-    fragment: Fragment, steps: Sequence[int], samples: Sequence[int], num_together: int
+    fragment: Fragment,
+    steps: Sequence[int],
+    samples: Sequence[int],
+    num_together: int,
+    update: int = 0,
 ) -> list[PairBlock]:
     """Cut the pairs of a fragment's chosen samples into blocks, a few samples after the other.
 
     ``num_together`` samples at most are in one block, at one step; all their steps follow.
     """
     return [
-        PairBlock(fragment, step, first, min(num_together, last - first))
+        PairBlock(fragment, step, first, min(num_together, last - first), update)
         for start, last in _runs([sample - fragment.first_sample for sample in samples])
         for first in range(start, last, num_together)
         for step in steps
@@ -123,9 +130,9 @@ def _cut(block: PairBlock, most: int) -> tuple[PairBlock, list[PairBlock]]:
     """Return a block of at most so many pairs, and the rest of them if there is one."""
     if block.num_rows <= most:
         return block, []
-    fragment, step, first = block.fragment, block.step, block.first_row
-    rest = PairBlock(fragment, step, first + most, block.num_rows - most)
-    return PairBlock(fragment, step, first, most), [rest]
+    first, left = block.first_row, block.num_rows - most
+    rest = replace(block, first_row=first + most, num_rows=left)
+    return replace(block, num_rows=most), [rest]
 
 
 def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:

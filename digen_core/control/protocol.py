@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from digen_core.control.costs import Costs
-from digen_core.control.schedule import UNMIXED, Mixing
+from digen_core.control.schedule import UNMIXED, WHOLE, Deal, Mixing
 
 Role = Literal["rollout", "trainer"]
 
@@ -67,6 +67,7 @@ class PairBlock:
     step: int
     first_row: int
     num_rows: int
+    update: int = 0  # of the iteration, that trains them
 
     @property
     def samples(self) -> range:
@@ -164,13 +165,14 @@ class IterationOffered:
 
     ``trained_steps`` of its trajectories are noisy and trained. ``group_costs``, if given, say what
     a sample of each group costs, in samples of the mean size (mixed resolutions), also of those
-    that may replace others; else all cost the same.
+    that may replace others; else all cost the same. ``deal`` says which update trains what.
     """
 
     iteration: int
     trained_steps: tuple[int, ...]
     group_costs: tuple[float, ...] = ()
     mixing: Mixing = UNMIXED
+    deal: Deal = WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +245,7 @@ class CostsUpdated:
 
 @dataclass(frozen=True, slots=True)
 class GradientReduced:
-    """The sums of all devices that were to be reduced are one gradient.
+    """The sums of all devices that were to be reduced are one gradient, of the current update.
 
     Of a reduction nothing is heard once one of its devices is lost.
     """
@@ -267,7 +269,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class UpdateSkipped:
-    """This version was not made: the iteration's loss or gradient is NaN or infinite."""
+    """This version was not made: the update's loss or gradient is NaN or infinite."""
 
     iteration: int
     version: int
@@ -356,7 +358,7 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Add up the sums of these devices for the update of an iteration."""
+    """Add up the sums of these devices for an iteration's current update."""
 
     iteration: int
     devices: tuple[str, ...]
@@ -413,7 +415,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class FinishIteration:
-    """An iteration is over: ``updated`` is false if no group of it carried a signal.
+    """An iteration is over: ``updated`` is false if no update of it made a version.
 
     Every device holds the version that it made; iterations finish in order.
     """

@@ -96,8 +96,12 @@ class Pushes:
             begun: older versions that work may name.
         """
         still: list[tuple[int, str, str]] = []
+        waiting: set[str] = set()  # a device loads versions in order
         for version, device, failed in self._waiting:
             if version != newest and version not in begun:
+                continue
+            if device in waiting:
+                still.append((version, device, failed))
                 continue
             sources = self._sources(version, newest)
             if device in sources and device == self._fleet.holder:
@@ -106,6 +110,7 @@ class Pushes:
                 found = self._free(self._near(version, device, sources, failed), failed)
             if found is None:
                 still.append((version, device, failed))
+                waiting.add(device)
                 continue
             self._under_way[version, device] = found
             yield Push(version, device, found)

@@ -70,8 +70,8 @@ def _park(iteration: Iteration, untrained: list[PairBlock]) -> set[Fragment]:
 
     The others are ready again.
     """
-    iteration.pool.add(untrained)
-    gone = iteration.pool.remove(lambda fragment: fragment not in iteration.held_on)
+    iteration.put(untrained)
+    gone = iteration.remove(lambda fragment: fragment not in iteration.held_on)
     for block in gone:
         iteration.parked.setdefault(block.fragment, []).append(block)
     return {block.fragment for block in gone}

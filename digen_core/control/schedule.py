@@ -1,12 +1,14 @@
 """What a controller is told before it starts: the shape of an iteration, and how to schedule it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from math import ceil
 from statistics import fmean
 from typing import Final, Literal, get_args
 
+from digen_core.config.train import DealtBy
 from digen_core.control.layout import Layout
 
 QUEUE_DEPTH: Final = 2
@@ -30,6 +32,71 @@ class Mixing:
 UNMIXED: Final = Mixing()
 
 
+@dataclass(frozen=True)
+class Deal:
+    """Which of an iteration's updates trains which of its samples.
+
+    A group that takes the place of another one is dealt as that one.
+    """
+
+    num_updates: int = 1
+    updates: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    """By group and place among the group's trained samples: the updates that train it, one of each
+    epoch, ascending. None: there is one update, of all."""
+
+    @classmethod
+    def of(
+        cls, orders: Sequence[Sequence[int]], num_updates: int, samples: int, num_groups: int
+    ) -> "Deal":
+        """Deal the samples of an iteration to its updates, in equal shares.
+
+        Args:
+            orders: what is dealt, groups or samples, in the order of each epoch: permutations of
+                their numbers. Samples count group after group.
+            num_updates: of the iteration; each epoch has as many of them.
+            samples: that go with each of what is dealt: of a group all that are trained, else 1.
+            num_groups: of the iteration.
+        """
+        if num_updates == 1:
+            return cls()
+        in_epoch, total = num_updates // len(orders), len(orders[0])
+        dealt: list[tuple[int, ...]] = [()] * total
+        for epoch, order in enumerate(orders):
+            for position, unit in enumerate(order):
+                dealt[unit] += (epoch * in_epoch + position * in_epoch // total,)
+        found = [updates for updates in dealt for _ in range(samples)]
+        size = len(found) // num_groups
+        return cls(
+            num_updates, tuple(tuple(found[at : at + size]) for at in range(0, len(found), size))
+        )
+
+    @property
+    def epochs(self) -> int:
+        """How often each sample is trained."""
+        return len(self.updates[0][0]) if self.updates else 1
+
+    def updates_of(self, group: int, place: int) -> tuple[int, ...]:
+        """Return the updates that train a sample, by its place among its group's trained ones."""
+        return self.updates[group % len(self.updates)][place] if self.updates else (0,)
+
+    def trains(self, update: int, group: int) -> bool:
+        """Say whether an update trains samples of a group."""
+        return not self.updates or group % len(self.updates) in self._groups[update]
+
+    @cached_property
+    def _groups(self) -> list[set[int]]:
+        """The groups of each update."""
+        found: list[set[int]] = [set() for _ in range(self.num_updates)]
+        for group, samples in enumerate(self.updates):
+            for own in samples:
+                for update in own:
+                    found[update].add(group)
+        return found
+
+
+WHOLE: Final = Deal()
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """The shape of an iteration."""
@@ -43,6 +110,19 @@ class Workload:
     samples_per_pack: int = 1  # without TSP: most samples in one pack, all at the same step
     advantages_need_all_groups: bool = False  # scaled by the deviation of the whole batch
     group_costs: tuple[float, ...] = ()  # as offered with a typical iteration; none: all cost 1
+    num_updates: int = 1  # of an iteration
+    epochs: int = 1  # times that each sample is trained in them
+    dealt_by: DealtBy = "groups"
+
+    @property
+    def dealt_units(self) -> int:
+        """What is dealt to the updates of an epoch: groups, or trained samples."""
+        return self.num_groups * (1 if self.dealt_by == "groups" else self.trained_per_group)
+
+    def deal(self, orders: Sequence[Sequence[int]]) -> Deal:
+        """Return what ``Deal.of`` does for an iteration of this shape."""
+        samples = self.trained_per_group if self.dealt_by == "groups" else 1
+        return Deal.of(orders, self.num_updates, samples, self.num_groups)
 
     @property
     def num_fragments(self) -> int:
@@ -56,7 +136,7 @@ class Schedule:
 
     layout: Layout
     max_stale_share: float = 0.0  # of the groups of an iteration
-    max_staleness: int = 1  # versions between the one that generates and the one trained
+    max_staleness: int = 1  # iterations between the one of the version and its own
     helpers: int | None = None  # trainers that may generate
     assistants: int | None = None  # rollout devices that may train
     queue_depth: int = 1  # tasks of a device that are issued before it is free
@@ -67,6 +147,14 @@ class Schedule:
     def num_ahead(self) -> int:
         """Iterations that may be open beside the one that is trained."""
         return self.max_staleness if self.max_stale_share else 0
+
+    def num_behind(self, num_updates: int) -> int:
+        """Return how far behind the newest version one may be that work names.
+
+        Args:
+            num_updates: of an iteration.
+        """
+        return (self.num_ahead + 1) * num_updates - 1
 
 
 def mixings(workload: Workload) -> list[Mixing]:

@@ -6,7 +6,6 @@ from digen_core.control.costs import Costs
 from digen_core.control.fleet import FleetSnapshot
 from digen_core.control.generation import GenerationQueue
 from digen_core.control.iteration import Iteration
-from digen_core.control.packing import PairPool
 from digen_core.control.protocol import (
     FinishIteration,
     Fragment,
@@ -16,7 +15,7 @@ from digen_core.control.protocol import (
     Score,
 )
 from digen_core.control.pushes import CopiesSnapshot, PushesSnapshot
-from digen_core.control.schedule import Schedule, Workload
+from digen_core.control.schedule import Deal, Schedule, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,11 @@ class IterationSnapshot:
     costs: tuple[float, ...]
     cuts: bool
     without_advantages: tuple[int, ...]
+    deal: Deal
+    update: int
+    updated: bool
     pool: tuple[PairBlock, ...]
+    later: tuple[PairBlock, ...]  # of all updates to come
     training: tuple[tuple[Pack, str], ...]
     trained: dict[str, tuple[Pack, ...]]
     in_gradient: tuple[Pack, ...]
@@ -69,7 +72,11 @@ class IterationSnapshot:
             costs=it.costs,
             cuts=it.cuts,
             without_advantages=tuple(sorted(it.without_advantages)),
+            deal=it.deal,
+            update=it.update,
+            updated=it.updated,
             pool=it.pool.blocks,
+            later=tuple(block for pool in it.later.values() for block in pool.blocks),
             training=tuple(it.training.values()),
             trained={device: tuple(packs) for device, packs in it.trained.items()},
             in_gradient=tuple(it.in_gradient),
@@ -80,10 +87,9 @@ class IterationSnapshot:
 
     def restored(self) -> Iteration:
         """Return an iteration that is as far."""
-        queue, pool = GenerationQueue(self.groups, dict(self.versions), set(self.stale)), PairPool()
+        queue = GenerationQueue(self.groups, dict(self.versions), set(self.stale))
         for fragment, next_step in self.waiting:
             queue.add(fragment, next_step)
-        pool.add(self.pool)
         iteration = Iteration(
             self.index,
             self.trained_steps,
@@ -99,7 +105,9 @@ class IterationSnapshot:
             to_score=list(self.to_score),
             costs=self.costs,
             cuts=self.cuts,
-            pool=pool,
+            deal=self.deal,
+            update=self.update,
+            updated=self.updated,
             training={pack.index: (pack, device) for pack, device in self.training},
             trained={device: list(packs) for device, packs in self.trained.items()},
             in_gradient=list(self.in_gradient),
@@ -108,6 +116,7 @@ class IterationSnapshot:
             reducing=self.reducing,
             stepping=self.stepping,
         )
+        iteration.put((*self.pool, *self.later))
         for group in self.without_advantages:
             iteration.await_advantages(group)
         return iteration
@@ -121,6 +130,7 @@ class Snapshot:
     schedule: Schedule
     costs: Costs
     version: int
+    generating: tuple[int, ...]  # versions
     next_iteration: int
     fleet: FleetSnapshot
     offered: tuple[IterationOffered, ...]

@@ -95,6 +95,9 @@ def workload_of(config: RunConfig) -> Workload:
         trained_per_group=config.trained_per_group,
         advantages_need_all_groups=config.algorithm.needs_all_rewards,
         group_costs=group_costs(config, 0)[:num_groups],
+        num_updates=config.train.updates_per_iteration,
+        epochs=config.train.epochs,
+        dealt_by=config.train.dealt_by,
     )
 
 

@@ -1,9 +1,9 @@
 """The reference: a whole run as a plain serial loop in one process. Every schedule must equal it.
 
 For each iteration: sample G images for each of N prompts step by step, score them, centre the
-scores within each group, replay every trained transition with gradients, and step the optimizer
-once. No batching tricks, no workers; state lives in torch's own optimizer. Told which versions a
-stale schedule generated with, it generates with those.
+scores within each group, replay every trained transition with gradients, and step the optimizer,
+once or for each share of the samples. No batching tricks, no workers; state lives in torch's own
+optimizer. Told which versions a stale schedule generated with, it generates with those.
 """
 
 import math
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from digen_core.config.run import RunConfig
+from digen_core.control.schedule import Deal
 from digen_core.data.prompts import Prompt, prompts_of_iteration, prompts_of_refills
 from digen_core.errors import ConfigError
 from digen_core.maths.ddpo import RewardHistory
@@ -35,6 +36,7 @@ from digen_core.reference.group import (
 from digen_core.rewards.failures import component_means, settle
 from digen_core.rewards.scoring import RewardFn, score_images
 from digen_core.training.advantages import advantages_of
+from digen_core.training.deal import deal_of_iteration
 from digen_core.training.optimizer import (
     adamw,
     learning_rate_of,
@@ -101,18 +103,24 @@ def post_train_serially(
         )
         if config.keeps_old:
             set_weights(policy, generators[updates])
-            add_old_velocities(groups)
+            add_old_velocities(list(groups.values()))
         set_weights(policy, versions[updates])
-        rate = learning_rate_of(config.train, updates, config.num_iterations)
-        norm = _train(config, optimizer, groups, rate)
-        row["train/grad_norm"] = norm if norm and math.isfinite(norm) else 0.0
-        row["numerics/skipped_updates"] = float(norm is not None and not math.isfinite(norm))
-        if norm is not None and math.isfinite(norm):
-            updates += 1
-            versions.append(_weights_of(parameters))
-            old, decay = generators[-1], config.algorithm.old_share(updates)
-            generators.append(mixed(old, versions[-1], decay) if decay else versions[-1])
-            step_average(average, parameters.values(), updates, config.train)
+        deal, norms = deal_of_iteration(config, iteration), list[float]()
+        for update in range(deal.num_updates):
+            rate = learning_rate_of(config.train, updates, config.num_updates)
+            norm = _train(config, optimizer, _dealt(groups, deal, update), rate)
+            if norm is None:
+                continue
+            norms.append(norm)
+            if math.isfinite(norm):
+                updates += 1
+                versions.append(_weights_of(parameters))
+                old, decay = generators[-1], config.algorithm.old_share(updates)
+                generators.append(mixed(old, versions[-1], decay) if decay else versions[-1])
+                step_average(average, parameters.values(), updates, config.train)
+        made = [norm for norm in norms if math.isfinite(norm)]
+        row["train/grad_norm"] = float(np.mean(made)) if made else 0.0
+        row["numerics/skipped_updates"] = float(len(norms) - len(made))
         metrics.append(row)
         on_iteration(iteration, row)
     weights = versions[updates]
@@ -146,7 +154,7 @@ def _rollout(
     iteration: int,
     generated_by: Callable[[int], Weights],
     history: RewardHistory,
-) -> tuple[list[Group], dict[str, float], RewardHistory]:
+) -> tuple[dict[int, Group], dict[str, float], RewardHistory]:
     """Sample each group of one iteration with its weights, score it, and give it advantages."""
     groups, columns, kl = dict[int, Group](), dict[int, Columns](), dict[int, np.ndarray]()
     nonfinite, dropped = set[int](), set[int]()
@@ -185,7 +193,7 @@ def _rollout(
     row["numerics/dropped_groups"] = float(len(dropped))
     if config.rollout.refill:
         row["groups/refilled"] = float(len(groups) - count)
-    return [groups[index] for index in current], row, found.history
+    return {index: groups[index] for index in current}, row, found.history
 
 
 def _are_finite(*values: torch.Tensor) -> bool:
@@ -217,13 +225,24 @@ def _prompts_of(config: RunConfig, prompts: Sequence[Prompt], iteration: int) ->
     return [*own, *prompts_of_refills(prompts, own, iteration, rollout.refill, seed=seed)]
 
 
+def _dealt(groups: Mapping[int, Group], deal: Deal, update: int) -> list[tuple[Group, list[int]]]:
+    """Return the groups that an update trains, each with its samples that are."""
+    found = []
+    for index, group in groups.items():
+        chosen = range(len(group.latents[0])) if group.chosen is None else sorted(group.chosen)
+        own = [s for place, s in enumerate(chosen) if update in deal.updates_of(index, place)]
+        if own and group.advantages is not None:
+            found.append((group, own))
+    return found
+
+
 def _train(
     config: RunConfig,
     optimizer: torch.optim.Optimizer,
-    groups: list[Group],
+    groups: list[tuple[Group, list[int]]],
     learning_rate: float,
 ) -> float | None:
-    """Add up the gradient of every pair of the iteration, and step once. Returns its norm.
+    """Add up the gradient of every pair of an update, and step once. Returns its norm.
 
     With a loss or a gradient that is NaN or infinite there is no step, and the norm is NaN.
 
@@ -231,15 +250,14 @@ def _train(
         FloatingPointError: there is one, and that ends the run.
     """
     optimizer.zero_grad()
-    informative, is_finite = [group for group in groups if group.advantages is not None], True
-    for group in informative:
+    is_finite = True
+    for group, samples in groups:
         for step in group.trained:
             lose = forward_losses if config.trains_clean else replay_losses
-            losses = lose(config, group, step)
-            chosen = losses if group.chosen is None else losses[group.chosen]
+            chosen = lose(config, group, step)[samples]
             is_finite = is_finite and bool(chosen.isfinite().all())
-            (chosen.sum() / config.num_pairs).backward()
-    if not informative:
+            (chosen.sum() / config.pairs_per_update).backward()
+    if not groups:
         return None
     (options,) = optimizer.param_groups
     options["lr"], parameters = learning_rate, options["params"]

@@ -80,6 +80,11 @@ def replay_config(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
                 f"{key} cannot be changed in a replay: the samples are as they are; it takes "
                 "algorithm.*, train.* (but train.lora) and model.device"
             )
+    if config.train.updates_per_iteration > 1:
+        raise UserError(
+            f"train.updates_per_iteration is {config.train.updates_per_iteration}: the versions "
+            "between the updates of an iteration are not kept, so it cannot be replayed"
+        )
     if config.kl_reward:
         raise UserError(
             f"algorithm.kl_reward is {config.kl_reward}: the divergences that it takes off the "

@@ -71,6 +71,11 @@ class Jitter:
             return np.ones(num)
         return self._random.lognormal(-0.5 * self._sigma**2, self._sigma, num)
 
+    def shuffle(self, num: int) -> list[int]:
+        """Return the numbers below ``num`` in a random order."""
+        order: list[int] = self._random.permutation(num).tolist()
+        return order
+
     def choose(self, num: int, out_of: int) -> tuple[int, ...]:
         """Return that many of the numbers below ``out_of``, in order."""
         return tuple(sorted(self._random.permutation(out_of)[:num].tolist()))

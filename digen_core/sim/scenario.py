@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from digen_core.config.load import describe_fields
 from digen_core.config.parallel import MEMBERS
 from digen_core.config.run import MAX_STEPS_PER_ITERATION
+from digen_core.config.train import DealtBy
 from digen_core.control.costs import Costs, DeviceCosts, Linear, Link, Sent
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Workload, relative_costs
@@ -140,6 +141,15 @@ class Scenario(Strict):
     helper_out: float = Field(0.0, ge=0)
     """Engine switch of a trainer back from generating, or rollout device that begins to train."""
 
+    updates: Annotated[int, _STEPS] = Field(1, ge=1)
+    """Optimizer steps of an iteration."""
+
+    epochs: Annotated[int, _STEPS] = Field(1, ge=1)
+    """Times that each sample is trained in them."""
+
+    dealt_by: DealtBy = "groups"
+    """What is dealt to the updates of an epoch: groups, or samples of all groups."""
+
     group_costs: tuple[Annotated[float, Field(gt=0)], ...] = ()
     """What a sample of a group costs, relative to other groups', for the groups in turn: sizes
     that are mixed. The mean group takes what the constants say."""
@@ -172,6 +182,11 @@ class Scenario(Strict):
                 raise ValueError(
                     f"{part} is {getattr(self, part)}, but {whole} is only {getattr(self, whole)}"
                 )
+        if self.updates % self.epochs or self.workload.dealt_units % (self.updates // self.epochs):
+            raise ValueError(
+                f"updates is {self.updates} in {self.epochs} epochs; each epoch has as many, and "
+                f"they share {self.workload.dealt_units} {self.dealt_by} equally"
+            )
         for name, kind in self.kinds.items():
             if kind.count % kind.hosts:
                 raise ValueError(f"kinds.{name} has {kind.count} devices on {kind.hosts} hosts")
@@ -209,6 +224,9 @@ class Scenario(Strict):
             pack_size=self.pack_size,
             trained_per_group=self.trained_per_group,
             group_costs=relative_costs(islice(cycle(self.group_costs), self.prompts)),
+            num_updates=self.updates,
+            epochs=self.epochs,
+            dealt_by=self.dealt_by,
         )
 
     @property
@@ -228,8 +246,8 @@ class Scenario(Strict):
 
     @property
     def pairs_per_group(self) -> int:
-        """Pairs of a group that are trained."""
-        return self.trained_per_group * self.trained_steps
+        """Pairs of a group that are trained, in all epochs."""
+        return self.trained_per_group * self.trained_steps * self.epochs
 
     @property
     def generation_work(self) -> float:

@@ -24,7 +24,7 @@ from digen_core.control import protocol
 from digen_core.control.controller import Controller
 from digen_core.control.costs import Costs
 from digen_core.control.protocol import Device, Event, Generate, Instruction, Step, Switch, Train
-from digen_core.control.schedule import UNMIXED, Mixing, Schedule, Workload
+from digen_core.control.schedule import UNMIXED, WHOLE, Deal, Mixing, Schedule, Workload
 from digen_core.records import Span
 from digen_core.sim.clock import Clock, Jitter
 from digen_core.sim.device import SimulatedDevice, Task
@@ -205,9 +205,16 @@ class Simulation:
         if self._num_offered < self._num_iterations:
             costs = self._workload.group_costs
             index, steps = self._num_offered, self._trained_steps
-            offer = protocol.IterationOffered(index, steps, costs, self._mixing)
+            offer = protocol.IterationOffered(index, steps, costs, self._mixing, self._deal())
             self._deliver_soon(offer)
             self._num_offered += 1
+
+    def _deal(self) -> Deal:
+        """Deal an iteration's samples to its updates, at random."""
+        if self._workload.num_updates == 1:
+            return WHOLE
+        units, epochs = self._workload.dealt_units, range(self._workload.epochs)
+        return self._workload.deal([self._jitter.shuffle(units) for _ in epochs])
 
     def _done(self, task: Task) -> None:
         """A device has done a task."""

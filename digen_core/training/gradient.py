@@ -104,7 +104,7 @@ def pack_loss(
         metrics = replace(metrics, nonfinite=text)
     else:
         _check_replay(metrics.replay_errors, config)
-    return loss / config.num_pairs, metrics
+    return loss / config.pairs_per_update, metrics
 
 
 def _replay_loss(

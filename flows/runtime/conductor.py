@@ -44,6 +44,7 @@ from digen_core.control.protocol import (
     Switched,
 )
 from digen_core.eventlog.recorder import Recorder
+from digen_core.training.deal import deal_of_iteration
 from flows.runtime.context import RunContext
 from flows.runtime.executor import Executor
 from flows.runtime.fleet.changes import FleetChanges
@@ -189,9 +190,14 @@ class Conductor:
                 opened.turn.set()
             self._num_offered += 1
             self._executor.open(opened)
-            steps, costs = opened.round.steps.trained, self._run.workers.group_costs(opened.index)
             self._handle(*self._changes.look())  # losses that nobody could be told of before
-            offer = IterationOffered(opened.index, steps, costs, self._run.progress.mixing)
+            offer = IterationOffered(
+                opened.index,
+                opened.round.steps.trained,
+                self._run.workers.group_costs(opened.index),
+                self._run.progress.mixing,
+                deal_of_iteration(self._run.config, opened.index),
+            )
             self._handle(offer, *self._changes.take_in())
 
     def _finish(self, index: int) -> None:

@@ -44,7 +44,7 @@ class Executor:
         self._reward_history = run.progress.reward_history
         self._denoising = Denoising(run, self._submitter, self._conditions)
         self._scoring = Scoring(run, self._submitter)
-        self._versions = Versions(run, self._submitter, run.config.schedule.num_older)
+        self._versions = Versions(run, self._submitter, run.config.num_behind)
 
     @property
     def num_running(self) -> int:
@@ -252,14 +252,17 @@ class Executor:
 
     def _step(self, do: protocol.Step) -> None:
         it, version = self._iterations[do.iteration], do.version + 1
+        if it.trained_from is None:
+            it.trained_from = do.version
         if it.reward_history is None:  # else it is stepped again, and a next iteration has added
             it.reward_history = self._reward_history
 
         def event_of(receipt: Receipt[Updated]) -> Event:
             if receipt.facts.skipped:
                 it.drop_sums()
-                it.reward_history = None
                 it.recorder.skip_update()
+                if not it.recorder.has_updated:
+                    it.reward_history = None
                 self._run.progress.not_stepped(version)
                 notify_of_skipped_update(self._run, it.index, receipt.facts.skipped)
                 return protocol.UpdateSkipped(it.index, version)
@@ -272,7 +275,11 @@ class Executor:
             device=do.device,
             kind="step",
             about={"version": version},
-            parameters={"state": self._run.progress.state, "total": it.total},
+            parameters={
+                "state": self._run.progress.state,
+                "total": it.total,
+                "trained_from": it.trained_from,
+            },
             event_of=event_of,
         )
         self._run.progress.stepping(self._submitter.submit(it, work))

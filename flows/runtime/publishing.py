@@ -57,7 +57,7 @@ def _keep(run: RunContext, record: IterationRecord, history: RewardHistory | Non
     if history is not None and run.workers.keeps_state:
         position = _position(run, record.iteration + 1, record.metrics, history)
         run.progress.has_made(record.version, position)
-        if run.config.checkpoints.are_due(record.version):
+        if run.config.is_kept(record.version):
             _keep_checkpoint(run, record.version, position)
     run.tracker.log_iteration(record)
     run.tracker.log_versions(dict(run.progress.hashes))

@@ -51,7 +51,7 @@ class Versions:
         Args:
             run: its context.
             submitter: of its tasks.
-            max_stale: versions between the newest one and the oldest on which groups may begin.
+            max_stale: versions between the newest one and the oldest that work may name.
         """
         self._run = run
         self._max_stale = max_stale
@@ -128,10 +128,16 @@ class Versions:
             device=do.device,
             kind="copy",
             about={"version": do.version},
-            parameters={"state": progress.state},
+            parameters={"state": progress.state, "trained_from": self._trained_from(do.version)},
             event_of=event_of,
         )
         future = self._submitter.submit(self._makers.get(do.version, newest), work)
+
+    def _trained_from(self, version: int) -> int:
+        """Return the version from which the iteration that made one stepped first."""
+        maker = self._makers.get(version)
+        found = None if maker is None else maker.trained_from
+        return version - 1 if found is None else found
 
     def _publish(
         self, it: OpenIteration, device: str, version: int, state: PrefectFuture[Any] | None

@@ -98,7 +98,8 @@ class Engine:
             keeps_base: serve the version before it, too: deltas of later ones are of it.
         """
         others = sorted(set(self.versions.held) - {pushed.version}, reverse=True)
-        too_old = others[self.config.schedule.num_older :]
+        needed = range(pushed.version - self.config.num_behind, pushed.version)
+        too_old = [other for other in others if other not in needed]
         for other in too_old:
             self.old.pop(other, None)
             self.versions.drop(other)
@@ -124,15 +125,20 @@ class Engine:
             if version < oldest and version != coming:
                 self.shelf.drop(version)
 
-    def keep_unsaved(self, state: TrainState) -> None:
+    def keep_unsaved(self, state: TrainState, trained_from: int) -> None:
         """Keep a state that may have to be written to disk from here.
 
-        Only those that are due, and the last one; and not for longer than a checkpoint may lag
-        behind. One that is on disk is let go of where it was written.
+        Only those with which iterations end and that are due, and the last one; and not for longer
+        than a checkpoint may lag behind. One that is on disk is let go of where it was written.
+
+        Args:
+            state: that was made.
+            trained_from: version from which the iteration that made it stepped first.
         """
-        schedule, due = self.config.schedule, self.config.checkpoints.are_due
-        oldest = state.version - max(schedule.num_older, 1)
-        kept = {v: own for v, own in self.unsaved.items() if due(v) and v >= oldest}
+        config = self.config
+        lag = max(config.schedule.num_older, 1) * config.train.updates_per_iteration
+        needed = range(state.version - lag, trained_from + 1)
+        kept = {v: own for v, own in self.unsaved.items() if v in needed and config.is_kept(v)}
         self.unsaved = {**kept, state.version: state}
 
     def held(self, rows: Weights) -> Weights:

@@ -29,11 +29,19 @@ def schedules(draw):
 @st.composite
 def workloads(draw):
     group_size = draw(st.sampled_from([2, 6]))
+    num_groups, trained = draw(st.integers(1, 4)), draw(st.integers(1, group_size))
+    dealt_by = draw(st.sampled_from(["groups", "samples"]))
+    units = num_groups * (1 if dealt_by == "groups" else trained)
+    in_epoch = draw(st.sampled_from([n for n in (1, 2, 3) if units % n == 0]))
+    epochs = draw(st.sampled_from([1, 1, 2]))
     return make_workload(
-        num_groups=draw(st.integers(1, 4)),
+        num_groups=num_groups,
         group_size=group_size,
         fragment_size=draw(st.sampled_from([1, 2, 6])),
         pack_size=draw(st.integers(1, 9)),
         samples_per_pack=draw(st.integers(1, 4)),
-        trained_per_group=draw(st.integers(1, group_size)),
+        trained_per_group=trained,
+        dealt_by=dealt_by,
+        num_updates=in_epoch * epochs,
+        epochs=epochs,
     )

@@ -90,5 +90,5 @@ def _iteration(config, prompts, index, state, folder):
         )
         assert not trained.too_large
     gradient, _ = call(reduce, own=total)
-    state, update = call(step, state=state, total=gradient)
+    state, update = call(step, state=state, total=gradient, trained_from=state.version)
     return state, update.metrics

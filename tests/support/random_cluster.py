@@ -85,7 +85,7 @@ class RandomCluster:
         self.states = {name: set() for name in self.devices}  # versions of the optimizer's state
         self.states[self.trainers[0]] = {0}
         self.skipped = set(skipped)  # (iteration, group)
-        self.not_updated = set(not_updated)  # iterations whose gradient is NaN
+        self.not_updated = set(not_updated)  # iterations of which an update's gradient is NaN
         self.refill = refill  # times that each of them may be replaced
         self.replaced: set[tuple[int, int]] = set()
         self.queues = {name: [] for name in self.devices}  # in order, as a worker runs them
@@ -98,7 +98,9 @@ class RandomCluster:
         self.on: dict[p.Fragment, set[str]] = defaultdict(set)
         self.with_advantages: dict[tuple[int, int], tuple[int, ...]] = {}
         self.sums: dict[str, list[p.Pack]] = defaultdict(list)
-        self.trained: dict[int, list[tuple]] = {}
+        self.trained: dict[tuple[int, int], list[tuple]] = {}  # by iteration and update
+        self.reduced = 0  # the update whose gradient is whole
+        self.made_in: dict[int, int] = {}  # version -> iteration
         self.pausing: set[p.Fragment] = set()
         self.finished: list[p.FinishIteration] = []
         self.num_pauses = self.num_lost = self.num_joined = self.num_left = 0
@@ -163,7 +165,10 @@ class RandomCluster:
             num_prompts = self.workload.num_groups * (1 + self.refill)
             costs = tuple(draw.choice([0.1, 1 / 3, 1.0, 2.5, 8.0]) for _ in range(num_prompts))
             mixing = Mixing(draw.choice(get_args(GroupOrder)), draw.random() < 0.5)
-        self.offers[index] = p.IterationOffered(index, TRAINED, costs, mixing)
+        units = range(self.workload.dealt_units)
+        orders = [self.random.sample(units, len(units)) for _ in range(self.workload.epochs)]
+        deal = self.workload.deal(orders)
+        self.offers[index] = p.IterationOffered(index, TRAINED, costs, mixing, deal)
         return self.offers[index]
 
     def _loss_odds(self) -> float:
@@ -205,13 +210,26 @@ class RandomCluster:
             if do.device not in lost and self.random.random() < 0.5:
                 self.tell(p.ReduceFailed(do.iteration))
 
+    @property
+    def num_behind(self) -> int:
+        return self.schedule.num_behind(self.workload.num_updates)
+
+    def is_skipped(self, index: int, update: int) -> bool:
+        """Say whether the gradient of an update is NaN."""
+        return index in self.not_updated and update == index % self.workload.num_updates
+
+    def updates_of(self, index: int) -> list[int]:
+        """Return the updates of an iteration that made a version."""
+        own = [update for (of, update), pairs in sorted(self.trained.items()) if of == index]
+        return [update for update in own if not self.is_skipped(index, update)]
+
     def _survive(self, lost: list[str]) -> bool:
         """Say whether the state is left; a run that is not stale has it wherever a copy is."""
         left = [name for name in self.trainers if name not in lost]
         has = bool(left) and self.version in self.states[left[0]]
         survives = self.it.survives(lost)
         assert survives <= has
-        assert has == survives or self.schedule.num_ahead
+        assert has == survives or self.num_behind
         return survives
 
     def _forget(self, name: str) -> None:
@@ -264,8 +282,7 @@ class RandomCluster:
             match do:
                 case p.FinishIteration(index, updated):
                     assert index == len(self.finished), "iterations finish in order"
-                    is_made = bool(self.trained.get(index)) and index not in self.not_updated
-                    assert updated == is_made
+                    assert updated == bool(self.updates_of(index))
                     self.finished.append(do)
                 case p.Pause(fragment):
                     self.pausing.add(fragment)
@@ -293,8 +310,10 @@ class RandomCluster:
                 assert version in self.held[device], "a version that the device does not hold"
                 group = (fragment.iteration, fragment.group)
                 assert self.version_of.setdefault(group, version) == version, "versions mixed"
-                staleness = self.version + fragment.iteration - len(self.finished) - version
-                assert staleness <= self.schedule.max_staleness + 1
+                ahead = (fragment.iteration - len(self.finished)) * self.workload.num_updates
+                staleness = self.version + ahead - version
+                most = (self.schedule.max_staleness + 2) * self.workload.num_updates - 1
+                assert staleness <= most
             case p.Train(pack, version, device):
                 assert version == self.version
                 assert version in self.held[device]
@@ -302,7 +321,8 @@ class RandomCluster:
                     group = (block.fragment.iteration, block.fragment.group)
                     chosen = self.with_advantages[group]
                     stale = version - self.version_of[group]
-                    assert 0 <= stale <= self.schedule.max_staleness
+                    most = (self.schedule.max_staleness + 1) * self.workload.num_updates - 1
+                    assert 0 <= stale <= most
                     for row in range(block.first_row, block.first_row + block.num_rows):
                         assert block.fragment.first_sample + row in chosen
             case p.Push():
@@ -376,13 +396,16 @@ class RandomCluster:
                 self.sums[device].append(pack)
                 return p.PackTrained(pack)
             case p.Reduce(index):
-                self.trained[index] = self._summed()
+                pairs = self._summed()
+                (self.reduced,) = {update for update, *_ in pairs}
+                self.trained[index, self.reduced] = pairs
                 return p.GradientReduced(index)
-            case p.Step(index, version) if index in self.not_updated:
+            case p.Step(index, version) if self.is_skipped(index, self.reduced):
                 self.sums.clear()
                 return p.UpdateSkipped(index, version + 1)
-            case p.Step(_, version, device):
+            case p.Step(index, version, device):
                 self.states[device].add(version + 1)
+                self.made_in[version + 1] = index
                 self.num_steps += 1
                 return p.Stepped(version + 1)
             case p.CopyState(version, device):
@@ -409,7 +432,7 @@ class RandomCluster:
 
     def _summed(self) -> list[tuple]:
         return [
-            (block.fragment.group, block.step, sample)
+            (block.update, block.fragment.group, block.step, sample)
             for packs in self.sums.values()
             for pack in packs
             for block in pack.blocks
@@ -428,6 +451,15 @@ class RandomCluster:
                 group += self.workload.num_groups
             if (index, group) in self.skipped:
                 continue
-            chosen = self.with_advantages[index, group]
-            pairs |= {(group, step, sample) for sample in chosen for step in TRAINED}
+            for place, sample in enumerate(self.with_advantages[index, group]):
+                for update in self.offers[index].deal.updates_of(group, place):
+                    pairs |= {(update, group, step, sample) for step in TRAINED}
         return pairs
+
+    def check_versions(self) -> None:
+        """Groups begin on what iterations end with, and not on too old ones."""
+        ends = {index: version for version, index in sorted(self.made_in.items())}
+        for (index, _), version in self.version_of.items():
+            assert version in (0, *ends.values()), "a version that is only trained on generated"
+            between = [own for own in ends if own < index and ends[own] > version]
+            assert len(between) <= (self.schedule.max_staleness if self.schedule.num_ahead else 0)

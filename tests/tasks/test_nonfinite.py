@@ -177,7 +177,7 @@ def test_an_update_that_is_not_finite_is_skipped(config_of, tmp_path, advantage)
     device = Device(config_of(**{"numerics.updates": "skip"}), tmp_path)
     segment, _ = device.denoise()
     total = device.train(segment, [1.0, advantage, -1.0, 0.5])
-    state, update = call(step, state=device.state, total=total)
+    state, update = call(step, state=device.state, total=total, trained_from=0)
     assert state is device.state
     assert (update.version, update.hash) == (0, state.weights_hash)
     assert update.skipped.startswith(found)
@@ -216,9 +216,9 @@ def test_a_sum_of_finite_gradients_may_overflow(config_of, tmp_path, policy):
         value.fill_(1e300)
     if policy == "fail":
         with pytest.raises(FloatingPointError, match="the gradient's norm is inf at version 0"):
-            call(step, state=device.state, total=total)
+            call(step, state=device.state, total=total, trained_from=0)
     else:
-        state, update = call(step, state=device.state, total=total)
+        state, update = call(step, state=device.state, total=total, trained_from=0)
         assert state is device.state
         assert update.skipped == "the norm of the gradient is NaN or infinite"
 

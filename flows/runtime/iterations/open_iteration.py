@@ -49,7 +49,8 @@ class OpenIteration:
     sums: dict[str, PrefectFuture[Any]] = field(default_factory=dict)  # device ->
     total: PrefectFuture[Any] | None = None
     reduction: Reduce | None = None  # under way or done, unless one of its devices was lost since
-    reward_history: RewardHistory | None = None  # at the update; None: there was none
+    reward_history: RewardHistory | None = None  # at its updates; None: there was none
+    trained_from: int | None = None  # the version that its first update stepped from
 
     @property
     def index(self) -> int:
@@ -59,7 +60,7 @@ class OpenIteration:
     def drop_sums(self) -> None:
         """Let go of the gradients: the update is made, and none is reduced again."""
         self.sums.clear()
-        self.total = None
+        self.total = self.reduction = None
 
     def segments_of(self, blocks: tuple[PairBlock, ...], *, only_last: bool) -> Futures:
         """Return the futures that hold the transitions of some pairs, each once.

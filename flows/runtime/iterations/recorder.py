@@ -20,6 +20,7 @@ from digen_core.transport.images import name_of
 from flows.runtime.context import RunContext
 from flows.runtime.iterations.reward_metrics import reward_metrics
 from flows.runtime.iterations.round import Round
+from flows.runtime.iterations.update_metrics import update_metrics
 from tasks.receipts import Denoised, Ran, Receipt, Received, Scored, Updated
 
 TRAINING_KINDS = ("train", "reduce", "step")
@@ -31,11 +32,10 @@ class IterationRecorder:
     def __init__(self, run: RunContext, round_: Round) -> None:
         self._run = run
         self._round = round_
-        self._made: int | None = None  # the version that the update made
-        self._is_skipped = False  # the update, as a number is NaN or infinite
+        self._updates: list[Updated] = []  # those that made a version
+        self._num_skipped = 0  # updates, as a number is NaN or infinite
         self._spans: list[Span] = []
         self._crossings: list[Crossing] = []
-        self._metrics: dict[str, float] = {}
         self._logprobs: dict[Fragment, dict[int, list[float]]] = {}
         self._kl: dict[Fragment, dict[int, list[float]]] = {}  # of trained steps, if it is asked
         self._workers: dict[Fragment, str] = {}
@@ -140,18 +140,22 @@ class IterationRecorder:
         self._replaced.update(groups)
 
     def add_update(self, update: Updated) -> None:
-        """Note what the update measured, and the version that it made."""
-        self._metrics.update(update.metrics)
-        self._made = update.version
+        """Note what an update measured, and the version that it made."""
+        self._updates.append(update)
 
     def skip_update(self) -> None:
-        """Note that no update was made, as a number is NaN or infinite."""
-        self._is_skipped = True
+        """Note that an update was not made, as a number is NaN or infinite."""
+        self._num_skipped += 1
+
+    @property
+    def has_updated(self) -> bool:
+        """Whether an update was made."""
+        return bool(self._updates)
 
     @property
     def is_barren(self) -> bool:
         """Whether there was no update because of what is NaN or infinite, or lacks a score."""
-        return self._made is None and (self._is_skipped or bool(self._dropped))
+        return not self._updates and bool(self._num_skipped or self._dropped)
 
     def _add_seconds(self, kind: str, fragment: Fragment, ran: Ran) -> None:
         self._seconds[kind, fragment] = self._seconds.get((kind, fragment), 0.0) + ran.seconds
@@ -187,11 +191,11 @@ class IterationRecorder:
         window = iteration_windows(around)[index]
         gaps = idle_gaps(around, devices, window)
         metrics = {
-            **self._metrics,
+            **update_metrics(self._updates),
             **self._reward_metrics(),
             "numerics/nonfinite_samples": float(sum(map(len, self._nonfinite.values()))),
             "numerics/dropped_groups": float(len(self._dropped)),
-            "numerics/skipped_updates": float(self._is_skipped),
+            "numerics/skipped_updates": float(self._num_skipped),
             **self._time_metrics(seconds),
             **schedule_metrics(gaps, devices, window, self._num_samples, self._predicted_seconds),
             **self._staleness_metrics(),
@@ -202,7 +206,7 @@ class IterationRecorder:
         }
         return IterationRecord(
             iteration=index,
-            version=version if self._made is None else self._made,
+            version=self._updates[-1].version if self._updates else version,
             seconds=seconds,
             metrics=metrics,
             samples=[row for fragment in sorted(self._rewards) for row in self._rows(fragment)],
@@ -278,13 +282,14 @@ class IterationRecorder:
 
     def _staleness_metrics(self) -> dict[str, float]:
         """Return the versions between the one trained and the one that generated a sample."""
-        if self._made is None:
-            return {}
         stale = [
-            self._made - 1 - self._versions[fragment]
+            update.version - 1 - self._versions[fragment]
+            for update in self._updates
             for fragment in self._rewards
             for _ in fragment.samples
         ]
+        if not stale:
+            return {}
         return {"staleness/mean": fmean(stale), "staleness/max": float(max(stale))}
 
     def _usage_metrics(self) -> dict[str, float]:

@@ -49,10 +49,11 @@ def run(
     )
     cluster.run(NUM_ITERATIONS, **options)
     for index in range(NUM_ITERATIONS):
-        trained = cluster.trained.get(index, [])
+        trained = [pair for (of, _), own in cluster.trained.items() if of == index for pair in own]
         assert len(trained) == len(set(trained)), "a pair was trained twice"
         assert set(trained) == cluster.expected_pairs(index)
-    assert cluster.version == sum(finish.updated for finish in cluster.finished)
+    assert cluster.version == sum(len(cluster.updates_of(i)) for i in range(NUM_ITERATIONS))
+    cluster.check_versions()
     return cluster
 
 

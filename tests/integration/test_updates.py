@@ -1,0 +1,66 @@
+"""Several updates of an iteration under every layout: weights are those of the serial loop."""
+
+import math
+
+import pytest
+
+from digen_core.control.layout import LAYOUTS
+from support.layout_runs import Case, check_weights, marked
+
+pytestmark = pytest.mark.slow
+
+FAR = {"train.learning_rate": 1e-2, "algorithm.clip_range": 1e-4}  # so that the clip acts
+GROUPS = {"train.updates_per_iteration": 3}
+SAMPLES = {"train.updates_per_iteration": 2, "train.dealt_by": "samples"}
+EPOCHS = {"train.updates_per_iteration": 6, "train.epochs": 2}
+BOTH = {"train.updates_per_iteration": 8, "train.epochs": 2, "train.dealt_by": "samples"}
+
+CASES = [
+    (Case("colocated", (2,), 4, 3, pauses=True), GROUPS),
+    (Case("colocated", (3,), 2, 8, dtype="float32"), BOTH),
+    (Case("colocated-strong", (3,), 2, 3, pauses=True), EPOCHS),
+    (Case("colocated-strong", (2,), 1, 8, dtype="float32"), SAMPLES),
+    (Case("disaggregated", (1, 2), 4, 3, pauses=True), SAMPLES),
+    (Case("disaggregated", (2, 2), 2, 1, dtype="float32"), EPOCHS),
+    (Case("gap", (1, 1), 2, 3, pauses=True), GROUPS),
+    (Case("gap", (2, 2), 4, 8, dtype="float32"), BOTH),
+    (Case("tsp", (2, 1), 1, 3, pauses=True), EPOCHS),
+    (Case("tsp", (1, 2), 4, 1, dtype="float32"), SAMPLES),
+    (Case("tag", (2, 2), 1, 8, helping=True, pauses=True), GROUPS),
+    (Case("tag", (1, 1), 4, 3, helping=True, dtype="float32"), BOTH),
+    (Case("elastic", (3, 1), 2, 3, helping=True, pauses=True, dtype="float32"), GROUPS),
+    (Case("elastic", (2, 2), 4, 1, helping=True), BOTH),
+    (Case("tcss", (2, 2), 2, 3, helping=True, pauses=True, share=1.0), SAMPLES),
+    (Case("tcss", (1, 1), 4, 8, share=0.5, dtype="float32"), EPOCHS),
+]
+IN_MAKE_TEST = (3, 6, 13, 14)
+
+
+@pytest.mark.parametrize(("case", "changes"), marked(CASES, IN_MAKE_TEST, "layouts"), ids=str)
+def test_weights_equal_the_serial_reference(case, changes, run_layout):
+    found = run_layout(case, **changes, **FAR)
+    updates = changes["train.updates_per_iteration"]
+    check_weights(found, version=3 * updates)
+    ends = range(0, 3 * updates, updates)
+    versions = found.versions()
+    assert set(versions.values()) <= set(ends), "a version between two updates generated"
+    assert all(updates * (i - bool(case.share)) <= v for (i, _), v in versions.items())
+    rows = [record.metrics for record in found.records]
+    for row in rows:
+        check_metrics(row, updates)
+    assert max(row["train/clip_fraction"] for row in rows) > 0, "the clip does not act"
+
+
+def check_metrics(row: dict[str, float], updates: int) -> None:
+    """The first update is on-policy but for stale groups; the ratios of the others are not 1."""
+    clipped = [row[f"update-{number + 1}/clip_fraction"] for number in range(updates)]
+    assert f"update-{updates + 1}/clip_fraction" not in row
+    assert math.isclose(sum(clipped) / updates, row["train/clip_fraction"])
+    if not row["staleness/mean"] > (updates - 1) / 2:
+        assert clipped[0] == 0
+    assert row[f"update-{updates}/max_log_ratio"] > 1e-4, "the ratios are 1"
+    assert row["staleness/max"] >= updates - 1
+
+
+def test_every_layout_is_there_with_groups_or_samples_and_epochs():
+    assert {case.layout for case, _ in CASES} == set(LAYOUTS)
