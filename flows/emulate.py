@@ -103,7 +103,12 @@ def emulated_config(
                 steps_per_task=steps_per_task,
             ),
             algorithm=FlowGrpo(window=(scenario.trained_steps, 0, scenario.trained_steps)),
-            train=TrainConfig(pack_size=scenario.pack_size),
+            train=TrainConfig(
+                pack_size=scenario.pack_size,
+                updates_per_iteration=scenario.updates,
+                epochs=scenario.epochs,
+                dealt_by=scenario.dealt_by,
+            ),
             cluster=ClusterConfig(
                 rollout_workers=num_rollout, trainer_workers=scenario.devices - num_rollout
             ),

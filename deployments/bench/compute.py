@@ -108,7 +108,8 @@ def _measure(row: Row, config: RunConfig, iterations: int) -> None:
     schedule = config.schedule.model_copy(update={"layout": row.name})
     update = {"schedule": schedule, "num_iterations": WARM_UP + iterations}
     row.layout, row.split, records = run_layout(config.model_copy(update=update))
-    ends = iteration_ends(span for record in records for span in record.spans)[WARM_UP - 1 :]
+    spans = [span for record in records for span in record.spans]
+    ends = iteration_ends(spans, config.train.updates_per_iteration)[WARM_UP - 1 :]
     row.seconds += [last - first for first, last in pairwise(ends)]
     for record in records[WARM_UP:]:
         row.errors.append(record.metrics["makespan/predicted_error"])

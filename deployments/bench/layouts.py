@@ -136,7 +136,7 @@ def row_of(
         seed: of the run.
     """
     devices = scenario.cluster(choice.num_rollout)
-    ends = iteration_ends(spans)
+    ends = iteration_ends(spans, scenario.updates)
     first, last = steady_iterations(len(ends), schedule)
     window = Window(ends[first], ends[last])
     device_seconds = window.seconds * len(devices)
@@ -153,11 +153,16 @@ def row_of(
     )
 
 
-def iteration_ends(spans: Iterable[Span]) -> list[float]:
-    """Return when all devices held the version that each iteration made."""
+def iteration_ends(spans: Iterable[Span], num_updates: int = 1) -> list[float]:
+    """Return when all devices held the version with which each iteration ended.
+
+    Args:
+        spans: of a run that skipped no update.
+        num_updates: of an iteration.
+    """
     ends: dict[int, float] = {}
     for span in spans:
-        if span.kind == "push" and span.version > 0:
+        if span.kind == "push" and span.version > 0 and span.version % num_updates == 0:
             ends[span.version] = max(span.ended, ends.get(span.version, span.ended))
     return [ends[version] for version in sorted(ends)]
 

@@ -97,7 +97,7 @@ def _trained_serially(config: RunConfig) -> tuple[EvaluationReport, list[float]]
     run = train_serially(config)
     folder = Path(config.tracking.runs_dir) / f"{SERIAL}-{config.seed}"
     folder.mkdir(parents=True, exist_ok=True)
-    state = replace(initial_state(run.weights), version=config.num_iterations, ema=run.ema)
+    state = replace(initial_state(run.weights), version=config.num_updates, ema=run.ema)
     write_checkpoint(folder / CHECKPOINTS_OF_RUN, state, _position(config))
     (folder / CONFIG_OF_RUN).write_text(config.model_dump_json(indent=2))
     return evaluate_run(str(folder)), [row["reward/mean"] for row in run.metrics]

@@ -124,9 +124,9 @@ class ScheduleConfig(Strict):
     tcss, 0 for the others. Above 0 in tcss and elastic only."""
 
     max_staleness: Annotated[int, _VERSIONS] = Field(1, ge=1)
-    """Largest number of updates between the version that generates and the version trained. Layout
-    auto and ``digen plan`` take the least up to this that pays: a push that takes long asks for
-    more than one."""
+    """Largest number of iterations, of those that make a version, between the version that
+    generates a group and the one that its own iteration begins to train. Layout auto and ``digen
+    plan`` take the least up to this that pays: a push that takes long asks for more than one."""
 
     push: Literal["auto", "dense", "delta"] = "auto"
     """How a new version comes to a device. dense: all of it. delta: where that is fewer bytes, what

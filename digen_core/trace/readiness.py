@@ -48,7 +48,9 @@ class Readiness:
 
         Never after it started.
         """
-        ends = [self._ends[key][-1] for key in _inputs(task) if -1 not in key and key in self._ends]
+        inputs = [self._ends[key] for key in _inputs(task) if -1 not in key and key in self._ends]
+        # the last one that ended before: an iteration may be reduced and stepped several times
+        ends = [own[max(bisect_right(own, task.started) - 1, 0)] for own in inputs]
         events = next((self._ends[key] for key in _events(task) if key in self._ends), [])
         if known := bisect_right(events, task.queued):
             ends.append(events[known - 1])

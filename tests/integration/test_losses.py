@@ -133,7 +133,7 @@ def check(folder: Path, config: RunConfig, report) -> None:
     from digen_core.transport.samples import read_samples
 
     expected, state = reference(config), last_state(folder)
-    assert state.version == config.num_iterations
+    assert state.version == config.num_updates
     assert distance(expected.weights, initial(config)) > 1e-4, "the weights did not move"
     assert distance(state.weights, expected.weights) < 1e-10
     assert distance(state.ema, expected.ema) < 1e-10
@@ -141,7 +141,7 @@ def check(folder: Path, config: RunConfig, report) -> None:
     names = [(row["iteration"], row["group"], row["sample"]) for row in rows]
     every = range(config.num_iterations), range(3), range(4)
     assert names == [(i, g, s) for i in every[0] for g in every[1] for s in every[2]]
-    assert report.after.version == config.num_iterations
+    assert report.after.version == config.num_updates
     kind = "transformer" if config.train.lora is None else "lora"
     assert list(folder.glob(f"{kind}/*.safetensors"))
 
@@ -392,6 +392,24 @@ def test_a_gang_on_two_hosts_is_formed_again(live, room):
     live(story, **GANGS | cluster, parallel__stages=2, num_iterations=6)
     assert story.said("worker room", "is a gang whose member room.1")
     assert story.said("worker room has joined") or story.said("resumed 1 time")
+
+
+def in_update(number: int, kind: type, iteration: int) -> Callable[[object], bool]:
+    """Tell a pack of one of an iteration's updates."""
+    is_event = event_of(kind, iteration)
+    return lambda what: is_event(what) and what.pack.blocks[0].update == number
+
+
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [("elastic", "trainer-0"), operation("gap", "trainer-1"), operation("elastic", "rollout-0")],
+)
+def test_a_worker_is_lost_between_two_updates(live, layout, name):
+    """The holder, in the second of three: the first one is made, and is not made again."""
+    story = Story(in_update(1, p.PackTrained, 1), signal_to(name))
+    updates = {"train__updates_per_iteration": 3, "train__dealt_by": "samples"}
+    live(story, **updates, schedule__layout=layout)
+    assert story.said(f"worker {name}", "was lost")
 
 
 @pytest.mark.operation

@@ -22,14 +22,14 @@ class StoppedError(Exception):
 
 
 def stop_at_the_third_version(config: RunConfig) -> None:
-    """Run a config until its third version is to be kept."""
+    """Run a config until the version with which its third iteration ends is to be kept."""
     from flows import post_train
     from flows.runtime import publishing
 
     keep = publishing.keep_checkpoint
 
     def keep_two(client, workers, run_id, version, run_dir, position):
-        if version == 3:
+        if version == 3 * config.train.updates_per_iteration:
             raise StoppedError
         return keep(client, workers, run_id, version, run_dir, position)
 
@@ -48,7 +48,7 @@ def check_run(folder: Path, config: RunConfig) -> None:
     from digen_core.transport.samples import read_samples
 
     expected, state = reference(config), last_state(folder)
-    assert state.version == config.num_iterations
+    assert state.version == config.num_updates
     assert distance(expected.weights, initial(config)) > 1e-4, "the weights did not move"
     assert distance(state.weights, expected.weights) < TOLERANCE[config.model.dtype]
     assert distance(state.ema, expected.ema) < TOLERANCE[config.model.dtype]
@@ -70,4 +70,5 @@ def check_run(folder: Path, config: RunConfig) -> None:
         serial = expected.metrics[metric.step - 1]["reward/mean"]
         assert metric.value == pytest.approx(serial, rel=1e-4)
     judged = client.get_metric_history(run.info.run_id, "evaluation/reward")
-    assert sorted(metric.step for metric in judged) == [0, 2, 4, 5]
+    updates = config.train.updates_per_iteration
+    assert sorted(metric.step for metric in judged) == [updates * own for own in (0, 2, 4, 5)]

@@ -1,0 +1,54 @@
+"""Updates that cannot be dealt, or trained, are one line before anything starts."""
+
+import pytest
+
+from deployments.overrides import config_of
+from digen_core.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--train.updates-per-iteration", "3", "--train.epochs", "2"],
+            "train.updates_per_iteration is 3, but train.epochs is 2, and each epoch has as many",
+        ),
+        (
+            ["--train.epochs", "2"],
+            "train.updates_per_iteration is 1, but train.epochs is 2",
+        ),
+        (
+            ["--train.updates-per-iteration", "3", "--rollout.prompts-per-iteration", "4"],
+            "is 3 in 1 epochs, but an iteration has 4 groups (train.dealt_by) to deal to the 3",
+        ),
+        (
+            [
+                *("--train.updates-per-iteration", "5", "--train.dealt-by", "samples"),
+                *("--rollout.prompts-per-iteration", "4", "--rollout.group-size", "8"),
+            ],
+            "an iteration has 32 samples (train.dealt_by) to deal to the 5 updates of each",
+        ),
+        (
+            ["--train.updates-per-iteration", "2", "--algorithm.type", "diffusion_nft"],
+            "algorithm.type diffusion_nft compares with the velocity of the policy that sampled",
+        ),
+        (
+            ["--train.updates-per-iteration", "2", "--algorithm.correction", "truncate"],
+            "algorithm.correction 'truncate' takes the trained version for the one with which",
+        ),
+        (["--train.updates-per-iteration", "0"], "train.updates_per_iteration"),
+        (["--train.updates-per-iteration", "1000"], "train.updates_per_iteration"),
+        (["--train.dealt-by", "pairs"], "train.dealt_by"),
+    ],
+)
+def test_what_cannot_be(options, message):
+    with pytest.raises(ConfigError) as found:
+        config_of(options)
+    assert message in str(found.value)
+
+
+def test_what_can_be():
+    config = config_of(["--train.updates-per-iteration", "4", "--train.epochs", "2"])
+    assert config.pairs_per_update * 4 == config.num_pairs * 2
+    assert config.num_updates == 4 * config.num_iterations
+    assert config.num_behind == 3

@@ -1,0 +1,134 @@
+"""Several updates of an iteration: scenes by hand."""
+
+import pytest
+
+from digen_core.control import protocol as p
+from digen_core.control.generation import group_order
+from digen_core.control.iteration import fragments_of
+from support.random_cluster import TRAINED, make_controller, make_workload
+
+ORDER = [[1, 0]]  # group 1 is dealt to the first update
+WORKLOAD = make_workload(num_updates=2, pack_size=16)
+
+
+def begun(layout="gap", **options):
+    """Return a controller whose devices hold version 0, and what it says to a first iteration."""
+    it = make_controller(layout, workload=WORKLOAD, **options)
+    for push in it.start():
+        it.handle(p.VersionLoaded(push.device, push.version))
+    return it, it.handle(p.IterationOffered(0, TRAINED, deal=WORKLOAD.deal(ORDER)))
+
+
+def generated(it, group):
+    """Return what is said when the last fragment of a group has its rewards."""
+    said = []
+    for fragment in fragments_of(WORKLOAD, 0, group):
+        said = it.handle(p.FragmentGenerated(fragment))
+        said += it.handle(p.FragmentScored(fragment))
+    return said
+
+
+def trained(it, trains):
+    """Return what is said when packs are trained, and those that follow."""
+    while isinstance(trains[0], p.Train):
+        trains = trains[1:] + it.handle(p.PackTrained(trains[0].pack))
+    return trains
+
+
+def test_the_first_update_is_made_while_the_second_ones_groups_are_generated():
+    it, told = begun("tsp")
+    assert [do.fragment.group for do in told] == [1]  # of the first update
+    assert p.ComputeAdvantages(0, (1,)) in generated(it, 1)
+    trains = it.handle(p.AdvantagesComputed(0, (1,)))
+    assert {block.update for do in trains for block in do.pack.blocks} == {0}
+    assert trained(it, trains) == [p.Reduce(0, ("trainer-0",), "trainer-0")]
+    assert it.handle(p.GradientReduced(0)) == [p.Step(0, 0, "trainer-0")]
+    assert it.handle(p.Stepped(1)) == [p.Push(1, "trainer-0", "trainer-0")]  # who trains alone
+    assert it.handle(p.VersionLoaded("trainer-0", 1)) == []
+    first, second = fragments_of(WORKLOAD, 0, 0)
+    told = it.handle(p.FragmentGenerated(first))
+    assert p.Generate(second, 0, 4, 0, "rollout-0") in told  # with the version of the start
+    it.handle(p.FragmentScored(first))
+    it.handle(p.FragmentGenerated(second))
+    it.handle(p.FragmentScored(second))
+    (train,) = it.handle(p.AdvantagesComputed(0, (0,)))
+    assert (train.version, train.pack.num_pairs) == (1, 8)
+    assert trained(it, [train]) == [p.Reduce(0, ("trainer-0",), "trainer-0")]
+    assert it.handle(p.GradientReduced(0)) == [p.Step(0, 1, "trainer-0")]
+    assert it.handle(p.Stepped(2)) == [
+        p.Push(2, "rollout-0", "trainer-0"),
+        p.Push(2, "trainer-0", "trainer-0"),
+    ]
+    assert it.handle(p.VersionLoaded("trainer-0", 2)) == []
+    assert it.handle(p.VersionLoaded("rollout-0", 2)) == [p.FinishIteration(0, updated=True)]
+
+
+def at_second(skipped=(), layout="tsp", **options):
+    """Return a controller whose second update is trained but for its step."""
+    it, _ = begun(layout, **options)
+    generated(it, 1)
+    trained(it, it.handle(p.AdvantagesComputed(0, (1,))))
+    it.handle(p.GradientReduced(0))
+    it.handle(p.Stepped(1))
+    it.handle(p.VersionLoaded("trainer-0", 1))
+    generated(it, 0)
+    told = it.handle(p.AdvantagesComputed(0, (0,), skipped))
+    return it, trained(it, told) if isinstance(told[0], p.Train) else told
+
+
+def test_a_last_update_without_signal_leaves_the_version_before():
+    """Which the devices that generate get then."""
+    it, told = at_second(skipped=(0,))
+    assert told == [p.Push(1, "rollout-0", "trainer-0")]
+    assert it.handle(p.VersionLoaded("rollout-0", 1)) == [p.FinishIteration(0, updated=True)]
+    told = it.handle(p.IterationOffered(1, TRAINED, deal=WORKLOAD.deal(ORDER)))
+    assert [do.version for do in told] == [1]
+
+
+def test_a_last_update_that_is_skipped_leaves_the_version_before():
+    it, _ = at_second()
+    it.handle(p.GradientReduced(0))
+    assert it.handle(p.UpdateSkipped(0, 2)) == [p.Push(1, "rollout-0", "trainer-0")]
+    assert it.handle(p.VersionLoaded("rollout-0", 1)) == [p.FinishIteration(0, updated=True)]
+
+
+def test_a_first_update_without_signal_goes_on_with_the_second():
+    it, _ = begun("tsp")
+    generated(it, 1)
+    assert it.handle(p.AdvantagesComputed(0, (1,), (1,))) == []
+    generated(it, 0)
+    (train,) = it.handle(p.AdvantagesComputed(0, (0,)))
+    assert train.version == 0
+    assert {block.update for block in train.pack.blocks} == {1}
+
+
+def test_an_iteration_without_any_signal_makes_no_version():
+    it, _ = begun("tsp")
+    generated(it, 1)
+    it.handle(p.AdvantagesComputed(0, (1,), (1,)))
+    generated(it, 0)
+    assert it.handle(p.AdvantagesComputed(0, (0,), (0,))) == [p.FinishIteration(0, updated=False)]
+
+
+def test_who_joins_between_two_updates_gets_both_versions():
+    it, _ = begun("tsp")
+    generated(it, 1)
+    trained(it, it.handle(p.AdvantagesComputed(0, (1,))))
+    it.handle(p.GradientReduced(0))
+    it.handle(p.Stepped(1))
+    it.handle(p.VersionLoaded("trainer-0", 1))
+    told = it.handle(p.DeviceJoined(p.Device("trainer-1", frozenset({"trainer"}))))
+    assert [do.version for do in told if isinstance(do, p.Push)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("costs", "order", "expected"),
+    [
+        ((), "listed", (1, 3, 0, 2)),
+        ((1.0, 1.0, 2.0, 0.5), "cheap-first", (3, 1, 0, 2)),
+        ((1.0, 1.0, 2.0, 0.5), "dear-first", (1, 3, 2, 0)),
+    ],
+)
+def test_groups_of_the_first_update_are_generated_first(costs, order, expected):
+    deal = make_workload(num_groups=4, num_updates=2).deal([[3, 1, 0, 2]])
+    assert group_order(4, costs, order, deal) == expected
