@@ -170,6 +170,32 @@ def flat_for(*groups):
     return reward
 
 
+TWO = {"updates_per_iteration": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "narrow", "wide"),
+    [
+        ("flow_grpo", "clip_range", 1e-7, 0.9),
+        ("grpo_guard", "clip_range", 1e-9, 0.9),
+        ("flow_dppo", "max_divergence", 1e-13, 10.0),
+    ],
+)
+def test_bounds_act_from_the_second_update_on(train, name, key, narrow, wide):
+    """Of one update every ratio is 1, and none is ever reached."""
+    bounds = [{"type": name, key: bound} for bound in (narrow, wide)]
+    assert_equal(*(train(algorithm=own).weights for own in bounds))
+    assert distance(*(train(algorithm=own, train=TWO).weights for own in bounds)) > 1e-5
+
+
+def test_an_update_is_the_mean_over_its_own_share_of_the_samples(train):
+    """The other one has no signal: its share of the loss is half of that of both as one."""
+    first, _ = (prompt.text for prompt in prompts_of_iteration(PROMPTS, 0, 2, seed=0))
+    one, two = (train(flat_for(first), num_iterations=1, train=own).metrics[0] for own in ({}, TWO))
+    assert one["groups/zero_variance"] == two["groups/zero_variance"] == 1
+    assert two["train/grad_norm"] == pytest.approx(2 * one["train/grad_norm"], rel=1e-12)
+
+
 def test_a_group_without_signal_is_replaced_by_one_of_another_prompt(train):
     first, second = (prompt.text for prompt in prompts_of_iteration(PROMPTS, 0, 2, seed=0))
     (third,) = {prompt.text for prompt in PROMPTS} - {first, second}

@@ -1,0 +1,42 @@
+"""Several updates of an iteration, simulated: times worked out by hand, and who waits for whom."""
+
+import pytest
+
+from deployments.shipped import find_scenario
+from digen_core.planning.search import Choice, search, simulate_choice
+
+
+def seconds(scenario, layout, **changes):
+    own = scenario.model_copy(update=changes)
+    return simulate_choice(own, Choice(layout, 1), num_iterations=3).seconds
+
+
+def test_behind_a_barrier_an_update_costs_its_step(scenario):
+    # 4 fragments of 4 s, the last reward, 2 packs of 2 s and a step, twice, and the push.
+    assert 16 + 0.25 + 2 * (4 + 0.5) + 2 == seconds(scenario, "disaggregated", updates=2) == 27.25
+
+
+def test_by_groups_the_first_update_is_hidden_behind_the_second_ones_groups(scenario):
+    # The first one's pairs are trained and stepped from 8.25 s to 12.75 s.
+    assert 16 + 0.25 + 4 + 0.5 + 2 == seconds(scenario, "gap", updates=2) == 22.75
+    assert seconds(scenario, "gap") == 22.75
+
+
+def test_by_samples_it_waits_for_the_last_group(scenario):
+    # One pair of the first update is trained before, the other from 16.25 s on; 25.25 s in all, or
+    # 22.75 s in an iteration whose first update has both samples of the first group.
+    assert 22.75 < seconds(scenario, "gap", updates=2, dealt_by="samples") <= 25.25
+
+
+def test_epochs_train_each_pair_again(scenario):
+    twice = seconds(scenario, "disaggregated", updates=2, epochs=2)
+    assert 16 + 0.25 + 2 * (8 + 0.5) + 2 == twice == 35.25
+
+
+@pytest.mark.parametrize("dealt_by", ["groups", "samples"])
+def test_overlap_pays_with_two_updates_too(dealt_by):
+    """Every scenario is in docs/scheduling.md."""
+    own = find_scenario("D").model_copy(update={"updates": 2, "dealt_by": dealt_by})
+    barrier = search(own, "disaggregated").seconds
+    assert search(own, "gap").seconds < barrier
+    assert search(own, "elastic").seconds < 0.85 * barrier
