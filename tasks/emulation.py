@@ -16,7 +16,7 @@ tiny: a fragment is its own segment, a number is a policy version.
 The members of a gang wait together, by their leader's command.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -294,6 +294,7 @@ def push_weights(
     policy_version: int,
     source: tuple[str, ...] = (),
     *,
+    needed: Collection[int] = (),
     by_delta: bool = False,
     keeps_base: bool = False,
 ) -> tuple[None, Pushed]:

@@ -1,5 +1,7 @@
 """Version tasks: the state of version 0, the optimizer step, publish and push."""
 
+from collections.abc import Collection
+
 from digen_core.config.run import RunConfig
 from digen_core.models.trainable import initial_weights
 from digen_core.training.contents import contents_of
@@ -192,6 +194,7 @@ def push_weights(
     policy_version: PolicyVersion,
     source: tuple[str, ...] = (),
     *,
+    needed: Collection[int] = (),
     by_delta: bool = False,
     keeps_base: bool = False,
 ) -> tuple[None, Pushed]:
@@ -202,11 +205,17 @@ def push_weights(
         label: of the task run.
         policy_version: to load.
         source: addresses of the workers of a device that holds it, by rank; of itself, none.
+        needed: other versions that work may name; all others are dropped.
         by_delta: have deltas sent, of a version that both devices hold.
         keeps_base: serve the version before it, too, of which others may ask for deltas.
     """
     with working(run_id):
         failure = load_version(
-            run_id, policy_version, source, by_delta=by_delta, keeps_base=keeps_base
+            run_id,
+            policy_version,
+            source,
+            needed=needed,
+            by_delta=by_delta,
+            keeps_base=keeps_base,
         )
     return None, Pushed(policy_version.version, policy_version.hash, failure)

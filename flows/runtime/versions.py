@@ -193,6 +193,7 @@ class Versions:
                 "policy_version": self._run.progress.published[do.version],
                 # none: it is there
                 "source": () if is_there else self._run.fleet.workers_of(do.source),
+                "needed": frozenset(self._run.progress.published),
                 "by_delta": sends_deltas(self._run, (do.source, do.device)),
                 "keeps_base": sends_deltas(self._run, self._run.fleet.names),
             },

@@ -1,7 +1,7 @@
 """The model that a worker process holds, by run: what every task body works with."""
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -89,16 +89,23 @@ class Engine:
         """The version whose weights the policy has now, if they are a version's."""
         return self.versions.active
 
-    def load(self, pushed: PolicyVersion, rows: Weights, *, keeps_base: bool = False) -> None:
-        """Hold a version whose rows have arrived, and drop those that are too old (collective).
+    def load(
+        self,
+        pushed: PolicyVersion,
+        rows: Weights,
+        *,
+        needed: Collection[int] = (),
+        keeps_base: bool = False,
+    ) -> None:
+        """Hold a version whose rows have arrived, and drop those that are not needed (collective).
 
         Args:
             pushed: the version.
             rows: of it, this member's, whose fingerprints were found to be the version's.
+            needed: other versions that work may name.
             keeps_base: serve the version before it, too: deltas of later ones are of it.
         """
         others = sorted(set(self.versions.held) - {pushed.version}, reverse=True)
-        needed = range(pushed.version - self.config.num_behind, pushed.version)
         too_old = [other for other in others if other not in needed]
         for other in too_old:
             self.old.pop(other, None)
@@ -210,6 +217,7 @@ def load_version(
     pushed: PolicyVersion,
     source: Sequence[str],
     *,
+    needed: Collection[int] = (),
     by_delta: bool = False,
     keeps_base: bool = False,
 ) -> str:
@@ -219,6 +227,7 @@ def load_version(
         run_id: of the run.
         pushed: the version.
         source: addresses of the workers of a device that holds it, by rank.
+        needed: other versions that work may name; all others are dropped.
         by_delta: have deltas sent, of a version that both devices hold.
         keeps_base: serve the version before it, too, of which others may ask for deltas.
 
@@ -230,7 +239,7 @@ def load_version(
         engine.drop_bases(pushed.version)
         rows, failure = fetch_rows(run_id, engine, pushed, source, by_delta=by_delta)
         if not failure:
-            engine.load(pushed, rows, keeps_base=keeps_base)
+            engine.load(pushed, rows, needed=needed, keeps_base=keeps_base)
     return failure
 
 

@@ -110,6 +110,25 @@ def test_receivers_compute_with_what_the_masters_gave(tiny_flux, dtype, train):
     assert_computes_with(engine, expected)
 
 
+def test_versions_that_are_needed_are_kept_in_whatever_order_they_come(tiny_flux):
+    """As of an iteration of several updates, or where a push had to be tried again."""
+    engine, (state, _) = engine_of(tiny_flux, "float32", {"lora": {"rank": 4}}), call(start_state)
+    made = [state]
+    for _ in range(3):
+        made.append(replace(moved(made[-1]), version=made[-1].version + 1))
+
+    def push(version, needed):
+        pushed, _ = call(publish, state=made[version])
+        call(push_weights, policy_version=pushed, needed=frozenset(needed))
+        return sorted(engine.versions.held)
+
+    assert push(0, {0}) == [0]
+    assert push(2, {0, 1, 2}) == [0, 2]
+    assert push(1, {0, 1, 2}) == [0, 1, 2]
+    assert push(3, {2, 3}) == [2, 3]
+    assert push(0, {0}) == [0]  # a run that goes back to where it began
+
+
 def test_each_parameter_has_its_own_dtype(tiny_families):
     """Some modules of Wan stay float32."""
     engine = engine_of(tiny_families["wan"], "bfloat16", WHOLE, family="wan")
