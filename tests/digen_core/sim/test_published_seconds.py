@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import takewhile
 
 import pytest
 
@@ -27,8 +28,9 @@ CHOICES = {
 def published(name: str, page: str = "docs/scheduling.md") -> dict[str, float]:
     """Return a row of a page's table by the headings of its columns."""
     lines = (ROOT / page).read_text().splitlines()
-    (heading,) = (line for line in lines if line.startswith("| recipe |"))
-    (row,) = (line for line in lines if re.match(rf"\| {name} .*\d \|$", line))
+    (start,) = (place for place, line in enumerate(lines) if line.startswith("| recipe |"))
+    heading, *rows = takewhile(lambda line: line.startswith("|"), lines[start:])
+    (row,) = (line for line in rows if re.match(rf"\| {name} .*\d \|$", line))
     columns = [[cell.strip() for cell in line.strip("|").split("|")] for line in (heading, row)]
     return {key: float(cell) for key, cell in list(zip(*columns, strict=True))[1:]}
 
