@@ -56,7 +56,7 @@ class RunConfig(Strict):
     """Every random stream is derived from (seed, iteration, group, sample, step)."""
 
     num_iterations: Annotated[int, AtMost(1_000_000, "so many take years")] = Field(10, ge=1)
-    """Rounds of prompts; each ends in one optimizer step."""
+    """Rounds of prompts; each makes train.updates_per_iteration optimizer steps."""
 
     max_minutes: float | None = Field(None, gt=0)
     """Stop at the end of the iteration in which this much time has passed; null never stops."""

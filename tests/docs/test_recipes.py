@@ -25,8 +25,8 @@ SHRUNK = {
     "model.width": 32,
     "model.max_sequence_length": 24,
     "rollout.prompts_per_iteration": 2,
-    "rollout.group_size": 4,
-    "rollout.fragment_size": 4,
+    "rollout.group_size": 6,  # of 2 x 6 samples each of 2, 3 or 4 updates has as many
+    "rollout.fragment_size": 6,
     "num_iterations": 1,
 }
 
@@ -64,6 +64,7 @@ def test_a_recipe_is_ready_to_run(recipe, monkeypatch):
     assert config.name == recipe.replace("_", "-")
     assert settings_folder(config.model.path).name == Path(config.model.path).name
     assert config.train.pack_size == config.rollout.fragment_size  # one batch size, exact replay
+    assert config.train.updates_per_iteration == 1 or config.train.dealt_by == "samples"
 
 
 def test_a_recipe_says_where_it_is_from(recipe):
@@ -136,5 +137,6 @@ def row_of(config: RunConfig) -> list[str]:
         size if model.num_frames == 1 else f"{size}, {model.num_frames} frames",
         f"{rollout.num_steps}, {config.num_trained_steps} trained",
         f"{rollout.prompts_per_iteration} x {rollout.group_size}",
+        str(config.train.updates_per_iteration),
         "all weights" if lora is None else f"LoRA {lora.rank}/{lora.alpha:g}",
     ]

@@ -48,7 +48,7 @@ DRAWS: Final = 4
 """Of the links and speeds of each bed: what is shown is their mean."""
 
 WORK: Final = Work(num_samples=96, num_steps=6, pairs_per_sample=3, batch=96)
-"""Of an iteration: a sixth of the recipe's samples."""
+"""Of an iteration: a twelfth of the recipe's samples."""
 
 TRAJECTORY_BYTES: Final = 1_835_020.0
 
