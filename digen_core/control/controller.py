@@ -556,8 +556,7 @@ class Controller:
             raise ControllerError(f"{name} loaded version {version} unasked: {self!r}")
         device = self._fleet[name]
         device.loaded |= {version}
-        oldest = device.newest - self._schedule.num_behind(self._workload.num_updates)
-        device.loaded = frozenset(held for held in device.loaded if held >= oldest)
+        device.loaded &= {*self._versions.generating, device.newest}
         self._fleet.file(device)
         pushes = self._begin_pushes()
         if self._layout.colocated:

@@ -148,14 +148,6 @@ class Schedule:
         """Iterations that may be open beside the one that is trained."""
         return self.max_staleness if self.max_stale_share else 0
 
-    def num_behind(self, num_updates: int) -> int:
-        """Return how far behind the newest version one may be that work names.
-
-        Args:
-            num_updates: of an iteration.
-        """
-        return (self.num_ahead + 1) * num_updates - 1
-
 
 def mixings(workload: Workload) -> list[Mixing]:
     """Return the ways to generate groups that cost differently, the simplest first."""

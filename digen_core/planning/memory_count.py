@@ -68,7 +68,8 @@ def _counted(config: RunConfig, folder: Path, gang: Gang) -> Memory:
     trained = [held(parameter) for parameter in trainable_parameters(policy).values()]
     weights = sum(_bytes_of(*transformer.parameters()) for transformer in policy.transformers)
     has_lora = config.train.lora is not None
-    others = config.num_behind
+    # beside the newest: older ones on which groups began, and the one that generates meanwhile
+    others = config.schedule.num_older + (config.train.updates_per_iteration > 1)
     base = config.schedule.push == "delta" and not others  # rows of one more, to serve deltas of
     adapters = _bytes_of(*trained) * (2 + others) if has_lora else 0  # one belongs to no version
     # of a version, on the host: the members', and their rows, which they serve

@@ -114,11 +114,23 @@ class Progress:
         """Note what is pushed of a version."""
         self.published_hashes[version] = content_hash
 
-    def stepped(self, version: int, content_hash: str, oldest: int) -> None:
-        """Note that the optimizer made a version; no group begins on those before ``oldest``."""
+    def stepped(self, version: int, content_hash: str, oldest: int, trained_from: int) -> None:
+        """Note that the optimizer made a version.
+
+        Args:
+            version: that was made.
+            content_hash: of its master weights.
+            oldest: version on which groups may begin.
+            trained_from: version from which its iteration stepped first; no work names those
+                between the two any more.
+        """
         self.version = version
         self.hashes[version] = content_hash
-        self.published = {v: future for v, future in self.published.items() if v >= oldest}
+        self.published = {
+            v: future
+            for v, future in self.published.items()
+            if v >= version or oldest <= v <= trained_from
+        }
         self.copies = {own: copy for own, copy in self.copies.items() if own[1] >= oldest}
 
     def not_stepped(self, version: int) -> None:

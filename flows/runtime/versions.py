@@ -101,7 +101,8 @@ class Versions:
             return
         (it, update), self._stepped = self._stepped, None
         it.recorder.add_update(update)
-        self._run.progress.stepped(version, update.hash, version - self._max_stale)
+        oldest, trained_from = version - self._max_stale, self._trained_from(version)
+        self._run.progress.stepped(version, update.hash, oldest, trained_from)
         it.drop_sums()  # before a next sum begins: of all weights, two would not fit
         assert isinstance(self._run.progress.state, PrefectDaskFuture)
         forget_lineage(self._run.client, self._run.progress.state.wrapped_future)

@@ -212,7 +212,8 @@ class RandomCluster:
 
     @property
     def num_behind(self) -> int:
-        return self.schedule.num_behind(self.workload.num_updates)
+        """Versions between the newest and the oldest that work may name."""
+        return (self.schedule.num_ahead + 1) * self.workload.num_updates - 1
 
     def is_skipped(self, index: int, update: int) -> bool:
         """Say whether the gradient of an update is NaN."""
