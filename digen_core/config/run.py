@@ -4,6 +4,7 @@ A config is complete before anything starts: derived values are properties, unkn
 and combinations that cannot work are refused here with the values that clash and a way out.
 """
 
+from math import ceil
 from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -201,8 +202,11 @@ class RunConfig(Strict):
         return (self.schedule.num_older + 1) * self.train.updates_per_iteration - 1
 
     def is_kept(self, version: int) -> bool:
-        """Say whether a version with which an iteration ends gets a checkpoint."""
-        return self.checkpoints.are_due(version // self.train.updates_per_iteration)
+        """Say whether a version with which an iteration ends gets a checkpoint.
+
+        Where updates are skipped, those of a whole iteration count as one.
+        """
+        return self.checkpoints.are_due(ceil(version / self.train.updates_per_iteration))
 
     def size_of(self, iteration: int, group: int) -> Size:
         """Return the size of a group's samples; a group has that of the one it takes the place of.

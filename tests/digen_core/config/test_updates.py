@@ -52,3 +52,17 @@ def test_what_can_be():
     assert config.pairs_per_update * 4 == config.num_pairs * 2
     assert config.num_updates == 4 * config.num_iterations
     assert config.num_behind == 3
+
+
+@pytest.mark.parametrize(
+    ("every", "ends", "kept"),
+    [
+        (1, (4, 8, 12), (4, 8, 12)),
+        (2, (4, 8, 12, 16), (8, 16)),
+        (1, (1, 5, 6, 7), (1, 5, 6, 7)),  # updates are skipped
+        (2, (1, 4, 5, 9, 12), (5,)),
+    ],
+)
+def test_checkpoints_are_of_what_iterations_end_with(every, ends, kept):
+    config = config_of(["--train.updates-per-iteration", "4", "--checkpoints.every", str(every)])
+    assert tuple(version for version in ends if config.is_kept(version)) == kept
