@@ -296,7 +296,7 @@ def push_weights(
     *,
     needed: Collection[int] = (),
     by_delta: bool = False,
-    keeps_base: bool = False,
+    base: int = -1,
 ) -> tuple[None, Pushed]:
     """Wait for the link, if the device generates."""
     with _working(run_id) as (config, device, started):

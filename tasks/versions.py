@@ -196,7 +196,7 @@ def push_weights(
     *,
     needed: Collection[int] = (),
     by_delta: bool = False,
-    keeps_base: bool = False,
+    base: int = -1,
 ) -> tuple[None, Pushed]:
     """Load a version on this device, and acknowledge it with the content's hash.
 
@@ -207,7 +207,7 @@ def push_weights(
         source: addresses of the workers of a device that holds it, by rank; of itself, none.
         needed: other versions that work may name; all others are dropped.
         by_delta: have deltas sent, of a version that both devices hold.
-        keeps_base: serve the version before it, too, of which others may ask for deltas.
+        base: version that the iteration before ended with, to be served on: deltas are of it.
     """
     with working(run_id):
         failure = load_version(
@@ -216,6 +216,6 @@ def push_weights(
             source,
             needed=needed,
             by_delta=by_delta,
-            keeps_base=keeps_base,
+            base=base,
         )
     return None, Pushed(policy_version.version, policy_version.hash, failure)

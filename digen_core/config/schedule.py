@@ -130,8 +130,8 @@ class ScheduleConfig(Strict):
 
     push: Literal["auto", "dense", "delta"] = "auto"
     """How a new version comes to a device. dense: all of it. delta: where that is fewer bytes, what
-    differs from a version that it holds, for which each device keeps the version before the newest
-    on its host. auto: delta from one site to another, dense within one."""
+    differs from a version that it holds, for which each device keeps what the iteration before
+    ended with on its host. auto: delta from one site to another, dense within one."""
 
     helpers: Annotated[int, Field(ge=0), _WORKERS] | Literal["auto"] = "auto"
     """Trainers that may generate while they have no pairs; auto: as many as is predicted to pay."""

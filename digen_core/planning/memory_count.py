@@ -70,7 +70,8 @@ def _counted(config: RunConfig, folder: Path, gang: Gang) -> Memory:
     has_lora = config.train.lora is not None
     # beside the newest: older ones on which groups began, and the one that generates meanwhile
     others = config.schedule.num_older + (config.train.updates_per_iteration > 1)
-    base = config.schedule.push == "delta" and not others  # rows of one more, to serve deltas of
+    is_base_dropped = not config.schedule.num_older  # else it is one of the others
+    base = config.schedule.push == "delta" and is_base_dropped  # its rows, to serve deltas of
     adapters = _bytes_of(*trained) * (2 + others) if has_lora else 0  # one belongs to no version
     # of a version, on the host: the members', and their rows, which they serve
     copies = 1 if gang.shards_weights or gang.size == 1 else gang.size // gang.stages + 1

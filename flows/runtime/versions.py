@@ -196,11 +196,19 @@ class Versions:
                 "source": () if is_there else self._run.fleet.workers_of(do.source),
                 "needed": frozenset(self._run.progress.published),
                 "by_delta": sends_deltas(self._run, (do.source, do.device)),
-                "keeps_base": sends_deltas(self._run, self._run.fleet.names),
+                "base": self._base_of(do.version),
             },
             event_of=event_of,
         )
         self._submitter.submit(self._makers.get(do.version, newest), work)
+
+    def _base_of(self, version: int) -> int:
+        """Return the version that deltas of one are of, to be kept for others; -1: there are none.
+
+        Devices that only generate hold no version between two updates.
+        """
+        is_sent = sends_deltas(self._run, self._run.fleet.names)
+        return self._trained_from(version) if is_sent else -1
 
     def _push_failed(self, do: protocol.Push, failure: str) -> Event:
         """Note that a push failed, which the controller has tried again.

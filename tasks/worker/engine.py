@@ -95,7 +95,7 @@ class Engine:
         rows: Weights,
         *,
         needed: Collection[int] = (),
-        keeps_base: bool = False,
+        base: int = -1,
     ) -> None:
         """Hold a version whose rows have arrived, and drop those that are not needed (collective).
 
@@ -103,14 +103,14 @@ class Engine:
             pushed: the version.
             rows: of it, this member's, whose fingerprints were found to be the version's.
             needed: other versions that work may name.
-            keeps_base: serve the version before it, too: deltas of later ones are of it.
+            base: version that others may hold still, to be served on: deltas are of it.
         """
-        others = sorted(set(self.versions.held) - {pushed.version}, reverse=True)
-        too_old = [other for other in others if other not in needed]
-        for other in too_old:
+        others = set(self.versions.held) - {pushed.version}
+        unneeded = others.difference(needed)
+        for other in unneeded:
             self.old.pop(other, None)
             self.versions.drop(other)
-        unneeded = set(too_old) - set(others[:keeps_base])
+        unneeded.discard(base)
         for label in self.shelf:
             if isinstance(label, str) or label in unneeded:  # the average, and sums
                 self.shelf.drop(label)
@@ -219,7 +219,7 @@ def load_version(
     *,
     needed: Collection[int] = (),
     by_delta: bool = False,
-    keeps_base: bool = False,
+    base: int = -1,
 ) -> str:
     """Hold a version on all members of the gang.
 
@@ -229,7 +229,7 @@ def load_version(
         source: addresses of the workers of a device that holds it, by rank.
         needed: other versions that work may name; all others are dropped.
         by_delta: have deltas sent, of a version that both devices hold.
-        keeps_base: serve the version before it, too, of which others may ask for deltas.
+        base: version that the iteration before ended with, to be served on: deltas are of it.
 
     Returns:
         Why it is not held, and nothing has changed; empty if it is.
@@ -239,7 +239,7 @@ def load_version(
         engine.drop_bases(pushed.version)
         rows, failure = fetch_rows(run_id, engine, pushed, source, by_delta=by_delta)
         if not failure:
-            engine.load(pushed, rows, needed=needed, keeps_base=keeps_base)
+            engine.load(pushed, rows, needed=needed, base=base)
     return failure
 
 

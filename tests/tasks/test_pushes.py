@@ -212,11 +212,18 @@ class Device:
         self.source = Source({}, 1)
         self.source.shelves["member-0"] = self.engine.shelf
 
+    def base_of(self, pushed):
+        """Return the version that the iteration before ended with."""
+        updates = self.engine.config.train.updates_per_iteration
+        return (pushed.version - 1) // updates * updates
+
     def publish(self, state):
         """Publish and hold a version, as its maker does."""
         self._patch.setattr(engine_module, "_engines", {"run": self.engine})
         pushed, _ = call(publish, state=state)
-        call(push_weights, policy_version=pushed, keeps_base=True)
+        updates = self.engine.config.train.updates_per_iteration
+        needed = {pushed.version - 1} if pushed.version % updates else ()
+        call(push_weights, policy_version=pushed, needed=needed, base=self.base_of(pushed))
         return pushed
 
     def pull(self, pushed, other):
@@ -225,7 +232,11 @@ class Device:
         self._patch.setattr(pulling, "_ask", other.source.ask)
         before, source = other.source.num_sent, tuple(other.source.addresses)
         _, found = call(
-            push_weights, policy_version=pushed, source=source, by_delta=True, keeps_base=True
+            push_weights,
+            policy_version=pushed,
+            source=source,
+            by_delta=True,
+            base=self.base_of(pushed),
         )
         return found.failure, other.source.num_sent - before
 
@@ -256,6 +267,25 @@ def test_versions_come_as_deltas_of_the_same_bits(wider_flux, monkeypatch):
             for name, value in held.items():
                 np.testing.assert_array_equal(value, rows[name])
         assert trainer.engine.shelf.versions == [version, version - 1][: version + 1]
+
+
+def test_with_two_updates_deltas_are_of_what_the_iteration_before_ended_with(
+    wider_flux, monkeypatch
+):
+    """The trainer holds the version between them, too, which nobody else gets."""
+    train = {**WHOLE, "updates_per_iteration": 2}
+    config = engine_of(wider_flux, "bfloat16", train).config
+    trainer, device = Device(config, monkeypatch), Device(config, monkeypatch)
+    for version, state in enumerate(trained(config, 6)):
+        monkeypatch.setattr(engine_module, "_engines", {"run": trainer.engine})
+        pushed = trainer.publish(state)
+        if version % 2 == 0:
+            failure, sent = device.pull(pushed, trainer)
+            rows = trainer.engine.shelf.rows(pushed.hash)
+            dense = sum(value.nbytes for value in rows.values())
+            assert failure == ""
+            assert sent == dense if version == 0 else 0 < sent < 0.5 * dense
+    assert trainer.engine.shelf.versions == [6, 4]
 
 
 def test_a_bit_that_flips_in_a_delta_is_refused(tiny_flux, monkeypatch):

@@ -197,19 +197,27 @@ def test_versions_by_hand(tiny_families):
 
 
 def test_one_more_version_is_on_the_host_where_deltas_are_of_it(tiny_families):
-    """None more where older versions are held in any case."""
+    """None more where what the iteration before ended with is held in any case."""
     folder = Path(tiny_families["flux"])
     stale = {"layout": "tcss", "max_stale_share": 1.0, "max_staleness": 2}
     found = {
-        (push, num_older): memory_of(
-            config_of("flux", train={"lora": None}, schedule={**schedule, "push": push}), folder
+        (push, num_older, updates): memory_of(
+            config_of(
+                "flux",
+                train={"lora": None, "updates_per_iteration": updates},
+                schedule={**schedule, "push": push},
+            ),
+            folder,
         ).versions
         for num_older, schedule in ((0, {}), (2, stale))
         for push in ("dense", "delta")
+        for updates in (1, 2)
     }
-    one = found["dense", 0]
-    assert found["delta", 0] == 2 * one
-    assert found["dense", 2] == found["delta", 2] == 3 * one
+    one = found["dense", 0, 1]
+    assert found["delta", 0, 1] == found["dense", 0, 2] == 2 * one
+    assert found["delta", 0, 2] == 3 * one
+    assert found["dense", 2, 1] == found["delta", 2, 1] == 3 * one
+    assert found["dense", 2, 2] == found["delta", 2, 2] == 4 * one
 
 
 # --- what fits --------------------------------------------------------------------------------

@@ -73,8 +73,9 @@ def version_zero():
     return initial_weights(engine.policy, engine.config.train.lora, seed=engine.config.seed)
 
 
-def load(engine, version, weights):
-    engine.load(PolicyVersion(version, contents_of(weights, ALONE)), weights)
+def load(engine, version, weights, needed=()):
+    pushed = PolicyVersion(version, contents_of(weights, ALONE))
+    engine.load(pushed, weights, needed=needed)
 
 
 def assert_equal(left, right):
@@ -141,17 +142,17 @@ def test_weights_of_another_model_are_not_held(engine):
     assert 1 not in engine.versions.held
 
 
-def test_on_policy_only_the_newest_version_is_held(engine):
+def test_what_is_not_needed_is_dropped(engine):
     for version in range(3):
         load(engine, version, version_zero())
         assert engine.versions.held == [version]
 
 
-def test_a_stale_share_keeps_as_many_older_versions_as_staleness_allows(stale_engine):
+def test_versions_that_are_needed_are_held_side_by_side(stale_engine):
     weights = {version: weights_of(stale_engine, version) for version in range(5)}
     held = []
     for version in range(5):
-        load(stale_engine, version, weights[version])
+        load(stale_engine, version, weights[version], range(version - 2, version))
         held.append(stale_engine.versions.held)
     assert held == [[0], [0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]
     for version in (2, 4, 3, 4):
@@ -166,7 +167,7 @@ def test_a_stale_share_keeps_as_many_older_versions_as_staleness_allows(stale_en
 def test_a_version_that_is_pushed_again_drops_no_other(stale_engine):
     weights = version_zero()
     for version in (0, 1, 2, 2):
-        load(stale_engine, version, weights)
+        load(stale_engine, version, weights, {0, 1, 2})
     assert stale_engine.versions.held == [0, 1, 2]
 
 
