@@ -33,7 +33,9 @@ from digen_core.transport.samples import SCHEMA, file_of
 from digen_core.transport.segment import Segment
 from digen_core.transport.trajectories import read_segments
 
-MAY_CHANGE: Final = re.compile(r"algorithm\..*|train\.(?!lora).*|model\.device")
+MAY_CHANGE: Final = re.compile(
+    r"algorithm\..*|train\.(?!lora|updates_per_iteration|epochs|dealt_by).*|model\.device"
+)
 """Keys that a replay may set: what is learnt from the samples, and where."""
 
 
@@ -77,8 +79,8 @@ def replay_config(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
     for key in overrides:
         if not MAY_CHANGE.fullmatch(key):
             raise UserError(
-                f"{key} cannot be changed in a replay: the samples are as they are; it takes "
-                "algorithm.*, train.* (but train.lora) and model.device"
+                f"{key} cannot be changed in a replay: samples and updates are as they are; it "
+                "takes algorithm.*, train.* (but train.lora) and model.device"
             )
     if config.train.updates_per_iteration > 1:
         raise UserError(
