@@ -184,8 +184,8 @@ class Scenario(Strict):
                 )
         if self.updates % self.epochs or self.workload.dealt_units % (self.updates // self.epochs):
             raise ValueError(
-                f"updates is {self.updates} in {self.epochs} epochs; each epoch has as many, and "
-                f"they share {self.workload.dealt_units} {self.dealt_by} equally"
+                f"updates is {self.updates} in {self.epochs} epochs, but each epoch has as many, "
+                f"and they share {self.workload.dealt_units} {self.dealt_by} equally"
             )
         for name, kind in self.kinds.items():
             if kind.count % kind.hosts:

@@ -1,9 +1,12 @@
 """Several updates of an iteration under every layout: weights are those of the serial loop."""
 
 import math
+from collections import Counter
+from itertools import accumulate
 
 import pytest
 
+from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, checkpoints_in, name_of
 from digen_core.control.layout import LAYOUTS
 from support.layout_runs import Case, check_weights, marked
 
@@ -64,3 +67,38 @@ def check_metrics(row: dict[str, float], updates: int) -> None:
 
 def test_every_layout_is_there_with_groups_or_samples_and_epochs():
     assert {case.layout for case, _ in CASES} == set(LAYOUTS)
+
+
+HUGE = {
+    "rewards": {"smooth_rewards:sometimes_huge": 1e3},  # far above adam_eps
+    "algorithm.advantage_scale": "none",
+    "algorithm.max_advantage": 1e305,
+    "numerics.updates": "skip",
+    "num_iterations": 5,
+}
+SKIPPING = [
+    (Case("elastic", (2, 2), 2, 3, helping=True, pauses=True), GROUPS),
+    (Case("colocated", (2,), 4, 3), GROUPS),
+    (Case("tcss", (2, 2), 2, 3, share=1.0), GROUPS),
+    (Case("gap", (1, 2), 2, 3), GROUPS),
+]
+
+
+@pytest.mark.parametrize(("case", "changes"), marked(SKIPPING, (0,), "layouts"), ids=str)
+def test_some_updates_of_an_iteration_are_skipped(case, changes, run_layout):
+    """Each of the three has one group; those of one prompt overflow."""
+    run = run_layout(case, **changes, **HUGE)
+    huge = Counter(
+        row["iteration"]
+        for row in run.samples()
+        if "triangle" in row["prompt"] and row["sample"] == 0
+    )
+    skipped = [int(record.metrics["numerics/skipped_updates"]) for record in run.records]
+    assert skipped == [huge[index] for index in range(5)]
+    assert sum(skipped) > 0
+    made = list(accumulate(3 - own for own in skipped))
+    assert [record.version for record in run.records] == made
+    check_weights(run, version=made[-1])
+    names = [path.name for path in checkpoints_in(run.folder / CHECKPOINTS_OF_RUN)]
+    assert names == [name_of(version) for version in made[-2:]]
+    assert set(run.versions().values()) <= {0, *made}

@@ -154,7 +154,7 @@ class RandomCluster:
             assert not is_stuck, f"deadlock: {self.it!r}"
             place = self.random.randrange(len(choices) + len(self.others))
             if place >= len(choices):
-                do = self.others.pop(place - len(choices))
+                do = self.others.pop(self._first_push(place - len(choices)))
             else:
                 do = self.queues[choices[place]].pop(0)
             self.tell(self._event_of(do, pause_odds))
@@ -209,6 +209,17 @@ class RandomCluster:
             self.others.remove(do)
             if do.device not in lost and self.random.random() < 0.5:
                 self.tell(p.ReduceFailed(do.iteration))
+
+    def _first_push(self, place: int) -> int:
+        """Return the place of the first push to a device, in place of another one to it."""
+        do = self.others[place]
+        if not isinstance(do, p.Push):
+            return place
+        return next(
+            at
+            for at, own in enumerate(self.others)
+            if isinstance(own, p.Push) and own.device == do.device
+        )
 
     @property
     def num_behind(self) -> int:
@@ -412,16 +423,22 @@ class RandomCluster:
             case p.CopyState(version, device):
                 self.states[device].add(version)
                 return p.StateCopied(device, version)
-            case p.Push(version, device, source):
-                made = version in self.states.get(source, ())
-                if source not in self.devices or not (made or version in self.held[source]):
-                    assert self.num_lost, "a source that does not hold the version"
-                    return p.PushFailed(device, version, source)
-                self.held[device].add(version)
-                return p.VersionLoaded(device, version)
+            case p.Push():
+                return self._pushed(do)
             case p.Switch(device, role):
                 return p.Switched(device, role)
         raise AssertionError(do)
+
+    def _pushed(self, do: p.Push) -> p.Event:
+        """Load a version, if its source has it, and drop those that are too old, as a worker."""
+        version, held = do.version, self.held.get(do.source, set())
+        if do.source not in self.devices or version not in held | self.states.get(do.source, set()):
+            dropped = max(held, default=0) > version
+            assert self.num_lost or dropped, "a source that never held the version"
+            return p.PushFailed(do.device, version, do.source)
+        near = {own for own in self.held[do.device] if abs(own - version) <= self.num_behind}
+        self.held[do.device] = {version, *near}
+        return p.VersionLoaded(do.device, version)
 
     def _replace(self, index: int, groups: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
         """Return what takes the place of groups without signal: g by g + N, refill times."""

@@ -121,6 +121,23 @@ def test_who_joins_between_two_updates_gets_both_versions():
     assert [do.version for do in told if isinstance(do, p.Push)] == [0, 1]
 
 
+def test_who_joins_may_get_the_newest_version_first():
+    """Who gave away the other one failed: it is held beside the newest, though it comes later."""
+    it, _ = begun("tsp")
+    generated(it, 1)
+    trained(it, it.handle(p.AdvantagesComputed(0, (1,))))
+    it.handle(p.GradientReduced(0))
+    it.handle(p.Stepped(1))
+    it.handle(p.VersionLoaded("trainer-0", 1))
+    it.handle(p.DeviceJoined(p.Device("trainer-1", frozenset({"trainer"}))))
+    again = p.Push(0, "trainer-1", "trainer-0")
+    assert it.handle(p.PushFailed("trainer-1", 0, "rollout-0")) == [again]
+    it.handle(p.VersionLoaded("trainer-1", 1))
+    it.handle(p.VersionLoaded("trainer-1", 0))
+    (state,) = (own for own in it.snapshot().fleet.devices if own.name == "trainer-1")
+    assert state.loaded == {0, 1}
+
+
 @pytest.mark.parametrize(
     ("costs", "order", "expected"),
     [
