@@ -27,6 +27,7 @@ from digen_core.checkpoints.manifest import (
     checkpoints_in,
     read_manifest,
 )
+from digen_core.config.load import config_of_run
 from digen_core.control import protocol as p
 from digen_core.records import IterationRecord
 from flows.runtime.observers import Observer, listening, watching
@@ -40,13 +41,14 @@ class Reporter(Observer):
         self._lock = Lock()
         self._ledger = Ledger()
         self._run_dir = Path()
+        self._num_updates = 1  # of an iteration
         self._workers = WorkerProcesses()
 
     def hear(self, what: p.Event | p.Instruction) -> None:
         """Report an event or an instruction."""
         self._ledger.add(what)
         lives = [life.model_dump() for life in self._ledger.lives]
-        place = {"iteration": iteration_of(what), "device": device_of(what)}
+        place = {"iteration": iteration_of(what, self._num_updates), "device": device_of(what)}
         self._report({"heard": type(what).__name__, **place, "lives": lives})
 
     def on_phase(self, text: str) -> None:
@@ -60,6 +62,7 @@ class Reporter(Observer):
     def on_open(self, run_dir: Path) -> None:
         """Note which run it is."""
         self._run_dir = run_dir
+        self._num_updates = config_of_run(run_dir).train.updates_per_iteration
 
     def on_iteration(self, record: IterationRecord) -> None:
         """Note which checkpoints there are: that of an iteration comes before this."""
@@ -89,12 +92,17 @@ def kept_in(run_dir: Path) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def iteration_of(what: p.Event | p.Instruction) -> int:
-    """Return the iteration that an event or instruction is of; -1 if it is of none."""
+def iteration_of(what: p.Event | p.Instruction, num_updates: int = 1) -> int:
+    """Return the iteration that an event or instruction is of; -1 if it is of none.
+
+    Args:
+        what: that a run heard or said.
+        num_updates: of an iteration, of which none was skipped.
+    """
     for name in ("fragment", "pack"):
         what = getattr(what, name, what)
     if isinstance(what, p.Stepped | p.StateCopied | p.VersionLoaded | p.CopyState | p.Push):
-        return what.version - 1
+        return (what.version - 1) // num_updates
     return int(getattr(what, "iteration", -1))
 
 

@@ -96,7 +96,7 @@ class Pushes:
             begun: older versions that work may name.
         """
         still: list[tuple[int, str, str]] = []
-        waiting: set[str] = set()  # a device loads versions in order
+        waiting: set[str] = set()  # devices: each is to load versions in order
         for version, device, failed in self._waiting:
             if version != newest and version not in begun:
                 continue

@@ -29,6 +29,8 @@ PRELOADS_OF_SCHEDULERS: Final = (dashboard.PRELOAD, lineage.PRELOAD)
 
 MISSED: Final = ("worker-heartbeat-missing", "worker-handle-scheduler-connection-broken")
 """Reasons of Dask for which a worker closes by itself: it was dismissed, or it was cut off."""
+GRACE_SECONDS: Final = 0.5
+"""Before it does: where the scheduler has closed it, or itself, that is acted on first."""
 
 
 class TaskWorker(Worker):
@@ -54,7 +56,7 @@ class TaskWorker(Worker):
         if reason in MISSED:
             # A nanny that is told of it starts none: a dismissed worker would be lost for good.
             nanny = False
-            await asyncio.sleep(0)  # if the scheduler said that it ends, that is acted on first
+            await asyncio.sleep(GRACE_SECONDS)
         closed: str | None = await super().close(timeout, executor_wait, nanny, reason)
         return closed
 

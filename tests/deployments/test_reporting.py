@@ -38,6 +38,11 @@ def test_iteration_and_device(what, iteration, device):
     assert (iteration_of(what), device_of(what)) == (iteration, device)
 
 
+def test_versions_of_an_iterations_updates_are_of_it():
+    found = [iteration_of(p.Stepped(version), 2) for version in (1, 2, 3, 4)]
+    assert found == [0, 0, 1, 1]
+
+
 def test_a_run_waits_for_the_answer():
     ours, theirs = socket.socketpair()
     reporter = Reporter(theirs)

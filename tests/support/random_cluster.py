@@ -436,9 +436,15 @@ class RandomCluster:
             dropped = max(held, default=0) > version
             assert self.num_lost or dropped, "a source that never held the version"
             return p.PushFailed(do.device, version, do.source)
-        near = {own for own in self.held[do.device] if abs(own - version) <= self.num_behind}
-        self.held[do.device] = {version, *near}
+        near = (own for own in self.held[do.device] if abs(own - version) <= self.num_behind)
+        self.held[do.device] = {version, *(own for own in near if not self._is_between(own))}
         return p.VersionLoaded(do.device, version)
+
+    def _is_between(self, version: int) -> bool:
+        """Say whether its iteration has made a newer version."""
+        made_in = self.made_in.get(version)
+        newer = (own for own in self.made_in if own > version)
+        return made_in is not None and any(self.made_in[own] == made_in for own in newer)
 
     def _replace(self, index: int, groups: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
         """Return what takes the place of groups without signal: g by g + N, refill times."""

@@ -136,8 +136,9 @@ class Maker:
         Args:
             count: of stages.
         """
-        portions = min(PORTIONS_PER_STAGE * count, self.config.num_pairs)
-        largest = min(self.config.train.pack_size * portions, self.config.num_pairs)
+        num_pairs = self.config.pairs_per_update
+        portions = min(PORTIONS_PER_STAGE * count, num_pairs)
+        largest = min(self.config.train.pack_size * portions, num_pairs)
         return [largest >> power for power in range(largest.bit_length())]
 
     def _network(self, gangs: Gangs) -> Network:
