@@ -102,6 +102,11 @@ class Algorithm(Strict, ABC):
         return None
 
     @property
+    def why_one_update(self) -> str:
+        """Why an iteration can have one update only, to follow "but"; empty if it can have more."""
+        return ""
+
+    @property
     def keeps_old(self) -> bool:
         """Whether another policy than the trained one generates, which lags behind it."""
         return False

@@ -15,6 +15,14 @@ class ForwardProcess(Algorithm):
 
     trains_clean: ClassVar[bool] = True
 
+    @property
+    def why_one_update(self) -> str:
+        """Its loss is to the velocity of the policy that sampled."""
+        return (
+            f"algorithm.type {self.name()} compares with the velocity of the policy that sampled, "
+            "which is the trained version itself in the first update only; use 1"
+        )
+
     def end_of_noise(self, num_steps: int) -> int:
         """Return 0: samples come from the ODE."""
         return 0

@@ -54,6 +54,16 @@ class PolicyGradient(Algorithm):
         return self.clip_range if self.correction == "none" else None
 
     @property
+    def why_one_update(self) -> str:
+        """With a correction, the proximal policy would be that of the iteration's start."""
+        if self.correction == "none":
+            return ""
+        return (
+            f"algorithm.correction {self.correction!r} takes the trained version for the one with "
+            "which the iteration began, which it is in the first update only; use 'none', or 1"
+        )
+
+    @property
     def reward_kl(self) -> tuple[float, KlScaling] | None:
         """Factor and scale of the KL divergence that is taken off the reward; None if it is not."""
         return (self.kl_reward, self.kl) if self.kl_reward else None

@@ -264,18 +264,9 @@ class RunConfig(Strict):
                 f"epochs, but an iteration has {units} {dealt} (train.dealt_by) to deal to the "
                 f"{in_epoch} updates of each; use a number that divides it."
             )
-        if (correction := getattr(self.algorithm, "correction", "none")) != "none":
-            raise ValueError(
-                f"train.updates_per_iteration is {train.updates_per_iteration}, but "
-                f"algorithm.correction {correction!r} takes the trained version for the one with "
-                "which the iteration began, which it is in the first update only; use 'none', or 1."
-            )
-        if self.trains_clean:
-            raise ValueError(
-                f"train.updates_per_iteration is {train.updates_per_iteration}, but algorithm.type "
-                f"{self.algorithm.type} compares with the velocity of the policy that sampled, "
-                "which is the trained version itself in the first update only; use 1."
-            )
+        if why := self.algorithm.why_one_update:
+            number = train.updates_per_iteration
+            raise ValueError(f"train.updates_per_iteration is {number}, but {why}.")
         return self
 
     @model_validator(mode="after")

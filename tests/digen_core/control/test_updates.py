@@ -11,9 +11,9 @@ ORDER = [[1, 0]]  # group 1 is dealt to the first update
 WORKLOAD = make_workload(num_updates=2, pack_size=16)
 
 
-def begun(layout="gap", **options):
+def begun(layout):
     """Return a controller whose devices hold version 0, and what it says to a first iteration."""
-    it = make_controller(layout, workload=WORKLOAD, **options)
+    it = make_controller(layout, workload=WORKLOAD)
     for push in it.start():
         it.handle(p.VersionLoaded(push.device, push.version))
     return it, it.handle(p.IterationOffered(0, TRAINED, deal=WORKLOAD.deal(ORDER)))
@@ -63,14 +63,20 @@ def test_the_first_update_is_made_while_the_second_ones_groups_are_generated():
     assert it.handle(p.VersionLoaded("rollout-0", 2)) == [p.FinishIteration(0, updated=True)]
 
 
-def at_second(skipped=(), layout="tsp", **options):
-    """Return a controller whose second update is trained but for its step."""
-    it, _ = begun(layout, **options)
+def between():
+    """Return a controller whose first update is made."""
+    it, _ = begun("tsp")
     generated(it, 1)
     trained(it, it.handle(p.AdvantagesComputed(0, (1,))))
     it.handle(p.GradientReduced(0))
     it.handle(p.Stepped(1))
     it.handle(p.VersionLoaded("trainer-0", 1))
+    return it
+
+
+def at_second(skipped=()):
+    """Return a controller whose second update is trained but for its step."""
+    it = between()
     generated(it, 0)
     told = it.handle(p.AdvantagesComputed(0, (0,), skipped))
     return it, trained(it, told) if isinstance(told[0], p.Train) else told
@@ -111,24 +117,14 @@ def test_an_iteration_without_any_signal_makes_no_version():
 
 
 def test_who_joins_between_two_updates_gets_both_versions():
-    it, _ = begun("tsp")
-    generated(it, 1)
-    trained(it, it.handle(p.AdvantagesComputed(0, (1,))))
-    it.handle(p.GradientReduced(0))
-    it.handle(p.Stepped(1))
-    it.handle(p.VersionLoaded("trainer-0", 1))
+    it = between()
     told = it.handle(p.DeviceJoined(p.Device("trainer-1", frozenset({"trainer"}))))
     assert [do.version for do in told if isinstance(do, p.Push)] == [0, 1]
 
 
 def test_who_joins_may_get_the_newest_version_first():
     """Who gave away the other one failed: it is held beside the newest, though it comes later."""
-    it, _ = begun("tsp")
-    generated(it, 1)
-    trained(it, it.handle(p.AdvantagesComputed(0, (1,))))
-    it.handle(p.GradientReduced(0))
-    it.handle(p.Stepped(1))
-    it.handle(p.VersionLoaded("trainer-0", 1))
+    it = between()
     it.handle(p.DeviceJoined(p.Device("trainer-1", frozenset({"trainer"}))))
     again = p.Push(0, "trainer-1", "trainer-0")
     assert it.handle(p.PushFailed("trainer-1", 0, "rollout-0")) == [again]
