@@ -18,7 +18,7 @@ from digen_core.config.reward_keys import with_types
 from digen_core.config.rewards import RewardConfig, ShapesConfig
 from digen_core.config.rollout import EvaluationConfig, RolloutConfig
 from digen_core.config.schedule import ClusterConfig, ScheduleConfig, TrackingConfig
-from digen_core.config.train import TrainConfig
+from digen_core.config.train import TrainConfig, dealt_units
 from digen_core.strict import AtMost, Strict, unusable
 
 WITH_BARRIER = ("colocated", "colocated-strong", "disaggregated")
@@ -192,6 +192,12 @@ class RunConfig(Strict):
         return self.num_pairs * self.train.epochs // self.train.updates_per_iteration
 
     @property
+    def dealt_units(self) -> int:
+        """Groups, or trained samples, of an iteration that each epoch deals to its updates."""
+        groups = self.rollout.prompts_per_iteration
+        return dealt_units(self.train.dealt_by, groups, self.trained_per_group)
+
+    @property
     def num_updates(self) -> int:
         """Updates of the whole run, those that are skipped included."""
         return self.num_iterations * self.train.updates_per_iteration
@@ -256,13 +262,12 @@ class RunConfig(Strict):
         if train.updates_per_iteration == 1:
             return self
         in_epoch = train.updates_per_iteration // train.epochs
-        dealt, groups = train.dealt_by, self.rollout.prompts_per_iteration
-        units = groups if dealt == "groups" else groups * self.trained_per_group
-        if units % in_epoch:
+        if self.dealt_units % in_epoch:
             raise ValueError(
                 f"train.updates_per_iteration is {train.updates_per_iteration} in {train.epochs} "
-                f"epochs, but an iteration has {units} {dealt} (train.dealt_by) to deal to the "
-                f"{in_epoch} updates of each; use a number that divides it."
+                f"epochs, but an iteration has {self.dealt_units} {train.dealt_by} "
+                f"(train.dealt_by) to deal to the {in_epoch} updates of each; use a number that "
+                "divides it."
             )
         if why := self.algorithm.why_one_update:
             number = train.updates_per_iteration

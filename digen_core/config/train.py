@@ -16,6 +16,11 @@ _PACK: Final = AtMost(65_536, "its pairs are held in memory together")
 DealtBy = Literal["groups", "samples"]
 
 
+def dealt_units(dealt_by: DealtBy, num_groups: int, trained_per_group: int) -> int:
+    """Return how many groups, or trained samples, each epoch deals to its updates."""
+    return num_groups * (1 if dealt_by == "groups" else trained_per_group)
+
+
 class LoraConfig(Strict):
     """Low-rank adapters on the transformer; the base weights stay frozen."""
 

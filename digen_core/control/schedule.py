@@ -8,7 +8,7 @@ from math import ceil
 from statistics import fmean
 from typing import Final, Literal, get_args
 
-from digen_core.config.train import DealtBy
+from digen_core.config.train import DealtBy, dealt_units
 from digen_core.control.layout import Layout
 
 QUEUE_DEPTH: Final = 2
@@ -46,7 +46,11 @@ class Deal:
 
     @classmethod
     def of(
-        cls, orders: Sequence[Sequence[int]], num_updates: int, samples: int, num_groups: int
+        cls,
+        orders: Sequence[Sequence[int]],
+        num_updates: int,
+        num_groups: int,
+        trained_per_group: int,
     ) -> "Deal":
         """Deal the samples of an iteration to its updates, in equal shares.
 
@@ -54,8 +58,8 @@ class Deal:
             orders: what is dealt, groups or samples, in the order of each epoch: permutations of
                 their numbers. Samples count group after group.
             num_updates: of the iteration; each epoch has as many of them.
-            samples: that go with each of what is dealt: of a group all that are trained, else 1.
             num_groups: of the iteration.
+            trained_per_group: samples.
         """
         if num_updates == 1:
             return cls()
@@ -64,11 +68,10 @@ class Deal:
         for epoch, order in enumerate(orders):
             for position, unit in enumerate(order):
                 dealt[unit] += (epoch * in_epoch + position * in_epoch // total,)
-        found = [updates for updates in dealt for _ in range(samples)]
-        size = len(found) // num_groups
-        return cls(
-            num_updates, tuple(tuple(found[at : at + size]) for at in range(0, len(found), size))
-        )
+        num_samples = num_groups * trained_per_group
+        found = [updates for updates in dealt for _ in range(num_samples // total)]
+        starts = range(0, num_samples, trained_per_group)
+        return cls(num_updates, tuple(tuple(found[at : at + trained_per_group]) for at in starts))
 
     @property
     def epochs(self) -> int:
@@ -116,13 +119,12 @@ class Workload:
 
     @property
     def dealt_units(self) -> int:
-        """What is dealt to the updates of an epoch: groups, or trained samples."""
-        return self.num_groups * (1 if self.dealt_by == "groups" else self.trained_per_group)
+        """Groups, or trained samples, that each epoch deals to its updates."""
+        return dealt_units(self.dealt_by, self.num_groups, self.trained_per_group)
 
     def deal(self, orders: Sequence[Sequence[int]]) -> Deal:
         """Return what ``Deal.of`` does for an iteration of this shape."""
-        samples = self.trained_per_group if self.dealt_by == "groups" else 1
-        return Deal.of(orders, self.num_updates, samples, self.num_groups)
+        return Deal.of(orders, self.num_updates, self.num_groups, self.trained_per_group)
 
     @property
     def num_fragments(self) -> int:

@@ -11,11 +11,10 @@ def deal_of_iteration(config: RunConfig, iteration: int) -> Deal:
     In each epoch whole groups, or the trained samples of all groups, are shuffled and dealt in
     equal shares.
     """
-    train, groups = config.train, config.rollout.prompts_per_iteration
-    samples = config.trained_per_group if train.dealt_by == "groups" else 1
-    units = groups * config.trained_per_group // samples
+    train, units = config.train, config.dealt_units
     orders = [
         numpy_generator_for(config.seed, DEAL, iteration, epoch).permutation(units).tolist()
         for epoch in range(train.epochs)
     ]
-    return Deal.of(orders, train.updates_per_iteration, samples, groups)
+    groups, samples = config.rollout.prompts_per_iteration, config.trained_per_group
+    return Deal.of(orders, train.updates_per_iteration, groups, samples)

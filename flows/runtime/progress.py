@@ -126,12 +126,12 @@ class Progress:
         """
         self.version = version
         self.hashes[version] = content_hash
-        self.published = {
-            v: future
-            for v, future in self.published.items()
-            if v >= version or oldest <= v <= trained_from
-        }
-        self.copies = {own: copy for own, copy in self.copies.items() if own[1] >= oldest}
+
+        def may_be_named(older: int) -> bool:
+            return older >= version or oldest <= older <= trained_from
+
+        self.published = {v: own for v, own in self.published.items() if may_be_named(v)}
+        self.copies = {at: copy for at, copy in self.copies.items() if may_be_named(at[1])}
 
     def not_stepped(self, version: int) -> None:
         """Note that the optimizer did not make a version: the state is that of the one before."""

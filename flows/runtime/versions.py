@@ -45,16 +45,16 @@ def sends_deltas(run: RunContext, devices: Collection[str]) -> bool:
 class Versions:
     """The pushes of a run, and which devices hold a version."""
 
-    def __init__(self, run: RunContext, submitter: Submitter, max_stale: int) -> None:
+    def __init__(self, run: RunContext, submitter: Submitter, num_behind: int) -> None:
         """Prepare for a run.
 
         Args:
             run: its context.
             submitter: of its tasks.
-            max_stale: versions between the newest one and the oldest that work may name.
+            num_behind: versions between the newest one and the oldest that work may name.
         """
         self._run = run
-        self._max_stale = max_stale
+        self._num_behind = num_behind
         self._stepped: tuple[OpenIteration, Updated] | None = None  # does not count yet
         self._submitter = submitter
         self._makers: dict[int, OpenIteration] = {}  # version -> the iteration that made it
@@ -101,7 +101,7 @@ class Versions:
             return
         (it, update), self._stepped = self._stepped, None
         it.recorder.add_update(update)
-        oldest, trained_from = version - self._max_stale, self._trained_from(version)
+        oldest, trained_from = version - self._num_behind, self._trained_from(version)
         self._run.progress.stepped(version, update.hash, oldest, trained_from)
         it.drop_sums()  # before a next sum begins: of all weights, two would not fit
         assert isinstance(self._run.progress.state, PrefectDaskFuture)

@@ -13,7 +13,7 @@ from digen_core.reference.replay import kept_iteration
 from flows.runtime.fleet.batch import TaskFailedError
 from flows.runtime.iterations.patience import OutOfPatienceError
 from flows.runtime.observers import watching
-from support.layout_runs import Case, check_weights, marked, train_only
+from support.layout_runs import HUGE, Case, check_weights, marked, train_only
 from support.runs import TOLERANCE, Watch, merged, only_run
 from tasks.replay import replay
 
@@ -99,14 +99,7 @@ def test_groups_with_a_latent_that_is_nan_are_dropped(case, run_layout, broken_m
 
 @per_case(0)
 def test_updates_that_overflow_are_skipped(case, run_layout):
-    changes = {
-        "rewards": {"smooth_rewards:sometimes_huge": 1e3},  # far above adam_eps
-        "algorithm.advantage_scale": "none",
-        "algorithm.max_advantage": 1e305,
-        "numerics.updates": "skip",
-        "num_iterations": 5,
-    }
-    run = run_layout(case, **changes)
+    run = run_layout(case, **HUGE)
     skipped = [bool(record.metrics["numerics/skipped_updates"]) for record in run.records]
     huge = {row["iteration"] for row in run.samples() if "triangle" in row["prompt"]}
     assert skipped == [index in huge for index in range(5)]

@@ -8,7 +8,7 @@ import pytest
 
 from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, checkpoints_in, name_of
 from digen_core.control.layout import LAYOUTS
-from support.layout_runs import Case, check_weights, marked
+from support.layout_runs import HUGE, Case, check_weights, marked
 
 pytestmark = pytest.mark.slow
 
@@ -69,13 +69,6 @@ def test_every_layout_is_there_with_groups_or_samples_and_epochs():
     assert {case.layout for case, _ in CASES} == set(LAYOUTS)
 
 
-HUGE = {
-    "rewards": {"smooth_rewards:sometimes_huge": 1e3},  # far above adam_eps
-    "algorithm.advantage_scale": "none",
-    "algorithm.max_advantage": 1e305,
-    "numerics.updates": "skip",
-    "num_iterations": 5,
-}
 SKIPPING = [
     (Case("elastic", (2, 2), 2, 3, helping=True, pauses=True), GROUPS),
     (Case("colocated", (2,), 4, 3), GROUPS),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from prefect import flow
@@ -219,20 +220,25 @@ def marked(cases: list, quick: tuple[int, ...], mark: str) -> list:
 
 
 BOTH = frozenset({"rollout", "trainer"})
+HUGE: dict[str, Any] = {
+    "rewards": {"smooth_rewards:sometimes_huge": 1e3},  # far above adam_eps
+    "algorithm.advantage_scale": "none",
+    "algorithm.max_advantage": 1e305,
+    "numerics.updates": "skip",
+    "num_iterations": 5,
+}
+"""Changes of a config by which updates overflow, and are skipped."""
 ODD = {
+    **HUGE,
     "rewards": {
-        "smooth_rewards:sometimes_huge": 1e3,
+        **HUGE["rewards"],
         "odd": {
             "type": "function",
             "function": "smooth_rewards:sometimes_none",
             "on_failure": "drop",
         },
     },
-    "algorithm.advantage_scale": "none",
-    "algorithm.max_advantage": 1e305,
-    "numerics.updates": "skip",
     "rollout.refill": 1,
-    "num_iterations": 5,
 }
 """Changes of a config by which groups are dropped, and updates skipped."""
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Final
 
+import numpy as np
+
 from tasks.receipts import Updated
 
 LARGEST: Final = ("train/max_log_ratio", "train/replay_error")
@@ -34,5 +36,5 @@ def _of_all(name: str, values: list[float]) -> float:
     if name == "train/learning_rate":
         return values[-1]
     if name in LARGEST or name.startswith("device/"):
-        return max(values)
+        return float(np.max(values))
     return fmean(values)

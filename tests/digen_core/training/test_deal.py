@@ -24,7 +24,7 @@ def config_of(groups=4, size=6, best_of=None, seed=0, **train):
 
 def test_groups_by_hand():
     """Groups 2 and 0 go to update 0, groups 3 and 1 to update 1; then another order."""
-    deal = Deal.of([[2, 0, 3, 1], [1, 2, 3, 0]], num_updates=4, samples=2, num_groups=4)
+    deal = Deal.of([[2, 0, 3, 1], [1, 2, 3, 0]], num_updates=4, num_groups=4, trained_per_group=2)
     assert deal.updates == (((0, 3),) * 2, ((1, 2),) * 2, ((0, 2),) * 2, ((1, 3),) * 2)
     assert deal.epochs == 2
     assert [[deal.trains(u, g) for g in range(4)] for u in (0, 3)] == [
@@ -36,7 +36,7 @@ def test_groups_by_hand():
 
 def test_samples_by_hand():
     """Samples count group after group: 3 is the second sample of group 1."""
-    deal = Deal.of([[3, 0, 2, 1]], num_updates=2, samples=1, num_groups=2)
+    deal = Deal.of([[3, 0, 2, 1]], num_updates=2, num_groups=2, trained_per_group=2)
     assert deal.updates == (((0,), (1,)), ((1,), (0,)))
     assert all(deal.trains(update, group) for update in (0, 1) for group in (0, 1))
 
