@@ -237,6 +237,7 @@ def train_pack(
     prompts: dict[int, str],
     advantages: dict[int, np.ndarray],
     previous: None,
+    trained_from: int,
     run_dir: Path,
 ) -> tuple[None, Trained]:
     """Wait for as long as the pack takes."""
@@ -269,7 +270,7 @@ def reduce(
 
 @body("optimizer step", Updated)
 def step(
-    run_id: str, label: str, state: int, total: None, trained_from: int
+    run_id: str, label: str, state: int, total: None, trained_from: int, *, is_last: bool
 ) -> tuple[int, Updated]:
     """Wait for as long as the optimizer takes, and make the next version."""
     version = state + 1

@@ -223,13 +223,8 @@ class _Work:
         sigmas = self._policy.sigmas(config.rollout.num_steps).to(device)
         sigma = sigmas[middle - 1].expand(num_pairs)
         if config.trains_clean:
-            pairs = CleanPairs(x, x, ones, sigma, condition)
-            if config.keeps_old:
-                with torch.no_grad():
-                    old = self._policy.velocity(pairs.x, sigma, condition)
-                pairs = replace(pairs, old_velocity=old)
-            return pairs
-        return Pairs(
+            return self._with_start(CleanPairs(x, x, ones, sigma, condition))
+        pairs = Pairs(
             x=x,
             x_next=x,
             behaviour_logprob=ones,
@@ -241,6 +236,15 @@ class _Work:
             is_own=torch.zeros(num_pairs, dtype=torch.bool, device=device),
             noise=x if config.algorithm.needs_noise else None,
         )
+        return self._with_start(pairs)
+
+    @torch.no_grad()
+    def _with_start(self, pairs: Pairs | CleanPairs) -> Pairs | CleanPairs:
+        """Add the velocities of what generated when the iteration began, if they are asked for."""
+        if not (self._config.keeps_old or self._config.keeps_start):
+            return pairs
+        start = self._policy.velocity(pairs.x, pairs.sigma, pairs.condition)
+        return replace(pairs, start_velocity=start)
 
     def _latents(self, size: int) -> Tensor:
         policy = self._policy

@@ -61,6 +61,7 @@ def replay(run_dir: Path, kept: KeptIteration) -> Replayed:
             prompts={group: kept.prompts[group] for group in groups},
             advantages={group: kept.advantages[group] for group in groups},
             previous=total,
+            trained_from=before.version,
             run_dir=run_dir,
         )
         if trained.too_large:
@@ -70,7 +71,7 @@ def replay(run_dir: Path, kept: KeptIteration) -> Replayed:
             )
     assert total is not None, "an iteration that was trained has packs"
     gradient, _ = reduce(REPLAY, "reduce", total)
-    state, update = step(REPLAY, "optimizer step", before, gradient, trained_from=before.version)
+    state, update = step(REPLAY, "optimizer step", before, gradient, before.version, is_last=True)
     return Replayed(state, update.metrics, _difference(run_dir, state))
 
 

@@ -23,7 +23,7 @@ from digen_core.transport.arrays import from_stored, to_tensor
 from digen_core.transport.kept_inputs import InputKind, KeptInput
 from tasks.rollout import denoise_part, encode
 from tasks.setup import load_engine
-from tasks.train import part_gradient
+from tasks.train import part_gradient, with_start
 from tasks.versions import first_state, publish, push_weights
 from tasks.worker.engine import Engine, VersionError
 
@@ -136,6 +136,7 @@ def _score(engine: Engine, config: RunConfig, kept: KeptInput) -> str:
 
 def _train(engine: Engine, config: RunConfig, kept: KeptInput) -> str:
     pairs = from_kept(kept.about, _arrays(engine, kept), torch.device("cpu"))
+    pairs = with_start(engine, kept.iteration, kept.group, pairs, kept.version)
     return part_gradient(engine, kept.iteration, kept.group, pairs).metrics.nonfinite
 
 

@@ -12,7 +12,6 @@ from digen_core.config.model import Size
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Pack, PairBlock
 from digen_core.errors import UserError
-from digen_core.models.policy import Policy
 from digen_core.rollout.steps import steps_of_iteration
 from digen_core.training.coded import agreement_of, check_agreement
 from digen_core.training.contents import contents_of
@@ -50,11 +49,13 @@ def train_pack(
     prompts: dict[int, str],
     advantages: dict[int, np.ndarray],
     previous: GradientSum | None,
+    trained_from: int,
     run_dir: Path,
 ) -> tuple[GradientSum, Trained]:
     """Add the gradient of a pack to what this device summed before it.
 
-    A pack that does not fit into the device's memory adds nothing.
+    A pack that does not fit into the device's memory adds nothing. Its iteration began with
+    ``trained_from``.
 
     Raises:
         FloatingPointError: its loss or gradient is NaN or infinite, and that ends the run.
@@ -72,7 +73,7 @@ def train_pack(
             )
             for part in _alike(pack, engine.config, own)
         ]
-        outcome = add_pack(run_id, version, total, pack.iteration, pack.index, parts)
+        outcome = add_pack(run_id, version, total, pack.iteration, pack.index, parts, trained_from)
         if outcome == "nonfinite":
             _keep_or_fail(engine, total.metrics.nonfinite, pack, version, parts, run_dir)
         if outcome != "too large":
@@ -122,6 +123,7 @@ def add_pack(
     iteration: int,
     index: int,
     parts: list[tuple[int, Pairs | CleanPairs]],
+    trained_from: int,
 ) -> Outcome:
     """Add the gradient of a pack to a sum; of a gang, each member that of its share of the pairs.
 
@@ -133,6 +135,7 @@ def add_pack(
         index: of the pack.
         parts: the pack's pairs, on the CPU: of one size of samples and one length of text each, and
             with a group whose samples have that size.
+        trained_from: version with which the iteration began.
 
     Returns:
         What came of it on all members. One that is NaN or infinite on any of them was added.
@@ -147,7 +150,12 @@ def add_pack(
     is_first = iteration == 0 and not total.packs and bool(engine.config.model.cuts)
     part_of = compared_gradient if is_first else part_gradient
     try:
-        gradients = [part_of(engine, iteration, group, pairs) for group, pairs in parts]
+        gradients = [
+            part_of(
+                engine, iteration, group, with_start(engine, iteration, group, own, trained_from)
+            )
+            for group, own in parts
+        ]
         total.make_room(gradients)
     except torch.OutOfMemoryError as error:
         if engine.gang.computes_together:
@@ -204,13 +212,7 @@ def part_gradient(
     engine: Engine, iteration: int, group: int, pairs: Pairs | CleanPairs
 ) -> PackGradient:
     """Return this member's part of the gradient of pairs of one size and one length of text."""
-    policy, config, gang = engine.policy_of(iteration, group), engine.config, engine.gang
-    if isinstance(pairs, CleanPairs) and config.keeps_old:
-        old = torch.zeros_like(pairs.x_0)  # of the others' pairs nobody asks here
-        rows = gang.computed(len(old))
-        old[rows] = _old_velocity(engine, policy, rows_of(pairs, rows, policy.device)).to(old)
-        pairs = replace(pairs, old_velocity=old)
-    return pack_gradient(policy, pairs, config, gang)
+    return pack_gradient(engine.policy_of(iteration, group), pairs, engine.config, engine.gang)
 
 
 def compared_gradient(
@@ -224,10 +226,24 @@ def compared_gradient(
 
 
 @torch.no_grad()
-def _old_velocity(engine: Engine, policy: Policy, pairs: Pairs | CleanPairs) -> torch.Tensor:
-    """Return what the old policy gives [b, ...]."""
-    with engine.old_policy():
-        return policy.velocity(pairs.x, pairs.sigma, policy.without_padding(pairs.condition))
+def with_start(
+    engine: Engine, iteration: int, group: int, pairs: Pairs | CleanPairs, trained_from: int
+) -> Pairs | CleanPairs:
+    """Return pairs with the velocities of what generated when the iteration began.
+
+    Where losses do not ask for them, or the trained version itself did, they stay as they are.
+    """
+    config, is_first = engine.config, trained_from == engine.version
+    if not (config.keeps_old if is_first else config.keeps_start):
+        return pairs
+    policy = engine.policy_of(iteration, group)
+    found = torch.zeros_like(pairs.x)  # of the others' pairs nobody asks here
+    rows = engine.gang.computed(len(found))
+    own = rows_of(pairs, rows, policy.device)
+    with engine.start_policy(trained_from):
+        velocity = policy.velocity(own.x, own.sigma, policy.without_padding(own.condition))
+    found[rows] = velocity.to(found)
+    return replace(pairs, start_velocity=found)
 
 
 @body("share sum", Nothing)

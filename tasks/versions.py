@@ -15,7 +15,7 @@ from digen_core.training.optimizer import (
     optimizer_step,
     published,
     version_hash,
-    without_old,
+    without_others,
 )
 from tasks.body import body
 from tasks.gang.together import together
@@ -44,7 +44,13 @@ def first_state(run_id: str) -> TrainState:
 
 @body("optimizer step", Updated)
 def step(
-    run_id: str, label: str, state: TrainState, total: UpdateGradient, trained_from: int
+    run_id: str,
+    label: str,
+    state: TrainState,
+    total: UpdateGradient,
+    trained_from: int,
+    *,
+    is_last: bool,
 ) -> tuple[TrainState, Updated]:
     """Make the next version; its checkpoint is written beside the tasks that follow.
 
@@ -56,6 +62,7 @@ def step(
         state: of the version before.
         total: gradient of the update.
         trained_from: version from which the iteration stepped first.
+        is_last: whether no update of the iteration follows.
 
     Raises:
         NonfiniteGradientError: the gradient is NaN or infinite, and that ends the run.
@@ -63,7 +70,9 @@ def step(
     with working(run_id) as engine:
         config, skipped = engine.config, total.metrics.nonfinite
         learning_rate = learning_rate_of(config.train, state.version, config.num_updates)
-        made = state if skipped else stepped(run_id, state, total, learning_rate, trained_from)
+        made = state
+        if not skipped:
+            made = stepped(run_id, state, total, learning_rate, trained_from, is_last=is_last)
     if made is state:
         skipped = skipped or "the norm of the gradient is NaN or infinite"
     metrics = {} if skipped else _metrics_of(total, made, config, learning_rate)
@@ -92,7 +101,13 @@ def _metrics_of(
 
 @together
 def stepped(
-    run_id: str, state: TrainState, total: UpdateGradient, learning_rate: float, trained_from: int
+    run_id: str,
+    state: TrainState,
+    total: UpdateGradient,
+    learning_rate: float,
+    trained_from: int,
+    *,
+    is_last: bool,
 ) -> TrainState:
     """Return the next version, to be kept; in a gang each member steps its rows.
 
@@ -110,6 +125,8 @@ def stepped(
                 engine.config.train,
                 learning_rate=learning_rate,
                 old_decay=engine.config.algorithm.old_share(state.version + 1),
+                trained_from=trained_from,
+                keep_start=engine.config.keeps_start and not is_last,
                 gang=engine.gang,
             )
     except NonfiniteGradientError:  # on every member
@@ -182,8 +199,8 @@ def shelved_before(engine: Engine, state: TrainState) -> PolicyVersion | None:
     rows = engine.shelf.rows(version.hash)
     if rows is None:
         return None
-    pushed = PolicyVersion(version.version, without_old(version.contents))
-    engine.shelf.put(AVERAGE, pushed.hash, without_old(rows))
+    pushed = PolicyVersion(version.version, without_others(version.contents))
+    engine.shelf.put(AVERAGE, pushed.hash, without_others(rows))
     return pushed
 
 

@@ -22,6 +22,7 @@ _CLASSES: Final = (
     "ddpo:Ddpo",
     "longcat:LongCat",
     "diffusion_nft:DiffusionNft",
+    "awm:Awm",
 )
 
 ALGORITHMS: Final[dict[str, type[Algorithm]]] = {

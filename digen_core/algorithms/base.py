@@ -102,9 +102,12 @@ class Algorithm(Strict, ABC):
         return None
 
     @property
-    def why_one_update(self) -> str:
-        """Why an iteration can have one update only, to follow "but"; empty if it can have more."""
-        return ""
+    def compares_with_start(self) -> bool:
+        """Whether losses compare with the policy with which the iteration began, not with samples'.
+
+        After the first of several updates the trained version is another one.
+        """
+        return False
 
     @property
     def keeps_old(self) -> bool:

@@ -10,8 +10,7 @@ from digen_core.algorithms.forward_process import ForwardProcess
 from digen_core.maths.names import AdvantageMode
 
 if TYPE_CHECKING:
-    from digen_core.maths.diffusion_nft import NftLoss
-    from digen_core.maths.replay import Noised
+    from digen_core.maths.replay import ForwardLoss, Noised
 
 
 class DiffusionNft(ForwardProcess):
@@ -25,26 +24,11 @@ class DiffusionNft(ForwardProcess):
     advantage_mode: AdvantageMode = "all"
     """Which advantages count."""
 
-    old_policy_decay: Literal["none", "ramp", "late_ramp"] = "none"
-    """How much of the old policy, which generates, stays after n updates: nothing, so that it is
-    the current one; min(0.001 n, 0.5); or, from update 75 on, min(0.0075 (n - 75), 0.999)."""
-
     kl_coefficient: float = Field(1e-4, ge=0)
     """Weight of the mean squared distance of velocities to the reference policy's."""
 
     trained_fraction: float = Field(0.99, gt=0, le=1)
     """Share of the schedule's noise levels that is trained, from the highest one."""
-
-    @property
-    def keeps_old(self) -> bool:
-        """Whether another policy than the trained one generates, which lags behind it."""
-        return self.old_policy_decay != "none"
-
-    def old_share(self, num_updates: int) -> float:
-        """Return the share of the old policy that stays after ``num_updates`` updates."""
-        from digen_core.maths.diffusion_nft import old_policy_decay
-
-        return old_policy_decay(num_updates, self.old_policy_decay)
 
     def num_trained(self, num_steps: int) -> int:
         """Return the trained noise levels of a sample."""
@@ -58,14 +42,15 @@ class DiffusionNft(ForwardProcess):
         """Return the first noise levels of the schedule as trained; no step is noisy."""
         return Steps((), tuple(range(self.num_trained(num_steps))))
 
-    def losses(self, pairs: "Noised") -> "NftLoss":
+    def losses(self, pairs: "Noised") -> "ForwardLoss":
         """Return one loss per pair, [B]."""
         from digen_core.maths.diffusion_nft import nft_loss, optimality
+        from digen_core.maths.replay import ForwardLoss
 
         bound = self.max_advantage
-        return nft_loss(
+        found = nft_loss(
             pairs.velocity,
-            pairs.old_velocity,
+            pairs.start_velocity,
             pairs.reference_velocity,
             pairs.x,
             pairs.x_0,
@@ -75,3 +60,4 @@ class DiffusionNft(ForwardProcess):
             max_advantage=bound,
             reference_coefficient=self.kl_coefficient,
         )
+        return ForwardLoss(found.per_pair, found.reference)

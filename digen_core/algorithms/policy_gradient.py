@@ -54,14 +54,9 @@ class PolicyGradient(Algorithm):
         return self.clip_range if self.correction == "none" else None
 
     @property
-    def why_one_update(self) -> str:
-        """With a correction, the proximal policy would be that of the iteration's start."""
-        if self.correction == "none":
-            return ""
-        return (
-            f"algorithm.correction {self.correction!r} takes the trained version for the one with "
-            "which the iteration began, which it is in the first update only; use 'none', or 1"
-        )
+    def compares_with_start(self) -> bool:
+        """With a correction, the proximal policy is that of the iteration's start."""
+        return self.correction != "none"
 
     @property
     def reward_kl(self) -> tuple[float, KlScaling] | None:
@@ -94,18 +89,23 @@ class PolicyGradient(Algorithm):
     def losses(self, replay: "Replay") -> "SurrogateLoss":
         """Return the surrogate, of the stored or of recomputed behaviour log-probs.
 
-        With one update per iteration the trainer's own log-probs before the update are those of the
-        forward that carries the gradient: to recompute them costs nothing.
+        In an iteration's first update the trainer's own log-probs are those of the forward that
+        carries the gradient: to recompute them costs nothing.
         """
         from digen_core.maths.correction import correction_weights
 
         if self.correction == "none":
             return self.surrogate(replay)
         low, high = self.correction_bounds
+        proximal = replay.of_the_proximal()
         weights = correction_weights(
-            replay.logprob, replay.behaviour_logprob, mode=self.correction, low=low, high=high
+            proximal.behaviour_logprob,
+            replay.behaviour_logprob,
+            mode=self.correction,
+            low=low,
+            high=high,
         )
-        found = self.surrogate(replay.of_the_current())
+        found = self.surrogate(proximal)
         return found._replace(per_pair=weights * found.per_pair)
 
     def divergence(self, replay: "Replay", reference: "Transition") -> "Tensor":

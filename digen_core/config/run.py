@@ -161,6 +161,22 @@ class RunConfig(Strict):
         return self.algorithm.keeps_old
 
     @property
+    def keeps_start(self) -> bool:
+        """Whether what generated when an iteration began is kept until its last update."""
+        return self.train.updates_per_iteration > 1 and self.algorithm.compares_with_start
+
+    @property
+    def other_velocities(self) -> float:
+        """Forward passes of another policy than the trained one, for each pair, on average.
+
+        Of what generated when the iteration began: in its first update that is often the trained
+        version itself.
+        """
+        if self.keeps_old or not self.keeps_start:
+            return float(self.keeps_old)
+        return 1 - 1 / self.train.updates_per_iteration
+
+    @property
     def keeps_reference(self) -> bool:
         """Whether the base model is asked for, in training or in rollouts."""
         return bool(self.algorithm.kl_coefficient or self.kl_reward)
@@ -257,7 +273,7 @@ class RunConfig(Strict):
 
     @model_validator(mode="after")
     def _check_updates(self) -> Self:
-        """Refuse samples that cannot be dealt in equal shares, and maths that needs one update."""
+        """Refuse samples that cannot be dealt in equal shares."""
         train = self.train
         if train.updates_per_iteration == 1:
             return self
@@ -269,9 +285,6 @@ class RunConfig(Strict):
                 f"(train.dealt_by) to deal to the {in_epoch} updates of each; use a number that "
                 "divides it."
             )
-        if why := self.algorithm.why_one_update:
-            number = train.updates_per_iteration
-            raise ValueError(f"train.updates_per_iteration is {number}, but {why}.")
         return self
 
     @model_validator(mode="after")

@@ -14,8 +14,8 @@ noise level sigma in (0, 1], with x = (1 - sigma) x_0 + sigma * noise,
     r     = clamp(A / max_advantage, -1, 1) / 2 + 1/2
 
 Published settings: beta 1 (0.1 for OCR and several rewards), max_advantage 5, reference 1e-4.
-After an iteration the old weights become decay * old + (1 - decay) * current;
-``old_policy_decay`` holds the published schedules of decay.
+After an iteration the old weights become decay * old + (1 - decay) * current, with the decays of
+`digen_core.maths.forward_process`.
 
 Deviation: the published code takes w and the division in float64; here it is float32, or float64
 where the latents are.
@@ -40,28 +40,6 @@ class NftLoss(NamedTuple):
     policy: Tensor  # [B], [r * L+ + (1 - r) * L-] / beta, detached
     reference: Tensor  # [B], mean of (v - v_reference)^2, detached; 0 without a reference
     distance: Tensor  # [B], mean of (v - v_old)^2, detached
-
-
-class DecaySchedule(NamedTuple):
-    """decay = min(rate * (updates - start), ceiling), 0 before start."""
-
-    start: int
-    rate: float
-    ceiling: float
-
-
-DECAY_SCHEDULES = {
-    "none": DecaySchedule(0, 0.0, 0.0),  # the old policy is always the current one
-    "ramp": DecaySchedule(0, 0.001, 0.5),
-    "late_ramp": DecaySchedule(75, 0.0075, 0.999),
-}
-
-
-def noised(x_0: Tensor, noise: Tensor, sigma: float | Tensor) -> Tensor:
-    """Return [B, ...] latents of the forward process at ``sigma``, one number or [B]."""
-    dtype = float32_at_least(x_0, noise)
-    level = per_trajectory(sigma, x_0.to(dtype))
-    return (1 - level) * x_0.to(dtype) + level * noise.to(dtype)
 
 
 def optimality(
@@ -156,20 +134,6 @@ def nft_loss(
         reference=reference.detach(),
         distance=_mean_square(v.detach() - v_old),
     )
-
-
-def old_policy_decay(num_updates: int, schedule: str) -> float:
-    """Return the share of the old weights that stays after the iteration.
-
-    Args:
-        num_updates: optimizer steps so far.
-        schedule: a name of ``DECAY_SCHEDULES``: "none" (published decay type 0), "ramp" (1) or
-            "late_ramp" (2).
-    """
-    if schedule not in DECAY_SCHEDULES:
-        raise ValueError(f"schedule ({schedule!r}) must be one of {sorted(DECAY_SCHEDULES)}")
-    start, rate, ceiling = DECAY_SCHEDULES[schedule]
-    return min(rate * max(num_updates - start, 0), ceiling)
 
 
 def _branch_loss(predicted_clean: Tensor, x_0: Tensor) -> Tensor:

@@ -17,6 +17,12 @@ AdvantageMix = Literal["rewards", "advantages"]
 AdvantageMode = Literal["all", "positive_only", "negative_only", "one_only", "binary"]
 """Which advantages count on the forward process: see ``diffusion_nft.optimality``."""
 
+MatchingWeight = Literal["uniform", "t", "t2", "huber", "ghuber"]
+"""Weightings of the flow-matching loss: see ``awm.matching_logprob``."""
+
+OldPolicyDecay = Literal["none", "ramp", "low_ramp", "late_ramp"]
+"""How far an old policy lags behind: rows of ``forward_process.DECAY_SCHEDULES``."""
+
 WindowStrategy = Literal["progressive", "decay", "exp_decay", "random"]
 """How long MixGRPO's window stays at each place: see ``mix_grpo.mix_grpo_window``."""
 

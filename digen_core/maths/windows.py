@@ -32,6 +32,23 @@ def trained_steps(
     return range(start, start + size)
 
 
+def stratified_steps(
+    first: int, last: int, number: int, generator: np.random.Generator
+) -> tuple[int, ...]:
+    """Return one step of each of ``number`` parts of ``range(first, last)``, ascending.
+
+    Source: AWM (arXiv:2509.25050), whose code draws them for each batch; we once for an iteration.
+
+    Args:
+        first: of all steps.
+        last: one more than the last of them; at least ``first + number``.
+        number: of parts, as equal as parts of whole steps can be.
+        generator: of the iteration.
+    """
+    bounds = [first + (last - first) * part // number for part in range(number + 1)]
+    return tuple(int(step) for step in generator.integers(bounds[:-1], bounds[1:]))
+
+
 def random_trained_steps(
     num_samples: int, num_steps: int, *, fraction: float, generator: np.random.Generator
 ) -> npt.NDArray[np.int64]:

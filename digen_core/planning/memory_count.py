@@ -75,7 +75,9 @@ def _counted(config: RunConfig, folder: Path, gang: Gang) -> Memory:
     adapters = _bytes_of(*trained) * (2 + others) if has_lora else 0  # one belongs to no version
     # of a version, on the host: the members', and their rows, which they serve
     copies = 1 if gang.shards_weights or gang.size == 1 else gang.size // gang.stages + 1
-    numbers = 3 + bool(config.train.ema_decay) + config.keeps_old  # of each trained weight
+    numbers = (
+        3 + bool(config.train.ema_decay) + config.keeps_old + config.keeps_start
+    )  # of each trained weight
     return Memory(
         weights=weights - (_bytes_of(*trained) if has_lora else 0),
         adapters=adapters,

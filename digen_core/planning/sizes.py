@@ -167,15 +167,12 @@ def step_flops(policy: PipelinePolicy) -> int:
 
 def _pair_flops(policy: PipelinePolicy, config: RunConfig) -> int:
     def pair() -> None:
-        with torch.no_grad():
-            if config.keeps_old:
-                velocity_of_one(policy)
         if config.algorithm.kl_coefficient:
             with reference_weights(policy):
                 velocity_of_one(policy)
         velocity_of_one(policy).sum().backward()
 
-    return _counted(pair)
+    return _counted(pair) + round(config.other_velocities * step_flops(policy))
 
 
 def _decode_flops(policy: PipelinePolicy) -> int:

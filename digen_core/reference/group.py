@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -9,8 +10,8 @@ import torch
 from digen_core.algorithms.forward_process import ForwardProcess
 from digen_core.algorithms.policy_gradient import PolicyGradient
 from digen_core.config.run import RunConfig
-from digen_core.maths.diffusion_nft import noised
 from digen_core.maths.flow_sde import LOGPROBS, TRANSITIONS, Transition
+from digen_core.maths.forward_process import noised
 from digen_core.maths.kl import scaled_kl
 from digen_core.maths.replay import Noised, Replay
 from digen_core.models.policy import Policy
@@ -34,7 +35,7 @@ class Group:
     trained: tuple[int, ...]  # K steps
     advantages: torch.Tensor | None = None  # [G] or [G, K]; None: the group is skipped
     chosen: list[int] | None = None  # samples to train; None: all
-    old_velocities: dict[int, torch.Tensor] = field(default_factory=dict)  # step -> [G, ...]
+    start_velocities: dict[int, torch.Tensor] = field(default_factory=dict)  # step -> [G, ...]
 
 
 def sample_group(config: RunConfig, policy: Policy, text: str, group: tuple[int, int]) -> Group:
@@ -95,13 +96,15 @@ def step_kl(config: RunConfig, group: Group) -> np.ndarray:
     return found
 
 
-def _transition(config: RunConfig, group: Group, step: int) -> Transition:
-    """Return where the policy's weights lead from the latents [G, ...] before a noisy step."""
+def _transition(
+    config: RunConfig, group: Group, step: int, velocity: torch.Tensor | None = None
+) -> Transition:
+    """Return where a velocity, or the policy's, leads from the latents [G, ...] before a step."""
     x = group.latents[step]
     here, there = (group.sigmas[i].expand(len(x)) for i in (step, step + 1))
     return TRANSITIONS[config.rollout.transition](
         x,
-        group.policy.velocity(x, here, group.condition),
+        group.policy.velocity(x, here, group.condition) if velocity is None else velocity,
         here,
         there,
         noise_level=config.rollout.noise_level,
@@ -120,16 +123,21 @@ def replay_losses(config: RunConfig, group: Group, step: int) -> torch.Tensor:
     if algorithm.kl_coefficient:
         with reference_weights(group.policy):
             reference = _transition(config, group, step)
-    new = _transition(config, group, step)
+    new, proximal = _transition(config, group, step), None
+    if step in group.start_velocities:
+        proximal = _transition(config, group, step, group.start_velocities[step])
+    logprob_of = partial(LOGPROBS[config.rollout.transition], group.latents[step + 1])
     replay = Replay(
         new,
-        LOGPROBS[config.rollout.transition](group.latents[step + 1], new),
+        logprob_of(new),
         group.means[step],
         group.logprobs[step],
         advantages,
         group.sigmas[step].expand(len(x)),
         group.sigmas[step + 1].expand(len(x)),
         float(group.sigmas[1]),
+        None if proximal is None else proximal.mean,
+        None if proximal is None else logprob_of(proximal),
     )
     losses = algorithm.losses(replay).per_pair
     if reference is not None:
@@ -138,18 +146,23 @@ def replay_losses(config: RunConfig, group: Group, step: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def add_old_velocities(groups: list[Group]) -> None:
-    """Ask the old policy, whose weights the policy has, for its velocities."""
+def add_start_velocities(config: RunConfig, groups: list[Group]) -> None:
+    """Ask what generates when an iteration begins, whose weights the policy has, for velocities."""
     for group in groups:
         for step in group.trained:
-            x, sigma = _noised(group, step)
-            group.old_velocities[step] = group.policy.velocity(x, sigma, group.condition)
+            x, sigma = group.latents[step], group.sigmas[step].expand(len(group.latents[step]))
+            if config.trains_clean:
+                x, _, sigma = _noised(group, step)
+            group.start_velocities[step] = group.policy.velocity(x, sigma, group.condition)
 
 
-def _noised(group: Group, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the clean latents [G, ...] at a step's noise level, and that level [G]."""
-    sigma = group.sigmas[step].expand(len(group.latents[-1]))
-    return noised(group.latents[-1], group.noise(FORWARD_NOISE, step + 1), sigma), sigma
+def _noised(group: Group, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the clean latents [G, ...] at a step's noise level, that noise, and the level [G]."""
+    sigma, noise = (
+        group.sigmas[step].expand(len(group.latents[-1])),
+        group.noise(FORWARD_NOISE, step + 1),
+    )
+    return noised(group.latents[-1], noise, sigma), noise, sigma
 
 
 def forward_losses(config: RunConfig, group: Group, step: int) -> torch.Tensor:
@@ -157,12 +170,12 @@ def forward_losses(config: RunConfig, group: Group, step: int) -> torch.Tensor:
     algorithm, x_0 = config.algorithm, group.latents[-1]
     assert group.advantages is not None
     assert isinstance(algorithm, ForwardProcess)
-    x, sigma = _noised(group, step)
+    x, noise, sigma = _noised(group, step)
     reference = None
     if algorithm.kl_coefficient:
         with reference_weights(group.policy):
             reference = group.policy.velocity(x, sigma, group.condition)
     velocity = group.policy.velocity(x, sigma, group.condition)
-    old = group.old_velocities.get(step, velocity.detach())
-    pairs = Noised(velocity, old, reference, x, x_0, sigma, group.advantages)
+    start = group.start_velocities.get(step, velocity.detach())
+    pairs = Noised(velocity, start, reference, x, noise, x_0, sigma, group.advantages)
     return algorithm.losses(pairs).per_pair

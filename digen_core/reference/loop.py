@@ -27,7 +27,7 @@ from digen_core.models.trainable import (
 )
 from digen_core.reference.group import (
     Group,
-    add_old_velocities,
+    add_start_velocities,
     forward_losses,
     replay_losses,
     sample_group,
@@ -101,9 +101,10 @@ def post_train_serially(
         groups, row, history = _rollout(
             config, policy, prompts, rewards, iteration, generated_by, history
         )
-        if config.keeps_old:
-            set_weights(policy, generators[updates])
-            add_old_velocities(list(groups.values()))
+        start = generators[updates]
+        if config.keeps_old or config.keeps_start:
+            set_weights(policy, start)
+            add_start_velocities(config, list(groups.values()))
         set_weights(policy, versions[updates])
         deal, norms = deal_of_iteration(config, iteration), list[float]()
         for update in range(deal.num_updates):
@@ -115,8 +116,8 @@ def post_train_serially(
             if math.isfinite(norm):
                 updates += 1
                 versions.append(_weights_of(parameters))
-                old, decay = generators[-1], config.algorithm.old_share(updates)
-                generators.append(mixed(old, versions[-1], decay) if decay else versions[-1])
+                decay = config.algorithm.old_share(updates)
+                generators.append(mixed(start, versions[-1], decay) if decay else versions[-1])
                 step_average(average, parameters.values(), updates, config.train)
         made = [norm for norm in norms if math.isfinite(norm)]
         row["train/grad_norm"] = float(np.mean(made)) if made else 0.0

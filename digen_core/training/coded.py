@@ -25,8 +25,8 @@ def agreement_of(
 ) -> Agreement:
     """Return how alike a pack's gradient is to what it would be if no cut were coded.
 
-    Of a gang it is of this member's part of both, and what members have adds up. An old policy is
-    taken to be the trained version, as it is for a run's first packs.
+    Of a gang it is of this member's part of both, and what members have adds up. What
+    generated is taken to be the trained version, as it is for a run's first packs.
 
     Args:
         policy: with the weights to train.
@@ -35,6 +35,7 @@ def agreement_of(
         config: of the run.
         gang: whose member this process is.
     """
+    pairs = replace(pairs, start_velocity=None)
     with policy.cuts.uncoded():
         if isinstance(pairs, Pairs):
             pairs = as_if_sampled_now(policy, pairs, config, gang)

@@ -121,19 +121,7 @@ def _replay_loss(
     largest = float(log_ratio.max())
     if not isfinite(largest):  # clipped, it could look like a number
         return nan * logprob.sum(), PackMetrics(num_pairs=len(log_ratio), max_log_ratio=largest)
-    behaviour_mean = None
-    if pairs.noise is not None:
-        behaviour_mean = pairs.x_next - transition.std * pairs.noise
-    replay = Replay(
-        transition,
-        logprob,
-        behaviour_mean,
-        pairs.behaviour_logprob,
-        pairs.advantage.to(logprob.dtype),
-        pairs.sigma,
-        pairs.sigma_next,
-        pairs.sigma_max,
-    )
+    replay = _replay(pairs, transition, logprob, config)
     found = algorithm.losses(replay)
     loss = found.per_pair.sum()
     kl = torch.zeros_like(loss)
@@ -148,6 +136,29 @@ def _replay_loss(
         approx_kl=float(found.approx_kl) * len(log_ratio),
         max_log_ratio=largest,
         replay_errors=_replay_errors(log_ratio, pairs),
+    )
+
+
+def _replay(pairs: Pairs, transition: Transition, logprob: Tensor, config: RunConfig) -> Replay:
+    """Return pairs as losses take them, under the policy being trained."""
+    behaviour_mean = proximal_mean = proximal_logprob = None
+    if pairs.noise is not None:
+        behaviour_mean = pairs.x_next - transition.std * pairs.noise
+    if pairs.start_velocity is not None:
+        proximal = _transition(pairs, pairs.start_velocity, config)
+        proximal_mean = proximal.mean
+        proximal_logprob = LOGPROBS[config.rollout.transition](pairs.x_next, proximal)
+    return Replay(
+        transition,
+        logprob,
+        behaviour_mean,
+        pairs.behaviour_logprob,
+        pairs.advantage.to(logprob.dtype),
+        pairs.sigma,
+        pairs.sigma_next,
+        pairs.sigma_max,
+        proximal_mean,
+        proximal_logprob,
     )
 
 
@@ -168,9 +179,13 @@ def _largest(found: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 def transition_of(policy: Policy, pairs: Pairs, config: RunConfig) -> Transition:
     """Return the distribution that the policy's weights give the next latent."""
+    return _transition(pairs, policy.velocity(pairs.x, pairs.sigma, pairs.condition), config)
+
+
+def _transition(pairs: Pairs, velocity: Tensor, config: RunConfig) -> Transition:
     return TRANSITIONS[config.rollout.transition](
         pairs.x,
-        policy.velocity(pairs.x, pairs.sigma, pairs.condition),
+        velocity,
         pairs.sigma,
         pairs.sigma_next,
         noise_level=config.rollout.noise_level,
@@ -183,20 +198,31 @@ def _forward_loss(
 ) -> tuple[Tensor, PackMetrics]:
     """Sum the algorithm's losses over noised clean latents.
 
-    Without an old policy that lags behind, the version before the update is the old one: its
-    velocity is the current one's, detached.
+    In an iteration's first update, without an old policy that lags behind, the trained version is
+    what generated: that velocity is the current one's, detached.
     """
     x, reference = pairs.x, None
     if algorithm.kl_coefficient:
         with reference_weights(policy):
             reference = policy.velocity(x, pairs.sigma, pairs.condition)
     velocity = policy.velocity(x, pairs.sigma, pairs.condition)
-    old = velocity.detach() if pairs.old_velocity is None else pairs.old_velocity
-    replay = Noised(velocity, old, reference, x, pairs.x_0, pairs.sigma, pairs.advantage)
-    found = algorithm.losses(replay)
-    loss = found.per_pair.sum()
-    kl = float(found.reference.sum())
-    return loss, PackMetrics(num_pairs=len(x), loss=float(loss.detach()), kl=kl)
+    start = velocity.detach() if pairs.start_velocity is None else pairs.start_velocity
+    found = algorithm.losses(
+        Noised(velocity, start, reference, x, pairs.noise, pairs.x_0, pairs.sigma, pairs.advantage)
+    )
+    loss, number = found.per_pair.sum(), len(x)
+    metrics = PackMetrics(
+        num_pairs=number, loss=float(loss.detach()), kl=float(found.reference.sum())
+    )
+    if found.surrogate is not None:
+        ratios = found.surrogate
+        metrics = replace(
+            metrics,
+            clipped=float(ratios.clip_fraction) * number,
+            approx_kl=float(ratios.approx_kl) * number,
+            max_log_ratio=float(ratios.ratio.log().abs().max()),
+        )
+    return loss, metrics
 
 
 def _check_replay(errors: Mapping[str, float], config: RunConfig) -> None:

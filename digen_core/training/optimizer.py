@@ -26,6 +26,8 @@ from digen_core.transport.fingerprint import Content, hash_of
 
 OLD: Final = "old/"
 """Before the names of an old policy's parameters, beside those of the weights."""
+START: Final = "start/"
+"""Before the names of those that generated when the iteration began that is under way."""
 Found = TypeVar("Found")
 _AT_ONCE: Final = 1 << 26  # numbers that are stepped at once: little memory beside the state
 
@@ -48,6 +50,9 @@ class TrainState(Part):
     exp_avg_sq: Weights
     ema: Weights  # equal to ``weights`` while ema_decay is 0
     old: Weights | None = None  # what generates, if that lags behind ``weights``
+    start: Weights | None = None
+    """What generated when the iteration began, of a version between its updates: losses compare
+    with it. None: nothing does, or this version ends its iteration."""
     lengths: Mapping[str, int] = field(default_factory=dict)  # rows of whole parameters
     grad_norm: float = 0.0  # of the whole gradient that made it, before clipping
 
@@ -57,7 +62,8 @@ class PolicyVersion:
     """What names a version that is pushed: a little of each parameter, whatever it holds."""
 
     version: int
-    contents: Mapping[str, Content]  # of the whole weights, and of an old policy's as ``old/NAME``
+    contents: Mapping[str, Content]
+    """Of the whole weights, and of the policies beside them as ``old/NAME`` and ``start/NAME``."""
 
     @property
     def hash(self) -> str:
@@ -65,19 +71,35 @@ class PolicyVersion:
         return hash_of(self.contents)
 
 
-def _with_old(weights: Weights, old: Weights | None) -> Weights:
-    """Return the weights, and beside them an old policy's."""
-    return {**weights, **{f"{OLD}{name}": value for name, value in (old or {}).items()}}
+def _with_others(weights: Weights, old: Weights | None, start: Weights | None = None) -> Weights:
+    """Return the weights, and the policies beside them."""
+    return {
+        **weights,
+        **{f"{OLD}{name}": value for name, value in (old or {}).items()},
+        **{f"{START}{name}": value for name, value in (start or {}).items()},
+    }
 
 
-def without_old(found: Mapping[str, Found]) -> dict[str, Found]:
-    """Return what there is of the weights, without that of an old policy beside them."""
-    return {name: own for name, own in found.items() if not name.startswith(OLD)}
+def without_others(found: Mapping[str, Found]) -> dict[str, Found]:
+    """Return what there is of the weights, without that of the policies beside them."""
+    return {name: own for name, own in found.items() if not name.startswith((OLD, START))}
+
+
+def beside(found: Mapping[str, Found], prefix: str) -> dict[str, Found]:
+    """Return what there is of a policy beside the weights, by the names of its parameters."""
+    return {
+        name.removeprefix(prefix): own for name, own in found.items() if name.startswith(prefix)
+    }
+
+
+def own_name(name: str) -> str:
+    """Return the name of a parameter, of the weights' or of a policy's beside them."""
+    return name.removeprefix(OLD).removeprefix(START)
 
 
 def version_hash(weights: Weights, old: Weights | None, gang: Gang = ALONE) -> str:
     """Return the hash of a version's content: of masters it names the version (collective)."""
-    return hash_of(contents_of(_with_old(weights, old), gang))
+    return hash_of(contents_of(_with_others(weights, old), gang))
 
 
 def published(
@@ -95,8 +117,8 @@ def published(
     """
     if average:
         return rounded(state.ema, dtypes)
-    old = None if state.old is None else rounded(state.old, dtypes)
-    return _with_old(rounded(state.weights, dtypes), old)
+    old, start = (None if own is None else rounded(own, dtypes) for own in (state.old, state.start))
+    return _with_others(rounded(state.weights, dtypes), old, start)
 
 
 def initial_state(weights: Weights, *, keeps_old: bool = False, gang: Gang = ALONE) -> TrainState:
@@ -111,7 +133,7 @@ def initial_state(weights: Weights, *, keeps_old: bool = False, gang: Gang = ALO
     old = weights if keeps_old else None
     found = version_hash(weights, old, gang)
     lengths = lengths_of(weights, gang)
-    return TrainState(0, weights, found, zeros, zeros, weights, old, lengths)
+    return TrainState(0, weights, found, zeros, zeros, weights, old, lengths=lengths)
 
 
 def learning_rate_of(config: TrainConfig, update: int, num_updates: int) -> float:
@@ -128,6 +150,8 @@ def optimizer_step(
     *,
     learning_rate: float,
     old_decay: float = 0.0,
+    trained_from: int | None = None,
+    keep_start: bool = False,
     gang: Gang = ALONE,
 ) -> TrainState:
     """Return the next version (collective).
@@ -137,7 +161,10 @@ def optimizer_step(
         gradient: by parameter name, of this member's rows; those without stay.
         config: AdamW's, clipping's and the average's settings.
         learning_rate: of this update.
-        old_decay: share of the old policy's weights that stays, if the state has one.
+        old_decay: share of the old policy's weights that stays of those with which the iteration
+            began, if the state has one.
+        trained_from: version with which the iteration began; None: this one.
+        keep_start: keep what generated then beside the next version, between whose updates it is.
         gang: whose member this process is.
 
     Raises:
@@ -169,7 +196,8 @@ def optimizer_step(
             weights[name] = parameter.detach().numpy()
             exp_avg[name] = optimizer.state[parameter]["exp_avg"].numpy()
             exp_avg_sq[name] = optimizer.state[parameter]["exp_avg_sq"].numpy()
-    old = None if state.old is None else mixed(state.old, weights, old_decay)
+    start = _start_of(state, trained_from)
+    old = None if state.old is None else mixed(start, weights, old_decay)
     return TrainState(
         version=state.version + 1,
         weights=weights,
@@ -178,9 +206,17 @@ def optimizer_step(
         exp_avg_sq=exp_avg_sq,
         ema=_averaged(state, weights, config),
         old=old,
+        start=start if keep_start else None,
         lengths=state.lengths,
         grad_norm=float(norm),
     )
+
+
+def _start_of(state: TrainState, trained_from: int | None) -> Weights:
+    """Return what generated when the iteration began in which a state is stepped."""
+    if state.start is not None and trained_from != state.version:
+        return state.start
+    return state.weights if state.old is None else state.old
 
 
 def _norm(gradient: Mapping[str, Tensor], gang: Gang) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Pack, PairBlock
-from digen_core.maths.diffusion_nft import noised
+from digen_core.maths.forward_process import noised
 from digen_core.models.policy import Condition
 from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
 from digen_core.transport.arrays import Arrays, to_array, to_tensor
@@ -34,6 +34,7 @@ class Pairs:
     is_own: Tensor  # [b] bool, whether the version that is trained sampled it
     noise: Tensor | None = None  # [b, ...] that the step added, for algorithms that ask for it
     sampled_by: tuple[str, ...] = ()  # [b] devices; empty: they are not known
+    start_velocity: Tensor | None = None  # as below, for algorithms that compare with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class CleanPairs:
     advantage: Tensor  # [b]
     sigma: Tensor  # [b]
     condition: Condition  # [b, ...] each
-    old_velocity: Tensor | None = None  # [b, ...] of an old policy; None: the trained version is it
+    start_velocity: Tensor | None = None
+    """[b, ...] of what generated when the iteration began; None: the trained version did."""
 
     @property
     def x(self) -> Tensor:

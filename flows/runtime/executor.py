@@ -172,6 +172,7 @@ class Executor:
     def _train(self, do: protocol.Train) -> None:
         it, pack = self._iterations[do.pack.iteration], do.pack
         groups = sorted({block.fragment.group for block in pack.blocks})
+        it.update = pack.blocks[0].update
         encoder = self._encoder_for(do.device)
         held = [self._conditions.of(it, group, encoder) for group in groups]
 
@@ -195,6 +196,7 @@ class Executor:
                 "prompts": {group: it.round.prompts[group] for group in groups},
                 "advantages": {group: it.advantages[group] for group in groups},
                 "previous": it.sums.get(do.device),
+                "trained_from": do.version if it.trained_from is None else it.trained_from,
                 "run_dir": self._run.run_dir,
             },
             event_of=event_of,
@@ -279,6 +281,7 @@ class Executor:
                 "state": self._run.progress.state,
                 "total": it.total,
                 "trained_from": it.trained_from,
+                "is_last": it.update + 1 == self._run.config.train.updates_per_iteration,
             },
             event_of=event_of,
         )

@@ -20,7 +20,15 @@ from digen_core.models.versions import AdapterVersions, WholeVersions, versions_
 from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardFn
 from digen_core.training.contents import differing
-from digen_core.training.optimizer import OLD, PolicyVersion, TrainState, without_old
+from digen_core.training.optimizer import (
+    OLD,
+    START,
+    PolicyVersion,
+    TrainState,
+    beside,
+    own_name,
+    without_others,
+)
 from digen_core.transport.arrays import Weights
 from tasks.gang.together import together
 from tasks.worker.fitting import Activity, Fitting, needing_memory
@@ -50,7 +58,8 @@ class Engine:
     rewards: dict[str, RewardFn]
     versions: AdapterVersions | WholeVersions
     gang: Gang = ALONE
-    old: dict[int, Weights] = field(default_factory=dict)  # old policies, by version
+    others: dict[int, dict[str, Weights]] = field(default_factory=dict)
+    """Of each version the policies beside it, by the prefix of their names."""
     unsaved: dict[int, TrainState] = field(default_factory=dict)  # made or copied here
     shelf: Shelf = field(default_factory=Shelf)
     published: tuple[str, PolicyVersion] | None = None  # the last one, with its state's hash
@@ -108,7 +117,7 @@ class Engine:
         others = set(self.versions.held) - {pushed.version}
         unneeded = others.difference(needed)
         for other in unneeded:
-            self.old.pop(other, None)
+            self.others.pop(other, None)
             self.versions.drop(other)
         unneeded.discard(base)
         for label in self.shelf:
@@ -116,10 +125,8 @@ class Engine:
                 self.shelf.drop(label)
         self.average = None
         held = self.held(rows)
-        self.versions.hold(pushed.version, without_old(held))
-        old = {name.removeprefix(OLD): v for name, v in held.items() if name.startswith(OLD)}
-        if old:
-            self.old[pushed.version] = old
+        self.versions.hold(pushed.version, without_others(held))
+        self.others[pushed.version] = {prefix: beside(held, prefix) for prefix in (OLD, START)}
         self.shelf.put(pushed.version, pushed.hash, rows)
 
     def drop_bases(self, coming: int) -> None:
@@ -153,7 +160,7 @@ class Engine:
         if self.versions.are_rows:
             return rows
         own = self.versions.names
-        return whole_weights(rows, self.gang, {n for n in rows if n.removeprefix(OLD) in own})
+        return whole_weights(rows, self.gang, {n for n in rows if own_name(n) in own})
 
     def needing_memory(self, activity: Activity) -> AbstractContextManager[None]:
         """Run the body; a UserError says what to change if it does not fit into memory."""
@@ -161,8 +168,30 @@ class Engine:
 
     def old_policy(self) -> AbstractContextManager[object]:
         """Run the body with what generates in place of the active version, if that is not it."""
-        old = None if self.version is None else self.old.get(self.version)
-        return nullcontext() if old is None else self.temporary_weights(old)
+        old = self._policy_beside(OLD)
+        return self.temporary_weights(old) if old else nullcontext()
+
+    def start_policy(self, trained_from: int) -> AbstractContextManager[object]:
+        """Run the body with what generated when the iteration began.
+
+        Args:
+            trained_from: version with which it began: where that is the active one, what generates.
+
+        Raises:
+            VersionError: it is another, and the active one came without what generated then.
+        """
+        if trained_from == self.version:
+            return self.old_policy()
+        start = self._policy_beside(START)
+        if not start:
+            raise VersionError(
+                f"{self.device_name} has version {self.version} without what generated when its "
+                f"iteration began, with version {trained_from}"
+            )
+        return self.temporary_weights(start)
+
+    def _policy_beside(self, prefix: str) -> Weights:
+        return {} if self.version is None else self.others.get(self.version, {}).get(prefix, {})
 
     def temporary_weights(self, weights: Mapping[str, np.ndarray]) -> AbstractContextManager[None]:
         """Run the body with other weights (the moving average), then restore the version."""

@@ -15,7 +15,7 @@ ROWS = {
 }
 GROUPS = {
     "all": set(CONFIGS),
-    "ratios": set(CONFIGS) - {"diffusion_nft"},
+    "ratios": set(CONFIGS) - {"diffusion_nft", "awm"},
     "first steps": {"flow_grpo", "grpo_guard", "flow_dppo", "ddpo", "longcat"},
 }
 UNUSED = {"ddpo": {"advantage_scale", "advantage_ddof", "trimmed_ratio", "mix"}}  # and refused
@@ -26,7 +26,7 @@ def owners(cell: str) -> set[str]:
     named = set(re.findall(r"`(\w+)`", cell))
     if cell.startswith("all but"):
         return set(CONFIGS) - named
-    return GROUPS.get(cell, named)
+    return named.union(*(GROUPS.get(part, set()) for part in cell.split(", ")))
 
 
 def default_of(key: str, algorithm: str) -> str:

@@ -41,6 +41,8 @@ def shrunk(config: RunConfig, path: Path, folder: str) -> RunConfig:
     changes = {**SHRUNK, "model.path": folder}
     changes["model.num_frames"] = min(config.model.num_frames, 5)
     changes["rollout.num_steps"] = min(config.rollout.num_steps, 6)  # the longest window and tail
+    if config.algorithm.type == "awm":
+        changes["algorithm.num_levels"] = 3
     if config.algorithm.best_of:
         changes["algorithm.best_of"] = 2
     if config.train.lora:

@@ -59,6 +59,14 @@ ALGORITHMS: dict[str, dict] = {  # what changes in the job; `algorithm` as a who
         },
     },
     "diffusion_nft": {"algorithm": {"type": "diffusion_nft", "trained_fraction": 0.75}},
+    "awm": {
+        "algorithm": {
+            "type": "awm",
+            "num_levels": 2,
+            "trained_fraction": 1.0,
+            "old_policy_decay": "low_ramp",  # else nothing is far from what generated
+        }
+    },
 }
 OPTIONS: dict[str, dict] = {  # as many at once as go together
     "best of two": {  # of four, in fragments of one or two: of some no sample is trained
@@ -109,6 +117,7 @@ QUICK = [
     ("ddpo", Case("colocated-strong", (3,), 2, 3)),
     ("diffusion_nft", Case("tcss", (2, 1), 2, 3, pauses=True, share=1.0)),
     ("icepop", Case("tcss", (1, 1), 4, 8, share=1.0)),
+    ("awm", Case("tag", (1, 2), 2, 3, helping=True, pauses=True)),
 ]
 
 

@@ -41,8 +41,8 @@ def train_twice(
     expected.add(0, [pack_gradient(alone, pairs, config)])
     set_trap(rank, place)
     total, parts = empty_sum(RUN), [(0, pairs)]
-    first = add_pack(RUN, 0, total, 0, 0, parts)
-    again = add_pack(RUN, 0, total, 0, 0, parts)
+    first = add_pack(RUN, 0, total, 0, 0, parts, 0)
+    again = add_pack(RUN, 0, total, 0, 0, parts, 0)
     return first, again, whole_sum(total), expected
 
 

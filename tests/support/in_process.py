@@ -86,9 +86,12 @@ def _iteration(config, prompts, index, state, folder):
             prompts=texts,
             advantages=found.values,
             previous=total,
+            trained_from=state.version,
             run_dir=folder,
         )
         assert not trained.too_large
     gradient, _ = call(reduce, own=total)
-    state, update = call(step, state=state, total=gradient, trained_from=state.version)
+    state, update = call(
+        step, state=state, total=gradient, trained_from=state.version, is_last=True
+    )
     return state, update.metrics

@@ -76,6 +76,7 @@ class Device:
             prompts={0: PROMPT},
             advantages={0: np.array(advantages)},
             previous=None,
+            trained_from=0,
             run_dir=self.folder,
         )
         return call(reduce, own=total)[0]
@@ -177,7 +178,7 @@ def test_an_update_that_is_not_finite_is_skipped(config_of, tmp_path, advantage)
     device = Device(config_of(**{"numerics.updates": "skip"}), tmp_path)
     segment, _ = device.denoise()
     total = device.train(segment, [1.0, advantage, -1.0, 0.5])
-    state, update = call(step, state=device.state, total=total, trained_from=0)
+    state, update = call(step, state=device.state, total=total, trained_from=0, is_last=True)
     assert state is device.state
     assert (update.version, update.hash) == (0, state.weights_hash)
     assert update.skipped.startswith(found)
@@ -216,9 +217,9 @@ def test_a_sum_of_finite_gradients_may_overflow(config_of, tmp_path, policy):
         value.fill_(1e300)
     if policy == "fail":
         with pytest.raises(FloatingPointError, match="the gradient's norm is inf at version 0"):
-            call(step, state=device.state, total=total, trained_from=0)
+            call(step, state=device.state, total=total, trained_from=0, is_last=True)
     else:
-        state, update = call(step, state=device.state, total=total, trained_from=0)
+        state, update = call(step, state=device.state, total=total, trained_from=0, is_last=True)
         assert state is device.state
         assert update.skipped == "the norm of the gradient is NaN or infinite"
 

@@ -16,7 +16,8 @@ def costs_of(
 ) -> DeviceCosts:
     """Return the seconds of a gang's work, on lines through one item and the most there are.
 
-    A KL or an old policy asks for the velocities of a pair once more. The leader decodes alone.
+    A KL, and a loss that compares with another policy, ask for the velocities of a pair once
+    more. The leader decodes alone.
 
     Args:
         plan: stages at the speed of training.
@@ -27,7 +28,7 @@ def costs_of(
     """
     training, faster = plan.pipeline, cluster.mfu_denoise / cluster.mfu_train
     denoising = replace(training, there=_sped_up(training.there, faster))
-    again = bool(config.algorithm.kl_coefficient) + config.keeps_old
+    again = bool(config.algorithm.kl_coefficient) + config.other_velocities
 
     def step(num_samples: int) -> float:
         return config.velocities_per_step * denoising.step_seconds(num_samples)

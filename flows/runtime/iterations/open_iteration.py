@@ -51,6 +51,7 @@ class OpenIteration:
     reduction: Reduce | None = None  # under way or done, unless one of its devices was lost since
     reward_history: RewardHistory | None = None  # at its updates; None: there was none
     trained_from: int | None = None  # the version that its first update stepped from
+    update: int = 0  # of the packs that are trained
 
     @property
     def index(self) -> int:

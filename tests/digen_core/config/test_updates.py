@@ -28,14 +28,6 @@ from digen_core.errors import ConfigError
             ],
             "an iteration has 32 samples (train.dealt_by) to deal to the 5 updates of each",
         ),
-        (
-            ["--train.updates-per-iteration", "2", "--algorithm.type", "diffusion_nft"],
-            "algorithm.type diffusion_nft compares with the velocity of the policy that sampled",
-        ),
-        (
-            ["--train.updates-per-iteration", "2", "--algorithm.correction", "truncate"],
-            "algorithm.correction 'truncate' takes the trained version for the one with which",
-        ),
         (["--train.updates-per-iteration", "0"], "train.updates_per_iteration"),
         (["--train.updates-per-iteration", "1000"], "train.updates_per_iteration"),
         (["--train.dealt-by", "pairs"], "train.dealt_by"),
@@ -52,6 +44,23 @@ def test_what_can_be():
     assert config.pairs_per_update * 4 == config.num_pairs * 2
     assert config.num_updates == 4 * config.num_iterations
     assert config.num_behind == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "keeps", "velocities"),
+    [
+        ([], False, 0),
+        (["--algorithm.type", "flow_dppo"], False, 0),
+        (["--algorithm.type", "diffusion_nft"], True, 0.75),
+        (["--algorithm.type", "diffusion_nft", "--algorithm.old-policy-decay", "ramp"], True, 1),
+        (["--algorithm.correction", "icepop"], True, 0.75),
+    ],
+)
+def test_who_compares_with_the_start_of_an_iteration_keeps_it(options, keeps, velocities):
+    """Of four updates all but the first ask for its velocities."""
+    config = config_of([*options, "--train.updates-per-iteration", "4"])
+    assert (config.keeps_start, config.other_velocities) == (keeps, velocities)
+    assert not config_of(options).keeps_start
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from digen_core.maths.diffusion_nft import nft_loss, noised, old_policy_decay, optimality
+from digen_core.maths.diffusion_nft import nft_loss, optimality
+from digen_core.maths.forward_process import noised, old_policy_decay
 
 MODES = ["all", "positive_only", "negative_only", "one_only", "binary"]
 

@@ -10,7 +10,8 @@ import torch
 from digen_core.config.train import TrainConfig
 from digen_core.maths.advantages import best_of_n
 from digen_core.maths.ddpo import running_advantages
-from digen_core.maths.diffusion_nft import nft_loss, noised, old_policy_decay, optimality
+from digen_core.maths.diffusion_nft import nft_loss, optimality
+from digen_core.maths.forward_process import noised, old_policy_decay
 from digen_core.maths.grpo import clipped_surrogate, group_advantages
 from digen_core.maths.grpo_guard import guarded_surrogate
 from digen_core.maths.kl import flowgrpo_kl, transition_kl

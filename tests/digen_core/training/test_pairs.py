@@ -49,13 +49,13 @@ def test_clean_samples_are_kept_as_such():
         advantage=drawn(2),
         sigma=torch.tensor([0.9, 0.5]),
         condition=CONDITION,
-        old_velocity=drawn(2, 6),
+        start_velocity=drawn(2, 6),
     )
     numbers, arrays = to_kept(pairs)
     assert numbers == {}
     found = from_kept(numbers, arrays, CPU)
     assert isinstance(found, CleanPairs)
-    assert_same(found, pairs, ["x_0", "noise", "advantage", "sigma", "old_velocity"])
+    assert_same(found, pairs, ["x_0", "noise", "advantage", "sigma", "start_velocity"])
 
 
 def test_latents_lie_between_the_sample_and_the_noise_by_hand():
