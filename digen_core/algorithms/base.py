@@ -140,6 +140,21 @@ class Algorithm(Strict, ABC):
             generator: of the iteration.
         """
 
+    def own_steps(
+        self, num_samples: int, num_steps: int, generator: np.random.Generator
+    ) -> tuple[tuple[int, ...], ...]:
+        """Return the steps that each sample of a group trains, of those of the iteration.
+
+        Args:
+            num_samples: of the group.
+            num_steps: denoising steps of a trajectory.
+            generator: of the group.
+
+        Returns:
+            As many for each sample, ascending; empty: all samples train those of the iteration.
+        """
+        return ()
+
     def signal(self, scored: "Scored", history: "RewardHistory") -> "Signal":
         """Return advantages of the rewards of some groups.
 

@@ -1,9 +1,9 @@
 """DanceGRPO (arXiv:2505.07818): all steps but the last are noisy, a random share is trained."""
 
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from digen_core.algorithms.base import Steps, check_fraction
 from digen_core.algorithms.policy_gradient import PolicyGradient
@@ -22,7 +22,11 @@ class DanceGrpo(PolicyGradient):
     """0: population standard deviation (FlowGRPO); 1: unbiased (DanceGRPO)."""
 
     trained_fraction: float = Field(0.6, gt=0, le=1)
-    """Share of all steps but the last that is trained, drawn for each iteration."""
+    """Share of all steps but the last that is trained."""
+
+    steps_drawn_for: Literal["iteration", "sample"] = "iteration"
+    """Who has its own trained steps: each iteration, so that a pack holds many samples of few
+    steps, or each sample, as published."""
 
     def num_trained(self, num_steps: int) -> int:
         """Return the trained steps of a trajectory of ``num_steps``."""
@@ -36,9 +40,36 @@ class DanceGrpo(PolicyGradient):
         """Raise ValueError unless at least one step is trained."""
         check_fraction(self.trained_fraction, self.num_trained(num_steps), num_steps)
 
+    @model_validator(mode="after")
+    def _check_own_steps(self) -> Self:
+        if self.steps_drawn_for == "sample" and self.kl_reward:
+            raise ValueError(
+                f"algorithm.kl_reward is {self.kl_reward:g}, which is taken off step by step, but "
+                "algorithm.steps_drawn_for 'sample' trains other steps of each sample; use "
+                "'iteration', or algorithm.kl_coefficient."
+            )
+        return self
+
     def steps(self, num_steps: int, iteration: int, generator: np.random.Generator) -> Steps:
-        """Return all steps but the last as noisy, and those of them that are drawn as trained."""
+        """Return all steps but the last as noisy, and those of them that are drawn as trained.
+
+        Where they are drawn for each sample, all of them are trained by some.
+        """
+        noisy = tuple(range(num_steps - 1))
+        if self.steps_drawn_for == "sample":
+            return Steps(noisy, noisy)
         (drawn,) = random_trained_steps(
             1, num_steps, fraction=self.trained_fraction, generator=generator
         )
-        return Steps(tuple(range(num_steps - 1)), tuple(int(step) for step in drawn))
+        return Steps(noisy, tuple(int(step) for step in drawn))
+
+    def own_steps(
+        self, num_samples: int, num_steps: int, generator: np.random.Generator
+    ) -> tuple[tuple[int, ...], ...]:
+        """Return what is drawn for each sample; empty where it is drawn for the iteration."""
+        if self.steps_drawn_for == "iteration":
+            return ()
+        drawn = random_trained_steps(
+            num_samples, num_steps, fraction=self.trained_fraction, generator=generator
+        )
+        return tuple(tuple(int(step) for step in own) for own in drawn)

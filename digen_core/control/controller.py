@@ -61,7 +61,7 @@ from digen_core.control.protocol import (
 )
 from digen_core.control.pushes import Copies, Pushes
 from digen_core.control.recovery import lose_devices, lose_holder
-from digen_core.control.schedule import Schedule, Workload
+from digen_core.control.schedule import Schedule, Workload, num_trained_steps
 from digen_core.control.snapshot import IterationSnapshot, Snapshot
 
 
@@ -256,7 +256,7 @@ class Controller:
         """Begin offered iterations: one, and with stale layouts those that may run ahead."""
         while self._offered and len(self._iterations) <= self._schedule.num_ahead:
             offer = self._offered.popleft()
-            num_steps = len(offer.trained_steps)
+            num_steps = num_trained_steps(offer.trained_steps, offer.own_steps)
             choose_helpers(self._fleet, self._workload, self._schedule, num_steps)
             groups, mixing = self._workload.num_groups, offer.mixing
             order = group_order(groups, offer.group_costs, mixing.order, offer.deal)

@@ -194,7 +194,7 @@ class Dispatcher:
             load = self._pack_load(device, iteration, most)
             taken = [iteration.pool.take(self._workload.pack_size, load)] if load else []
         else:
-            num_steps = len(iteration.trained_steps)
+            num_steps = iteration.num_trained_steps
             pool, samples = iteration.pool, self._workload.samples_per_pack
             mean = pool.load / pool.num_pairs
             load = self._fair_load(device, pool.load, min(most, samples * mean), num_steps)

@@ -44,7 +44,7 @@ class Backlog:
         speed = self._fleet.generation_speed(of_home=True)
         generation = self._seconds_to_generate(iteration, speed)
         reward = costs.reward * ceil(workload.group_size / costs.reward_servers)
-        group = workload.trained_per_group * len(iteration.trained_steps)
+        group = workload.trained_per_group * iteration.num_trained_steps
         pairs = max(0.0, iteration.load_left(workload) - group)
         return generation + reward <= self._fleet.seconds_to_train(pairs, with_helpers=True)
 

@@ -1,6 +1,6 @@
 """One round of prompts as the controller sees it: which groups are how far."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -10,7 +10,7 @@ from digen_core.control.generation import GenerationQueue
 from digen_core.control.layout import Layout
 from digen_core.control.packing import PairPool, pairs_by_sample, pairs_by_step
 from digen_core.control.protocol import Fragment, IterationOffered, Pack, PairBlock, Score
-from digen_core.control.schedule import WHOLE, Deal, Workload
+from digen_core.control.schedule import WHOLE, Deal, OwnSteps, Workload, num_trained_steps
 
 
 @dataclass
@@ -50,6 +50,8 @@ class Iteration:
     cost_to_come: float = 0.0
     #: Which update trains which samples.
     deal: Deal = WHOLE
+    #: By group and sample, which of the trained steps are its own; none: all of them.
+    own_steps: OwnSteps = ()
     #: The update that is trained; those before it are over.
     update: int = 0
     #: Whether an update has made a version.
@@ -81,7 +83,8 @@ class Iteration:
         """Return an iteration of which nothing is generated."""
         costs = tuple(map(_rounded, offer.group_costs))
         queue, cuts = GenerationQueue(order), offer.mixing.cuts
-        it = cls(offer.iteration, offer.trained_steps, queue, {}, 0, costs, cuts, deal=offer.deal)
+        it = cls(offer.iteration, offer.trained_steps, queue, {}, 0, costs, cuts)
+        it.deal, it.own_steps = offer.deal, offer.own_steps
         for group in order:
             it._add_group(group, workload)
         return it
@@ -122,16 +125,29 @@ class Iteration:
         for fragment in self._fragments_of(group, workload):
             pairs: list[PairBlock] = []
             for update, chosen in sorted(dealt.items()):
-                own = [sample for sample in fragment.samples if sample in chosen]
+                own = self._by_step(fragment, chosen)
                 if layout.packed:
-                    pairs += pairs_by_step(fragment, self.trained_steps, own, update)
+                    pairs += pairs_by_step(fragment, own, update)
                 else:
                     together = min(workload.samples_per_pack, workload.pack_size)
-                    pairs += pairs_by_sample(fragment, self.trained_steps, own, together, update)
+                    pairs += pairs_by_sample(fragment, own, together, update)
             if fragment in self.regenerating:
                 self.parked[fragment] = pairs
             else:
                 self.put(pairs)
+
+    def _by_step(self, fragment: Fragment, chosen: Collection[int]) -> dict[int, list[int]]:
+        """Return, by trained step, which of a fragment's chosen samples train it."""
+        samples = [sample for sample in fragment.samples if sample in chosen]
+        if not self.own_steps:
+            return dict.fromkeys(self.trained_steps, samples)
+        own = self.own_steps[fragment.group]
+        return {step: [s for s in samples if step in own[s]] for step in self.trained_steps}
+
+    @property
+    def num_trained_steps(self) -> int:
+        """Trained steps of a sample."""
+        return num_trained_steps(self.trained_steps, self.own_steps)
 
     def put(self, blocks: Iterable[PairBlock]) -> None:
         """Let pairs wait for their update, or for a device if it is the current one."""
@@ -194,7 +210,7 @@ class Iteration:
 
     def load_left(self, workload: Workload) -> float:
         """Return the load of the pairs that no device was told to train, those to come included."""
-        to_come = self.cost_to_come * workload.trained_per_group * len(self.trained_steps)
+        to_come = self.cost_to_come * workload.trained_per_group * self.num_trained_steps
         later = sum(pool.load for pool in self.later.values())
         return self.pool.load + later + self.deal.epochs * to_come
 

@@ -1,7 +1,7 @@
 """Pairs that can be trained, and how many of them make a pack."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -93,37 +93,46 @@ class PairPool:
 
 
 def pairs_by_step(
-    fragment: Fragment, steps: Sequence[int], samples: Sequence[int], update: int = 0
+    fragment: Fragment, samples: Mapping[int, Sequence[int]], update: int = 0
 ) -> list[PairBlock]:
-    """Cut the pairs of a fragment's chosen samples into blocks, step after step.
+    """Cut pairs of a fragment into blocks, step after step.
 
     A pack of them holds many samples of few steps.
+
+    Args:
+        fragment: of the pairs.
+        samples: of it that train each step, ascending.
+        update: that trains them.
     """
-    runs = _runs([sample - fragment.first_sample for sample in samples])
     return [
         PairBlock(fragment, step, first, last - first, update)
-        for step in steps
-        for first, last in runs
+        for step, own in samples.items()
+        for first, last in _runs(_rows(fragment, own))
     ]
 
 
 def pairs_by_sample(
-    fragment: Fragment,
-    steps: Sequence[int],
-    samples: Sequence[int],
-    num_together: int,
-    update: int = 0,
+    fragment: Fragment, samples: Mapping[int, Sequence[int]], num_together: int, update: int = 0
 ) -> list[PairBlock]:
-    """Cut the pairs of a fragment's chosen samples into blocks, a few samples after the other.
+    """Cut pairs of a fragment into blocks, a few samples after the other.
 
     ``num_together`` samples at most are in one block, at one step; all their steps follow.
+    Arguments as of `pairs_by_step`.
     """
+    rows = {step: _rows(fragment, own) for step, own in samples.items()}
     return [
-        PairBlock(fragment, step, first, min(num_together, last - first), update)
-        for start, last in _runs([sample - fragment.first_sample for sample in samples])
-        for first in range(start, last, num_together)
-        for step in steps
+        PairBlock(fragment, step, first, last - first, update)
+        for start, end in _runs(sorted(set().union(*rows.values())))
+        for chunk in range(start, end, num_together)
+        for step, own in rows.items()
+        for first, last in _runs(
+            [row for row in own if chunk <= row < min(chunk + num_together, end)]
+        )
     ]
+
+
+def _rows(fragment: Fragment, samples: Sequence[int]) -> list[int]:
+    return [sample - fragment.first_sample for sample in samples]
 
 
 def _cut(block: PairBlock, most: int) -> tuple[PairBlock, list[PairBlock]]:

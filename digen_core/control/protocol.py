@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from digen_core.control.costs import Costs
-from digen_core.control.schedule import UNMIXED, WHOLE, Deal, Mixing
+from digen_core.control.schedule import UNMIXED, WHOLE, Deal, Mixing, OwnSteps
 
 Role = Literal["rollout", "trainer"]
 
@@ -165,7 +165,8 @@ class IterationOffered:
 
     ``trained_steps`` of its trajectories are noisy and trained. ``group_costs``, if given, say what
     a sample of each group costs, in samples of the mean size (mixed resolutions), also of those
-    that may replace others; else all cost the same. ``deal`` says which update trains what.
+    that may replace others; else all cost the same. ``deal`` says which update trains what,
+    ``own_steps``, if given, which of the trained steps are a sample's own, also of those groups.
     """
 
     iteration: int
@@ -173,6 +174,7 @@ class IterationOffered:
     group_costs: tuple[float, ...] = ()
     mixing: Mixing = UNMIXED
     deal: Deal = WHOLE
+    own_steps: OwnSteps = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,14 @@ class Deal:
 
 WHOLE: Final = Deal()
 
+OwnSteps = tuple[tuple[tuple[int, ...], ...], ...]
+"""By group and sample the steps that it trains, as many for each, where samples have their own."""
+
+
+def num_trained_steps(trained_steps: Sequence[int], own_steps: OwnSteps) -> int:
+    """Return the trained steps of a sample: all of the iteration's, or its own."""
+    return len(own_steps[0][0]) if own_steps else len(trained_steps)
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:

@@ -15,7 +15,7 @@ from digen_core.control.protocol import (
     Score,
 )
 from digen_core.control.pushes import CopiesSnapshot, PushesSnapshot
-from digen_core.control.schedule import Deal, Schedule, Workload
+from digen_core.control.schedule import Deal, OwnSteps, Schedule, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class IterationSnapshot:
     cuts: bool
     without_advantages: tuple[int, ...]
     deal: Deal
+    own_steps: OwnSteps
     update: int
     updated: bool
     pool: tuple[PairBlock, ...]
@@ -73,6 +74,7 @@ class IterationSnapshot:
             cuts=it.cuts,
             without_advantages=tuple(sorted(it.without_advantages)),
             deal=it.deal,
+            own_steps=it.own_steps,
             update=it.update,
             updated=it.updated,
             pool=it.pool.blocks,
@@ -106,6 +108,7 @@ class IterationSnapshot:
             costs=self.costs,
             cuts=self.cuts,
             deal=self.deal,
+            own_steps=self.own_steps,
             update=self.update,
             updated=self.updated,
             training={pack.index: (pack, device) for pack, device in self.training},

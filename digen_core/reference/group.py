@@ -17,7 +17,7 @@ from digen_core.maths.replay import Noised, Replay
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import reference_weights
 from digen_core.rollout.sampler import initial_latent, rounded
-from digen_core.rollout.steps import steps_of_iteration
+from digen_core.rollout.steps import own_steps_of_group, steps_of_iteration
 from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
 
 
@@ -32,7 +32,8 @@ class Group:
     logprobs: dict[int, torch.Tensor]  # noisy step -> [G]
     noise: Callable[[int, int], torch.Tensor]  # (purpose, step) -> [G, ...]
     sigmas: torch.Tensor  # [T + 1]
-    trained: tuple[int, ...]  # K steps
+    trained: tuple[int, ...]  # steps
+    own_steps: tuple[tuple[int, ...], ...]  # that each sample trains of those; empty: all
     advantages: torch.Tensor | None = None  # [G] or [G, K]; None: the group is skipped
     chosen: list[int] | None = None  # samples to train; None: all
     start_velocities: dict[int, torch.Tensor] = field(default_factory=dict)  # step -> [G, ...]
@@ -62,6 +63,7 @@ def sample_group(config: RunConfig, policy: Policy, text: str, group: tuple[int,
     x = initial_latent(policy, seed=config.seed, group=group, samples=samples, config=rollout)
     latents, means, logprobs = [x], {}, {}
     noisy_steps, trained_steps = steps_of_iteration(config, group[0])
+    own_steps = own_steps_of_group(config, *group)
     for step in range(rollout.num_steps):
         here, there = (sigmas[i].expand(len(x)) for i in (step, step + 1))
         mean, std = TRANSITIONS[rollout.transition](
@@ -79,7 +81,9 @@ def sample_group(config: RunConfig, policy: Policy, text: str, group: tuple[int,
         if step in noisy_steps:
             logprobs[step] = LOGPROBS[rollout.transition](x, Transition(mean, std))
         latents.append(x)
-    return Group(policy, condition, latents, means, logprobs, noise, sigmas, trained_steps)
+    return Group(
+        policy, condition, latents, means, logprobs, noise, sigmas, trained_steps, own_steps
+    )
 
 
 def step_kl(config: RunConfig, group: Group) -> np.ndarray:

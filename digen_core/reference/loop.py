@@ -254,8 +254,9 @@ def _train(
     is_finite = True
     for group, samples in groups:
         for step in group.trained:
-            lose = forward_losses if config.trains_clean else replay_losses
-            chosen = lose(config, group, step)[samples]
+            lose, own = forward_losses if config.trains_clean else replay_losses, group.own_steps
+            trained = [sample for sample in samples if not own or step in own[sample]]
+            chosen = lose(config, group, step)[trained]
             is_finite = is_finite and bool(chosen.isfinite().all())
             (chosen.sum() / config.pairs_per_update).backward()
     if not groups:

@@ -26,7 +26,7 @@ from digen_core.control.protocol import Pack
 from digen_core.errors import UserError
 from digen_core.maths.ddpo import RewardHistory
 from digen_core.records import IterationRecord
-from digen_core.rollout.steps import steps_of_iteration, steps_to_keep
+from digen_core.rollout.steps import own_steps_of_group, steps_of_iteration, steps_to_keep
 from digen_core.training.advantages import advantages_of
 from digen_core.transport.metrics import METRICS_OF_RUN, read_metrics
 from digen_core.transport.samples import SCHEMA, file_of
@@ -200,8 +200,10 @@ def _packs(
     """Return the pairs of the update in packs, fragment by fragment and step by step."""
     pool, steps = PairPool(), steps_of_iteration(config, iteration).trained
     for fragment in sorted({segment.fragment for segment in segments}):
+        own = own_steps_of_group(config, iteration, fragment.group)
         samples = [s for s in fragment.samples if s in trained.get(fragment.group, ())]
-        pool.add(pairs_by_step(fragment, steps, samples))
+        by_step = {step: [s for s in samples if not own or step in own[s]] for step in steps}
+        pool.add(pairs_by_step(fragment, by_step))
     packs: list[Pack] = []
     while pool.num_pairs:
         packs.append(Pack(iteration, len(packs), pool.take(config.train.pack_size)))

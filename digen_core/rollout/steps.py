@@ -1,11 +1,12 @@
 """The denoising steps of an iteration that have noise, that are trained, and that are kept.
 
-Drawn once for an iteration from the run's seed, so that all samples of all groups share them
-whatever device they run on.
+Drawn from the run's seed for an iteration, and where each sample has its own of them for a group:
+the same whatever device it runs on.
 """
 
 from digen_core.algorithms.base import Steps
 from digen_core.config.run import RunConfig
+from digen_core.control.schedule import OwnSteps
 from digen_core.seeding import STEPS, numpy_generator_for
 
 
@@ -13,6 +14,27 @@ def steps_of_iteration(config: RunConfig, iteration: int) -> Steps:
     """Return the noisy and the trained steps of an iteration of a run."""
     generator = numpy_generator_for(config.seed, STEPS, iteration)
     return config.algorithm.steps(config.rollout.num_steps, iteration, generator)
+
+
+def own_steps_of_group(
+    config: RunConfig, iteration: int, group: int
+) -> tuple[tuple[int, ...], ...]:
+    """Return the steps that each sample of a group trains; empty: all that the iteration does."""
+    generator = numpy_generator_for(config.seed, STEPS, iteration, group)
+    size, steps = config.rollout.group_size, config.rollout.num_steps
+    return config.algorithm.own_steps(size, steps, generator)
+
+
+def own_steps_of_groups(config: RunConfig, iteration: int, num_groups: int) -> OwnSteps:
+    """Return the steps that each sample of an iteration's groups trains; empty: all that it does.
+
+    Args:
+        config: of the run.
+        iteration: from 0.
+        num_groups: those that may take the place of others included.
+    """
+    drawn = (own_steps_of_group(config, iteration, group) for group in range(num_groups))
+    return tuple(own for own in drawn if own)
 
 
 def steps_to_keep(config: RunConfig, iteration: int) -> tuple[int, ...]:

@@ -44,6 +44,7 @@ from digen_core.control.protocol import (
     Switched,
 )
 from digen_core.eventlog.recorder import Recorder
+from digen_core.rollout.steps import own_steps_of_groups
 from digen_core.training.deal import deal_of_iteration
 from flows.runtime.context import RunContext
 from flows.runtime.executor import Executor
@@ -197,6 +198,7 @@ class Conductor:
                 self._run.workers.group_costs(opened.index),
                 self._run.progress.mixing,
                 deal_of_iteration(self._run.config, opened.index),
+                own_steps_of_groups(self._run.config, opened.index, len(opened.round.prompts)),
             )
             self._handle(offer, *self._changes.take_in())
 

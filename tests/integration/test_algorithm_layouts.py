@@ -80,6 +80,11 @@ OPTIONS: dict[str, dict] = {  # as many at once as go together
             "correction": "truncate",
         },
     },
+    "own steps": {
+        **DANCE,
+        "rollout.num_steps": 6,
+        "algorithm": {"type": "dance_grpo", "clip_range": 1e-5, "steps_drawn_for": "sample"},
+    },
     "best of three": {
         "rollout.initial_noise": "group",
         "algorithm": {**GUARD, **BOUNDS, "best_of": 3, "correction": "reject"},
@@ -117,6 +122,7 @@ QUICK = [
     ("ddpo", Case("colocated-strong", (3,), 2, 3)),
     ("diffusion_nft", Case("tcss", (2, 1), 2, 3, pauses=True, share=1.0)),
     ("icepop", Case("tcss", (1, 1), 4, 8, share=1.0)),
+    ("own steps", Case("elastic", (2, 1), 2, 8, helping=True)),
     ("awm", Case("tag", (1, 2), 2, 3, helping=True, pauses=True)),
 ]
 

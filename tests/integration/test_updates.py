@@ -80,6 +80,7 @@ AWM = {
     "trained_fraction": 1.0,
     "clip_range": 0.01,
 }
+DANCE = {"type": "dance_grpo", "steps_drawn_for": "sample", "trained_fraction": 0.7}
 COMPARING = [
     (Case("elastic", (2, 2), 2, 3, helping=True, pauses=True), SAMPLES, NFT),
     (Case("tcss", (2, 1), 2, 8, share=1.0), BOTH, LAGGING),
@@ -90,6 +91,7 @@ COMPARING = [
     (Case("disaggregated", (1, 1), 4, 8, dtype="float32"), EPOCHS, DPPO),
     (Case("tsp", (2, 2), 2, 3), BOTH, {**AWM, "old_policy_decay": "low_ramp"}),
     (Case("elastic", (1, 2), 4, 1), GROUPS, AWM),
+    (Case("tcss", (2, 1), 2, 3, share=1.0), BOTH, {**DANCE, "clip_range": 1e-4}),
 ]
 
 

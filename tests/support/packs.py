@@ -8,7 +8,7 @@ def make_packs(fragments, steps, *, iteration, pack_size):
     """Return packs of at most ``pack_size`` pairs that hold every pair exactly once."""
     pool = PairPool()
     for fragment in fragments:
-        pool.add(pairs_by_step(fragment, list(steps), list(fragment.samples)))
+        pool.add(pairs_by_step(fragment, dict.fromkeys(steps, fragment.samples)))
     packs = []
     while pool.num_pairs:
         packs.append(Pack(iteration, len(packs), pool.take(pack_size)))

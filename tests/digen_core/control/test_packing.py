@@ -71,12 +71,12 @@ def test_every_pair_is_in_exactly_one_pack(sizes, steps, pack_size):
 def test_chosen_samples_are_cut_into_runs_of_rows():
     part = Fragment(iteration=0, group=0, index=1, first_sample=4, num_samples=4)
     # Samples 4, 5 and 7 are rows 0, 1 and 3.
-    assert pairs_by_step(part, [2], [4, 5, 7]) == [
+    assert pairs_by_step(part, {2: [4, 5, 7]}) == [
         PairBlock(part, 2, 0, 2),
         PairBlock(part, 2, 3, 1),
     ]
     # Two samples together: both steps of samples 4 and 5, then of sample 7.
-    assert pairs_by_sample(part, [2, 3], [4, 5, 7], 2) == [
+    assert pairs_by_sample(part, dict.fromkeys([2, 3], (4, 5, 7)), 2) == [
         PairBlock(part, 2, 0, 2),
         PairBlock(part, 3, 0, 2),
         PairBlock(part, 2, 3, 1),
@@ -84,11 +84,30 @@ def test_chosen_samples_are_cut_into_runs_of_rows():
     ]
 
 
+def test_samples_with_steps_of_their_own_are_cut_step_by_step():
+    part = Fragment(iteration=0, group=0, index=1, first_sample=4, num_samples=4)
+    own = {2: [4, 7], 3: [4, 5], 5: [5, 7]}  # samples 4, 5 and 7 are rows 0, 1 and 3
+    assert pairs_by_step(part, own) == [
+        PairBlock(part, 2, 0, 1),
+        PairBlock(part, 2, 3, 1),
+        PairBlock(part, 3, 0, 2),
+        PairBlock(part, 5, 1, 1),
+        PairBlock(part, 5, 3, 1),
+    ]
+    assert pairs_by_sample(part, own, 2) == [
+        PairBlock(part, 2, 0, 1),
+        PairBlock(part, 3, 0, 2),
+        PairBlock(part, 5, 1, 1),
+        PairBlock(part, 2, 3, 1),
+        PairBlock(part, 5, 3, 1),
+    ]
+
+
 def test_packs_of_one_step_take_the_same_samples():
     a, b = fragment(0, 3), fragment(1, 3)
     pool = PairPool()
     for part in (a, b):
-        pool.add(pairs_by_sample(part, [4, 7], [0, 1, 2], 3))
+        pool.add(pairs_by_sample(part, dict.fromkeys([4, 7], (0, 1, 2)), 3))
     # The first 4 samples: all of a and the first of b, at each of the two steps.
     assert pool.take_by_step(4, 2) == [
         (PairBlock(a, 4, 0, 3), PairBlock(b, 4, 0, 1)),
@@ -103,7 +122,7 @@ def test_pairs_of_one_step_that_came_back_do_not_hold_up_the_others():
     a, b = fragment(0, 3), fragment(1, 3)
     pool = PairPool()
     pool.add([PairBlock(a, 4, 0, 3)])
-    pool.add(pairs_by_sample(b, [4, 7], [0, 1, 2], 3))
+    pool.add(pairs_by_sample(b, dict.fromkeys([4, 7], (0, 1, 2)), 3))
     assert pool.take_by_step(3, 2) == [(PairBlock(a, 4, 0, 3),), (PairBlock(b, 7, 0, 3),)]
     assert pool.take_by_step(3, 2) == [(PairBlock(b, 4, 0, 3),)]
     assert pool.num_pairs == 0
@@ -112,7 +131,7 @@ def test_pairs_of_one_step_that_came_back_do_not_hold_up_the_others():
 def test_removed_pairs_leave_the_pool():
     a, b = fragment(0, 3), fragment(1, 3)
     pool = PairPool()
-    pool.add(pairs_by_step(a, [0, 1], [0, 1, 2]) + pairs_by_step(b, [0], [0, 1, 2]))
+    pool.add(pairs_by_step(a, dict.fromkeys([0, 1], (0, 1, 2))) + pairs_by_step(b, {0: [0, 1, 2]}))
     assert pool.remove(lambda found: found == a) == [PairBlock(a, 0, 0, 3), PairBlock(a, 1, 0, 3)]
     assert pool.num_pairs == 3
     assert pool.take(5) == (PairBlock(b, 0, 0, 3),)
