@@ -17,6 +17,7 @@ from typing import Annotated, ClassVar, Final, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from digen_core.config.shipped import MaybeShipped
 from digen_core.inputs.addresses import public_address
 from digen_core.strict import Duration, PathText, Strict
 
@@ -35,7 +36,7 @@ def _public(url: object) -> object:
     if not isinstance(url, str):
         return url
     instead = "name the environment variable that holds a token: token_variable"
-    return public_address("the url of a remote reward", url, instead)
+    return public_address("the url of a reward", url, instead)
 
 
 PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$"), AfterValidator(_not_a_role)]
@@ -199,10 +200,8 @@ class _ChoosesInput(RewardBase):
     For rewards that take images."""
 
 
-class RemoteConfig(_ChoosesInput):
-    """A scorer that answers over HTTP; docs/rewards.md has its protocol."""
-
-    type: Literal["remote"] = "remote"
+class ServerReward(_ChoosesInput):
+    """A reward that asks a server over HTTP."""
 
     url: Annotated[str, BeforeValidator(_public)] = Field(
         pattern=r"^https?://\S+$",
@@ -210,12 +209,6 @@ class RemoteConfig(_ChoosesInput):
         json_schema_extra={"pattern": r"^https?://[^\s/?#@]+([/?#]\S*)?$"},
     )
     """Where batches are posted to; a token goes into `token_variable`, not in here."""
-
-    body: Literal["arrow", "json"] = "arrow"
-    """arrow: an IPC stream of uint8 tensors; json: PNG files in base64."""
-
-    batch_size: int = Field(32, ge=1)
-    """Samples in one request."""
 
     timeout: Duration = Field(60.0, gt=0)
     """Seconds for a request, from its start to the end of its answer; then it has failed."""
@@ -225,6 +218,62 @@ class RemoteConfig(_ChoosesInput):
 
     token_variable: str | None = None
     """Environment variable of the workers whose value is sent as a bearer token; null: none is."""
+
+
+class RemoteConfig(ServerReward):
+    """A scorer that answers over HTTP; docs/rewards.md has its protocol."""
+
+    type: Literal["remote"] = "remote"
+
+    body: Literal["arrow", "json"] = "arrow"
+    """arrow: an IPC stream of uint8 tensors; json: PNG files in base64."""
+
+    batch_size: int = Field(32, ge=1)
+    """Samples in one request."""
+
+
+class JudgeConfig(ServerReward):
+    """A vision-language model behind an OpenAI-compatible server; docs/rewards.md has how."""
+
+    type: Literal["judge"] = "judge"
+
+    takes: Takes = "images"
+    """images: each image, of a video every frame_stride-th frame, in a request of its own; videos:
+    frames of a video in one request."""
+
+    frame_stride: int = Field(4, ge=1)
+    """Of a video every so many-th frame is judged, from the first one."""
+
+    max_frames: int = Field(8, ge=1, le=1000)
+    """Most frames of a video in one request; of more, so many are taken, spread evenly."""
+
+    url: Annotated[str, BeforeValidator(_public)] = Field(
+        pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"
+    )
+    """Base of the server's addresses, such as http://127.0.0.1:8000/v1; a token goes into
+    `token_variable`, not in here."""
+
+    model: str = Field(min_length=1)
+    """Name under which the server serves the model."""
+
+    template: MaybeShipped = Field("digen:judges/alignment.toml", min_length=1)
+    """What is asked, and how the answer becomes a score: a file, see docs/rewards.md;
+    digen:judges/NAME is one that digen ships."""
+
+    max_attempts: int = Field(4, ge=1, le=100)
+    """Requests about a sample before it has no score."""
+
+    concurrency: int = Field(8, ge=1, le=1024)
+    """Most requests at the same time, of each worker that scores."""
+
+    max_tokens: int = Field(512, ge=1, le=1_000_000)
+    """Most tokens of an answer; one to a yes-or-no question has one."""
+
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Sent with each request, beside the temperature 0."""
+
+    image_format: Literal["png", "jpeg"] = "png"
+    """How images are sent: png is exact, jpeg (quality 95) smaller."""
 
 
 class FunctionConfig(_ChoosesInput):
@@ -251,6 +300,7 @@ RewardConfig = Annotated[
     | ConsistencyConfig
     | MotionConfig
     | RemoteConfig
+    | JudgeConfig
     | FunctionConfig,
     Field(discriminator="type"),
 ]

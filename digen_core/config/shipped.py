@@ -17,6 +17,7 @@ from digen_core.strict import PathText
 SCHEME: Final = "digen:"
 
 _PACKAGE: Final = "deployments"  # whose data they are; nothing of it is imported
+_KINDS: Final = ("judges", "models", "prompts")  # folders of what configs name
 
 
 def data_folder(*parts: str) -> Path:
@@ -33,8 +34,13 @@ def located(path: str) -> str:
 
 def _must_be_shipped(path: str) -> str:
     if path.startswith(SCHEME) and not Path(located(path)).exists():
-        kind = "models" if "models" in path else "prompts"
-        names = sorted(f"{SCHEME}{kind}/{found.name}" for found in data_folder(kind).iterdir())
+        named = path.removeprefix(SCHEME).partition("/")[0]
+        kinds = [named] if named in _KINDS else _KINDS
+        names = [
+            f"{SCHEME}{kind}/{found.name}"
+            for kind in kinds
+            for found in sorted(data_folder(kind).iterdir())
+        ]
         raise PydanticCustomError("not_shipped", f"digen ships only {', '.join(names)}")
     return path
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # torch takes seconds to import: mistakes in a config are rep
 NUM_SAMPLES: Final = 2
 
 _QUICK: Final = frozenset(
-    {"shapes", "jpeg_compressibility", "jpeg_incompressibility", "motion", "ocr", "remote"}
+    ("shapes", "jpeg_compressibility", "jpeg_incompressibility", "motion", "ocr", "remote", "judge")
 )
 
 _probed: set[str] = set()  # configs that this process has been through

@@ -10,18 +10,20 @@ import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from digen_core.config.judge_template import check_columns, load_template
 from digen_core.config.rewards import (
     AestheticConfig,
     ClipConfig,
     FunctionConfig,
+    JudgeConfig,
     OcrConfig,
-    RemoteConfig,
     RewardConfig,
+    ServerReward,
 )
 from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
 from digen_core.data.prompts import Prompt
-from digen_core.errors import ConfigError
+from digen_core.errors import ConfigError, UserError
 from digen_core.preflight.hub import check_source
 
 
@@ -43,6 +45,8 @@ def check_rewards(config: RunConfig, train: list[Prompt], evaluation: list[Promp
         _check_frames(name, reward, config)
         if isinstance(reward, OcrConfig):
             _check_wanted_texts(reward, config.prompts.metadata_columns, [*train, *evaluation])
+        if isinstance(reward, JudgeConfig):
+            _check_template(name, reward, config.prompts.metadata_columns)
         _check_files(name, reward, here=config.cluster.address is None)
         if isinstance(reward, FunctionConfig):
             _check_function(reward)
@@ -100,6 +104,14 @@ def _check_wanted_texts(ocr: OcrConfig, columns: Sequence[str], prompts: list[Pr
     _check_prompts("ocr", prompts, lambda p: wanted_text(p.text, p.metadata, ocr.text_column))
 
 
+def _check_template(name: str, judge: JudgeConfig, columns: Sequence[str]) -> None:
+    """Check that a judge's template can be read and filled in."""
+    try:
+        check_columns(load_template(judge.template), columns)
+    except UserError as error:
+        raise ConfigError(f"rewards.{name}.template: {error}") from error
+
+
 def _check_prompts(kind: str, prompts: list[Prompt], judge: Callable[[Prompt], object]) -> None:
     for prompt in prompts:
         try:
@@ -115,7 +127,7 @@ def _check_files(name: str, reward: RewardConfig, *, here: bool) -> None:
             f"rewards.{name}.head {reward.head} is no file (seen from {Path.cwd()}); give the "
             "safetensors file of the predictor's layers"
         )
-    token = reward.token_variable if isinstance(reward, RemoteConfig) else None
+    token = reward.token_variable if isinstance(reward, ServerReward) else None
     if here and token is not None and not os.environ.get(token):
         raise ConfigError(
             f"rewards.{name}.token_variable is {token}, which is not set in the environment; "

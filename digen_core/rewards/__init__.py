@@ -11,6 +11,7 @@ from digen_core.rewards.clipscore import ClipScore
 from digen_core.rewards.consistency import Consistency
 from digen_core.rewards.hps import Hps
 from digen_core.rewards.jpeg import jpeg_compressibility, jpeg_incompressibility
+from digen_core.rewards.judge import Judge
 from digen_core.rewards.motion import Motion
 from digen_core.rewards.ocr import Ocr
 from digen_core.rewards.own import own_reward
@@ -31,6 +32,7 @@ REWARDS: dict[str, Callable[[Any, torch.device], RewardFn]] = {
     "consistency": Consistency,
     "motion": Motion,
     "remote": Remote,
+    "judge": Judge,
     "function": own_reward,
 }
 

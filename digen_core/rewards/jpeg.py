@@ -5,17 +5,14 @@ published code.
 """
 
 from collections.abc import Sequence
-from io import BytesIO
 from typing import Any, Final
 
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
-from digen_core.rewards.pixels import as_pixels
+from digen_core.rewards.pixels import as_file, as_pixels
 
-QUALITY: Final = 95
 BYTES_PER_KB: Final = 1000
 
 
@@ -30,6 +27,4 @@ def jpeg_compressibility(images: Tensor, prompts: Sequence[str]) -> Tensor:
 
 
 def _kilobytes(pixels: NDArray[Any]) -> float:
-    file = BytesIO()
-    Image.fromarray(pixels).save(file, format="JPEG", quality=QUALITY)
-    return file.tell() / BYTES_PER_KB
+    return len(as_file(pixels, "jpeg")) / BYTES_PER_KB

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from digen_core.data.prompts import Metadata
+from digen_core.rewards.pixels import as_file
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
 JSON: Final = "application/json"
@@ -119,9 +120,7 @@ def _short(value: object) -> str:
 def _to_text(pixels: Pixels) -> str | list[Any]:
     if pixels.ndim == 4:
         return [_to_text(frame) for frame in pixels]
-    file = BytesIO()
-    Image.fromarray(pixels).save(file, format="PNG")
-    return base64.b64encode(file.getvalue()).decode("ascii")
+    return base64.b64encode(as_file(pixels, "png")).decode("ascii")
 
 
 def _from_text(sample: str | list[Any]) -> Pixels:

@@ -10,12 +10,13 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tenacity import (
+    RetryCallState,
     Retrying,
     before_sleep_log,
     retry_if_exception,
@@ -24,7 +25,7 @@ from tenacity import (
 )
 from torch import Tensor
 
-from digen_core.config.rewards import RewardConfig, VideoReward
+from digen_core.config.rewards import RewardBase, RewardConfig, VideoReward
 from digen_core.data.prompts import Metadata, Prompt
 from digen_core.errors import UserError
 from digen_core.rewards.failures import FAILED
@@ -46,9 +47,33 @@ class RewardError(RuntimeError):
 class TransientError(RuntimeError):
     """A reward function failed for a reason that may pass."""
 
+    def __init__(self, message: str, pause: float = 0.0) -> None:
+        """Say what failed.
+
+        Args:
+            message: what failed, and how.
+            pause: seconds for which no other attempt is wanted.
+        """
+        super().__init__(message)
+        self.pause = pause
+
 
 class PermanentError(RuntimeError):
     """A reward function failed in a way that another attempt would not mend."""
+
+
+class PartialError(PermanentError):
+    """A reward function has no scores for some samples; the message says why for one of them."""
+
+    def __init__(self, message: str, scores: Tensor) -> None:
+        """Say what failed.
+
+        Args:
+            message: what failed, and how.
+            scores: [B], NaN for samples without one.
+        """
+        super().__init__(message)
+        self.scores = scores
 
 
 def score_images(
@@ -125,7 +150,7 @@ def _score(
 ) -> dict[str, Array]:
     """Return what one reward finds, and what its config makes of a failure."""
     seen, num_frames = _what_it_takes(name, config, images)
-    count = num_frames * len(asked.prompts)
+    failure = None
     try:
         found = _components(name, function, config, seen, asked.repeated(num_frames))
         if config.on_failure == "fail":
@@ -134,14 +159,23 @@ def _score(
     except RewardError as error:
         if config.on_failure == "fail":
             raise
-        note(f"{error}; {_CONSEQUENCES[config.on_failure]} these {len(asked.prompts)} samples")
-        found = {"score": np.full(count, np.nan)}
+        failure, count = error, num_frames * len(asked.prompts)
+        found = {"score": _scores_of(error.__cause__, count)}
     means = {key: values.reshape(-1, num_frames).mean(axis=1) for key, values in found.items()}
     if config.on_failure == "fail":
         return means
     failed = ~np.isfinite(means["score"])
+    if failure is not None:
+        note(f"{failure}; {_CONSEQUENCES[config.on_failure]} these {failed.sum()} samples")
     score = np.where(failed, 0.0, means["score"])
     return {"score": score, FAILED: failed.astype(np.float64)}
+
+
+def _scores_of(error: BaseException | None, count: int) -> Array:
+    """Return the scores that there are in spite of an error, [count], NaN for the others."""
+    if isinstance(error, PartialError):
+        return _as_array("it", error.scores, count)
+    return np.full(count, np.nan)
 
 
 def _what_it_takes(name: str, config: RewardConfig, images: Tensor) -> tuple[Tensor, int]:
@@ -163,19 +197,12 @@ def _components(
     name: str, function: RewardFn, config: RewardConfig, images: Tensor, asked: Asked
 ) -> dict[str, Array]:
     """Return the components of one reward; their values may be NaN or Inf."""
-    attempts = Retrying(
-        stop=stop_after_attempt(config.max_attempts),
-        wait=wait_random_exponential(config.backoff_seconds, max=MAX_BACKOFF_SECONDS),
-        retry=retry_if_exception(_may_pass),
-        before_sleep=before_sleep_log(logger, logging.WARNING),
-        reraise=True,
-    )
+    attempts = Retrying(**attempts_of(config))
     try:
         with torch.no_grad():
             result = attempts(function, images, asked.prompts, **_extras(function, asked))
     except (Exception, SystemExit) as error:
-        attempt = attempts.statistics["attempt_number"]
-        after = f" (attempt {attempt} of {config.max_attempts})" if attempt > 1 else ""
+        after = after_attempts(attempts.statistics["attempt_number"], config)
         raise RewardError(f"reward {name!r} {_reason(error)}{after}") from error
     components = result if isinstance(result, Mapping) else {"score": result}
     if "score" not in components:
@@ -186,6 +213,29 @@ def _components(
         key: _as_array(_label(name, key), values, len(asked.prompts))
         for key, values in components.items()
     }
+
+
+def attempts_of(config: RewardBase) -> dict[str, Any]:
+    """Return how often and when tenacity calls again, for its ``Retrying`` or ``AsyncRetrying``."""
+    drawn = wait_random_exponential(config.backoff_seconds, max=MAX_BACKOFF_SECONDS)
+
+    def pause(state: RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome else None
+        wanted = error.pause if isinstance(error, TransientError) else 0.0
+        return max(drawn(state), min(wanted, MAX_BACKOFF_SECONDS))
+
+    return {
+        "stop": stop_after_attempt(config.max_attempts),
+        "wait": pause,
+        "retry": retry_if_exception(_may_pass),
+        "before_sleep": before_sleep_log(logger, logging.WARNING),
+        "reraise": True,
+    }
+
+
+def after_attempts(attempt: int, config: RewardBase) -> str:
+    """Say how many attempts were made, if it was more than one."""
+    return f" (attempt {attempt} of {config.max_attempts})" if attempt > 1 else ""
 
 
 def _extras(function: RewardFn, asked: Asked) -> dict[str, Sequence[Metadata]]:
