@@ -79,10 +79,10 @@ class Judge:
             PartialError: some have no score, or one has none and that ends the run.
             UserError: the template names a column that the metadata have not.
         """
-        pixels = as_pixels(samples if samples.ndim == 5 else samples[:, None])
+        videos = samples if samples.ndim == 5 else samples[:, None]
         metadata = metadata or [{}] * len(prompts)
         texts = [self._template.texts(*each) for each in zip(prompts, metadata, strict=True)]
-        outcomes = asyncio.run(self._outcomes(pixels, texts))
+        outcomes = asyncio.run(self._outcomes(videos, texts))
         errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
         scored = [outcome for outcome in outcomes if isinstance(outcome, Mapping)]
         if errors or len(scored) < len(outcomes):
@@ -96,29 +96,31 @@ class Judge:
         }
 
     async def _outcomes(
-        self, pixels: NDArray[np.uint8], texts: Sequence[tuple[str, str]]
+        self, videos: Tensor, texts: Sequence[tuple[str, str]]
     ) -> list[Outcome | None]:
         """Return what came of each sample; None for those that were not asked about any more.
 
         Args:
-            pixels: [B, F, H, W, 3].
+            videos: [B, F, 3, H, W], in [0, 1].
             texts: of the system and the user, for each of B samples.
         """
         outcomes: list[Outcome | None] = [None] * len(texts)
         left, repeated = iter(range(len(texts))), list[str]()
+        slots = asyncio.Semaphore(self._config.concurrency)
         async with self._server.client(self._config.concurrency) as client:
 
             async def work() -> None:
                 for index in left:
-                    # Files of images take long to write, and a request's time must not wait.
-                    body = await asyncio.to_thread(self._body, pixels[index], *texts[index])
-                    outcomes[index] = await self._outcome(client, body, repeated)
+                    # Writing files of images takes a while: beside the requests, and before.
+                    body = await asyncio.to_thread(self._body, videos[index], *texts[index])
+                    async with slots:
+                        outcomes[index] = await self._outcome(client, body, repeated)
                     if self._is_over(outcomes[index], outcomes):
                         for other in set(tasks) - {asyncio.current_task()}:
                             other.cancel()
                         return
 
-            count = min(self._config.concurrency, len(texts))
+            count = min(2 * self._config.concurrency, len(texts))
             tasks = [asyncio.create_task(work()) for _ in range(count)]
             await asyncio.wait(tasks)
             for task in tasks:
@@ -177,15 +179,16 @@ class Judge:
         except ValueError as error:
             raise PermanentError(f"{url} {error}") from error
 
-    def _body(self, frames: NDArray[np.uint8], system: str, user: str) -> bytes:
-        """Return a request about a sample [F, H, W, 3]."""
+    def _body(self, frames: Tensor, system: str, user: str) -> bytes:
+        """Return a request about a sample [F, 3, H, W]."""
         config = self._config
         chosen = frames[:: config.frame_stride]
         if len(chosen) > config.max_frames:
             spread = np.linspace(0, len(chosen) - 1, config.max_frames).round().astype(int)
             chosen = chosen[spread]
         content: list[dict[str, Any]] = [
-            {"type": "image_url", "image_url": {"url": self._address(frame)}} for frame in chosen
+            {"type": "image_url", "image_url": {"url": self._address(frame)}}
+            for frame in as_pixels(chosen)
         ]
         content.append({"type": "text", "text": user})
         messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
