@@ -15,6 +15,7 @@ braces are as they stand. What is put in is not looked at again, so a prompt may
 import json
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -22,7 +23,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import AfterValidator, Field, ValidationError
 
 from digen_core.config.load import describe_fields
-from digen_core.config.shipped import located
+from digen_core.config.shipped import SCHEME, data_folder, located
 from digen_core.errors import ConfigError, UserError
 from digen_core.inputs.reading import SETTINGS_BYTES, read_text, read_toml, shown
 from digen_core.strict import Strict
@@ -42,7 +43,9 @@ def _rising(ends: tuple[float, float]) -> tuple[float, float]:
 
 def _with_one_group(pattern: str) -> str:
     try:
-        groups = re.compile(pattern).groups
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what a later Python may read otherwise
+            groups = re.compile(pattern).groups
     except (re.error, RecursionError, OverflowError) as error:
         raise ValueError(f"is no regular expression: {error}") from error
     if groups != 1:
@@ -141,6 +144,12 @@ def load_template(path: str) -> Template:
         UserError: it cannot be read, or a key or value is wrong.
     """
     file = Path(located(path))
+    if not file.exists():
+        shipped = sorted(f"{SCHEME}judges/{own.name}" for own in data_folder("judges").iterdir())
+        raise UserError(
+            f"there is no judge's template {path} (seen from {Path.cwd()}); give a file, or one of "
+            f"digen's: {', '.join(shipped)}"
+        )
     if file.suffix != ".toml":
         tree: dict[str, Any] = {"user": read_text(file, _WHAT, SETTINGS_BYTES)}
     else:

@@ -11,7 +11,7 @@ from digen_core.rewards.clipscore import ClipScore
 from digen_core.rewards.consistency import Consistency
 from digen_core.rewards.hps import Hps
 from digen_core.rewards.jpeg import jpeg_compressibility, jpeg_incompressibility
-from digen_core.rewards.judge import Judge
+from digen_core.rewards.judge.judge import Judge
 from digen_core.rewards.motion import Motion
 from digen_core.rewards.ocr import Ocr
 from digen_core.rewards.own import own_reward

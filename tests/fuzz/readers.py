@@ -4,7 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from deployments.shipped import shipped_configs
 from digen_core.checkpoints.run_state import state_of
 from digen_core.checkpoints.tensors import read_checkpoint, write_checkpoint
+from digen_core.config.judge_template import load_template
 from digen_core.config.load import CONFIG_OF_RUN, config_of_run, load_config
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device
@@ -26,6 +27,7 @@ from digen_core.eventlog.file import EVENTS_OF_RUN, read_log, write_log
 from digen_core.planning.cluster import load_cluster
 from digen_core.planning.profile import PROFILE_OF_RUN, load_profile
 from digen_core.records import EvaluationReport, IterationRecord, Span
+from digen_core.rewards.judge.answers import scores_in
 from digen_core.rewards.remote_protocol import decode_answer
 from digen_core.sim.scenario import load_scenario
 from digen_core.trace.prediction import SCHEDULE_OF_RUN, read_prediction
@@ -40,6 +42,7 @@ from digen_core.trace.spans import (
 from digen_core.transport.kept_inputs import KeptInput, keep_input, read_inputs
 from digen_core.transport.metrics import METRICS_OF_RUN, write_metrics
 from support import checkpoints
+from support.judge_servers import says
 from support.mutations import damaged_bytes, damaged_json, damaged_toml
 from support.paths import ROOT
 from support.random_cluster import make_costs
@@ -173,6 +176,14 @@ def _sent_of(folder: Path) -> object:
     return without_entries, _spool_of(folder)
 
 
+def _judged(template: str, folder: Path) -> object:
+    found = scores_in(
+        (folder / "a.json").read_bytes(), load_template(f"digen:judges/{template}.toml")
+    )
+    assert all(0 <= score <= 1 or name == "answered" for name, score in found.items()), found
+    return found
+
+
 def _report(version: int) -> bytes:
     own = EvaluationReport(
         version=version,
@@ -185,6 +196,11 @@ def _report(version: int) -> bytes:
 
 
 _PROMPT_LINES = [{"prompt": "a red circle", "weight": 2.0}, {"prompt": "two squares", "n": [1, {}]}]
+_JUDGED = {
+    "alignment": "yes",
+    "quality": '{"alignment": 5, "coherence": 3.5, "detail": 1, "beauty": 2}',
+    "pointwise": "Final Score: 4.5",
+}
 _SPOOLED = RunOfSpool(uri="sqlite:///a.db", experiment_id="1", mlflow_run_id="2", name="n")
 _TWO = Device("b", frozenset({"rollout", "trainer"}), "H100")
 
@@ -289,4 +305,17 @@ READERS = {
         JSON,
         (ValueError,),
     ),
+    "template of a judge": Reader(
+        "j.toml", lambda at: load_template(str(at / "j.toml")), _files("judges/*.toml"), TOML
+    ),
+    **{
+        f"answer of a judge, {name}": Reader(
+            "a.json",
+            partial(_judged, name),
+            lambda text=text: [json.dumps(says(text, yes=0.5, No=0.25)).encode()],
+            JSON,
+            (ValueError,),
+        )
+        for name, text in _JUDGED.items()
+    },
 }

@@ -91,6 +91,11 @@ class Reached(BaseException):
     """The command has passed its checks and would begin."""
 
 
+def _ones(reward, samples, *asked):
+    """Stand for what a scorer elsewhere answers."""
+    return {"score": torch.ones(len(samples))}
+
+
 class Reader:
     """Somebody who types the commands of a page, one after the other, in one folder."""
 
@@ -112,8 +117,8 @@ class Reader:
         monkeypatch.setattr("deployments.operation.up.up", _up)
         # Hubs and scorers are elsewhere.
         monkeypatch.setattr("digen_core.preflight.hub.check_available", lambda *arguments: None)
-        name = "digen_core.rewards.remote.Remote.__call__"
-        monkeypatch.setattr(name, lambda self, samples, *asked: {"score": torch.ones(len(samples))})
+        for name in ("remote.Remote", "judge.judge.Judge"):
+            monkeypatch.setattr(f"digen_core.rewards.{name}.__call__", _ones)
 
     def type(self, command: Printed) -> None:
         """Check a command line, with all that stands between ``;``, ``|`` and ``>``."""

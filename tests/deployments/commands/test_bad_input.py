@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from deployments.cli import run
+from support.judge_servers import judging
 
 SETTINGS = {
     "group of one": ("--rollout.group-size 1", "rollout.group_size: must be greater than or"),
@@ -173,6 +174,34 @@ SETTINGS = {
     "remote reward elsewhere": (
         "--rewards.q {type='remote',url='ftp://x'}",
         "rewards.q.url: must match ^https?://\\S+$ (got 'ftp://x')",
+    ),
+    "judge without a model": (
+        "--rewards.judge.url http://x/v1",
+        "rewards.judge.model: a value is missing",
+    ),
+    "judge at an address with a query": (
+        "--rewards.judge {url='http://x/v1?a=b',model='m'}",
+        "rewards.judge.url: must match ^https?://[^\\s/?#@]+(/[^\\s?#]*)?$ (got 'http://x/v1?a=b')",
+    ),
+    "judge with a template that digen has not": (
+        "--rewards.judge {url='http://x/v1',model='m',template='digen:judges/aligment.toml'}",
+        "rewards.judge.template: digen ships only digen:judges/alignment.toml, digen:judges/p",
+    ),
+    "judge with a template that is nowhere": (
+        "--rewards.judge {url='http://x/v1',model='m',template='alignment'}",
+        "rewards.judge.template: there is no judge's template alignment (seen from",
+    ),
+    "judge with a folder as its template": (
+        "--rewards.judge {url='http://x/v1',model='m',template='/'}",
+        "rewards.judge.template: cannot read the judge's template /: it is a folder, not a file",
+    ),
+    "judge without a request": (
+        "--rewards.judge {url='http://x/v1',model='m',concurrency=0}",
+        "rewards.judge.concurrency: must be greater than or equal to 1 (got 0)",
+    ),
+    "judge of videos for images": (
+        "--rewards.judge {url='http://x/v1',model='m',takes='videos'}",
+        "the reward 'judge' takes videos, but model.num_frames is 1",
     ),
     "no attempt": (
         "--rewards.shapes.max_attempts 0",
@@ -419,6 +448,23 @@ def test_a_token_that_is_not_there_is_refused(job, refused, local, monkeypatch):
     assert refused(arguments).startswith("rewards.q.token_variable is NO_SUCH_TOKEN, which is not")
     monkeypatch.setenv("NO_SUCH_TOKEN", "x")
     assert "reward 'q' failed: http://127.0.0.1:1 cannot be reached" in refused(arguments)
+
+
+def test_a_judges_template_with_a_column_that_is_not_read_is_refused(job, refused):
+    (job / "q.txt").write_text("Is it {prompt} of the kind {kind}?")
+    reward = "{url='http://127.0.0.1:1/v1',model='m',template='q.txt'}"
+    assert refused(["train", "job.toml", "--rewards.judge", reward]).startswith(
+        "rewards.judge.template: it names {kind}, which is neither {prompt} nor one of "
+        "prompts.metadata_columns []; add it there"
+    )
+
+
+def test_a_judges_model_that_is_not_served_is_refused_with_those_that_are(job, refused, local):
+    with judging() as server:
+        reward = f"{{url='{server.url}',model='tiny/juge'}}"
+        told = refused(["train", "job.toml", "--rewards.judge", reward])
+    assert told.startswith(f"reward 'judge' failed: {server.url}/chat/completions answered 404: ")
+    assert "; it serves 'tiny/judge', not 'tiny/juge': correct the reward's model; it was" in told
 
 
 @pytest.mark.parametrize(

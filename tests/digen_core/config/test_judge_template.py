@@ -32,6 +32,13 @@ def test_there_is_one_of_each_kind():
     }  # fmt: skip
 
 
+def test_a_pattern_of_which_python_warns_is_taken(tmp_path):
+    (tmp_path / "p.toml").write_text(
+        "score = 'pattern'\nuser = 'a'\nrange = [0, 1]\npattern = '([[0-9])'"
+    )
+    assert isinstance(load_template(str(tmp_path / "p.toml")), Pattern)
+
+
 def test_a_text_is_a_question(tmp_path):
     (tmp_path / "q.txt").write_text("\ufeffIs it {prompt}, {kind}?\n", encoding="utf-8")
     template = load_template(str(tmp_path / "q.txt"))
@@ -127,7 +134,7 @@ def test_what_is_no_file_is_one_line(tmp_path):
         "bytes.txt": "save it as UTF-8",
         "empty.txt": "user: String should have at least 1 character",
         "pipe.toml": "it is a pipe, not a file",
-        "none.toml": "No such file or directory",
+        "none.toml": "there is no judge's template .*none.toml .*digen's: digen:judges/alignment",
     }.items():
         with pytest.raises(UserError, match=message) as caught:
             load_template(str(tmp_path / name))

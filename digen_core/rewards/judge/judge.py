@@ -22,7 +22,7 @@ from digen_core.config.judge_template import load_template
 from digen_core.config.rewards import JudgeConfig
 from digen_core.data.prompts import Metadata
 from digen_core.inputs.reading import listed, parse_json, shown
-from digen_core.rewards.judge_answers import asked_of, scores_in
+from digen_core.rewards.judge.answers import asked_of, scores_in
 from digen_core.rewards.pixels import as_file, as_pixels
 from digen_core.rewards.scoring import (
     PartialError,
