@@ -1,21 +1,27 @@
 """The code in docs/rewards.md and in the tutorial runs as it stands there."""
 
+import json
 import re
 import shlex
 import sys
+from textwrap import dedent
 
 import pytest
 import torch
 
 from deployments.overrides import config_of
+from digen_core.config.judge_template import load_template
 from digen_core.config.load import load_config
 from digen_core.config.rewards import REWARD_TYPES
 from digen_core.config.run import RunConfig
+from digen_core.config.shipped import data_folder
 from digen_core.data.prompts import evaluation_prompts, train_prompts
 from digen_core.rewards import reward_functions
+from digen_core.rewards.judge.answers import scores_in
 from digen_core.rewards.own import own_reward
 from digen_core.rewards.remote_protocol import decode_answer
 from digen_core.rewards.scoring import score_images
+from support.pages import read_page
 from support.paths import ROOT
 
 DOCS = ROOT / "docs"
@@ -73,6 +79,25 @@ def test_the_first_table_of_rewards_is_valid(tmp_path):
     assert config.reward_weights == {
         "shapes": 1.0, "pickscore": 0.5, "quality": 1.0, "my_rewards:redness": 0.1,
     }  # fmt: skip
+
+
+def test_the_judge_and_its_template_are_valid(tmp_path):
+    start = PAGE.index("    [rewards.judge]")
+    (tmp_path / "a.toml").write_text(PAGE[start : PAGE.index("Such a server", start)])
+    judge = load_config(tmp_path / "a.toml").rewards["judge"]
+    assert (judge.type, judge.pool) == ("judge", "judges")
+    (tmp_path / "mood.toml").write_text(dedent(read_page(PAGE).files["mood.toml"]))
+    template = load_template(str(tmp_path / "mood.toml"))
+    assert template.columns() == {"mood"}
+    answer = json.dumps({"choices": [{"message": {"content": '{"mood": 9, "craft": 3}'}}]})
+    found = scores_in(answer.encode(), template)
+    assert found == pytest.approx({"score": 0.7, "mood": 0.9, "craft": 0.3})
+
+
+def test_every_shipped_template_is_in_the_table():
+    named = set(re.findall(r"^\| `digen:judges/(\S+)` \| `(\S+)` \|", PAGE, re.MULTILINE))
+    shipped = [path.name for path in data_folder("judges").iterdir()]
+    assert named == {(name, load_template(f"digen:judges/{name}").score) for name in shipped}
 
 
 def test_the_server_answers_in_its_protocol():
