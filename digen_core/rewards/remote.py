@@ -35,7 +35,7 @@ class Remote:
             device: unused.
 
         Raises:
-            ConfigError: the token's environment variable is not set.
+            ConfigError: the url is none, or the token's environment variable is not set.
         """
         self._config = config
         self._server = Server(config, {"Content-Type": CONTENT_TYPES[config.body]})

@@ -49,8 +49,9 @@ class Server:
             headers: of each request, beside those of every reward.
 
         Raises:
-            ConfigError: the token's environment variable is not set.
+            ConfigError: the url is none, or the token's environment variable is not set.
         """
+        _check(config.url)
         self._timeout, self._token = config.timeout, ""
         self._headers = headers | {"Accept-Encoding": "identity"}
         if config.token_variable is not None:
@@ -133,6 +134,16 @@ class Server:
         refusal = RefusedError(text)
         refusal.status = status
         return refusal
+
+
+def _check(url: str) -> None:
+    """Check that a request can be sent to an address."""
+    try:
+        host = httpx.URL(url).host
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"the reward's url {url} is none: {error}") from error
+    if not host:
+        raise ConfigError(f"the reward's url {url} is none: it names no host")
 
 
 async def _read(response: httpx.Response, count: int) -> bytes:

@@ -58,7 +58,8 @@ class Judge:
             device: unused.
 
         Raises:
-            UserError: the template cannot be used, or the token's environment variable is not set.
+            UserError: the template or the url cannot be used, or the token's environment variable
+                is not set.
         """
         self._config, self._template = config, load_template(config.template)
         self._server = Server(config, {"Content-Type": "application/json"})
@@ -114,18 +115,18 @@ class Judge:
                     # Writing files of images takes a while: beside the requests, and before.
                     body = await asyncio.to_thread(self._body, videos[index], *texts[index])
                     async with slots:
+                        before = _num_scored(outcomes)
                         outcomes[index] = await self._outcome(client, body, repeated)
-                    if self._is_over(outcomes[index], outcomes):
+                    if self._is_over(outcomes[index], _num_scored(outcomes) - before):
                         for other in set(tasks) - {asyncio.current_task()}:
                             other.cancel()
                         return
 
             count = min(2 * self._config.concurrency, len(texts))
             tasks = [asyncio.create_task(work()) for _ in range(count)]
-            await asyncio.wait(tasks)
-            for task in tasks:
-                if not task.cancelled():
-                    task.result()
+            for error in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(error, Exception):
+                    raise error
             await self._explain(client, outcomes)
         if repeated:
             logger.warning(
@@ -141,17 +142,20 @@ class Judge:
                 outcomes[index] = PermanentError(f"{outcome}{await self._hint(client)}")
                 return
 
-    def _is_over(self, outcome: Outcome | None, outcomes: Sequence[Outcome | None]) -> bool:
+    def _is_over(self, outcome: Outcome | None, num_others: int) -> bool:
         """Say whether the samples that are left need not be asked about.
 
-        That is so if one without a score ends the run, and if the server has been silent for all
-        attempts of one sample, and has judged no other.
+        That is so if one without a score ends the run, and if the server is dead: it was silent in
+        all attempts of one sample, and scored no other meanwhile.
+
+        Args:
+            outcome: of a sample.
+            num_others: samples that were scored while this one was asked about.
         """
         if isinstance(outcome, Mapping):
             return False
-        is_silent = isinstance(outcome, NoAnswerError)
-        nothing_yet = not any(isinstance(other, Mapping) for other in outcomes)
-        return self._config.on_failure == "fail" or (is_silent and nothing_yet)
+        is_dead = isinstance(outcome, NoAnswerError) and not num_others
+        return self._config.on_failure == "fail" or is_dead
 
     async def _outcome(
         self, client: httpx.AsyncClient, body: bytes, repeated: list[str]
@@ -216,3 +220,7 @@ class Judge:
             return ""
         names = listed(map(shown, served)) or "nothing"
         return f"; it serves {names}, not {self._config.model!r}: correct the reward's model"
+
+
+def _num_scored(outcomes: Sequence[Outcome | None]) -> int:
+    return sum(isinstance(outcome, Mapping) for outcome in outcomes)

@@ -364,6 +364,36 @@ def test_a_silent_server_is_not_asked_about_every_sample():
         assert len(requests) == 4  # two samples twice
 
 
+def test_a_server_that_dies_is_not_asked_about_every_sample(server):
+    images = torch.rand(40, 3, 32, 32)
+    alive = iter(range(10))
+
+    def dies(request):
+        if next(alive, None) is None:
+            time.sleep(3)
+        return says(yes=0.5, no=0.5)
+
+    server.answers = [dies] * 99
+    started = time.monotonic()
+    options = {"on_failure": "neutral", "timeout": 0.3, "max_attempts": 2, "concurrency": 4}
+    found = score(server.url, images, ["a"] * 40, **options)
+    assert found["failed"].sum() == 30
+    assert time.monotonic() - started < 3  # 30 / 4 * 2 * 0.3 s, if it were
+    assert len(server.requests) <= 10 + 2 * 4
+
+
+def test_one_sample_that_is_never_answered_is_neutral_alone(server):
+    def stuck(request):
+        time.sleep(0.6 if "hi" in texts_of(request)[1].split() else 0.05)
+        return says(yes=0.5, no=0.5)
+
+    server.answers = [stuck] * 99
+    images, prompts = torch.rand(20, 3, 32, 32), ["hi", *["a"] * 19]
+    options = {"on_failure": "neutral", "timeout": 0.3, "max_attempts": 2, "concurrency": 2}
+    found = score(server.url, images, prompts, **options)
+    assert found["failed"].tolist() == [1] + [0] * 19
+
+
 def test_requests_are_under_way_at_the_same_time_and_never_too_many(server):
     server.seconds = 0.05
     images = torch.rand(64, 3, 32, 32)
@@ -417,6 +447,19 @@ def test_a_server_that_is_not_there_is_told(server):
         RewardError, match=r"/v1/chat/completions cannot be reached: All conn.* 2\)"
     ):
         score("http://127.0.0.1:9/v1", max_attempts=2)
+
+
+@pytest.mark.parametrize("url", ["http://[::1/v1", "http://ü..x/v1", "http://:80/v1"])
+def test_an_address_that_is_none_is_told(url):
+    with pytest.raises(UserError, match=r"^the reward's url http://.* is none: "):
+        score(url)
+
+
+def test_an_error_of_digens_own_is_one_error(server, monkeypatch, caplog):
+    monkeypatch.setattr("digen_core.rewards.judge.judge.as_file", lambda *own: 1 / 0)
+    with pytest.raises(RewardError, match="'judge' raised ZeroDivisionError: division by zero"):
+        score(server.url)
+    assert "never retrieved" not in caplog.text
 
 
 def test_a_token_is_sent_and_never_told(server, monkeypatch):
