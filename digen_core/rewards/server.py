@@ -49,18 +49,12 @@ class Server:
             headers: of each request, beside those of every reward.
 
         Raises:
-            ConfigError: the url is none, or the token's environment variable is not set.
+            ConfigError: the url is none, or the token's environment variable holds none.
         """
         _check(config.url)
-        self._timeout, self._token = config.timeout, ""
+        self._timeout, self._token = config.timeout, _token(config)
         self._headers = headers | {"Accept-Encoding": "identity"}
-        if config.token_variable is not None:
-            self._token = os.environ.get(config.token_variable, "")
-            if not self._token:
-                raise ConfigError(
-                    f"the reward of {config.url} takes its token from the environment variable "
-                    f"{config.token_variable}, which is not set on this worker"
-                )
+        if self._token:
             self._headers["Authorization"] = f"Bearer {self._token}"
         self._ssl: ssl.SSLContext = httpx.create_ssl_context()  # reading it takes a while
 
@@ -134,6 +128,23 @@ class Server:
         refusal = RefusedError(text)
         refusal.status = status
         return refusal
+
+
+def _token(config: ServerReward) -> str:
+    """Return the token that a reward sends; "" if it sends none."""
+    if config.token_variable is None:
+        return ""
+    token = os.environ.get(config.token_variable)
+    where = f"the reward of {config.url} takes its token from the environment variable "
+    if not token:
+        raise ConfigError(f"{where}{config.token_variable}, which is not set on this worker")
+    # Of others the errors of what sends them tell the value.
+    if not all("!" <= letter <= "~" for letter in token):
+        raise ConfigError(
+            f"{where}{config.token_variable}, whose value has a blank, a line's end or a letter "
+            "beyond ASCII in it; export the token alone"
+        )
+    return token
 
 
 def _check(url: str) -> None:

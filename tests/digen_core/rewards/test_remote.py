@@ -44,8 +44,10 @@ class Server:
                 outer.requests.append((pixels, prompts, dict(self.headers)))
                 outer.metadata += request.metadata
                 answer = outer.answers.pop(0) if outer.answers else None
-                status, text = (answer or outer.honest)(pixels, prompts)
+                status, text, *more = (answer or outer.honest)(pixels, prompts)
                 self.send_response(status)
+                for name, value in (more[0] if more else {}).items():
+                    self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(text)
 
@@ -234,6 +236,23 @@ def test_a_token_is_sent_and_must_be_there(server, monkeypatch):
     monkeypatch.delenv("SCORER_TOKEN")
     with pytest.raises(UserError, match="the environment variable SCORER_TOKEN, which is not se"):
         score(server, token_variable="SCORER_TOKEN")
+
+
+@pytest.mark.parametrize("token", ["s3cret\n", "s3 cret", "s3cret\u00e4", "\x7fs3cret"])
+def test_a_token_that_no_header_can_hold_is_refused_and_not_told(server, monkeypatch, token):
+    monkeypatch.setenv("SCORER_TOKEN", token)
+    with pytest.raises(UserError, match="variable SCORER_TOKEN, whose value has a bl") as caught:
+        score(server, token_variable="SCORER_TOKEN")
+    assert "cret" not in str(caught.value)
+
+
+def test_a_server_that_asks_for_a_pause_gets_it(server):
+    busy = says(503, "busy")
+    server.answers = [lambda *asked: (*busy(*asked), {"Retry-After": "0.3"})]
+    started = time.monotonic()
+    score(server, max_attempts=2)
+    assert time.monotonic() - started >= 0.3
+    assert len(server.requests) == 2
 
 
 def test_numbers_that_are_none_are_refused(server):
