@@ -35,6 +35,7 @@ def noise_of(
     group: tuple[int, int],
     samples: range,
     step: int,
+    shared: bool = False,
 ) -> Tensor:
     """Draw standard normal noise, float32 [len(samples), *shape] on the CPU.
 
@@ -44,13 +45,16 @@ def noise_of(
     Args:
         shape: of one sample's latent.
         seed: of the run.
-        purpose: NOISE or EVALUATION_NOISE.
+        purpose: NOISE, FORWARD_NOISE or EVALUATION_NOISE.
         group: (iteration, index of the group in it).
         samples: indices of the samples in the group.
-        step: 0 is the initial latent, t + 1 the noise added by denoising step t.
+        step: 0 is the initial latent, t + 1 the noise added by denoising step t, or mixed in for
+            its noise level.
+        shared: whether all samples of the group have one noise, that of the first.
     """
+    drawn = range(1) if shared else samples
     rows = [
         torch.randn(tuple(shape), generator=generator_for(seed, purpose, *group, sample, step))
-        for sample in samples
+        for sample in drawn
     ]
-    return torch.stack(rows)
+    return torch.stack(rows).expand(len(samples), *shape).contiguous()

@@ -241,7 +241,7 @@ class _Work:
     @torch.no_grad()
     def _with_start(self, pairs: Pairs | CleanPairs) -> Pairs | CleanPairs:
         """Add the velocities of what generated when the iteration began, if they are asked for."""
-        if not (self._config.keeps_old or self._config.keeps_start):
+        if not self._config.other_velocities:
             return pairs
         start = self._policy.velocity(pairs.x, pairs.sigma, pairs.condition)
         return replace(pairs, start_velocity=start)

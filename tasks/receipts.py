@@ -116,8 +116,9 @@ class Denoised(Facts):
     version: StrictInt  # that generated
     logprobs: dict[StrictInt, list[StrictFloat]]  # noisy step -> of each sample
     seconds_per_step: StrictFloat
-    kl: dict[StrictInt, list[StrictFloat]] = field(default_factory=dict)
-    """Step -> each sample's divergence from the reference policy; of no step if nobody asked."""
+    step_values: dict[StrictInt, list[StrictFloat]] = field(default_factory=dict)
+    """Trained step -> each sample's divergence from the reference policy, or its margin over it; of
+    no step if nobody asked."""
     num_parts: StrictInt = 1  # one after the other, if the samples did not fit into memory together
     nonfinite: dict[StrictInt, StrictStr] = field(default_factory=dict)
     """Samples that became NaN or infinite, by their index in the group, and what of them."""

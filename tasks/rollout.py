@@ -12,6 +12,7 @@ from torch import Tensor
 from digen_core.control.protocol import Fragment
 from digen_core.data.prompts import Metadata
 from digen_core.rewards.pixels import as_pixels
+from digen_core.rollout.margins import with_margins
 from digen_core.rollout.nonfinite import nonfinite_rows, with_zeros
 from digen_core.rollout.sampler import (
     DenoisedStep,
@@ -102,7 +103,8 @@ def denoise_steps(
             kept_steps = steps_to_keep(engine.config, fragment.iteration)
             write_segment(run_dir, segment, kept_steps)
     logprobs = {step: values.tolist() for step, values in segment.logprobs.items()}
-    kl = {step: values.tolist() for step, values in _joined([part.kl for part in parts]).items()}
+    asked = _joined([part.step_values for part in parts])
+    step_values = {step: values.tolist() for step, values in asked.items()}
     nonfinite = {sample: what for part in parts for sample, what in part.nonfinite.items()}
     if nonfinite:
         step = min(part.nonfinite_step for part in parts if part.nonfinite_step is not None)
@@ -112,7 +114,7 @@ def denoise_steps(
         kept = input_of("denoise", fragment, found, about, arrays, version)
         keep_or_fail(run_dir, kept, engine.config.numerics.samples)
     num_parts = max(part.num_parts for part in parts)
-    return segment, Denoised(version, logprobs, seconds, kl, num_parts, nonfinite)
+    return segment, Denoised(version, logprobs, seconds, step_values, num_parts, nonfinite)
 
 
 def _schedule(engine: Engine, fragment: Fragment, previous: Segment | None) -> np.ndarray:
@@ -129,7 +131,7 @@ class DenoisedPart:
 
     latents: np.ndarray  # [steps + 1, n, ...] in the precision of storage
     logprobs: dict[int, np.ndarray]  # noisy step -> [n]
-    kl: dict[int, np.ndarray]  # step -> [n], where it was asked for
+    step_values: dict[int, np.ndarray]  # trained step -> [n], where something is asked of them
     num_parts: int  # in which its member denoised its samples
     nonfinite: dict[int, str]  # samples that became NaN or infinite, and what of them
     nonfinite_step: int | None  # the first at which one did
@@ -198,6 +200,14 @@ def denoise_part(
     size, num_own = config.size_of(*group), own.stop - own.start
     with engine.old_policy():
         made = engine.fitting.in_parts("denoise", size, num_own, part_of)
+    if config.algorithm.needs_margins and steps.stop == config.rollout.num_steps:
+        first = fragment.first_sample + own.start
+        for done in made:
+            samples = range(first, first + len(done[-1].x))
+            done[-1] = with_margins(
+                done[-1], policy, rows, levels, config=config, group=group, samples=samples
+            )
+            first = samples.stop
     stored = [_stored(part, config.rollout.storage, len(made)) for part in made]
     return gang.gather(stored if gang.counts(num_samples) else [])
 
@@ -207,7 +217,8 @@ def _stored(done: list[DenoisedStep], precision: Precision, num_parts: int) -> D
     return DenoisedPart(
         np.stack([to_stored(x, precision) for x in latents]),
         {step.step: to_array(step.logprob) for step in done if step.logprob is not None},
-        {step.step: to_array(step.kl) for step in done if step.kl is not None},
+        {step.step: to_array(step.kl) for step in done if step.kl is not None}
+        | {level: to_array(value) for level, value in done[-1].margins.items()},
         num_parts,
         {sample: what for step in reversed(done) for sample, what in step.nonfinite.items()},
         next((step.step for step in done if step.nonfinite), None),

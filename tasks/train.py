@@ -234,7 +234,8 @@ def with_start(
     Where losses do not ask for them, or the trained version itself did, they stay as they are.
     """
     config, is_first = engine.config, trained_from == engine.version
-    if not (config.keeps_old if is_first else config.keeps_start):
+    asked = config.keeps_old if is_first else config.keeps_start
+    if not (asked and config.algorithm.compares_with_start):
         return pairs
     policy = engine.policy_of(iteration, group)
     found = torch.zeros_like(pairs.x)  # of the others' pairs nobody asks here

@@ -63,7 +63,7 @@ class Workers(Protocol):
         columns: Columns,
         prompts: Mapping[int, str],
         history: RewardHistory,
-        step_kl: Mapping[int, np.ndarray] | None = None,
+        step_values: Mapping[int, np.ndarray] | None = None,
         nonfinite: Collection[int] = (),
     ) -> Advantages:
         """Return advantages; arguments as in digen_core/training/advantages.py."""
@@ -106,11 +106,11 @@ class RealWorkers:
         columns: Columns,
         prompts: Mapping[int, str],
         history: RewardHistory,
-        step_kl: Mapping[int, np.ndarray] | None = None,
+        step_values: Mapping[int, np.ndarray] | None = None,
         nonfinite: Collection[int] = (),
     ) -> Advantages:
         """Centre and scale rewards as the config's algorithm does."""
-        return advantages_of(self._config, columns, prompts, history, step_kl, nonfinite)
+        return advantages_of(self._config, columns, prompts, history, step_values, nonfinite)
 
 
 class EmulatedWorkers:
@@ -155,7 +155,7 @@ class EmulatedWorkers:
         columns: Columns,
         prompts: Mapping[int, str],
         history: RewardHistory,
-        step_kl: Mapping[int, np.ndarray] | None = None,
+        step_values: Mapping[int, np.ndarray] | None = None,
         nonfinite: Collection[int] = (),
     ) -> Advantages:
         """Return zeros, but train every group: rewards mean nothing here."""

@@ -31,6 +31,8 @@ SETTINGS: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "longcat": ({"transition": "longcat_sde", "noise_level": 1.0}, WINDOW),
     "diffusion_nft": ({}, {"trained_fraction": 0.5}),
     "awm": ({}, {"num_levels": 4}),
+    "dgpo": ({}, {"num_levels": 4}),
+    "dpo": ({}, {"num_levels": 4}),
 }
 """Name -> what it changes in ``rollout``, and all of ``algorithm`` but the type."""
 

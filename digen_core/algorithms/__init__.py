@@ -23,6 +23,8 @@ _CLASSES: Final = (
     "longcat:LongCat",
     "diffusion_nft:DiffusionNft",
     "awm:Awm",
+    "dgpo:Dgpo",
+    "dpo:Dpo",
 )
 
 ALGORITHMS: Final[dict[str, type[Algorithm]]] = {

@@ -42,6 +42,9 @@ class Algorithm(Strict, ABC):
     trains_clean: ClassVar[bool] = False
     """Whether clean latents are trained, noised anew, in place of sampled transitions."""
 
+    needs_margins: ClassVar[bool] = False
+    """Whether advantages are made of how far each sample's matching loss is above the base's."""
+
     keeps_history: ClassVar[bool] = False
     """Whether advantages are made of a prompt's earlier rewards, too: then no group is skipped."""
 
@@ -107,6 +110,11 @@ class Algorithm(Strict, ABC):
 
         After the first of several updates the trained version is another one.
         """
+        return False
+
+    @property
+    def shares_noise(self) -> bool:
+        """Whether the samples of a group are noised alike on the forward process."""
         return False
 
     @property

@@ -163,7 +163,8 @@ class RunConfig(Strict):
     @property
     def keeps_start(self) -> bool:
         """Whether what generated when an iteration began is kept until its last update."""
-        return self.train.updates_per_iteration > 1 and self.algorithm.compares_with_start
+        asked = self.keeps_old or self.algorithm.compares_with_start
+        return self.train.updates_per_iteration > 1 and asked
 
     @property
     def other_velocities(self) -> float:
@@ -172,14 +173,14 @@ class RunConfig(Strict):
         Of what generated when the iteration began: in its first update that is often the trained
         version itself.
         """
-        if self.keeps_old or not self.keeps_start:
-            return float(self.keeps_old)
-        return 1 - 1 / self.train.updates_per_iteration
+        if not self.algorithm.compares_with_start:
+            return 0.0
+        return 1.0 if self.keeps_old else 1 - 1 / self.train.updates_per_iteration
 
     @property
     def keeps_reference(self) -> bool:
         """Whether the base model is asked for, in training or in rollouts."""
-        return bool(self.algorithm.kl_coefficient or self.kl_reward)
+        return bool(self.algorithm.kl_coefficient or self.asks_of_steps)
 
     @property
     def kl_reward(self) -> float:
@@ -188,13 +189,23 @@ class RunConfig(Strict):
         return factor
 
     @property
+    def asks_of_steps(self) -> bool:
+        """Whether advantages are made of something that is asked of each trained step.
+
+        That is its divergence from the reference policy, for a KL that is taken off the reward, or
+        the margin over that policy.
+        """
+        return bool(self.kl_reward or self.algorithm.needs_margins)
+
+    @property
     def velocities_per_step(self) -> float:
         """Forward passes of a denoising step, on average.
 
-        A KL that is taken off the reward asks the reference policy, too, in trained steps.
+        In trained steps a KL that is taken off the reward asks the reference policy, too; a margin
+        asks both policies once more.
         """
-        asked = self.num_trained_steps if self.kl_reward else 0
-        return 1 + asked / self.rollout.num_steps
+        asked = 1 if self.kl_reward else 2 * self.algorithm.needs_margins
+        return 1 + asked * self.num_trained_steps / self.rollout.num_steps
 
     @property
     def num_pairs(self) -> int:

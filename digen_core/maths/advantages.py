@@ -49,7 +49,8 @@ class Scored(NamedTuple):
     rows: Tensor  # float64 [K, B] of what advantages are made: the sum, or each reward
     weights: Tensor  # float64 [K] of the rows
     counted: Tensor  # bool [K, B], whether the sample's group has a score in that row
-    step_kl: Tensor | None = None  # [B, T] from the reference policy at each trained step
+    step_values: Tensor | None = None
+    """[B, T] of each trained step: the divergence from the reference policy, or the margin."""
 
 
 class Signal(NamedTuple):
@@ -72,14 +73,15 @@ def group_signal(
     """Return advantages within groups; groups of equal rewards, in each row, are flat.
 
     Args:
-        scored: the rewards; with ``step_kl`` the divergence is taken off their sum step by step.
+        scored: the rewards; ``step_values``, which are divergences, are taken off their sum step
+            by step.
         mix: as in ``mixed_advantages``.
         kl_factor: of the divergence.
         max_advantage: bound of the absolute advantages of what is normalised.
         history: handed on.
         scaling: as in ``group_advantages``.
     """
-    if scored.step_kl is None:
+    if scored.step_values is None:
         rows = scored.rows
         values = mixed_advantages(
             rows,
@@ -91,10 +93,10 @@ def group_signal(
             **scaling,
         )
     else:
-        rows = penalised_rewards(scored.reward, scored.step_kl, kl_factor).T
+        rows = penalised_rewards(scored.reward, scored.step_values, kl_factor).T
         values = kl_reward_advantages(
             scored.reward,
-            scored.step_kl,
+            scored.step_values,
             scored.owner,
             coefficient=kl_factor,
             max_advantage=max_advantage,

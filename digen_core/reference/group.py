@@ -1,6 +1,7 @@
 """The groups of the serial reference: how one is sampled, and what each of its pairs loses."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -57,6 +58,7 @@ def sample_group(config: RunConfig, policy: Policy, text: str, group: tuple[int,
             group=group,
             samples=samples,
             step=step,
+            shared=purpose == FORWARD_NOISE and config.algorithm.shares_noise,
         )
         return drawn.to(policy.device, policy.latent_dtype)
 
@@ -100,6 +102,22 @@ def step_kl(config: RunConfig, group: Group) -> np.ndarray:
     return found
 
 
+def step_margins(config: RunConfig, group: Group) -> np.ndarray:
+    """Return by how much matching losses at trained levels are above the base model's, [G, K]."""
+    columns = []
+    for step in group.trained:
+        x, noise, sigma = _noised(group, step)
+        target = noise - group.latents[-1]
+        losses = []
+        for weights in (nullcontext(), reference_weights(group.policy)):
+            with weights:
+                velocity = group.policy.velocity(x, sigma, group.condition)
+            losses.append(((velocity - target) ** 2).flatten(1).mean(1))
+        columns.append(losses[0] - losses[1])
+    found: np.ndarray = torch.stack(columns, dim=1).cpu().numpy()
+    return found
+
+
 def _transition(
     config: RunConfig, group: Group, step: int, velocity: torch.Tensor | None = None
 ) -> Transition:
@@ -116,14 +134,18 @@ def _transition(
     )
 
 
+def _advantages_at(group: Group, step: int) -> torch.Tensor:
+    """Return the advantages of a group's samples at a trained step, [G]."""
+    assert group.advantages is not None
+    found = group.advantages
+    return found if found.ndim == 1 else found[:, group.trained.index(step)]
+
+
 def replay_losses(config: RunConfig, group: Group, step: int) -> torch.Tensor:
     """Return the objective and the KL divergence of each sample at one step, [G]."""
     algorithm, x = config.algorithm, group.latents[step]
-    assert group.advantages is not None
     assert isinstance(algorithm, PolicyGradient)
-    reference, advantages = None, group.advantages
-    if advantages.ndim == 2:
-        advantages = advantages[:, group.trained.index(step)]
+    reference, advantages = None, _advantages_at(group, step)
     if algorithm.kl_coefficient:
         with reference_weights(group.policy):
             reference = _transition(config, group, step)
@@ -172,7 +194,6 @@ def _noised(group: Group, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.
 def forward_losses(config: RunConfig, group: Group, step: int) -> torch.Tensor:
     """Return the loss of each sample at one noise level, [G]."""
     algorithm, x_0 = config.algorithm, group.latents[-1]
-    assert group.advantages is not None
     assert isinstance(algorithm, ForwardProcess)
     x, noise, sigma = _noised(group, step)
     reference = None
@@ -181,5 +202,6 @@ def forward_losses(config: RunConfig, group: Group, step: int) -> torch.Tensor:
             reference = group.policy.velocity(x, sigma, group.condition)
     velocity = group.policy.velocity(x, sigma, group.condition)
     start = group.start_velocities.get(step, velocity.detach())
-    pairs = Noised(velocity, start, reference, x, noise, x_0, sigma, group.advantages)
+    advantages = _advantages_at(group, step)
+    pairs = Noised(velocity, start, reference, x, noise, x_0, sigma, advantages)
     return algorithm.losses(pairs).per_pair

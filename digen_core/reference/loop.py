@@ -32,6 +32,7 @@ from digen_core.reference.group import (
     replay_losses,
     sample_group,
     step_kl,
+    step_margins,
 )
 from digen_core.rewards.failures import component_means, settle
 from digen_core.rewards.scoring import RewardFn, score_images
@@ -97,12 +98,15 @@ def post_train_serially(
     versions = [_weights_of(parameters)]
     generators = versions[:]  # what samples: the versions, or an old policy that lags behind them
     for iteration in range(config.num_iterations):
-        generated_by = partial(_generator, generators, version_of, iteration, updates)
+        generated_by, asked_of = (
+            partial(_generator, found, version_of, iteration, updates)
+            for found in (generators, versions)
+        )
         groups, row, history = _rollout(
-            config, policy, prompts, rewards, iteration, generated_by, history
+            config, policy, prompts, rewards, iteration, generated_by, asked_of, history
         )
         start = generators[updates]
-        if config.keeps_old or config.keeps_start:
+        if config.algorithm.compares_with_start and (config.keeps_old or config.keeps_start):
             set_weights(policy, start)
             add_start_velocities(config, list(groups.values()))
         set_weights(policy, versions[updates])
@@ -137,7 +141,7 @@ def _generator(
     newest: int,
     group: int,
 ) -> Weights:
-    """Return the weights that generate a group."""
+    """Return the weights of a group's version, of those that generate or of the versions."""
     return generators[newest if version_of is None else version_of(iteration, group)]
 
 
@@ -154,10 +158,11 @@ def _rollout(
     rewards: Mapping[str, RewardFn],
     iteration: int,
     generated_by: Callable[[int], Weights],
+    asked_of: Callable[[int], Weights],
     history: RewardHistory,
 ) -> tuple[dict[int, Group], dict[str, float], RewardHistory]:
     """Sample each group of one iteration with its weights, score it, and give it advantages."""
-    groups, columns, kl = dict[int, Group](), dict[int, Columns](), dict[int, np.ndarray]()
+    groups, columns, of_steps = dict[int, Group](), dict[int, Columns](), dict[int, np.ndarray]()
     nonfinite, dropped = set[int](), set[int]()
     prompts = _prompts_of(config, prompts, iteration)
     texts = [prompt.text for prompt in prompts]
@@ -168,10 +173,9 @@ def _rollout(
             set_weights(policy, generated_by(index))
             group = groups[index] = sample_group(config, policy, texts[index], (iteration, index))
             images = group.policy.decode(group.latents[-1])
-            if config.kl_reward:
-                kl[index] = step_kl(config, group)
-            divergences = [torch.from_numpy(kl[index])] if config.kl_reward else []
-            if not _are_finite(*group.latents, *group.logprobs.values(), images, *divergences):
+            of_steps.update(_asked(config, policy, index, group, asked_of(index)))
+            numbers = torch.from_numpy(of_steps.get(index, np.zeros(1)))
+            if not _are_finite(*group.latents, *group.logprobs.values(), images, numbers):
                 nonfinite.add(index)
                 _refuse(config, iteration, index)
                 continue
@@ -180,7 +184,9 @@ def _rollout(
             columns[index] = settle(scored, config.reward_weights)
         asked = {index: columns[index] for index in current if index in columns}
         lacking = nonfinite.intersection(current)
-        found = advantages_of(config, asked, dict(enumerate(texts)), history, kl or None, lacking)
+        found = advantages_of(
+            config, asked, dict(enumerate(texts)), history, of_steps or None, lacking
+        )
         dropped |= found.dropped
         drawn = [index + count for index in found.skipped if index + count < len(texts)]
         current = sorted({*current, *drawn} - {index - count for index in drawn})
@@ -189,7 +195,8 @@ def _rollout(
         groups[index].advantages = values.to(policy.device, policy.latent_dtype)
         groups[index].chosen = list(found.chosen[index]) if found.chosen else None
     sound = [index for index in columns if index not in dropped]
-    row = _means([columns[g] for g in sound], [kl[g] for g in sound if config.kl_reward])
+    own = {index: of_steps[index] for index in sound if index in of_steps}
+    row = _means(config, [columns[index] for index in sound], list(own.values()))
     row["groups/zero_variance"] = float(len(set(found.skipped) - dropped))
     row["numerics/dropped_groups"] = float(len(dropped))
     if config.rollout.refill:
@@ -209,14 +216,32 @@ def _refuse(config: RunConfig, iteration: int, group: int) -> None:
         )
 
 
-def _means(columns: list[Columns], kl: list[np.ndarray]) -> dict[str, float]:
+def _asked(
+    config: RunConfig, policy: Policy, index: int, group: Group, weights: Weights
+) -> dict[int, np.ndarray]:
+    """Return what a group's trained steps are asked for, [G, K], if anything is.
+
+    A margin is that of the weights given.
+    """
+    if config.kl_reward:
+        return {index: step_kl(config, group)}
+    if not config.asks_of_steps:
+        return {}
+    set_weights(policy, weights)
+    return {index: step_margins(config, group)}
+
+
+def _means(
+    config: RunConfig, columns: list[Columns], of_steps: list[np.ndarray]
+) -> dict[str, float]:
     """Return the means over all samples of some groups; without groups there are none."""
     if not columns:
         return {}
     scored = {name: np.concatenate([column[name] for column in columns]) for name in columns[0]}
     means = {f"reward/{name}": mean for name, mean in component_means(scored).items()}
     row = {"reward/mean": means.pop("reward/reward"), **means}
-    return {**row, "reward/kl": float(np.mean(kl))} if kl else row
+    name = "kl" if config.kl_reward else "margin"
+    return {**row, f"reward/{name}": float(np.mean(of_steps))} if of_steps else row
 
 
 def _prompts_of(config: RunConfig, prompts: Sequence[Prompt], iteration: int) -> list[Prompt]:

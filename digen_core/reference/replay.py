@@ -92,6 +92,11 @@ def replay_config(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
             f"algorithm.kl_reward is {config.kl_reward}: the divergences that it takes off the "
             "rewards are not kept, so such an iteration cannot be replayed"
         )
+    if config.algorithm.needs_margins:
+        raise UserError(
+            f"algorithm.type is {config.algorithm.type}: the margins of which it makes advantages "
+            "are not kept, so such an iteration cannot be replayed"
+        )
     return config
 
 

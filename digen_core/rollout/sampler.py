@@ -37,6 +37,9 @@ class DenoisedStep:
     nonfinite: Mapping[int, str] = field(default_factory=dict)
     """Samples with 0 in place of what is NaN or infinite, by their index in the group, and what."""
 
+    margins: Mapping[int, Tensor] = field(default_factory=dict)
+    """Of the last step, where they are asked for: trained step -> [n], see `margins.margins`."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReferenceKl:
@@ -80,11 +83,11 @@ def initial_latent(
         seed=seed,
         purpose=purpose,
         group=owner,
-        samples=samples if shared == "sample" else range(1),
+        samples=samples,
         step=0,
+        shared=shared != "sample",
     )
-    rows = noise.expand(len(samples), *noise.shape[1:]).contiguous()
-    return rounded(rows.to(policy.device, policy.latent_dtype), config.storage)
+    return rounded(noise.to(policy.device, policy.latent_dtype), config.storage)
 
 
 def rounded(x: Tensor, precision: Precision) -> Tensor:

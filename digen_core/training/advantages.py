@@ -32,7 +32,7 @@ def advantages_of(
     columns: Columns,
     prompts: Mapping[int, str],
     history: RewardHistory,
-    step_kl: Mapping[int, np.ndarray] | None = None,
+    step_values: Mapping[int, np.ndarray] | None = None,
     nonfinite: Collection[int] = (),
 ) -> Advantages:
     """Centre and scale the rewards of groups.
@@ -44,8 +44,7 @@ def advantages_of(
         columns: the rewards, of all groups at once if the advantages need that.
         prompts: of each group.
         history: rewards of each prompt in earlier iterations, for algorithms that keep them.
-        step_kl: of each group [G, K], the divergence from the reference policy at each trained
-            step; where ``algorithm.kl_reward`` takes it off the rewards.
+        step_values: of each group [G, K], what was asked of each trained step (`asks_of_steps`).
         nonfinite: groups with a sample that is NaN or infinite; their columns may be missing.
     """
     dropped = frozenset({*nonfinite, *_without_score(config, columns)})
@@ -54,9 +53,9 @@ def advantages_of(
     if not columns:
         return Advantages(zeros, tuple(zeros), history=history, dropped=dropped)
     rows, weights, counted = _mixed(config, columns)
-    kl = None
-    if step_kl is not None:
-        kl = torch.from_numpy(np.concatenate([step_kl[group] for group in columns]))
+    asked = None
+    if step_values is not None:
+        asked = torch.from_numpy(np.concatenate([step_values[group] for group in columns]))
     owner = torch.tensor(list(columns)).repeat_interleave(config.rollout.group_size)
     scored = Scored(
         reward=_column(columns, "reward"),
@@ -65,7 +64,7 @@ def advantages_of(
         rows=rows,
         weights=weights,
         counted=counted,
-        step_kl=kl,
+        step_values=asked,
     )
     signal = config.algorithm.signal(scored, history)
     values, best_of = signal.advantages, config.algorithm.best_of

@@ -179,6 +179,7 @@ def _noise(blocks: Sequence[PairBlock], like: Tensor, config: RunConfig, purpose
             group=(block.fragment.iteration, block.fragment.group),
             samples=block.samples,
             step=block.step + 1,
+            shared=purpose == FORWARD_NOISE and config.algorithm.shares_noise,
         )
         for block in blocks
     ]

@@ -150,11 +150,11 @@ class Executor:
         columns = {g: it.recorder.rewards_of(g) for g in do.groups if g not in nonfinite}
         prompts = {group: it.round.prompts[group] for group in do.groups}
         history = self._reward_history
-        step_kl = None
-        if self._run.config.kl_reward:
-            step_kl = {group: it.recorder.step_kl_of(group) for group in columns}
+        step_values = None
+        if self._run.config.asks_of_steps:
+            step_values = {group: it.recorder.step_values_of(group) for group in columns}
         workers = self._run.workers
-        found = workers.advantages(columns, prompts, history, step_kl, nonfinite)
+        found = workers.advantages(columns, prompts, history, step_values, nonfinite)
         it.recorder.add_dropped(found.dropped)
         for group in sorted(found.dropped):
             notify_of_dropped_group(self._run, it.index, group, it.recorder.nonfinite_in(group))

@@ -15,7 +15,7 @@ ROWS = {
 }
 GROUPS = {
     "all": set(CONFIGS),
-    "ratios": set(CONFIGS) - {"diffusion_nft", "awm"},
+    "ratios": {name for name, config in CONFIGS.items() if not config.trains_clean},
     "first steps": {"flow_grpo", "grpo_guard", "flow_dppo", "ddpo", "longcat"},
 }
 UNUSED = {"ddpo": {"advantage_scale", "advantage_ddof", "trimmed_ratio", "mix"}}  # and refused

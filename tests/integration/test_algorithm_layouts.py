@@ -68,6 +68,11 @@ ALGORITHMS: dict[str, dict] = {  # what changes in the job; `algorithm` as a who
         }
     },
 }
+PREFERENCES = {"num_levels": 2, "trained_fraction": 0.75}
+ALGORITHMS |= {
+    "dgpo": {"algorithm": {"type": "dgpo", **PREFERENCES, "old_policy_decay": "low_ramp"}},
+    "dpo": {"algorithm": {"type": "dpo", **PREFERENCES, "kl_coefficient": 0.1}},
+}
 OPTIONS: dict[str, dict] = {  # as many at once as go together
     "best of two": {  # of four, in fragments of one or two: of some no sample is trained
         **TWO_REWARDS,
@@ -122,6 +127,7 @@ QUICK = [
     ("ddpo", Case("colocated-strong", (3,), 2, 3)),
     ("diffusion_nft", Case("tcss", (2, 1), 2, 3, pauses=True, share=1.0)),
     ("icepop", Case("tcss", (1, 1), 4, 8, share=1.0)),
+    ("dgpo", Case("gap", (2, 1), 2, 3, pauses=True)),
     ("own steps", Case("elastic", (2, 1), 2, 8, helping=True)),
     ("awm", Case("tag", (1, 2), 2, 3, helping=True, pauses=True)),
 ]

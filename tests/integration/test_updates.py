@@ -81,6 +81,7 @@ AWM = {
     "clip_range": 0.01,
 }
 DANCE = {"type": "dance_grpo", "steps_drawn_for": "sample", "trained_fraction": 0.7}
+DGPO = {"type": "dgpo", "num_levels": 2, "trained_fraction": 1.0}
 COMPARING = [
     (Case("elastic", (2, 2), 2, 3, helping=True, pauses=True), SAMPLES, NFT),
     (Case("tcss", (2, 1), 2, 8, share=1.0), BOTH, LAGGING),
@@ -91,6 +92,8 @@ COMPARING = [
     (Case("disaggregated", (1, 1), 4, 8, dtype="float32"), EPOCHS, DPPO),
     (Case("tsp", (2, 2), 2, 3), BOTH, {**AWM, "old_policy_decay": "low_ramp"}),
     (Case("elastic", (1, 2), 4, 1), GROUPS, AWM),
+    (Case("elastic", (2, 1), 2, 3), SAMPLES, {**DGPO, "old_policy_decay": "low_ramp"}),
+    (Case("gap", (2, 1), 2, 3), GROUPS, {**DGPO, "type": "dpo"}),
     (Case("tcss", (2, 1), 2, 3, share=1.0), BOTH, {**DANCE, "clip_range": 1e-4}),
 ]
 

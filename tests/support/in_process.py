@@ -45,7 +45,7 @@ def train_in_process(config: RunConfig, folder: Path) -> tuple[Weights, list[dic
 def _iteration(config, prompts, index, state, folder):
     round_, size = round_of(config, prompts, index), config.fragment_size
     conditions, _ = call(encode, prompts=round_.prompts)
-    fragments, segments, columns, step_kl = [], [], {}, {}
+    fragments, segments, columns, step_values = [], [], {}, {}
     for group, prompt in enumerate(round_.prompts):
         parts = []
         for number, first in enumerate(range(0, config.rollout.group_size, size)):
@@ -65,12 +65,12 @@ def _iteration(config, prompts, index, state, folder):
             _, scored = call(decode_and_score, segment=segment, run_dir=folder, **asked)
             fragments.append(fragment)
             segments.append(segment)
-            parts.append((scored.rewards, np.array([*sampled.kl.values()]).T))
+            parts.append((scored.rewards, np.array([*sampled.step_values.values()]).T))
         joined = {name: np.concatenate([part[name] for part, _ in parts]) for name in parts[0][0]}
         columns[group] = settle(joined, config.reward_weights)
-        step_kl[group] = np.concatenate([kl for _, kl in parts])
+        step_values[group] = np.concatenate([kl for _, kl in parts])
     texts = dict(enumerate(round_.prompts))
-    found = advantages_of(config, columns, texts, {}, step_kl if config.kl_reward else None)
+    found = advantages_of(config, columns, texts, {}, step_values if config.asks_of_steps else None)
     Random(index).shuffle(fragments)
     kept = [fragment for fragment in fragments if fragment.group not in found.skipped]
     total = None

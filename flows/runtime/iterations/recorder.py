@@ -37,7 +37,7 @@ class IterationRecorder:
         self._spans: list[Span] = []
         self._crossings: list[Crossing] = []
         self._logprobs: dict[Fragment, dict[int, list[float]]] = {}
-        self._kl: dict[Fragment, dict[int, list[float]]] = {}  # of trained steps, if it is asked
+        self._step_values: dict[Fragment, dict[int, list[float]]] = {}  # if something is asked
         self._workers: dict[Fragment, str] = {}
         self._versions: dict[Fragment, int] = {}  # that generated
         self._rewards: dict[Fragment, dict[str, list[float]]] = {}
@@ -76,7 +76,7 @@ class IterationRecorder:
         """Note what a denoise task recorded."""
         ran, facts = receipt.ran, receipt.facts
         self._logprobs.setdefault(fragment, {}).update(facts.logprobs)
-        self._kl.setdefault(fragment, {}).update(facts.kl)
+        self._step_values.setdefault(fragment, {}).update(facts.step_values)
         self._workers[fragment] = ran.device
         self._versions[fragment] = facts.version
         self._add_seconds("denoise", fragment, ran)
@@ -120,9 +120,9 @@ class IterationRecorder:
         found = [self._rewards[fragment] for fragment in self._parts_of(group)]
         return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
 
-    def step_kl_of(self, group: int) -> np.ndarray:
-        """Return the divergences from the reference policy at the trained steps, [G, K]."""
-        rows = [self._kl[fragment] for fragment in self._parts_of(group)]
+    def step_values_of(self, group: int) -> np.ndarray:
+        """Return what was asked of the trained steps, [G, K]: divergences, or margins."""
+        rows = [self._step_values[fragment] for fragment in self._parts_of(group)]
         return np.concatenate([[row[step] for step in sorted(row)] for row in rows], axis=1).T
 
     def _parts_of(self, group: int) -> list[Fragment]:
@@ -271,11 +271,12 @@ class IterationRecorder:
 
     def _reward_metrics(self) -> dict[str, float]:
         groups = {group: self._columns_of(group) for group in sorted(self._groups)}
-        kl: dict[int, list[float]] = {}
-        for fragment, steps in self._kl.items():
-            kl.setdefault(fragment.group, []).extend(v for own in steps.values() for v in own)
+        asked: dict[int, list[float]] = {}
+        for fragment, steps in self._step_values.items():
+            asked.setdefault(fragment.group, []).extend(v for own in steps.values() for v in own)
+        name = "margin" if self._run.config.algorithm.needs_margins else "kl"
         return {
-            **reward_metrics(groups, kl, self._dropped),
+            **reward_metrics(groups, self._dropped, **{name: asked}),
             "groups/zero_variance": float(len(self._skipped - self._dropped)),
             **({"groups/refilled": float(len(self._replaced))} if self._round.refill else {}),
         }

@@ -12,19 +12,20 @@ Columns = Mapping[str, np.ndarray]
 
 
 def reward_metrics(
-    groups: Mapping[int, Columns], kl: Mapping[int, list[float]], dropped: Collection[int]
+    groups: Mapping[int, Columns], dropped: Collection[int], **asked: Mapping[int, list[float]]
 ) -> dict[str, float]:
     """Return the metrics of the groups that have all their numbers; failures are of all groups.
 
     Args:
         groups: of each group what scoring said, [G] by name.
-        kl: of each group its samples' divergences from the reference policy, if they are asked for.
         dropped: groups that lack a number; if all do, there are no means.
+        asked: what was asked of trained steps, by its name: of each group its samples' numbers.
     """
     kept = {group: column for group, column in groups.items() if group not in dropped}
     found: dict[str, float] = {}
-    if divergences := [value for group in kept for value in kl.get(group, ())]:
-        found["reward/kl"] = fmean(divergences)
+    for name, values in asked.items():
+        if every := [value for group in kept for value in values.get(group, ())]:
+            found[f"reward/{name}"] = fmean(every)
     if kept:
         found["reward/std"] = mean(pstdev(column["reward"].tolist()) for column in kept.values())
     means = component_means(_joined(kept))

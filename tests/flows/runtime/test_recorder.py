@@ -91,7 +91,7 @@ def test_divergences_of_a_group_sample_by_sample(run):
     for fragment in (SECOND, FIRST):
         it.add_rewards(fragment, receipt(Scored({"reward": [0.0, 1.0]})))
     expected = np.array([[0.5, 0.7], [0.6, 0.8], [0.1, 0.3], [0.2, 0.4]])
-    np.testing.assert_array_equal(it.step_kl_of(0), expected)
+    np.testing.assert_array_equal(it.step_values_of(0), expected)
     it.add_advantages(Advantages({0: expected}))
     record = it.record(4, 1.0, 1)
     assert record.metrics["reward/kl"] == pytest.approx(expected.mean())

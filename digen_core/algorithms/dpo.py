@@ -1,0 +1,55 @@
+"""Diffusion-DPO (arXiv:2311.12908), online: the best of each group against the worst.
+
+The source is that of `digen_core.maths.dgpo`.
+"""
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from digen_core.algorithms.dgpo import Preferences
+
+if TYPE_CHECKING:
+    from digen_core.maths.advantages import Scored, Signal
+    from digen_core.maths.ddpo import RewardHistory
+    from digen_core.maths.replay import ForwardLoss, Noised
+
+
+class Dpo(Preferences):
+    """Diffusion-DPO, online: prefers the best sample of each group to the worst."""
+
+    type: Literal["dpo"] = "dpo"
+
+    best_of: Literal[2] = 2
+    """The best sample of each group and the worst are trained."""
+
+    beta: float = Field(2000.0, gt=0)
+    """How sharply the preference counts."""
+
+    @property
+    def compares_with_start(self) -> bool:
+        """Its loss is to the reference policy alone."""
+        return False
+
+    def signal(self, scored: "Scored", history: "RewardHistory") -> "Signal":
+        """Return [B, K]: beta times the weight of the pair for the best, less it for the worst."""
+        from digen_core.maths.advantages import Signal
+        from digen_core.maths.dgpo import best_and_worst, group_weights
+
+        flat = super().signal(scored._replace(step_values=None), history).flat
+        assert scored.step_values is not None
+        chosen = best_and_worst(scored.reward, scored.owner)
+        trained = chosen.bool()
+        values = chosen.double()[:, None].repeat(1, scored.step_values.shape[1])
+        values[trained] *= self.beta * group_weights(
+            chosen[trained], scored.step_values[trained], scored.owner[trained], beta=self.beta
+        )
+        return Signal(values, flat, history)
+
+    def losses(self, pairs: "Noised") -> "ForwardLoss":
+        """Return one loss per pair, [B]."""
+        from digen_core.maths.dgpo import preference_loss
+        from digen_core.maths.replay import ForwardLoss
+
+        found = preference_loss(pairs, reference_coefficient=self.kl_coefficient)
+        return ForwardLoss(found.per_pair, found.reference)
