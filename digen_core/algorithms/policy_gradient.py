@@ -34,6 +34,10 @@ class PolicyGradient(Algorithm):
     """Factor of the KL divergence that is taken off the reward, step by step, before advantages are
     made of it: they differ between the steps of a sample. Like kl, it is to the base model."""
 
+    noise_weight: float = Field(0.0, ge=0)
+    """Weigh the surrogate of each pair by the standard deviation of its step's noise times this
+    (TempFlow-GRPO: 1.73), so that steps with more of it count more; 0: all steps count alike."""
+
     correction: Literal["none", Correction] = "none"
     """For samples of another version, or of other arithmetic, than the trained one. none: ratios
     are to the log-probs stored with the samples. Else they are to log-probs that the trainer takes
@@ -87,6 +91,14 @@ class PolicyGradient(Algorithm):
         )
 
     def losses(self, replay: "Replay") -> "SurrogateLoss":
+        """Return the surrogate, weighted by the noise of its step if that is asked for."""
+        found = self._corrected(replay)
+        if not self.noise_weight:
+            return found
+        std = replay.transition.std.flatten(1).mean(1).to(found.per_pair.dtype)
+        return found._replace(per_pair=self.noise_weight * std * found.per_pair)
+
+    def _corrected(self, replay: "Replay") -> "SurrogateLoss":
         """Return the surrogate, of the stored or of recomputed behaviour log-probs.
 
         In an iteration's first update the trainer's own log-probs are those of the forward that

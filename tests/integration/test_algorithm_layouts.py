@@ -110,6 +110,7 @@ OPTIONS: dict[str, dict] = {  # as many at once as go together
             **PAIRS,
             **BOUNDS,
             "correction": "icepop",
+            "noise_weight": 1.73,
             "kl": "gaussian",
             "kl_coefficient": 0.1,
         },

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from digen_core.config.rollout import RolloutConfig
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Fragment, Pack, PairBlock
-from digen_core.maths.flow_sde import flow_sde_transition
+from digen_core.maths.flow_sde import LOGPROBS, flow_sde_transition
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
 from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.training.gradient import Agreement, PackMetrics, add_metrics
@@ -543,6 +543,49 @@ def test_corrections_weigh_what_another_version_sampled(policy, segment, correct
     assert found.metrics.loss == pytest.approx(float(expected))
 
 
+def test_after_the_first_update_ratios_are_to_what_the_iteration_began_with(policy, segment):
+    """With a correction: current to proximal in the loss, proximal to behaviour in its weight."""
+    pairs, half = take(all_pairs(policy, segment), [0, 1, 2]), 0.01 / 2
+    with torch.no_grad():
+        velocity = policy.velocity(pairs.x, pairs.sigma, pairs.condition)
+    start = velocity + half * torch.ones_like(velocity)
+    settings = {"noise_level": 0.7, "sigma_max": float(policy.sigmas(3)[1])}
+    levels = (pairs.sigma, pairs.sigma_next)
+    own, proximal = (
+        LOGPROBS["flow_sde"](pairs.x_next, flow_sde_transition(pairs.x, v, *levels, **settings))
+        for v in (velocity, start)
+    )
+    stale = replace(pairs, start_velocity=start, behaviour_logprob=own - 0.2)
+    config = {"correction": "truncate", "correction_bounds": (0.9, 1.1), "clip_range": 0.5}
+    found = gradient_of(policy, stale, **config)
+    weights = (proximal - stale.behaviour_logprob).exp().clamp(max=1.1)
+    expected = -(weights * pairs.advantage * (own - proximal).exp()).sum()
+    assert (own - proximal).abs().min() > 1e-6, "the two policies are one"
+    assert found.metrics.loss == pytest.approx(float(expected), rel=1e-9)
+    assert found.metrics.clipped == 0
+
+
+def test_pairs_count_by_the_noise_of_their_step(policy, segment):
+    """TempFlow-GRPO: the surrogate times 1.73 times the std of the step's noise; not the KL."""
+    sigmas = policy.sigmas(ROLLOUT.num_steps)
+    for step in TRAINED:
+        (pack,) = make_packs([FRAGMENT], [step], iteration=0, pack_size=4)
+        pairs = pairs_of(policy, segment, pack)
+        sigma, after = (float(value) for value in sigmas[step : step + 2])
+        below = sigma if sigma < 1 else float(sigmas[1])
+        std = 0.7 * math.sqrt(sigma / (1 - below)) * math.sqrt(sigma - after)
+        plain, weighted = (
+            gradient_of(policy, pairs, noise_weight=weight) for weight in (0.0, 1.73)
+        )
+        expected = {name: 1.73 * std * value for name, value in plain.gradient.items()}
+        assert_close(weighted.gradient, expected, 1e-5)  # the schedule is float32
+        assert weighted.metrics.loss == pytest.approx(1.73 * std * plain.metrics.loss, rel=1e-5)
+        with_kl = gradient_of(policy, pairs, noise_weight=1.73, kl_coefficient=0.5)
+        assert with_kl.metrics.loss == pytest.approx(
+            weighted.metrics.loss + 0.5 * with_kl.metrics.kl
+        )
+
+
 def test_a_correction_leaves_mixgrpos_penalty_to_the_sampling_policy(policy, segment):
     pairs = off_policy(all_pairs(policy, segment))
     log_ratio = pairs.behaviour_logprob - all_pairs(policy, segment).behaviour_logprob
@@ -580,6 +623,14 @@ def test_nft_pairs_are_the_last_latents_with_noise_of_their_own(policy, segment)
         own = pairs_of(policy, segment, small, type="diffusion_nft")
         total.add(small.index, [gradient_of(policy, own, type="diffusion_nft")])
     assert_close(total.gradient, whole.gradient)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_samples_of_a_group_may_be_noised_alike(policy, segment, shared):
+    (pack,) = make_packs([FRAGMENT], [0, 1], iteration=0, pack_size=NUM_PAIRS)
+    settings = {"type": "dgpo", "num_levels": 2, "shared_noise": shared}
+    pairs = pairs_of(policy, segment, pack, **settings)
+    assert len({row.sum().item() for row in pairs.noise}) == (2 if shared else NUM_PAIRS)
 
 
 def test_nft_by_hand(policy, segment):
