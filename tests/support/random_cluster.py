@@ -191,9 +191,9 @@ class RandomCluster:
         generating = {name for name in self.devices if "rollout" in self.known[name].roles}
         if not lost or (spare and generating <= set(lost)):
             return 0
+        self._void_reductions(set(lost))
         for name in lost:
             self._forget(name)
-        self._void_reductions(set(lost))
         if holder in lost:
             self.num_successors += 1
             gone = (p.CopyState, p.Push)
@@ -203,7 +203,10 @@ class RandomCluster:
         return len(lost)
 
     def _void_reductions(self, lost: set[str]) -> None:
-        """Drop reductions of lost devices, of which nothing is heard; one may fail just before."""
+        """Drop reductions of lost devices, of which nothing is heard; one may fail just before.
+
+        Then the controller does not know of the loss yet: what it gives lost devices is lost, too.
+        """
         reductions = [do for do in self.others if isinstance(do, p.Reduce)]
         for do in (do for do in reductions if lost.intersection((*do.devices, do.device))):
             self.others.remove(do)

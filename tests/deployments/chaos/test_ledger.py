@@ -4,13 +4,15 @@ from random import Random
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from deployments.chaos.ledger import Ledger, Work
 from digen_core.control import protocol as p
 from digen_core.control.controller import Controller
+from digen_core.control.layout import LAYOUTS
+from digen_core.control.schedule import Schedule
 from support.control_strategies import NUM_ITERATIONS, schedules, workloads
-from support.random_cluster import NUM_STEPS, RandomCluster, make_costs, make_devices
+from support.random_cluster import NUM_STEPS, RandomCluster, make_costs, make_devices, make_workload
 
 FRAGMENT = p.Fragment(iteration=0, group=0, index=1, first_sample=0, num_samples=3)
 PACK = p.Pack(0, 0, (p.PairBlock(FRAGMENT, 1, 0, 3), p.PairBlock(FRAGMENT, 2, 0, 2)))
@@ -75,6 +77,19 @@ class Counted(RandomCluster):
         super().carry_out(instructions)
 
 
+@example(  # a device gets work between its loss, which a reduction meets first, and the news of it
+    schedule=Schedule(LAYOUTS["elastic"], max_stale_share=1.0, max_staleness=2, queue_depth=1),
+    workload=make_workload(
+        num_groups=3, group_size=2, fragment_size=1, pack_size=3, trained_per_group=1
+    ),
+    num_rollout=2,
+    num_trainers=3,
+    pause_odds=0.3,
+    seed=24330,
+    losses=3,
+    joins=True,
+    fits=2,
+)
 @given(
     schedules(),
     workloads(),
