@@ -400,15 +400,26 @@ def in_update(number: int, kind: type, iteration: int) -> Callable[[object], boo
     return lambda what: is_event(what) and what.pack.blocks[0].update == number
 
 
+LAGGING = {"algorithm": {"type": "diffusion_nft", "old_policy_decay": "ramp"}}
+
+
 @pytest.mark.parametrize(
-    ("layout", "name"),
-    [("elastic", "trainer-0"), operation("gap", "trainer-1"), operation("elastic", "rollout-0")],
+    ("layout", "name", "algorithm"),
+    [
+        ("elastic", "trainer-0", {}),
+        operation("gap", "trainer-1", {}),
+        operation("elastic", "rollout-0", {}),
+        operation("tag", "trainer-0", LAGGING),
+    ],
 )
-def test_a_worker_is_lost_between_two_updates(live, layout, name):
-    """The holder, in the second of three: the first one is made, and is not made again."""
+def test_a_worker_is_lost_between_two_updates(live, layout, name, algorithm):
+    """The holder, in the second of three: the first one is made, and is not made again.
+
+    What generated when the iteration began is still what losses compare with.
+    """
     story = Story(in_update(1, p.PackTrained, 1), signal_to(name))
     updates = {"train__updates_per_iteration": 3, "train__dealt_by": "samples"}
-    live(story, **updates, schedule__layout=layout)
+    live(story, **updates, **algorithm, schedule__layout=layout)
     assert story.said(f"worker {name}", "was lost")
 
 

@@ -31,6 +31,7 @@ CASES = {
     "the old policy": {
         "algorithm": {"type": "diffusion_nft", "old_policy_decay": "ramp"},
         "train.learning_rate": 1e-2,
+        "train.updates_per_iteration": 2,
     },
     "the history of rewards": {
         "algorithm": {"type": "ddpo", "buffer_size": 16, "min_count": 5},
