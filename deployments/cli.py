@@ -20,6 +20,7 @@ from deployments.commands import (
     chaos,
     clusters,
     configs,
+    exporting,
     models,
     operation,
     planning,
@@ -46,6 +47,7 @@ digen: reinforcement-learning post-training of diffusion and flow-matching model
   digen ls                                        your runs, and how they went
   digen train --resume runs/NAME                  resume a run that was interrupted
   digen evaluate runs/NAME                        judge a finished run again
+  digen export runs/NAME --for comfyui            its adapter for another program, or the hub
   digen report runs/NAME                          see what its devices waited for
   digen explain runs/NAME                         see what a run that stands still waits for
   digen compare runs/NAME runs/OTHER              what differs, and the curves together
@@ -86,6 +88,7 @@ app.command(runs.report)
 app.command(runs.explain)
 app.command(tracking.compare)
 app.command(tracking.sync)
+app.command(exporting.export)
 app.command(runs.replay, usage="Usage: digen replay RUN ITERATION [--KEY VALUE ...]")
 app.command(operation.up)
 app.command(operation.down)

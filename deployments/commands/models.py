@@ -19,7 +19,7 @@ def shapes(*, out: Path = Path("runs/models/shapes"), seed: int = 0, threads: in
         seed: Same seed, same weights on the same machine.
         threads: CPU threads.
     """
-    _require_free(out)
+    require_free(out)
     if threads < 1 or seed < 0:
         raise UserError(f"--threads is {threads} and --seed {seed}; use threads >= 1, seed >= 0")
 
@@ -44,7 +44,7 @@ def make_tiny(
             parameters, to see what it costs.
         seed: Same seed, same weights.
     """
-    _require_free(folder)
+    require_free(folder)
     if seed < 0:
         raise UserError(f"--seed is {seed}; use 0 or more")
 
@@ -71,7 +71,7 @@ def convert_hps(checkpoint: Path, folder: Path, /) -> int:
         checkpoint: The .pt file. Its weights are read; nothing in it is run.
         folder: To save the model to; it must not hold anything yet.
     """
-    _require_free(folder)
+    require_free(folder)
 
     from transformers.utils.logging import disable_progress_bar
 
@@ -86,7 +86,7 @@ def convert_hps(checkpoint: Path, folder: Path, /) -> int:
     return 0
 
 
-def _require_free(folder: Path) -> None:
+def require_free(folder: Path) -> None:
     """Check that a folder is missing or empty, and can be written to."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists already; remove it or choose another folder")

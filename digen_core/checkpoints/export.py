@@ -18,9 +18,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from digen_core.checkpoints.adapter import Adapter
 from digen_core.gang.sharding import held
+from digen_core.models.families import adapter_of
 from digen_core.models.policy import Policy
-from digen_core.models.trainable import FIRST_ADAPTER
+from digen_core.models.trainable import FIRST_ADAPTER, as_peft
 from digen_core.transport.arrays import rounded, viewed
 
 SHARD_BYTES: Final = 2 * 10**9
@@ -51,6 +53,23 @@ def save_adapter(
         folder,
         transformer_lora_layers=layers,
         transformer_lora_adapter_metadata=transformer.peft_config[active].to_dict(),
+    )
+
+
+def save_kept_adapter(adapter: Adapter, folder: Path) -> None:
+    """Write an adapter that was read from a checkpoint, as `save_adapter` does; no model is loaded.
+
+    Args:
+        adapter: in its layers' own dtypes.
+        folder: to write to; it is there.
+    """
+    layers: dict[str, Tensor] = {}
+    for name, (down, up) in adapter.layers.items():
+        layers |= {f"{name}.lora_A.weight": viewed(down), f"{name}.lora_B.weight": viewed(up)}
+    adapter_of(adapter.manifest.config.model.family).pipeline_class.save_lora_weights(
+        folder,
+        transformer_lora_layers=layers,
+        transformer_lora_adapter_metadata=as_peft(adapter.lora).to_dict(),
     )
 
 

@@ -1,7 +1,8 @@
 """Model families: a row each, which tells all that can be known without torch.
 
 To add a family is to write its adapter, a module of `digen_core.models`, and to add its row here;
-nothing else in digen knows families by name.
+nothing else in digen knows families by name, but for what other programs call their layers
+(`digen_core.checkpoints.places`).
 """
 
 from collections.abc import Callable, Mapping

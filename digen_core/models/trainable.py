@@ -77,13 +77,17 @@ def _attach_first(policy: Policy, lora: LoraConfig) -> None:
             f"train.lora.targets {list(lora.targets)} name no layer of one of the stages; name "
             "more layers, or use fewer parallel.stages"
         )
-    adapter = peft.LoraConfig(
+    attach_adapter(policy, as_peft(lora), FIRST_ADAPTER)
+
+
+def as_peft(lora: LoraConfig) -> peft.LoraConfig:
+    """Return the settings of adapters as peft takes them."""
+    return peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         target_modules=list(lora.targets),
         init_lora_weights="gaussian" if lora.init == "gaussian" else True,
     )
-    attach_adapter(policy, adapter, FIRST_ADAPTER)
 
 
 def attach_adapter(policy: Policy, adapter: peft.LoraConfig, name: str) -> None:

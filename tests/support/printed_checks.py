@@ -79,6 +79,7 @@ STARTS = (
     "deployments.views.size.size",
     "deployments.views.stages.beds.compare",
     "deployments.views.stages.blocks.blocks",
+    "digen_core.checkpoints.adapter.read_adapter",
     "digen_core.rewards.open_clip.convert_checkpoint",
     "tasks.tracking.history.read_run",
     "tasks.tracking.sync.send_rest",
@@ -109,6 +110,7 @@ class Reader:
         monkeypatch.syspath_prepend(str(folder))
         monkeypatch.setenv("HOME", str(folder))  # --install-completion writes there
         monkeypatch.setenv("SHELL", "/bin/bash")
+        monkeypatch.setenv("HF_TOKEN", "that of somebody who is logged in")
         for name in ("DASK_SCHEDULER_ADDRESS", "MLFLOW_TRACKING_URI"):
             monkeypatch.delenv(name, raising=False)
         for place in STARTS:

@@ -1,0 +1,1 @@
+"""A trained adapter on the Hugging Face hub: the folder for it, and how it gets there."""

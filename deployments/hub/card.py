@@ -1,0 +1,131 @@
+"""A folder for the Hugging Face hub: the adapter, a model card, and what the run has to show."""
+
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from huggingface_hub import ModelCard, ModelCardData
+
+from deployments.views.report_rewards import evaluation_table, reward_curves
+from digen_core.checkpoints.adapter import Adapter
+from digen_core.checkpoints.export import save_kept_adapter
+from digen_core.config.families import VIDEO_FAMILIES
+from digen_core.config.run import RunConfig
+from digen_core.preflight.hub import is_hub_id
+from digen_core.trace.charts import draw_curves
+from digen_core.trace.page import Table, png_of
+from digen_core.transport.files import inside
+from tasks.views.markdown import cell, code, escaped
+
+CARD: Final = "README.md"
+GRIDS: Final = ("before", "after")
+LICENCE: Final = (
+    "*To be filled in by whoever publishes this: the licences of the base model, of the reward "
+    "models and of the prompts bear on it. The key is `license` at the top of this file.*"
+)
+
+
+def write_hub_folder(run_dir: Path, adapter: Adapter, folder: Path) -> None:
+    """Write adapter, card and pictures of a run into a folder that is there.
+
+    Raises:
+        UserError: evaluations or samples of the run cannot be read.
+    """
+    evaluations = evaluation_table(run_dir)
+    curves, errors = reward_curves(run_dir)
+    save_kept_adapter(adapter, folder)
+    pictures = []
+    if curves:
+        (folder / "rewards.png").write_bytes(png_of(draw_curves(curves, errors)))
+        pictures.append("rewards")
+    for name in GRIDS:
+        grid = inside(run_dir, f"grids/{name}.png")
+        if grid.is_file():
+            shutil.copyfile(grid, folder / f"{name}.png")
+            pictures.append(name)
+    text = _text(run_dir.resolve().name, adapter, evaluations, pictures)
+    card = ModelCard(f"---\n{_data(adapter.manifest.config).to_yaml()}\n---\n\n{text}")
+    (folder / CARD).write_text(str(card), encoding="utf-8")
+
+
+def base_model(config: RunConfig) -> str | None:
+    """Return the hub id of the model that a run began with; None: it is a folder of somebody's."""
+    path = config.model.path
+    return path if is_hub_id(path) and not Path(config.model.source).exists() else None
+
+
+def _data(config: RunConfig) -> ModelCardData:
+    """Return what the hub sorts models by."""
+    base = base_model(config)
+    relation: dict[str, Any] = {} if base is None else {"base_model_relation": "adapter"}
+    return ModelCardData(
+        base_model=base,
+        library_name="diffusers",
+        pipeline_tag=f"text-to-{'video' if _makes_videos(config) else 'image'}",
+        tags=["diffusers", "lora", "reinforcement-learning", "digen", config.algorithm.type],
+        **relation,
+    )
+
+
+def _makes_videos(config: RunConfig) -> bool:
+    return config.model.family in VIDEO_FAMILIES
+
+
+def _text(name: str, adapter: Adapter, evaluations: Table | None, pictures: Sequence[str]) -> str:
+    config = adapter.manifest.config
+    model = base_model(config) or f"a {config.model.family} model of the maker's own"
+    lines = [
+        f"# {escaped(name)}",
+        "",
+        f"A LoRA adapter of {code(model)}, trained by reinforcement learning with digen: "
+        f"{code(config.algorithm.type)}, {adapter.manifest.num_iterations} iterations, version "
+        f"{adapter.manifest.version} of the policy.",
+        *_section("Use", _use(config)),
+        *_section("Training", _rows(("setting", "value"), _settings(config))),
+    ]
+    if evaluations is not None:
+        legend = "Held-out prompts; mean over the samples ± standard error over the prompts."
+        lines += _section("Evaluation", [legend, "", *_rows(evaluations.columns, evaluations.rows)])
+    if "rewards" in pictures:
+        lines += _section("Rewards", ["![rewards of training](rewards.png)"])
+    grids = [f"![samples {grid} training]({grid}.png)" for grid in GRIDS if grid in pictures]
+    if grids:
+        lines += _section("Samples", grids)
+    return "\n".join([*lines, *_section("Licence", [LICENCE]), ""])
+
+
+def _section(heading: str, lines: Iterable[str]) -> list[str]:
+    return ["", f"## {heading}", "", *lines]
+
+
+def _use(config: RunConfig) -> list[str]:
+    base = base_model(config) or "the base model's folder"
+    return [
+        "```python",
+        "from diffusers import DiffusionPipeline",
+        "",
+        f"pipeline = DiffusionPipeline.from_pretrained({base!r})",
+        'pipeline.load_lora_weights("this folder, or its name on the hub")',
+        "```",
+    ]
+
+
+def _settings(config: RunConfig) -> list[tuple[str, str]]:
+    lora, model = config.train.lora, config.model
+    assert lora is not None
+    size = f"{model.height} x {model.width}" + (f" x {model.num_frames}" * _makes_videos(config))
+    return [
+        ("algorithm", config.algorithm.type),
+        ("rewards", ", ".join(config.rewards)),
+        ("rank, alpha", f"{lora.rank}, {lora.alpha:g}"),
+        ("layers", ", ".join(lora.targets)),
+        ("size", size),
+        ("trained on top of", ", ".join(model.adapters) or "the base model"),
+    ]
+
+
+def _rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return a table as Markdown."""
+    texts = [[cell(text) if text else "" for text in row] for row in rows]
+    return [f"| {' | '.join(line)} |" for line in (columns, ["---"] * len(columns), *texts)]

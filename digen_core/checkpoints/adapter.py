@@ -1,0 +1,163 @@
+"""The adapter that a run trained, read from its checkpoints, and written for other programs.
+
+No model is loaded: the manifest tells family, rank and alpha, and the file holds the layers.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from digen_core.checkpoints.average import kept_average
+from digen_core.checkpoints.manifest import (
+    CHECKPOINTS_OF_RUN,
+    DamagedError,
+    Manifest,
+    last_checkpoint,
+    read_manifest,
+)
+from digen_core.checkpoints.places import BLOCKS, DIFFUSERS_NAMES, Place, Target, place_of
+from digen_core.config.load import require_run
+from digen_core.config.train import LoraConfig
+from digen_core.errors import UserError
+from digen_core.models.trainable import FIRST_ADAPTER
+
+PROGRAMS: Final[dict[Target, str]] = {"comfyui": "ComfyUI", "kohya": "kohya's scripts"}
+_MATRICES: Final[dict[Target, tuple[str, str]]] = {
+    "comfyui": ("lora_A", "lora_B"),
+    "kohya": ("lora_down", "lora_up"),
+}
+_NAME: Final = re.compile(rf"(.+)\.lora_([AB])\.{FIRST_ADAPTER}\.weight")
+
+
+class Matrices(NamedTuple):
+    """What a LoRA has of a layer: it adds alpha / rank * up down."""
+
+    down: np.ndarray  # [rank, inputs]
+    up: np.ndarray  # [outputs, rank]
+
+
+class Adapter(NamedTuple):
+    """The adapter of a version: the average, or the weights where there is none."""
+
+    manifest: Manifest
+    lora: LoraConfig
+    layers: dict[str, Matrices]  # by the name in diffusers' transformer
+
+
+def read_adapter(run_dir: Path, say: Callable[[str], None]) -> Adapter:
+    """Return the adapter of the newest version that is whole.
+
+    Args:
+        run_dir: folder of the run.
+        say: is told of newer ones that are damaged.
+
+    Raises:
+        UserError: there is none, all are damaged, or the run trains all weights.
+    """
+    require_run(run_dir)
+    excluded: list[Path] = []
+    while True:
+        checkpoint, damaged = last_checkpoint(run_dir / CHECKPOINTS_OF_RUN, excluded)
+        if checkpoint is None:
+            raise UserError(f"{run_dir} holds no whole version to export")
+        for error in damaged if not excluded else ():
+            say(str(error))
+        manifest = read_manifest(checkpoint)
+        lora = manifest.config.train.lora
+        if lora is None:
+            raise UserError(
+                f"{run_dir} trains all weights, so it has no adapter; when it has ended its "
+                f"transformer is in {run_dir / 'transformer'}, as diffusers loads it"
+            )
+        try:
+            with kept_average(checkpoint) as weights:
+                layers = _layers_of({name: weights[name] for name in weights})
+            return Adapter(manifest, lora, layers)
+        except DamagedError as error:
+            say(str(error))
+            excluded.append(checkpoint)
+
+
+def _layers_of(weights: Mapping[str, np.ndarray]) -> dict[str, Matrices]:
+    found: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
+    for name, value in weights.items():
+        if match := _NAME.fullmatch(name):
+            found[match[1]][match[2]] = value
+    return {layer: Matrices(pair["A"], pair["B"]) for layer, pair in found.items()}
+
+
+def save_for(target: Target, adapter: Adapter, path: Path) -> None:
+    """Write an adapter as one safetensors file that a program loads, with its alpha.
+
+    Raises:
+        UserError: the program has no place for one of its layers, or none that is known.
+    """
+    tensors = {}
+    down, up = _MATRICES[target]
+    for key, (own, alpha) in _placed(target, adapter).items():
+        tensors[f"{key}.{down}.weight"] = np.ascontiguousarray(own.down)
+        tensors[f"{key}.{up}.weight"] = np.ascontiguousarray(own.up)
+        tensors[f"{key}.alpha"] = np.array(alpha, np.float32)
+    save_file(tensors, path, {"format": "pt"})
+
+
+def _placed(target: Target, adapter: Adapter) -> dict[str, tuple[Matrices, float]]:
+    """Return matrices and alpha by the program's name of a layer."""
+    family = adapter.manifest.config.model.family
+    if family not in BLOCKS:
+        raise UserError(f"it is not known what {PROGRAMS[target]} call the layers of {family}")
+    parts: dict[str, dict[Place, Matrices]] = defaultdict(dict)
+    for layer, own in adapter.layers.items():
+        place = place_of(target, family, layer, (own.up.shape[0], own.down.shape[1]))
+        if place is None:
+            raise UserError(_unplaced(target, family, layer))
+        parts[place.layer][place] = own
+    return {
+        _key(target, family, place): (_fused(found), adapter.lora.alpha * len(found))
+        for place, found in parts.items()
+    }
+
+
+def _unplaced(target: Target, family: str, layer: str) -> str:
+    other = {"kohya": "--for comfyui may take it; ", "comfyui": ""}[target]
+    return (
+        f"the adapter has a part for {layer}, and it is not known that {PROGRAMS[target]} load one "
+        f"for that of {family}; {other}--for hub takes any, or train without it (train.lora."
+        "targets)"
+    )
+
+
+def _key(target: Target, family: str, layer: str) -> str:
+    if target == "kohya":
+        return "lora_unet_" + layer.replace(".", "_")
+    return ("transformer." if family in DIFFUSERS_NAMES else "diffusion_model.") + layer
+
+
+def _fused(parts: Mapping[Place, Matrices]) -> Matrices:
+    """Return one LoRA of layers that are one matrix: their ranks add up, so does their alpha.
+
+    Layers of it that have no adapter get rows of zeros.
+    """
+    places = sorted(parts, key=lambda place: place.part)
+    first, own = places[0], [parts[place] for place in places]
+    down = np.concatenate([matrices.down for matrices in own])
+    if first.heights == (1,):
+        return Matrices(down, _in_order(own[0].up, first.swapped))
+    width = down.shape[1]
+    up = np.zeros((sum(first.heights) * width, len(down)), down.dtype)
+    column = 0
+    for place, matrices in zip(places, own, strict=True):
+        row = sum(first.heights[: place.part]) * width
+        rows, rank = matrices.up.shape
+        up[row : row + rows, column : column + rank] = matrices.up
+        column += rank
+    return Matrices(down, up)
+
+
+def _in_order(up: np.ndarray, is_swapped: bool) -> np.ndarray:
+    return np.concatenate(np.split(up, 2)[::-1]) if is_swapped else up

@@ -1,0 +1,365 @@
+"""Adapters for other programs: the names are theirs, and what is added to the weights is the same.
+
+Judges are diffusers' own conversions from those formats, of LoRAs and of whole checkpoints.
+"""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+import torch
+from diffusers.loaders import single_file_utils
+from diffusers.loaders.lora_conversion_utils import _convert_hunyuan_video_lora_to_diffusers
+from safetensors.torch import load_file, save_file
+
+from digen_core.checkpoints import places
+from digen_core.checkpoints.adapter import Adapter, Matrices, read_adapter, save_for
+from digen_core.checkpoints.export import save_adapter, save_kept_adapter
+from digen_core.checkpoints.manifest import Manifest
+from digen_core.checkpoints.tensors import write_checkpoint
+from digen_core.config.run import RunConfig
+from digen_core.config.train import LoraConfig
+from digen_core.errors import UserError
+from digen_core.models.trainable import make_trainable, set_weights
+from digen_core.training.optimizer import initial_state
+from support import program_keys
+from support.checkpoints import position_of
+from support.families import FAMILIES, load_tiny, stock
+from support.tiny_policies import moved_weights
+
+RANK, ALPHA = 4, 8.0  # a strength that is lost if alpha is, and rounds nothing
+TARGETS = ("comfyui", "kohya")
+NOT_LOADED = {  # that kohya's programs have no LoRA for
+    "flux": {"norm_out.linear", "proj_out"},
+    "sd3": set(),
+}
+
+
+def linear_layers(policy, chosen=lambda name: True):
+    """Name -> outputs and inputs of the layers that an adapter of some targets would have."""
+    return {
+        name: tuple(module.weight.shape)
+        for name, module in policy.transformer.named_modules()
+        if isinstance(module, torch.nn.Linear) and chosen(name)
+    }
+
+
+def is_in_block(name):
+    return name.startswith(("blocks.", "transformer_blocks.", "single_transformer_blocks."))
+
+
+def adapter_of(family, shapes, seed=0, targets=("to_q",)):
+    rng = np.random.default_rng(seed)
+    config = RunConfig.model_validate(
+        {
+            "model": {"family": family, "path": "org/base", "height": 32, "width": 32},
+            "train": {"lora": {"rank": RANK, "alpha": ALPHA, "targets": targets}},
+        }
+    )
+    manifest = Manifest(
+        **dict(position_of(3, config)), version=3, weights_hash="0", hashes={"weights": "0"}
+    )
+    layers = {
+        name: Matrices(
+            rng.normal(size=(RANK, columns)).astype(np.float32) / columns,
+            rng.normal(size=(rows, RANK)).astype(np.float32),
+        )
+        for name, (rows, columns) in shapes.items()
+    }
+    return Adapter(manifest, config.train.lora, layers)
+
+
+def exported(target, adapter, folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    save_for(target, adapter, folder / "own.safetensors")
+    return load_file(folder / "own.safetensors")
+
+
+def keys_of(tensors):
+    ends = (".lora_A.weight", ".lora_B.weight", ".lora_down.weight", ".lora_up.weight", ".alpha")
+    keys = {key.removesuffix(next(e for e in ends if key.endswith(e))) for key in tensors}
+    assert len(tensors) == 3 * len(keys)  # each has its alpha
+    return keys
+
+
+def size_of(policy):
+    """What a program's list of names is built from."""
+    config, family = policy.transformer.config, policy.config.family
+    if family == "sd3":
+        return config.num_layers, set(config.dual_attention_layers)
+    size = (config.num_layers,)
+    if family in ("flux", "hunyuan_video"):
+        size += (config.num_single_layers,)
+    return (*size, config.num_refiner_layers) if family == "hunyuan_video" else size
+
+
+def added_by(tensors):
+    """Program's name of a layer -> what is added to its weights."""
+    down, up = (
+        ("lora_A", "lora_B") if any("lora_A" in k for k in tensors) else ("lora_down", "lora_up")
+    )
+    return {
+        key: (tensors[f"{key}.{up}.weight"] @ tensors[f"{key}.{down}.weight"])
+        * (tensors[f"{key}.alpha"] / tensors[f"{key}.{down}.weight"].shape[0])
+        for key in keys_of(tensors)
+    }
+
+
+def added(adapter):
+    """Layer -> what is added to its weights."""
+    return {
+        name: torch.from_numpy(own.up @ own.down) * (ALPHA / RANK)
+        for name, own in adapter.layers.items()
+    }
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_key_is_one_that_the_program_looks_for(target, family, tiny_families, tmp_path):
+    policy = load_tiny(tiny_families[family], family)
+    known = getattr(program_keys, f"{target}_{family}")(*size_of(policy))
+
+    left_out = {"kohya": NOT_LOADED.get(family), "comfyui": set()}[target]
+
+    def chosen(name):
+        return is_in_block(name) if left_out is None else name not in left_out
+
+    shapes = linear_layers(policy, chosen)
+    found = keys_of(exported(target, adapter_of(family, shapes), tmp_path))
+    assert found <= known
+    # What the tiny model has not: guidance, a second attention, all of the last text's block.
+    absent = "guidance|attn2|transformer_blocks.1.(ff_context|attn.to_add_out)"
+    assert not [key for key in known - found if not re.search(absent, key)]
+
+
+class Zeros(dict):
+    """A checkpoint in which all that a LoRA does not change is 0."""
+
+    def pop(self, key, *default):
+        return super().pop(key, torch.zeros(6, 1))
+
+    def __missing__(self, key):
+        return torch.zeros(6, 1)
+
+
+CONVERSIONS = {
+    "sd3": single_file_utils.convert_sd3_transformer_checkpoint_to_diffusers,
+    "wan": single_file_utils.convert_wan_transformer_to_diffusers,
+}
+
+
+@pytest.mark.parametrize(
+    ("target", "family"), [("kohya", "sd3"), ("comfyui", "wan"), ("kohya", "wan")]
+)
+def test_what_is_added_is_what_a_converted_checkpoint_would_have(
+    target, family, tiny_families, tmp_path
+):
+    policy = load_tiny(tiny_families[family], family)
+    everywhere = target == "comfyui" or family == "sd3"
+    shapes = linear_layers(policy, lambda name: everywhere or is_in_block(name))
+    adapter = adapter_of(family, shapes)
+    found = added_by(exported(target, adapter, tmp_path))
+    if target == "kohya":
+        own = program_keys.sd3(*size_of(policy)) if family == "sd3" else program_keys.wan(2)
+        ends = {
+            *("context_embedder", "t_embedder.mlp.0", "t_embedder.mlp.2", "y_embedder.mlp.0"),
+            *("y_embedder.mlp.2", "final_layer.adaLN_modulation.1", "final_layer.linear"),
+        }
+        dotted = {f"lora_unet_{name.replace('.', '_')}": name for name in own | ends}
+        found = {dotted[key]: value for key, value in found.items()}
+    checkpoint = Zeros(
+        {f"{key.removeprefix('diffusion_model.')}.weight": value for key, value in found.items()}
+    )
+    checkpoint |= {"block.bias": torch.zeros(1)} if family == "wan" else {}
+    converted = CONVERSIONS[family](checkpoint)
+    for name, value in added(adapter).items():
+        torch.testing.assert_close(converted[f"{name}.weight"], value, rtol=1e-6, atol=1e-7)
+
+
+HIDDEN = 3072  # of the published models; diffusers' conversions know no other
+
+
+WIDE = {
+    f"single_transformer_blocks.{index}.{layer}": (rows * HIDDEN, columns * HIDDEN)
+    for index in (0, 11)
+    for layer, rows, columns in (
+        *((f"attn.to_{name}", 1, 1) for name in "qkv"),
+        ("proj_mlp", 4, 1),
+        ("proj_out", 1, 5),
+        ("norm.linear", 3, 1),
+    )
+}
+
+
+def assert_adds_alike(converted, adapter, scale=1.0):
+    """Compare what both add to an input."""
+    for name, own in adapter.layers.items():
+        down = converted[f"transformer.{name}.lora_A.weight"]
+        up = converted[f"transformer.{name}.lora_B.weight"]
+        x = torch.randn(own.down.shape[1], generator=torch.Generator().manual_seed(0))
+        mine = torch.from_numpy(own.up) @ (torch.from_numpy(own.down) @ x) * (ALPHA / RANK)
+        torch.testing.assert_close(up @ (down @ x) * scale, mine, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("left_out", [(), ("proj_mlp",), ("attn.to_q", "attn.to_v")])
+def test_single_blocks_of_flux_at_their_published_width(left_out, tmp_path):
+    from diffusers import FluxPipeline
+
+    shapes = {k: v for k, v in WIDE.items() if not k.endswith(left_out or "-")}
+    adapter = adapter_of("flux", shapes)
+    exported("kohya", adapter, tmp_path)
+    converted = FluxPipeline.lora_state_dict(tmp_path / "own.safetensors")
+    assert_adds_alike(converted, adapter)
+    for key in set(converted) - {  # rows of zeros
+        f"transformer.{name}.lora_{own}.weight" for name in shapes for own in "AB"
+    }:
+        assert key.endswith("lora_A.weight") or not converted[key].any()
+
+
+def test_single_blocks_of_hunyuan_video_at_their_published_width(tmp_path):
+    adapter = adapter_of("hunyuan_video", WIDE)
+    own = exported("comfyui", adapter, tmp_path)
+    # This conversion knows no alpha; rank and alpha of fused layers grow alike.
+    plain = {key: value for key, value in own.items() if not key.endswith(".alpha")}
+    assert_adds_alike(_convert_hunyuan_video_lora_to_diffusers(plain), adapter, ALPHA / RANK)
+    flat = exported("kohya", adapter, tmp_path / "kohya")
+    theirs = {key.replace(".", "_"): value for key, value in added_by(own).items()}
+    for key, value in added_by(flat).items():
+        torch.testing.assert_close(
+            value, theirs[key.replace("lora_unet", "diffusion_model")], rtol=0, atol=0
+        )
+
+
+def without_alpha(tensors):
+    """Fold alpha into B, for those of diffusers' conversions that know none."""
+    folded = {key: value for key, value in tensors.items() if not key.endswith(".alpha")}
+    for key in keys_of(tensors):
+        rank = tensors[f"{key}.lora_A.weight"].shape[0]
+        folded[f"{key}.lora_B.weight"] *= tensors[f"{key}.alpha"] / rank
+    return folded
+
+
+READ_BY_DIFFUSERS = {
+    ("comfyui", "flux"): lambda name: True,
+    ("kohya", "flux"): lambda name: is_in_block(name) and not is_fused_single(name),
+    ("comfyui", "sd3"): lambda name: True,
+    ("comfyui", "qwen_image"): lambda name: True,
+    ("kohya", "qwen_image"): is_in_block,
+    ("comfyui", "wan"): is_in_block,
+    ("kohya", "wan"): is_in_block,
+    ("comfyui", "hunyuan_video"): lambda name: is_in_block(name) and not is_fused_single(name),
+}
+
+
+def is_fused_single(name):
+    """Whether diffusers can take it apart at the published width only."""
+    ends = ("to_q", "to_k", "to_v", "proj_mlp")
+    return name.startswith("single_transformer_blocks.") and name.endswith(ends)
+
+
+@torch.no_grad()
+def velocity(policy, transformer, condition):
+    policy.transformer = transformer
+    x = torch.randn(2, *policy.latent_shape, generator=torch.Generator().manual_seed(0))
+    return policy.velocity(x, torch.tensor([0.3, 0.8]), condition)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "family"), READ_BY_DIFFUSERS)
+def test_diffusers_reads_it_as_the_same_adapter(target, family, tiny_families, tmp_path):
+    policy = load_tiny(tiny_families[family], family)
+    condition = policy.encode(["a red circle"] * 2)
+    base = velocity(policy, policy.transformer, condition)
+    shapes = linear_layers(policy, READ_BY_DIFFUSERS[target, family])
+    adapter = adapter_of(family, shapes, targets=tuple(shapes))
+    (tmp_path / "theirs").mkdir()
+    save_kept_adapter(adapter, tmp_path / "theirs")
+    tensors = exported(target, adapter, tmp_path)
+    if (target, family) in {("comfyui", "sd3"), ("comfyui", "hunyuan_video")}:
+        save_file(without_alpha(tensors), tmp_path / "own.safetensors")
+    velocities = []
+    for path in (tmp_path / "theirs", tmp_path / "own.safetensors"):
+        pipeline = stock(tiny_families[family])
+        pipeline.load_lora_weights(path)
+        velocities.append(velocity(policy, pipeline.transformer, condition))
+    expected, found = velocities
+    assert (expected - base).abs().max() > 1e-3
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.fixture
+def run(tiny_flux, tmp_path):
+    """A run's folder with the checkpoint of a trained adapter, and its policy."""
+    lora = LoraConfig(rank=RANK, alpha=ALPHA)
+    policy = load_tiny(tiny_flux, "flux")
+    make_trainable(policy, lora)
+    return policy, lora, tmp_path / "run"
+
+
+def keep(run, version, **train):
+    policy, lora, folder = run
+    weights = moved_weights(policy, seed=version)
+    config = RunConfig.model_validate({"train": {"lora": lora.model_dump(), **train}})
+    folder.mkdir(exist_ok=True)
+    state = dataclasses.replace(initial_state(weights), version=version)
+    write_checkpoint(folder / "checkpoints", state, position_of(version, config))
+    set_weights(policy, weights)
+
+
+def test_what_is_read_from_a_checkpoint_is_what_a_run_exports(run, tmp_path):
+    keep(run, 1)
+    adapter = read_adapter(run[2], pytest.fail)
+    for name in ("kept", "own"):
+        (tmp_path / name).mkdir()
+    save_kept_adapter(adapter, tmp_path / "kept")
+    save_adapter(run[0], tmp_path / "own")
+    kept, own = (
+        load_file(tmp_path / name / "pytorch_lora_weights.safetensors") for name in ("kept", "own")
+    )
+    assert kept.keys() == own.keys()
+    assert all(torch.equal(kept[key], value) for key, value in own.items())
+
+
+def test_of_a_damaged_version_the_one_before_is_taken(run):
+    keep(run, 1)
+    keep(run, 2)
+    file = run[2] / "checkpoints" / "v0002" / "state.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    said = []
+    assert read_adapter(run[2], said.append).manifest.version == 1
+    assert len(said) == 1
+    assert "does not have the manifest's hash" in said[0]
+
+
+def test_what_cannot_be_exported_is_said_in_one_line(run, tmp_path):
+    with pytest.raises(UserError, match="there is no run folder"):
+        read_adapter(run[2], pytest.fail)
+    run[2].mkdir()
+    with pytest.raises(UserError, match="holds no whole version to export"):
+        read_adapter(run[2], pytest.fail)
+    keep(run, 1, lora=None)
+    with pytest.raises(UserError, match="trains all weights, so it has no adapter"):
+        read_adapter(run[2], pytest.fail)
+    refiner = "context_embedder.token_refiner.refiner_blocks.0.attn.to_q"
+    for family, layer in (("hunyuan_video", refiner), ("flux", "proj_out"), ("sd3", "pos_embed")):
+        path = tmp_path / "x.safetensors"
+        with pytest.raises(UserError, match=f"has a part for {layer}, and it is not known that"):
+            save_for("kohya", adapter_of(family, {layer: (8, 8)}), path)
+        assert not path.exists()
+
+
+def test_a_family_whose_names_are_not_known_is_refused(monkeypatch, tmp_path):
+    adapter = adapter_of("wan", {"blocks.0.attn1.to_q": (8, 8)})
+    monkeypatch.delitem(places.BLOCKS, "wan")
+    with pytest.raises(UserError, match="it is not known what ComfyUI call the layers of wan"):
+        save_for("comfyui", adapter, tmp_path / "x")
+
+
+def test_diffusers_names_are_left_as_they_are(tmp_path):
+    for family in places.DIFFUSERS_NAMES:
+        adapter = adapter_of(family, {"transformer_blocks.7.attn.to_out.0": (8, 8)})
+        keys = keys_of(exported("comfyui", adapter, tmp_path))
+        assert keys == {"transformer.transformer_blocks.7.attn.to_out.0"}

@@ -1,0 +1,160 @@
+"""Names under which programs look for a LoRA, built from how large a model is, by their own rules.
+
+The names stand in these public repositories, in the files named at each function. Nothing of
+digen's is used here.
+"""
+
+QKV = ("q", "k", "v")
+MLP = ("0", "2")
+
+
+def flat(layers):
+    """kohya-ss/sd-scripts and musubi-tuner, class LoRANetwork: the prefix, and _ for all dots."""
+    return {"lora_unet_" + layer.replace(".", "_") for layer in layers}
+
+
+def blocks(name, number, layers):
+    return {f"{name}.{index}.{layer}" for index in range(number) for layer in layers}
+
+
+def flux(depth, singles):
+    """black-forest-labs/flux, src/flux/modules/layers.py: DoubleStreamBlock, SingleStreamBlock."""
+    double = {
+        f"{stream}_{layer}"
+        for stream in ("img", "txt")
+        for layer in ("attn.qkv", "attn.proj", "mod.lin", "mlp.0", "mlp.2")
+    }
+    single = {"linear1", "linear2", "modulation.lin"}
+    return blocks("double_blocks", depth, double) | blocks("single_blocks", singles, single)
+
+
+def kohya_flux(depth, singles):
+    """sd-scripts, networks/lora_flux.py: the blocks, and what begins with the names of in_dims."""
+    ends = {"img_in", "txt_in"} | {
+        f"{name}_in.{end}" for name in ("time", "vector", "guidance") for end in IN_OUT
+    }
+    return flat(flux(depth, singles) | ends)
+
+
+IN_OUT = ("in_layer", "out_layer")
+
+
+def comfyui_flux(depth, singles):
+    """ComfyUI, comfy/utils.py: flux_to_diffusers; comfy/lora.py puts "transformer." before it."""
+    double = {f"attn.to_{name}" for name in QKV} | {f"attn.add_{name}_proj" for name in QKV}
+    double |= {"attn.to_out.0", "attn.to_add_out", "norm1.linear", "norm1_context.linear"}
+    double |= {f"{ff}.net.{end}" for ff in ("ff", "ff_context") for end in ("0.proj", "2")}
+    single = {f"attn.to_{name}" for name in QKV} | {"proj_mlp", "proj_out", "norm.linear"}
+    names = {"x_embedder", "context_embedder", "norm_out.linear", "proj_out"}
+    names |= {
+        f"time_text_embed.{name}_embedder.linear_{number}"
+        for name in ("timestep", "text", "guidance")
+        for number in (1, 2)
+    }
+    names |= blocks("transformer_blocks", depth, double)
+    names |= blocks("single_transformer_blocks", singles, single)
+    return {f"transformer.{name}" for name in names}
+
+
+def sd3(depth, dual):
+    """Stability-AI/sd3.5, mmditx.py: JointBlock of two DismantledBlock, the last one's is short."""
+    names = set()
+    for index in range(depth):
+        for own in ("x_block", "context_block"):
+            layers = {"attn.qkv", "adaLN_modulation.1"}
+            if own == "x_block" or index < depth - 1:
+                layers |= {"attn.proj", "mlp.fc1", "mlp.fc2"}
+            if own == "x_block" and index in dual:
+                layers |= {"attn2.qkv", "attn2.proj"}
+            names |= {f"joint_blocks.{index}.{own}.{layer}" for layer in layers}
+    return names
+
+
+def kohya_sd3(depth, dual):
+    """sd-scripts, networks/lora_sd3.py: SingleDiTBlock, and what has the names of emb_dims."""
+    ends = {f"{name}_embedder.mlp.{end}" for name in "ty" for end in MLP}
+    ends |= {"context_embedder", "final_layer.adaLN_modulation.1", "final_layer.linear"}
+    return flat(sd3(depth, dual) | ends)
+
+
+def comfyui_sd3(depth, dual):
+    """ComfyUI, comfy/utils.py: mmdit_to_diffusers; comfy/lora.py puts "transformer." before it."""
+    layers = {f"{attn}.to_{name}" for attn in ("attn", "attn2") for name in (*QKV, "out.0")}
+    layers |= {f"attn.add_{name}_proj" for name in QKV} | {"attn.to_add_out"}
+    layers |= {"norm1.linear", "norm1_context.linear"}
+    layers |= {f"{ff}.net.{end}" for ff in ("ff", "ff_context") for end in ("0.proj", "2")}
+    names = {"context_embedder", "norm_out.linear", "proj_out"} | {
+        f"time_text_embed.{name}_embedder.linear_{number}"
+        for name in ("timestep", "text")
+        for number in (1, 2)
+    }
+    names |= blocks("transformer_blocks", depth, layers)
+    return {f"transformer.{name}" for name in names}
+
+
+def wan(depth):
+    """Wan-Video/Wan2.1, wan/modules/model.py: WanAttentionBlock; ComfyUI's comfy/ldm/wan is so."""
+    layers = {f"{attn}_attn.{name}" for attn in ("self", "cross") for name in (*QKV, "o")}
+    return blocks("blocks", depth, layers | {f"ffn.{end}" for end in MLP})
+
+
+def kohya_wan(depth):
+    """musubi-tuner, networks/lora_wan.py: WanAttentionBlock."""
+    return flat(wan(depth))
+
+
+def comfyui_wan(depth):
+    """ComfyUI, comfy/lora.py, "generic lora format": its model's own names."""
+    ends = {f"{name}_embedding.{end}" for name in ("time", "text") for end in MLP}
+    names = wan(depth) | ends | {"time_projection.1", "head.head"}
+    return {f"diffusion_model.{name}" for name in names}
+
+
+def hunyuan_video(depth, singles):
+    """Tencent/HunyuanVideo, hyvideo/modules/models.py: MMDoubleStreamBlock, MMSingleStreamBlock."""
+    double = {
+        f"{stream}_{layer}"
+        for stream in ("img", "txt")
+        for layer in ("attn_qkv", "attn_proj", "mod.linear", "mlp.fc1", "mlp.fc2")
+    }
+    single = {"linear1", "linear2", "modulation.linear"}
+    return blocks("double_blocks", depth, double) | blocks("single_blocks", singles, single)
+
+
+def kohya_hunyuan_video(depth, singles, refiners):
+    """musubi-tuner, networks/lora.py: HUNYUAN_TARGET_REPLACE_MODULES, the blocks."""
+    return flat(hunyuan_video(depth, singles))
+
+
+def comfyui_hunyuan_video(depth, singles, refiners):
+    """ComfyUI, comfy/lora.py: of its model's own names, those with _attn.qkv, _attn.proj, _mod.lin,
+    modulation.lin, mlp.0 and mlp.2 are also known by the published model's; the others as they are.
+    """
+    refiner = {"self_attn_qkv", "self_attn_proj", "mlp.fc1", "mlp.fc2", "adaLN_modulation.1"}
+    names = hunyuan_video(depth, singles)
+    names |= blocks("txt_in.individual_token_refiner.blocks", refiners, refiner)
+    in_out = ("time_in", "vector_in", "guidance_in", "txt_in.t_embedder", "txt_in.c_embedder")
+    names |= {f"{name}.{end}" for name in in_out for end in IN_OUT}
+    names |= {"txt_in.input_embedder", "final_layer.linear", "final_layer.adaLN_modulation.1"}
+    return {f"diffusion_model.{name}" for name in names}
+
+
+def qwen_image(depth):
+    """QwenLM/Qwen-Image, whose code is diffusers': transformer_qwenimage.py."""
+    layers = {f"attn.to_{name}" for name in (*QKV, "out.0", "add_out")}
+    layers |= {f"attn.add_{name}_proj" for name in QKV}
+    for stream in ("img", "txt"):
+        layers |= {f"{stream}_mod.1", f"{stream}_mlp.net.0.proj", f"{stream}_mlp.net.2"}
+    return blocks("transformer_blocks", depth, layers)
+
+
+def kohya_qwen_image(depth):
+    """musubi-tuner, networks/lora_qwen_image.py: QwenImageTransformerBlock."""
+    return flat(qwen_image(depth))
+
+
+def comfyui_qwen_image(depth):
+    """ComfyUI, comfy/lora.py, "generic lora format": its model's own names, diffusers'."""
+    names = {"img_in", "txt_in", "norm_out.linear", "proj_out"}
+    names |= {f"time_text_embed.timestep_embedder.linear_{number}" for number in (1, 2)}
+    return {f"diffusion_model.{name}" for name in qwen_image(depth) | names}
