@@ -49,6 +49,7 @@ from flows.runtime.fleet.losses import StateLostError
 from flows.runtime.notify import notify
 from flows.runtime.observers import observers, say, warn
 from tasks.tracking import Tracker
+from tasks.tracking.also.places import check_places
 from tasks.tracking.spool import Spool
 
 
@@ -137,8 +138,10 @@ def tracker_of(config: RunConfig, name: str, run_dir: Path, lineage: Lineage | N
         lineage: of a run that is resumed; None too if it ended before that was written.
 
     Raises:
-        UserError: MLflow cannot be reached, does not take the run, or has no such run.
+        UserError: MLflow cannot be reached, does not take the run, or has no such run; or nobody is
+            logged in to another place.
     """
+    check_places(config)
     flow_run_id = runtime.flow_run.id
     if lineage is not None:
         return Tracker.resume(config, run_dir, lineage.mlflow_run_id, flow_run_id)

@@ -63,7 +63,8 @@ def sync(run: Path, /, *others: Path, mlflow_uri: str | None = None) -> int:
 
     Example: digen sync runs/shapes-20260101-120000
 
-    A run that is alive sends by itself; one whose process is gone is marked as killed.
+    A run that is alive sends by itself; one whose process is gone is marked as killed. Places in
+    tracking.also are told what they lack, too.
 
     Args:
         run: Folder of a run.
@@ -83,5 +84,10 @@ def sync(run: Path, /, *others: Path, mlflow_uri: str | None = None) -> int:
             code = 1
         else:
             text = f"{sent.num_sent} entries sent to {sent.uri}"
+        if sent.also:
+            text += f"; {' and '.join(sent.also)} told"
+        if sent.not_yet:
+            text += f"; {' and '.join(sent.not_yet)} did not take all"
+            code = 1
         sys.stdout.write(printable(redacted(f"{sent.name}: {text}")) + "\n")
     return code

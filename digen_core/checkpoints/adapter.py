@@ -110,7 +110,7 @@ def _placed(target: Target, adapter: Adapter) -> dict[str, tuple[Matrices, float
     """Return matrices and alpha by the program's name of a layer."""
     family = adapter.manifest.config.model.family
     if family not in BLOCKS:
-        raise UserError(f"it is not known what {PROGRAMS[target]} call the layers of {family}")
+        raise UserError(f"what {family}'s layers are called in {PROGRAMS[target]} is not known")
     parts: dict[str, dict[Place, Matrices]] = defaultdict(dict)
     for layer, own in adapter.layers.items():
         place = place_of(target, family, layer, (own.up.shape[0], own.down.shape[1]))
@@ -126,9 +126,8 @@ def _placed(target: Target, adapter: Adapter) -> dict[str, tuple[Matrices, float
 def _unplaced(target: Target, family: str, layer: str) -> str:
     other = {"kohya": "--for comfyui may take it; ", "comfyui": ""}[target]
     return (
-        f"the adapter has a part for {layer}, and it is not known that {PROGRAMS[target]} load one "
-        f"for that of {family}; {other}--for hub takes any, or train without it (train.lora."
-        "targets)"
+        f"the adapter has a part for {layer}, and no place for that of {family} is known in "
+        f"{PROGRAMS[target]}; {other}--for hub takes any, or train without it (train.lora.targets)"
     )
 
 

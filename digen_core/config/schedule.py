@@ -19,6 +19,16 @@ _THREADS: Final = AtMost(1024, "no machine has so many cores")
 _VERSIONS: Final = AtMost(100, "so many versions are held in memory")
 
 
+PlaceName = Literal["wandb", "tensorboard"]
+"""A place that metrics go to beside MLflow; also what its package, and digen's extra, is called."""
+
+
+def _each_once(names: tuple[PlaceName, ...]) -> tuple[PlaceName, ...]:
+    if len(set(names)) < len(names):
+        raise PydanticCustomError("twice", "must name each place once")
+    return names
+
+
 def _must_be_a_folder(path: str) -> str:
     if not path.strip():
         raise PydanticCustomError("no_folder", "must name a folder, such as runs")
@@ -208,6 +218,10 @@ class TrackingConfig(Strict):
 
     registered_model: str | None = Field(None, pattern=r"^[^/:]*[^/:\s][^/:]*$")
     """Name in MLflow's model registry that each run adds a version to; null is the run's `name`."""
+
+    also: Annotated[tuple[PlaceName, ...], AfterValidator(_each_once)] = ()
+    """Places that metrics, image grids and config go to beside MLflow: wandb, tensorboard. Each
+    takes its library: pip install 'digen[wandb]'."""
 
     keep_images: Literal["none", "extremes", "all"] = "none"
     """Decoded samples kept in RUN/images; extremes: the best and the worst of each group."""

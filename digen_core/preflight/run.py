@@ -4,6 +4,7 @@ Each check raises ConfigError with one line: what is wrong, its value, and what 
 need no torch come first, so that the usual mistakes show at once.
 """
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from digen_core.config.run import RunConfig
@@ -73,6 +74,17 @@ def _check_surroundings(config: RunConfig) -> None:
         is_own = config.cluster.scheduler_address is not None
         label = "cluster.scheduler_address" if is_own else "DASK_SCHEDULER_ADDRESS"
         check_scheduler(label, config.cluster.address)
+    _check_places(config)
     if uri := config.tracking.uri:
         label = "tracking.mlflow_uri" if config.tracking.mlflow_uri else "MLFLOW_TRACKING_URI"
         check_tracking(label, uri)
+
+
+def _check_places(config: RunConfig) -> None:
+    """Check that the libraries of the places beside MLflow are installed; none is imported."""
+    for name in config.tracking.also:
+        if find_spec(name) is None:
+            raise ConfigError(
+                f"tracking.also names {name}, but its library is not installed here; call: pip "
+                f"install 'digen[{name}]'"
+            )

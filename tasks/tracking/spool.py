@@ -120,9 +120,13 @@ class Spool:
         """Return all entries."""
         return read_entries(self.run_dir)
 
+    def read_from(self, num_bytes: int) -> Iterator[tuple[Entry, int]]:
+        """Yield the entries after some bytes, each with its length in bytes."""
+        return _entries_in(self._entries, num_bytes)
+
     def unsent(self) -> Iterator[tuple[Entry, int]]:
         """Yield what MLflow has not taken yet: each entry and its length in bytes."""
-        return _entries_in(self._entries, self._sent().num_bytes)
+        return self.read_from(self._sent().num_bytes)
 
     @property
     def num_unsent(self) -> int:

@@ -6,9 +6,12 @@ from time import time, time_ns
 
 from mlflow import MlflowClient
 
+from digen_core.config.load import config_of_run
 from digen_core.errors import UserError
 from digen_core.inputs.addresses import redacted
 from digen_core.transport.files import inside
+from tasks.tracking.also.follower import Follower
+from tasks.tracking.also.places import check_places
 from tasks.tracking.delivery import Delivery
 from tasks.tracking.sender import Sender
 from tasks.tracking.server import DATABASE_OF_RUNS, is_own
@@ -24,6 +27,8 @@ class Sent:
     num_sent: int
     num_left: int
     is_busy: bool  # a process of the run is alive, and sends itself
+    also: tuple[str, ...] = ()  # places beside MLflow that have all
+    not_yet: tuple[str, ...] = ()  # and those that have not
 
 
 def send_rest(run_dir: Path, uri: str | None = None) -> Sent:
@@ -38,7 +43,8 @@ def send_rest(run_dir: Path, uri: str | None = None) -> Sent:
 
     Raises:
         UserError: the folder holds nothing for MLflow, leads out of itself, or names an MLflow
-            that is neither the environment's nor the file beside it.
+            that is neither the environment's nor the file beside it; or nobody is logged in to a
+            place that is told, too.
     """
     inside(run_dir, FOLDER)
     spool = Spool.open(run_dir)
@@ -63,7 +69,27 @@ def send_rest(run_dir: Path, uri: str | None = None) -> Sent:
         before += 1
     Sender(spool, Delivery(MlflowClient(run.uri), run, run_dir)).close()
     left = spool.num_unsent + len(spool.aside())
-    return Sent(run.name, run.uri, before - left, left, is_busy=False)
+    also, not_yet = _tell_others(spool)
+    return Sent(run.name, run.uri, before - left, left, False, also, not_yet)
+
+
+def _tell_others(spool: Spool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Tell the places beside MLflow what they lack, and return which have all and which have not.
+
+    Raises:
+        UserError: nobody is logged in to one.
+    """
+    try:
+        config = config_of_run(spool.run_dir)
+    except UserError:  # MLflow has no need of it
+        return (), ()
+    check_places(config)
+    followers = {name: Follower(name, config, spool) for name in config.tracking.also}
+    for follower in followers.values():
+        follower.end(_last_status(spool))
+    has_all = {name: follower.join() for name, follower in followers.items()}
+    told = tuple(name for name, is_all in has_all.items() if is_all)
+    return told, tuple(name for name in has_all if name not in told)
 
 
 def _own_uri(run_dir: Path, uri: str) -> str:
@@ -82,5 +108,9 @@ def _own_uri(run_dir: Path, uri: str) -> str:
 
 
 def _has_ended(spool: Spool) -> bool:
-    words = [entry.get("status") for entry in spool.read() if entry["kind"] == "status"]
-    return bool(words) and words[-1] != "RUNNING"
+    return _last_status(spool) not in ("", "RUNNING")
+
+
+def _last_status(spool: Spool) -> str:
+    words = [str(entry.get("status")) for entry in spool.read() if entry["kind"] == "status"]
+    return words[-1] if words else ""

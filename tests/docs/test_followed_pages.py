@@ -25,6 +25,7 @@ ELSEWHERE = {
     "docs/checkpoints.md": "goes on with a run; README.md does so, too",
     "docs/clusters.md": "on a cluster; tests/operation has its own",
     "docs/recipes.md": "models of a hub",
+    "docs/tracking.md": "other places; tests/tasks/tracking/test_also.py has its own",
     "docs/tutorials/small-cards.md": "gangs; tests/integration/test_stages.py has its own",
     "docs/tutorials/two-sites.md": "two sites; tests/integration/test_pushed_bytes.py has its own",
 }

@@ -118,6 +118,8 @@ class Reader:
         monkeypatch.setattr("deployments.local.run_training", _train)
         monkeypatch.setattr("deployments.operation.up.up", _up)
         # Hubs and scorers are elsewhere.
+        # So may be libraries that only some have.
+        monkeypatch.setattr("digen_core.preflight.run.find_spec", lambda name: name)
         monkeypatch.setattr("digen_core.preflight.hub.check_available", lambda *arguments: None)
         for name in ("remote.Remote", "judge.judge.Judge"):
             monkeypatch.setattr(f"digen_core.rewards.{name}.__call__", _ones)
@@ -256,7 +258,14 @@ class Reader:
     def __getattr__(self, name: str):
         if name == "_.":  # the shell's word for source
             return self._source
-        if name in {"_apt_get", "_bash", "_hf", "_ssh"}:  # not digen's business
+        if name in {
+            "_apt_get",
+            "_bash",
+            "_hf",
+            "_ssh",
+            "_tensorboard",
+            "_wandb",
+        }:  # not digen's business
             return lambda words, command: None
         raise AttributeError(name)
 

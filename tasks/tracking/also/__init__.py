@@ -1,0 +1,1 @@
+"""Places that metrics go to beside MLflow, a file each; who is not asked for is not imported."""
