@@ -9,9 +9,9 @@ is killed takes some of its file with it: so that is made anew when a run is res
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
@@ -50,19 +50,7 @@ class WandbRun:
 
     def __init__(self, config: RunConfig, spool: Spool) -> None:
         """Begin the run, or continue it."""
-        _begin_anew(spool.run_dir / FOLDER, spool.run.mlflow_run_id)
-        project = os.environ.get("WANDB_PROJECT") or config.tracking.experiment
-        self._run = wandb.init(
-            id=spool.run.mlflow_run_id,
-            name=spool.run.name,
-            project=_NOT_IN_NAMES.sub("-", project),
-            dir=str(spool.run_dir),
-            config=config.model_dump(mode="json"),
-            allow_val_change=True,
-            resume="allow",
-            reinit="create_new",  # another run of this process has its own
-            settings=_settings(),
-        )
+        self._run = _opened(config, spool)
         self._known = set(AXES)
         for axis in AXES:
             self._run.define_metric(axis, hidden=True)
@@ -91,6 +79,42 @@ class WandbRun:
         self._run.log({**values, **own}, step=point.number, commit=True)
 
 
+def _opened(config: RunConfig, spool: Spool) -> Any:
+    """Begin the run, or continue it; of an attempt that fails nothing stays on disk.
+
+    Raises:
+        UserError: the folder for it leads elsewhere.
+    """
+    run_id, folder = spool.run.mlflow_run_id, spool.run_dir / FOLDER
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link, which is not written through")
+    if _mode() == "offline":  # what was made before is made anew
+        _remove(folder.glob(f"offline-run-*-{run_id}"))
+    project = os.environ.get("WANDB_PROJECT") or config.tracking.experiment
+    before = set(folder.glob(f"*run-*-{run_id}"))
+    try:
+        return wandb.init(
+            id=run_id,
+            name=spool.run.name,
+            project=_NOT_IN_NAMES.sub("-", project),
+            dir=str(spool.run_dir),
+            config=config.model_dump(mode="json"),
+            allow_val_change=True,
+            resume="allow",
+            reinit="create_new",  # another run of this process has its own
+            settings=_settings(),
+        )
+    except BaseException:
+        _remove(set(folder.glob(f"*run-*-{run_id}")) - before)
+        raise
+
+
+def _remove(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        if not folder.is_symlink():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def _settings() -> "wandb.Settings":
     """Say that nothing goes but metrics, pictures and the config: no console, code or machine."""
     return wandb.Settings(
@@ -105,16 +129,3 @@ def _settings() -> "wandb.Settings":
         finish_timeout=60,
         finish_timeout_raises=True,
     )
-
-
-def _begin_anew(folder: Path, run_id: str) -> None:
-    """Remove what was made of a run offline before; online it stays, for 'wandb sync'.
-
-    Raises:
-        UserError: the folder leads elsewhere.
-    """
-    if folder.is_symlink():
-        raise UserError(f"{folder} is a link, which is not written through")
-    for other in folder.glob(f"offline-run-*-{run_id}") if _mode() == "offline" else ():
-        if not other.is_symlink():
-            shutil.rmtree(other, ignore_errors=True)

@@ -95,13 +95,15 @@ def records_in(path):
 
     content, place, parts = path.read_bytes(), 7, b""
     assert content[:4] == b":W&B"
-    while place < len(content):
+    while place + 7 <= len(content):
         if 32768 - place % 32768 < 7:  # no header fits into the rest of a block
             place += 32768 - place % 32768
             continue
         length, kind = struct.unpack_from("<HB", content, place + 4)
         parts += content[place + 7 : place + 7 + length]
         place += 7 + length
+        if place > len(content):  # it is being written
+            return
         if kind in (1, 4):  # whole, or its last part
             record = Record()
             record.ParseFromString(parts)
@@ -109,11 +111,15 @@ def records_in(path):
             yield record
 
 
-def history_of(folder):
-    """What each offline file of W&B holds, in order: rows of the history, and the run."""
+def history_of(folder, num_rows):
+    """The rows of the history in the one offline file of W&B, and the run.
+
+    Its own process writes it, also after the run is finished there.
+    """
     pytest.importorskip("wandb")
-    found = []
-    for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
+    ends = time.monotonic() + 30
+    while time.monotonic() < ends:
+        (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
         rows, run = [], None
         for record in records_in(path):
             kind = record.WhichOneof("record_type")
@@ -123,8 +129,11 @@ def history_of(folder):
                 rows.append({name: json.loads(value) for name, value in named.items()})
             elif kind == "run":
                 run = record.run
-        found.append((rows, run))
-    return found
+        if len(rows) >= num_rows and run is not None:
+            break
+        time.sleep(0.2)
+    assert len(rows) == num_rows
+    return rows, run
 
 
 def test_tensorboard_gets_curves_pictures_and_config(spool):
@@ -165,7 +174,7 @@ def test_wandb_gets_curves_pictures_and_config(spool):
     add_evaluation(spool, "before", 0)
     add_iteration(spool, 1)
     follow("wandb", spool)
-    (((evaluation, image, iteration), run),) = history_of(spool.run_dir)
+    (evaluation, image, iteration), run = history_of(spool.run_dir, 3)
     assert (run.run_id, run.display_name, run.project) == ("0123abcd", "run", "a-b")
     assert {item.key: item.value_json for item in run.config.update}["seed"] == "17"
     own = {"evaluation/reward": 0.0, "policy_version": 0, "_step": 0, "_timestamp": 0.5}
@@ -183,7 +192,7 @@ def test_the_file_of_wandb_is_made_anew_after_a_resume(spool):
     next_second()
     add_iteration(spool, 2)
     follow("wandb", Spool.open(spool.run_dir))
-    ((rows, run),) = history_of(spool.run_dir)
+    rows, run = history_of(spool.run_dir, 2)
     assert run.run_id == RUN.mlflow_run_id
     assert [(row["iteration"], row["_step"]) for row in rows] == [(1, 0), (2, 1)]
 
@@ -204,6 +213,35 @@ def test_wandb_online_says_itself_what_it_has(spool, monkeypatch):
         add_iteration(spool, step)
     follow("wandb", spool)
     assert told == [(2, 1), (3, 2), 0]
+
+
+@pytest.mark.slow
+def test_of_wandb_that_cannot_be_reached_nothing_stays(config, tmp_path):
+    away = {
+        "WANDB_BASE_URL": "http://127.0.0.1:9",
+        "WANDB_API_KEY": "0" * 40,
+        "WANDB_MODE": "online",
+    }
+    with called(AWAY, str(tmp_path), **away) as process:
+        assert "CommError" in process.stdout.read()
+    assert not list(tmp_path.glob("wandb/*run-*"))
+
+
+AWAY = """
+import sys
+from pathlib import Path
+from digen_core.config.run import RunConfig
+from tasks.tracking.also import places, weights_and_biases
+from tasks.tracking.spool import RunOfSpool, Spool
+
+run = RunOfSpool(uri="", experiment_id="1", mlflow_run_id="0123", name="run")
+settings = weights_and_biases._settings().model_copy(update={"init_timeout": 3})
+weights_and_biases._settings = lambda: settings
+try:
+    places.open_place("wandb", RunConfig(), Spool.create(Path(sys.argv[1]), run))
+except Exception as error:
+    print(type(error).__name__)
+"""
 
 
 class Recorded:
@@ -343,18 +381,18 @@ def test_a_tracker_tells_all_places_and_a_resumed_one_the_rest(config, tmp_path)
     points, _, _ = scalars_of(run_dir / "tensorboard")
     assert [(step, value) for step, value, _ in points["x"]] == [(1, 1), (2, 2)]
     assert [value for _, value, _ in points["evaluation/reward"]] == [0.5]
-    ((rows, run),) = history_of(run_dir)
+    rows, run = history_of(run_dir, 3)
     assert run.run_id == tracker.mlflow_run_id
     assert [row["iteration"] for row in rows if "x" in row] == [1, 2]
     # A later evaluation is a run of MLflow's own.
     again = Tracker.reopen(config, run_dir)
     again.log_evaluation("again", report)
     again.finish("FINISHED")
-    assert history_of(run_dir) == [(rows, run)]
+    assert history_of(run_dir, 3) == (rows, run)
     next_second()
     sent = send_rest(run_dir)
     assert (sent.num_left, sent.also, sent.not_yet) == (0, ("wandb", "tensorboard"), ())
-    ((again, _),) = history_of(run_dir)
+    again, _ = history_of(run_dir, 3)
     assert [row["_step"] for row in again] == [row["_step"] for row in rows]
 
 
@@ -399,8 +437,8 @@ def test_a_killed_run_loses_nothing_and_tells_nothing_twice(config, tmp_path):
     assert len(logged) > 50
     points, _, _ = scalars_of(run_dir / "tensorboard")
     assert [step for step, _, _ in points["x"]] == logged
-    ((rows, _),) = history_of(run_dir)
-    assert [row["iteration"] for row in rows if "x" in row] == logged
+    rows, _ = history_of(run_dir, len(logged))
+    assert [row["iteration"] for row in rows] == logged
 
 
 @pytest.mark.slow
