@@ -20,7 +20,7 @@ from digen_core.checkpoints.manifest import (
     last_checkpoint,
     read_manifest,
 )
-from digen_core.checkpoints.places import BLOCKS, DIFFUSERS_NAMES, Place, Target, place_of
+from digen_core.checkpoints.slots import BLOCKS, DIFFUSERS_NAMES, Slot, Target, slot_of
 from digen_core.config.load import require_run
 from digen_core.config.train import LoraConfig
 from digen_core.errors import UserError
@@ -95,7 +95,7 @@ def save_for(target: Target, adapter: Adapter, path: Path) -> None:
     """Write an adapter as one safetensors file that a program loads, with its alpha.
 
     Raises:
-        UserError: the program has no place for one of its layers, or none that is known.
+        UserError: the program has no slot for one of its layers, or none that is known.
     """
     tensors = {}
     down, up = _MATRICES[target]
@@ -111,15 +111,15 @@ def _placed(target: Target, adapter: Adapter) -> dict[str, tuple[Matrices, float
     family = adapter.manifest.config.model.family
     if family not in BLOCKS:
         raise UserError(f"what {family}'s layers are called in {PROGRAMS[target]} is not known")
-    parts: dict[str, dict[Place, Matrices]] = defaultdict(dict)
+    parts: dict[str, dict[Slot, Matrices]] = defaultdict(dict)
     for layer, own in adapter.layers.items():
-        place = place_of(target, family, layer, (own.up.shape[0], own.down.shape[1]))
-        if place is None:
+        slot = slot_of(target, family, layer, (own.up.shape[0], own.down.shape[1]))
+        if slot is None:
             raise UserError(_unplaced(target, family, layer))
-        parts[place.layer][place] = own
+        parts[slot.layer][slot] = own
     return {
-        _key(target, family, place): (_fused(found), adapter.lora.alpha * len(found))
-        for place, found in parts.items()
+        _key(target, family, slot): (_fused(found), adapter.lora.alpha * len(found))
+        for slot, found in parts.items()
     }
 
 
@@ -137,21 +137,21 @@ def _key(target: Target, family: str, layer: str) -> str:
     return ("transformer." if family in DIFFUSERS_NAMES else "diffusion_model.") + layer
 
 
-def _fused(parts: Mapping[Place, Matrices]) -> Matrices:
+def _fused(parts: Mapping[Slot, Matrices]) -> Matrices:
     """Return one LoRA of layers that are one matrix: their ranks add up, so does their alpha.
 
     Layers of it that have no adapter get rows of zeros.
     """
-    places = sorted(parts, key=lambda place: place.part)
-    first, own = places[0], [parts[place] for place in places]
+    slots = sorted(parts, key=lambda slot: slot.part)
+    first, own = slots[0], [parts[slot] for slot in slots]
     down = np.concatenate([matrices.down for matrices in own])
     if first.heights == (1,):
         return Matrices(down, _in_order(own[0].up, first.swapped))
     width = down.shape[1]
     up = np.zeros((sum(first.heights) * width, len(down)), down.dtype)
     column = 0
-    for place, matrices in zip(places, own, strict=True):
-        row = sum(first.heights[: place.part]) * width
+    for slot, matrices in zip(slots, own, strict=True):
+        row = sum(first.heights[: slot.part]) * width
         rows, rank = matrices.up.shape
         up[row : row + rows, column : column + rank] = matrices.up
         column += rank

@@ -2,7 +2,7 @@
 
 To add a family is to write its adapter, a module of `digen_core.models`, and to add its row here;
 nothing else in digen knows families by name, but for what other programs call their layers
-(`digen_core.checkpoints.places`).
+(`digen_core.checkpoints.slots`).
 """
 
 from collections.abc import Callable, Mapping

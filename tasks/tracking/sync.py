@@ -10,8 +10,8 @@ from digen_core.config.load import config_of_run
 from digen_core.errors import UserError
 from digen_core.inputs.addresses import redacted
 from digen_core.transport.files import inside
-from tasks.tracking.also.follower import Follower
 from tasks.tracking.also.places import check_places
+from tasks.tracking.also.teller import Teller
 from tasks.tracking.delivery import Delivery
 from tasks.tracking.sender import Sender
 from tasks.tracking.server import DATABASE_OF_RUNS, is_own
@@ -84,10 +84,10 @@ def _tell_others(spool: Spool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     except UserError:  # MLflow has no need of it
         return (), ()
     check_places(config)
-    followers = {name: Follower(name, config, spool) for name in config.tracking.also}
-    for follower in followers.values():
-        follower.end(_last_status(spool))
-    has_all = {name: follower.join() for name, follower in followers.items()}
+    tellers = {name: Teller(name, config, spool) for name in config.tracking.also}
+    for teller in tellers.values():
+        teller.end(_last_status(spool))
+    has_all = {name: teller.join() for name, teller in tellers.items()}
     told = tuple(name for name, is_all in has_all.items() if is_all)
     return told, tuple(name for name in has_all if name not in told)
 

@@ -23,7 +23,7 @@ from digen_core.inputs.addresses import redacted
 from digen_core.maths.statistics import error_of
 from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.transport.files import make_folder, replace_bytes, replace_text
-from tasks.tracking.also.follower import Follower
+from tasks.tracking.also.teller import Teller
 from tasks.tracking.delivery import Delivery
 from tasks.tracking.environment import ENVIRONMENT_OF_RUN, environment
 from tasks.tracking.model import package
@@ -53,7 +53,7 @@ class Tracker:
         self._spool = spool
         self._in_training = True
         self._pictures: list[Future[bytes]] = []
-        self._followers: list[Follower] = []
+        self._tellers: list[Teller] = []
         self._sender = Sender(spool, Delivery(client, spool.run, spool.run_dir))
 
     @classmethod
@@ -74,7 +74,7 @@ class Tracker:
         tracker = cls(config, *begin(config, run_id, run_dir, flow_run_id))
         tracker._append(CONFIG_OF_RUN, "file", path=CONFIG_OF_RUN, folder="")
         tracker._log_environment()
-        tracker._follow()
+        tracker._tell_others()
         return tracker
 
     @classmethod
@@ -105,7 +105,7 @@ class Tracker:
             tracker._append(f"tags {time.time_ns()}", "tags", tags=tags)
         if ENVIRONMENT_OF_RUN not in tracker._spool:  # it ended while it began
             tracker._log_environment()
-        tracker._follow()
+        tracker._tell_others()
         return tracker
 
     @classmethod
@@ -239,11 +239,11 @@ class Tracker:
                 name = f"{VERSIONS_OF_RUN} {time.time_ns()}"
                 self._append(name, "file", path=VERSIONS_OF_RUN, folder="")
             self._append_status(status, message)
-        for follower in self._followers:
-            follower.end(status)
+        for teller in self._tellers:
+            teller.end(status)
         self._sender.close()
-        for follower in self._followers:
-            follower.join()
+        for teller in self._tellers:
+            teller.join()
         num_left = self._spool.num_unsent + len(self._spool.aside())
         if num_left:
             uri, run_dir = redacted(self.uri), self._spool.run_dir
@@ -259,10 +259,10 @@ class Tracker:
         """Return where the runs of the experiment are shown, and what serves them."""
         return page_of(redacted(self.uri), self.experiment_id)
 
-    def _follow(self) -> None:
+    def _tell_others(self) -> None:
         """Tell the other places of the config all that was logged, and what will be."""
         names = self._config.tracking.also
-        self._followers = [Follower(name, self._config, self._spool) for name in names]
+        self._tellers = [Teller(name, self._config, self._spool) for name in names]
 
     def _log_environment(self) -> None:
         replace_text(self._spool.run_dir / ENVIRONMENT_OF_RUN, environment())
@@ -271,8 +271,8 @@ class Tracker:
     def _append(self, key: str, kind: str, **content: Any) -> bool:
         is_new = self._spool.append(key, kind, **content)
         self._sender.wake()
-        for follower in self._followers:
-            follower.wake()
+        for teller in self._tellers:
+            teller.wake()
         return is_new
 
     def _append_status(self, status: str, message: str = "") -> None:

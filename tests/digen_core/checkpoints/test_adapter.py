@@ -13,7 +13,7 @@ from diffusers.loaders import single_file_utils
 from diffusers.loaders.lora_conversion_utils import _convert_hunyuan_video_lora_to_diffusers
 from safetensors.torch import load_file, save_file
 
-from digen_core.checkpoints import places
+from digen_core.checkpoints import slots
 from digen_core.checkpoints.adapter import Adapter, Matrices, read_adapter, save_for
 from digen_core.checkpoints.export import save_adapter, save_kept_adapter
 from digen_core.checkpoints.manifest import Manifest
@@ -353,13 +353,13 @@ def test_what_cannot_be_exported_is_said_in_one_line(run, tmp_path):
 
 def test_a_family_whose_names_are_not_known_is_refused(monkeypatch, tmp_path):
     adapter = adapter_of("wan", {"blocks.0.attn1.to_q": (8, 8)})
-    monkeypatch.delitem(places.BLOCKS, "wan")
+    monkeypatch.delitem(slots.BLOCKS, "wan")
     with pytest.raises(UserError, match="what wan's layers are called in ComfyUI is not known"):
         save_for("comfyui", adapter, tmp_path / "x")
 
 
 def test_diffusers_names_are_left_as_they_are(tmp_path):
-    for family in places.DIFFUSERS_NAMES:
+    for family in slots.DIFFUSERS_NAMES:
         adapter = adapter_of(family, {"transformer_blocks.7.attn.to_out.0": (8, 8)})
         keys = keys_of(exported("comfyui", adapter, tmp_path))
         assert keys == {"transformer.transformer_blocks.7.attn.to_out.0"}

@@ -19,8 +19,8 @@ from digen_core.errors import ConfigError
 from digen_core.preflight import run as preflight
 from digen_core.records import EvaluationReport, IterationRecord
 from tasks.tracking import Tracker
-from tasks.tracking.also import follower as following
-from tasks.tracking.also.follower import Follower
+from tasks.tracking.also import teller as telling
+from tasks.tracking.also.teller import Teller
 from tasks.tracking.spool import RunOfSpool, Spool
 from tasks.tracking.sync import send_rest
 
@@ -63,10 +63,10 @@ def add_evaluation(spool, name, version):
     spool.append(own["path"], "file", in_training=True, **own)
 
 
-def follow(name, spool, status="FINISHED"):
-    follower = Follower(name, CONFIG, spool)
-    follower.end(status)
-    assert follower.join()
+def tell(name, spool, status="FINISHED"):
+    teller = Teller(name, CONFIG, spool)
+    teller.end(status)
+    assert teller.join()
 
 
 def next_second():
@@ -141,7 +141,7 @@ def test_tensorboard_gets_curves_pictures_and_config(spool):
     add_evaluation(spool, "before", 0)
     for step in (1, 2):
         add_iteration(spool, step)
-    follow("tensorboard", spool)
+    tell("tensorboard", spool)
     points, images, texts = scalars_of(spool.run_dir / "tensorboard")
     assert points == {
         "reward/mean": [(1, 0.25, 1.0), (2, 0.5, 2.0)],
@@ -158,12 +158,12 @@ def test_tensorboard_has_each_step_once_after_a_resume(spool):
     folder = spool.run_dir / "tensorboard"
     for step in (1, 2):
         add_iteration(spool, step)
-    follow("tensorboard", spool)
+    tell("tensorboard", spool)
     (folder / "mine.txt").touch()
     (first,) = folder.glob("events*")
     first.write_bytes(first.read_bytes()[:-7])  # of a process that was killed
     add_iteration(spool, 3)
-    follow("tensorboard", Spool.open(spool.run_dir))
+    tell("tensorboard", Spool.open(spool.run_dir))
     points, _, _ = scalars_of(folder)
     assert [step for step, _, _ in points["reward/mean"]] == [1, 2, 3]
     assert (folder / "mine.txt").exists()
@@ -173,7 +173,7 @@ def test_wandb_gets_curves_pictures_and_config(spool):
     pytest.importorskip("wandb")
     add_evaluation(spool, "before", 0)
     add_iteration(spool, 1)
-    follow("wandb", spool)
+    tell("wandb", spool)
     (evaluation, image, iteration), run = history_of(spool.run_dir, 3)
     assert (run.run_id, run.display_name, run.project) == ("0123abcd", "run", "a-b")
     assert {item.key: item.value_json for item in run.config.update}["seed"] == "17"
@@ -188,10 +188,10 @@ def test_wandb_gets_curves_pictures_and_config(spool):
 def test_the_file_of_wandb_is_made_anew_after_a_resume(spool):
     pytest.importorskip("wandb")
     add_iteration(spool, 1)
-    follow("wandb", spool, "KILLED")
+    tell("wandb", spool, "KILLED")
     next_second()
     add_iteration(spool, 2)
-    follow("wandb", Spool.open(spool.run_dir))
+    tell("wandb", Spool.open(spool.run_dir))
     rows, run = history_of(spool.run_dir, 2)
     assert run.run_id == RUN.mlflow_run_id
     assert [(row["iteration"], row["_step"]) for row in rows] == [(1, 0), (2, 1)]
@@ -211,7 +211,7 @@ def test_wandb_online_says_itself_what_it_has(spool, monkeypatch):
     monkeypatch.setattr(weights_and_biases.wandb, "init", lambda **settings: run)
     for step in (1, 2, 3):
         add_iteration(spool, step)
-    follow("wandb", spool)
+    tell("wandb", spool)
     assert told == [(2, 1), (3, 2), 0]
 
 
@@ -272,9 +272,7 @@ class Recorded:
 
 @pytest.fixture
 def recorded(monkeypatch):
-    monkeypatch.setattr(
-        following, "open_place", lambda name, config, spool: Recorded(config, spool)
-    )
+    monkeypatch.setattr(telling, "open_place", lambda name, config, spool: Recorded(config, spool))
     monkeypatch.setattr(Recorded, "failures", 0)
     monkeypatch.setattr(Recorded, "last", SimpleNamespace(told=[]), raising=False)
     return Recorded
@@ -292,7 +290,7 @@ def test_what_is_damaged_is_left_out(spool, recorded, caplog):
     add_evaluation(spool, "before", 0)
     (spool.run_dir / "grids" / "before.png").write_bytes(b"no picture")
     add_iteration(spool, 2, **{"reward/mean": 0.75})
-    follow("wandb", spool)
+    tell("wandb", spool)
     values = [{"reward/mean": 0.5}, {"reward/mean": 0.75}]
     evaluation = (8, 0, {"evaluation/reward": 0.0})
     told = [(0, 1, values[0]), evaluation, (10, 2, values[1]), 11, "FINISHED"]
@@ -308,20 +306,20 @@ def test_a_picture_that_leads_out_is_not_shown(spool, recorded, caplog, tmp_path
     add_evaluation(spool, "before", 0)
     (spool.run_dir / "grids/before.png").unlink()
     (spool.run_dir / "grids/before.png").symlink_to(outside)
-    follow("wandb", spool)
+    tell("wandb", spool)
     assert [told for told in recorded.last.told if told == (1, "before")] == []
     assert "leads out of" in caplog.text
 
 
 def test_a_place_that_was_away_is_told_all_later(spool, recorded, caplog, monkeypatch):
-    monkeypatch.setattr(following, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(telling, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(Recorded, "failures", 3)
     add_iteration(spool, 1)
-    follower = Follower("wandb", CONFIG, spool)
+    teller = Teller("wandb", CONFIG, spool)
     while not recorded.last.told:
         time.sleep(0.01)
-    follower.end("FINISHED")
-    assert follower.join()
+    teller.end("FINISHED")
+    assert teller.join()
     assert [told[1] for told in recorded.last.told[:1]] == [1]
     (warning,) = [record.getMessage() for record in caplog.records]
     assert warning == (
@@ -332,10 +330,10 @@ def test_a_place_that_was_away_is_told_all_later(spool, recorded, caplog, monkey
 def test_a_place_that_stays_away_ends_with_a_warning(spool, recorded, caplog, monkeypatch):
     monkeypatch.setattr(Recorded, "failures", 99)
     began = time.monotonic()
-    follower = Follower("wandb", CONFIG, spool)
+    teller = Teller("wandb", CONFIG, spool)
     add_iteration(spool, 1)
-    follower.end("FINISHED")
-    assert not follower.join()
+    teller.end("FINISHED")
+    assert not teller.join()
     assert time.monotonic() - began < 5
     assert "wandb has not taken all of run; 'digen sync" in caplog.records[-1].getMessage()
 
@@ -344,9 +342,9 @@ def test_a_folder_that_cannot_be_written_ends_nothing(spool, caplog):
     pytest.importorskip("tensorboard")
     (spool.run_dir / "tensorboard").touch()
     add_iteration(spool, 1)
-    follower = Follower("tensorboard", CONFIG, spool)
-    follower.end("FINISHED")
-    assert not follower.join()
+    teller = Teller("tensorboard", CONFIG, spool)
+    teller.end("FINISHED")
+    assert not teller.join()
     first, last = (record.getMessage() for record in caplog.records)
     assert first.startswith("tensorboard does not take what run logs; the run goes on")
     assert "'digen sync" in last

@@ -1,4 +1,4 @@
-"""Places: where other programs have the layers that diffusers' transformers have.
+"""Slots: where other programs have the layers that diffusers' transformers have.
 
 Names are as they stand in these files on GitHub, from which only the names are taken:
 
@@ -18,11 +18,11 @@ from typing import Final, Literal, NamedTuple
 Target = Literal["comfyui", "kohya"]
 
 Table = dict[str, str]
-"""Names of layers to their places. # is the number of a block; what stands behind a colon is a part
-of a place that several layers have together, from the top."""
+"""Names of layers to their slots. # is the number of a block; what stands behind a colon is a part
+of a slot that several layers have together, from the top."""
 
 
-class Place(NamedTuple):
+class Slot(NamedTuple):
     """Where a layer is in a program's model."""
 
     layer: str
@@ -80,8 +80,8 @@ def _one_stream(mod: str) -> Table:
 
 def _embedders(prefix: str, own: Mapping[str, str], first: str, second: str) -> Table:
     table: Table = {}
-    for name, place in own.items():
-        table |= _linear(f"{prefix}.{name}_embedder", f"{place}{first}", f"{place}{second}")
+    for name, slot in own.items():
+        table |= _linear(f"{prefix}.{name}_embedder", f"{slot}{first}", f"{slot}{second}")
     return table
 
 
@@ -198,8 +198,8 @@ OUTSIDE_OF_KOHYA: Final = frozenset({"flux", "sd3"})
 _BLOCK: Final = re.compile(rf"({re.escape(_REFINER)}|(?:single_)?(?:transformer_)?blocks)\.(\d+)\.")
 
 
-def place_of(target: Target, family: str, layer: str, shape: tuple[int, int]) -> Place | None:
-    """Return the place of a layer; None: it is not known where, or the program loads none there.
+def slot_of(target: Target, family: str, layer: str, shape: tuple[int, int]) -> Slot | None:
+    """Return the slot of a layer; None: it is not known where, or the program loads none there.
 
     Args:
         target: the program.
@@ -209,14 +209,14 @@ def place_of(target: Target, family: str, layer: str, shape: tuple[int, int]) ->
     """
     found = _BLOCK.match(layer)
     name = f"{found[1]}.#.{layer[found.end() :]}" if found else layer
-    place = BLOCKS[family].get(name) or _outside(target, family).get(name)
-    if place is None:
+    slot = BLOCKS[family].get(name) or _outside(target, family).get(name)
+    if slot is None:
         return None
     if target == "comfyui" and family in DIFFUSERS_NAMES:
-        return Place(layer)
-    own, _, part = place.replace("#", found[2] if found else "").partition(":")
+        return Slot(layer)
+    own, _, part = slot.replace("#", found[2] if found else "").partition(":")
     heights = (1,) if not part else (1, 1, 1, 4) if own.endswith("linear1") else (1, 1, 1)
-    return Place(own, int(part or 0), heights, _is_swapped(family, layer, shape))
+    return Slot(own, int(part or 0), heights, _is_swapped(family, layer, shape))
 
 
 def _outside(target: Target, family: str) -> Table:

@@ -27,7 +27,7 @@ FAILED: Final = "FAILED"
 GRIDS: Final = "grids/"
 
 
-class Follower:
+class Teller:
     """A thread that reads a spool from its start, and tells a place what that lacks of it."""
 
     def __init__(self, name: str, config: RunConfig, spool: Spool) -> None:
@@ -65,7 +65,7 @@ class Follower:
         while True:
             is_last = self._closing.is_set()
             try:
-                self._follow()
+                self._tell_until_closed()
             except Exception as error:  # of a place, the network, the disk: never the run's
                 self._note_failure(error)
             else:
@@ -74,7 +74,7 @@ class Follower:
                 return
             self._closing.wait(RETRY_SECONDS)
 
-    def _follow(self) -> None:
+    def _tell_until_closed(self) -> None:
         """Tell a place all entries, until the run has ended."""
         place = open_place(self._name, self._config, self._spool)
         try:
