@@ -52,6 +52,7 @@ class Tracker:
         self._config = config
         self._spool = spool
         self._in_training = True
+        self._told: dict[str, str] = {}  # evaluation -> its name in MLflow
         self._pictures: list[Future[bytes]] = []
         self._tellers: list[Teller] = []
         self._sender = Sender(spool, Delivery(client, spool.run, spool.run_dir))
@@ -158,8 +159,11 @@ class Tracker:
             tag: its name in the run: "before", "iteration-0004", "after".
             report: what it found.
 
+        A run that has ended and is resumed with more iterations ends again: the second "after" is
+        another nested run, called by its version.
+
         Returns:
-            Its name in MLflow: with a number, if a run that has ended is evaluated again.
+            Its name in the run: with a number, if a run that has ended is evaluated again.
 
         Raises:
             ValueError: a reward is NaN or infinite.
@@ -169,10 +173,11 @@ class Tracker:
         metrics |= {error_of(f"evaluation/{n}"): e for n, e in errors.items() if e is not None}
         _check(metrics, report.version)
         name = tag if self._in_training else self._unused(tag)
+        told = self._told[name] = self._name_in_mlflow(name, report.version)
         self._append(
-            evaluation_key(name),
+            evaluation_key(told),
             "evaluation",
-            evaluation=name,
+            evaluation=told,
             in_training=self._in_training,
             params=params_of_evaluation(self._config, report),
             metrics=metrics,
@@ -180,7 +185,7 @@ class Tracker:
             time=_milliseconds(),
         )
         path = f"{EVALUATIONS_OF_RUN}/{name}.json"
-        self._log_file(path, report.model_dump_json(indent=2).encode(), evaluation=name)
+        self._log_file(path, report.model_dump_json(indent=2).encode(), evaluation=told)
         return name
 
     def log_images(self, name: str, prompts: Sequence[str], images: np.ndarray, step: int) -> None:
@@ -195,13 +200,13 @@ class Tracker:
                 [n, k, F, H, W, 3].
             step: policy version that made them.
         """
-        title = f"policy version {step}"
+        title, told = f"policy version {step}", self._told.get(name, name)
         if images.ndim == 6:
             frames = [draw_grid(title, prompts, images[:, :, i]) for i in range(images.shape[2])]
-            self._log_file(f"videos/{name}.gif", animation(frames), evaluation=name)
+            self._log_file(f"videos/{name}.gif", animation(frames), evaluation=told)
             images = images[:, :, images.shape[2] // 2]
         grid = draw_grid(title, prompts, images)
-        self._log_file(f"grids/{name}.png", png(grid), evaluation=name)
+        self._log_file(f"grids/{name}.png", png(grid), evaluation=told)
 
     def log_model(self, weights: Path, version: int, weights_hash: str) -> None:
         """Log a version in the form that MLflow loads, and add it to the model registry.
@@ -284,12 +289,21 @@ class Tracker:
         target = self._spool.run_dir / path
         make_folder(target.parent)
         replace_bytes(target, content)
-        folder = path.rpartition("/")[0]
-        self._append(path, "file", path=path, folder=folder, in_training=self._in_training, **of)
+        folder, told = path.rpartition("/")[0], of.get("evaluation", "")
+        key = path if told in ("", Path(path).stem) else f"{path} of {told}"
+        self._append(key, "file", path=path, folder=folder, in_training=self._in_training, **of)
 
     def _log_picture(self, path: str, picture: Future[bytes]) -> None:
         if not picture.cancelled() and (content := picture.result()):
             self._log_file(path, content)
+
+    def _name_in_mlflow(self, name: str, version: int) -> str:
+        """Return the name of an evaluation's nested run, whose parameters stay as they are."""
+        if evaluation_key(name) not in self._spool:
+            return name
+        key, entries = evaluation_key(name), self._spool.read()
+        known = {entry["key"]: entry.get("step") for entry in entries}
+        return name if known.get(key, version) == version else f"{name}-v{version}"
 
     def _unused(self, tag: str) -> str:
         number = 1

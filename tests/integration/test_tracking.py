@@ -129,6 +129,31 @@ def test_an_evaluation_is_a_nested_run_and_a_point_of_the_curves(tracker, tmp_pa
         assert client.list_artifacts(run_id, "grids")[0].path == "grids/after.png"
 
 
+def test_a_run_that_ends_again_has_another_evaluation_after(tracker, runs_dir, request):
+    """Resumed with more iterations; what is done again after an interruption is told once."""
+    images = np.zeros((1, 2, 8, 8, 3), np.uint8)
+    tracker.log_evaluation("after", REPORT)
+    tracker.log_images("after", ["a"], images, step=2)
+    tracker.finish("FINISHED")
+    later = REPORT.model_copy(update={"version": 5, "rewards": {"reward": 0.75}})
+    folder = runs_dir / request.node.name
+    for _ in range(2):
+        again = Tracker.resume(config_in(runs_dir), folder)
+        assert again.log_evaluation("after", later) == "after"
+        again.log_images("after", ["a"], images, step=5)
+        again.finish("FINISHED")
+    nested = nested_runs(tracker)
+    assert sorted(nested) == [f"{request.node.name}-{tag}" for tag in ("after", "after-v5")]
+    second = nested[f"{request.node.name}-after-v5"]
+    assert second.data.params["policy_version"] == "5"
+    client = MlflowClient(tracker.uri)
+    assert client.list_artifacts(second.info.run_id, "grids")[0].path == "grids/after.png"
+    curve = client.get_metric_history(tracker.mlflow_run_id, "evaluation/reward")
+    assert [(point.step, point.value) for point in curve] == [(2, 0.5), (5, 0.75)]
+    kept = EvaluationReport.model_validate_json((folder / "evaluation/after.json").read_bytes())
+    assert kept == later
+
+
 def test_later_evaluations_are_nested_runs_only(tracker, runs_dir, request):
     tracker.log_evaluation("after", REPORT)
     tracker.finish("FAILED", "as it was")
