@@ -129,6 +129,10 @@ bench.command(
     training.soak,
     usage="Usage: digen bench soak CONFIG [--every-seconds S] [--seed S] [--KEY VALUE ...]",
 )
+bench.command(
+    training.recipe,
+    usage="Usage: digen bench recipe NAME [--iterations N] [--write] [--KEY VALUE ...]",
+)
 bench.command(training.pictures)
 bench.command(training.golden)
 for _group in (_pretrain, _config, _cluster, bench):

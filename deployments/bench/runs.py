@@ -1,16 +1,17 @@
 """Runs of the benchmarks: records of those through Prefect and Dask, and the serial loop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 
 from digen_core.config.run import RunConfig
-from digen_core.data.prompts import evaluation_prompts, train_prompts
+from digen_core.data.prompts import Prompt, evaluation_prompts, train_prompts
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import ALL_PARTS, Policy
 from digen_core.models.trainable import set_weights
 from digen_core.records import IterationRecord
 from digen_core.reference.loop import SerialRun, post_train_serially
 from digen_core.rewards import reward_functions
-from digen_core.rewards.scoring import Asked, score_images
+from digen_core.rewards.scoring import Asked, RewardFn, score_images
 from digen_core.rollout.evaluation import sample_images
 from digen_core.transport.arrays import Weights
 from flows.runtime.observers import Observer
@@ -43,10 +44,21 @@ def train_serially(
 
 def evaluate_serially(config: RunConfig, policy: Policy, weights: Weights) -> float:
     """Return the mean reward of noiseless samples of the held-out prompts, with given weights."""
-    set_weights(policy, weights)
-    prompts = evaluation_prompts(config)
     rewards = reward_functions(config.rewards, policy.device)
-    per_prompt, total = config.evaluation.samples_per_prompt, 0.0
+    return fmean(prompt_rewards(config, policy, weights, evaluation_prompts(config), rewards))
+
+
+def prompt_rewards(
+    config: RunConfig,
+    policy: Policy,
+    weights: Weights,
+    prompts: Sequence[Prompt],
+    rewards: Mapping[str, RewardFn],
+) -> list[float]:
+    """Return the mean reward of each prompt's noiseless samples, with given weights."""
+    set_weights(policy, weights)
+    per_prompt = config.evaluation.samples_per_prompt
+    means: list[float] = []
     for first in range(0, len(prompts), PROMPTS_AT_ONCE):
         few = prompts[first : first + PROMPTS_AT_ONCE]
         images = sample_images(
@@ -57,9 +69,9 @@ def evaluate_serially(config: RunConfig, policy: Policy, weights: Weights) -> fl
             num_steps=config.evaluation_steps,
             seed=config.seed,
         )
-        asked = Asked.of(few, per_prompt)
-        total += score_images(rewards, config.rewards, images, *asked)["reward"].sum()
-    return total / (len(prompts) * per_prompt)
+        scores = score_images(rewards, config.rewards, images, *Asked.of(few, per_prompt))
+        means += scores["reward"].reshape(len(few), per_prompt).mean(axis=1).tolist()
+    return means
 
 
 class Records(Observer):

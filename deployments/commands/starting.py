@@ -69,14 +69,18 @@ def init(
 
 
 def recipes() -> int:
-    """List the configs that digen ships, each with a line on what it is; all are taken by name.
+    """List the configs that digen ships, each with its level and a line on what it is.
 
     Example: digen recipes
+
+    All are taken by name. The level of a recipe says how far it is verified.
     """
+    from deployments.levels import LEGEND
     from deployments.shipped import shipped_configs
     from deployments.views.run_list import print_configs
 
     print_configs(shipped_configs())
+    sys.stdout.write(f"{LEGEND}\n")
     sys.stdout.write("train one: digen train NAME; look at it: digen config show NAME\n")
     return 0
 

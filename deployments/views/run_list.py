@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from deployments.levels import level_of
+from deployments.shipped import RECIPES
 from deployments.views.terminal import borderless, terminal
 from digen_core.algorithms import DEFAULT
 from digen_core.checkpoints.run_state import RunState
@@ -67,14 +69,15 @@ def _tree(run: RunState) -> dict[str, Any]:
 
 
 def print_configs(configs: dict[str, Path], console: Console | None = None) -> None:
-    """Print a row for each config that digen ships: model, algorithm, and what it is for."""
+    """Print a row for each config that digen ships: model, algorithm, level, what it is for."""
     console = console or terminal()
-    table = _table("config", "family", "algorithm", "what it is")
+    table = _table("config", "family", "algorithm", "level", "what it is")
     for name, path in configs.items():
         tree = tomllib.loads(path.read_text())
         algorithm = tree.get("algorithm", {}).get("type", DEFAULT)
         family = tree.get("model", {}).get("family", "flux")
-        table.add_row(name, family, algorithm, first_sentence(path.read_text()))
+        level = level_of(path) if path.parent == RECIPES else NOTHING
+        table.add_row(name, family, algorithm, level, first_sentence(path.read_text()))
     console.print(table)
 
 

@@ -1,10 +1,13 @@
 """The shipped recipes: each loads, is complete, and trains a tiny model of its family."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from deployments.bench.recipe import changes_of, rewards_of
+from deployments.levels import TARGET, digest_of, level_of, proof_file, proof_of
 from deployments.shipped import recipe_files
 from digen_core.config.load import load_config
 from digen_core.config.run import RunConfig
@@ -13,22 +16,12 @@ from digen_core.models.trainable import initial_weights, make_trainable, trainab
 from digen_core.planning.model_settings import settings_folder
 from digen_core.preflight.run import check_inputs
 from digen_core.reference.loop import post_train_serially
-from digen_core.rewards import reward_functions
 from support.paths import ROOT
 from support.tiny_policies import load
 
 DOCS = ROOT / "docs/recipes.md"
+LEVELS_HEADING = "## How far they are verified"
 FILES = {path.stem: path for path in recipe_files()}
-SHRUNK = {
-    "model.dtype": "float32",
-    "model.height": 32,
-    "model.width": 32,
-    "model.max_sequence_length": 24,
-    "rollout.prompts_per_iteration": 2,
-    "rollout.group_size": 6,  # of 2 x 6 samples each of 2, 3 or 4 updates has as many
-    "rollout.fragment_size": 6,
-    "num_iterations": 1,
-}
 
 
 @pytest.fixture(params=FILES)
@@ -36,23 +29,10 @@ def recipe(request) -> str:
     return request.param
 
 
-def shrunk(config: RunConfig, path: Path, folder: str) -> RunConfig:
+def shrunk(path: Path, folder: str) -> RunConfig:
     """The recipe at the size of a tiny model; algorithm, steps' structure and rewards are kept."""
-    changes = {**SHRUNK, "model.path": folder}
-    changes["model.num_frames"] = min(config.model.num_frames, 5)
-    changes["rollout.num_steps"] = min(config.rollout.num_steps, 6)  # the longest window and tail
-    if config.algorithm.type == "awm":
-        changes["algorithm.num_levels"] = 3
-    if config.algorithm.best_of:
-        changes["algorithm.best_of"] = 2
-    if config.train.lora:
-        changes["train.lora.rank"] = 4
-    return load_config(path, changes)
-
-
-def brightness(images, prompts):
-    """Stands for scorers whose models are not here."""
-    return (images[:, 0] - images[:, 2] / 2).mean(dim=(1, 2))
+    changes = changes_of(load_config(path), folder, iterations=1)
+    return load_config(path, changes | {"rollout.prompts_per_iteration": 2})
 
 
 def test_a_recipe_is_ready_to_run(recipe, monkeypatch):
@@ -79,7 +59,7 @@ def test_a_recipe_says_where_it_is_from(recipe):
 
 def test_a_recipe_trains_a_tiny_model_of_its_family(recipe, tiny_families):
     published = load_config(FILES[recipe])
-    config = shrunk(published, FILES[recipe], tiny_families[published.model.family])
+    config = shrunk(FILES[recipe], tiny_families[published.model.family])
     assert config.algorithm.type == published.algorithm.type
     policy = load(config.model.path, **model_of(config))
     make_trainable(
@@ -89,12 +69,7 @@ def test_a_recipe_trains_a_tiny_model_of_its_family(recipe, tiny_families):
         gradient_checkpointing=config.train.gradient_checkpointing,
     )
     start = initial_weights(policy, config.train.lora, seed=config.seed)
-    rewards = {
-        name: reward_functions({name: reward}, policy.device)[name]
-        if reward.type == "motion"
-        else brightness
-        for name, reward in config.rewards.items()
-    }
+    rewards = rewards_of(config, policy.device)
     prompts = [Prompt("a red circle"), Prompt("a blue square")]
     run = post_train_serially(config, policy, prompts, rewards)
     (row,) = run.metrics
@@ -122,13 +97,36 @@ def test_every_target_of_a_recipe_is_a_module(recipe, tiny_families):
     assert not any("attn2.add" in name for name in names)
 
 
+def table_of(page: str) -> dict[str, list[str]]:
+    """The cells of the rows that begin with a name, by that."""
+    lines = [line for line in page.splitlines() if line.startswith("| `")]
+    return {cells[0].strip("`"): cells[1:] for line in lines if (cells := line[2:-2].split(" | "))}
+
+
 def test_the_table_of_recipes_is_that_of_the_files():
-    lines = [line for line in DOCS.read_text().splitlines() if line.startswith("| `")]
-    written = {cells[0]: cells[1:] for line in lines if (cells := line.strip("| ").split(" | "))}
-    assert written == {f"`{name}`": row_of(load_config(path)) for name, path in FILES.items()}
+    page, _, _ = DOCS.read_text().partition(LEVELS_HEADING)
+    assert table_of(page) == {
+        name: row_of(load_config(path), level_of(path)) for name, path in FILES.items()
+    }
 
 
-def row_of(config: RunConfig) -> list[str]:
+def test_the_table_of_levels_is_that_of_the_artifacts():
+    _, _, page = DOCS.read_text().partition(LEVELS_HEADING)
+    proofs = {name: proof for name, path in FILES.items() if (proof := proof_of(path))}
+    assert table_of(page) == {
+        name: [
+            f"{proof.before:.5f}",
+            f"{proof.after:.5f}",
+            f"{proof.standard_errors:.1f}",
+            str(proof.changes["num_iterations"]),
+            f"{proof.seconds:.0f}",
+            f"`{proof.command}`",
+        ]
+        for name, proof in proofs.items()
+    }
+
+
+def row_of(config: RunConfig, level: str) -> list[str]:
     """What docs/recipes.md says of a recipe."""
     model, rollout, lora = config.model, config.rollout, config.train.lora
     size = f"{model.width} x {model.height}"
@@ -141,4 +139,39 @@ def row_of(config: RunConfig) -> list[str]:
         f"{rollout.prompts_per_iteration} x {rollout.group_size}",
         str(config.train.updates_per_iteration),
         "all weights" if lora is None else f"LoRA {lora.rank}/{lora.alpha:g}",
+        f"[{level}]",
     ]
+
+
+def test_a_level_is_what_its_artifact_shows(recipe):
+    """An artifact that is there counts: it is of the settings that the recipe has now."""
+    path = FILES[recipe]
+    assert (proof_of(path) is not None) == proof_file(recipe).exists()
+    if proof := proof_of(path):
+        assert proof.level == level_of(path)
+        assert proof.standard_errors >= TARGET
+        assert f"bench recipe {recipe} " in proof.command
+
+
+def test_every_artifact_is_of_a_recipe():
+    assert {path.stem for path in proof_file("x").parent.glob("*.json")} <= set(FILES)
+
+
+def test_an_artifact_of_other_settings_counts_no_longer(tmp_path, monkeypatch):
+    monkeypatch.setattr("deployments.levels.LEVELS", tmp_path)
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text("[train]\nlearning_rate = 1e-4\n")
+    assert level_of(recipe) == "D"
+    proof = {
+        **{"level": "T", "recipe": "mine", "settings": digest_of(recipe), "date": "2026-11-26"},
+        **{"command": "digen bench recipe mine", "reward": "warmth", "changes": {}},
+        **{"before": 0.5, "before_error": 0.01, "after": 0.6, "after_error": 0.01},
+        **{"change_error": 0.01, "prompts": 12, "seconds": 60.0, "machine": "1 CPU thread"},
+    }
+    (tmp_path / "mine.json").write_text(json.dumps(proof))
+    assert level_of(recipe) == "T"
+    recipe.write_text("[train]\nlearning_rate = 1e-3\n")
+    assert level_of(recipe) == "D"
+    recipe.write_text("[train]\nlearning_rate = 1e-4\n")
+    (tmp_path / "mine.json").write_text(json.dumps(proof | {"after": 0.54}))
+    assert level_of(recipe) == "D"  # below the target

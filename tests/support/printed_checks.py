@@ -57,6 +57,7 @@ STARTS = (
     "deployments.bench.packs.main",
     "deployments.bench.pictures.main",
     "deployments.bench.push.pulls.bench_push",
+    "deployments.bench.recipe.main",
     "deployments.bench.runner.bench_runner",
     "deployments.bench.tracking.bench_tracking",
     "deployments.bench.utilization.main",

@@ -9,7 +9,8 @@ import tomllib
 import pytest
 
 from deployments.cli import OTHER_WORDS, app, run
-from deployments.shipped import shipped_configs
+from deployments.levels import LEGEND, level_of
+from deployments.shipped import recipe_files, shipped_configs
 from deployments.views.run_list import first_sentence
 from digen_core.checkpoints.run_state import holder_of, state_of
 from digen_core.config.keys import OTHER_NAMES, known_keys
@@ -104,6 +105,10 @@ def test_every_shipped_config_has_a_line(capsys):
     for name, path in shipped_configs().items():
         assert name in out
         assert len(first_sentence(path.read_text())) > 20
+    assert LEGEND in out
+    for recipe in recipe_files():
+        line = next(line for line in out.splitlines() if line.startswith(f"{recipe.stem} "))
+        assert f" {level_of(recipe)} " in line
     assert first_sentence("# FLUX.1-dev\n# again. More.\nx = 1\n") == "FLUX.1-dev again"
 
 

@@ -1,0 +1,177 @@
+"""The whole recipe on a tiny model of its family: does the evaluation's reward rise?
+
+What makes a recipe is kept: algorithm and coefficients, transition and noise, steps and which of
+them are trained, guidance, updates and how samples are dealt, optimizer, adapters, average, and how
+rewards are mixed. Smaller are the model, its pixels and frames, prompts and groups. In place of
+scorers, whose models are not here, stands the warmth of the pixels, which anybody can check.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from math import inf
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from time import monotonic
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers.utils.logging import disable_progress_bar
+
+from deployments.bench.runs import prompt_rewards
+from deployments.levels import TARGET, Proof, digest_of, proof_file
+from deployments.views.terminal import terminal
+from digen_core.algorithms.awm import Awm
+from digen_core.config.load import load_config
+from digen_core.config.run import RunConfig
+from digen_core.data.prompts import evaluation_prompts, train_prompts
+from digen_core.maths.statistics import paired_change, standard_error
+from digen_core.models.loading import load_trainable
+from digen_core.models.policy import ALL_PARTS
+from digen_core.models.tiny.pipelines import build_tiny
+from digen_core.models.trainable import initial_weights
+from digen_core.reference.loop import post_train_serially
+from digen_core.rewards import reward_functions
+from digen_core.rewards.scoring import RewardFn
+
+KEPT_REWARDS: Final = ("motion", "jpeg_compressibility", "jpeg_incompressibility")  # need no model
+STAND_IN: Final = "warmth"
+
+GROUP: Final = 6  # of 4 x 6 samples each of 1, 2, 3 or 4 updates has as many
+NUM_STEPS: Final = 6  # the longest window and tail fit
+SMALLER: Final = {
+    "model.dtype": "float32",
+    "model.device": "cpu",
+    "model.height": 32,
+    "model.width": 32,
+    "model.max_sequence_length": 24,
+    "rollout.prompts_per_iteration": 4,
+    "rollout.group_size": GROUP,
+    "rollout.fragment_size": GROUP,
+    "train.pack_size": GROUP,
+    "train.gradient_checkpointing": False,  # the same gradient
+    "evaluation.samples_per_prompt": 8,
+}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run of a shrunk recipe."""
+
+    changes: dict[str, Any]  # of the recipe's settings
+    before: list[float]  # means of the evaluation prompts
+    after: list[float]
+    seconds: float
+
+
+def warmth(images: Tensor, prompts: Any) -> Tensor:
+    """Return red minus half of blue, the mean over the pixels of each image, in float64."""
+    return (images[:, 0] - images[:, 2] / 2).double().mean(dim=(1, 2))
+
+
+def changes_of(config: RunConfig, folder: str, iterations: int) -> dict[str, Any]:
+    """Return what shrinks a recipe to a tiny model of its family.
+
+    Args:
+        config: the recipe.
+        folder: of the tiny model.
+        iterations: to train.
+    """
+    changes = {**SMALLER, "model.path": folder, "num_iterations": iterations}
+    steps = min(config.rollout.num_steps, NUM_STEPS)
+    if isinstance(config.algorithm, Awm):
+        steps = max(steps, config.algorithm.num_levels + 2)  # to draw them from
+    changes["rollout.num_steps"] = changes["evaluation.num_steps"] = steps
+    changes["model.num_frames"] = min(config.model.num_frames, 5)
+    if config.algorithm.best_of:
+        share = config.algorithm.best_of / config.rollout.group_size
+        changes["algorithm.best_of"] = max(2, round(share * GROUP))
+    if lora := config.train.lora:
+        changes["train.lora.rank"] = 4
+        changes["train.lora.alpha"] = 4 * lora.alpha / lora.rank  # the same scale
+    return changes
+
+
+def train_shrunk(path: Path, iterations: int, settings: Mapping[str, Any] | None = None) -> Trained:
+    """Train a recipe on a tiny model of its family, and evaluate before and after.
+
+    Args:
+        path: of the recipe.
+        iterations: to train.
+        settings: that are changed, too.
+    """
+    began = monotonic()
+    recipe = load_config(path)
+    with TemporaryDirectory() as folder:
+        build_tiny(recipe.model.family).save_pretrained(folder)
+        changes = changes_of(recipe, folder, iterations) | dict(settings or {})
+        config = load_config(path, changes)
+        policy = load_trainable(config, ALL_PARTS)
+        rewards = rewards_of(config, policy.device)
+        first = initial_weights(policy, config.train.lora, seed=config.seed)
+        prompts = evaluation_prompts(config)
+        before = prompt_rewards(config, policy, first, prompts, rewards)
+        run = post_train_serially(config, policy, train_prompts(config), rewards)
+        after = prompt_rewards(config, policy, run.ema, prompts, rewards)
+    del changes["model.path"]
+    return Trained(changes, before, after, monotonic() - began)
+
+
+def rewards_of(config: RunConfig, device: torch.device) -> dict[str, RewardFn]:
+    """Return the recipe's rewards that need no model, and the stand-in for each of the others."""
+    kept = {name: one for name, one in config.rewards.items() if one.type in KEPT_REWARDS}
+    found = reward_functions(kept, device)
+    return {name: found.get(name, warmth) for name in config.rewards}
+
+
+def main(path: Path, iterations: int, settings: Mapping[str, Any], *, write: bool) -> bool:
+    """Train a shrunk recipe and print what was reached; return whether that is the target.
+
+    Args:
+        path: of the recipe.
+        iterations: to train.
+        settings: that are changed, too.
+        write: whether to keep what was reached as the recipe's artifact, if it is the target.
+    """
+    disable_progress_bar()
+    console = terminal()
+    proof = proof_of(path, iterations, train_shrunk(path, iterations, settings), settings)
+    reached = proof.standard_errors >= TARGET
+    console.print(
+        f"{path.stem}: {STAND_IN} of {proof.prompts} prompts {proof.before:.5f} +- "
+        f"{proof.before_error:.5f} -> {proof.after:.5f} +- {proof.after_error:.5f}, a change of "
+        f"{proof.standard_errors:.1f} standard errors in {proof.seconds:.0f} s; the target of "
+        f"{TARGET:g} is {'reached' if reached else 'not reached'}"
+    )
+    if reached and write:
+        file = proof_file(path.stem)
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"{proof.model_dump_json(indent=2)}\n")
+        console.print(f"written: {file.name} in {file.parent.name}")
+    return reached
+
+
+def proof_of(path: Path, iterations: int, trained: Trained, settings: Mapping[str, Any]) -> Proof:
+    """Return what a run has shown of a recipe, whether it is the target or not."""
+    before, after = fmean(trained.before), fmean(trained.after)
+    error = paired_change(trained.before, trained.after, after - before).error or inf
+    options = "".join(f" --{key.replace('_', '-')} {value}" for key, value in settings.items())
+    return Proof(
+        level="T",
+        recipe=path.stem,
+        settings=digest_of(path),
+        date=date.today(),
+        command=f"digen bench recipe {path.stem} --iterations {iterations}{options} --write",
+        reward=STAND_IN,
+        changes=trained.changes,
+        before=before,
+        before_error=standard_error(trained.before) or inf,
+        after=after,
+        after_error=standard_error(trained.after) or inf,
+        change_error=error,
+        prompts=len(trained.after),
+        seconds=round(trained.seconds, 1),
+        machine=f"{torch.get_num_threads()} CPU threads",
+    )
