@@ -119,6 +119,12 @@ def train_shrunk(path: Path, iterations: int, settings: Mapping[str, Any] | None
     return Trained(changes, before, after, monotonic() - began)
 
 
+def _judges(config: RunConfig) -> str:
+    """What a shrunk recipe is judged by, in words."""
+    kinds = {one.type if one.type in KEPT_REWARDS else STAND_IN for one in config.rewards.values()}
+    return " and ".join(sorted(kinds))
+
+
 def rewards_of(config: RunConfig, device: torch.device) -> dict[str, RewardFn]:
     """Return the recipe's rewards that need no model, and the stand-in for each of the others."""
     kept = {name: one for name, one in config.rewards.items() if one.type in KEPT_REWARDS}
@@ -140,7 +146,7 @@ def main(path: Path, iterations: int, settings: Mapping[str, Any], *, write: boo
     proof = proof_of(path, iterations, train_shrunk(path, iterations, settings), settings)
     reached = proof.standard_errors >= TARGET
     console.print(
-        f"{path.stem}: {STAND_IN} of {proof.prompts} prompts {proof.before:.5f} +- "
+        f"{path.stem}: {proof.reward} of {proof.prompts} prompts {proof.before:.5f} +- "
         f"{proof.before_error:.5f} -> {proof.after:.5f} +- {proof.after_error:.5f}, a change of "
         f"{proof.standard_errors:.1f} standard errors in {proof.seconds:.0f} s; the target of "
         f"{TARGET:g} is {'reached' if reached else 'not reached'}"
@@ -164,7 +170,7 @@ def proof_of(path: Path, iterations: int, trained: Trained, settings: Mapping[st
         settings=digest_of(path),
         date=date.today(),
         command=f"digen bench recipe {path.stem} --iterations {iterations}{options} --write",
-        reward=STAND_IN,
+        reward=_judges(load_config(path)),
         changes=trained.changes,
         before=before,
         before_error=standard_error(trained.before) or inf,

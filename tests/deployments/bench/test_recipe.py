@@ -36,6 +36,7 @@ def test_what_reaches_the_target_is_kept(levels, monkeypatch, capsys):
         f"digen bench recipe {NAME} --iterations 7 --train.learning-rate 0.001 --write"
     )
     assert proof.settings == digest_of(RECIPES / f"{NAME}.toml")
+    assert proof.reward == "warmth"
     assert proof.changes == {"num_iterations": 7, "train.learning_rate": 1e-3}
     assert level_of(RECIPES / f"{NAME}.toml") == "T"
 
