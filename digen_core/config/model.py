@@ -236,8 +236,8 @@ _SHAPES_EVALUATION: Final = "digen:prompts/shapes_evaluation.txt"
 class PromptsConfig(Strict):
     """Where prompts come from, as docs/prompts.md says in full.
 
-    Files: text (a prompt a line; empty lines are skipped), JSON Lines, CSV or Parquet; or folders
-    of a Hugging Face dataset.
+    Files: text (a prompt a line; empty lines are skipped), JSON, tables or Parquet; or folders of a
+    Hugging Face dataset or of a published prompt set.
     """
 
     train: MaybeShipped = Field(_SHAPES_TRAIN, min_length=1)

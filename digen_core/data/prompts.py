@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from digen_core.config.run import RunConfig
 from digen_core.config.shipped import located
-from digen_core.data.tables import Row, read_rows
+from digen_core.data.rows import Row
+from digen_core.data.tables import read_rows
 from digen_core.errors import ConfigError
 from digen_core.inputs.reading import listed, shown
 from digen_core.strict import is_plain
@@ -63,7 +64,7 @@ def evaluation_prompts(config: RunConfig) -> list[Prompt]:
     prompts = config.prompts
     if prompts.evaluation is not None:
         columns = [prompts.column, *prompts.metadata_columns]
-        return _parse(config, read_rows(located(prompts.evaluation), columns))
+        return _parse(config, read_rows(located(prompts.evaluation), columns, "evaluation"))
     found = _parse(config, _rows_of_split(config, prompts.evaluation_split))
     if prompts.evaluation_fraction is None:
         return found

@@ -195,6 +195,10 @@ def _report(version: int) -> bytes:
     return own.model_dump_json().encode()
 
 
+_VBENCH = [
+    {"prompt_en": "a bird", "dimension": ["color"]},
+    {"prompt_en": "a cat", "dimension": [], "auxiliary_info": {"color": "red"}},
+]
 _PROMPT_LINES = [{"prompt": "a red circle", "weight": 2.0}, {"prompt": "two squares", "n": [1, {}]}]
 _JUDGED = {
     "alignment": "yes",
@@ -228,6 +232,15 @@ READERS = {
     ),
     "prompts, Parquet": Reader(
         "p.parquet", _prompts("p.parquet"), _written(_write_prompts, "p.parquet")
+    ),
+    "prompts, a JSON list": Reader(
+        "p.json", _prompts("p.json"), lambda: [json.dumps(_VBENCH).encode(), b'["a", "b"]'], JSON
+    ),
+    "prompts, tabs": Reader(
+        "p.tsv", _prompts("p.tsv"), lambda: [b"Prompt\tCategory\tChallenge\na\tb\tc\n"]
+    ),
+    "prompts, rows of an item": Reader(
+        "p.csv", _prompts("p.csv"), lambda: [b"item_id,text,proposition_id\n7,a cat,1\n7,a cat,2\n"]
     ),
     "event log": Reader(
         EVENTS_OF_RUN,
