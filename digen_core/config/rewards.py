@@ -174,6 +174,44 @@ class AestheticConfig(ImageReward, ClipConfig):
     """Safetensors file of the predictor's linear layers."""
 
 
+class GenevalConfig(ImageReward, ClipConfig):
+    """The objects that a prompt names, their number, colours and places: GenEval's detector."""
+
+    type: Literal["geneval"] = "geneval"
+
+    path: PathText = "openai/clip-vit-large-patch14"
+    """Folder or hub id of the CLIP model that tells colours, loaded with from_pretrained."""
+
+    detector: PathText = "facebook/mask2former-swin-small-coco-instance"
+    """Folder or hub id of a detector of COCO's classes: Mask2Former or MaskFormer, whose masks are
+    used, or a model for object detection."""
+
+    detector_revision: str | None = None
+    """Hub revision of `detector`; null is the default branch."""
+
+    detector_batch_size: int = Field(8, ge=1)
+    """Images looked at by the detector at once."""
+
+    counts: Literal["partial", "correct", "strict"] = "partial"
+    """What the score is. partial: FlowGRPO's, for what is nearly right; correct: GenEval's, 0 or 1;
+    strict: 1 if there are exactly as many objects as wanted."""
+
+    threshold: float = Field(0.3, ge=0, le=1)
+    """Objects that the detector is not surer of are not there."""
+
+    counting_threshold: float = Field(0.9, ge=0, le=1)
+    """The same for prompts of the task counting."""
+
+    max_objects: int = Field(16, ge=1)
+    """Most objects of a class, the surest ones."""
+
+    max_overlap: float = Field(1.0, gt=0, le=1)
+    """Intersection over union from which two boxes of a class are one object; 1: never."""
+
+    position_slack: float = Field(0.1, ge=0)
+    """Distance between centres that is no direction yet, as a share of the boxes' extents."""
+
+
 class ConsistencyConfig(VideoReward, ClipConfig):
     """How alike the frames of a video are, as CLIP sees them."""
 
@@ -297,6 +335,7 @@ RewardConfig = Annotated[
     | PickScoreConfig
     | HpsConfig
     | AestheticConfig
+    | GenevalConfig
     | ConsistencyConfig
     | MotionConfig
     | RemoteConfig

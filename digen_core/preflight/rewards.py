@@ -15,6 +15,7 @@ from digen_core.config.rewards import (
     AestheticConfig,
     ClipConfig,
     FunctionConfig,
+    GenevalConfig,
     JudgeConfig,
     OcrConfig,
     RewardConfig,
@@ -45,6 +46,8 @@ def check_rewards(config: RunConfig, train: list[Prompt], evaluation: list[Promp
         _check_frames(name, reward, config)
         if isinstance(reward, OcrConfig):
             _check_wanted_texts(reward, config.prompts.metadata_columns, [*train, *evaluation])
+        if isinstance(reward, GenevalConfig):
+            _check_wanted_objects(name, config.prompts.metadata_columns, [*train, *evaluation])
         if isinstance(reward, JudgeConfig):
             _check_template(name, reward, config.prompts.metadata_columns)
         _check_files(name, reward, here=config.cluster.address is None)
@@ -104,6 +107,17 @@ def _check_wanted_texts(ocr: OcrConfig, columns: Sequence[str], prompts: list[Pr
     _check_prompts("ocr", prompts, lambda p: wanted_text(p.text, p.metadata, ocr.text_column))
 
 
+def _check_wanted_objects(name: str, columns: Sequence[str], prompts: list[Prompt]) -> None:
+    from digen_core.rewards.geneval.wanted import COLUMNS, wanted_of
+
+    if missing := [column for column in COLUMNS if column not in columns]:
+        raise ConfigError(
+            f"the reward {name!r} is told by the columns {', '.join(COLUMNS)} what a prompt asks "
+            f"for, but prompts.metadata_columns is {list(columns)}; add {', '.join(missing)}"
+        )
+    _check_prompts(name, prompts, lambda prompt: wanted_of(prompt.metadata))
+
+
 def _check_template(name: str, judge: JudgeConfig, columns: Sequence[str]) -> None:
     """Check that a judge's template can be read and filled in."""
     try:
@@ -134,15 +148,22 @@ def _check_files(name: str, reward: RewardConfig, *, here: bool) -> None:
             "export it before the start"
         )
     if isinstance(reward, ClipConfig):
-        files = {
-            "path": ["config.json"],
-            "processor": ["preprocessor_config.json", "processor_config.json"],
-        }
-        for key, path in (("path", reward.path), ("processor", reward.processor_path)):
-            if not Path(path).is_dir():
-                revision = reward.revision if path == reward.path else None
-                label = f"rewards.{name}.{key} {path}"
-                check_source(label, path, files[key], revision, here=here)
+        own, processor = reward.revision, reward.processor_path
+        _check_model(name, "path", reward.path, own, here=here)
+        _check_model(
+            name, "processor", processor, own if processor == reward.path else None, here=here
+        )
+    if isinstance(reward, GenevalConfig):
+        _check_model(name, "detector", reward.detector, reward.detector_revision, here=here)
+
+
+def _check_model(name: str, key: str, path: str, revision: str | None, *, here: bool) -> None:
+    """Check that a model, or its processor, is a folder or can be had from the hub."""
+    if not Path(path).is_dir():
+        is_processor = key == "processor"
+        files = ["preprocessor_config.json", "processor_config.json"]
+        wanted = files if is_processor else ["config.json"]
+        check_source(f"rewards.{name}.{key} {path}", path, wanted, revision, here=here)
 
 
 def _check_function(reward: FunctionConfig) -> None:

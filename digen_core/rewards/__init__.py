@@ -9,6 +9,7 @@ from digen_core.config.rewards import RewardConfig
 from digen_core.rewards.aesthetic import Aesthetic
 from digen_core.rewards.clipscore import ClipScore
 from digen_core.rewards.consistency import Consistency
+from digen_core.rewards.geneval.geneval import Geneval
 from digen_core.rewards.hps import Hps
 from digen_core.rewards.jpeg import jpeg_compressibility, jpeg_incompressibility
 from digen_core.rewards.judge.judge import Judge
@@ -29,6 +30,7 @@ REWARDS: dict[str, Callable[[Any, torch.device], RewardFn]] = {
     "pickscore": PickScore,
     "hps": Hps,
     "aesthetic": Aesthetic,
+    "geneval": Geneval,
     "consistency": Consistency,
     "motion": Motion,
     "remote": Remote,

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from digen_core.config.rewards import ClipConfig
@@ -59,22 +61,27 @@ class Clip:
         """Return the cosine [B] between each image [B, 3, H, W] and its prompt, in float32."""
         texts = list(dict.fromkeys(prompts))  # a group has one prompt: it is embedded once
         rows = torch.tensor([texts.index(prompt) for prompt in prompts], device=self._device)
-        return (self.embed_images(images) * self._embed_texts(texts)[rows]).sum(dim=-1)
+        return (self.embed_images(images) * self.embed_texts(texts)[rows]).sum(dim=-1)
 
-    @torch.no_grad()
     def embed_images(self, images: Tensor) -> Tensor:
         """Return the embeddings [B, D] of images [B, 3, H, W] in [0, 1], in float32."""
+        return self.embed_pixels(list(as_pixels(images)))
+
+    @torch.no_grad()
+    def embed_pixels(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
+        """Return the embeddings [B, D] of B images [H, W, 3] of any sizes, in float32."""
         parts = []
-        pixels = list(as_pixels(images))
         for start in range(0, len(pixels), self._batch_size):
-            batch = pixels[start : start + self._batch_size]
-            inputs = self._processor.image_processor(images=batch, return_tensors="pt")
+            batch = list(pixels[start : start + self._batch_size])
+            inputs = self._processor.image_processor(
+                images=batch, return_tensors="pt", input_data_format="channels_last"
+            )
             values = inputs["pixel_values"].to(self._device)
             parts.append(self._model.get_image_features(values).pooler_output)
         return _unit(torch.cat(parts))
 
     @torch.no_grad()
-    def _embed_texts(self, texts: list[str]) -> Tensor:
+    def embed_texts(self, texts: list[str]) -> Tensor:
         """Return the embeddings [B, D] of texts, in float32; what is too long is cut."""
         inputs = self._processor.tokenizer(
             texts,

@@ -1,7 +1,5 @@
 """Rewards that look through CLIP, against the forward pass of transformers on tiny models."""
 
-import string
-
 import numpy as np
 import pytest
 import torch
@@ -24,6 +22,7 @@ from digen_core.rewards.hps import Hps
 from digen_core.rewards.pickscore import PickScore
 from digen_core.rewards.pixels import as_pixels
 from digen_core.rewards.scoring import PermanentError
+from support.tiny_models import write_clip
 
 CPU = torch.device("cpu")
 WIDTH = 16
@@ -33,32 +32,7 @@ PROMPTS = ["a red cat", "a dog", "a red cat", "", "many words " * 30]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> str:
-    """A tiny CLIP with random weights, as save_pretrained writes it."""
-    from transformers import (
-        CLIPConfig,
-        CLIPImageProcessor,
-        CLIPModel,
-        CLIPProcessor,
-        CLIPTokenizer,
-    )
-
-    path = str(tmp_path_factory.mktemp("clip"))
-    letters = [*string.ascii_lowercase, *(f"{letter}</w>" for letter in string.ascii_lowercase)]
-    pieces = [*letters, "<|startoftext|>", "<|endoftext|>"]
-    tokenizer = CLIPTokenizer(vocab={p: i for i, p in enumerate(pieces)}, merges=[])
-    sides = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    text = {
-        **sides, "vocab_size": len(pieces), "num_attention_heads": 4, "max_position_embeddings": 24,
-        "bos_token_id": len(pieces) - 2, "eos_token_id": len(pieces) - 1,
-    }  # fmt: skip
-    vision = {**sides, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
-    torch.manual_seed(0)
-    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=WIDTH))
-    model.logit_scale.data.fill_(3.0)
-    model.save_pretrained(path)
-    images = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
-    CLIPProcessor(images, tokenizer).save_pretrained(path)
-    return path
+    return write_clip(tmp_path_factory.mktemp("clip"), WIDTH)
 
 
 @pytest.fixture(scope="module")
