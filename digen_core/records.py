@@ -108,10 +108,12 @@ class EvaluationReport(Strict):
     num_prompts: int
     num_samples: int
     rewards: dict[str, float]
-    """Mean of each reward component over all samples, and `reward`, their weighted sum."""
+    """Mean of each reward component over all samples, and `reward`, their weighted sum; of a reward
+    with tasks also that of each task, and `NAME/overall`."""
 
     by_prompt: dict[str, list[float | None]] = Field(default_factory=dict)
-    """The same of each prompt, in order; null where none of its samples has a score."""
+    """The same of each prompt, in order; null where none of its samples has a score, or the prompt
+    is of another task."""
 
     def standard_error(self, name: str) -> float | None:
         """Return the standard error of a component's mean; None where it is not known."""

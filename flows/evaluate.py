@@ -12,6 +12,7 @@ from prefect.futures import PrefectFuture
 from digen_core.config.run import RunConfig
 from digen_core.records import EvaluationReport
 from digen_core.rewards.failures import component_means, grouped_means, settle
+from digen_core.rewards.geneval.tasks import accuracies, task_means
 from digen_core.rewards.scoring import Asked
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.batch import Batch, Submitted, require_devices
@@ -224,10 +225,12 @@ def _report(run: RunContext, parts: Sequence[dict[str, list[float]]]) -> Evaluat
     """Average the rewards of all tasks; for scores that failed, they are one group."""
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     settled = settle(columns, run.config.reward_weights)
+    by_prompt = grouped_means(settled, run.config.evaluation.samples_per_prompt)
+    by_task = accuracies(run.config.rewards, run.evaluation_prompts, by_prompt)
     return EvaluationReport(
         version=run.progress.version,
         num_prompts=len(run.evaluation_prompts),
         num_samples=sum(len(part["reward"]) for part in parts),
-        rewards=component_means(settled),
-        by_prompt=grouped_means(settled, run.config.evaluation.samples_per_prompt),
+        rewards=component_means(settled) | task_means(by_task),
+        by_prompt=by_prompt | by_task,
     )
