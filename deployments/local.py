@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from deployments.errors import RunFailedError, RunStoppedError
 from digen_core.checkpoints.resume import evaluation_config
+from digen_core.checkpoints.suites import AskedSuite, suite_config
 from digen_core.config.run import RunConfig
 from digen_core.config.schedule import mlflow_of_environment
 from digen_core.errors import UserError
@@ -57,21 +58,28 @@ def run_training(config: RunConfig, resume: Path | None = None) -> RunReport:
 
 
 def run_evaluation(
-    run_dir: Path, prompts: Path | None, samples_per_prompt: int | None
+    run_dir: Path,
+    prompts: Path | None,
+    samples_per_prompt: int | None,
+    suite: AskedSuite | None = None,
 ) -> EvaluationReport:
     """Judge the last version of a run.
 
     Args:
         run_dir: folder of the run.
-        prompts: file of other prompts than the run's evaluation prompts.
-        samples_per_prompt: other than the run's.
+        prompts: file or folder of other prompts than the run's evaluation prompts.
+        samples_per_prompt: other than the run's, or the suite's.
+        suite: to judge it by.
 
     Raises:
         UserError: the folder is not a run's, or holds no version yet.
         RunFailedError: the evaluation failed.
     """
     asked = (str(prompts) if prompts else None, samples_per_prompt)
-    config = evaluation_config(run_dir, *asked)
+    if suite is None:
+        config = evaluation_config(run_dir, *asked)
+    else:
+        config = suite_config(run_dir, suite, *asked)
 
     from digen_core.data.prompts import evaluation_prompts
 
@@ -80,7 +88,8 @@ def run_evaluation(
     with orchestrated(config):
         from flows.evaluate_run import evaluate_run
 
-        report: EvaluationReport = evaluate_run(str(run_dir), *asked)
+        parts = (suite.name, suite.detector, suite.clip) if suite else (None, None, None)
+        report: EvaluationReport = evaluate_run(str(run_dir), *asked, *parts)
         return report
 
 

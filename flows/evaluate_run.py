@@ -12,9 +12,11 @@ from digen_core.checkpoints.manifest import (
     last_checkpoint,
 )
 from digen_core.checkpoints.resume import evaluation_config
-from digen_core.config.load import CONFIG_OF_RUN
+from digen_core.checkpoints.suites import AskedSuite, SuiteName, suite_config
+from digen_core.config.load import CONFIG_OF_RUN, config_of_run
+from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
-from digen_core.preflight.run import check_inputs
+from digen_core.preflight.run import check_inputs, check_suite
 from digen_core.records import EvaluationReport
 from flows.evaluate import evaluate
 from flows.launch import reopen_run
@@ -33,32 +35,55 @@ LATEST = "latest"
 
 @flow(name="evaluate-run", flow_run_name="evaluate {run}")
 def evaluate_run(
-    run: str = LATEST, prompts: str | None = None, samples_per_prompt: PositiveInt | None = None
+    run: str = LATEST,
+    prompts: str | None = None,
+    samples_per_prompt: PositiveInt | None = None,
+    suite: SuiteName | None = None,
+    detector: str | None = None,
+    clip: str | None = None,
 ) -> EvaluationReport:
     """Evaluate a run's last version; the report and its image grid join the run's folder.
 
     Args:
         run: Folder of the run; "latest" is the newest in the folder runs.
-        prompts: File of other prompts than the run's evaluation prompts.
-        samples_per_prompt: Images per prompt, other than the run's.
+        prompts: File or folder of other prompts than the run's evaluation prompts.
+        samples_per_prompt: Images per prompt, other than the run's, or those of the suite.
+        suite: Published protocol to judge by, in place of the run's rewards.
+        detector: Of the suite, if not that of the run's reward.
+        clip: CLIP model of the suite, likewise.
 
     Raises:
         UserError: the folder is not a run's, or holds no version yet.
     """
     run_dir = latest_run(Path("runs")) if run == LATEST else Path(run)
-    config = evaluation_config(run_dir, prompts, samples_per_prompt)
-    check_inputs(config)
+    asked = AskedSuite(suite, detector, clip) if suite else None
+    config = _checked(run_dir, prompts, samples_per_prompt, asked)
     with reopen_run(config, run_dir) as reopened:
         while True:
             try:
                 on_cluster(reopened, restore)
-                report: EvaluationReport = on_cluster(reopened, evaluate, "again")
+                report: EvaluationReport = on_cluster(reopened, evaluate, suite or "again")
                 return report
             except StateLostError as error:
                 notify(reopened, "restored", f"{error}; it is read from its checkpoint again")
             except DamagedError as error:
                 reopened.progress.is_damaged(newest_checkpoint(reopened))
                 notify(reopened, "restored", f"{error}; the one before is evaluated")
+
+
+def _checked(
+    run_dir: Path,
+    prompts: str | None,
+    samples_per_prompt: int | None,
+    suite: AskedSuite | None,
+) -> RunConfig:
+    if suite is None:
+        config = evaluation_config(run_dir, prompts, samples_per_prompt)
+        check_inputs(config)
+        return config
+    config = suite_config(run_dir, suite, prompts, samples_per_prompt)
+    check_suite(config, config_of_run(run_dir))
+    return config
 
 
 def latest_run(runs_dir: Path) -> Path:

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from deployments.overrides import ConfigTokens, config_of, parse_arguments
 from digen_core.checkpoints.resume import AUTO, newest_run, resumption_of
+from digen_core.checkpoints.suites import SUITES, AskedSuite, SuiteName
 from digen_core.config.keys import parse_value
 from digen_core.config.load import require_run
 from digen_core.config.shipped import located
@@ -57,19 +58,33 @@ def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:
 
 
 def evaluate(
-    run: Path, /, *, prompts: Path | None = None, samples_per_prompt: int | None = None
+    run: Path,
+    /,
+    *,
+    prompts: Path | None = None,
+    samples_per_prompt: int | None = None,
+    suite: SuiteName | None = None,
+    detector: str | None = None,
+    clip: str | None = None,
 ) -> int:
     """Sample the model of a finished run without noise, and score the images.
 
     Example: digen evaluate runs/shapes-20260101-120000 --samples-per-prompt 4
+    Example: digen evaluate runs/NAME --suite geneval --prompts geneval/prompts
 
     Args:
         run: Folder of the run.
         prompts: File or folder of other prompts (docs/prompts.md); default: the run's evaluation
             prompts.
-        samples_per_prompt: Images per prompt; default: as the run's config says.
+        samples_per_prompt: Images per prompt; default: as the run's config says, or the suite.
+        suite: Published protocol that judges, in place of the run's rewards (docs/rewards.md).
+        detector: Folder or hub id of the suite's detector; default: that of the run's own reward
+            geneval, or the one that this has by default.
+        clip: Folder or hub id of the suite's CLIP model, likewise.
     """
     require_run(run)
+    if suite is None and (detector or clip):
+        raise UserError("--detector and --clip are models of a suite; name it: --suite geneval")
     if samples_per_prompt is not None and samples_per_prompt < 1:
         raise UserError(f"--samples-per-prompt is {samples_per_prompt}; use 1 or more")
     if prompts is not None and not Path(located(str(prompts))).exists():
@@ -78,7 +93,12 @@ def evaluate(
     from deployments import local
     from deployments.views import summary
 
-    summary.print_evaluation(local.run_evaluation(run, prompts, samples_per_prompt))
+    asked = AskedSuite(suite, detector, clip) if suite else None
+    report = local.run_evaluation(run, prompts, samples_per_prompt, asked)
+    if asked:
+        summary.print_suite(report, SUITES[asked.name])
+    else:
+        summary.print_evaluation(report)
     return 0
 
 

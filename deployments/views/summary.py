@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.views.terminal import borderless, plain, terminal
+from digen_core.checkpoints.suites import Suite
 from digen_core.maths.statistics import NOISE
 from digen_core.records import EvaluationReport, RunReport
 from tasks.views.display import change_text, mean_text, verdict
@@ -65,6 +66,25 @@ def print_evaluation(report: EvaluationReport, console: Console | None = None) -
     table.add_column("mean ± standard error", justify="right")
     for name in _ordered(report):
         table.add_row(plain(name), mean_text(report, name))
+    console.print(table)
+
+
+def print_suite(report: EvaluationReport, suite: Suite, console: Console | None = None) -> None:
+    """Print what a suite found in a row, as its paper does."""
+    console = console or terminal()
+    published = suite.num_prompts
+    note = "" if report.num_prompts == published else f"; the published suite has {published}"
+    table = borderless(
+        f"version {report.version}: {report.num_samples} samples of {report.num_prompts} "
+        f"prompts{note}",
+        gap=1,  # 80 columns
+    )
+    cells = []
+    for task, title in suite.tasks.items():
+        value = report.rewards.get(f"{suite.reward}/{task}")
+        table.add_column(title, justify="right")
+        cells.append("" if value is None else f"{value:.2f}")
+    table.add_row(*cells)
     console.print(table)
 
 

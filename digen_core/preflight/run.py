@@ -39,6 +39,29 @@ def check_inputs(config: RunConfig) -> None:
     check_model(config)
 
 
+def check_suite(config: RunConfig, trained: RunConfig) -> None:
+    """Check the prompts, reward and model of a config that judges a run by a suite.
+
+    Args:
+        config: of the suite.
+        trained: of the run.
+
+    Raises:
+        ConfigError: something is missing or does not fit, or the run was trained on a prompt of the
+            suite; the message is one line.
+    """
+    evaluation = evaluation_prompts(config)
+    texts = {normal_text(prompt.text) for prompt in train_prompts(trained)}
+    shared = [prompt for prompt in evaluation if normal_text(prompt.text) in texts]
+    if shared:
+        raise ConfigError(
+            f"{len(shared)} of {len(evaluation)} prompts of the suite were trained on, the first "
+            f"being {shared[0].text!r}; what is found on them says nothing of others"
+        )
+    check_rewards(config, [], evaluation)
+    check_model(config)
+
+
 def _check_held_out(config: RunConfig, train: list[Prompt], evaluation: list[Prompt]) -> None:
     trained = {normal_text(prompt.text) for prompt in train}
     shared = [prompt for prompt in evaluation if normal_text(prompt.text) in trained]

@@ -41,7 +41,12 @@ SAMPLES = {
 }
 """What stands for the words in capitals that stand for something of the reader's."""
 
-DOWNLOADED = ("HPS_v2.1_compressed.pt",)
+DOWNLOADED = {
+    "HPS_v2.1_compressed.pt": "",
+    "geneval/prompts/evaluation_metadata.jsonl": (
+        '{"tag": "single_object", "include": [{"class": "cow", "count": 1}], "prompt": "a cow"}\n'
+    ),
+}
 """Files that the reader has from somewhere else."""
 
 STARTS = (
@@ -105,8 +110,9 @@ class Reader:
         self._capfd = capfd
         for name in ("deployments", "constraints.txt", "pyproject.toml", "Dockerfile"):
             (folder / name).symlink_to(ROOT / name)
-        for name in DOWNLOADED:
-            (folder / name).touch()
+        for name, content in DOWNLOADED.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(content)
         monkeypatch.chdir(folder)
         monkeypatch.syspath_prepend(str(folder))
         monkeypatch.setenv("HOME", str(folder))  # --install-completion writes there

@@ -59,6 +59,11 @@ def test_the_unspoilt_job_runs(job, local, capsys):
         ("evaluate . --samples-per-prompt 0", "--samples-per-prompt is 0; use 1 or more"),
         ("evaluate . --samples 3", "Did you mean --samples-per-prompt?"),
         ("evaluate . --prompts no.txt", "cannot read the prompt file no.txt"),
+        (
+            "evaluate . --detector x",
+            "--detector and --clip are models of a suite; name it: --suite",
+        ),
+        ("evaluate . --suite genevall", "geneval"),
         ("pretrain shapes --out model", "model exists already; remove it or choose another"),
         ("pretrain shapes --threads 0", "--threads is 0 and --seed 0; use threads >= 1"),
         ("pretrain shapes --sed 1", "Unknown option: --sed. Did you mean --seed?"),
@@ -72,7 +77,7 @@ def test_a_bad_command_is_refused(arguments, message, refused):
 
 def test_evaluate_prints_a_table(job, local, capsys):
     assert run(["evaluate", ".", "--samples-per-prompt", "3"]) == 0
-    assert local.calls[0][1:] == (None, 3)
+    assert local.calls[0][1:] == (None, 3, None)
     assert "shapes/score" in capsys.readouterr().out
 
 
