@@ -278,7 +278,10 @@ SETTINGS = {
         "is 4, but train.txt has only 3 prompts to train on; use at most 3",
     ),
     "missing prompt file": ("--prompts.train no.txt", "cannot read the prompt file no.txt"),
-    "prompt file that is a folder": ("--prompts.train model", "cannot read the prompt file model"),
+    "prompt file that is a folder": (
+        "--prompts.train model",
+        "is no folder of prompts that is known for prompts.train; name a file",
+    ),
     "profile that is nowhere": (
         "--schedule.profile no.json",
         "cannot read the profile no.json: No such file or directory; give the profile.json",

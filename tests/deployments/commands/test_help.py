@@ -38,6 +38,7 @@ def test_a_typo_in_any_option_gets_a_suggestion(name, option, capsys):
         "evaluate": ["x"],
         "report": ["x"],
         "explain": ["x"],
+        "bench recipe": ["dance_grpo_wan"],
         "export": ["x", "--for", "hub"],
         "simulate": ["B"],
         "make-tiny": ["wan", "x"],

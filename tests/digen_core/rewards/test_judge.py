@@ -370,26 +370,26 @@ def test_a_server_that_dies_is_not_asked_about_every_sample(server):
 
     def dies(request):
         if next(alive, None) is None:
-            time.sleep(3)
+            time.sleep(4)
         return says(yes=0.5, no=0.5)
 
     server.answers = [dies] * 99
     started = time.monotonic()
-    options = {"on_failure": "neutral", "timeout": 0.3, "max_attempts": 2, "concurrency": 4}
+    options = {"on_failure": "neutral", "timeout": 1.0, "max_attempts": 2, "concurrency": 4}
     found = score(server.url, images, ["a"] * 40, **options)
     assert found["failed"].sum() == 30
-    assert time.monotonic() - started < 3  # 30 / 4 * 2 * 0.3 s, if it were
+    assert time.monotonic() - started < 10  # 30 / 4 * 2 * 1 s, if it were
     assert len(server.requests) <= 10 + 2 * 4
 
 
 def test_one_sample_that_is_never_answered_is_neutral_alone(server):
     def stuck(request):
-        time.sleep(0.6 if "hi" in texts_of(request)[1].split() else 0.05)
+        time.sleep(2.0 if "hi" in texts_of(request)[1].split() else 0.05)
         return says(yes=0.5, no=0.5)
 
     server.answers = [stuck] * 99
     images, prompts = torch.rand(20, 3, 32, 32), ["hi", *["a"] * 19]
-    options = {"on_failure": "neutral", "timeout": 0.3, "max_attempts": 2, "concurrency": 2}
+    options = {"on_failure": "neutral", "timeout": 1.0, "max_attempts": 2, "concurrency": 2}
     found = score(server.url, images, prompts, **options)
     assert found["failed"].tolist() == [1] + [0] * 19
 
