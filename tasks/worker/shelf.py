@@ -102,14 +102,22 @@ class Shelf:
         Args:
             wanted: hash of the whole.
             pieces: of it.
-            bases: hashes of what the receiver holds: of the first that is here too come deltas.
+            bases: hashes of what the receiver holds: of the first that is here too come deltas, but
+                of parameters that it has not, as it has no ``start/NAME``.
         """
         values = self.pieces(wanted, pieces)
         if values is None:
             return None
         for base in bases:
-            held = self.pieces(base, pieces)
+            held = self._rows.get(base)
             if held is not None:
-                both = zip(values, held, strict=True)
-                return Answer([packed(value, own) or value for value, own in both], base)
+                both = zip(pieces, values, strict=True)
+                return Answer([_delta(piece, value, held) or value for piece, value in both], base)
         return Answer(values)
+
+
+def _delta(piece: Piece, value: np.ndarray, base: Weights) -> bytes | None:
+    """Return a piece as a delta of a base; None: that lacks it, or the delta is no shorter."""
+    if piece.name not in base:
+        return None
+    return packed(value, np.atleast_1d(base[piece.name])[piece.first : piece.end])

@@ -81,13 +81,14 @@ AWM = {
     "clip_range": 0.01,
 }
 DANCE = {"type": "dance_grpo", "steps_drawn_for": "sample", "trained_fraction": 0.7}
+DELTAS = {"schedule.push": "delta"}  # of a version without what generated beside it
 DGPO = {"type": "dgpo", "num_levels": 2, "trained_fraction": 1.0}
 COMPARING = [
     (Case("elastic", (2, 2), 2, 3, helping=True, pauses=True), SAMPLES, NFT),
     (Case("tcss", (2, 1), 2, 8, share=1.0), BOTH, LAGGING),
     (Case("colocated-strong", (2,), 4, 3), GROUPS, LAGGING),
     (Case("gap", (1, 2), 2, 8, dtype="float32"), EPOCHS, NFT),
-    (Case("tag", (2, 2), 2, 3, helping=True), GROUPS, CORRECTED),
+    (Case("tag", (2, 2), 2, 3, helping=True), {**GROUPS, **DELTAS}, CORRECTED),
     (Case("tcss", (1, 2), 4, 8, share=0.5), SAMPLES, CORRECTED),
     (Case("disaggregated", (1, 1), 4, 8, dtype="float32"), EPOCHS, DPPO),
     (Case("tsp", (2, 2), 2, 3), BOTH, {**AWM, "old_policy_decay": "low_ramp"}),

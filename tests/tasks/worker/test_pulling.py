@@ -15,6 +15,7 @@ from digen_core.control.protocol import Device
 from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.rows import own_rows
 from digen_core.training.contents import differing
+from digen_core.training.optimizer import START
 from digen_core.transport.fingerprint import total_of
 from support import pull_functions as functions
 from support.pull_source import Source, version_of
@@ -178,6 +179,20 @@ def test_without_a_version_that_both_hold_all_is_sent(lack, monkeypatch):
     }
     assert (sent == dense) == (lack != "one member")
     assert sent["member-1"] == dense["member-1"]
+
+
+def test_of_what_the_base_does_not_have_all_is_sent(monkeypatch):
+    """A version between two updates has what generated beside it; the one before has not."""
+    before = weights_of(LARGE, np.uint16)
+    beside = {f"{START}{name}": value for name, value in before.items()}
+    weights = {**stepped(before), **beside}
+    source, base = Source(weights, 1), version_of(before, 0).hash
+    source.hold(0, before)
+    source.serve(monkeypatch)
+    arrived = pull(RUN, source.pushed, source.addresses, ALONE, {base: before})
+    assert differing(source.pushed.contents, arrived.fingerprints, ALONE) == []
+    whole = sum(value.nbytes for value in before.values())
+    assert whole < source.num_sent < 1.5 * whole
 
 
 def test_a_base_that_is_let_go_of_midway_is_done_without(monkeypatch):
