@@ -147,7 +147,8 @@ def add_pack(
     engine = engine_of(run_id)
     engine.activate(version)
     fits, gradients = True, []
-    is_first = iteration == 0 and not total.packs and bool(engine.config.model.cuts)
+    is_first = iteration == 0 and version == trained_from and not total.packs
+    is_first = is_first and bool(engine.config.model.cuts)  # ratios of later updates are not 1
     part_of = compared_gradient if is_first else part_gradient
     try:
         gradients = [

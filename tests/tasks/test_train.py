@@ -4,7 +4,12 @@ import numpy as np
 
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Fragment, Pack, PairBlock
-from tasks.train import _alike
+from digen_core.training.gradient import Agreement
+from support.gang_cases import Case, pairs_of
+from tasks.train import _alike, add_pack, empty_sum
+from tasks.versions import first_state, shelved
+from tasks.worker import engine as engine_module
+from tasks.worker.engine import build_engine, load_version
 
 
 def block(group: int) -> PairBlock:
@@ -49,3 +54,18 @@ def test_sizes_of_samples_count():
     pack = Pack(0, 0, tuple(map(block, range(3))))
     plain = {"prompt_embeds": np.zeros((1, 8, 4))}
     assert groups_of(_alike(pack, config, dict.fromkeys(range(3), plain))) == [[0, 2], [1]]
+
+
+def test_only_a_runs_first_packs_are_compared_with_those_without_coded_cuts(
+    tiny_families, monkeypatch
+):
+    """In later updates of the first iteration ratios are not 1 with them, but are without."""
+    monkeypatch.setattr(engine_module, "_engines", {})
+    config = Case("flux", cuts=({"block": 2},)).config(tiny_families["flux"])
+    engine = build_engine("run", config, "trainer-0", frozenset({"trainer"}))
+    assert not load_version("run", shelved("run", first_state("run"), False), ())
+    pairs = pairs_of(engine.policy, config, 2)
+    for iteration, trained_from, is_compared in ((0, 0, True), (0, -1, False), (1, 0, False)):
+        total = empty_sum("run")
+        assert add_pack("run", 0, total, iteration, 0, [(0, pairs)], trained_from) == "added"
+        assert (total.metrics.agreement != Agreement()) == is_compared
