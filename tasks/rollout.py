@@ -180,34 +180,31 @@ def denoise_part(
             )
         else:
             x = to_tensor(before[part], policy.device)
-        return list(
-            denoise(
-                policy,
-                x,
-                rows,
-                levels,
-                steps=steps,
-                noisy_steps=noisy_steps,
-                config=config.rollout,
-                seed=config.seed,
-                group=group,
-                samples=samples,
-                reference=ReferenceKl.of(config, fragment.iteration),
-                zeroed=True,
+        with engine.old_policy():
+            done = list(
+                denoise(
+                    policy,
+                    x,
+                    rows,
+                    levels,
+                    steps=steps,
+                    noisy_steps=noisy_steps,
+                    config=config.rollout,
+                    seed=config.seed,
+                    group=group,
+                    samples=samples,
+                    reference=ReferenceKl.of(config, fragment.iteration),
+                    zeroed=True,
+                )
             )
-        )
-
-    size, num_own = config.size_of(*group), own.stop - own.start
-    with engine.old_policy():
-        made = engine.fitting.in_parts("denoise", size, num_own, part_of)
-    if config.algorithm.needs_margins and steps.stop == config.rollout.num_steps:
-        first = fragment.first_sample + own.start
-        for done in made:
-            samples = range(first, first + len(done[-1].x))
+        if config.algorithm.needs_margins and steps.stop == config.rollout.num_steps:
             done[-1] = with_margins(
                 done[-1], policy, rows, levels, config=config, group=group, samples=samples
             )
-            first = samples.stop
+        return done
+
+    size, num_own = config.size_of(*group), own.stop - own.start
+    made = engine.fitting.in_parts("denoise", size, num_own, part_of)
     stored = [_stored(part, config.rollout.storage, len(made)) for part in made]
     return gang.gather(stored if gang.counts(num_samples) else [])
 
