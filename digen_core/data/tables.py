@@ -84,8 +84,8 @@ def _folder_rows(folder: Path, columns: Sequence[str], part: Part) -> Iterator[R
         return _parquet_folder_rows(folder, tables, columns)
     first = f", as in {folder / names[0]}" if names else ""
     raise ConfigError(
-        f"{folder} holds {listed(names, 5) or 'nothing'}, and is no folder of prompts that is "
-        f"known for prompts.{part}; name a file{first}"
+        f"cannot read the prompt file {folder}: it holds {listed(names, 5) or 'nothing'}, and is "
+        f"no folder of prompts that is known for prompts.{part}; name a file{first}"
     )
 
 
