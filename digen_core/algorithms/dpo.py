@@ -3,9 +3,9 @@
 The source is that of `digen_core.maths.dgpo`.
 """
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from digen_core.algorithms.dgpo import Preferences
 
@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from digen_core.maths.advantages import Scored, Signal
     from digen_core.maths.ddpo import RewardHistory
     from digen_core.maths.replay import ForwardLoss, Noised
+
+_UNUSED: Final = (
+    "mix",
+    "advantage_scale",
+    "advantage_eps",
+    "advantage_ddof",
+    "trimmed_ratio",
+    "max_advantage",
+)
 
 
 class Dpo(Preferences):
@@ -26,19 +35,36 @@ class Dpo(Preferences):
     beta: float = Field(2000.0, gt=0)
     """How sharply the preference counts."""
 
+    @model_validator(mode="after")
+    def _check_unused(self) -> Self:
+        for name in _UNUSED:
+            default, found = type(self).model_fields[name].default, getattr(self, name)
+            if found != default:
+                raise ValueError(
+                    f"algorithm.{name} {found!r} is not for dpo, which asks only who of a group "
+                    f"has the best reward and who the worst; use {default!r}."
+                )
+        return self
+
     @property
     def compares_with_start(self) -> bool:
         """Its loss is to the reference policy alone."""
         return False
 
     def signal(self, scored: "Scored", history: "RewardHistory") -> "Signal":
-        """Return [B, K]: beta times the weight of the pair for the best, less it for the worst."""
+        """Return [B, K]: beta times the weight of the pair for the best, less it for the worst.
+
+        Of a group of equal rewards, which is flat, 0.
+        """
+        import torch
+
         from digen_core.maths.advantages import Signal
         from digen_core.maths.dgpo import best_and_worst, group_weights
 
         flat = super().signal(scored._replace(step_values=None), history).flat
         assert scored.step_values is not None
         chosen = best_and_worst(scored.reward, scored.owner)
+        chosen[torch.tensor([group in flat for group in scored.owner.tolist()])] = 0.0
         trained = chosen.bool()
         values = chosen.double()[:, None].repeat(1, scored.step_values.shape[1])
         values[trained] *= self.beta * group_weights(

@@ -13,7 +13,7 @@ from digen_core.errors import ConfigError
 from digen_core.planning.job import layouts_for
 
 TYPES = tuple(ALGORITHMS)
-SCALED = tuple(name for name in TYPES if name != "ddpo")  # which has statistics of its own
+SCALED = tuple(name for name in TYPES if name not in ("ddpo", "dpo"))
 PIPELINED = tuple(name for name, layout in LAYOUTS.items() if layout.pipelined)
 SCALES = ("batch", "max_group")
 NEED_ALL_REWARDS = [
@@ -111,3 +111,20 @@ def test_ddpo_refuses_what_it_would_not_use(name, value):
     message = f"algorithm.{name} {value!r} is not for ddpo, which has statistics of its own"
     with pytest.raises(ValidationError, match=message):
         config("disaggregated", type="ddpo", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("mix", "advantages"),
+        ("advantage_scale", "batch"),
+        ("advantage_eps", 1e-8),
+        ("advantage_ddof", 1),
+        ("trimmed_ratio", 0.5),
+        ("max_advantage", 3.0),
+    ],
+)
+def test_dpo_refuses_what_it_would_not_use(name, value):
+    message = f"algorithm.{name} {value!r} is not for dpo, which asks only who of a group"
+    with pytest.raises(ValidationError, match=message):
+        config("disaggregated", type="dpo", **{name: value})

@@ -124,7 +124,7 @@ def test_advantages_are_of_samples_and_levels(name):
     assert found.advantages.shape == (6, 3)
     assert found.flat == {1}, "equal rewards say nothing"
     plain = ALGORITHMS["flow_grpo"]().signal(scored._replace(step_values=None), {}).advantages
-    factor = {"dgpo": 0.5 * plain, "dpo": 1000 * torch.tensor([1.0, -1.0, 0, -1, 0, 1])}[name]
+    factor = {"dgpo": 0.5 * plain, "dpo": 1000 * torch.tensor([1.0, -1.0, 0, 0, 0, 0])}[name]
     torch.testing.assert_close(found.advantages, factor[:, None].double().expand(6, 3))
 
 
