@@ -75,9 +75,10 @@ def _counted(config: RunConfig, folder: Path, gang: Gang) -> Memory:
     adapters = _bytes_of(*trained) * (2 + others) if has_lora else 0  # one belongs to no version
     # of a version, on the host: the members', and their rows, which they serve
     copies = 1 if gang.shards_weights or gang.size == 1 else gang.size // gang.stages + 1
-    numbers = (
-        3 + bool(config.train.ema_decay) + config.keeps_old + config.keeps_start
-    )  # of each trained weight
+    policies = 1 + config.keeps_old  # of a version; between two updates there is one more
+    held_versions = ((1 + others) * policies + config.keeps_start) * copies + base * policies
+    # of each trained weight
+    numbers = 2 + policies + bool(config.train.ema_decay) + config.keeps_start
     return Memory(
         weights=weights - (_bytes_of(*trained) if has_lora else 0),
         adapters=adapters,
@@ -87,7 +88,7 @@ def _counted(config: RunConfig, folder: Path, gang: Gang) -> Memory:
         decode=found.decode,
         pack=found.pack,
         gradient_sum=sum(parameter.numel() for parameter in trained) * _MASTER,
-        versions=0 if has_lora else trained_bytes * ((1 + others) * copies + base),
+        versions=0 if has_lora else trained_bytes * held_versions,
         state=count * _MASTER * numbers,
         step_copies=count * _MASTER * numbers,  # the next state
         offload=frozenset(config.model.offload),

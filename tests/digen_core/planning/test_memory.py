@@ -220,6 +220,30 @@ def test_one_more_version_is_on_the_host_where_deltas_are_of_it(tiny_families):
     assert found["dense", 2, 2] == found["delta", 2, 2] == 4 * one
 
 
+@pytest.mark.parametrize(
+    ("decay", "push", "updates", "expected"),
+    [
+        ("none", "dense", 1, 1),
+        ("none", "dense", 2, 3),  # what the iteration began with, and beside the newest it again
+        ("ramp", "dense", 1, 2),
+        ("ramp", "dense", 2, 5),
+        ("ramp", "delta", 1, 4),
+    ],
+)
+def test_policies_beside_a_version_count_too(tiny_families, decay, push, updates, expected):
+    folder = Path(tiny_families["flux"])
+    found = memory_of(
+        config_of(
+            "flux",
+            algorithm={"type": "diffusion_nft", "old_policy_decay": decay},
+            train={"lora": None, "updates_per_iteration": updates},
+            schedule={"push": push},
+        ),
+        folder,
+    )
+    assert found.versions == expected * found.gradient_sum
+
+
 # --- what fits --------------------------------------------------------------------------------
 
 
