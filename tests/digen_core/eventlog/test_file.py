@@ -23,6 +23,7 @@ EVENTS = [
     p.ReduceFailed(1),
     p.Switched("a", "trainer"),
     p.IterationOffered(3, (0, 2), (1.5, inf, -inf)),
+    p.IterationOffered(4, (0, 1, 2), own_steps=(((0, 2), (1, 2)), ((0, 1), (0, 2)))),
     p.FragmentPaused(FRAGMENT, 2),
     p.FragmentGenerated(FRAGMENT),
     p.FragmentScored(FRAGMENT),
