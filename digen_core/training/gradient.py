@@ -215,12 +215,13 @@ def _forward_loss(
         num_pairs=number, loss=float(loss.detach()), kl=float(found.reference.sum())
     )
     if found.surrogate is not None:
-        ratios = found.surrogate
+        ratios, numbers = found.surrogate, torch.finfo(found.surrogate.ratio.dtype)
+        finite = ratios.ratio.clamp(numbers.tiny, numbers.max)  # a metric has to be a number
         metrics = replace(
             metrics,
             clipped=float(ratios.clip_fraction) * number,
             approx_kl=float(ratios.approx_kl) * number,
-            max_log_ratio=float(ratios.ratio.log().abs().max()),
+            max_log_ratio=float(finite.log().abs().max()),
         )
     return loss, metrics
 
