@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from digen_core.checkpoints.resume import evaluation_config
 from digen_core.config.load import describe
 from digen_core.config.run import RunConfig
+from digen_core.data.published import GENEVAL_COLUMNS, GENEVAL_TASKS
 from digen_core.errors import UserError
 
 SuiteName = Literal["geneval"]
@@ -34,18 +35,10 @@ SUITES: Final[Mapping[SuiteName, Suite]] = {
     "geneval": Suite(
         reward="geneval",
         settings={"counts": "correct", "on_failure": "fail", "weight": 1.0, "pool": None},
-        columns=("tag", "include", "exclude"),
+        columns=GENEVAL_COLUMNS,
         num_prompts=553,
         samples_per_prompt=4,
-        tasks={
-            "overall": "Overall",
-            "single_object": "Single object",
-            "two_object": "Two object",
-            "counting": "Counting",
-            "colors": "Colors",
-            "position": "Position",
-            "color_attr": "Color attribution",
-        },
+        tasks={"overall": "Overall", **GENEVAL_TASKS},
     )
 }
 

@@ -17,6 +17,19 @@ from digen_core.inputs.reading import listed
 TEXT_COLUMN: Final = "prompt"
 """The column of prompts, whatever a published table calls it; the only one of a text file."""
 
+GENEVAL_TASKS: Final[Mapping[str, str]] = {
+    "single_object": "Single object",
+    "two_object": "Two object",
+    "counting": "Counting",
+    "colors": "Colors",
+    "position": "Position",
+    "color_attr": "Color attribution",
+}
+"""GenEval's tasks in the order of its tables, by their tags, and what it calls them there."""
+
+GENEVAL_COLUMNS: Final = ("tag", "include", "exclude")
+"""Metadata columns that say what is asked for."""
+
 Part = Literal["train", "evaluation"]
 """What prompts of a folder are for."""
 

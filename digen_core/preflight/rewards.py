@@ -108,11 +108,13 @@ def _check_wanted_texts(ocr: OcrConfig, columns: Sequence[str], prompts: list[Pr
 
 
 def _check_wanted_objects(name: str, columns: Sequence[str], prompts: list[Prompt]) -> None:
-    from digen_core.rewards.geneval.wanted import COLUMNS, wanted_of
+    from digen_core.data.published import GENEVAL_COLUMNS
+    from digen_core.rewards.geneval.wanted import wanted_of
 
-    if missing := [column for column in COLUMNS if column not in columns]:
+    if missing := [column for column in GENEVAL_COLUMNS if column not in columns]:
+        needed = ", ".join(GENEVAL_COLUMNS)
         raise ConfigError(
-            f"the reward {name!r} is told by the columns {', '.join(COLUMNS)} what a prompt asks "
+            f"the reward {name!r} is told by the columns {needed} what a prompt asks "
             f"for, but prompts.metadata_columns is {list(columns)}; add {', '.join(missing)}"
         )
     _check_prompts(name, prompts, lambda prompt: wanted_of(prompt.metadata))

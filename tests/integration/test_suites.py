@@ -8,10 +8,10 @@ from rich.console import Console
 from deployments.views.summary import print_suite
 from digen_core.checkpoints.suites import SUITES, AskedSuite, suite_config
 from digen_core.config.run import RunConfig
+from digen_core.data.published import GENEVAL_COLUMNS, GENEVAL_TASKS
 from digen_core.errors import UserError
 from digen_core.preflight.run import check_suite
 from digen_core.records import EvaluationReport
-from digen_core.rewards.geneval.wanted import COLUMNS, TASKS
 from support.runs import merged, only_run
 from support.tiny_models import write_clip, write_mask2former
 
@@ -85,12 +85,12 @@ def test_a_run_is_judged_by_geneval(tree, metadata, tmp_path, prefect_backend):
 
 def test_the_tasks_of_the_suite_are_those_of_its_reward():
     suite = SUITES["geneval"]
-    assert suite.tasks == {"overall": "Overall", **TASKS}
-    assert suite.columns == COLUMNS
+    assert suite.tasks == {"overall": "Overall", **GENEVAL_TASKS}
+    assert suite.columns == GENEVAL_COLUMNS
 
 
 def test_the_table_is_that_of_the_paper():
-    rewards = {f"geneval/{tag}": place / 8 for place, tag in enumerate(TASKS)}
+    rewards = {f"geneval/{tag}": place / 8 for place, tag in enumerate(GENEVAL_TASKS)}
     rewards["geneval/overall"] = 0.5
     report = EvaluationReport(version=3, num_prompts=553, num_samples=2212, rewards=rewards)
     console = Console(width=100, record=True)

@@ -7,7 +7,7 @@ import numpy as np
 
 from digen_core.config.rewards import GenevalConfig, RewardConfig
 from digen_core.data.prompts import Prompt
-from digen_core.rewards.geneval.wanted import TASKS
+from digen_core.data.published import GENEVAL_TASKS
 
 ByPrompt = Mapping[str, Sequence[float | None]]
 """Of each component the means of prompts, in order."""
@@ -33,7 +33,7 @@ def accuracies(
         correct = by_prompt.get(f"{name}/correct")
         if correct is None:  # its failure is neutral: it has a score only
             continue
-        for task in (task for task in TASKS if task in tags):
+        for task in (task for task in GENEVAL_TASKS if task in tags):
             pairs = zip(correct, tags, strict=True)
             found[f"{name}/{task}"] = [mean if tag == task else None for mean, tag in pairs]
     return found

@@ -6,19 +6,6 @@ from typing import Any, Final
 
 from digen_core.inputs.reading import shown
 
-TASKS: Final[Mapping[str, str]] = {
-    "single_object": "Single object",
-    "two_object": "Two object",
-    "counting": "Counting",
-    "colors": "Colors",
-    "position": "Position",
-    "color_attr": "Color attribution",
-}
-"""GenEval's tasks in the order of its tables, by their tags, and what it calls them there."""
-
-COLUMNS: Final = ("tag", "include", "exclude")
-"""Metadata columns that say what is asked for."""
-
 COLOURS: Final = (
     *("red", "orange", "yellow", "green", "blue"),
     *("purple", "pink", "brown", "black", "white"),
