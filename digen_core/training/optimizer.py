@@ -52,7 +52,7 @@ class TrainState(Part):
     old: Weights | None = None  # what generates, if that lags behind ``weights``
     start: Weights | None = None
     """What generated when the iteration began, of a version between its updates: losses compare
-    with it. None: nothing does, or this version ends its iteration."""
+    with it. None: nothing does, or the last update of its iteration made this version."""
     lengths: Mapping[str, int] = field(default_factory=dict)  # rows of whole parameters
     grad_norm: float = 0.0  # of the whole gradient that made it, before clipping
 
