@@ -236,7 +236,7 @@ class Dispatcher:
             return most
         seconds = self._fleet.seconds_to_train(ready)
         size = max(seconds * self._fleet.training_rate(device) / num_steps - 1e-6, 1e-6)
-        return ceil(size / ceil(size / most))
+        return min(most, ceil(size / ceil(size / most)))
 
     def switch(self, device: DeviceState, role: Role) -> list[Instruction]:
         """Turn a device to a role: at once if that is free, else by an instruction."""

@@ -110,6 +110,18 @@ def test_a_pack_that_does_not_fit_is_split_and_remembered():
     assert rest.pack.num_pairs == 4  # remembered
 
 
+def test_halves_of_unequal_cost_are_no_larger_than_what_was_remembered():
+    # 2 pairs of cost 1/8 and 2 of cost 1 do not fit; half of that load is 2 of the mean cost.
+    workload = make_workload(group_size=2, trained_per_group=2, samples_per_pack=4)
+    it = started("disaggregated", 1, 2, workload=workload)
+    it.handle(p.IterationOffered(0, (0,), (0.125, 1.0)))
+    scored(it, *fragments_of(workload, 0, 0, 0.125), *fragments_of(workload, 0, 1, 1.0))
+    (train,) = it.handle(p.AdvantagesComputed(0, (0, 1)))
+    assert train.pack.num_pairs == 4
+    halves = it.handle(p.PackTooLarge(train.pack))
+    assert [half.pack.num_pairs for half in halves] == [2, 2]
+
+
 def test_tag_helps_pauses_and_resumes_elsewhere():
     it = started("tag", 1, 1, helpers=1, workload=make_workload(num_groups=3))
     workload = make_workload(num_groups=3)
