@@ -18,7 +18,11 @@ GROUPS = {
     "ratios": {name for name, config in CONFIGS.items() if not config.trains_clean},
     "first steps": {"flow_grpo", "grpo_guard", "flow_dppo", "ddpo", "longcat"},
 }
-UNUSED = {"ddpo": {"advantage_scale", "advantage_ddof", "trimmed_ratio", "mix"}}  # and refused
+SCALING = {"advantage_scale", "advantage_ddof", "trimmed_ratio", "mix"}
+UNUSED = {  # and refused
+    "ddpo": SCALING,
+    "dpo": {*SCALING, "advantage_eps", "max_advantage"},
+}
 
 
 def owners(cell: str) -> set[str]:

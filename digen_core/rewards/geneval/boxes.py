@@ -62,7 +62,7 @@ def relations(a: Box, b: Box, slack: float) -> set[str]:
     """
     x, x_left = _offset(a[0], a[2], b[0], b[2], slack)
     y, y_left = _offset(a[1], a[3], b[1], b[3], slack)
-    if max(abs(x_left), abs(y_left)) < 1e-3:
+    if abs(x_left) < 1e-3 and abs(y_left) < 1e-3:
         return set()
     length = hypot(x, y)
     named = {

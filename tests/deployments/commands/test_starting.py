@@ -212,7 +212,7 @@ def test_the_lock_of_a_process_that_is_gone_holds_nothing(here):
         (["train", "shapes", "--lr", "1e-4"], "unknown key lr; did you mean train.learning_rate?"),
         (["train", "shapes", "--optimizer.lr", "1"], "did you mean train.learning_rate?"),
         (["train", "shapes", "--algorithm.type", "grpo"], "did you mean 'flow_grpo'?"),
-        (["train", "shapes", "--algorithm.type", "dpo"], "did you mean 'ddpo'?"),
+        (["train", "shapes", "--algorithm.type", "ddop"], "did you mean 'ddpo'?"),
     ],
 )
 def test_words_of_other_programs_get_a_hint(here, arguments, message, capsys):

@@ -131,8 +131,13 @@ def test_replay_in_other_batches_is_exact_but_for_rounding(tiny_families, family
 def test_every_algorithm_trains_every_family(tiny_families, family, algorithm):
     """Replay is exact, and packs of any size add up to one gradient."""
     policy = trained_policy(tiny_families[family], family)
-    settings = {"window_size": 1} if algorithm == "mix_grpo" else {"kl_coefficient": 0.1}
-    config = config_of(family, type=algorithm, **settings)
+    few = {
+        "mix_grpo": {"window_size": 1},
+        "awm": {"num_levels": 2, "first_level": 0},
+        "dgpo": {"num_levels": 2},
+        "dpo": {"num_levels": 2},
+    }
+    config = config_of(family, type=algorithm, **few.get(algorithm, {}), kl_coefficient=0.1)
     num_pairs = 4 * len(steps_of_iteration(config, 0).trained)
     (whole,) = replayed(policy, config, num_pairs)
     total = GradientSum()

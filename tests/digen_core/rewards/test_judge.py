@@ -379,7 +379,8 @@ def test_a_server_that_dies_is_not_asked_about_every_sample(server):
     found = score(server.url, images, ["a"] * 40, **options)
     assert found["failed"].sum() == 30
     assert time.monotonic() - started < 10  # 30 / 4 * 2 * 1 s, if it were
-    assert len(server.requests) <= 10 + 2 * 4
+    # Of four at once, three may have begun before the last one was scored: each lets another begin.
+    assert len(server.requests) <= 10 + 2 * (4 + 3)
 
 
 def test_one_sample_that_is_never_answered_is_neutral_alone(server):
