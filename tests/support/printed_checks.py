@@ -17,6 +17,7 @@ import torch
 import yaml
 from cyclopts import CycloptsError, MissingArgumentError
 
+import deployments.views.fleet  # noqa: F401 - else it would keep what is put in place of `plan`
 from deployments.cli import run
 from digen_core.checkpoints.manifest import Lineage
 from digen_core.config.load import load_config
