@@ -147,9 +147,10 @@ def add_pack(
     engine = engine_of(run_id)
     engine.activate(version)
     fits, gradients = True, []
+    # Of a run's first update alone: ratios of later ones are not 1.
     is_first = iteration == 0 and version == trained_from and not total.packs
-    is_first = is_first and bool(engine.config.model.cuts)  # ratios of later updates are not 1
-    part_of = compared_gradient if is_first else part_gradient
+    is_compared = is_first and bool(engine.config.model.cuts)
+    part_of = compared_gradient if is_compared else part_gradient
     try:
         gradients = [
             part_of(
@@ -166,7 +167,7 @@ def add_pack(
     if engine.gang.any(not fits):
         return "too large"
     nonfinite = engine.gang.any(any(part.metrics.nonfinite for part in gradients))
-    if is_first and not nonfinite:
+    if is_compared and not nonfinite:
         check_agreement((part.metrics for part in gradients), engine.config, engine.gang)
     total.add(index, gradients)
     return "nonfinite" if nonfinite else "added"

@@ -16,7 +16,7 @@ from digen_core.control.protocol import Fragment, Pack, PairBlock
 from digen_core.maths.flow_sde import LOGPROBS, flow_sde_transition
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
 from digen_core.rollout.sampler import denoise, initial_latent
-from digen_core.training.gradient import Agreement, PackMetrics, add_metrics
+from digen_core.training.gradient import Agreement, PackMetrics, add_metrics, pack_loss
 from digen_core.training.gradient_sum import (
     GradientSum,
     PackGradient,
@@ -623,6 +623,18 @@ def test_nft_pairs_are_the_last_latents_with_noise_of_their_own(policy, segment)
         own = pairs_of(policy, segment, small, type="diffusion_nft")
         total.add(small.index, [gradient_of(policy, own, type="diffusion_nft")])
     assert_close(total.gradient, whole.gradient)
+
+
+def test_a_ratio_that_underflows_leaves_its_metric_a_number(policy, segment, monkeypatch):
+    """exp of minus ten thousand is 0, whose logarithm is infinite: no metric may be."""
+    (pack,) = make_packs([FRAGMENT], [1], iteration=0, pack_size=4)
+    settings = {"type": "awm", "num_levels": 1, "weighting": "uniform"}
+    pairs = pairs_of(policy, segment, pack, **settings)
+    start = pairs.noise - pairs.x_0  # where the flow-matching loss is 0
+    monkeypatch.setattr(type(policy), "velocity", lambda self, x, *asked: x * 0 + start + 100)
+    loss, metrics = pack_loss(policy, replace(pairs, start_velocity=start), config_of(**settings))
+    assert bool(loss.isfinite())
+    assert 700 < metrics.max_log_ratio < 1000, "the least number above 0 stands for 0"
 
 
 @pytest.mark.parametrize("shared", [True, False])
