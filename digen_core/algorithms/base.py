@@ -1,6 +1,7 @@
 """The base of the algorithms: what every one makes of rewards, and what it says of itself."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -28,6 +29,23 @@ def check_fraction(fraction: float, num_trained: int, num_steps: int) -> None:
             f"algorithm.trained_fraction ({fraction}) of rollout.num_steps ({num_steps}) is no "
             "step at all; raise one of them."
         )
+
+
+def refuse_unused(algorithm: "Algorithm", names: Iterable[str], why: str) -> None:
+    """Raise ValueError if one of the settings that an algorithm does not use is set.
+
+    Args:
+        algorithm: with its settings.
+        names: of those.
+        why: follows "which".
+    """
+    for name in names:
+        default, found = type(algorithm).model_fields[name].default, getattr(algorithm, name)
+        if found != default:
+            raise ValueError(
+                f"algorithm.{name} {found!r} is not for {algorithm.type}, which {why}; use "
+                f"{default!r}."
+            )
 
 
 class Algorithm(Strict, ABC):

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from digen_core.algorithms.base import refuse_unused
 from digen_core.algorithms.policy_gradient import FirstSteps
 
 if TYPE_CHECKING:
@@ -35,13 +36,8 @@ class Ddpo(FirstSteps):
                 f"algorithm.min_count ({self.min_count}) is above algorithm.buffer_size "
                 f"({self.buffer_size}); no prompt would ever have statistics of its own."
             )
-        for name in ("mix", "advantage_scale", "advantage_ddof", "trimmed_ratio", "kl_reward"):
-            default, found = type(self).model_fields[name].default, getattr(self, name)
-            if found != default:
-                raise ValueError(
-                    f"algorithm.{name} {found!r} is not for ddpo, which has statistics of its own; "
-                    f"use {default!r}."
-                )
+        unused = ("mix", "advantage_scale", "advantage_ddof", "trimmed_ratio", "kl_reward")
+        refuse_unused(self, unused, "has statistics of its own")
         return self
 
     def signal(self, scored: "Scored", history: "RewardHistory") -> "Signal":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from digen_core.algorithms.base import refuse_unused
 from digen_core.algorithms.dgpo import Preferences
 
 if TYPE_CHECKING:
@@ -37,13 +38,8 @@ class Dpo(Preferences):
 
     @model_validator(mode="after")
     def _check_unused(self) -> Self:
-        for name in _UNUSED:
-            default, found = type(self).model_fields[name].default, getattr(self, name)
-            if found != default:
-                raise ValueError(
-                    f"algorithm.{name} {found!r} is not for dpo, which asks only who of a group "
-                    f"has the best reward and who the worst; use {default!r}."
-                )
+        why = "asks only who of a group has the best reward and who the worst"
+        refuse_unused(self, _UNUSED, why)
         return self
 
     @property

@@ -1,6 +1,6 @@
 """One round of prompts as the controller sees it: which groups are how far."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -8,7 +8,7 @@ from math import ceil
 
 from digen_core.control.generation import GenerationQueue
 from digen_core.control.layout import Layout
-from digen_core.control.packing import PairPool, pairs_by_sample, pairs_by_step
+from digen_core.control.packing import PairPool, by_step, pairs_by_sample, pairs_by_step
 from digen_core.control.protocol import Fragment, IterationOffered, Pack, PairBlock, Score
 from digen_core.control.schedule import WHOLE, Deal, OwnSteps, Workload, num_trained_steps
 
@@ -118,6 +118,7 @@ class Iteration:
         self, group: int, samples: tuple[int, ...], workload: Workload, layout: Layout
     ) -> None:
         """Make the pairs of a group's samples ready to train."""
+        own_steps = self.own_steps[group] if self.own_steps else ()
         dealt: dict[int, set[int]] = {}
         for place, sample in enumerate(sorted(samples)):
             for update in self.deal.updates_of(group, place):
@@ -125,7 +126,8 @@ class Iteration:
         for fragment in self._fragments_of(group, workload):
             pairs: list[PairBlock] = []
             for update, chosen in sorted(dealt.items()):
-                own = self._by_step(fragment, chosen)
+                there = [sample for sample in fragment.samples if sample in chosen]
+                own = by_step(there, self.trained_steps, own_steps)
                 if layout.packed:
                     pairs += pairs_by_step(fragment, own, update)
                 else:
@@ -135,14 +137,6 @@ class Iteration:
                 self.parked[fragment] = pairs
             else:
                 self.put(pairs)
-
-    def _by_step(self, fragment: Fragment, chosen: Collection[int]) -> dict[int, list[int]]:
-        """Return, by trained step, which of a fragment's chosen samples train it."""
-        samples = [sample for sample in fragment.samples if sample in chosen]
-        if not self.own_steps:
-            return dict.fromkeys(self.trained_steps, samples)
-        own = self.own_steps[fragment.group]
-        return {step: [s for s in samples if step in own[s]] for step in self.trained_steps}
 
     @property
     def num_trained_steps(self) -> int:

@@ -1,7 +1,7 @@
 """Pairs that can be trained, and how many of them make a pack."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -129,6 +129,21 @@ def pairs_by_sample(
             [row for row in own if chunk <= row < min(chunk + num_together, end)]
         )
     ]
+
+
+def by_step(
+    samples: Sequence[int], steps: Iterable[int], own_steps: Sequence[Collection[int]] = ()
+) -> dict[int, Sequence[int]]:
+    """Return which samples train each step, as what cuts them into blocks takes it.
+
+    Args:
+        samples: of a group, ascending.
+        steps: that are trained.
+        own_steps: of all samples of the group those of them that each trains; empty: all.
+    """
+    if not own_steps:
+        return dict.fromkeys(steps, samples)
+    return {step: [s for s in samples if step in own_steps[s]] for step in steps}
 
 
 def _rows(fragment: Fragment, samples: Sequence[int]) -> list[int]:

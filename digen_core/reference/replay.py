@@ -21,7 +21,7 @@ from digen_core.checkpoints.manifest import (
 )
 from digen_core.config.load import config_of_run
 from digen_core.config.run import RunConfig
-from digen_core.control.packing import PairPool, pairs_by_step
+from digen_core.control.packing import PairPool, by_step, pairs_by_step
 from digen_core.control.protocol import Pack
 from digen_core.errors import UserError
 from digen_core.maths.ddpo import RewardHistory
@@ -207,8 +207,7 @@ def _packs(
     for fragment in sorted({segment.fragment for segment in segments}):
         own = own_steps_of_group(config, iteration, fragment.group)
         samples = [s for s in fragment.samples if s in trained.get(fragment.group, ())]
-        by_step = {step: [s for s in samples if not own or step in own[s]] for step in steps}
-        pool.add(pairs_by_step(fragment, by_step))
+        pool.add(pairs_by_step(fragment, by_step(samples, steps, own)))
     packs: list[Pack] = []
     while pool.num_pairs:
         packs.append(Pack(iteration, len(packs), pool.take(config.train.pack_size)))
