@@ -30,6 +30,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs from all tests but those of ``-m gpu``: the others are the same on any machine."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with what takes longest, or keep a slice: cases that hash lowest with its seed.
 
@@ -63,7 +69,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         import torch
 
         if not torch.cuda.is_available():
-            pytest.skip("no GPU is here")
+            pytest.skip("no GPU is here, or it is hidden: make test-gpu")
 
 
 @pytest.fixture(scope="session")

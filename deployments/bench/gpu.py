@@ -113,24 +113,22 @@ def main(
         device: of torch.
         share: of the transformers' blocks that are built, in (0, 1].
         rounds: in which each size is timed once, after one that warms up.
-        minutes: after which no further setting is tried.
+        minutes: after which no further setting is tried; what is left is shared by the models.
         peak: of the device, 10^12 FLOP a second; 0: by its name, if that is known.
 
     Raises:
-        UserError: a config is wrong, or its model's settings are not there.
+        UserError: a config is wrong, its model's settings are not there, or the device failed.
     """
     jobs = {name: config_of(name, device) for name in names or JOBS}
     peak = peak or peak_of(torch.device(device))
     end = monotonic() + 60 * minutes
     _say(_line(HEADINGS))
     _say(_line(["---"] * 4 + ["--:"] * 4))
-    best = {
-        name: search(
-            config,
-            partial(try_setting, name, share=share, rounds=rounds, peak=peak, end=end),
-        )
-        for name, config in jobs.items()
-    }
+    best = {}
+    for place, (name, config) in enumerate(jobs.items()):
+        own_end = monotonic() + (end - monotonic()) / (len(jobs) - place)
+        measured = partial(try_setting, name, share=share, rounds=rounds, peak=peak, end=own_end)
+        best[name] = search(config, measured)
     _say("")
     for name, found in best.items():
         _say(summary(name, found, peak))
@@ -233,11 +231,21 @@ def _has_both(measured: Utilization) -> bool:
 
 
 def _let_go() -> None:
-    """Give a model's memory back, and what was compiled for it."""
+    """Give a model's memory back, and what was compiled for it.
+
+    Raises:
+        UserError: the device failed, and computes nothing more in this process.
+    """
     torch._dynamo.reset()
     gc.collect()
     if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        try:
+            torch.cuda.empty_cache()
+        except torch.AcceleratorError as error:
+            raise UserError(
+                f"the GPU failed in the setting above: {str(error).partition(chr(10))[0]}; "
+                "give the models that are left as NAMES"
+            ) from error
 
 
 def _say(line: str) -> None:

@@ -103,9 +103,10 @@ class ModelConfig(Strict):
     iteration and in it."""
 
     attention: Attention = "native"
-    """Kernel of the transformer's attention, the same on all workers. native: torch's choice;
-    native_flash, cudnn, efficient, math: that one of torch's; flash: of the package flash-attn 2.
-    sd3 takes native only, and qwen_image and hunyuan_video, which mask padded text, no flash."""
+    """Kernel of the transformer's attention, the same on all workers. native: torch's choice,
+    never cuDNN's; native_flash, cudnn, efficient, math: that one of torch's; flash: of the package
+    flash-attn 2. sd3 takes native only, and qwen_image and hunyuan_video, which mask padded text,
+    no flash."""
 
     cuts: tuple[CutConfig, ...] = ()
     """Blocks before which what one block gives the next is coded, in ascending order, for stages

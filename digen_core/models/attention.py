@@ -1,9 +1,11 @@
 """The kernel of a transformer's attention, by diffusers' dispatcher."""
 
-from typing import Final
+from typing import Any, Final
 
 import diffusers
+import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, attention_backend
+from torch import Tensor, nn
 
 from digen_core.config.model import Attention, ModelConfig
 from digen_core.errors import ConfigError
@@ -25,7 +27,8 @@ _HALF: Final = ("cudnn", "flash", "native_flash")
 def set_attention(policy: Policy, config: ModelConfig) -> None:
     """Have all attention of a policy's transformer computed by the config's kernel.
 
-    Other models of the process keep theirs.
+    Other models of the process keep theirs. torch's own choice is never cuDNN's in this process:
+    unlike GPUs would take unlike kernels, and its gradients are wrong more often (``cudnn`` below).
 
     Raises:
         ConfigError: this machine has no such kernel.
@@ -41,6 +44,9 @@ def set_attention(policy: Policy, config: ModelConfig) -> None:
             f"model.attention is {config.attention!r}, which takes half precision on CUDA, but "
             f"model.dtype is {config.dtype!r}; use bfloat16, or native"
         )
+    torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # its own backend below enables it again
+    if config.attention == "cudnn":
+        make_gradients_dense(policy.transformer)
     diffusers.utils.logging.set_verbosity_error()  # it would warn that its choice is experimental
     try:
         with attention_backend():  # restores what the setter changes: the default
@@ -50,3 +56,37 @@ def set_attention(policy: Policy, config: ModelConfig) -> None:
             f"model.attention is {config.attention!r}, but here: {' '.join(str(error).split())} "
             "Every worker needs it; or use native"
         ) from error
+
+
+def make_gradients_dense(transformer: nn.Module) -> None:
+    """Have attention get gradients without gaps between rows; to be called once.
+
+    torch keeps a plan of cuDNN's backward pass by the layout of queries, keys and values, not by
+    that of the gradient (pytorch#191576). Of FLUX's blocks with one stream that is a slice of a
+    wider one: blocks with two streams then got NaN, or read memory that is not theirs.
+    """
+    for module in transformer.modules():
+        if hasattr(module, "set_processor"):
+            module.register_forward_hook(_dense)
+
+
+def _dense(module: nn.Module, arguments: Any, output: Any) -> Any:
+    if isinstance(output, tuple):
+        return tuple(_dense(module, arguments, each) for each in output)
+    if not isinstance(output, Tensor):
+        return output
+    return _DenseGradient.apply(output)  # type: ignore[no-untyped-call]
+
+
+class _DenseGradient(torch.autograd.Function):
+    """The identity, whose gradient is contiguous."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Return the same values, of any shape."""
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        """Return the gradient, contiguous."""
+        return gradients[0].contiguous()

@@ -8,9 +8,9 @@ import torch
 
 from deployments.bench.utilization import cut_settings, noise_condition
 from digen_core.config.families import FAMILIES as FAMILY_ROWS
+from digen_core.config.families import VIDEO_FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.errors import ConfigError
-from digen_core.models.attention import set_attention
 from digen_core.models.loading import build_trainable
 from digen_core.models.pipeline_policy import PipelinePolicy
 from digen_core.models.trainable import trainable_parameters
@@ -32,16 +32,18 @@ class Place:
     folder: Path
 
     def config(self, **tables) -> RunConfig:
-        small = {"height": 64, "width": 64, "num_frames": frames_of(self.family)}
-        small |= {"max_sequence_length": 24, "dtype": "float32"}
-        model = {"dtype": "bfloat16"} if self.device == "cuda" else small
+        model = {"height": 64, "width": 64, "num_frames": frames_of(self.family)}
+        model |= {"max_sequence_length": 24, "dtype": "float32"}
+        if self.device == "cuda":
+            side, frames = (256, 17) if self.family in VIDEO_FAMILIES else (512, 1)
+            model = {"height": side, "width": side, "num_frames": frames, "dtype": "bfloat16"}
         tree = {
             "model": {"family": self.family, "guidance_scale": 3.0, "device": self.device, **model},
             "rollout": {"group_size": SAMPLES, "fragment_size": SAMPLES, "num_steps": 3},
             "train": {"lora": {"rank": 4}, "pack_size": SAMPLES},
         }
         for name, table in tables.items():
-            tree[name] = {**tree[name], **table}
+            tree[name] = {**tree.get(name, {}), **table}
         return RunConfig.model_validate(tree)
 
     def build(self, config: RunConfig) -> PipelinePolicy:
@@ -114,7 +116,9 @@ def test_compiled_blocks_compute_the_same(place):
     train = {"lora": None}
     plain = place.build(place.config(train=train))
     train["gradient_checkpointing"] = True
-    compiled = place.build(place.config(model={"compile": True}, train=train))
+    recomputed = {"correction": "recompute"}  # bfloat16 rounds log-probs otherwise when compiled
+    compiled = place.config(model={"compile": True}, train=train, algorithm=recomputed)
+    compiled = place.build(compiled)
     assert (
         relative_error(velocity(compiled).detach(), velocity(plain).detach())
         <= (BOUNDS[place.device])
@@ -149,7 +153,10 @@ def test_peaks_are_those_of_the_memory_model(place, checkpointing):
     copied = tables_of(policy) if place.device == "cpu" else 0
     peaks = peak_bytes(place.device, generate), peak_bytes(place.device, train)
     counted = expected.step(SAMPLES) - copied, expected.pack(SAMPLES) - copied
-    assert peaks == pytest.approx(counted, rel=0.1)
+    # fused kernels keep less of one block than is counted; of a whole model it is a small share
+    least = 0.85 if place.device == "cuda" else 0.9
+    for peak, count in zip(peaks, counted, strict=True):
+        assert least * count <= peak <= 1.1 * count
 
 
 def tables_of(policy: PipelinePolicy) -> int:
@@ -159,18 +166,20 @@ def tables_of(policy: PipelinePolicy) -> int:
 
 
 def test_kernels_of_attention_agree(place):
-    """All that this device has; which those are is known for torch's own."""
-    config = place.config()
-    policy = place.build(config)
+    """All that this device has, and their gradients; which those are is known for torch's own."""
+    kernels = {*FAMILY_ROWS[place.family].attention}
     found = {}
-    for kernel in FAMILY_ROWS[place.family].attention:
+    for kernel in sorted(kernels):
         try:
-            set_attention(policy, config.model.model_copy(update={"attention": kernel}))
+            policy = place.build(place.config(model={"attention": kernel}))
             with torch.no_grad():
-                found[kernel] = velocity(policy)
+                generated = velocity(policy)
+            found[kernel] = generated, gradients(policy)
         except (ConfigError, RuntimeError):
             assert kernel == "flash" or place.device == "cpu", kernel
-    expected = {"native", "math"} if place.device == "cpu" else set()
-    assert expected & {*FAMILY_ROWS[place.family].attention} <= {*found}
-    for kernel, other in found.items():
-        assert relative_error(other, found["native"]) <= BOUNDS[place.device], kernel
+    assert ({"native", "math"} if place.device == "cpu" else kernels - {"flash"}) & kernels <= {
+        *found
+    }
+    for kernel, each in found.items():
+        for one, native in zip(each, found["native"], strict=True):
+            assert relative_error(one, native) <= BOUNDS[place.device], kernel

@@ -83,7 +83,7 @@ def reference(config: RunConfig, **options):
 
     torch.manual_seed(1)  # version 0 may not depend on the global generator
     policy = load_trainable(config, ALL_PARTS)
-    rewards = reward_functions(config.rewards, torch.device("cpu"))
+    rewards = reward_functions(config.rewards, policy.device)  # float32 rounds by device
     return post_train_serially(config, policy, train_prompts(config), rewards, **options)
 
 

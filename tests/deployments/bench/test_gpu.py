@@ -93,6 +93,34 @@ def test_no_setting_is_begun_when_time_is_over(config_file, capsys, monkeypatch)
     assert out.splitlines()[-1].endswith("nothing that works was found")
 
 
+def test_the_models_share_the_time(monkeypatch):
+    clock, ends = [100.0], {}
+
+    def tried(name, config, *, end, **settings):
+        ends.setdefault(name, end)
+        clock[0] += 20.0  # a setting takes 20 s, and two are tried of each model
+
+    monkeypatch.setattr(gpu, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(gpu, "try_setting", tried)
+    monkeypatch.setattr(gpu, "FAMILIES", dict.fromkeys(FAMILY_ROWS, FAMILY_ROWS["sd3"]))
+    names = [*JOBS][:3]
+    gpu.main(names, device="cpu", share=1.0, rounds=1, minutes=5.0, peak=0.0)
+    assert [*ends.values()] == [200.0, 120.0 + 280 / 2, 140.0 + 260]
+
+
+def test_a_device_that_failed_is_told_in_a_line(config_file, capsys, monkeypatch):
+    def fail(*arguments):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access\nmore")
+
+    monkeypatch.setattr(gpu, "measure", fail)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.empty_cache", fail)
+    assert run(["bench", "gpu", config_file("flux"), *SETTINGS]) == 2
+    out, err = capsys.readouterr()
+    assert "left out: CUDA error: an illegal memory access |" in out
+    assert "the GPU failed in the setting above: CUDA error: an illegal memory access; give" in err
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_machine_without_a_gpu_says_so(capsys):
     assert run(["bench", "gpu"]) == 0

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from digen_core.config.families import FAMILIES
 from digen_core.config.model import ModelConfig
 from digen_core.errors import ConfigError
-from digen_core.models.attention import set_attention
+from digen_core.models.attention import make_gradients_dense, set_attention
 from support.families import load_tiny
 
 CHOOSING = tuple(name for name, family in FAMILIES.items() if len(family.attention) > 1)
@@ -74,3 +74,39 @@ def test_every_kernel_is_one_of_diffusers():
     names = {name for family in FAMILIES.values() for name in family.attention}
     assert names == _BACKENDS.keys()
     assert all(backend in AttentionBackendName for backend in _BACKENDS.values())
+
+
+def layouts(policy) -> set[bool]:
+    """Whether gradients that attention gets are laid out as its results, of all its calls."""
+    found = []
+
+    def attend(*arguments, **named):
+        result = real(*arguments, **named)
+        if result.requires_grad:
+            result.register_hook(lambda grad: found.append(grad.stride() == result.stride()))
+        return result
+
+    real, condition = torch.nn.functional.scaled_dot_product_attention, policy.encode(["a circle"])
+    x = torch.randn(2, *policy.latent_shape, requires_grad=True)
+    condition = {name: value.repeat_interleave(2, 0) for name, value in condition.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+        policy.velocity(x, torch.full((2,), 0.5), condition).square().mean().backward()
+    assert found
+    return {*found}
+
+
+@pytest.mark.parametrize("family", CHOOSING)
+def test_gradients_are_laid_out_as_what_attention_returned(tiny_families, family):
+    policy = load_tiny(tiny_families[family], family)
+    if family == "flux":  # else the rest would show nothing
+        assert layouts(policy) == {True, False}
+    make_gradients_dense(policy.transformer)
+    assert layouts(policy) == {True}
+
+
+def test_torch_never_chooses_cudnn_by_itself(tiny_families, monkeypatch):
+    policy = load_tiny(tiny_families["flux"], "flux")
+    torch.backends.cuda.enable_cudnn_sdp(enabled=True)
+    set_attention(policy, policy.config)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()

@@ -17,13 +17,13 @@ def targeted(images, prompts, metadata):
     """Brightness towards the target that each prompt's row names."""
     targets = [row["target"]["red"] for row in metadata]
     values = brightness(images, prompts)
-    return -(values - torch.tensor(targets, dtype=values.dtype)).square()
+    return -(values - values.new_tensor(targets)).square()
 
 
 def video_brightness(videos, prompts):
     """Mean brightness of the frames, the later ones counting more."""
     frames = torch.stack([brightness(frame, prompts) for frame in videos.unbind(1)], dim=1)
-    return frames @ torch.linspace(0.1, 0.3, frames.shape[1])
+    return frames @ torch.linspace(0.1, 0.3, frames.shape[1]).to(frames)
 
 
 def contrast(images, prompts):
@@ -34,7 +34,7 @@ def contrast(images, prompts):
 def partly_equal(images, prompts):
     """Equal rewards for prompts with an 'a' as second word's start: groups without signal."""
     values = brightness(images, prompts)
-    flat = torch.tensor(["circle" in prompt for prompt in prompts])
+    flat = torch.tensor(["circle" in prompt for prompt in prompts], device=values.device)
     return torch.where(flat, torch.full_like(values, 0.3), values)
 
 
@@ -65,7 +65,7 @@ def sometimes_none(images, prompts):
 def sometimes_huge(images, prompts):
     """Brightness; with triangles so large that the update overflows."""
     values = brightness(images, prompts).double()
-    large = torch.tensor(["triangle" in prompt for prompt in prompts])
+    large = torch.tensor(["triangle" in prompt for prompt in prompts], device=values.device)
     return torch.where(large, 1e300 * values, values)
 
 
