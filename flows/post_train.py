@@ -65,8 +65,8 @@ def train(run: RunContext) -> None:
                 evaluate_once(run, tag)
                 say("training")
             conductor.complete(index, last=run.last_before_evaluation(index))
-            if conductor.out_of_time:
-                say(f"max_minutes ({config.max_minutes:g}) have passed: no more iterations")
+            if conductor.limit_reached:
+                say(f"{conductor.limit_reached}: no more iterations")
                 break
     keep_last(run)
     evaluate_once(run, "after")

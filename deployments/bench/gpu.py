@@ -22,6 +22,7 @@ from digen_core.config.model import Attention, ModelConfig
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.planning.model_settings import settings_folder
+from digen_core.trace.peaks import peak_of
 from tasks.measure import Work
 
 JOBS: Final[dict[str, tuple[str, Mapping[str, Any]]]] = {
@@ -41,23 +42,6 @@ JOBS: Final[dict[str, tuple[str, Mapping[str, Any]]]] = {
     "HunyuanVideo 13B, all weights": ("dance_grpo_hunyuan_video", {}),
 }
 """Name -> a shipped recipe, and what is changed: FlowGRPO's Wan is the small one, of 33 frames."""
-
-PEAK_TFLOPS: Final = {
-    "NVIDIA H100 80GB HBM3": 989.0,
-    "NVIDIA H100 NVL": 835.0,
-    "NVIDIA H100 PCIe": 756.0,
-    "NVIDIA H200": 989.0,
-    "NVIDIA A100-SXM4-40GB": 312.0,
-    "NVIDIA A100-SXM4-80GB": 312.0,
-    "NVIDIA A100-PCIE-40GB": 312.0,
-    "NVIDIA A100 80GB PCIe": 312.0,
-    "NVIDIA L40S": 362.0,
-    "NVIDIA GeForce RTX 4090": 165.0,
-}
-"""A device's whole name -> its dense peak in bfloat16, 10^12 FLOP a second, by data sheets.
-
-A share of a card (MIG) has a longer name, and another peak.
-"""
 
 COMPILED: Final[tuple[Any, ...]] = (True, "max-autotune-no-cudagraphs")
 HEADINGS: Final = ("model", "attention", "compile", "work", "items", "ms", "TFLOP/s", "of the peak")
@@ -120,7 +104,7 @@ def main(
         UserError: a config is wrong, its model's settings are not there, or the device failed.
     """
     jobs = {name: config_of(name, device) for name in names or JOBS}
-    peak = peak or peak_of(torch.device(device))
+    peak = peak or peak_of_device(torch.device(device))
     end = monotonic() + 60 * minutes
     _say(_line(HEADINGS))
     _say(_line(["---"] * 4 + ["--:"] * 4))
@@ -146,11 +130,11 @@ def config_of(name: str, device: str) -> RunConfig:
     return config
 
 
-def peak_of(device: torch.device) -> float:
+def peak_of_device(device: torch.device) -> float:
     """Return the peak of a device in bfloat16, 10^12 FLOP a second; 0: not known."""
     if device.type != "cuda":
         return 0.0
-    return PEAK_TFLOPS.get(torch.cuda.get_device_name(device), 0.0)
+    return peak_of(torch.cuda.get_device_name(device))
 
 
 def search(config: RunConfig, tried: Callable[[RunConfig], Found | None]) -> Found | None:

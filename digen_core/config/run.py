@@ -62,6 +62,11 @@ class RunConfig(Strict):
     max_minutes: float | None = Field(None, gt=0)
     """Stop at the end of the iteration in which this much time has passed; null never stops."""
 
+    max_cost: float | None = Field(None, gt=0)
+    """Stop at the end of the iteration in which so much was spent, in the currency of
+    `cluster.price_per_hour`, which it needs; null never stops. What follows, an evaluation and the
+    export, comes on top."""
+
     rewards: dict[str, RewardConfig] = Field(
         default={"shapes": ShapesConfig()}, json_schema_extra=_number_or_any_table
     )
@@ -376,6 +381,17 @@ class RunConfig(Strict):
             raise ValueError(
                 f"schedule.max_stale_share is {schedule.max_stale_share}, but {what} needs all "
                 "rewards of the iteration, which no layout with stale groups waits for; use 0."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_cost(self) -> Self:
+        prices = self.cluster.price_per_hour
+        if self.max_cost is not None and not any(prices.values()):
+            raise ValueError(
+                f"max_cost is {self.max_cost:g}, but cluster.price_per_hour has "
+                f"{'only 0' if prices else 'no price'}, so it would never be spent; say what an "
+                'hour of a device costs, such as {"NVIDIA H100 80GB HBM3" = 2.5}.'
             )
         return self
 

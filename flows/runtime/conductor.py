@@ -97,7 +97,7 @@ class Conductor:
         self._published: set[int] = set()
         self._last_seconds = 0.0  # of the iteration that finished last
         self._changes = FleetChanges(run, self._executor, self._controller, self._memory.write)
-        self.out_of_time = False  # as the last finished iteration found
+        self.limit_reached: str | None = None  # as the last finished iteration found
 
     def start(self, setup: OpenIteration) -> None:
         """Give every device the version to begin with; that shows in the flow run of ``setup``."""
@@ -112,8 +112,8 @@ class Conductor:
     def complete(self, index: int, last: int) -> None:
         """Run until an iteration is over and its record is published.
 
-        Not to be called any more once the run is `out_of_time`: nothing begins, and it would wait
-        for ever.
+        Not to be called any more once a limit is reached (`limit_reached`): nothing begins, and it
+        would wait for ever.
 
         Args:
             index: of the iteration.
@@ -132,7 +132,7 @@ class Conductor:
             if index in self._published:
                 self._run.fleet.forgive_losses()
                 return
-            ahead = 0 if self._run.out_of_time else max(self._max_stale, 1)
+            ahead = 0 if self._run.limit_reached else max(self._max_stale, 1)
             self._offer_until(min(index + ahead, last))
             self._open_runs()
             self._advance()
@@ -208,7 +208,8 @@ class Conductor:
         opened = self._opened.pop(index)
         self._executor.close(index)
         run.progress.finished(opened.recorder.step_seconds)
-        self.out_of_time = run.out_of_time
+        run.progress.charged(run.price_per_second, now)
+        self.limit_reached = run.limit_reached
         self._last_seconds = now - opened.begun
         self._ending.append((opened, Ended(run.progress.version, self._last_seconds)))
         if index + 1 < self._num_offered:
@@ -218,7 +219,7 @@ class Conductor:
     def _end(self) -> None:
         """Let finished flow runs end, unless a task shows there whose end would not be heard."""
         for opened, ended in list(self._ending):
-            if self.out_of_time or not self._executor.is_running(opened):
+            if self.limit_reached or not self._executor.is_running(opened):
                 self._ending.remove((opened, ended))
                 opened.outcome.set_result(ended)
 
@@ -236,7 +237,7 @@ class Conductor:
             return
         self._memory.stir()
         match message:
-            case Completion() if not self.out_of_time:
+            case Completion() if not self.limit_reached:
                 self._on_completion(message)
             case CostsUpdated():
                 self._handle(message)
@@ -281,7 +282,7 @@ class Conductor:
         events: list[Event] = []
         for instruction in instructions:
             match instruction:
-                case _ if self.out_of_time:
+                case _ if self.limit_reached:
                     break
                 case ComputeAdvantages():
                     events.append(self._executor.compute_advantages(instruction))

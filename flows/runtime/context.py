@@ -20,6 +20,7 @@ from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt
 from digen_core.records import RunReport
 from digen_core.trace.live import LiveTrace
+from digen_core.trace.prices import price_per_second
 from flows.runtime.fleet.fleet import Fleet
 from flows.runtime.fleet.watch import Watch
 from flows.runtime.observers import stopped
@@ -56,10 +57,19 @@ class RunContext:
         object.__setattr__(self, "watch", Watch(self.client, self.config.cluster))
 
     @property
-    def out_of_time(self) -> bool:
-        """Whether the config's time is used up."""
-        minutes = self.config.max_minutes
-        return minutes is not None and self.progress.seconds > 60 * minutes
+    def limit_reached(self) -> str | None:
+        """Which limit of the config is used up, in words; None: there is time and money left."""
+        minutes, cost, progress = self.config.max_minutes, self.config.max_cost, self.progress
+        if minutes is not None and progress.seconds > 60 * minutes:
+            return f"max_minutes ({minutes:g}) have passed"
+        if cost is not None and progress.spent >= cost:
+            return f"max_cost ({cost:g}) is spent"
+        return None
+
+    @property
+    def price_per_second(self) -> float:
+        """What the devices cost now, whatever they do."""
+        return price_per_second(self.config.cluster.price_per_hour, self.fleet.devices)
 
     def last_before_evaluation(self, index: int) -> int:
         """Return the last iteration from this one on that no evaluation comes before."""

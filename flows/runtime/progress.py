@@ -14,6 +14,7 @@ from digen_core.control.schedule import UNMIXED, Mixing
 from digen_core.maths.ddpo import RewardHistory
 from digen_core.planning.profile import Profile
 from digen_core.records import EvaluationReport
+from digen_core.trace.utilization import Arithmetic
 
 
 @dataclass
@@ -21,6 +22,8 @@ class Progress:
     """How far a run is. Only its methods change it, and each says what happened."""
 
     started: float = field(default_factory=time)
+    charged_until: float = field(default_factory=time)
+    """When the devices were last charged for, or the run began."""
     checkpoint: Path | None = None
     """To begin with, in place of version 0."""
     damaged: set[Path] = field(default_factory=set)
@@ -48,6 +51,10 @@ class Progress:
     """What work costs; None before the workers are ready."""
     mixing: Mixing = UNMIXED
     """How groups that cost differently are generated."""
+    arithmetic: Arithmetic | None = None
+    """FLOPs of the model's work; None: not counted, or not yet."""
+    spent: float = 0.0
+    """What the devices cost up to the last finished iteration, if they have prices."""
     num_iterations: int = 0
     """Finished ones."""
     made: tuple[int, Position] | None = None
@@ -143,6 +150,15 @@ class Progress:
         """Note that an iteration is over; None if it measured no step."""
         self.step_seconds = step_seconds or self.step_seconds
         self.num_iterations += 1
+
+    def charged(self, per_second: float, now: float) -> None:
+        """Note that devices of some price were there until now, since the run began."""
+        self.spent += per_second * max(now - self.charged_until, 0.0)
+        self.charged_until = now
+
+    def counted(self, arithmetic: Arithmetic) -> None:
+        """Note how many FLOPs the model's work takes."""
+        self.arithmetic = arithmetic
 
     def has_made(self, version: int, position: Position) -> None:
         """Note that the iteration which made a version is published."""

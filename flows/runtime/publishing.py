@@ -38,7 +38,7 @@ def publish_iteration(
         history: of rewards, when the iteration made its version; None if it made none.
     """
     with run.publishing:
-        if is_drawn(record.iteration, run.config.num_iterations) or run.out_of_time:
+        if is_drawn(record.iteration, run.config.num_iterations) or run.limit_reached:
             spans = run.trace.around(record.iteration, time())
             timeline = draw_apart(spans, run.fleet.devices, record.iteration)
             record = replace(record, timeline=timeline)

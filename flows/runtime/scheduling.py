@@ -6,6 +6,7 @@ only in layouts with stale groups.
 
 import json
 from collections.abc import Mapping, Sequence
+from threading import Thread
 from time import sleep
 from typing import Final
 
@@ -25,10 +26,11 @@ from digen_core.planning.profile import Measured, Profile, costs_of, load_profil
 from digen_core.planning.sizes import cost_of_default, sent_of, sizes_of
 from digen_core.records import Crossing, Span
 from digen_core.trace.prediction import SCHEDULE_OF_RUN
+from digen_core.trace.utilization import Arithmetic, peaks_of
 from digen_core.transport.files import replace_text
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.watch import Watch
-from flows.runtime.observers import say
+from flows.runtime.observers import say, warn
 from flows.runtime.workload import schedule_of
 from tasks.cluster.presence import ROLES, dismiss
 from tasks.measure import measure_alone
@@ -118,6 +120,28 @@ def start_profile(run: RunContext, measured: dict[Device, Measured]) -> None:
     if _can_train(run):
         run.progress.mixes(fastest_mixing(*_job_of(run)))
     keep_prediction(run)
+
+
+def count_arithmetic(run: RunContext) -> None:
+    """Count the FLOPs of the model's work beside what the run does, if they are of use.
+
+    They are where the peaks of all devices are known. Of a large model it takes some 20 s.
+    """
+    if run.workers.fixed_costs is not None or peaks_of(run.fleet.devices) is None:
+        return
+
+    def count() -> None:
+        config = run.config
+        try:
+            sizes = sizes_of(config, settings_folder(config.model.path))
+        except (UserError, OSError, ValueError) as error:
+            warn(f"what share of their peaks the devices reach is not told: {error}")
+        else:
+            work = Arithmetic(sizes.step_flops, sizes.pair_flops, sizes.decode_flops)
+            run.progress.counted(work)
+
+    if run.progress.once("arithmetic"):
+        Thread(target=count, name="count arithmetic", daemon=True).start()
 
 
 def _sent(config: RunConfig) -> Sent:

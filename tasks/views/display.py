@@ -22,6 +22,9 @@ HEADLINES: Final = {
     "train/grad_norm": ("gradient norm", ".3g"),
     "train/gradient_cosine": ("cosine to the gradient without coded cuts", ".4f"),
     "throughput/samples_per_second": ("images/s", ".1f"),
+    "throughput/mfu": ("share of the peak", ".1%"),
+    "cost/per_sample": ("cost of an image", ".3g"),
+    "cost/total": ("spent", ".2f"),
     "time/iteration_seconds": ("seconds", ".1f"),
 }
 """What is worth a line: metric name -> (label, format)."""

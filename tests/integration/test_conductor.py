@@ -90,16 +90,26 @@ def test_tasks_show_under_their_own_iteration(tree, cluster_address, prefect_bac
         assert before.started < after.started
 
 
-def test_a_run_that_is_out_of_time_ends_after_the_iteration(tree, cluster_address, prefect_backend):
+@pytest.mark.parametrize(
+    "limit",
+    [{"max_minutes": 1e-6}, {"max_cost": 1e-6, "cluster.price_per_hour": {"cpu": 2.5}}],
+    ids=["time", "money"],
+)
+def test_a_run_whose_limit_is_reached_ends_after_the_iteration(
+    tree, cluster_address, prefect_backend, limit
+):
     changes = {
         "num_iterations": 5,
-        "max_minutes": 1e-6,
         "cluster.scheduler_address": cluster_address(1, 1),
+        **limit,
     }
     report, watch = run(tree, changes)
     assert (report.num_iterations, report.version) == (1, 1)
     assert [record.iteration for record in watch.records] == [0]
     assert report.after.version == 1
+    (record,) = watch.records
+    assert ("cost/total" in record.metrics) == ("max_cost" in limit)
+    assert record.metrics.get("cost/total", 1.0) > 1e-6
     others = [r for name, r in flow_runs_of(report.run_id).items() if name != "i0001"]
     assert all(flow_run.state.is_cancelled() for flow_run in others)
 

@@ -13,8 +13,10 @@ from digen_core.sim.links import link_metrics
 from digen_core.trace.gaps import idle_gaps
 from digen_core.trace.metrics import idle_shares, schedule_metrics
 from digen_core.trace.prediction import read_prediction
+from digen_core.trace.prices import cost_metrics
 from digen_core.trace.usage import Usage, energy_metrics, usage_metrics
-from digen_core.trace.windows import iteration_windows
+from digen_core.trace.utilization import mfu_metrics
+from digen_core.trace.windows import Window, iteration_windows
 from digen_core.training.advantages import Advantages
 from digen_core.transport.images import name_of
 from flows.runtime.context import RunContext
@@ -201,6 +203,8 @@ class IterationRecorder:
             **self._staleness_metrics(),
             **self._usage_metrics(),
             **link_metrics(self._crossings),
+            **self._mfu_metrics(window),
+            **self._cost_metrics(window),
             "orchestration/steps_per_task": float(steps_per_task),
             **self._worker_metrics(),
         }
@@ -298,6 +302,19 @@ class IterationRecorder:
         gangs = {device.name for device in self._run.fleet.devices if device.size > 1}
         parts.append(energy_metrics(self._usage, gangs, self._num_samples))
         return {name: value for part in parts for name, value in part.items()}
+
+    def _mfu_metrics(self, window: Window) -> dict[str, float]:
+        arithmetic = self._run.progress.arithmetic
+        if arithmetic is None:
+            return {}
+        return mfu_metrics(arithmetic, self._spans, self._run.fleet.devices, window)
+
+    def _cost_metrics(self, window: Window) -> dict[str, float]:
+        run = self._run
+        if not run.config.cluster.price_per_hour:
+            return {}
+        price, spent = run.price_per_second, run.progress.spent
+        return cost_metrics(price, window.seconds, self._num_samples, spent)
 
     def _worker_metrics(self) -> dict[str, float]:
         run = self._run

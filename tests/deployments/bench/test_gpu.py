@@ -9,7 +9,7 @@ from deployments.bench.gpu import (
     Found,
     Setting,
     config_of,
-    peak_of,
+    peak_of_device,
     search,
     sizes_up_to,
     summary,
@@ -147,8 +147,8 @@ def test_nonsense_is_refused(option, value, capsys):
 )
 def test_the_peak_of_a_device_goes_by_its_whole_name(name, peak, monkeypatch):
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: name)
-    assert peak_of(torch.device("cuda")) == peak
-    assert peak_of(torch.device("cpu")) == 0
+    assert peak_of_device(torch.device("cuda")) == peak
+    assert peak_of_device(torch.device("cpu")) == 0
 
 
 def test_a_device_that_is_not_here_is_refused(capsys):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from deployments.cli import run
 from deployments.overrides import config_of
@@ -15,6 +16,7 @@ from digen_core.config.load import load_config
 from digen_core.config.model import AdapterConfig, ModelConfig
 from digen_core.config.rewards import REWARD_TYPES, ShapesConfig
 from digen_core.config.run import RunConfig
+from digen_core.config.schedule import ClusterConfig
 from digen_core.config.shipped import located
 from digen_core.config.toml import as_toml
 from digen_core.config.train import LoraConfig, TrainConfig
@@ -159,6 +161,7 @@ def test_nothing_in_a_config_can_be_changed():
     [
         RunConfig(),
         RunConfig(train=TrainConfig(lora=None), max_minutes=1.5),
+        RunConfig(cluster=ClusterConfig(price_per_hour={"NVIDIA L40S": 0.8}), max_cost=20.0),
         RunConfig(algorithm=FlowGrpo(window=(2, 0, 4))),
         RunConfig(rewards={"my.module:fn": 0.1, "shapes": -2.0, 'quoted "name"\\:f': 1e-30}),
         RunConfig(rewards=REWARDS),
@@ -171,6 +174,15 @@ def test_config_show_writes_what_load_config_reads(config, tmp_path):
     path = tmp_path / "shown.toml"
     path.write_text(as_toml(config), encoding="utf-8")
     assert load_config(path) == config
+
+
+@pytest.mark.parametrize(
+    ("prices", "message"),
+    [({}, "max_cost is 3, but .* has no price"), ({"cpu": 0.0}, "has only 0, so it would never")],
+)
+def test_a_budget_without_prices_is_refused(prices, message):
+    with pytest.raises(ValidationError, match=message):
+        RunConfig(cluster=ClusterConfig(price_per_hour=prices), max_cost=3.0)
 
 
 def test_config_show_prints_every_key_with_its_help(capsys):

@@ -10,6 +10,7 @@ from digen_core.control.protocol import Device, Fragment
 from digen_core.records import Span
 from digen_core.rollout.steps import Steps
 from digen_core.trace.gaps import CAUSES
+from digen_core.trace.utilization import Arithmetic
 from digen_core.training.advantages import Advantages
 from flows.runtime.iterations.recorder import IterationRecorder
 from flows.runtime.iterations.round import Round
@@ -183,6 +184,29 @@ def test_metrics_by_hand(recorder, run):
     }
     assert metrics == pytest.approx(expected)
     assert all(isinstance(value, float) for value in metrics.values())
+
+
+def test_money_and_the_share_of_the_peak(run, recorder, monkeypatch):
+    devices = [replace(device, kind="cpu") for device in run.fleet.devices]
+    run.fleet.devices[:] = devices
+    monkeypatch.setattr("digen_core.trace.peaks.PEAK_TFLOPS", {"cpu": 2.0})
+    assert not {"throughput/mfu", "cost/total"} & recorder.record(6, 8.0, 1).metrics.keys()
+    cluster = run.config.cluster.model_copy(update={"price_per_hour": {"cpu": 1800.0}})
+    object.__setattr__(run, "config", run.config.model_copy(update={"cluster": cluster}))
+    run.progress.charged_until = 100.0
+    run.progress.charged(run.price_per_second, 110.0)
+    run.progress.charged(run.price_per_second, 109.0)  # the clock was set back
+    run.progress.counted(Arithmetic(step=0.0, pair=0.0, decode=1e12))
+    metrics = recorder.record(6, 8.0, 1).metrics
+    window = 8 / metrics["throughput/samples_per_second"]
+    assert metrics["cost/iteration"] == pytest.approx(window)  # 2 devices, 0.5 a second each
+    assert metrics["cost/per_sample"] == pytest.approx(window / 8)
+    assert metrics["cost/total"] == pytest.approx(10.0)
+    score = Span(4, "score g00 f0", "score", "rollout-0", 9.0, 12.0, 13.0, num_items=3)
+    add(run, recorder, score)
+    metrics = recorder.record(6, 8.0, 1).metrics
+    # the fixture's own task of scoring says of no samples
+    assert metrics["throughput/mfu"] == pytest.approx((3 - 1) * 1e12 / (window * 4e12))
 
 
 def test_scores_that_failed_are_filled_in_when_their_group_is_complete(run):
