@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-fast coverage test-slow test-slice test-layouts test-algorithms test-families test-operation test-gpu fuzz lint bench ui docs docs-images golden clean
+.PHONY: help setup train test test-fast coverage test-slow test-slice test-layouts test-algorithms test-families test-nightly test-operation test-gpu fuzz lint bench ui docs docs-images golden clean
 
 # No telemetry: without these, each start also waits for name look-ups where there is no network.
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
@@ -18,7 +18,7 @@ ARGS ?=
 # They wait for servers and workers a third of their time: one process more than this machine's cores.
 JOBS ?= 3
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
-DAILY := not gpu and not layouts and not algorithms and not families and not operation
+DAILY := not gpu and not layouts and not algorithms and not families and not nightly and not operation
 COVERED := control algorithms maths training transport checkpoints
 FAST := --ignore tests/integration --ignore tests/wheel
 SEED ?= 0
@@ -73,7 +73,7 @@ coverage: setup ## which lines and branches of the decisions, the maths and what
 test-slow: setup ## only the tests of every change that take more than 10 s each
 	$(PYTEST) -m "$(DAILY) and slow" $(ARGS)
 
-test-slice: setup ## some of the cases of the four targets below: SEED chooses which, SLICE how many
+test-slice: setup ## some of the cases of the five targets below: SEED chooses which, SLICE how many
 	$(PYTEST) -m "not gpu" --slice $(SEED):$(SLICE) --dist loadgroup $(ARGS)
 
 test-layouts: setup ## the weights of every layout on every split of workers; up to 45 minutes
@@ -84,6 +84,10 @@ test-algorithms: setup ## the weights of every algorithm under every layout; up 
 
 test-families: setup ## the weights of every model family, image and video; up to 10 minutes
 	$(PYTEST) -m families --dist loadgroup $(ARGS)
+
+test-nightly: setup ## proofs by many real processes or at real sizes, and more random orders; up to 40 minutes
+	$(PYTEST) -m nightly --dist loadgroup $(ARGS)
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "$(DAILY)" tests/digen_core/control tests/digen_core/sim $(ARGS)
 
 test-operation: setup ## servers that go away, killed runs, browsers, whole sessions, pages followed, stories of failures; up to an hour
 	$(PYTEST) -m operation --dist loadgroup $(ARGS)

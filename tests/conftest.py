@@ -8,9 +8,10 @@ import pytest
 from hypothesis import settings
 
 # A busy machine may stop a test for a moment; that says nothing about the code.
-settings.register_profile("thorough", deadline=None)
+settings.register_profile("thorough", deadline=None)  # make test-nightly
+settings.register_profile("daily", max_examples=50, deadline=None)
 settings.register_profile("fast", max_examples=20, deadline=None)  # make test-fast
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "thorough"))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "daily"))
 
 # Before Prefect is imported: otherwise each start waits for name look-ups that fail.
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
@@ -20,7 +21,9 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
-SLICED = ("layouts", "algorithms", "families", "operation")  # marks of what `make test` leaves out
+SLICED = ("layouts", "algorithms", "families", "operation")
+NIGHTLY = "nightly"
+"""Marks of what `make test` leaves out; half of a slice is nightly."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,9 +53,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: item.path not in slow)
         return
     seed, _, count = slice_.rpartition(":")
+    nightly = [item for item in items if item.get_closest_marker(NIGHTLY)]
     sliced = [item for item in items if any(item.get_closest_marker(mark) for mark in SLICED)]
-    sliced.sort(key=lambda item: sha256(f"{seed} {item.nodeid}".encode()).digest())
-    kept = set(sliced[: int(count)])
+    for some in (nightly, sliced):
+        some.sort(key=lambda item: sha256(f"{seed} {item.nodeid}".encode()).digest())
+    first = nightly[: int(count) // 2]
+    kept = {*first, *sliced[: int(count) - len(first)]}
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
 

@@ -21,7 +21,7 @@ from support.power_cuts import SURVIVES, Disk, disks
 from support.resumed import ITERATIONS, check_run
 from support.runs import training_in_mlflow
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 POINTS = 250
 

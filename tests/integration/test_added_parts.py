@@ -156,7 +156,7 @@ def test_they_are_in_the_reference_of_the_config(call):
     assert "| `sketch` | 32 | 32 | 1 | 12 | 3.5 | 2 |" in page
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_they_train_to_the_weights_of_the_serial_loop(call, tmp_path):
     call("-c", DIGEN, "make-tiny", "sketch", "model")
     changes = {

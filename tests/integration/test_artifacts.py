@@ -83,7 +83,7 @@ def artifacts_of(flow_run_id: str) -> dict:
     return {artifact.key: artifact for artifact in found}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_flow_has_a_progress_bar_and_a_report(prefect_backend):
     found = artifacts_of(watched_run(3))
     assert set(found) == {"digen-progress", "digen-report", "digen-iteration"}

@@ -9,6 +9,7 @@ from support.runs import merged
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.nightly
 def test_every_iteration_is_measured_whatever_time_the_run_would_have(
     tree, cluster_address, prefect_backend, tmp_path
 ):

@@ -63,6 +63,7 @@ def assert_exported(folder, weights):
         np.testing.assert_array_equal(value.detach().numpy(), weights[name].astype(np.float32))
 
 
+@pytest.mark.nightly
 def test_a_gangs_average_though_the_last_iteration_made_no_version(trained):
     from digen_core.checkpoints.manifest import read_manifest
     from digen_core.checkpoints.tensors import last_state
@@ -78,6 +79,7 @@ def test_a_gangs_average_though_the_last_iteration_made_no_version(trained):
     assert kept == {".lock"}
 
 
+@pytest.mark.nightly
 def test_a_run_whose_rewards_were_all_equal_leaves_version_0(trained, tree):
     from digen_core.checkpoints.manifest import read_manifest
     from support.runs import initial
@@ -105,6 +107,7 @@ class Damager(Watch):
             file.write_bytes(content)
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_that_is_damaged_is_made_again_before_it_is_exported(trained, tree):
     from digen_core.checkpoints.tensors import last_state
 

@@ -34,10 +34,7 @@ RUNS = [
     for frames in ((1, 5) if family in VIDEO_FAMILIES else (1,))
     for algorithm in ALGORITHMS
 ]
-IN_MAKE_TEST = (
-    RUNS.index(("sd3", 1, "dance_grpo")),
-    RUNS.index(("wan", 5, "flow_grpo")),
-)
+IN_MAKE_TEST = (RUNS.index(("wan", 5, "flow_grpo")),)
 
 
 @pytest.mark.parametrize(("family", "frames", "algorithm"), marked(RUNS, IN_MAKE_TEST, "families"))

@@ -93,6 +93,6 @@ def test_gangs_give_the_weights_of_the_serial_loop(case, tree, address, monkeypa
     assert {span.device for span in run.spans} <= {device.name for device in case.devices}
 
 
-@pytest.mark.parametrize("case", marked(CASES[:4], (0, 1), "layouts"), ids=str)
+@pytest.mark.parametrize("case", marked(CASES[:4], (), "layouts"), ids=str)
 def test_gangs_drop_and_skip_what_the_serial_loop_does(case, tree, address, monkeypatch):
     check_skips(run_case(case, tree, address, monkeypatch, **ODD))

@@ -154,6 +154,7 @@ def test_two_workers_lost_at_once(live):
     assert story.said("worker trainer-1", "was lost")
 
 
+@pytest.mark.nightly
 def test_all_rollout_workers_lost_and_back(live):
     """Nannies start them again; until then the run waits, and its state says so."""
     story = Story(event_of(p.FragmentGenerated, 1), signal_to("rollout-0", "rollout-1"))
@@ -179,6 +180,7 @@ def version_of(kind: type, version: int) -> Callable[[object], bool]:
     return lambda what: isinstance(what, kind) and what.version == version
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "when",
     [
@@ -291,6 +293,7 @@ def test_a_frozen_worker_is_noticed(live):
     assert story.said("worker rollout-0", "has sent no heartbeat for")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("push", ["dense", operation("delta")])
 def test_a_source_is_lost_before_others_pull_from_it(live, push):
     """All weights, so that a version goes from device to device."""
@@ -304,6 +307,7 @@ def test_a_source_is_lost_before_others_pull_from_it(live, push):
     assert story.said("push of v2 to ", "does not answer")
 
 
+@pytest.mark.nightly
 def test_versions_come_as_deltas_past_a_loss_and_a_join(live):
     """Who joins gets all of the version in use, and deltas of those that follow."""
     story = Story(event_of(p.FragmentGenerated, 1), signal_to("rollout-0", "rollout-1"))
@@ -336,6 +340,7 @@ GANGS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("when", "member", "number"),
     [
@@ -385,6 +390,7 @@ def test_a_gang_whose_stages_are_not_all_there_is_formed_again(live, when, membe
     )
 
 
+@pytest.mark.nightly
 def test_a_gang_on_two_hosts_is_formed_again(live, room):
     """Its member on the other host is killed while a stage waits for it."""
     story = Story(event_of(p.FragmentGenerated, 1), signal_to("room.1"))
@@ -505,6 +511,7 @@ class Leaving(Story):
         return all(self.said(f"worker {name} has left") for name in self.names)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("names", "changes"),
     [

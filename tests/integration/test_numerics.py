@@ -87,6 +87,7 @@ def broken_model(tiny_flux, tmp_path) -> str:
     return str(tmp_path / "broken")
 
 
+@pytest.mark.nightly
 @per_case(1)
 def test_groups_with_a_latent_that_is_nan_are_dropped(case, run_layout, broken_model):
     changes = {"numerics.samples": "drop", "model.path": broken_model}

@@ -162,6 +162,7 @@ time.sleep(600)
     kill(process)
 
 
+@pytest.mark.nightly
 def test_damaged_files_do_not_refuse_a_resume(
     tree, cluster_address, prefect_backend, capsys, caplog
 ):

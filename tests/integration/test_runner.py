@@ -217,6 +217,7 @@ def test_a_task_run_reports_two_states_and_not_that_it_is_pending(lean):
     assert sorted(state.name for state in states) == ["Completed", "Running"]
 
 
+@pytest.mark.nightly
 def test_subflows_share_an_asynchronous_client_while_a_run_is_open(lean, monkeypatch):
     opened = []
     enter = PrefectClient.__aenter__
@@ -262,6 +263,7 @@ def test_an_installed_task_travels_by_name():
     assert load_call(blob, ()).fn is bench_runner.increment.fn
 
 
+@pytest.mark.nightly
 def test_a_worker_keeps_few_contexts(lean):
     @task
     def num_contexts():

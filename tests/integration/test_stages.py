@@ -101,7 +101,7 @@ def model_of(family: str, folders: dict[str, str]) -> dict:
     }
 
 
-@pytest.mark.parametrize("case", marked(CASES, (1, 2), "layouts"), ids=str)
+@pytest.mark.parametrize("case", marked(CASES, (1,), "layouts"), ids=str)
 def test_stages_give_the_weights_of_the_serial_loop(
     case, tree, tiny_families, address, monkeypatch
 ):
@@ -112,6 +112,7 @@ def test_stages_give_the_weights_of_the_serial_loop(
     assert tasks["train"], "a task of a gang shows once, as its leader's"
 
 
+@pytest.mark.nightly
 def test_stages_on_two_hosts_give_the_weights_of_the_serial_loop(
     tree, tiny_families, room, monkeypatch
 ):
@@ -141,6 +142,7 @@ def test_gangs_that_are_no_multiple_are_refused_before_a_model_is_loaded(
         run_case(case, tree, address, monkeypatch)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "changes",
     [{}, pytest.param(LAGGING | {"train.learning_rate": 1e-2}, marks=pytest.mark.layouts)],

@@ -65,6 +65,7 @@ def test_training_goes_on_and_nothing_is_missing(tmp_path, server, seconds):
     check(server.uri, tracker, folder)
 
 
+@pytest.mark.nightly
 def test_who_watches_a_run_is_told_what_mlflow_has_not_taken(tmp_path, server):
     from flows.launch import _ended_in
     from flows.runtime.observers import watching

@@ -225,6 +225,7 @@ def check_order(spans):
     assert len([key for key, _ in groupby(fragments)]) == len(set(fragments))
 
 
+@pytest.mark.nightly
 def test_each_member_of_a_gang_is_a_process_on_the_host_of_its_leader(scenario):
     from distributed import Client
 

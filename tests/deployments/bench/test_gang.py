@@ -25,7 +25,7 @@ def test_the_verdict_by_hand():
     assert "NOT met" in text_of(quick, Cost(4, 0, [3.1, 3.2, 0.1]))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("num_hosts", [1, 2])
 def test_commands_of_a_real_gang(num_hosts):
     costs = bench_gang([2], num_hosts, 10)

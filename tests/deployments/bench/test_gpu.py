@@ -58,7 +58,9 @@ def rows_in(out: str) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in lines][2:]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [FAMILIES[0], *(pytest.param(f, marks=pytest.mark.families) for f in FAMILIES[1:])]
+)
 def test_every_family_is_measured_with_every_kernel(config_file, family, capsys, monkeypatch):
     monkeypatch.setattr(gpu, "COMPILED", ())
     file = config_file(family)

@@ -36,7 +36,7 @@ def test_stages_that_cannot_be_are_refused(parallel, message):
         bench_stages(config, link_of(1, 0), ["none"], samples=2, rounds=1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_link_takes_as_long_as_it_says():
     """Of 8 samples 28 tokens x 96 numbers cross for a step, and for a pack once more, back."""
     num_bytes = 8 * 28 * 96 * 4

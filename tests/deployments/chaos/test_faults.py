@@ -155,6 +155,7 @@ faults.close()
 """
 
 
+@pytest.mark.nightly
 def test_links_and_disks_fail_and_work_again(tmp_path):
     if not are_there():
         pytest.skip("this machine has no namespaces")

@@ -73,7 +73,9 @@ def test_a_run_that_no_server_knows_is_said(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.nightly)]
+)
 def test_a_server_that_is_killed_or_frozen_is_started_anew(monkeypatch, tmp_path, number):
     configure(monkeypatch, None)
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))

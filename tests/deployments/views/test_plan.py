@@ -211,6 +211,7 @@ capacity = {capacity}
 """
 
 
+@pytest.mark.nightly
 def test_stages_are_found_where_no_card_of_a_room_holds_the_model(tiny, tmp_path, capsys):
     """The printed config has them, and with leave codecs where the network is slow."""
     from deployments.overrides import config_of

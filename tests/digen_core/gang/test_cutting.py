@@ -97,6 +97,7 @@ def test_a_stage_is_its_part_of_the_whole_and_reads_no_more(
         assert sorted(names) == sorted(whole.state_dict().keys() - outside), "each block once"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_stage_of_a_published_model_holds_its_blocks_and_little_more(family):
     folder = ROOT / "deployments/model_configs" / PUBLISHED[family] / "transformer"

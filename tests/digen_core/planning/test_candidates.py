@@ -186,6 +186,7 @@ def priced(step: float, overhead: float):
     return of
 
 
+@pytest.mark.nightly
 def test_the_best_gangs_are_planned_first():
     found = found_in(cluster_of({}))
     # All but free to talk: the members of a gang do as much together as by themselves. Alone is

@@ -62,7 +62,7 @@ CASES = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_peaks_are_those_of_a_real_member(tiny_families, tmp_path):
     trees = [tree_of(tiny_families[family], family, **how) for family, how in CASES]
     leader, _ = run_gang(2, tmp_path, peaks, trees, COUNTS)

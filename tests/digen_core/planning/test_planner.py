@@ -141,6 +141,7 @@ def two_sites(name: str, version: float, links: bool = True) -> Job:
     return Job(scenario.workload, scenario.trained_steps, fleet, costs)
 
 
+@pytest.mark.nightly
 def test_two_sites_generate_and_one_trains():
     """Of a video model with adapters of 62 MB: about as fast as on one site with all devices."""
     leeway = Leeway(

@@ -249,6 +249,7 @@ def test_what_is_fixed_stays_where_devices_are_left_out():
     assert {(own.plan.choice.helpers, own.plan.choice.assistants) for own in found} == {(0, 2)}
 
 
+@pytest.mark.nightly
 def test_two_kinds_of_cards_make_more_samples_for_the_money_than_one():
     """H20 that generate and H800 that train against the best that either does alone.
 

@@ -23,6 +23,7 @@ CHOICES = {
     "G": ((10,), (10, 0, 0), (10, 0, 0), (8, 0, 0)),
     "H": ((8,), (8, 0, 0), (8, 0, 0), (8, 0, 2)),
 }
+EXPENSIVE = ("B2", "G", "H")
 
 
 def published(name: str, page: str = "docs/scheduling.md") -> dict[str, float]:
@@ -35,7 +36,10 @@ def published(name: str, page: str = "docs/scheduling.md") -> dict[str, float]:
     return {key: float(cell) for key, cell in list(zip(*columns, strict=True))[1:]}
 
 
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.nightly] * (name in EXPENSIVE)) for name in CHOICES],
+)
 def test_a_schedule_takes_what_the_docs_say(name):
     scenario, expected = find_scenario(name), published(name)
     tsp, tag, elastic, tcss = (Fixed(*choice) for choice in CHOICES[name])

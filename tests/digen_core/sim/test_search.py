@@ -38,6 +38,7 @@ LISTED_AND_UNKNOWN = {
 GAINS = {("D", "tsp"): 0.2, ("D", "elastic"): 0.4, ("D", "tcss"): 0.25}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "split", "layout"), LISTED_AND_UNKNOWN)
 def test_groups_of_unequal_cost_are_never_slower_than_in_the_listed_order(name, split, layout):
     scenario = without_jitter(name).model_copy(update={"group_costs": (1.0,) * 7 + (8.0,)})

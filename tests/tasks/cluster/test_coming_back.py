@@ -44,6 +44,7 @@ def await_address(client, other_than=None):
     return found
 
 
+@pytest.mark.nightly
 def test_a_worker_comes_back_whatever_parted_it_from_its_scheduler():
     with (
         run_cluster(ClusterConfig(tls=False), []) as scheduler,

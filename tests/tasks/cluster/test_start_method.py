@@ -58,7 +58,7 @@ with open(f"/proc/{pid}/environ") as environment:
     assert (ran.stdout, ran.stderr) == ("False\nTrue\nTrue\n", "")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_copies_share_has_no_settings_and_no_device():
     """Prefect would keep the settings that the environment had when it was imported."""
     code = f"""

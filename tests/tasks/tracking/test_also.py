@@ -215,7 +215,7 @@ def test_wandb_online_says_itself_what_it_has(spool, monkeypatch):
     assert told == [(2, 1), (3, 2), 0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_of_wandb_that_cannot_be_reached_nothing_stays(config, tmp_path):
     away = {
         "WANDB_BASE_URL": "http://127.0.0.1:9",
@@ -490,7 +490,7 @@ for mode in ("offline", "online", "x"):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_who_is_not_logged_in_is_told_before_the_start(tmp_path):
     pytest.importorskip("wandb")
     home = {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")}

@@ -64,7 +64,7 @@ def task_runs_of(flow_run_id: str) -> int:
         return len(client.read_task_runs(flow_run_filter=own))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_prefect_keeps_the_newest_iterations_of_a_run(prefect_backend, monkeypatch):
     monkeypatch.setattr(retention, "SETTLED_SECONDS", 0.0)
     other, own, known = f"other-{uuid4()}", f"own-{uuid4()}", []

@@ -72,7 +72,9 @@ def test_a_second_leader_is_told_that_there_is_one():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.nightly), signal.SIGKILL]
+)
 def test_a_gang_comes_and_goes_with_its_command(dask_scheduler_address, number):
     command = [sys.executable, "-m", "tasks.worker.process", dask_scheduler_address]
     command += ["--name", "g", "--resources", "trainer=1", "--members", "3"]

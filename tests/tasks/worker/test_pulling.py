@@ -311,7 +311,7 @@ def test_a_version_is_pulled_while_its_source_works(workers):
     working.cancel()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_source_that_is_killed_or_frozen_is_told(workers):
     pushed, address = workers.submit("one", functions.shelve, 40).result(), workers.address("one")
     workers.submit("one", functions.serve_slowly, 1.5).result()

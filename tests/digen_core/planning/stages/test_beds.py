@@ -26,7 +26,7 @@ from support.stages import chain_of_arrays
 SMALL = Bed("4 devices at 2 sites", (2, 2), (1e3, 1e3), (50, 100), 4e10)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_chain_is_what_the_recipe_counts():
     again = {"train.gradient_checkpointing": True}
     config = load_config(RECIPES / "flow_grpo_flux_fast.toml", again)
