@@ -36,6 +36,7 @@ from digen_core.config.keys import UnknownKeyError
 from digen_core.errors import UserError
 from digen_core.inputs.addresses import redacted
 from digen_core.inputs.reading import shown
+from tasks.cluster.garbage import collect_rarely
 
 WELCOME = """\
 digen: reinforcement-learning post-training of diffusion and flow-matching models
@@ -220,6 +221,7 @@ def _option_like(arguments: Sequence[str], key: str) -> str | None:
 
 def main() -> None:
     """Entry point of the console command."""
+    collect_rarely()
     install()
     apply_settings()
     sys.exit(run(sys.argv[1:]))

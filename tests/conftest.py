@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tasks.cluster.garbage import collect_rarely
+
+collect_rarely()
+
 # A busy machine may stop a test for a moment; that says nothing about the code.
 settings.register_profile("thorough", deadline=None)  # make test-nightly
 settings.register_profile("daily", max_examples=50, deadline=None)

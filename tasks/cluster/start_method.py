@@ -16,6 +16,7 @@ from distributed.utils import get_mp_context
 METHOD: Final = "distributed.worker.multiprocessing-method"
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 IMPORTS: Final = (
+    "tasks.cluster.preloaded",
     "distributed",
     "digen_core.models.loading",
     "digen_core.models.policy",

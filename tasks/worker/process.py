@@ -20,6 +20,7 @@ import dask
 
 from digen_core.errors import UserError
 from tasks.cluster.cluster import PRELOAD, settings_of_workers
+from tasks.cluster.garbage import collect_rarely
 from tasks.cluster.listening import INSECURE, options_of_worker
 from tasks.cluster.presence import SITE
 from tasks.worker.followers import beside, member_arguments, ranks_of
@@ -112,6 +113,7 @@ def _reason(error: BaseException) -> BaseException:
 
 def main(words: Sequence[str]) -> int:
     """Run a worker as a command line says, and return the exit code."""
+    collect_rarely()
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--cuda", action="store_true")
     parser.add_argument(INSECURE, action="store_true", dest="insecure")
