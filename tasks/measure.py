@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from time import time
+from math import inf
+from operator import itemgetter
+from time import monotonic, time
 from typing import Literal
 
 import torch
@@ -92,8 +94,9 @@ def work_seconds(
     works: Sequence[tuple[Work, int]],
     rounds: int,
     gang: Gang = ALONE,
+    until: float = inf,
 ) -> dict[tuple[Work, int], list[float]]:
-    """Time work of some sizes in this process, interleaved.
+    """Time work of some sizes in this process, interleaved, the smaller sizes first.
 
     Args:
         policy: with what is trained attached.
@@ -102,25 +105,35 @@ def work_seconds(
         works: each with its number of samples or pairs.
         rounds: in which each is timed once, after one that warms up.
         gang: whose member this process is; all of them time the same.
+        until: on the monotonic clock, from when no size is begun that has not run yet, and no round
+            but the first; what ran once is timed once more.
 
     Returns:
-        Seconds of each until the device has done it; what does not fit into memory is left out. A
-        step is ``config.velocities_per_step`` times its one velocity.
+        Seconds of each until the device has done it, none of what there was no time for; what does
+        not fit into memory is left out. A step is ``config.velocities_per_step`` times its one
+        velocity.
     """
     work = _Work(policy, config, condition, gang)
     timed: dict[Work, tuple[Callable[[int], object], float]] = {
         "step": (work.step, config.velocities_per_step),
         "pack": (work.pack, 1.0),
     }
-    found: dict[tuple[Work, int], list[float]] = {each: [] for each in works}
+    ordered = sorted(works, key=itemgetter(1))
+    found: dict[tuple[Work, int], list[float]] = {each: [] for each in ordered}
+    has_run = set[tuple[Work, int]]()
     for number in range(rounds + 1):
+        if number > 1 and monotonic() > until:
+            break
         for kind, size in list(found):
+            if (not number and monotonic() > until) or (number and (kind, size) not in has_run):
+                continue
             method, times = timed[kind]
             try:
                 seconds = times * _seconds(partial(method, size))
             except torch.OutOfMemoryError:
                 del found[kind, size]
                 continue
+            has_run.add((kind, size))
             if number:
                 found[kind, size].append(seconds)
     return found

@@ -171,7 +171,7 @@ def try_setting(
         share: of the transformer's blocks that are built, in (0, 1].
         rounds: in which each size is timed once, after one that warms up.
         peak: of the device, 10^12 FLOP a second; 0: not known.
-        end: when no setting is begun any more, on the monotonic clock.
+        end: when no setting is begun any more, nor a size of one, on the monotonic clock.
     """
     setting = Setting(config.model.attention, config.model.compile)
 
@@ -182,7 +182,7 @@ def try_setting(
         left_out("no time is left")
         return None
     try:
-        measured = measure(config, works_of(config), share, rounds)
+        measured = measure(config, works_of(config), share, rounds, end)
     except (UserError, RuntimeError, NotImplementedError) as error:  # no such kernel here
         left_out(str(error).partition("\n")[0])
         return None
@@ -192,6 +192,8 @@ def try_setting(
         _say(_line([name, *_words(setting), *_cells(row, peak)]))
     for work, items in measured.left_out:
         left_out(f"{work} of {items} does not fit into memory")
+    for work, items in measured.not_begun:
+        left_out(f"no time is left for a {work} of {items}")
     return Found(setting, measured.rows) if _has_both(measured) else None
 
 

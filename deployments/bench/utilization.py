@@ -3,7 +3,8 @@
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -52,6 +53,7 @@ class Utilization:
     headline: str
     rows: list[Row]
     left_out: list[tuple[Work, int]]  # what does not fit into memory
+    not_begun: list[tuple[Work, int]] = field(default_factory=list)  # there was no time
 
 
 def main(config: RunConfig, share: float, rounds: int, peak_tflops: float | None) -> None:
@@ -79,7 +81,11 @@ def main(config: RunConfig, share: float, rounds: int, peak_tflops: float | None
 
 
 def measure(
-    config: RunConfig, works: Sequence[tuple[Work, int]], share: float, rounds: int
+    config: RunConfig,
+    works: Sequence[tuple[Work, int]],
+    share: float,
+    rounds: int,
+    until: float = inf,
 ) -> Utilization:
     """Build a model with random weights and time its work, interleaved; the rest as in ``main``.
 
@@ -88,15 +94,21 @@ def measure(
         works: each with its number of samples or pairs.
         share: of the transformer's blocks that are built, in (0, 1].
         rounds: in which each is timed once, after one that warms up.
+        until: on the monotonic clock, from when nothing more is begun but what ran already.
     """
     with TemporaryDirectory() as temporary, reading_settings(config):
         folder = Path(temporary)
         cut_settings(settings_folder(config.model.path), folder, share)
         sizes = sizes_of(config, folder)
         policy = _built(config, folder)
-    found = work_seconds(policy, config, noise_condition(policy), works, rounds)
-    left_out = [each for each in works if each not in found]
-    return Utilization(_headline(config, policy, sizes, share), rows_of(found, sizes), left_out)
+    found = work_seconds(policy, config, noise_condition(policy), works, rounds, until=until)
+    timed = {each: found[each] for each in works if found.get(each)}
+    return Utilization(
+        _headline(config, policy, sizes, share),
+        rows_of(timed, sizes),
+        left_out=[each for each in works if each not in found],
+        not_begun=[each for each in found if each not in timed],
+    )
 
 
 def cut_settings(folder: Path, out: Path, share: float) -> None:

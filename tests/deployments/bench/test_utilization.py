@@ -161,6 +161,33 @@ def test_a_step_that_asks_the_reference_is_several_velocities(monkeypatch):
     assert found == {("step", 1): [pytest.approx(2 * 5 / 3)], ("pack", 1): [2.0]}
 
 
+@pytest.mark.parametrize(
+    ("until", "expected", "ran"),
+    [
+        (0.5, {("step", 1): 1, ("pack", 1): 0, ("step", 4): 0}, 2),
+        (1.5, {("step", 1): 1, ("pack", 1): 1, ("step", 4): 0}, 4),
+        (3.5, {("step", 1): 1, ("pack", 1): 1, ("step", 4): 1}, 6),
+        (99.0, {("step", 1): 3, ("pack", 1): 3, ("step", 4): 3}, 12),
+    ],
+)
+def test_when_time_is_over_no_size_is_begun_but_what_ran_is_timed(
+    until, expected, ran, monkeypatch
+):
+    """Each work takes 1 s. The smaller sizes come first."""
+    clock = [0.0]
+
+    def seconds(work):
+        clock[0] += 1.0
+        return 1.0
+
+    monkeypatch.setattr("tasks.measure._seconds", seconds)
+    monkeypatch.setattr("tasks.measure.monotonic", lambda: clock[0])
+    works = [("step", 4), ("step", 1), ("pack", 1)]
+    found = work_seconds(None, config_of("flux"), {}, works, rounds=3, until=until)
+    assert {each: len(timed) for each, timed in found.items()} == expected
+    assert clock[0] == ran
+
+
 def test_shares_by_hand():
     sizes = dict.fromkeys((field.name for field in fields(Sizes)), 0)
     sizes = Sizes(**sizes | {"step_flops": 3 * 10**12, "pair_flops": 8 * 10**12})
