@@ -1,6 +1,7 @@
 """Collect the receipts of an iteration and make its record: sample rows, spans and metrics."""
 
 from collections.abc import Collection, Mapping, Sequence
+from math import ceil
 from statistics import fmean, median
 from time import time
 
@@ -286,7 +287,10 @@ class IterationRecorder:
         }
 
     def _staleness_metrics(self) -> dict[str, float]:
-        """Return the versions between the one trained and the one that generated a sample."""
+        """Return the versions between the one trained and the one that generated a sample.
+
+        And the iterations between the version with which this one began, and that one.
+        """
         stale = [
             update.version - 1 - self._versions[fragment]
             for update in self._updates
@@ -295,7 +299,19 @@ class IterationRecorder:
         ]
         if not stale:
             return {}
-        return {"staleness/mean": fmean(stale), "staleness/max": float(max(stale))}
+        begun_with = self._updates[0].version - 1
+        per_iteration = self._run.config.train.updates_per_iteration
+        behind = [
+            ceil((begun_with - self._versions[fragment]) / per_iteration)
+            for fragment in self._rewards
+            for _ in fragment.samples
+        ]
+        return {
+            "staleness/mean": fmean(stale),
+            "staleness/max": float(max(stale)),
+            "staleness/iterations_mean": fmean(behind),
+            "staleness/iterations_max": float(max(behind)),
+        }
 
     def _usage_metrics(self) -> dict[str, float]:
         parts = [usage_metrics(device, used) for device, used in self._usage.items()]

@@ -181,6 +181,8 @@ def test_metrics_by_hand(recorder, run):
         # version 5 was made from 4; a group of version 4 and one of version 2
         "staleness/mean": 1,
         "staleness/max": 2,
+        "staleness/iterations_mean": 1,
+        "staleness/iterations_max": 2,
     }
     assert metrics == pytest.approx(expected)
     assert all(isinstance(value, float) for value in metrics.values())
@@ -207,6 +209,27 @@ def test_money_and_the_share_of_the_peak(run, recorder, monkeypatch):
     metrics = recorder.record(6, 8.0, 1).metrics
     # the fixture's own task of scoring says of no samples
     assert metrics["throughput/mfu"] == pytest.approx((3 - 1) * 1e12 / (window * 4e12))
+
+
+def test_staleness_with_several_updates_is_told_in_iterations_too(run):
+    """Three updates an iteration, of which the last was skipped: this one began with version 8."""
+    train = run.config.train.model_copy(update={"updates_per_iteration": 3})
+    object.__setattr__(run, "config", run.config.model_copy(update={"train": train}))
+    it = IterationRecorder(run, Round(4, ["a", "b", "c"], Steps((0,), (0,)), [{}] * 3))
+    add(run, it, Span(4, "score g00 f0", "score", "rollout-0", 0.0, 0.0, 1.0))
+    for group, version in enumerate((8, 6, 3)):
+        fragment = Fragment(4, group, 0, 0, 2)
+        it.add_logprobs(fragment, receipt(Denoised(version, {0: [-1.0, -1.0]}, 0.1)))
+        it.add_rewards(fragment, receipt(Scored({"reward": [1.0, 1.0]})))
+        it.add_advantages(Advantages({group: np.zeros(2)}))
+    it.add_update(Updated(9, "", {}))
+    it.add_update(Updated(10, "", {}))
+    it.skip_update()
+    metrics = it.record(10, 1.0, 1).metrics
+    assert metrics["staleness/iterations_mean"] == 1  # 0, 1 and 2
+    assert metrics["staleness/iterations_max"] == 2
+    assert metrics["staleness/max"] == 6  # version 10 was made of 9, and 3 generated
+    assert metrics["staleness/mean"] == np.mean([0, 2, 5, 1, 3, 6])
 
 
 def test_scores_that_failed_are_filled_in_when_their_group_is_complete(run):
