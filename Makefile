@@ -86,8 +86,8 @@ test-families: setup ## the weights of every model family, image and video; up t
 	$(PYTEST) -m families --dist loadgroup $(ARGS)
 
 test-nightly: setup ## proofs by many real processes or at real sizes, and more random orders; up to 40 minutes
-	$(PYTEST) -m nightly --dist loadgroup $(ARGS)
-	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "$(DAILY)" tests/digen_core/control tests/digen_core/sim $(ARGS)
+	$(PYTEST) -m "nightly and not layouts and not algorithms and not families and not operation" --dist loadgroup $(ARGS)
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "$(DAILY)" tests/digen_core/control tests/digen_core/sim
 
 test-operation: setup ## servers that go away, killed runs, browsers, whole sessions, pages followed, stories of failures; up to an hour
 	$(PYTEST) -m operation --dist loadgroup $(ARGS)

@@ -19,7 +19,7 @@ from flows.runtime.iterations.recorder import IterationRecorder
 from flows.runtime.iterations.round import Round
 from flows.runtime.notify import notify
 from flows.runtime.observers import say
-from flows.runtime.scheduling import count_arithmetic, start_profile
+from flows.runtime.scheduling import count_arithmetic, notify_of_prices, start_profile
 from tasks.runner.completions import Completions
 from tasks.setup import count_tokens, restore_state
 from tasks.versions import start_state
@@ -57,6 +57,7 @@ def _make_ready(run: RunContext, batch: Batch) -> None:
     if run.progress.checkpoint is None and run.progress.num_resumed:
         # its model has the weights of what was trained, of which version 0 is not to be made
         run.fleet.loads_again(run.fleet.trainer_devices()[0])
+    notify_of_prices(run)
     count_arithmetic(run)
     load_models(run, batch, run.fleet.devices)
     load_pools(run, batch)

@@ -57,8 +57,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: item.path not in slow)
         return
     seed, _, count = slice_.rpartition(":")
-    nightly = [item for item in items if item.get_closest_marker(NIGHTLY)]
     sliced = [item for item in items if any(item.get_closest_marker(mark) for mark in SLICED)]
+    others = set(sliced)
+    nightly = [i for i in items if i.get_closest_marker(NIGHTLY) and i not in others]
     for some in (nightly, sliced):
         some.sort(key=lambda item: sha256(f"{seed} {item.nodeid}".encode()).digest())
     first = nightly[: int(count) // 2]

@@ -20,7 +20,7 @@ from deployments.bench.layouts import iteration_ends
 from deployments.bench.runs import Records, train_serially
 from deployments.local import failures_in_one_line, prefect_ready
 from deployments.views.terminal import borderless, terminal
-from digen_core.config.run import RunConfig
+from digen_core.config.run import NO_LIMITS, RunConfig
 from digen_core.records import IterationRecord
 from flows.launch import open_run
 from flows.prepare import prepare
@@ -89,7 +89,7 @@ def measure(
     config = config.model_copy(
         update={
             "name": "bench",
-            "max_minutes": None,  # every iteration is measured
+            **NO_LIMITS,  # every iteration is measured
             "tracking": config.tracking.model_copy(update=tracking),
         }
     )

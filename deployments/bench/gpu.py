@@ -108,11 +108,19 @@ def main(
     end = monotonic() + 60 * minutes
     _say(_line(HEADINGS))
     _say(_line(["---"] * 4 + ["--:"] * 4))
-    best = {}
+    best = dict[str, Found | None]()
     for place, (name, config) in enumerate(jobs.items()):
         own_end = monotonic() + (end - monotonic()) / (len(jobs) - place)
         measured = partial(try_setting, name, share=share, rounds=rounds, peak=peak, end=own_end)
-        best[name] = search(config, measured)
+        try:
+            best[name] = search(config, measured)
+        except UserError:  # the device failed; what it had reached before stands
+            _say_best(best, peak)
+            raise
+    _say_best(best, peak)
+
+
+def _say_best(best: Mapping[str, Found | None], peak: float) -> None:
     _say("")
     for name, found in best.items():
         _say(summary(name, found, peak))

@@ -18,7 +18,7 @@ from deployments.views.terminal import borderless, terminal
 from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, Lineage, Position
 from digen_core.checkpoints.tensors import write_checkpoint
 from digen_core.config.load import CONFIG_OF_RUN
-from digen_core.config.run import RunConfig
+from digen_core.config.run import NO_LIMITS, RunConfig
 from digen_core.data.prompts import evaluation_prompts, prompts_hash, train_prompts
 from digen_core.errors import UserError
 from digen_core.records import EvaluationReport
@@ -61,7 +61,7 @@ def main(
     ways = [Way(name) for name in (SERIAL, *names)]
     config = config.model_copy(
         update={
-            "max_minutes": None,  # the same number of samples for all
+            **NO_LIMITS,  # the same number of samples for all
             "tracking": config.tracking.model_copy(update={"runs_dir": str(folder)}),
         }
     )

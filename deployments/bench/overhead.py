@@ -20,7 +20,7 @@ from rich.table import Table
 from deployments.bench.core_seconds import WARM_UP, bench_core_seconds, print_core_seconds
 from deployments.bench.runs import Records, train_serially
 from deployments.local import orchestrated
-from digen_core.config.run import RunConfig
+from digen_core.config.run import NO_LIMITS, RunConfig
 from digen_core.config.schedule import ScheduleConfig
 from digen_core.records import IterationRecord
 from flows.launch import open_run
@@ -122,7 +122,7 @@ def main(config: RunConfig, iterations: int) -> None:
     config = config.model_copy(
         update={
             "name": "bench-overhead",
-            "max_minutes": None,  # every iteration is measured
+            **NO_LIMITS,  # every iteration is measured
             "cluster": cluster,
         }
     )

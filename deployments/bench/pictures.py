@@ -17,7 +17,7 @@ from deployments.views.report import read_trace, timeline
 from deployments.views.stages.blocks import blocks, draw_dag
 from deployments.views.terminal import terminal
 from digen_core.config.load import load_config
-from digen_core.config.run import RunConfig
+from digen_core.config.run import NO_LIMITS, RunConfig
 from digen_core.trace.drawing import COLOURS
 from digen_core.trace.page import png_of
 from digen_core.transport.files import replace_bytes, written_whole
@@ -53,7 +53,7 @@ def main(names: Collection[str], output: Path, folder: Path) -> None:
     config = load_config(shipped_configs()["shapes"])
     tracking = config.tracking.model_copy(update={"runs_dir": str(folder)})
     # All iterations, however slow the machine: the samples are those of the README's table.
-    config = config.model_copy(update={"tracking": tracking, "max_minutes": None})
+    config = config.model_copy(update={"tracking": tracking, **NO_LIMITS})
     if {TIMELINE, BEFORE_AFTER} & set(names):
         run_dir = Path(run_training(config).run_dir)
         if TIMELINE in names:

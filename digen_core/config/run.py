@@ -47,6 +47,10 @@ def _any_table(schema: dict[str, Any]) -> None:
     schema["anyOf"] = schema.pop("oneOf")
 
 
+NO_LIMITS: Final[dict[str, None]] = {"max_minutes": None, "max_cost": None}
+"""Changes of a config with which a run makes all its iterations."""
+
+
 class RunConfig(Strict):
     """One post-training run."""
 
@@ -65,7 +69,7 @@ class RunConfig(Strict):
     max_cost: float | None = Field(None, gt=0)
     """Stop at the end of the iteration in which so much was spent, in the currency of
     `cluster.price_per_hour`, which it needs; null never stops. What follows, an evaluation and the
-    export, comes on top."""
+    export, comes on top. It counts from each start."""
 
     rewards: dict[str, RewardConfig] = Field(
         default={"shapes": ShapesConfig()}, json_schema_extra=_number_or_any_table

@@ -96,8 +96,9 @@ class ClusterConfig(Strict):
 
     price_per_hour: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     """Price of an hour of a GPU, or of a worker without one, in any currency, by what it is: "cpu",
-    or the name that its driver gives it, such as "NVIDIA H100 80GB HBM3". One that is not named
-    costs as much as the most expensive that is. With it a run tells what it costs (`cost/...`)."""
+    or the name that its driver gives it, such as "NVIDIA H100 80GB HBM3", not the kind of a cluster
+    file. Each member of a gang counts, and each worker where several share a card. One that is not
+    named costs as much as the most expensive that is. A run then tells its costs (`cost/...`)."""
 
     rejoin_timeout: Duration = Field(3600.0, ge=0)
     """Seconds that a run waits for a worker when the last one of a role is lost; then it ends, and

@@ -27,8 +27,8 @@ _HALF: Final = ("cudnn", "flash", "native_flash")
 def set_attention(policy: Policy, config: ModelConfig) -> None:
     """Have all attention of a policy's transformer computed by the config's kernel.
 
-    Other models of the process keep theirs. torch's own choice is never cuDNN's in this process:
-    unlike GPUs would take unlike kernels, and its gradients are wrong more often (``cudnn`` below).
+    Other models of the process keep theirs, but that torch's own choice is never cuDNN's from now
+    on, for any of them: its gradients may be wrong (`make_gradients_dense`).
 
     Raises:
         ConfigError: this machine has no such kernel.

@@ -18,7 +18,7 @@ _NAMED: Final[Mapping[Counted, str]] = {"denoise": "mfu_denoise", "train": "mfu_
 class Arithmetic:
     """FLOPs of a model's work on one item of mean cost; a multiplication and an addition are two.
 
-    What gradient checkpointing computes again does not count: it is no use to the model.
+    What gradient checkpointing computes again counts as work, as in ``digen bench utilization``.
     """
 
     step: float  # a denoising step of a sample, guidance included
@@ -48,7 +48,10 @@ def peaks_of(devices: Iterable[Device]) -> dict[str, float] | None:
 def mfu_metrics(
     arithmetic: Arithmetic, spans: Sequence[Span], devices: Sequence[Device], window: Window
 ) -> dict[str, float]:
-    """Return model FLOP utilisation (PaLM, arXiv:2204.02311, appendix B); {} without peaks.
+    """Return the shares of the devices' peaks that an iteration reached; {} without peaks.
+
+    With what is computed again they are what PaLM (arXiv:2204.02311, appendix B) calls hardware
+    FLOP utilisation.
 
     - ``throughput/mfu``: FLOPs of the iteration / what all devices could compute in its window.
     - ``throughput/mfu_denoise``, ``throughput/mfu_train``: the same, of those tasks alone, while

@@ -51,7 +51,8 @@ from flows.runtime.executor import Executor
 from flows.runtime.fleet.changes import FleetChanges
 from flows.runtime.fleet.joining import Joined, JoinFailed
 from flows.runtime.fleet.roles import Turn
-from flows.runtime.iterations.open_iteration import Ended, OpenIteration, Published
+from flows.runtime.iterations.open_iteration import OpenIteration, Published
+from flows.runtime.iterations.round import Ended
 from flows.runtime.iterations.runs import IterationRuns, RunEnded
 from flows.runtime.memory import Memory
 from flows.runtime.observers import say, tell
@@ -208,13 +209,20 @@ class Conductor:
         opened = self._opened.pop(index)
         self._executor.close(index)
         run.progress.finished(opened.recorder.step_seconds)
-        run.progress.charged(run.price_per_second, now)
+        self._charge()
         self.limit_reached = run.limit_reached
         self._last_seconds = now - opened.begun
-        self._ending.append((opened, Ended(run.progress.version, self._last_seconds)))
+        ended = Ended(
+            run.progress.version, self._last_seconds, run.price_per_second, run.progress.spent
+        )
+        self._ending.append((opened, ended))
         if index + 1 < self._num_offered:
             self._opened[index + 1].begun = now  # before, the devices were not its own
             self._opened[index + 1].turn.set()
+
+    def _charge(self) -> None:
+        """Count what the devices have cost meanwhile; often, as they come and go."""
+        self._run.progress.charged(self._run.price_per_second, time())
 
     def _end(self) -> None:
         """Let finished flow runs end, unless a task shows there whose end would not be heard."""
@@ -228,6 +236,7 @@ class Conductor:
     def _advance(self) -> None:
         """Wait for something to happen, and act on it."""
         self._run.control.check()
+        self._charge()
         self._handle(*self._changes.look())
         self._changes.recompute()
         self._memory.look()

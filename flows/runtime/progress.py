@@ -54,7 +54,7 @@ class Progress:
     arithmetic: Arithmetic | None = None
     """FLOPs of the model's work; None: not counted, or not yet."""
     spent: float = 0.0
-    """What the devices cost up to the last finished iteration, if they have prices."""
+    """What the devices have cost, if they have prices."""
     num_iterations: int = 0
     """Finished ones."""
     made: tuple[int, Position] | None = None

@@ -10,6 +10,7 @@ from threading import Thread
 from time import sleep
 from typing import Final
 
+import numpy as np
 from distributed import Client, Future
 
 from digen_core.config.run import RunConfig
@@ -25,6 +26,7 @@ from digen_core.planning.predict import fastest_mixing, predicted_seconds
 from digen_core.planning.profile import Measured, Profile, costs_of, load_profile, with_kinds
 from digen_core.planning.sizes import cost_of_default, sent_of, sizes_of
 from digen_core.records import Crossing, Span
+from digen_core.trace.peaks import processor_in
 from digen_core.trace.prediction import SCHEDULE_OF_RUN
 from digen_core.trace.utilization import Arithmetic, peaks_of
 from digen_core.transport.files import replace_text
@@ -122,6 +124,34 @@ def start_profile(run: RunContext, measured: dict[Device, Measured]) -> None:
     keep_prediction(run)
 
 
+def notify_of_prices(run: RunContext) -> None:
+    """Say, once, which devices have no price of their own, and which prices no device has."""
+    prices = run.config.cluster.price_per_hour
+    here = {processor_in(device.kind) for device in run.fleet.devices}
+    if not prices or here == prices.keys() or not run.progress.once("prices"):
+        return
+    if unpriced := sorted(here - prices.keys()):
+        most = float(np.max([*prices.values()]))
+        warn(
+            f"cluster.price_per_hour has no price of {', '.join(unpriced)}, which counts as "
+            f"{most:g} an hour, the most that is named"
+        )
+    if unused := sorted(prices.keys() - here):
+        warn(f"cluster.price_per_hour names {', '.join(unused)}, which no device of the run is")
+
+
+def arithmetic_of(config: RunConfig) -> Arithmetic:
+    """Count the FLOPs of a model's work, of items of mean cost.
+
+    Raises:
+        UserError: its settings are not here, or do not fit the config.
+        OSError: likewise.
+    """
+    sizes = sizes_of(config, settings_folder(config.model.path))
+    sizes = sizes.of_mean_size(cost_of_default(config.model))
+    return Arithmetic(sizes.step_flops, sizes.pair_flops, sizes.decode_flops)
+
+
 def count_arithmetic(run: RunContext) -> None:
     """Count the FLOPs of the model's work beside what the run does, if they are of use.
 
@@ -131,14 +161,10 @@ def count_arithmetic(run: RunContext) -> None:
         return
 
     def count() -> None:
-        config = run.config
         try:
-            sizes = sizes_of(config, settings_folder(config.model.path))
-        except (UserError, OSError, ValueError) as error:
+            run.progress.counted(arithmetic_of(run.config))
+        except Exception as error:  # whatever it is, a run does without
             warn(f"what share of their peaks the devices reach is not told: {error}")
-        else:
-            work = Arithmetic(sizes.step_flops, sizes.pair_flops, sizes.decode_flops)
-            run.progress.counted(work)
 
     if run.progress.once("arithmetic"):
         Thread(target=count, name="count arithmetic", daemon=True).start()

@@ -142,6 +142,7 @@ class Submitter:
             ended=ran.ended,
             num_bytes=ran.num_bytes,
             compile_seconds=ran.compile_seconds,
+            num_items=0 if getattr(receipt.facts, "too_large", False) else asked.num_items,
         )
         self._run.trace.end(asked, span)
         iteration.recorder.add_span(span)

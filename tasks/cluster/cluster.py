@@ -15,6 +15,7 @@ from distributed import Client, Nanny, SpecCluster
 from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device, Role
 from digen_core.errors import UserError
+from tasks.cluster import garbage
 from tasks.cluster.gpus import deal_gpus, visible_gpus
 from tasks.cluster.leaving import lock_of_run
 from tasks.cluster.listening import TaskWorker, own_scheduler, own_tls_settings
@@ -172,7 +173,7 @@ def worker_process(
     *,
     host: str = "127.0.0.1",
     num_tasks: int = 1,
-    preload: Sequence[str] = (PRELOAD, "tasks.worker.own"),
+    preload: Sequence[str] = (garbage.PRELOAD, PRELOAD, "tasks.worker.own"),
     log_level: int = logging.ERROR,
 ) -> dict[str, Any]:
     """Describe a worker process of this machine, for a SpecCluster.

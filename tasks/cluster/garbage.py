@@ -1,8 +1,14 @@
-"""Garbage collection of processes that import much: rare, and not once more at their end."""
+"""Garbage collection of processes that import much: rare, and not once more at their end.
+
+It stays rare: models' tensors are not in cycles, and what Prefect and Dask leave behind is small.
+"""
 
 import atexit
 import gc
 from typing import Final
+
+PRELOAD: Final = "tasks.cluster.preloaded"
+"""The module that has a process do so by being imported."""
 
 THRESHOLDS: Final = (50_000, 20, 20)
 """Of objects before the youngest are looked through, and of such looks before older ones are.

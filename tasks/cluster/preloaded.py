@@ -1,6 +1,6 @@
-"""What the process whose copies workers are imports first: it looks for garbage rarely.
+"""What workers, or the process whose copies they are, import first: they look for garbage rarely.
 
-To import it is all: such a process runs nothing else before its copies do.
+To import it is all: nothing else of digen's runs there before the imports that it is for.
 """
 
 from tasks.cluster.garbage import collect_rarely

@@ -13,10 +13,12 @@ from typing import Final
 import dask
 from distributed.utils import get_mp_context
 
+from tasks.cluster.garbage import PRELOAD
+
 METHOD: Final = "distributed.worker.multiprocessing-method"
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 IMPORTS: Final = (
-    "tasks.cluster.preloaded",
+    PRELOAD,
     "distributed",
     "digen_core.models.loading",
     "digen_core.models.policy",

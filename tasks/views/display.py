@@ -89,6 +89,10 @@ class Progress:
         left = missing * sum(recent) / len(recent)
         if self.config.max_minutes is not None:
             left = min(left, max(0.0, 60 * self.config.max_minutes - self.elapsed_seconds))
+        last = self.history[-1]
+        if self.config.max_cost is not None and last.get("cost/iteration"):
+            iterations = (self.config.max_cost - last["cost/total"]) / last["cost/iteration"]
+            left = min(left, max(0.0, iterations * self.seconds[-1]))
         return left
 
     def trend(self, name: str) -> list[float]:

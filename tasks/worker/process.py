@@ -19,8 +19,8 @@ from collections.abc import Collection, Sequence
 import dask
 
 from digen_core.errors import UserError
+from tasks.cluster import garbage
 from tasks.cluster.cluster import PRELOAD, settings_of_workers
-from tasks.cluster.garbage import collect_rarely
 from tasks.cluster.listening import INSECURE, options_of_worker
 from tasks.cluster.presence import SITE
 from tasks.worker.followers import beside, member_arguments, ranks_of
@@ -84,7 +84,7 @@ def _run(arguments: Sequence[str], listening: Sequence[str], *, cuda: bool) -> N
     else:
         from distributed.cli.dask_worker import main as command
     # By --preload, the process that only watches over the worker would import it, too.
-    preload = {"distributed.worker.preload": [PRELOAD]}
+    preload = {"distributed.worker.preload": [garbage.PRELOAD, PRELOAD]}
     options = ["--preload", PRELOAD] if cuda else []  # with modules of its own, it takes no other
     num_threads = int(os.environ.get("OMP_NUM_THREADS") or 1)
     with dask.config.set(settings_of_workers(num_threads) | preload):
@@ -113,7 +113,7 @@ def _reason(error: BaseException) -> BaseException:
 
 def main(words: Sequence[str]) -> int:
     """Run a worker as a command line says, and return the exit code."""
-    collect_rarely()
+    garbage.collect_rarely()
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--cuda", action="store_true")
     parser.add_argument(INSECURE, action="store_true", dest="insecure")

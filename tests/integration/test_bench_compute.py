@@ -14,6 +14,7 @@ def test_every_iteration_is_measured_whatever_time_the_run_would_have(
     tree, cluster_address, prefect_backend, tmp_path
 ):
     changes = {"max_minutes": 1e-6, "cluster.scheduler_address": cluster_address(1, 1)}
+    changes |= {"max_cost": 1e-6, "cluster.price_per_hour": {"cpu": 1.0}}
     config = RunConfig.model_validate(merged(tree, changes))
     said = []
 

@@ -49,7 +49,7 @@ def iteration(run_id: str, index: int) -> State | None:
         ended = opened.outcome.result()
     if ended is None:
         return Cancelled(message="the run has ended, or did this iteration on its own page")
-    record = recorder.record(ended.version, ended.seconds, num_steps_per_task)
+    record = recorder.record(ended, num_steps_per_task)
     publish_iteration(run, record, opened.reward_history)
     notify_of_clipping(run, record)
     require_numbers(run, index, is_barren=recorder.is_barren)

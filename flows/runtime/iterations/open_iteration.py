@@ -12,17 +12,9 @@ from prefect.futures import PrefectFuture
 from digen_core.control.protocol import Fragment, PairBlock, Reduce
 from digen_core.maths.ddpo import RewardHistory
 from flows.runtime.iterations.recorder import IterationRecorder
-from flows.runtime.iterations.round import Round
+from flows.runtime.iterations.round import Ended, Round
 
 Futures = list[PrefectFuture[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How an iteration ended."""
-
-    version: int  # after it
-    seconds: float  # since the devices were free for it
 
 
 @dataclass(frozen=True, slots=True)

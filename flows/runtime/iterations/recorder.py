@@ -22,7 +22,7 @@ from digen_core.training.advantages import Advantages
 from digen_core.transport.images import name_of
 from flows.runtime.context import RunContext
 from flows.runtime.iterations.reward_metrics import reward_metrics
-from flows.runtime.iterations.round import Round
+from flows.runtime.iterations.round import Ended, Round
 from flows.runtime.iterations.update_metrics import update_metrics
 from tasks.receipts import Denoised, Ran, Receipt, Received, Scored, Updated
 
@@ -181,12 +181,11 @@ class IterationRecorder:
         prediction = read_prediction(self._run.run_dir)
         return prediction.predicted_seconds if prediction else None
 
-    def record(self, version: int, seconds: float, steps_per_task: int) -> IterationRecord:
+    def record(self, ended: Ended, steps_per_task: int) -> IterationRecord:
         """Return the record of the finished iteration.
 
         Args:
-            version: of the policy after it.
-            seconds: that it took.
+            ended: how it did.
             steps_per_task: denoising steps in one task.
         """
         devices, index = self._run.fleet.devices, self._round.index
@@ -199,20 +198,20 @@ class IterationRecorder:
             "numerics/nonfinite_samples": float(sum(map(len, self._nonfinite.values()))),
             "numerics/dropped_groups": float(len(self._dropped)),
             "numerics/skipped_updates": float(self._num_skipped),
-            **self._time_metrics(seconds),
+            **self._time_metrics(ended.seconds),
             **schedule_metrics(gaps, devices, window, self._num_samples, self._predicted_seconds),
             **self._staleness_metrics(),
             **self._usage_metrics(),
             **link_metrics(self._crossings),
             **self._mfu_metrics(window),
-            **self._cost_metrics(window),
+            **self._cost_metrics(window, ended),
             "orchestration/steps_per_task": float(steps_per_task),
             **self._worker_metrics(),
         }
         return IterationRecord(
             iteration=index,
-            version=self._updates[-1].version if self._updates else version,
-            seconds=seconds,
+            version=self._updates[-1].version if self._updates else ended.version,
+            seconds=ended.seconds,
             metrics=metrics,
             samples=[row for fragment in sorted(self._rewards) for row in self._rows(fragment)],
             spans=sorted(self._spans, key=lambda span: span.started),
@@ -325,12 +324,11 @@ class IterationRecorder:
             return {}
         return mfu_metrics(arithmetic, self._spans, self._run.fleet.devices, window)
 
-    def _cost_metrics(self, window: Window) -> dict[str, float]:
-        run = self._run
-        if not run.config.cluster.price_per_hour:
+    def _cost_metrics(self, window: Window, ended: Ended) -> dict[str, float]:
+        if not self._run.config.cluster.price_per_hour:
             return {}
-        price, spent = run.price_per_second, run.progress.spent
-        return cost_metrics(price, window.seconds, self._num_samples, spent)
+        price = ended.price_per_second
+        return cost_metrics(price, window.seconds, self._num_samples, ended.spent)
 
     def _worker_metrics(self) -> dict[str, float]:
         run = self._run

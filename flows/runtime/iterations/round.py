@@ -1,4 +1,4 @@
-"""A round: the prompts of one iteration, and the steps of their trajectories."""
+"""A round: the prompts of one iteration, the steps of their trajectories, and how it ended."""
 
 from dataclasses import dataclass
 
@@ -34,3 +34,13 @@ class Round:
         So a device that has two ends the one that it began.
         """
         return -(self.index * len(self.prompts) + group + 1) * MAX_FRAGMENTS - fragment
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an iteration ended."""
+
+    version: int  # after it
+    seconds: float  # since the devices were free for it
+    price_per_second: float = 0.0  # of the devices, then
+    spent: float = 0.0  # on them, until then

@@ -2,6 +2,7 @@ import io
 import logging
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -11,6 +12,7 @@ from deployments.operation.prefect_server import PrefectApi
 from deployments.views.live_view import LiveView
 from deployments.views.panel import share_lines
 from digen_core.config.run import RunConfig
+from digen_core.config.schedule import ClusterConfig
 from digen_core.maths.statistics import error_of
 from digen_core.records import EvaluationReport, IterationRecord
 from tasks.views.display import HEADLINES, Progress, duration, line_chart, sparkline
@@ -199,6 +201,15 @@ def test_time_left_is_bounded_by_the_budget():
     progress = Progress(RunConfig(num_iterations=100, max_minutes=1.0))
     progress.add_iteration(record_of(0, seconds=30.0))
     assert 50 < progress.seconds_left <= 60
+
+
+def test_time_left_is_bounded_by_the_money_left():
+    prices = ClusterConfig(price_per_hour={"cpu": 1.0})
+    progress = Progress(RunConfig(num_iterations=100, max_cost=3.0, cluster=prices))
+    costs = {"cost/iteration": 0.5, "cost/total": 2.0}
+    record = record_of(0, seconds=30.0)
+    progress.add_iteration(replace(record, metrics={**record.metrics, **costs}))
+    assert progress.seconds_left == 60.0  # two more iterations
 
 
 @pytest.mark.parametrize(

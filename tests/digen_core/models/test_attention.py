@@ -1,5 +1,7 @@
 """The kernel of attention: chosen by a key, with the same numbers."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
@@ -76,14 +78,14 @@ def test_every_kernel_is_one_of_diffusers():
     assert all(backend in AttentionBackendName for backend in _BACKENDS.values())
 
 
-def layouts(policy) -> set[bool]:
-    """Whether gradients that attention gets are laid out as its results, of all its calls."""
+def layouts(policy) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Strides of the gradients that attention gets, and of its results, of all its calls."""
     found = []
 
     def attend(*arguments, **named):
         result = real(*arguments, **named)
         if result.requires_grad:
-            result.register_hook(lambda grad: found.append(grad.stride() == result.stride()))
+            result.register_hook(lambda grad: found.append((grad.stride(), result.stride())))
         return result
 
     real, condition = torch.nn.functional.scaled_dot_product_attention, policy.encode(["a circle"])
@@ -100,13 +102,29 @@ def layouts(policy) -> set[bool]:
 def test_gradients_are_laid_out_as_what_attention_returned(tiny_families, family):
     policy = load_tiny(tiny_families[family], family)
     if family == "flux":  # else the rest would show nothing
-        assert layouts(policy) == {True, False}
+        assert any(gradient != result for gradient, result in layouts(policy))
     make_gradients_dense(policy.transformer)
-    assert layouts(policy) == {True}
+    assert all(gradient == result for gradient, result in layouts(policy))
 
 
-def test_torch_never_chooses_cudnn_by_itself(tiny_families, monkeypatch):
+def test_torch_never_chooses_cudnn_by_itself(tiny_families):
     policy = load_tiny(tiny_families["flux"], "flux")
     torch.backends.cuda.enable_cudnn_sdp(enabled=True)
     set_attention(policy, policy.config)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_with_cudnn_gradients_are_made_dense(tiny_families, monkeypatch):
+    policy = load_tiny(tiny_families["flux"], "flux")
+    policy.device = torch.device("cuda")  # no kernel is called before the layouts are looked at
+    changes = {"attention": "cudnn", "dtype": "bfloat16"}
+    monkeypatch.setattr("torch.nn.attention.sdpa_kernel", lambda *kernels: nullcontext())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("digen_core.models.attention.make_gradients_dense", lambda transformer: None)
+        set_attention(policy, policy.config.model_copy(update=changes))
+    policy.device = torch.device("cpu")
+    assert len(layouts(policy)) == 2  # of blocks with one stream, and with two
+    policy.device = torch.device("cuda")
+    set_attention(policy, policy.config.model_copy(update=changes))
+    policy.device = torch.device("cpu")
+    assert len(layouts(policy)) == 1

@@ -13,7 +13,7 @@ from digen_core.trace.gaps import CAUSES
 from digen_core.trace.utilization import Arithmetic
 from digen_core.training.advantages import Advantages
 from flows.runtime.iterations.recorder import IterationRecorder
-from flows.runtime.iterations.round import Round
+from flows.runtime.iterations.round import Ended, Round
 from support.contexts import run_context
 from tasks.receipts import Denoised, Ran, Receipt, Scored, Updated
 
@@ -94,13 +94,13 @@ def test_divergences_of_a_group_sample_by_sample(run):
     expected = np.array([[0.5, 0.7], [0.6, 0.8], [0.1, 0.3], [0.2, 0.4]])
     np.testing.assert_array_equal(it.step_values_of(0), expected)
     it.add_advantages(Advantages({0: expected}))
-    record = it.record(4, 1.0, 1)
+    record = it.record(Ended(4, 1.0), 1)
     assert record.metrics["reward/kl"] == pytest.approx(expected.mean())
     assert [row.advantage for row in record.samples] == pytest.approx(expected.mean(axis=1))
 
 
 def test_a_row_for_each_sample_in_order(recorder):
-    rows = recorder.record(6, 8.0, 1).samples
+    rows = recorder.record(Ended(6, 8.0), 1).samples
     assert [(row.group, row.sample) for row in rows] == [(g, s) for g in (0, 1) for s in range(4)]
     assert [row.reward for row in rows] == [0, 1, 1, 2, 1, 1, 1, 1]
     assert [row.rewards for row in rows[:2]] == [{"shapes/score": 0.0}, {"shapes/score": 0.5}]
@@ -111,7 +111,7 @@ def test_a_row_for_each_sample_in_order(recorder):
 
 
 def test_log_probs_are_in_the_order_of_the_steps(recorder):
-    rows = recorder.record(6, 8.0, 1).samples
+    rows = recorder.record(Ended(6, 8.0), 1).samples
     assert {tuple(row.steps) for row in rows} == {(0, 1)}
     assert [row.behaviour_logprobs for row in rows[:4]] == [
         [-0.1, -0.3], [-0.2, -0.4], [-0.5, -0.7], [-0.6, -0.8],
@@ -119,7 +119,7 @@ def test_log_probs_are_in_the_order_of_the_steps(recorder):
 
 
 def test_rows_name_who_made_them(recorder):
-    record = recorder.record(6, 8.0, 1)
+    record = recorder.record(Ended(6, 8.0), 1)
     assert (record.iteration, record.version) == (4, 5)  # 6: the next one's, by now
     for row in record.samples:
         assert (row.iteration, row.seed, row.worker) == (4, 9, "rollout-0")
@@ -130,7 +130,7 @@ def test_rows_name_who_made_them(recorder):
 
 
 def test_spans_are_in_order_of_time(recorder):
-    spans = recorder.record(6, 8.0, 1).spans
+    spans = recorder.record(Ended(6, 8.0), 1).spans
     assert [span.task for span in spans[:2]] == ["encode g00", "denoise g00 f0 t00"]
     assert [span.started for span in spans] == sorted(span.started for span in spans)
     assert spans[0].queued == 9
@@ -141,7 +141,7 @@ def test_metrics_by_hand(recorder, run):
     before = Span(3, "push v4 to rollout-0", "push", "rollout-0", 9.0, 9.0, 9.5)
     run.trace.end(before, before)
     (run.run_dir / "schedule.json").write_text('{"layout": "gap", "predicted_seconds": 9}')
-    record = recorder.record(6, 8.0, 3)
+    record = recorder.record(Ended(6, 8.0), 3)
     metrics = record.metrics
     idle = {cause: metrics.pop(f"idle/{cause}") for cause in CAUSES}
     busy = [metrics[f"device/{name}/busy_fraction"] for name in ("rollout-0", "trainer-0")]
@@ -192,21 +192,19 @@ def test_money_and_the_share_of_the_peak(run, recorder, monkeypatch):
     devices = [replace(device, kind="cpu") for device in run.fleet.devices]
     run.fleet.devices[:] = devices
     monkeypatch.setattr("digen_core.trace.peaks.PEAK_TFLOPS", {"cpu": 2.0})
-    assert not {"throughput/mfu", "cost/total"} & recorder.record(6, 8.0, 1).metrics.keys()
+    ended = Ended(6, 8.0, price_per_second=1.0, spent=10.0)
+    assert not {"throughput/mfu", "cost/total"} & recorder.record(ended, 1).metrics.keys()
     cluster = run.config.cluster.model_copy(update={"price_per_hour": {"cpu": 1800.0}})
     object.__setattr__(run, "config", run.config.model_copy(update={"cluster": cluster}))
-    run.progress.charged_until = 100.0
-    run.progress.charged(run.price_per_second, 110.0)
-    run.progress.charged(run.price_per_second, 109.0)  # the clock was set back
     run.progress.counted(Arithmetic(step=0.0, pair=0.0, decode=1e12))
-    metrics = recorder.record(6, 8.0, 1).metrics
+    metrics = recorder.record(ended, 1).metrics
     window = 8 / metrics["throughput/samples_per_second"]
-    assert metrics["cost/iteration"] == pytest.approx(window)  # 2 devices, 0.5 a second each
+    assert metrics["cost/iteration"] == pytest.approx(window)
     assert metrics["cost/per_sample"] == pytest.approx(window / 8)
-    assert metrics["cost/total"] == pytest.approx(10.0)
+    assert metrics["cost/total"] == 10.0
     score = Span(4, "score g00 f0", "score", "rollout-0", 9.0, 12.0, 13.0, num_items=3)
     add(run, recorder, score)
-    metrics = recorder.record(6, 8.0, 1).metrics
+    metrics = recorder.record(ended, 1).metrics
     # the fixture's own task of scoring says of no samples
     assert metrics["throughput/mfu"] == pytest.approx((3 - 1) * 1e12 / (window * 4e12))
 
@@ -225,7 +223,7 @@ def test_staleness_with_several_updates_is_told_in_iterations_too(run):
     it.add_update(Updated(9, "", {}))
     it.add_update(Updated(10, "", {}))
     it.skip_update()
-    metrics = it.record(10, 1.0, 1).metrics
+    metrics = it.record(Ended(10, 1.0), 1).metrics
     assert metrics["staleness/iterations_mean"] == 1  # 0, 1 and 2
     assert metrics["staleness/iterations_max"] == 2
     assert metrics["staleness/max"] == 6  # version 10 was made of 9, and 3 generated
@@ -250,7 +248,7 @@ def test_scores_that_failed_are_filled_in_when_their_group_is_complete(run):
     assert it.rewards_of(0)["reward"].tolist() == [1.0, 2.5, 0.5 + 2 * 0.5, 1 + 2 * 0.5]
     assert it.rewards_of(0)["reward"].tolist() == [1.0, 2.5, 1.5, 2.0]  # asked again
     it.add_advantages(Advantages({0: np.zeros(4)}))
-    record = it.record(5, 8.0, 1)
+    record = it.record(Ended(5, 8.0), 1)
     assert [row.reward for row in record.samples] == [1.0, 2.5, 1.5, 2.0]
     assert [row.rewards["quality/score"] for row in record.samples] == [0.25, 0.75, 0.5, 0.5]
     assert [row.rewards["quality/failed"] for row in record.samples] == [0, 0, 1, 1]
@@ -270,7 +268,7 @@ def test_without_an_update_there_are_no_training_metrics(run):
     it.add_rewards(fragment, receipt(Scored({"reward": [1.0, 1.0]})))
     it.add_advantages(Advantages({0: np.zeros(2)}, (0,)))
     add(run, it, Span(0, "score g00 f0", "score", "rollout-0", 0.0, 0.0, 1.0))
-    record = it.record(4, 1.0, 1)
+    record = it.record(Ended(4, 1.0), 1)
     assert "makespan/predicted_error" not in record.metrics
     assert record.version == 4
     assert not any(name.startswith(("train/", "staleness/")) for name in record.metrics)

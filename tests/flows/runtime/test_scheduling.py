@@ -1,20 +1,33 @@
 """How a run begins with its costs, learns them, and resolves its layout."""
 
 import json
+import threading
 from dataclasses import replace
 
 import pytest
 
+from deployments.shipped import find_config
+from digen_core.config.load import load_config
 from digen_core.config.model import ModelConfig
 from digen_core.config.rollout import RolloutConfig
-from digen_core.config.run import RunConfig
+from digen_core.config.run import NO_LIMITS, RunConfig
+from digen_core.config.schedule import ClusterConfig
 from digen_core.control.costs import Costs, DeviceCosts, Linear, Sent
 from digen_core.control.protocol import CostsUpdated, Device
 from digen_core.control.schedule import Mixing
 from digen_core.errors import UserError
 from digen_core.planning.profile import Measured, load_profile
 from digen_core.records import Span
-from flows.runtime.scheduling import learn_costs, resolve_layout, start_profile
+from flows.runtime import scheduling
+from flows.runtime.observers import Observer, watching
+from flows.runtime.scheduling import (
+    arithmetic_of,
+    count_arithmetic,
+    learn_costs,
+    notify_of_prices,
+    resolve_layout,
+    start_profile,
+)
 from support.contexts import run_context
 
 BOTH = frozenset({"rollout", "trainer"})
@@ -166,3 +179,106 @@ def test_bytes_of_a_model_whose_settings_are_not_here_are_left_out_of_prediction
     start_profile(run, dict.fromkeys(devices, Measured(step=STEP, pack=PACK)))
     assert run.progress.known_costs == COSTS
     assert schedule_of(run)["predicted_seconds"] == pytest.approx(8.0)
+
+
+# --- what devices are worth ---------------------------------------------------------------------
+
+H100 = "NVIDIA H100 80GB HBM3"
+CARDS = [Device("a", BOTH, H100), Device("b", BOTH, "NVIDIA L40S x2", 2)]
+
+
+class Warned(Observer):
+    """Notes warnings."""
+
+    def __init__(self):
+        self.texts = []
+
+    def on_warning(self, text):
+        self.texts.append(text)
+
+
+def counted(run) -> list[str]:
+    """Count a run's arithmetic, wait for it, and return the warnings."""
+    watch = Warned()
+    with watching(watch):
+        count_arithmetic(run)
+        for thread in threading.enumerate():
+            if thread.name == "count arithmetic":
+                thread.join(60)
+    return watch.texts
+
+
+def test_arithmetic_is_of_items_of_mean_cost():
+    """Where prompts have sizes of their own, the model's own size is not the mean one."""
+    config = load_config(find_config("shapes"))
+    alone = arithmetic_of(config)
+    half, model = config.model.height // 2, config.model
+    sizes = ((model.height, model.width, 1), (half, half, 1))
+    both = arithmetic_of(
+        config.model_copy(update={"model": model.model_copy(update={"sizes": sizes})})
+    )
+    assert alone.step > both.step > alone.step / 4
+    assert both.pair / alone.pair == pytest.approx(both.step / alone.step, rel=1e-6)
+
+
+def test_arithmetic_is_counted_once_where_all_peaks_are_known(tmp_path):
+    config = load_config(find_config("shapes"), NO_LIMITS)
+    run = run_context(tmp_path, config, CARDS)
+    assert counted(run) == []
+    assert run.progress.arithmetic == arithmetic_of(config)
+    run.progress.arithmetic = None
+    assert counted(run) == []
+    assert run.progress.arithmetic is None
+    unknown = run_context(tmp_path, config, [*CARDS, Device("c", BOTH, "cpu")])
+    assert counted(unknown) == []
+    assert unknown.progress.arithmetic is None
+
+
+def test_what_cannot_be_counted_is_a_warning(tmp_path, monkeypatch):
+    def fail(config):
+        raise RuntimeError("no such kernel on the meta device")
+
+    monkeypatch.setattr(scheduling, "arithmetic_of", fail)
+    run = run_context(tmp_path, load_config(find_config("shapes")), CARDS)
+    assert counted(run) == [
+        "what share of their peaks the devices reach is not told: no such kernel on the meta device"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prices", "said"),
+    [
+        ({}, []),
+        ({H100: 3.0, "NVIDIA L40S": 1.0}, []),
+        (
+            {H100: 3.0, "l40s": 1.0},
+            [
+                "cluster.price_per_hour has no price of NVIDIA L40S, which counts as 3 an hour, "
+                "the most that is named",
+                "cluster.price_per_hour names l40s, which no device of the run is",
+            ],
+        ),
+    ],
+)
+def test_prices_that_fit_no_device_are_told_once(prices, said, tmp_path):
+    run = run_context(tmp_path, RunConfig(cluster=ClusterConfig(price_per_hour=prices)), CARDS)
+    watch = Warned()
+    with watching(watch):
+        notify_of_prices(run)
+        notify_of_prices(run)
+    assert watch.texts == said
+
+
+def test_a_budget_is_looked_at_with_what_was_charged(tmp_path):
+    """Devices are charged for while they are there: an hour of two, then one of the cheap ones."""
+    cluster = ClusterConfig(price_per_hour={H100: 3.0, "NVIDIA L40S": 1.0})
+    run = run_context(tmp_path, RunConfig(cluster=cluster, max_cost=6.5), CARDS)
+    run.progress.charged_until = 0.0
+    run.progress.charged(run.price_per_second, 3600.0)
+    assert run.progress.spent == pytest.approx(5.0)
+    run.fleet.lose(["a"])
+    run.progress.charged(run.price_per_second, 3600.0 * 1.5)
+    assert run.progress.spent == pytest.approx(6.0)
+    assert run.limit_reached is None
+    run.progress.charged(run.price_per_second, 3600.0 * 1.8)
+    assert run.limit_reached == "max_cost (6.5) is spent"
