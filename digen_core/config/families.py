@@ -1,8 +1,8 @@
 """Model families: a row each, which tells all that can be known without torch.
 
-To add a family is to write its adapter, a module of `digen_core.models`, and to add its row here;
-nothing else in digen knows families by name, but for what other programs call their layers
-(`digen_core.checkpoints.slots`).
+To add a family is to write its adapter, a module of `digen_core.models.families`, and to add its
+row here; nothing else in digen knows families by name, but for what other programs call their
+layers (`digen_core.checkpoints.slots`).
 """
 
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ MASKED: Final = ("native", "cudnn", "efficient", "math")
 class Family(NamedTuple):
     """A model family."""
 
-    adapter: str  # module:class, in digen_core.models
+    adapter: str  # module:class, in digen_core.models.families
     pipeline: str  # `_class_name` of its model_index.json
     defaults: Defaults
     side: Callable[[Settings, Settings], int]

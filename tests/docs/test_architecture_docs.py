@@ -29,7 +29,7 @@ from tasks.cluster.presence import ROLES
 TOP = "deployments|digen_core|flows|tasks|tests"
 FOLDERS = [path for top in TOP.split("|")[:-1] for path in sorted((ROOT / top).rglob("*.py"))]
 SOURCE = "\n".join(path.read_text() for path in FOLDERS)
-A_FAMILY = "digen_core/models/FAMILY.py"  # one to be written
+A_FAMILY = "digen_core/models/families/FAMILY.py"  # one to be written
 PATHS = re.compile(rf"`((?:{TOP})/[\w./-]*)`")
 
 

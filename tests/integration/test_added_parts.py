@@ -49,7 +49,7 @@ FAMILY = '''\
 
 from torch import Tensor
 
-from digen_core.models.flux import FluxPolicy
+from digen_core.models.families.flux import FluxPolicy
 from digen_core.models.policy import Condition
 
 
@@ -104,7 +104,7 @@ def checkout(tmp_path_factory) -> Path:
     core = copy / "digen_core"
     (core / "algorithms" / "reinforce.py").write_text(ALGORITHM)
     add_row(core / "algorithms" / "__init__.py", '    "flow_grpo:', '    "reinforce:Reinforce",\n')
-    (core / "models" / "sketch.py").write_text(FAMILY)
+    (core / "models" / "families" / "sketch.py").write_text(FAMILY)
     add_row(core / "config" / "families.py", '    "sd3": Family(', FAMILY_ROW)
     return copy
 
@@ -145,7 +145,7 @@ def test_no_other_file_names_them(checkout):
         "digen_core/algorithms/__init__.py",
         "digen_core/algorithms/reinforce.py",
         "digen_core/config/families.py",
-        "digen_core/models/sketch.py",
+        "digen_core/models/families/sketch.py",
     }
 
 

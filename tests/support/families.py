@@ -7,7 +7,7 @@ from diffusers import DiffusionPipeline
 
 from digen_core.config import families
 from digen_core.config.families import VIDEO_FAMILIES
-from digen_core.models.hunyuan_video import prompt_template
+from digen_core.models.families.hunyuan_video import prompt_template
 from digen_core.models.policy import ALL_PARTS, Policy
 from support.tiny_policies import load
 

@@ -10,5 +10,6 @@ from digen_core.models.pipeline_policy import PipelinePolicy
 @cache
 def adapter_of(family: str) -> type[PipelinePolicy]:
     """Return a family's adapter; only its own pipeline is imported, which takes seconds."""
-    adapter: type[PipelinePolicy] = resolve_name(f"digen_core.models.{FAMILIES[family].adapter}")
+    name = f"{__name__}.{FAMILIES[family].adapter}"
+    adapter: type[PipelinePolicy] = resolve_name(name)
     return adapter
