@@ -4,7 +4,7 @@ Names are as they stand in these files on GitHub, from which only the names are 
 
 | Comfy-Org/ComfyUI        comfy/lora.py, comfy/utils.py, comfy/ldm/
 | kohya-ss/sd-scripts      networks/lora_flux.py, lora_sd3.py
-| kohya-ss/musubi-tuner    networks/lora.py, lora_wan.py, lora_qwen_image.py
+| kohya-ss/musubi-tuner    networks/lora.py, lora_wan.py, lora_qwen_image.py, lora_flux_2.py
 
 kohya's scripts load LoRAs of blocks, and of a few layers outside. ComfyUI knows diffusers' names of
 flux and sd3, and of the other families those of the published models, which are diffusers' own for
@@ -109,6 +109,24 @@ _WAN: Final = _numbered(
     "blocks",
     "blocks",
 )
+_FLUX2: Final = _numbered(
+    {
+        **_parts("attn.to_{}", "img_attn.qkv"),
+        **_parts("attn.add_{}_proj", "txt_attn.qkv"),
+        "attn.to_out.0": "img_attn.proj",
+        "attn.to_add_out": "txt_attn.proj",
+        "ff.linear_in": "img_mlp.0",
+        "ff.linear_out": "img_mlp.2",
+        "ff_context.linear_in": "txt_mlp.0",
+        "ff_context.linear_out": "txt_mlp.2",
+    },
+    "transformer_blocks",
+    "double_blocks",
+) | _numbered(
+    {"attn.to_qkv_mlp_proj": "linear1", "attn.to_out": "linear2"},
+    "single_transformer_blocks",
+    "single_blocks",
+)
 _QWEN: Final = (
     *(f"attn.to_{name}" for name in ("q", "k", "v", "out.0", "add_out")),
     *(f"attn.add_{name}_proj" for name in "qkv"),
@@ -117,6 +135,7 @@ _QWEN: Final = (
 BLOCKS: Final[dict[str, Table]] = {
     "flux": _two_streams("_attn.qkv", "_attn.proj", "_mod.lin", "_mlp.0", "_mlp.2")
     | _one_stream("lin"),
+    "flux2": _FLUX2,
     "hunyuan_video": _two_streams("_attn_qkv", "_attn_proj", "_mod.linear", "_mlp.fc1", "_mlp.fc2")
     | _one_stream("linear"),
     "sd3": _JOINT,
@@ -138,6 +157,24 @@ _VECTORS: Final = _embedders(
 _REFINER: Final = "context_embedder.token_refiner.refiner_blocks"
 OUTSIDE: Final[dict[str, Table]] = {
     "flux": {"x_embedder": "img_in", "context_embedder": "txt_in", **_VECTORS},
+    "flux2": {
+        "x_embedder": "img_in",
+        "context_embedder": "txt_in",
+        **_embedders(
+            "time_guidance_embed",
+            {"timestep": "time_in", "guidance": "guidance_in"},
+            ".in_layer",
+            ".out_layer",
+        ),
+        **{
+            f"{name}.linear": f"{name}.lin"
+            for name in (
+                *("double_stream_modulation_img", "double_stream_modulation_txt"),
+                "single_stream_modulation",
+            )
+        },
+        **_FINAL,
+    },
     "sd3": {
         "context_embedder": "context_embedder",
         **_embedders(
@@ -230,7 +267,7 @@ def _is_swapped(family: str, layer: str, shape: tuple[int, int]) -> bool:
 
     Of sd3's last block the text's norm is one, too.
     """
-    if family not in ("sd3", "hunyuan_video"):
+    if family not in ("flux2", "sd3", "hunyuan_video"):
         return False
     is_last_norm = layer.endswith(".norm1_context.linear") and shape[0] == 2 * shape[1]
     return layer == "norm_out.linear" or is_last_norm

@@ -6,6 +6,7 @@ layers (`digen_core.checkpoints.slots`).
 """
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 Settings = Mapping[str, Any]
@@ -46,6 +47,12 @@ class Family(NamedTuple):
     text_parameters: float = 0.0
     """Parameters of the published pipelines' text encoders together, where only that is known."""
 
+    text_parameters_by_width: Mapping[int, float] = MappingProxyType({})
+    """The same of pipelines that come with other encoders, by ``joint_attention_dim``."""
+
+    other_pipelines: tuple[str, ...] = ()
+    """More that its adapter takes."""
+
     makes_videos: bool = False
     attention: tuple[str, ...] = (*MASKED, "native_flash", "flash")
     """Kernels of attention that a model of it can have, by ``model.attention``."""
@@ -61,11 +68,16 @@ class Family(NamedTuple):
     config that says how many there are."""
 
     streams: tuple[str, ...] = ("hidden_states", "encoder_hidden_states")
-    """What a block is given by the one before, as its parameters are called."""
+    """What a block is given by the one before, as its parameters are called; None is nothing."""
 
     def num_blocks(self, transformer: Settings) -> int:
         """Return the blocks of a transformer, from its config."""
         return sum(int(transformer[key]) for key in self.blocks.values())
+
+    def num_text_parameters(self, transformer: Settings) -> float:
+        """Return the usual parameters of the text encoders, from a transformer's config."""
+        width = int(transformer.get("joint_attention_dim", 0))
+        return self.text_parameters_by_width.get(width, self.text_parameters)
 
 
 def _pixels(vae: Settings) -> int:
@@ -122,6 +134,19 @@ FAMILIES: Final[dict[str, Family]] = {
         7.628e9,  # Llama-3-8B without its head, CLIP-L
         makes_videos=True,
         attention=MASKED,
+        blocks=_TWO_KINDS,
+    ),
+    "flux2": Family(
+        "flux2:Flux2Policy",
+        "Flux2KleinPipeline",
+        Defaults(1024, 1024, 1, 512, 4.0, 50),
+        lambda vae, transformer: 2 * _pixels(vae),
+        4.022e9,  # Qwen3-4B, of klein 4B
+        text_parameters_by_width={12288: 8.191e9, 15360: 24.011e9},  # Qwen3-8B, Mistral Small 3.2
+        other_pipelines=("Flux2Pipeline",),
+        # Not cuDNN's: its blocks of one stream give attention gradients with gaps, in a processor
+        # that `digen_core.models.attention.make_gradients_dense` cannot reach into.
+        attention=("native", "efficient", "math", "native_flash", "flash"),
         blocks=_TWO_KINDS,
     ),
 }

@@ -78,7 +78,8 @@ class ModelConfig(Strict):
     """Which pipeline is post-trained, and in what precision."""
 
     family: FamilyName = "flux"
-    """Model family: FLUX.1, Stable Diffusion 3 and 3.5, Qwen-Image, Wan 2.1 or HunyuanVideo."""
+    """Model family: FLUX.1, Stable Diffusion 3 and 3.5, Qwen-Image, Wan 2.1, HunyuanVideo or
+    FLUX.2."""
 
     path: MaybeShipped = Field(EMBEDDED, min_length=1)
     """Diffusers folder or hub id, loaded with from_pretrained; digen:models/shapes is the embedded
@@ -105,8 +106,8 @@ class ModelConfig(Strict):
     attention: Attention = "native"
     """Kernel of the transformer's attention, the same on all workers. native: torch's choice,
     never cuDNN's; native_flash, cudnn, efficient, math: that one of torch's; flash: of the package
-    flash-attn 2. sd3 takes native only, and qwen_image and hunyuan_video, which mask padded text,
-    no flash."""
+    flash-attn 2. sd3 takes native only, flux2 no cudnn, and qwen_image and hunyuan_video, which
+    mask padded text, no flash."""
 
     cuts: tuple[CutConfig, ...] = ()
     """Blocks before which what one block gives the next is coded, in ascending order, for stages
@@ -141,18 +142,20 @@ class ModelConfig(Strict):
     max_sequence_length: int = Field(
         default_factory=_of_the_model("max_sequence_length"), ge=1, le=MAX_TOKENS
     )
-    """Tokens a prompt is padded or cut to (by T5, UMT5, Llama or Qwen2.5-VL, whichever the family
-    has; CLIP always takes 77 or its own)."""
+    """Tokens a prompt is padded or cut to (by T5, UMT5, Llama, Qwen2.5-VL, Qwen3 or Mistral,
+    whichever the family has; CLIP always takes 77 or its own); of flux2 with the template round
+    it."""
 
     guidance_scale: float = Field(default_factory=_of_the_model("guidance_scale"), ge=0)
-    """flux, hunyuan_video: embedded guidance, an input of models distilled with it (FLUX.1-dev 3.5,
-    HunyuanVideo 6), ignored by others. sd3, wan, qwen_image: classifier-free guidance (SD3.5 4.5,
-    Wan 5, Qwen-Image 4, which also keeps the velocity's norm); it doubles the compute, and at 1 or
-    less there is none."""
+    """flux, hunyuan_video, FLUX.2-dev: embedded guidance, an input of models distilled with it
+    (FLUX.1-dev 3.5, HunyuanVideo 6, FLUX.2-dev 4), ignored by others. sd3, wan, qwen_image and the
+    base models of FLUX.2-klein: classifier-free guidance (SD3.5 4.5, Wan 5, klein 4, Qwen-Image 4,
+    which also keeps the velocity's norm); it doubles the compute, and at 1 or less there is none.
+    FLUX.2-klein that is distilled ignores it."""
 
     negative_prompt: str = ""
     """What classifier-free guidance steers away from (Qwen-Image is used with a single space);
-    families with embedded guidance ignore it."""
+    models without it ignore it."""
 
     shift: float | None = Field(None, gt=0)
     """Replace the family's own schedule by sigma = shift u / (1 + (shift - 1) u), u falling evenly

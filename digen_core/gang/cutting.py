@@ -88,8 +88,9 @@ def _called_with(
 ) -> Any:
     """Call a block with other streams than it is given: what ``change`` makes of those."""
     bound = inspect.signature(block.forward).bind(*arguments, **parameters)
-    changed = change([bound.arguments[name] for name in streams])
-    bound.arguments.update(zip(streams, changed, strict=True))
+    given = [name for name in streams if bound.arguments[name] is not None]
+    changed = change([bound.arguments[name] for name in given])
+    bound.arguments.update(zip(given, changed, strict=True))
     return block(*bound.args, **bound.kwargs)
 
 

@@ -14,7 +14,7 @@ def check_targets(targets: Sequence[str], layers: Collection[str]) -> None:
         layers: dotted names of all layers with a matrix of weights.
 
     Raises:
-        ConfigError: one fits no layer.
+        ConfigError: one fits no layer, or what holds layers, too.
     """
     for target in targets:
         if not any(f".{layer}".endswith(f".{target}") for layer in layers):
@@ -24,6 +24,13 @@ def check_targets(targets: Sequence[str], layers: Collection[str]) -> None:
                 f"train.lora.targets names {target!r}, but no linear layer of the transformer is "
                 f"called so; {hint}"
             )
+        holder = min((layer for layer in layers if f".{target}." in f".{layer}"), default=None)
+        if holder is not None:
+            raise ConfigError(
+                f"train.lora.targets names {target!r}, a linear layer of some blocks, which in "
+                f"others holds one, such as {holder!r}; name the layers in full, such as "
+                f"{_one(target, layers)!r}"
+            )
 
 
 def _suffixes(layers: Collection[str]) -> set[str]:
@@ -31,6 +38,10 @@ def _suffixes(layers: Collection[str]) -> set[str]:
     parts = [layer.split(".") for layer in layers]
     ends = {".".join(own[place:]) for own in parts for place in range(len(own))}
     return {end for end in ends if not end[0].isdigit()}
+
+
+def _one(target: str, layers: Collection[str]) -> str:
+    return min(layer for layer in layers if f".{layer}".endswith(f".{target}"))
 
 
 def _examples(layers: Collection[str]) -> str:

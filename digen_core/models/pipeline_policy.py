@@ -90,8 +90,9 @@ class PipelinePolicy(ABC):
                 fit it.
         """
         left_out: dict[str, Any] = {}
+        kind = cls.class_of(config)
         if "text_encoders" not in parts:
-            names = inspect.signature(cls.pipeline_class.__init__).parameters
+            names = inspect.signature(kind.__init__).parameters
             text = ("text_encoder", "tokenizer")
             left_out |= {name: None for name in names if name.startswith(text)}
         if "vae" not in parts:
@@ -108,7 +109,7 @@ class PipelinePolicy(ABC):
             folder = cls._folder(config) / "transformer"
             family = FAMILIES[config.family]
             left_out["transformer"] = load_stage(folder, family, gang, dtype, device)
-        pipeline = cls.pipeline_class.from_pretrained(
+        pipeline = kind.from_pretrained(
             config.source,
             revision=config.revision,
             dtype={"default": dtype, "vae": cls.vae_dtype(dtype)},
@@ -175,7 +176,17 @@ class PipelinePolicy(ABC):
         folder = Path(config.source)
         if folder.is_dir():
             return folder
-        return Path(cls.pipeline_class.download(config.source, revision=config.revision))
+        return Path(cls.class_of(config).download(config.source, revision=config.revision))
+
+    @classmethod
+    def class_of(cls, config: ModelConfig) -> Any:
+        """Return the class of a model's pipeline: the family's, where it has one only."""
+        return cls.pipeline_class
+
+    @classmethod
+    def assembled(cls, parts: Mapping[str, Any], folder: Path) -> Any:
+        """Return a pipeline of parts that were built from the settings in a folder."""
+        return cls.pipeline_class(**parts)
 
     @classmethod
     def _from_settings(cls, config: ModelConfig, folder: Path, device: torch.device) -> Self:
@@ -193,7 +204,7 @@ class PipelinePolicy(ABC):
             parts["vae"] = cls.vae_class.from_config(cls.vae_class.load_config(folder / "vae"))
         for module in (parts["transformer"], parts["vae"]):
             module.eval().requires_grad_(False)
-        return cls(cls.pipeline_class(**parts), config, device)
+        return cls(cls.assembled(parts, folder), config, device)
 
     @property
     def transformers(self) -> list[Any]:

@@ -184,7 +184,8 @@ def text_encoder_bytes(model: ModelConfig, folder: Path) -> int:
     itemsize = TORCH_DTYPES[model.dtype].itemsize
     here = sorted(folder.glob("text_encoder*"))
     if not here:
-        return round(FAMILIES[model.family].text_parameters * itemsize)
+        _, transformer = read_settings(folder)
+        return round(FAMILIES[model.family].num_text_parameters(transformer) * itemsize)
     return itemsize * sum(
         torch.Size(shape).numel() for part in here for shape in shapes_in_folder(part).values()
     )

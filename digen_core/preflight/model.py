@@ -66,13 +66,14 @@ def check_model_folder(model: ModelConfig) -> None:
             "pipeline, as save_pretrained writes it"
         )
     index: Any = read_json(index_file, "the model's index")
-    wanted = FAMILIES[model.family].pipeline
+    family = FAMILIES[model.family]
+    wanted = (family.pipeline, *family.other_pipelines)
     found = index.get("_class_name") if isinstance(index, dict) else None
     found = found if isinstance(found, str) else None
-    if found != wanted:
+    if found not in wanted:
         raise ConfigError(
             f"model.path {model.path} holds a {found}, but model.family {model.family!r} needs a "
-            f"{wanted}; give a folder saved from one"
+            f"{' or a '.join(wanted)}; give a folder saved from one"
         )
     for name, component in index.items():
         if isinstance(component, list) and None not in component:

@@ -12,9 +12,10 @@ from digen_core.models.policy import ALL_PARTS, Policy
 from support.tiny_policies import load
 
 FAMILIES = tuple(families.FAMILIES)
-GUIDED = ("sd3", "qwen_image", "wan")
+GUIDED = ("flux2", "sd3", "qwen_image", "wan")
 PUBLISHED = {
     "flux": "FLUX.1-dev",
+    "flux2": "FLUX.2-klein-base-4B",
     "sd3": "stable-diffusion-3.5-medium",
     "qwen_image": "Qwen-Image",
     "wan": "Wan2.1-T2V-14B-Diffusers",
@@ -62,7 +63,7 @@ def generate(
     **call: Any,
 ) -> torch.Tensor:
     """Return what a stock pipeline makes of the noise ``x`` at the tests' settings."""
-    count = len(prompts)
+    count, noise = len(prompts), x.clone()
     call = {
         "guidance_scale": 3.0,
         "num_inference_steps": 3,
@@ -71,7 +72,14 @@ def generate(
     } | call
     if family in VIDEO_FAMILIES:
         call["num_frames"] = call.get("num_frames", frames_of(family))
-    if family in GUIDED:
+    if family == "flux2":  # its own negative prompt is the empty one
+        rows = call["height"] // (2 * pipeline.vae_scale_factor)
+        noise = noise.transpose(1, 2).unflatten(2, (rows, -1))
+        if call["guidance_scale"] > 1:
+            call["negative_prompt_embeds"], _ = pipeline.encode_prompt(
+                [NEGATIVE] * count, max_sequence_length=TOKENS
+            )
+    elif family in GUIDED:
         call["negative_prompt"] = [NEGATIVE] * count
     if family == "qwen_image":
         call["true_cfg_scale"] = call.pop("guidance_scale")
@@ -80,8 +88,8 @@ def generate(
     if family == "hunyuan_video":
         call["prompt_template"] = prompt_template(pipeline.tokenizer)
     made = pipeline(
-        prompts,
-        latents=x.clone(),
+        prompt=prompts,
+        latents=noise,
         max_sequence_length=TOKENS,
         output_type=output_type,
         return_dict=False,

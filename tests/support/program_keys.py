@@ -56,6 +56,28 @@ def comfyui_flux(depth, singles):
     return {f"transformer.{name}" for name in names}
 
 
+def flux2(depth, singles):
+    """black-forest-labs/flux2, src/flux2/model.py: DoubleStreamBlock, SingleStreamBlock."""
+    double = {f"{stream}_attn.{layer}" for stream in ("img", "txt") for layer in ("qkv", "proj")}
+    double |= {f"{stream}_mlp.{end}" for stream in ("img", "txt") for end in MLP}
+    single = {"linear1", "linear2"}
+    return blocks("double_blocks", depth, double) | blocks("single_blocks", singles, single)
+
+
+def kohya_flux2(depth, singles):
+    """musubi-tuner, networks/lora_flux_2.py: DoubleStreamBlock, SingleStreamBlock."""
+    return flat(flux2(depth, singles))
+
+
+def comfyui_flux2(depth, singles):
+    """ComfyUI, comfy/lora.py, "generic lora format": its model's own names, the published one's."""
+    names = {f"{name}_in.{end}" for name in ("time", "guidance") for end in IN_OUT}
+    names |= {"img_in", "txt_in", "final_layer.linear", "final_layer.adaLN_modulation.1"}
+    names |= {f"double_stream_modulation_{stream}.lin" for stream in ("img", "txt")}
+    names |= {"single_stream_modulation.lin"}
+    return {f"diffusion_model.{name}" for name in flux2(depth, singles) | names}
+
+
 def sd3(depth, dual):
     """Stability-AI/sd3.5, mmditx.py: JointBlock of two DismantledBlock, the last one's is short."""
     names = set()

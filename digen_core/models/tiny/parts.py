@@ -4,6 +4,7 @@ from typing import Any
 
 from diffusers import (
     AutoencoderKL,
+    AutoencoderKLFlux2,
     AutoencoderKLHunyuanVideo,
     AutoencoderKLQwenImage,
     AutoencoderKLWan,
@@ -17,6 +18,8 @@ from transformers import (
     PreTrainedTokenizerBase,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     T5Config,
     T5EncoderModel,
     UMT5Config,
@@ -118,6 +121,26 @@ def qwen_vl(tokenizer: PreTrainedTokenizerBase, width: int) -> Any:
     ).eval()
 
 
+def qwen3(tokenizer: PreTrainedTokenizerBase, width: int) -> Any:
+    """Return a Qwen3 of 28 layers: FLUX.2 reads the hidden states behind the 9th, 18th and 27th."""
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=width,
+            intermediate_size=width,
+            num_hidden_layers=28,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=width // 4,
+            max_position_embeddings=2048,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    ).eval()
+
+
 def image_vae(channels: tuple[int, ...], latent_channels: int, **settings: Any) -> Any:
     """Return a VAE with a resolution per entry of ``channels``, all multiples of the norm groups.
 
@@ -141,6 +164,28 @@ def image_vae(channels: tuple[int, ...], latent_channels: int, **settings: Any) 
         latent_channels=latent_channels,
         **defaults | settings,
     ).eval()
+
+
+def flux2_vae(channels: tuple[int, ...], latent_channels: int) -> Any:
+    """Return FLUX.2's VAE, whose latents have the statistics of a batch norm.
+
+    Args:
+        channels: of the resolutions; each after the first halves the sides.
+        latent_channels: of the latents.
+    """
+    vae = AutoencoderKLFlux2(
+        down_block_types=("DownEncoderBlock2D",) * len(channels),
+        up_block_types=("UpDecoderBlock2D",) * len(channels),
+        block_out_channels=channels,
+        latent_channels=latent_channels,
+        layers_per_block=1,
+        norm_num_groups=8,
+        sample_size=32,
+        mid_block_add_attention=False,
+    )
+    vae.bn.running_mean.normal_(std=0.3)  # not 0 and 1, so that leaving them out shows
+    vae.bn.running_var.uniform_(0.5, 2.0)
+    return vae.eval()
 
 
 def qwen_vae(latent_channels: int) -> Any:

@@ -1,5 +1,6 @@
 """Tokenizers that need no vocabulary files: one token per byte or letter."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -10,6 +11,12 @@ CLIP_TOKENS: Final = 77
 _BYTES: Final = sorted(pre_tokenizers.ByteLevel.alphabet())
 _CLIP_SPECIALS: Final = ("<|startoftext|>", "<|endoftext|>")
 _QWEN_SPECIALS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_QWEN3_SPECIALS: Final = (*_QWEN_SPECIALS, "<think>", "</think>")
+_QWEN3_CHAT: Final = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
 _LLAMA_BOS: Final = "<|begin_of_text|>"
 _LLAMA_SPECIALS: Final = (
     _LLAMA_BOS,
@@ -36,10 +43,21 @@ def t5_tokenizer() -> T5Tokenizer:
 
 def qwen_tokenizer() -> Qwen2Tokenizer:
     """Return Qwen2's tokenizer with a token per byte and its chat marks."""
+    return _qwen(_QWEN_SPECIALS)
+
+
+def qwen3_tokenizer() -> Qwen2Tokenizer:
+    """Return Qwen3's tokenizer, which is Qwen2's but for its marks of thought and its template."""
+    tokenizer = _qwen(_QWEN3_SPECIALS)
+    tokenizer.chat_template = _QWEN3_CHAT
+    return tokenizer
+
+
+def _qwen(specials: Sequence[str]) -> Qwen2Tokenizer:
     return Qwen2Tokenizer(
-        vocab=_numbered([*_BYTES, *_QWEN_SPECIALS]),
+        vocab=_numbered([*_BYTES, *specials]),
         merges=[],
-        extra_special_tokens=list(_QWEN_SPECIALS[1:]),
+        extra_special_tokens=list(specials[1:]),
     )
 
 

@@ -134,7 +134,8 @@ class _Passes:
 
     def _on_enter(self, name: str, block: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
         given = inspect.signature(block.forward).bind(*args, **kwargs).arguments
-        self.cuts[name] = sum(given[stream].nbytes for stream in self._streams)
+        streams = [given[stream] for stream in self._streams]
+        self.cuts[name] = sum(stream.nbytes for stream in streams if stream is not None)
         self._come_to(name)
         if name == self._first:
             self._on_way_back((args, kwargs), BEFORE)

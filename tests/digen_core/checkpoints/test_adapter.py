@@ -89,7 +89,7 @@ def size_of(policy):
     if family == "sd3":
         return config.num_layers, set(config.dual_attention_layers)
     size = (config.num_layers,)
-    if family in ("flux", "hunyuan_video"):
+    if family in ("flux", "flux2", "hunyuan_video"):
         size += (config.num_single_layers,)
     return (*size, config.num_refiner_layers) if family == "hunyuan_video" else size
 
@@ -144,13 +144,15 @@ class Zeros(dict):
 
 
 CONVERSIONS = {
+    "flux2": single_file_utils.convert_flux2_transformer_checkpoint_to_diffusers,
     "sd3": single_file_utils.convert_sd3_transformer_checkpoint_to_diffusers,
     "wan": single_file_utils.convert_wan_transformer_to_diffusers,
 }
 
 
 @pytest.mark.parametrize(
-    ("target", "family"), [("kohya", "sd3"), ("comfyui", "wan"), ("kohya", "wan")]
+    ("target", "family"),
+    [("comfyui", "flux2"), ("kohya", "sd3"), ("comfyui", "wan"), ("kohya", "wan")],
 )
 def test_what_is_added_is_what_a_converted_checkpoint_would_have(
     target, family, tiny_families, tmp_path
@@ -241,6 +243,8 @@ def without_alpha(tensors):
 
 
 READ_BY_DIFFUSERS = {
+    ("comfyui", "flux2"): lambda name: name != "norm_out.linear",  # whose halves it does not swap
+    ("kohya", "flux2"): is_in_block,
     ("comfyui", "flux"): lambda name: True,
     ("kohya", "flux"): lambda name: is_in_block(name) and not is_fused_single(name),
     ("comfyui", "sd3"): lambda name: True,
@@ -276,7 +280,7 @@ def test_diffusers_reads_it_as_the_same_adapter(target, family, tiny_families, t
     (tmp_path / "theirs").mkdir()
     save_kept_adapter(adapter, tmp_path / "theirs")
     tensors = exported(target, adapter, tmp_path)
-    if (target, family) in {("comfyui", "sd3"), ("comfyui", "hunyuan_video")}:
+    if target == "comfyui" and family in ("flux2", "sd3", "hunyuan_video"):
         save_file(without_alpha(tensors), tmp_path / "own.safetensors")
     velocities = []
     for path in (tmp_path / "theirs", tmp_path / "own.safetensors"):

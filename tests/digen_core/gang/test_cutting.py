@@ -106,13 +106,15 @@ def test_a_stage_of_a_published_model_holds_its_blocks_and_little_more(family):
         return without_numbers(stage_files.AutoModel.load_config(folder), torch.bfloat16)
 
     whole, largest = num_bytes(on_meta()), 0
+    # FLUX.2's modulations are no part of its blocks: 5% of klein 4B, which has 25 large ones
+    outside, most = (0.06, 0.31) if family == "flux2" else (0.03, 0.29)
     for stage in range(4):
         own = on_meta()
         cut(own, FAMILIES[family], member(stage, 4))
         blocks = sum(num_bytes(getattr(own, name)) for name in FAMILIES[family].blocks)
-        assert num_bytes(own) - blocks < 0.03 * whole
+        assert num_bytes(own) - blocks < outside * whole
         largest = max(largest, num_bytes(own))
-    assert largest < 0.29 * whole
+    assert largest < most * whole
     if family == "flux":  # 9 of its large blocks and what is before them: no cut is better
         assert largest == pytest.approx(6.245e9, rel=1e-3)
 

@@ -55,7 +55,12 @@ def test_a_kernel_for_cuda_is_refused_elsewhere(tiny_families, kernel):
 
 @pytest.mark.parametrize(
     ("family", "kernel"),
-    [("sd3", "math"), ("qwen_image", "flash"), ("hunyuan_video", "native_flash")],
+    [
+        ("sd3", "math"),
+        ("qwen_image", "flash"),
+        ("hunyuan_video", "native_flash"),
+        ("flux2", "cudnn"),
+    ],
 )
 def test_a_kernel_that_a_family_cannot_have_is_refused(family, kernel):
     with pytest.raises(ValidationError, match=f"model.attention is '{kernel}', but {family} takes"):
@@ -98,13 +103,21 @@ def layouts(policy) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
     return {*found}
 
 
-@pytest.mark.parametrize("family", CHOOSING)
+@pytest.mark.parametrize("family", [name for name in CHOOSING if name != "flux2"])
 def test_gradients_are_laid_out_as_what_attention_returned(tiny_families, family):
     policy = load_tiny(tiny_families[family], family)
     if family == "flux":  # else the rest would show nothing
         assert any(gradient != result for gradient, result in layouts(policy))
     make_gradients_dense(policy.transformer)
     assert all(gradient == result for gradient, result in layouts(policy))
+
+
+def test_gradients_of_flux2_cannot_be_laid_out_so(tiny_families):
+    """So it takes no cuDNN; where they can, its row may name it."""
+    policy = load_tiny(tiny_families["flux2"], "flux2")
+    make_gradients_dense(policy.transformer)
+    assert any(gradient != result for gradient, result in layouts(policy))
+    assert "cudnn" not in FAMILIES["flux2"].attention
 
 
 def test_torch_never_chooses_cudnn_by_itself(tiny_families):

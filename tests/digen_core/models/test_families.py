@@ -112,6 +112,7 @@ def test_sigmas_are_those_the_stock_pipeline_uses(tiny_families, policies, famil
 
 RECORDED = {
     "flux": [1, 0.90374, 0.7897, 0.65249, 0.48422, 0.273, 0],
+    "flux2": [1, 0.97406, 0.93759, 0.88251, 0.78972, 0.60036, 0],
     "sd3": [1, 0.96013, 0.91335, 0.85769, 0.79037, 0.70728, 0.60215, 0.46488, 0.27805, 0.00893, 0],
     "qwen_image": [
         1, 0.92897, 0.85148, 0.76662, 0.67328, 0.57012, 0.4555, 0.3274, 0.1833, 0.02, 0,
@@ -174,7 +175,7 @@ def test_guidance_moves_away_from_the_negative_prompt(tiny_families, policies, n
     )
 
 
-@pytest.mark.parametrize("name", ["sd3", "wan"])
+@pytest.mark.parametrize("name", ["flux2", "sd3", "wan"])
 def test_gradients_go_through_both_velocities_of_guidance(tiny_families, name):
     """As in FlowGRPO of November 2025; in July the negative prompt's velocity was detached."""
 
@@ -338,6 +339,7 @@ def test_sizes_of_models_with_other_vaes_and_patches(tiny_families, family, tmp_
     """Each number of the configs counts: 32 where it is doubled."""
     changed = {
         "flux": ("vae", {"block_out_channels": [8] * 5}),
+        "flux2": ("vae", {"block_out_channels": [8] * 5}),
         "sd3": ("transformer", {"patch_size": 4}),
         "qwen_image": ("vae", {"temperal_downsample": [False] * 4}),
         "wan": ("transformer", {"patch_size": [1, 4, 4]}),

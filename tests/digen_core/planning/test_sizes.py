@@ -35,6 +35,11 @@ SETTINGS = ROOT / "deployments/model_configs"
 
 PUBLISHED = {  # billions of parameters of the transformers on the hub
     "FLUX.1-dev": ("flux", 11.901),
+    "FLUX.2-dev": ("flux2", 32.223),
+    "FLUX.2-klein-4B": ("flux2", 3.876),
+    "FLUX.2-klein-9B": ("flux2", 9.079),
+    "FLUX.2-klein-base-4B": ("flux2", 3.876),
+    "FLUX.2-klein-base-9B": ("flux2", 9.079),
     "stable-diffusion-3.5-medium": ("sd3", 2.243),
     "Qwen-Image": ("qwen_image", 20.430),
     "Wan2.1-T2V-1.3B-Diffusers": ("wan", 1.419),
