@@ -29,6 +29,7 @@ DAILY = {
         Case("hunyuan_video", lora=True, tokens=2, checkpointing=True),
         Case("hunyuan_video", lora=False, tokens=1, shard=True, num_rows=1),
         Case("hunyuan_video", lora=False, tokens=2, shard=True, dtype="float32"),
+        Case("flux2", lora=False, tokens=2, shard=True, checkpointing=True),
     ],
     4: [
         Case("flux", lora=True, tokens=1, shard=True, num_rows=3),

@@ -29,6 +29,7 @@ DAILY = {
         Case("wan", lora=False, stages=2),
         Case("wan", stages=2, checkpointing=True, in_portions=False),
         Case("hunyuan_video", lora=False, stages=2, num_rows=1),
+        Case("flux2", lora=False, stages=2, checkpointing=True),
         Case("flux", lora=False, stages=2, dtype="float32"),
         Case("flux", stages=2, dtype="float16"),  # differentiated with several scales of the loss
         Case("sd3", stages=2, stage_blocks=(1, 1), cuts=(INT4,), checkpointing=True),
@@ -37,12 +38,14 @@ DAILY = {
         Case("flux", lora=False, stages=3, checkpointing=True),
         Case("hunyuan_video", stages=3, checkpointing=True),
         Case("hunyuan_video", lora=False, stages=3, stage_blocks=(1, 1, 2), cuts=(INT8, TOPK)),
+        Case("flux2", lora=False, stages=3, stage_blocks=(1, 1, 2), cuts=(INT8, TOPK)),
     ],
     4: [
         Case("flux", stages=2, num_rows=3),  # two shares
         Case("flux", stages=4, stage_blocks=(1, 1, 1, 1), cuts=(INT8, TOPK)),
         Case("sd3", lora=False, stages=2, num_rows=1),  # one of them has no pair of its own
         Case("hunyuan_video", lora=False, stages=4),
+        Case("flux2", lora=False, stages=4),
     ],
 }
 
@@ -62,7 +65,7 @@ def all_cases(size: int) -> list[Case]:
     return [
         Case(family, lora, stages=size, checkpointing=checkpointing, in_portions=in_portions)
         for family, lora, checkpointing, in_portions in product(FAMILIES, *3 * [(False, True)])
-        if size == 2 or family in ("flux", "hunyuan_video")
+        if size == 2 or family in ("flux", "flux2", "hunyuan_video")
     ]
 
 
