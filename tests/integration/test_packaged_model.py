@@ -59,10 +59,10 @@ def expected_of(pipeline, family, prompts, **call):
     call = {"height": HEIGHT, "width": WIDTH, "max_sequence_length": TOKENS, guidance: 3.0} | call
     if family in VIDEO_FAMILIES:
         call["num_frames"] = frames_of(family)
-    if family != "hunyuan_video":
+    if family not in ("hunyuan_video", "flux2"):  # whose pipelines take none
         call["negative_prompt"] = NEGATIVE
     made = pipeline(
-        prompts,
+        prompt=prompts,
         num_inference_steps=3,
         output_type="pil",
         generator=torch.Generator().manual_seed(5),

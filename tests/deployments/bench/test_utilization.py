@@ -29,10 +29,13 @@ TRAINED = {  # each with another way to train
     "sd3": {"algorithm": {"type": "diffusion_nft", "old_policy_decay": "ramp"}},
     "qwen_image": {"train": {"lora": {"rank": 3}, "gradient_checkpointing": True}},
     "wan": {"train": {"lora": None}},
+    "flux2": {"train": {"lora": {"rank": 3, "targets": ["to_q", "to_qkv_mlp_proj"]}}},
     "hunyuan_video": {"algorithm": {"type": "dance_grpo"}, "rollout": {"transition": "dance"}},
 }
 BLOCKS = {  # a quarter of the published ones
     "FLUX.1-dev": {"num_layers": 5, "num_single_layers": 10},  # of 19 and 38
+    "FLUX.2-dev": {"num_layers": 2, "num_single_layers": 12},  # of 8 and 48
+    "FLUX.2-klein-base-4B": {"num_layers": 1, "num_single_layers": 5},  # of 5 and 20
     "HunyuanVideo": {"num_layers": 5, "num_single_layers": 10},  # of 20 and 40
     "Qwen-Image": {"num_layers": 15},
     "Wan2.1-T2V-1.3B-Diffusers": {"num_layers": 8},  # of 30
