@@ -29,6 +29,10 @@ from digen_core.training.pairs import Pairs
 from support.families import frames_of
 
 
+TARGETS = {"flux2": {"targets": ["to_q", "to_k", "to_v", "to_out.0", "to_qkv_mlp_proj"]}}
+"""Layers for a LoRA where the default ones are not in all blocks: a stage needs one at least."""
+
+
 @dataclass(frozen=True)
 class Case:
     """What is computed, and how a gang shares it."""
@@ -47,7 +51,7 @@ class Case:
     cuts: tuple[dict[str, Any], ...] = ()  # that are coded
 
     def config(self, folder: str) -> RunConfig:
-        lora = {"rank": 4, "alpha": 8.0} if self.lora else None
+        lora = {"rank": 4, "alpha": 8.0, **TARGETS.get(self.family, {})} if self.lora else None
         return RunConfig.model_validate(
             {
                 "model": {
