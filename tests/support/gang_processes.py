@@ -17,9 +17,10 @@ import torch.multiprocessing as processes
 
 from digen_core.config.families import FAMILIES
 
+_ADAPTERS = {family.adapter.partition(":")[0] for family in FAMILIES.values()}
 _MODELS = [
     "digen_core.models.loading",
-    *(f"digen_core.models.{family.adapter.partition(':')[0]}" for family in FAMILIES.values()),
+    *(f"digen_core.models.families.{name}" for name in sorted(_ADAPTERS)),
 ]
 _TIMEOUT = timedelta(minutes=10)  # a member may compile while others wait
 
