@@ -30,6 +30,9 @@ WORDS: Final[dict[Work, str]] = {
 }
 CLUSTER_KEYS: Final[dict[Work, str]] = {"step": "mfu_denoise", "pack": "mfu_train"}
 
+_COUNTS: Final = ("num_layers", "num_single_layers", "n_layers")
+"""What the settings of transformers call the numbers of their blocks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -138,15 +141,14 @@ def _fewer_blocks(settings: dict[str, Any], share: float) -> dict[str, Any]:
     Raises:
         ValueError: there are none.
     """
-    if "num_layers" not in settings:
+    counts = [key for key in _COUNTS if key in settings]
+    if not counts:
         raise ValueError("transformer/config.json has no num_layers, of which --blocks is a share")
 
     def kept(count: int) -> int:
         return min(count, max(1, round(share * count)))
 
-    fewer: dict[str, Any] = {
-        key: kept(settings[key]) for key in ("num_layers", "num_single_layers") if key in settings
-    }
+    fewer: dict[str, Any] = {key: kept(settings[key]) for key in counts}
     if dual := settings.get("dual_attention_layers"):
         others = kept(settings["num_layers"] - len(dual))
         fewer["num_layers"] = kept(len(dual)) + others

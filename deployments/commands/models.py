@@ -38,7 +38,7 @@ def make_tiny(
     Example: digen make-tiny sd3 runs/models/medium-sd3 --size medium
 
     Args:
-        family: flux, sd3, qwen_image, wan, hunyuan_video or flux2.
+        family: flux, sd3, qwen_image, z_image, wan, hunyuan_video or flux2.
         folder: To save it to; it must not hold anything yet.
         size: Of the transformer: tiny, to see that something works; medium, 10 to 50 million
             parameters, to see what it costs.

@@ -4,11 +4,12 @@ Names are as they stand in these files on GitHub, from which only the names are 
 
 | Comfy-Org/ComfyUI        comfy/lora.py, comfy/utils.py, comfy/ldm/
 | kohya-ss/sd-scripts      networks/lora_flux.py, lora_sd3.py
-| kohya-ss/musubi-tuner    networks/lora.py, lora_wan.py, lora_qwen_image.py, lora_flux_2.py
+| kohya-ss/musubi-tuner    networks/lora.py, lora_wan.py, lora_qwen_image.py, lora_flux_2.py,
+|                          lora_zimage.py
 
 kohya's scripts load LoRAs of blocks, and of a few layers outside. ComfyUI knows diffusers' names of
 flux and sd3, and of the other families those of the published models, which are diffusers' own for
-qwen_image.
+qwen_image; of z_image it knows diffusers' in their place, too.
 """
 
 import re
@@ -132,6 +133,11 @@ _QWEN: Final = (
     *(f"attn.add_{name}_proj" for name in "qkv"),
     *(f"{stream}_{layer}" for stream in ("img", "txt") for layer in ("mod.1", *_ff("mlp", "", ""))),
 )
+_Z_IMAGE: Final = (
+    *(f"attention.to_{name}" for name in ("q", "k", "v", "out.0")),
+    *(f"feed_forward.w{number}" for number in (1, 2, 3)),
+    "adaLN_modulation.0",
+)
 BLOCKS: Final[dict[str, Table]] = {
     "flux": _two_streams("_attn.qkv", "_attn.proj", "_mod.lin", "_mlp.0", "_mlp.2")
     | _one_stream("lin"),
@@ -141,6 +147,11 @@ BLOCKS: Final[dict[str, Table]] = {
     "sd3": _JOINT,
     "wan": _WAN,
     "qwen_image": _numbered({n: n for n in _QWEN}, "transformer_blocks", "transformer_blocks"),
+    "z_image": {
+        f"{blocks}.#.{name}": f"{blocks}.#.{name}"
+        for blocks in ("layers", "noise_refiner", "context_refiner")
+        for name in _Z_IMAGE
+    },
 }
 """By family: the layers of its blocks."""
 
@@ -223,6 +234,13 @@ OUTSIDE: Final[dict[str, Table]] = {
             *_linear("time_text_embed.timestep_embedder", "", ""),
         )
     },
+    "z_image": {
+        name: name
+        for name in (
+            *("all_x_embedder.2-1", "cap_embedder.1", "t_embedder.mlp.0", "t_embedder.mlp.2"),
+            *(f"all_final_layer.2-1.{layer}" for layer in ("linear", "adaLN_modulation.1")),
+        )
+    },
 }
 """By family: the layers that are in none of them."""
 
@@ -232,7 +250,13 @@ DIFFUSERS_NAMES: Final = frozenset({"flux", "sd3"})
 OUTSIDE_OF_KOHYA: Final = frozenset({"flux", "sd3"})
 """Families of which kohya's scripts load LoRAs of layers outside the blocks, too."""
 
-_BLOCK: Final = re.compile(rf"({re.escape(_REFINER)}|(?:single_)?(?:transformer_)?blocks)\.(\d+)\.")
+_LISTS: Final = (
+    re.escape(_REFINER),
+    "(?:single_)?(?:transformer_)?blocks",
+    "layers",
+    "(?:noise|context)_refiner",
+)
+_BLOCK: Final = re.compile(rf"({'|'.join(_LISTS)})\.(\d+)\.")
 
 
 def slot_of(target: Target, family: str, layer: str, shape: tuple[int, int]) -> Slot | None:

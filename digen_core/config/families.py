@@ -63,6 +63,12 @@ class Family(NamedTuple):
     deals_text: bool = True
     """Whether they deal the tokens of its text, too."""
 
+    padded_to: int = 0
+    """Of how many tokens it makes a multiple of an image and of each text by itself, if it does."""
+
+    heads: str = "num_attention_heads"
+    """The key of its transformer's config that says how many heads attention has."""
+
     blocks: Mapping[str, str] = {"transformer_blocks": "num_layers"}
     """The transformer's lists of blocks, in the order of the forward pass, and the key of its
     config that says how many there are."""
@@ -110,6 +116,18 @@ FAMILIES: Final[dict[str, Family]] = {
         lambda vae, transformer: int(2 * 2 ** len(vae["temperal_downsample"])),
         8.292e9,  # Qwen2.5-VL-7B
         attention=MASKED,
+    ),
+    "z_image": Family(
+        "z_image:ZImagePolicy",
+        "ZImagePipeline",
+        Defaults(1024, 1024, 1, 512, 5.0, 50),
+        lambda vae, transformer: 2 * _pixels(vae),
+        4.022e9,  # Qwen3-4B without its head
+        attention=MASKED,
+        padded_to=32,
+        heads="n_heads",
+        blocks={"layers": "n_layers"},
+        streams=("x",),
     ),
     "wan": Family(
         "wan:WanPolicy",

@@ -78,7 +78,7 @@ class ModelConfig(Strict):
     """Which pipeline is post-trained, and in what precision."""
 
     family: FamilyName = "flux"
-    """Model family: FLUX.1, Stable Diffusion 3 and 3.5, Qwen-Image, Wan 2.1, HunyuanVideo or
+    """Model family: FLUX.1, Stable Diffusion 3 and 3.5, Qwen-Image, Z-Image, Wan 2.1, HunyuanVideo or
     FLUX.2."""
 
     path: MaybeShipped = Field(EMBEDDED, min_length=1)
@@ -106,8 +106,8 @@ class ModelConfig(Strict):
     attention: Attention = "native"
     """Kernel of the transformer's attention, the same on all workers. native: torch's choice,
     never cuDNN's; native_flash, cudnn, efficient, math: that one of torch's; flash: of the package
-    flash-attn 2. sd3 takes native only, flux2 no cudnn, and qwen_image and hunyuan_video, which
-    mask padded text, no flash."""
+    flash-attn 2. sd3 takes native only, flux2 no cudnn, and qwen_image, z_image and hunyuan_video,
+    which mask padded text, no flash."""
 
     cuts: tuple[CutConfig, ...] = ()
     """Blocks before which what one block gives the next is coded, in ascending order, for stages
@@ -151,7 +151,9 @@ class ModelConfig(Strict):
     (FLUX.1-dev 3.5, HunyuanVideo 6, FLUX.2-dev 4), ignored by others. sd3, wan, qwen_image and the
     base models of FLUX.2-klein: classifier-free guidance (SD3.5 4.5, Wan 5, klein 4, Qwen-Image 4,
     which also keeps the velocity's norm); it doubles the compute, and at 1 or less there is none.
-    FLUX.2-klein that is distilled ignores it."""
+    FLUX.2-klein that is distilled ignores it. z_image: classifier-free too, but counted from 0 as
+    its pipeline does (Z-Image 4): 4 there is 5 elsewhere, and Z-Image-Turbo takes 0, which is
+    none."""
 
     negative_prompt: str = ""
     """What classifier-free guidance steers away from (Qwen-Image is used with a single space);

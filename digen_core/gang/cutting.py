@@ -73,10 +73,11 @@ class Crossing:
     def leave(
         self, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Keep what the next stage's first block would be given."""
-        given = {"hidden_states": hidden_states, "encoder_hidden_states": encoder_hidden_states}
-        self.left = [tensor for name in self._streams if (tensor := given[name]) is not None]
-        return hidden_states, encoder_hidden_states
+        """Keep what the next stage's first block would be given: streams come before all else."""
+        streams = hidden_states, encoder_hidden_states
+        own = zip(streams, self._streams, strict=False)
+        self.left = [tensor for tensor, _ in own if tensor is not None]
+        return streams
 
 
 def _called_with(

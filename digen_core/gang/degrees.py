@@ -187,14 +187,19 @@ def _dealt(
     model: ModelConfig, settings: tuple[Settings, Settings] | None
 ) -> Iterator[tuple[str, int]]:
     """Yield what a degree must divide: its name and its number."""
-    if FAMILIES[model.family].deals_text:
+    family = FAMILIES[model.family]
+    if family.padded_to:
+        yield f"the {family.padded_to} tokens that {model.family} pads to", family.padded_to
+    elif family.deals_text:
         length = model.max_sequence_length
         yield f"model.max_sequence_length ({length})", length
     if settings is None:
         return
     vae, transformer = settings
-    heads = int(transformer["num_attention_heads"])
+    heads = int(transformer[family.heads])
     yield f"the {heads} attention heads of model.path {model.path}", heads
+    if family.padded_to:
+        return
     for size in (model.size, *model.sizes):
         number = _num_tokens(model, size, vae, transformer)
         yield f"the {number} tokens of samples of {' x '.join(map(str, size))}", number

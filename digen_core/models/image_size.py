@@ -23,7 +23,7 @@ def check_local_size(model: ModelConfig) -> None:
     try:
         vae, transformer = read_settings(Path(model.source))
         side = FAMILIES[model.family].side(vae, transformer)
-        positions = transformer.get("pos_embed_max_size")  # a table of them
+        positions = _positions_of(transformer)
     except (OSError, ValueError, KeyError, TypeError):
         return
     require_multiples(model, side)
@@ -61,3 +61,10 @@ def require_positions(model: ModelConfig, most: int) -> None:
             f"model.height x model.width is {model.height} x {model.width}; "
             f"this {model.family} model has positions for {most} x {most} at most."
         )
+
+
+def _positions_of(transformer: Settings) -> int | None:
+    """Return the tokens that a side of an image can have; None where there is no table of them."""
+    lengths = transformer.get("axes_lens")  # of the tables of time, height and width
+    most: int | None = min(lengths[1:]) if lengths else transformer.get("pos_embed_max_size")
+    return most

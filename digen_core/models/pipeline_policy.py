@@ -47,6 +47,7 @@ class PipelinePolicy(ABC):
     vae_class: ClassVar[Any]
     guidance_argument: ClassVar[str] = "guidance_scale"  # what the pipeline calls it
     uses_cfg: ClassVar[bool] = False  # else its guidance is embedded, or it has none
+    guides_above: ClassVar[float] = 1.0  # the scale up to which there is no such guidance
     tokenizer_name: ClassVar[str] = "tokenizer"  # of the encoder that max_sequence_length is for
     vae_in_float32: ClassVar[bool] = False  # also where the model is half precision
     token_plan: ClassVar[Plan | None] = None  # how tokens are dealt, if diffusers does not know
@@ -64,7 +65,7 @@ class PipelinePolicy(ABC):
         self.stage: Stage | None = None  # where blocks are held by several members
         self.whole: Mapping[str, Tensor] | None = None
         self.cuts = CodedCuts(config.cuts)
-        self.guided = self.uses_cfg and config.guidance_scale > 1
+        self.guided = self.uses_cfg and config.guidance_scale > self.guides_above
         self._negative: Condition | None = None
         self._is_encoding = False  # with the transformer aside
         if config.vae_tiling:

@@ -41,6 +41,8 @@ class TrainedPipeline:
         settings = dict(params or {})
         seed = settings.pop("seed", 0)
         settings[self._config["guidance"]] = settings.pop("guidance_scale")
+        if "negative_prompt" in settings:  # Z-Image takes one for each
+            settings["negative_prompt"] = [settings["negative_prompt"]] * len(prompts)
         if self._config["shift"] is not None:
             steps = settings["num_inference_steps"]
             settings["sigmas"] = np.linspace(1.0, 1 / steps, steps)

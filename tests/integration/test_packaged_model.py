@@ -60,9 +60,9 @@ def expected_of(pipeline, family, prompts, **call):
     if family in VIDEO_FAMILIES:
         call["num_frames"] = frames_of(family)
     if family not in ("hunyuan_video", "flux2"):  # whose pipelines take none
-        call["negative_prompt"] = NEGATIVE
+        call["negative_prompt"] = [NEGATIVE] * len(prompts)
     made = pipeline(
-        prompt=prompts,
+        prompt=list(prompts),  # Z-Image's writes into it
         num_inference_steps=3,
         output_type="pil",
         generator=torch.Generator().manual_seed(5),

@@ -12,12 +12,13 @@ from digen_core.models.policy import ALL_PARTS, Policy
 from support.tiny_policies import load
 
 FAMILIES = tuple(families.FAMILIES)
-GUIDED = ("flux2", "sd3", "qwen_image", "wan")
+GUIDED = ("flux2", "sd3", "qwen_image", "z_image", "wan")
 PUBLISHED = {
     "flux": "FLUX.1-dev",
     "flux2": "FLUX.2-klein-base-4B",
     "sd3": "stable-diffusion-3.5-medium",
     "qwen_image": "Qwen-Image",
+    "z_image": "Z-Image-Turbo",
     "wan": "Wan2.1-T2V-14B-Diffusers",
     "hunyuan_video": "HunyuanVideo",
 }
@@ -69,6 +70,7 @@ def generate(
         "num_inference_steps": 3,
         "height": HEIGHT,
         "width": WIDTH,
+        "max_sequence_length": TOKENS,
     } | call
     if family in VIDEO_FAMILIES:
         call["num_frames"] = call.get("num_frames", frames_of(family))
@@ -88,7 +90,7 @@ def generate(
     if family == "hunyuan_video":
         call["prompt_template"] = prompt_template(pipeline.tokenizer)
     made = pipeline(
-        prompt=prompts,
+        prompt=list(prompts),
         latents=noise,
         max_sequence_length=TOKENS,
         output_type=output_type,

@@ -28,7 +28,6 @@ from digen_core.training.gradient_sum import GradientSum, UpdateGradient, pack_g
 from digen_core.training.pairs import Pairs
 from support.families import frames_of
 
-
 TARGETS = {"flux2": {"targets": ["to_q", "to_k", "to_v", "to_out.0", "to_qkv_mlp_proj"]}}
 """Layers for a LoRA where the default ones are not in all blocks: a stage needs one at least."""
 
@@ -64,7 +63,8 @@ class Case:
                     "height": 32,
                     "width": 32,
                     "num_frames": frames_of(self.family),
-                    "max_sequence_length": 16,
+                    # texts of Z-Image are padded to a multiple of 32: here to one, and to two
+                    "max_sequence_length": 64 if self.family == "z_image" else 16,
                     "guidance_scale": 3.0,
                 },
                 "train": {"lora": lora, "gradient_checkpointing": self.checkpointing},
@@ -116,8 +116,8 @@ def _condition(policy: Any, count: int, generator: torch.Generator) -> Condition
     for name, value in policy.blank_condition(count).items():
         if name.endswith("mask"):
             condition[name] = torch.ones_like(value)
-            condition[name][:, 11:] = 0
-            condition[name][1:, 7:] = 0
+            condition[name][:, 11 * value.shape[1] // 16 :] = 0
+            condition[name][1:, 7 * value.shape[1] // 16 :] = 0
         else:
             condition[name] = _noise(value.shape, generator).to(value.dtype)
     return condition

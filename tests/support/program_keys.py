@@ -180,3 +180,26 @@ def comfyui_qwen_image(depth):
     names = {"img_in", "txt_in", "norm_out.linear", "proj_out"}
     names |= {f"time_text_embed.timestep_embedder.linear_{number}" for number in (1, 2)}
     return {f"diffusion_model.{name}" for name in qwen_image(depth) | names}
+
+
+def z_image(depth, refiners):
+    """Tongyi-MAI/Z-Image, whose layers are called as in diffusers' transformer_z_image.py."""
+    layers = {f"attention.to_{name}" for name in (*QKV, "out.0")}
+    layers |= {f"feed_forward.w{number}" for number in (1, 2, 3)}
+    modulated = layers | {"adaLN_modulation.0"}
+    names = blocks("layers", depth, modulated) | blocks("noise_refiner", refiners, modulated)
+    return names | blocks("context_refiner", refiners, layers)
+
+
+def kohya_z_image(depth, refiners):
+    """musubi-tuner, networks/lora_zimage.py: ZImageTransformerBlock, the refiners' too."""
+    return flat(z_image(depth, refiners))
+
+
+def comfyui_z_image(depth, refiners):
+    """ComfyUI, comfy/utils.py: z_image_to_diffusers; comfy/lora.py: "diffusion_model." before it,
+    or "transformer.", which diffusers does not read with an alpha.
+    """
+    names = {"all_x_embedder.2-1", "cap_embedder.1", "t_embedder.mlp.0", "t_embedder.mlp.2"}
+    names |= {f"all_final_layer.2-1.{name}" for name in ("linear", "adaLN_modulation.1")}
+    return {f"diffusion_model.{name}" for name in z_image(depth, refiners) | names}

@@ -52,7 +52,7 @@ class Flux2Policy(PipelinePolicy):
         return Flux2KleinPipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
             vae=parts.flux2_vae(VAE_CHANNELS, LATENT_CHANNELS),
-            text_encoder=parts.qwen3(tokenizer, _TINY_WIDTH),
+            text_encoder=parts.qwen3(tokenizer, _TINY_WIDTH, layers=28),
             tokenizer=tokenizer,
             transformer=cls.tiny_transformer(size, guidance_embeds=False),
         )

@@ -121,14 +121,17 @@ def qwen_vl(tokenizer: PreTrainedTokenizerBase, width: int) -> Any:
     ).eval()
 
 
-def qwen3(tokenizer: PreTrainedTokenizerBase, width: int) -> Any:
-    """Return a Qwen3 of 28 layers: FLUX.2 reads the hidden states behind the 9th, 18th and 27th."""
+def qwen3(tokenizer: PreTrainedTokenizerBase, width: int, layers: int) -> Any:
+    """Return a Qwen3: FLUX.2 reads the hidden states behind its 9th, 18th and 27th layer.
+
+    Z-Image reads those before the last one.
+    """
     return Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=len(tokenizer),
             hidden_size=width,
             intermediate_size=width,
-            num_hidden_layers=28,
+            num_hidden_layers=layers,
             num_attention_heads=4,
             num_key_value_heads=2,
             head_dim=width // 4,

@@ -129,7 +129,8 @@ class _Passes:
             for name, module in self.transformer.named_children():
                 if name not in FAMILIES[self._policy.config.family].blocks:
                     hook = partial(self._on_other, name)
-                    stack.callback(module.register_forward_pre_hook(hook).remove)
+                    for own in _called(module):
+                        stack.callback(own.register_forward_pre_hook(hook).remove)
             yield
 
     def _on_enter(self, name: str, block: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
@@ -161,6 +162,14 @@ class _Passes:
         now = self._read()
         self._found[self._place] += now - self._seen
         self._place, self._seen = name, now
+
+
+def _called(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield what is called of a module: of a list or a dict of modules, those in it."""
+    if isinstance(module, nn.ModuleList | nn.ModuleDict):
+        yield from module.children()
+    else:
+        yield module
 
 
 def _held(passes: _Passes, config: RunConfig) -> tuple[Counter[str], Counter[str]]:

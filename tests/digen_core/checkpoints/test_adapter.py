@@ -46,7 +46,8 @@ def linear_layers(policy, chosen=lambda name: True):
 
 
 def is_in_block(name):
-    return name.startswith(("blocks.", "transformer_blocks.", "single_transformer_blocks."))
+    lists = ("blocks.", "transformer_blocks.", "single_transformer_blocks.", "layers.")
+    return name.startswith((*lists, "noise_refiner.", "context_refiner."))
 
 
 def adapter_of(family, shapes, seed=0, targets=("to_q",)):
@@ -88,6 +89,8 @@ def size_of(policy):
     config, family = policy.transformer.config, policy.config.family
     if family == "sd3":
         return config.num_layers, set(config.dual_attention_layers)
+    if family == "z_image":
+        return config.n_layers, config.n_refiner_layers
     size = (config.num_layers,)
     if family in ("flux", "flux2", "hunyuan_video"):
         size += (config.num_single_layers,)
@@ -250,6 +253,8 @@ READ_BY_DIFFUSERS = {
     ("comfyui", "sd3"): lambda name: True,
     ("comfyui", "qwen_image"): lambda name: True,
     ("kohya", "qwen_image"): is_in_block,
+    ("comfyui", "z_image"): lambda name: True,
+    ("kohya", "z_image"): is_in_block,
     ("comfyui", "wan"): is_in_block,
     ("kohya", "wan"): is_in_block,
     ("comfyui", "hunyuan_video"): lambda name: is_in_block(name) and not is_fused_single(name),

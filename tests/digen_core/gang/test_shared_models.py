@@ -6,16 +6,21 @@ from itertools import product
 import pytest
 import torch
 
+from digen_core.config.families import FAMILIES as FAMILY_ROWS
 from support.families import FAMILIES
 from support.gang_cases import Case, exported, gradients, samples, versions
 from support.gang_processes import run_gang
 
 BOUNDS = {"float64": 1e-10, "float32": 1e-5}
+DEALING = [family for family, row in FAMILY_ROWS.items() if row.deals_tokens]
 
 
 def bound_of(case: Case) -> float:
-    """Wan keeps some modules in float32, which round otherwise where fewer rows are computed."""
-    return 1e-5 if case.family == "wan" else BOUNDS[case.dtype]
+    """Wan keeps some modules in float32, which round otherwise where fewer rows are computed.
+
+    Z-Image turns queries and keys in float32.
+    """
+    return 1e-5 if case.family in ("wan", "z_image") else BOUNDS[case.dtype]
 
 
 DAILY = {
@@ -24,6 +29,8 @@ DAILY = {
         Case("flux", lora=False, tokens=1, shard=True, checkpointing=True),
         Case("sd3", lora=False, tokens=1, shard=True),
         Case("qwen_image", lora=True, tokens=2, shard=True, checkpointing=True),
+        Case("z_image", lora=True, tokens=2),
+        Case("z_image", lora=False, tokens=2, shard=True, checkpointing=True),
         Case("wan", lora=False, tokens=2, shard=True),
         Case("wan", lora=True, tokens=1, num_rows=1),
         Case("hunyuan_video", lora=True, tokens=2, checkpointing=True),
@@ -47,7 +54,7 @@ def all_cases(size: int) -> list[Case]:
         for family, lora, tokens, shard, checkpointing, dtype in product(
             FAMILIES, booleans, degrees, booleans, booleans, BOUNDS
         )
-        if family != "sd3" or tokens == 1
+        if FAMILY_ROWS[family].deals_tokens or tokens == 1
     ]
 
 
@@ -94,8 +101,9 @@ def test_compiled_blocks_that_are_sharded_and_deal_tokens(tiny_families, tmp_pat
 
 def test_members_sample_what_one_device_samples(tiny_families, tmp_path):
     cases = [
-        *(Case(family, tokens=2, num_rows=2) for family in FAMILIES if family != "sd3"),
+        *(Case(family, tokens=2, num_rows=2) for family in DEALING),
         Case("sd3", shard=True, num_rows=3),
+        Case("z_image", shard=True, num_rows=2),
         Case("flux", lora=False, tokens=2, shard=True, num_rows=1),
         Case("wan", lora=False, shard=True, num_rows=1),  # one of two shares has no sample
     ]

@@ -26,6 +26,9 @@ DAILY = {
         Case("flux", stages=2),
         Case("sd3", stages=2, checkpointing=True),
         Case("qwen_image", lora=False, stages=2, checkpointing=True),
+        Case("z_image", stages=2),
+        Case("z_image", lora=False, stages=2, checkpointing=True),
+        Case("z_image", stages=2, stage_blocks=(1, 1), cuts=(INT4,)),
         Case("wan", lora=False, stages=2),
         Case("wan", stages=2, checkpointing=True, in_portions=False),
         Case("hunyuan_video", lora=False, stages=2, num_rows=1),
@@ -53,8 +56,11 @@ DAILY = {
 def bound_of(case: Case) -> float:
     """Wan keeps some modules in float32, which round otherwise where fewer rows are computed.
 
-    Its gradient by itself is float32, too, and the stages' parts of it are added up.
+    Its gradient by itself is float32, too, and the stages' parts of it are added up. Z-Image turns
+    queries and keys in float32.
     """
+    if case.family == "z_image":
+        return 1e-6
     if case.family == "wan":
         return 1e-10 if case.lora and not case.in_portions else 1e-6
     return {"float64": 1e-10, "float32": 1e-5, "float16": 5e-3}[case.dtype]

@@ -98,6 +98,38 @@ def test_noiseless_sampling_is_the_stock_pipelines(tiny_families, family, change
     torch.testing.assert_close(made, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("scale", [3.0, 0.5, 0.0])
+def test_texts_of_several_lengths_are_each_its_own_in_z_image(tiny_families, scale):
+    """Images are placed behind the text, which is padded to a multiple of 32 tokens."""
+    settings = {"max_sequence_length": 80, "guidance_scale": scale}
+    policy = load_tiny(tiny_families["z_image"], "z_image", **settings)
+    prompts = ["a", "a small red circle", "two blue squares to the left of a large green triangle"]
+    lengths = policy.encode(prompts)["mask"].sum(1).tolist()
+    assert [-(-length // 32) for length in lengths] == [1, 2, 3]
+    made = sample_images(policy, prompts, range(3), num_samples=1, num_steps=3, seed=11)
+    noise = [
+        initial_latent(policy, seed=11, group=(0, i), samples=range(1), purpose=EVALUATION_NOISE)
+        for i in range(3)
+    ]
+    pipeline = stock(tiny_families["z_image"])
+    expected = generate(
+        pipeline, "z_image", prompts, torch.cat(noise), output_type="pt", **settings
+    )
+    torch.testing.assert_close(made, expected, rtol=0, atol=1e-5)
+
+
+def test_z_images_schedule_may_shift_by_the_images_size(tiny_families, tmp_path):
+    pipeline = stock(tiny_families["z_image"])
+    settings = {"use_dynamic_shifting": True, "base_image_seq_len": 2, "max_image_seq_len": 32}
+    pipeline.scheduler = type(pipeline.scheduler).from_config(pipeline.scheduler.config, **settings)
+    pipeline.save_pretrained(tmp_path)
+    policy = load_tiny(str(tmp_path), "z_image")
+    x, _, _ = some_batch(policy, 1)
+    generate(pipeline, "z_image", PROMPTS[:1], x, output_type="latent", num_inference_steps=5)
+    assert torch.equal(policy.sigmas(5), pipeline.scheduler.sigmas)
+    assert not torch.equal(policy.sigmas(5), policy.at_size((96, 96, 1)).sigmas(5))
+
+
 @pytest.mark.parametrize("num_steps", [2, 7])
 def test_sigmas_are_those_the_stock_pipeline_uses(tiny_families, policies, family, num_steps):
     pipeline, policy = stock(tiny_families[family]), policies[family]
@@ -117,6 +149,7 @@ RECORDED = {
     "qwen_image": [
         1, 0.92897, 0.85148, 0.76662, 0.67328, 0.57012, 0.4555, 0.3274, 0.1833, 0.02, 0,
     ],
+    "z_image": [1, 0.95455, 0.9, 0.83333, 0.75, 0.64286, 0.5, 0.3, 0],  # 3 u / (1 + 2 u)
     "hunyuan_video": [1, 0.98, 0.95455, 0.92105, 0.875, 0.80769, 0.7, 0.5, 0],
 }  # fmt: skip
 
@@ -163,11 +196,13 @@ def test_a_schedule_that_is_none_is_refused(policies):
 @pytest.mark.parametrize("name", GUIDED)
 def test_guidance_moves_away_from_the_negative_prompt(tiny_families, policies, name):
     x, sigma, condition = some_batch(policies[name])
-    plain = load_tiny(tiny_families[name], name, guidance_scale=1.0)
+    plain = load_tiny(tiny_families[name], name, guidance_scale=0.0)
     positive = plain.velocity(x, sigma, plain.encode([PROMPTS[0]] * 3))
     negative = plain.velocity(x, sigma, plain.encode([NEGATIVE] * 3))
     assert (positive - negative).abs().max() > 1e-3
     expected = negative + 3.0 * (positive - negative)
+    if name == "z_image":  # counted from the positive one
+        expected += positive - negative
     if name == "qwen_image":
         expected *= positive.norm(dim=-1, keepdim=True) / expected.norm(dim=-1, keepdim=True)
     torch.testing.assert_close(
@@ -210,10 +245,11 @@ def test_without_guidance_there_is_no_second_pass_and_no_negative_embedding(
     x, sigma, condition = some_batch(policy)
     sizes = []
     policy.transformer.register_forward_pre_hook(
-        lambda _, args, kwargs: sizes.append(len(kwargs["hidden_states"])), with_kwargs=True
+        lambda _, args, kwargs: sizes.append(len(kwargs.get("hidden_states") or args[0])),
+        with_kwargs=True,
     )
     policy.velocity(x, sigma, condition)
-    guided = family in GUIDED and scale > 1
+    guided = family in GUIDED and scale > (0 if family == "z_image" else 1)
     assert sizes == [6 if guided else 3]
     assert any(name.startswith("negative_") for name in condition) == guided
 
@@ -240,16 +276,21 @@ def test_conditions_have_one_shape_whatever_the_prompts(policies, family):
 
 
 @pytest.mark.parametrize(
-    ("name", "tail"), [("qwen_image", 1 + 1 + 1 + len("assistant") + 1), ("hunyuan_video", 1)]
+    ("name", "others"),
+    [
+        ("qwen_image", 1 + 1 + 1 + len("assistant") + 1),
+        ("z_image", 1 + len("user") + 1 + 1 + 1 + 1 + len("assistant") + 1),  # what is before, too
+        ("hunyuan_video", 1),
+    ],
 )
-def test_masks_count_the_prompt_and_what_the_template_puts_behind_it(policies, name, tail):
+def test_masks_count_the_prompt_and_what_the_template_puts_round_it(policies, name, others):
     masks = policies[name].encode(["abc", "a" * 30])["mask"]
     assert masks.shape == (2, TOKENS)
-    assert masks.sum(1).tolist() == [3 + tail, TOKENS]
-    assert masks[0, : 3 + tail].all()
+    assert masks.sum(1).tolist() == [3 + others, TOKENS]
+    assert masks[0, : 3 + others].all()
 
 
-@pytest.mark.parametrize("name", ["qwen_image", "hunyuan_video"])
+@pytest.mark.parametrize("name", ["qwen_image", "z_image", "hunyuan_video"])
 def test_what_is_masked_does_not_matter(policies, name):
     x, sigma, condition = some_batch(policies[name])
     before = policies[name].velocity(x, sigma, condition)
@@ -342,6 +383,7 @@ def test_sizes_of_models_with_other_vaes_and_patches(tiny_families, family, tmp_
         "flux2": ("vae", {"block_out_channels": [8] * 5}),
         "sd3": ("transformer", {"patch_size": 4}),
         "qwen_image": ("vae", {"temperal_downsample": [False] * 4}),
+        "z_image": ("vae", {"block_out_channels": [8] * 5}),
         "wan": ("transformer", {"patch_size": [1, 4, 4]}),
         "hunyuan_video": ("vae", {"spatial_compression_ratio": 16}),
     }
@@ -384,6 +426,18 @@ def test_an_image_larger_than_sd3s_positions_is_refused(tiny_families):
     with pytest.raises(UserError, match="positions for 256 x 256"):
         check_size(tiny_families["sd3"], "sd3", height=272)
     check_size(tiny_families["sd3"], "sd3", height=256)
+
+
+def test_an_image_larger_than_z_images_positions_is_refused(tiny_families):
+    folder = tiny_families["z_image"]
+    with pytest.raises(UserError, match="is 32 x 1040; this z_image model has positions for 1024"):
+        load_tiny(folder, "z_image", width=1040)
+    with pytest.raises(UserError, match="positions for 1024 x 1024 at most"):
+        check_size(folder, "z_image", height=1040)
+    policy = load_tiny(folder, "z_image", max_sequence_length=512, width=1024)
+    x, sigma, condition = some_batch(policy, 1, "a" * 1000)
+    assert int(condition["mask"].sum()) == 512
+    assert policy.velocity(x, sigma, condition).isfinite().all()
 
 
 def test_tokens_are_counted_as_the_pipeline_cuts_them(tiny_families, family):

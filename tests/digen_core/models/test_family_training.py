@@ -39,10 +39,11 @@ PUBLISHED = {  # FlowGRPO's targets beside the default ones
         *TEXT_STREAM,
         *("img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"),
     ),
+    "z_image": tuple(f"feed_forward.w{number}" for number in (1, 2, 3)),  # DiffSynth-Studio's
     "wan": (),
     "hunyuan_video": TEXT_STREAM,
 }
-BLOCKS = dict.fromkeys(FAMILIES, "transformer_blocks") | {"wan": "blocks"}
+BLOCKS = dict.fromkeys(FAMILIES, "transformer_blocks") | {"wan": "blocks", "z_image": "layers"}
 LORA = LoraConfig(rank=3, alpha=10)  # a strength that is lost if alpha is
 FRAGMENT = Fragment(iteration=0, group=0, index=0, first_sample=0, num_samples=4)
 PROMPT = "a red circle"

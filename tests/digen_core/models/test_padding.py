@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from digen_core.config.families import FAMILIES
 from digen_core.gang.members import Gang
 from digen_core.models.trainable import make_trainable
 from support.families import load_tiny
 
-MASKED = ("qwen_image", "hunyuan_video")
+MASKED = ("qwen_image", "z_image", "hunyuan_video")
 SHORT, LONG = "a red circle", "a blue square to the left of a large green triangle"
 
 
@@ -30,7 +31,7 @@ def family(request):
 @pytest.fixture
 def policy(tiny_families, family):
     return load_tiny(
-        tiny_families[family], family, "float64", guidance_scale=1.0, max_sequence_length=80
+        tiny_families[family], family, "float64", guidance_scale=0.0, max_sequence_length=80
     )
 
 
@@ -60,8 +61,9 @@ def test_velocities_are_the_same(policy, prompts):
     torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
 
 
-def test_both_halves_of_guidance_keep_one_length(tiny_families):
-    policy = load_tiny(tiny_families["qwen_image"], "qwen_image", "float64", max_sequence_length=80)
+@pytest.mark.parametrize("family", ["qwen_image", "z_image"])
+def test_both_halves_of_guidance_keep_one_length(tiny_families, family):
+    policy = load_tiny(tiny_families[family], family, "float64", max_sequence_length=80)
     condition = policy.encode([SHORT])
     found = policy.without_padding(condition)
     assert found["prompt_embeds"].shape == found["negative_prompt_embeds"].shape
@@ -116,7 +118,7 @@ def test_no_attention_of_a_block_has_a_mask_where_nothing_is_padded(
     blocks = [
         block
         for name, block in policy.transformer.named_modules()
-        if name.rpartition(".")[0] in ("transformer_blocks", "single_transformer_blocks")
+        if name.rpartition(".")[0] in FAMILIES[family].blocks
     ]
     assert blocks
     whole, padded = (
@@ -133,7 +135,8 @@ def test_no_attention_of_a_block_has_a_mask_where_nothing_is_padded(
     assert len([mask for mask in seen if mask is not None]) <= times * outside
     seen.clear()
     predicted(policy, padded).sum().backward()
-    assert all(mask is not None for mask in seen)
+    refined = len(policy.transformer.noise_refiner) if family == "z_image" else 0  # the image alone
+    assert len([mask for mask in seen if mask is None]) == times * refined
     assert len(seen) >= times * len(blocks)
 
 

@@ -44,7 +44,8 @@ def test_a_medium_model_is_one_that_the_family_runs(family, tmp_path):
     num_parameters = sum(w.numel() for w in policy.transformer.parameters())
     assert 10e6 < num_parameters < 50e6
     tiny = sum(w.numel() for w in build_tiny(family).transformer.parameters())
-    assert num_parameters > 50 * tiny
+    # Z-Image embeds the time in 1024 channels, whatever the size
+    assert num_parameters > (25 if family == "z_image" else 50) * tiny
     images = sample_images(policy, ["a dog"], range(1), num_samples=1, num_steps=2, seed=0)
     assert images.isfinite().all()
 

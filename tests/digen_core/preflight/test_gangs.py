@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from digen_core.config.families import FAMILIES as ROWS
 from digen_core.config.run import RunConfig
 from digen_core.errors import ConfigError
 from digen_core.preflight.gangs import check_gangs
@@ -35,7 +36,7 @@ def config_of(tiny_families, monkeypatch):
     return config
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "sd3"])
+@pytest.mark.parametrize("family", [name for name, row in ROWS.items() if row.deals_tokens])
 @pytest.mark.parametrize("degree", [1, 2, 4])
 def test_degrees_that_divide_all_are_taken(config_of, family, degree):
     check_model(config_of(family, degree))
@@ -68,6 +69,12 @@ def test_degrees_that_divide_all_are_taken(config_of, family, degree):
             2,
             {"max_sequence_length": 15},
             r"does not divide model.max_sequence_length \(15\); what does is 1$",
+        ),
+        (
+            "z_image",
+            3,
+            {},
+            r"is 3, which does not divide the 32 tokens that z_image pads to; .* is 1, 2, 4$",
         ),
         (
             "qwen_image",
