@@ -328,16 +328,11 @@ class PipelinePolicy(ABC):
         return prompts, 0
 
     def blank_condition(self, count: int) -> Condition:
-        """Return what ``encode`` returns for ``count`` prompts, but for the values."""
-        condition = {
-            name: torch.empty(
-                count,
-                *shape,
-                dtype=torch.int64 if name == "mask" else self.dtype,
-                device=self.device,
-            )
-            for name, shape in self.shapes_of_embeddings().items()
-        }
+        """Return what ``encode`` returns for prompts without padding, but for the embeddings."""
+        condition = {}
+        for name, shape in self.shapes_of_embeddings().items():
+            make, dtype = (torch.ones, torch.int64) if name == "mask" else (torch.empty, self.dtype)
+            condition[name] = make(count, *shape, dtype=dtype, device=self.device)
         if self.guided:
             condition |= {_NEGATIVE + name: value for name, value in condition.items()}
         return condition

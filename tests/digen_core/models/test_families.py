@@ -245,8 +245,7 @@ def test_without_guidance_there_is_no_second_pass_and_no_negative_embedding(
     x, sigma, condition = some_batch(policy)
     sizes = []
     policy.transformer.register_forward_pre_hook(
-        lambda _, args, kwargs: sizes.append(len(kwargs.get("hidden_states") or args[0])),
-        with_kwargs=True,
+        lambda _, args, kwargs: sizes.append(len([*args, *kwargs.values()][0])), with_kwargs=True
     )
     policy.velocity(x, sigma, condition)
     guided = family in GUIDED and scale > (0 if family == "z_image" else 1)
