@@ -92,7 +92,6 @@ def generate(
     made = pipeline(
         prompt=list(prompts),
         latents=noise,
-        max_sequence_length=TOKENS,
         output_type=output_type,
         return_dict=False,
         **call,
