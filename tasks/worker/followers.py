@@ -93,12 +93,16 @@ def beside(members: Sequence[Sequence[str]]) -> Iterator[None]:
 def gpus_of(environment: Mapping[str, str], size: int) -> list[str]:
     """Return the GPU of each member, as CUDA names it: of those that are visible, in their order.
 
+    Where none is to be seen (the variable is empty) each sees none, and computes on the CPU.
+
     Raises:
         UserError: too few are visible.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return [str(number) for number in range(size)]
+    if not visible:
+        return [""] * size
     found = visible.split(",")
     if len(found) < size:
         raise UserError(

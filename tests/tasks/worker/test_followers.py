@@ -20,6 +20,7 @@ from tasks.worker.process import _reason, main
 def test_each_member_has_a_gpu_of_its_own():
     assert gpus_of({}, 3) == ["0", "1", "2"]
     assert gpus_of({"CUDA_VISIBLE_DEVICES": "3,5,6"}, 2) == ["3", "5"]
+    assert gpus_of({"CUDA_VISIBLE_DEVICES": ""}, 2) == ["", ""]
     with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES is 3, but 2 members of a gang need"):
         gpus_of({"CUDA_VISIBLE_DEVICES": "3"}, 2)
 
