@@ -15,6 +15,7 @@ from rich.console import Console
 
 from deployments.views.size import reading_settings
 from deployments.views.terminal import borderless, terminal
+from digen_core.config.families import FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.models.loading import build_trainable
@@ -30,7 +31,7 @@ WORDS: Final[dict[Work, str]] = {
 }
 CLUSTER_KEYS: Final[dict[Work, str]] = {"step": "mfu_denoise", "pack": "mfu_train"}
 
-_COUNTS: Final = ("num_layers", "num_single_layers", "n_layers")
+_COUNTS: Final = sorted({key for family in FAMILIES.values() for key in family.blocks.values()})
 """What the settings of transformers call the numbers of their blocks."""
 
 

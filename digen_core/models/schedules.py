@@ -5,6 +5,7 @@ A schedule is float32 [num_steps + 1], from 1 (noise) down to 0 (clean).
 
 from typing import Any
 
+import numpy as np
 import torch
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from torch import Tensor
@@ -34,6 +35,15 @@ def dynamic_shift(scheduler: Any, num_tokens: int) -> float:
         settings.max_shift,
     )
     return mu
+
+
+def sigmas_shifted_by_size(scheduler: Any, num_steps: int, num_tokens: int) -> Tensor:
+    """Return evenly spaced sigmas as a scheduler shifts them for an image's tokens."""
+    return scheduler_sigmas(
+        scheduler,
+        sigmas=np.linspace(1.0, 1 / num_steps, num_steps),
+        mu=dynamic_shift(scheduler, num_tokens),
+    )
 
 
 def shifted_sigmas(num_steps: int, shift: float) -> Tensor:

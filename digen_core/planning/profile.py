@@ -235,13 +235,14 @@ def load_profile(path: str | Path) -> Costs:
 def _observed(spans: Sequence[Span]) -> Iterator[tuple[Span, str, float]]:
     """Yield spans with their operation and seconds: of a step, not of a task of several.
 
-    What torch.compile took part of is left out: it is not taken again.
+    What torch.compile took part of is left out, as it is not taken again, and so are packs that did
+    not fit into memory: they have no items.
     """
     encoding: dict[tuple[str, int], float] = {}  # (device, group) -> seconds
     for span, seconds in _occupied(spans):
         if span.kind == "encode":
             encoding[span.device, span.group] = seconds
-        if span.kind not in OPERATIONS or span.compile_seconds:
+        if span.kind not in OPERATIONS or span.compile_seconds or not span.num_items:
             continue
         if span.kind == "denoise":
             seconds /= span.end_step - span.first_step

@@ -10,17 +10,27 @@ from digen_core.trace.peaks import processor_in
 HOUR = 3600.0
 
 
+def price_of(prices: Mapping[str, float], processor: str) -> float:
+    """Return the price of an hour of a GPU, or of a worker without one; 0 without any price.
+
+    Args:
+        prices: by what they are of; one that is not among them costs as much as the most expensive
+            that is.
+        processor: what it is.
+    """
+    if processor in prices or not prices:
+        return prices.get(processor, 0.0)
+    return float(np.max([*prices.values()]))
+
+
 def price_per_second(prices: Mapping[str, float], devices: Iterable[Device]) -> float:
     """Return what devices cost in a second.
 
     Args:
-        prices: of an hour of one GPU, or of a worker without one, by what it is; one that is not
-            among them costs as much as the most expensive that is.
+        prices: as for `price_of`.
         devices: of the run.
     """
-    most = float(np.max([*prices.values()])) if prices else 0.0
-    hourly = sum(own.size * prices.get(processor_in(own.kind), most) for own in devices)
-    return hourly / HOUR
+    return sum(own.size * price_of(prices, processor_in(own.kind)) for own in devices) / HOUR
 
 
 def cost_metrics(

@@ -10,7 +10,6 @@ from threading import Thread
 from time import sleep
 from typing import Final
 
-import numpy as np
 from distributed import Client, Future
 
 from digen_core.config.run import RunConfig
@@ -28,6 +27,7 @@ from digen_core.planning.sizes import cost_of_default, sent_of, sizes_of
 from digen_core.records import Crossing, Span
 from digen_core.trace.peaks import processor_in
 from digen_core.trace.prediction import SCHEDULE_OF_RUN
+from digen_core.trace.prices import price_of
 from digen_core.trace.utilization import Arithmetic, peaks_of
 from digen_core.transport.files import replace_text
 from flows.runtime.context import RunContext
@@ -131,10 +131,9 @@ def notify_of_prices(run: RunContext) -> None:
     if not prices or here == prices.keys() or not run.progress.once("prices"):
         return
     if unpriced := sorted(here - prices.keys()):
-        most = float(np.max([*prices.values()]))
         warn(
             f"cluster.price_per_hour has no price of {', '.join(unpriced)}, which counts as "
-            f"{most:g} an hour, the most that is named"
+            f"{price_of(prices, unpriced[0]):g} an hour, the most that is named"
         )
     if unused := sorted(prices.keys() - here):
         warn(f"cluster.price_per_hour names {', '.join(unused)}, which no device of the run is")

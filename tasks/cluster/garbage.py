@@ -1,6 +1,6 @@
 """Garbage collection of processes that import much: rare, and not once more at their end.
 
-It stays rare: models' tensors are not in cycles, and what Prefect and Dask leave behind is small.
+It stays rare for as long as the process lives: tensors of models are not in cycles.
 """
 
 import atexit
@@ -18,7 +18,7 @@ Python's own 700 has the hundreds of thousands that imports make looked through 
 def collect_rarely() -> None:
     """Look for garbage less often from now on, and not when this process ends.
 
-    Of `digen train`'s imports, 8.7 s of a core, that is 1.5 s while they run and 1.7 s at the end.
+    To import what `digen train` does and to end takes 6.1 s of a core then, in place of 8.9.
     """
     gc.set_threshold(*THRESHOLDS)
     atexit.register(gc.freeze)

@@ -127,7 +127,7 @@ def test_compiled_blocks_compute_the_same(place):
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_peaks_are_those_of_the_memory_model(place, checkpointing):
+def test_peaks_are_those_of_the_memory_model(place, checkpointing, record_property):
     config = place.config(train={"gradient_checkpointing": checkpointing})
     expected = memory_of(config, place.folder)
     policy = place.build(config)
@@ -155,6 +155,7 @@ def test_peaks_are_those_of_the_memory_model(place, checkpointing):
     counted = expected.step(SAMPLES) - copied, expected.pack(SAMPLES) - copied
     # fused kernels keep less of one block than is counted; of a whole model it is a small share
     least = 0.85 if place.device == "cuda" else 0.9
+    record_property("peaks of step and pack, counted ones", (peaks, counted))
     for peak, count in zip(peaks, counted, strict=True):
         assert least * count <= peak <= 1.1 * count
 

@@ -203,10 +203,12 @@ def test_a_pack_that_does_not_fit_adds_nothing(in_a_run):
         halves = [pack(1, 0, 2), pack(2, 2, 2)]
         run.client.run(limit_rows, run.run_id, 2, workers=[run.fleet.addresses["trainer-0"]])
         limited = train("trainer-0", [pack(0, 0, 4), halves[0], pack(3, 0, 3), halves[1]])
+        spans = [own.num_items for own in it.iteration.recorder._spans if own.kind == "train"]
         run.client.run(limit_rows, run.run_id, None, workers=[run.fleet.addresses["trainer-0"]])
-        return limited, train("trainer-1", halves)
+        return spans, limited, train("trainer-1", halves)
 
-    (events, limited), (_, free) = in_a_run(body)
+    spans, (events, limited), (_, free) = in_a_run(body)
+    assert spans == [0, 2, 0, 2]  # what did not fit is no work done
     assert events == ["PackTooLarge", "PackTrained", "PackTooLarge", "PackTrained"]
     assert limited.metrics == free.metrics
     assert limited.metrics.num_pairs == 4

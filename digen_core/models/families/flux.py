@@ -3,7 +3,6 @@
 Wraps diffusers' FluxPipeline; the denoising loop is ours, everything else is the pipeline's own.
 """
 
-import numpy as np
 import torch
 from diffusers import (
     AutoencoderKL,
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from digen_core.models.pipeline_policy import PipelinePolicy, unscaled
 from digen_core.models.policy import Condition
-from digen_core.models.schedules import dynamic_shift, scheduler_sigmas
+from digen_core.models.schedules import sigmas_shifted_by_size
 from digen_core.models.tiny.sizes import LATENT_CHANNELS, TEXT_WIDTH, VAE_CHANNELS, TransformerSize
 
 
@@ -78,12 +77,7 @@ class FluxPolicy(PipelinePolicy):
 
     def sigmas_of_family(self, num_steps: int) -> Tensor:
         """Return sigmas shifted by the image's size, or by a constant if the scheduler says so."""
-        scheduler = self.pipeline.scheduler
-        return scheduler_sigmas(
-            scheduler,
-            sigmas=np.linspace(1.0, 1 / num_steps, num_steps),
-            mu=dynamic_shift(scheduler, self.latent_shape[0]),
-        )
+        return sigmas_shifted_by_size(self.pipeline.scheduler, num_steps, self.latent_shape[0])
 
     def predict(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         """Return the velocities [B, tokens, channels]."""

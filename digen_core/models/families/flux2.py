@@ -26,6 +26,7 @@ from digen_core.config.model import ModelConfig
 from digen_core.errors import ConfigError
 from digen_core.gang.members import ALONE, Gang
 from digen_core.inputs.reading import read_json_object
+from digen_core.models.chat import as_chats
 from digen_core.models.pipeline_policy import PipelinePolicy
 from digen_core.models.policy import Condition, Part
 from digen_core.models.schedules import scheduler_sigmas
@@ -120,16 +121,7 @@ class Flux2Policy(PipelinePolicy):
 
     def wrapped(self, prompts: list[str]) -> tuple[list[str], int]:
         """Return klein's prompts in the template, all of which the transformer is shown."""
-        texts = [
-            self.pipeline.tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}],
-                tokenize=False,
-                add_generation_prompt=True,
-                enable_thinking=False,
-            )
-            for prompt in prompts
-        ]
-        return texts, 0
+        return as_chats(self.pipeline.tokenizer, prompts, thinking=False), 0
 
     def num_tokens(self, prompts: list[str]) -> list[int]:
         """Return how many tokens each prompt takes, with the template round it."""

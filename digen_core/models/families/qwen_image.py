@@ -5,7 +5,6 @@ Wraps diffusers' QwenImagePipeline; the denoising loop is ours.
 
 from typing import Any
 
-import numpy as np
 import torch
 from diffusers import (
     AutoencoderKLQwenImage,
@@ -20,7 +19,7 @@ from digen_core.config.model import ModelConfig
 from digen_core.errors import ConfigError
 from digen_core.models.pipeline_policy import PipelinePolicy, with_latent_statistics
 from digen_core.models.policy import Condition
-from digen_core.models.schedules import dynamic_shift, scheduler_sigmas
+from digen_core.models.schedules import sigmas_shifted_by_size
 from digen_core.models.tiny.sizes import LATENT_CHANNELS, TEXT_WIDTH, TransformerSize
 
 
@@ -108,12 +107,7 @@ class QwenImagePolicy(PipelinePolicy):
 
     def sigmas_of_family(self, num_steps: int) -> Tensor:
         """Return sigmas shifted by the image's size and stretched to the terminal sigma."""
-        scheduler = self.pipeline.scheduler
-        return scheduler_sigmas(
-            scheduler,
-            sigmas=np.linspace(1.0, 1 / num_steps, num_steps),
-            mu=dynamic_shift(scheduler, self.latent_shape[0]),
-        )
+        return sigmas_shifted_by_size(self.pipeline.scheduler, num_steps, self.latent_shape[0])
 
     def predict(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         """Return the velocities [B, tokens, channels]."""

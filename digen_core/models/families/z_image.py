@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 
 from digen_core.gang.context_parallel import Plan
 from digen_core.gang.members import Gang
+from digen_core.models.chat import as_chats
 from digen_core.models.image_size import require_positions
 from digen_core.models.pipeline_policy import PipelinePolicy, unscaled
 from digen_core.models.policy import Condition
@@ -86,10 +87,7 @@ class ZImagePolicy(PipelinePolicy):
 
     def wrapped(self, prompts: list[str]) -> tuple[list[str], int]:
         """Return the prompts as a chat's first message; all of its tokens count."""
-        template = self.pipeline.tokenizer.apply_chat_template
-        messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        settings = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": True}
-        return [template(message, **settings) for message in messages], 0
+        return as_chats(self.pipeline.tokenizer, prompts, thinking=True), 0
 
     def embed(self, prompts: list[str]) -> Condition:
         """Return ``prompt_embeds`` [B, L, D] and ``mask`` [B, L], 1 for tokens and 0 for padding.

@@ -42,6 +42,14 @@ def packs(seconds_of, sizes, device="train"):
     return spans
 
 
+def test_a_pack_that_did_not_fit_teaches_nothing():
+    known = packs(lambda size: 1.0 + 2.0 * size, [1, 4])
+    failed = span("train", "train", 90.0, 99.0, num_items=0)
+    costs = Profile(NOTHING, DEVICES).learn([*known, failed])
+    assert costs == Profile(NOTHING, DEVICES).learn(known)
+    assert costs.kinds["h100"].pack(4) == pytest.approx(9.0)
+
+
 def test_samples_that_cost_differently_are_on_one_line():
     """Of 4 samples that cost 0.5, 1 or 2.5: 1 + 2 n with n of 2, 4 and 10."""
     spans = [
