@@ -359,9 +359,10 @@ def test_a_silent_server_is_not_asked_about_every_sample():
         is_over.wait()
 
     with serving(silent) as (url, requests):
-        found = score(url, on_failure="neutral", timeout=0.2, max_attempts=2, concurrency=2)
+        found = score(url, on_failure="neutral", timeout=1.0, max_attempts=2, concurrency=2)
         assert found["failed"].tolist() == [1] * 5
-        assert len(requests) == 4  # two samples twice
+        # Two samples are under way, twice each but where the other one has ended it all before.
+        assert 2 <= len(requests) <= 4
 
 
 def test_a_server_that_dies_is_not_asked_about_every_sample(server):
