@@ -109,6 +109,7 @@ app.command(
 app.command(models.make_tiny)
 app.command(models.convert_hps)
 _pretrain.command(models.shapes)
+_pretrain.command(models.shapes_edit)
 _config.command(configs.show, usage="Usage: digen config show [CONFIG] [--KEY VALUE ...]")
 _config.command(configs.reference)
 _cluster.command(clusters.show)

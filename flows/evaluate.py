@@ -10,10 +10,11 @@ from prefect import flow
 from prefect.futures import PrefectFuture
 
 from digen_core.config.run import RunConfig
+from digen_core.data.prompts import Prompt
 from digen_core.records import EvaluationReport
 from digen_core.rewards.failures import component_means, grouped_means, settle
 from digen_core.rewards.geneval.tasks import accuracies, task_means
-from digen_core.rewards.scoring import Asked
+from digen_core.rewards.scoring import for_samples
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.batch import Batch, Submitted, require_devices
 from flows.runtime.fleet.losses import DevicesLostError, StateLostError, take_over
@@ -49,10 +50,22 @@ def evaluate(run_id: str, tag: str) -> EvaluationReport:
         parts = _Evaluation(run, Batch(run, completions)).run()
     report = _report(run, [part.rewards(run.config) for part in parts])
     pictures = np.concatenate([p.thumbnails for p in parts if p.thumbnails is not None])
-    shown = [prompt.text for prompt in run.evaluation_prompts[:count]]
-    publish_evaluation(run, tag, report, shown, pictures)
+    shown = run.evaluation_prompts[:count]
+    texts, grid = [prompt.text for prompt in shown], with_sources(shown, pictures)
+    publish_evaluation(run, tag, report, texts, grid)
     run.fleet.forgive_losses()
     return report
+
+
+def with_sources(prompts: Sequence[Prompt], pictures: np.ndarray) -> np.ndarray:
+    """Return pictures of n prompts, [n, k, ..., H, W, 3], after what they are edits of, if so."""
+    images = [prompt.image for prompt in prompts if prompt.image is not None]
+    if not images:
+        return pictures
+    sources = np.stack([image.pixels(*pictures.shape[-3:-1]) for image in images])
+    sources = sources.reshape(len(images), 1, *[1] * (pictures.ndim - 5), *sources.shape[1:])
+    like = (len(images), 1, *pictures.shape[2:])
+    return np.concatenate([np.broadcast_to(sources, like), pictures], axis=1)
 
 
 @dataclass
@@ -181,7 +194,6 @@ class _Evaluation:
             expected=self._expected(part),
         )
         part.pending[0], images = sampling, sampling.future
-        asked = Asked.of(prompts, settings.samples_per_prompt)
         for place, pool in enumerate(self._pools, start=1):
             part.pending[place] = self._batch.submit(
                 score,
@@ -189,8 +201,7 @@ class _Evaluation:
                 pool.name,
                 pool=pool,
                 images=images,
-                prompts=asked.prompts,
-                metadata=asked.metadata,
+                prompts=for_samples(prompts, settings.samples_per_prompt),
                 expected=0.0,
             )
         if part.shown:

@@ -42,7 +42,7 @@ def prepare(run_id: str) -> Conductor:
                 _make_ready(run, Batch(run, completions))
             conductor = Conductor(run)
             with Completions(run.inbox):
-                setup = Round(index=-1, prompts=[], steps=Steps((), ()), metadata=[])
+                setup = Round(index=-1, prompts=[], steps=Steps((), ()))
                 conductor.start(OpenIteration(setup, IterationRecorder(run, setup), 0))
             return conductor
         except (

@@ -34,7 +34,7 @@ from distributed import get_worker
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs, DeviceCosts
 from digen_core.control.protocol import Device, Fragment, Pack, Role
-from digen_core.data.prompts import Metadata
+from digen_core.data.prompts import Prompt, SizedPrompt
 from digen_core.sim.scenario import Scenario
 from tasks.body import Body, body
 from tasks.gang.together import together
@@ -179,7 +179,7 @@ def start_state(run_id: str, label: str) -> tuple[int, HeldVersion]:
 
 
 @body("encode", Nothing)
-def encode(run_id: str, label: str, prompts: list[str]) -> tuple[None, Nothing]:
+def encode(run_id: str, label: str, prompts: list[SizedPrompt]) -> tuple[None, Nothing]:
     """Take no time."""
     with _working(run_id):
         return None, Nothing()
@@ -195,7 +195,7 @@ def denoise_steps(
     noisy_steps: tuple[int, ...],
     version: int,
     conditions: None,
-    prompt: str,
+    key: str,
     previous: Fragment | None,
     run_dir: Path,
 ) -> tuple[Fragment, Denoised]:
@@ -213,7 +213,7 @@ def denoise_steps(
 
 @body("decode and score", Scored)
 def decode_and_score(
-    run_id: str, label: str, *, prompt: str, metadata: Metadata, segment: Fragment, run_dir: Path
+    run_id: str, label: str, *, prompt: Prompt, segment: Fragment, run_dir: Path
 ) -> tuple[None, Scored]:
     """Wait for the reward servers."""
     place = (segment.iteration, segment.group)
@@ -234,7 +234,7 @@ def train_pack(
     version: int,
     segments: list[Fragment],
     conditions: list[None],
-    prompts: dict[int, str],
+    keys: dict[int, str],
     advantages: dict[int, np.ndarray],
     previous: None,
     trained_from: int,

@@ -4,7 +4,8 @@ import numpy as np
 import torch
 
 from digen_core.data.prompts import Prompt
-from digen_core.rewards.scoring import Asked
+from digen_core.rewards.scoring import for_samples
+from digen_core.rollout.conditions import encoded
 from digen_core.rollout.evaluation import repeated, sample_latents
 from digen_core.training.optimizer import PolicyVersion
 from digen_core.transport.arrays import Arrays, to_array, to_arrays, to_tensors
@@ -55,10 +56,9 @@ def sample_and_score(
         config = engine.config
 
         def sampled(part: slice) -> torch.Tensor:
-            texts = [prompt.text for prompt in prompts[part]]
             x = clean_latents(
                 run_id,
-                to_arrays(repeated(engine.policy.encode(texts), samples_per_prompt)),
+                to_arrays(repeated(encoded(engine.policy, prompts[part]), samples_per_prompt)),
                 [
                     (index, number)
                     for index in indices[part]
@@ -70,8 +70,8 @@ def sample_and_score(
         parts = engine.fitting.in_parts("evaluate", config.model.size, len(prompts), sampled)
         with engine.needing_memory("evaluate"):
             images = torch.cat(parts)
-        asked = Asked.of(prompts, samples_per_prompt)
-        scored = scores_of(engine.rewards, config.rewards, images, *asked)
+        asked = for_samples(prompts, samples_per_prompt)
+        scored = scores_of(engine.rewards, config.rewards, images, asked)
     return to_array(images) if keep else None, scored
 
 

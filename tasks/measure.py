@@ -13,9 +13,11 @@ from torch import Tensor
 
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
+from digen_core.data.prompts import Prompt
 from digen_core.gang.members import ALONE, Gang
 from digen_core.models.policy import Condition, Policy
 from digen_core.planning.profile import LineFit, Measured
+from digen_core.rollout.conditions import encoded
 from digen_core.training.coded import agreement_of, as_if_sampled_now
 from digen_core.training.gradient import Agreement
 from digen_core.training.gradient_sum import pack_gradient
@@ -35,11 +37,11 @@ Work = Literal["step", "pack"]
 
 @body("measure", MeasuredCosts)
 def measure(
-    run_id: str, label: str, conditions: dict[str, Arrays], prompt: str, roles: list[str]
+    run_id: str, label: str, conditions: dict[str, Arrays], key: str, roles: list[str]
 ) -> tuple[None, MeasuredCosts]:
     """Measure the work of some roles, with the model of the run."""
     with working(run_id):
-        condition = to_tensors(conditions[prompt], torch.device("cpu"))
+        condition = to_tensors(conditions[key], torch.device("cpu"))
         found = measured_together(run_id, condition, roles)
     return None, MeasuredCosts(found)
 
@@ -52,18 +54,18 @@ def measured_together(run_id: str, condition: Condition, roles: list[str]) -> Me
     return _measured(engine, {name: value.to(device) for name, value in condition.items()}, roles)
 
 
-def measure_alone(config: RunConfig, prompt: str) -> Measured:
+def measure_alone(config: RunConfig, prompt: Prompt) -> Measured:
     """Load the model on a worker of no run yet, and measure the work of both roles.
 
     Raises:
         UserError: the model cannot be loaded.
     """
     engine = load_engine("measure", config, "measure", ROLES)
-    return _measured(engine, engine.policy.encode([prompt]), ROLES)
+    return _measured(engine, encoded(engine.policy, [prompt]), ROLES)
 
 
 def pack_seconds(
-    config: RunConfig, prompt: str, sizes: Sequence[int], rounds: int
+    config: RunConfig, prompt: Prompt, sizes: Sequence[int], rounds: int
 ) -> dict[int, list[float]]:
     """Load the model in this process and time packs of some sizes, interleaved.
 
@@ -81,7 +83,7 @@ def pack_seconds(
         UserError: the model cannot be loaded.
     """
     engine = load_engine("measure", config, "measure", ROLES)
-    condition = engine.policy.encode([prompt])
+    condition = encoded(engine.policy, [prompt])
     works: list[tuple[Work, int]] = [("pack", size) for size in sizes]
     found = work_seconds(engine.policy, config, condition, works, rounds)
     return {size: seconds for (_, size), seconds in found.items()}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, name_of
 from digen_core.checkpoints.tensors import read_checkpoint
+from digen_core.data.prompts import SizedPrompt
 from digen_core.errors import UserError
 from digen_core.reference.replay import KeptIteration
 from digen_core.training.optimizer import TrainState
@@ -47,8 +48,13 @@ def replay(run_dir: Path, kept: KeptIteration) -> Replayed:
     _, loaded = push_weights(REPLAY, "push", pushed)
     if loaded.failure:
         raise VersionError(f"version {before.version} could not be loaded: {loaded.failure}")
-    total, prompts = None, sorted(set(kept.prompts.values()))
-    conditions, _ = encode(REPLAY, "encode", prompts)
+    total, iteration = None, kept.record.iteration
+    prompts = {
+        group: SizedPrompt(prompt, config.size_of(iteration, group))
+        for group, prompt in kept.prompts.items()
+    }
+    different = {own.key: own for own in prompts.values()}
+    conditions, _ = encode(REPLAY, "encode", list(different.values()))
     for pack in kept.packs:
         groups = {block.fragment.group for block in pack.blocks}
         total, trained = train_pack(
@@ -58,7 +64,7 @@ def replay(run_dir: Path, kept: KeptIteration) -> Replayed:
             version=before.version,
             segments=[s for s in kept.segments if s.fragment.group in groups],
             conditions=[conditions],
-            prompts={group: kept.prompts[group] for group in groups},
+            keys={group: prompts[group].key for group in groups},
             advantages={group: kept.advantages[group] for group in groups},
             previous=total,
             trained_from=before.version,

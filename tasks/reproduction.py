@@ -10,8 +10,11 @@ import numpy as np
 import torch
 
 from digen_core.checkpoints.tensors import read_checkpoint
+from digen_core.config.model import Size
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Fragment
+from digen_core.data.prompts import Prompt, SizedPrompt, train_prompts
+from digen_core.errors import UserError
 from digen_core.models.pipeline_policy import PipelinePolicy
 from digen_core.reference.replay import checkpoint_of
 from digen_core.rewards import reward_functions
@@ -92,7 +95,8 @@ def _arrays(engine: Engine, kept: KeptInput) -> dict[str, np.ndarray]:
 
 def _denoise(engine: Engine, config: RunConfig, kept: KeptInput) -> str:
     about, arrays = kept.about, _arrays(engine, kept)
-    fragment, step, prompt = Fragment(**about["fragment"]), about["step"], about["prompt"]
+    fragment, step, key = Fragment(**about["fragment"]), about["step"], about["condition"]
+    prompt = _prompt_of(config, key, config.size_of(fragment.iteration, fragment.group))
     conditions, _ = encode(RUN, "encode", [prompt])
     parts = denoise_part(
         RUN,
@@ -100,11 +104,21 @@ def _denoise(engine: Engine, config: RunConfig, kept: KeptInput) -> str:
         fragment,
         range(step, step + 1),
         tuple(about["noisy_steps"]),
-        conditions[prompt],
+        conditions[key],
         arrays["x"],
         arrays["sigmas"],
     )
     return _text(kept, {sample: what for part in parts for sample, what in part.nonfinite.items()})
+
+
+def _prompt_of(config: RunConfig, key: str, size: Size) -> SizedPrompt:
+    """Return the prompt of a condition, if it came with an image from where the run has it."""
+    if not config.model.source_image:
+        return SizedPrompt(Prompt(key), size)
+    for prompt in train_prompts(config):
+        if (found := SizedPrompt(prompt, size)).key == key:
+            return found
+    raise UserError(f"{config.prompts.train} no longer has the prompt {key!r} with its image")
 
 
 def _decode(engine: Engine, config: RunConfig, kept: KeptInput) -> str:
@@ -126,9 +140,10 @@ def _score(engine: Engine, config: RunConfig, kept: KeptInput) -> str:
         for name in about["rewards"]
     }
     images = to_tensor(kept.arrays["images"], device)
+    sources = to_tensor(kept.arrays["sources"], device) if "sources" in kept.arrays else None
     functions = reward_functions(strict, device)
     try:
-        score_images(functions, strict, images, about["prompts"], about["metadata"])
+        score_images(functions, strict, images, about["prompts"], about["metadata"], sources)
     except RewardError as error:
         return str(error)
     return ""

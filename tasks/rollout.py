@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from digen_core.control.protocol import Fragment
-from digen_core.data.prompts import Metadata
+from digen_core.data.prompts import Prompt, SizedPrompt
 from digen_core.rewards.pixels import as_pixels
+from digen_core.rollout.conditions import encoded
 from digen_core.rollout.margins import with_margins
 from digen_core.rollout.nonfinite import nonfinite_rows, with_zeros
 from digen_core.rollout.sampler import (
@@ -48,10 +49,18 @@ SHOWN_SAMPLES: Final = 4
 
 
 @body("encode", Nothing)
-def encode(run_id: str, label: str, prompts: list[str]) -> tuple[dict[str, Arrays], Nothing]:
-    """Embed the prompts of some groups, each by itself: one row that all its fragments share."""
+def encode(
+    run_id: str, label: str, prompts: list[SizedPrompt]
+) -> tuple[dict[str, Arrays], Nothing]:
+    """Embed the prompts of some groups, each by itself: one row that all its fragments share.
+
+    Returns:
+        The condition of each, by its key.
+    """
     with working(run_id) as engine, engine.needing_memory("encode"), engine.policy.encoding():
-        found = {prompt: to_arrays(engine.policy.encode([prompt])) for prompt in prompts}
+        found = {
+            own.key: to_arrays(encoded(engine.policy_at(own.size), [own.prompt])) for own in prompts
+        }
     return found, Nothing()
 
 
@@ -65,7 +74,7 @@ def denoise_steps(
     noisy_steps: tuple[int, ...],
     version: int,
     conditions: dict[str, Arrays],
-    prompt: str,
+    key: str,
     previous: Segment | None,
     run_dir: Path,
 ) -> tuple[Segment, Denoised]:
@@ -85,7 +94,7 @@ def denoise_steps(
             fragment,
             steps,
             noisy_steps,
-            conditions[prompt],
+            conditions[key],
             None if previous is None else previous.x,
             sigmas,
         )
@@ -108,7 +117,7 @@ def denoise_steps(
     nonfinite = {sample: what for part in parts for sample, what in part.nonfinite.items()}
     if nonfinite:
         step = min(part.nonfinite_step for part in parts if part.nonfinite_step is not None)
-        about = {"step": step, "noisy_steps": list(noisy_steps), "prompt": prompt}
+        about = {"step": step, "noisy_steps": list(noisy_steps), "condition": key}
         arrays = {"x": segment.before(step), "sigmas": sigmas}
         found = nonfinite_text((fragment.iteration, fragment.group), nonfinite)
         kept = input_of("denoise", fragment, found, about, arrays, version)
@@ -229,7 +238,7 @@ def _joined(parts: list[dict[int, np.ndarray]]) -> dict[int, np.ndarray]:
 
 @body("decode and score", Scored)
 def decode_and_score(
-    run_id: str, label: str, *, prompt: str, metadata: Metadata, segment: Segment, run_dir: Path
+    run_id: str, label: str, *, prompt: Prompt, segment: Segment, run_dir: Path
 ) -> tuple[np.ndarray | None, Scored]:
     """Decode the clean latents of a fragment, reward the images, and keep them if asked to.
 
@@ -252,9 +261,8 @@ def decode_and_score(
             kept = input_of("decode", fragment, found, {}, {"x": segment.x})
             keep_or_fail(run_dir, kept, config.numerics.samples)
             images = with_zeros(images, bad)
-        asked = [prompt] * len(images), [metadata] * len(images)
         at = fragment, run_dir
-        scored = scores_of(engine.rewards, config.rewards, images, *asked, at)
+        scored = scores_of(engine.rewards, config.rewards, images, [prompt] * len(images), at)
         shown = _pictures(images) if _is_shown(fragment) else []
         if config.tracking.keep_images != "none":
             _keep_images(engine, fragment, images, run_dir)

@@ -13,12 +13,12 @@ from digen_core.config.model import ModelConfig
 from digen_core.config.rewards import RewardConfig
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Fragment
-from digen_core.data.prompts import Metadata, Prompt
+from digen_core.data.prompts import Prompt
 from digen_core.models.policy import resolve_device
 from digen_core.preflight.reward_probe import probe
 from digen_core.rewards import reward_functions
 from digen_core.rewards.failures import FAILED
-from digen_core.rewards.scoring import RewardError, RewardFn, score_images
+from digen_core.rewards.scoring import Asked, RewardError, RewardFn, score_images
 from digen_core.transport.arrays import to_array, to_tensor
 from digen_core.transport.kept_inputs import keep_input
 from tasks.body import body
@@ -101,23 +101,21 @@ def score(
     *,
     pool: Pool,
     images: np.ndarray,
-    prompts: Sequence[str],
-    metadata: Sequence[Metadata],
+    prompts: Sequence[Prompt],
     at: tuple[Fragment, Path] | None = None,
 ) -> tuple[None, Scored]:
     """Score samples with the rewards of a pool; ``at`` as for `scores_of`."""
     with span_on_receipt(str(get_worker().name)):
         seen = to_tensor(images, resolve_device(pool.device))
         functions = _functions_of(run_id, pool)
-        return None, scores_of(functions, pool.rewards, seen, prompts, metadata, at)
+        return None, scores_of(functions, pool.rewards, seen, prompts, at)
 
 
 def scores_of(
     functions: Mapping[str, RewardFn],
     configs: Mapping[str, RewardConfig],
     images: torch.Tensor,
-    prompts: Sequence[str],
-    metadata: Sequence[Metadata],
+    prompts: Sequence[Prompt],
     at: tuple[Fragment, Path] | None = None,
 ) -> Scored:
     """Return what rewards say of samples, and what failed.
@@ -128,24 +126,29 @@ def scores_of(
         functions: of the rewards, by name.
         configs: of these rewards.
         images: [B, 3, H, W] or videos [B, F, 3, H, W].
-        prompts: B texts.
-        metadata: what else the rows of the B prompts say.
+        prompts: of the B samples.
         at: whose samples they are, and the folder of the run; None: they are not kept.
 
     Raises:
         RewardError: a reward failed, and that ends the run.
     """
-    notes = list[str]()
+    notes, asked = list[str](), Asked.of(prompts, images)
 
     def keep(names: Sequence[str], found: str) -> None:
         if at is not None:
             fragment, run_dir = at
-            about = {"prompts": list(prompts), "metadata": list(metadata), "rewards": list(names)}
+            about = {
+                "prompts": list(asked.prompts),
+                "metadata": list(asked.metadata),
+                "rewards": list(names),
+            }
             arrays = {"images": to_array(images)}
+            if asked.sources is not None:
+                arrays["sources"] = to_array(asked.sources)
             keep_input(run_dir, input_of("score", fragment, found, about, arrays))
 
     try:
-        columns = score_images(functions, configs, images, prompts, metadata, notes.append)
+        columns = score_images(functions, configs, images, *asked, note=notes.append)
     except RewardError as error:
         keep(list(functions), str(error))
         raise

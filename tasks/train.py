@@ -46,7 +46,7 @@ def train_pack(
     version: int,
     segments: list[Segment],
     conditions: list[dict[str, Arrays]],
-    prompts: dict[int, str],
+    keys: dict[int, str],
     advantages: dict[int, np.ndarray],
     previous: GradientSum | None,
     trained_from: int,
@@ -61,8 +61,8 @@ def train_pack(
         FloatingPointError: its loss or gradient is NaN or infinite, and that ends the run.
     """
     with working(run_id, version=version) as engine:
-        by_prompt = {prompt: row for part in conditions for prompt, row in part.items()}
-        own = {group: by_prompt[prompt] for group, prompt in prompts.items()}
+        by_key = {key: row for part in conditions for key, row in part.items()}
+        own = {group: by_key[key] for group, key in keys.items()}
         total = empty_sum(run_id) if previous is None else previous
         if pack.index in total.packs:  # this task is run again
             return total, Trained(too_large=False)

@@ -19,7 +19,7 @@ def main(config: RunConfig, rounds: int) -> None:
     """
     largest = config.train.pack_size
     sizes = sorted({*(2**power for power in range(largest.bit_length())), largest})
-    found = pack_seconds(config, train_prompts(config)[0].text, sizes, rounds)
+    found = pack_seconds(config, train_prompts(config)[0], sizes, rounds)
     seconds = {size: median(each) for size, each in found.items()}
     print_packs(seconds, fitted(seconds), rounds)
 

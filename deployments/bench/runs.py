@@ -11,7 +11,7 @@ from digen_core.models.trainable import set_weights
 from digen_core.records import IterationRecord
 from digen_core.reference.loop import SerialRun, post_train_serially
 from digen_core.rewards import reward_functions
-from digen_core.rewards.scoring import Asked, RewardFn, score_images
+from digen_core.rewards.scoring import Asked, RewardFn, for_samples, score_images
 from digen_core.rollout.evaluation import sample_images
 from digen_core.transport.arrays import Weights
 from flows.runtime.observers import Observer
@@ -63,13 +63,14 @@ def prompt_rewards(
         few = prompts[first : first + PROMPTS_AT_ONCE]
         images = sample_images(
             policy,
-            [prompt.text for prompt in few],
+            few,
             range(first, first + len(few)),
             num_samples=per_prompt,
             num_steps=config.evaluation_steps,
             seed=config.seed,
         )
-        scores = score_images(rewards, config.rewards, images, *Asked.of(few, per_prompt))
+        asked = Asked.of(for_samples(few, per_prompt), images)
+        scores = score_images(rewards, config.rewards, images, *asked)
         means += scores["reward"].reshape(len(few), per_prompt).mean(axis=1).tolist()
     return means
 

@@ -31,7 +31,11 @@ class Scorer(ThreadingHTTPServer):
         """Return the components of a reward, by name."""
         images = torch.tensor(request.samples).movedim(-1, -3) / 255
         one, config = {name: self._functions[name]}, {name: self._configs[name]}
-        found = score_images(one, config, images, request.prompts, request.metadata)
+        asked = request.prompts, request.metadata
+        sources = None
+        if request.sources is not None:
+            sources = torch.tensor(request.sources).movedim(-1, -3) / 255
+        found = score_images(one, config, images, *asked, sources)
         own = f"{name}/"
         return {
             key.removeprefix(own): values.tolist()

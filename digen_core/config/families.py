@@ -53,6 +53,9 @@ class Family(NamedTuple):
     other_pipelines: tuple[str, ...] = ()
     """More that its adapter takes."""
 
+    editors: tuple[str, ...] = ()
+    """Those of its pipelines that are shown a source image."""
+
     makes_videos: bool = False
     attention: tuple[str, ...] = (*MASKED, "native_flash", "flash")
     """Kernels of attention that a model of it can have, by ``model.attention``."""
@@ -98,6 +101,8 @@ FAMILIES: Final[dict[str, Family]] = {
         Defaults(1024, 1024, 1, 512, 3.5, 28),
         lambda vae, transformer: 2 * _pixels(vae),
         4.885e9,  # T5-XXL's encoder, CLIP-L
+        other_pipelines=("FluxKontextPipeline",),
+        editors=("FluxKontextPipeline",),
         blocks=_TWO_KINDS,
     ),
     "sd3": Family(
@@ -162,6 +167,7 @@ FAMILIES: Final[dict[str, Family]] = {
         4.022e9,  # Qwen3-4B, of klein 4B
         text_parameters_by_width={12288: 8.191e9, 15360: 24.011e9},  # Qwen3-8B, Mistral Small 3.2
         other_pipelines=("Flux2Pipeline",),
+        editors=("Flux2KleinPipeline", "Flux2Pipeline"),
         # Not cuDNN's: its blocks of one stream give attention gradients with gaps, in a processor
         # that `digen_core.models.attention.make_gradients_dense` cannot reach into.
         attention=("native", "efficient", "math", "native_flash", "flash"),

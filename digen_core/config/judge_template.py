@@ -72,6 +72,9 @@ class _Template(Strict):
     system: str = ""
     """Text of the system message; without one none is sent."""
 
+    source: bool = False
+    """Whether the source image of an edit is shown, before the sample."""
+
     user: str = Field(min_length=1)
     """Text that follows the images."""
 

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from digen_core.config.cuts import CutConfig
 from digen_core.config.families import FAMILIES, VIDEO_FAMILIES, Defaults, FamilyName
 from digen_core.config.shipped import MaybeShipped, located
+from digen_core.errors import ConfigError
 from digen_core.strict import AtMost, PathText, Strict
 
 TinySize = Literal["tiny", "medium"]
@@ -43,14 +44,17 @@ _FRAMES: Final = AtMost(1025, "no family makes videos of so many frames")
 EMBEDDED: Final = "digen:models/shapes"
 """The embedded model, a tiny FLUX."""
 
+EMBEDDED_EDITOR: Final = "digen:models/shapes_edit"
+"""The embedded model that edits images, a tiny FLUX.1 Kontext."""
 
 EMBEDDED_DEFAULTS: Final = Defaults(32, 32, 1, 12, 3.5, 8)
-"""What the embedded model was trained with."""
+"""What the embedded models were trained with."""
 
 
 def default_of(family: FamilyName, path: str) -> Defaults:
     """Return what a model is used with where a config does not say otherwise."""
-    return EMBEDDED_DEFAULTS if path == EMBEDDED else FAMILIES[family].defaults
+    is_embedded = path in (EMBEDDED, EMBEDDED_EDITOR)
+    return EMBEDDED_DEFAULTS if is_embedded else FAMILIES[family].defaults
 
 
 def _of_the_model(name: str) -> Callable[[dict[str, Any]], Any]:
@@ -155,6 +159,11 @@ class ModelConfig(Strict):
     its pipeline does (Z-Image 4): 4 there is 5 elsewhere, and Z-Image-Turbo takes 0, which is
     none."""
 
+    source_image: bool = False
+    """Whether prompts come with an image that is to be edited, which the model is shown: true where
+    prompts.image_column is set. It takes a FluxKontextPipeline (flux) or a FLUX.2 (flux2). Images
+    are scaled to cover the samples' size and cut at their edges."""
+
     negative_prompt: str = ""
     """What classifier-free guidance steers away from (Qwen-Image is used with a single space);
     models without it ignore it."""
@@ -178,6 +187,23 @@ class ModelConfig(Strict):
         """What samples have where ``sizes`` does not say otherwise."""
         return self.height, self.width, self.num_frames
 
+    def require_pipeline(self, found: object) -> None:
+        """Check the class of the model's pipeline, as its index names it.
+
+        Raises:
+            ConfigError: it is none of the family's, or is shown no source image where there are.
+        """
+        family = FAMILIES[self.family]
+        wanted = (family.pipeline, *family.other_pipelines)
+        what = f"model.family {self.family!r} needs"
+        if found in wanted and self.source_image:
+            wanted, what = family.editors, "prompts with source images need"
+        if found not in wanted:
+            raise ConfigError(
+                f"model.path {self.path} holds a {found if isinstance(found, str) else None}, but "
+                f"{what} a {' or a '.join(wanted)}; give a folder saved from one"
+            )
+
     def at_size(self, size: Size) -> "ModelConfig":
         """Return the config of the same model for one other size."""
         height, width, frames = size
@@ -193,6 +219,7 @@ class ModelConfig(Strict):
                 f"model.attention is {self.attention!r}, but {self.family} takes "
                 f"{', '.join(allowed)}; use one of them."
             )
+        self._check_source_image()
         blocks = [cut.block for cut in self.cuts]
         if blocks != sorted(set(blocks)):
             raise ValueError(f"model.cuts has blocks {blocks}; name each once, in ascending order.")
@@ -213,6 +240,14 @@ class ModelConfig(Strict):
             self._check_frames(f"the number of frames of model.sizes[{place}]", frames)
             self._check_tokens(f"model.sizes[{place}]", (height, width, frames))
         return self
+
+    def _check_source_image(self) -> None:
+        if self.source_image and not FAMILIES[self.family].editors:
+            editors = [name for name, family in FAMILIES.items() if family.editors]
+            raise ValueError(
+                f"model.family is {self.family!r}, which is shown no source image; use one of "
+                f"{', '.join(editors)}, or prompts without prompts.image_column."
+            )
 
     def _check_tokens(self, name: str, size: Size) -> None:
         if (number := tokens_of(size)) > MAX_SAMPLE_TOKENS:
@@ -260,6 +295,11 @@ class PromptsConfig(Strict):
 
     metadata_columns: tuple[str, ...] = ()
     """Columns that rewards get with each prompt, and the run's samples keep."""
+
+    image_column: str | None = None
+    """Column of source images, which the model is shown with the prompts and rewards may look at:
+    samples are edits of them. A path, seen from the folder of the prompts, or the content of a
+    JPEG, PNG or WebP file; null: prompts are texts only."""
 
     weight_column: str | None = None
     """Column of `train` that says how often a prompt is drawn, relative to the others; null: all

@@ -46,6 +46,8 @@ PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$"), AfterValidator(_
 class RewardBase(Strict):
     """What every reward has."""
 
+    needs_source: ClassVar[bool] = False  # whether it judges edits of source images only
+
     weight: float = 1.0
     """Factor in the weighted sum."""
 
@@ -74,6 +76,12 @@ class ImageReward(RewardBase):
     """Of a video every so many-th frame is judged, from the first one; the score is the mean."""
 
 
+class EditReward(ImageReward):
+    """A reward that looks at images beside those that they are edits of."""
+
+    needs_source: ClassVar[bool] = True
+
+
 class VideoReward(RewardBase):
     """A reward that looks at whole videos."""
 
@@ -84,6 +92,12 @@ class ShapesConfig(ImageReward):
     """The verifier of the world `shapes`."""
 
     type: Literal["shapes"] = "shapes"
+
+
+class ShapesEditConfig(EditReward):
+    """The verifier of edits in the world `shapes`."""
+
+    type: Literal["shapes_edit"] = "shapes_edit"
 
 
 class JpegCompressibilityConfig(ImageReward):
@@ -138,6 +152,12 @@ class ClipScoreConfig(ImageReward, ClipConfig):
     """Agreement of image and prompt, as CLIP sees it."""
 
     type: Literal["clipscore"] = "clipscore"
+
+
+class SourceSimilarityConfig(EditReward, ClipConfig):
+    """How much an edit keeps of its source image, as CLIP sees it."""
+
+    type: Literal["source_similarity"] = "source_similarity"
 
 
 class PickScoreConfig(ImageReward, ClipConfig):
@@ -328,10 +348,12 @@ class FunctionConfig(_ChoosesInput):
 
 RewardConfig = Annotated[
     ShapesConfig
+    | ShapesEditConfig
     | JpegCompressibilityConfig
     | JpegIncompressibilityConfig
     | OcrConfig
     | ClipScoreConfig
+    | SourceSimilarityConfig
     | PickScoreConfig
     | HpsConfig
     | AestheticConfig

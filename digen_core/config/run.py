@@ -108,6 +108,17 @@ class RunConfig(Strict):
             return {**values, "algorithm": {"type": DEFAULT, **algorithm}}
         return values
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_source_image(cls, values: object) -> object:
+        """Have the model shown the images that prompts come with."""
+        if not isinstance(values, dict):
+            return values
+        prompts, model = values.get("prompts"), values.get("model", {})
+        if isinstance(prompts, dict) and isinstance(model, dict) and prompts.get("image_column"):
+            return {**values, "model": {"source_image": True, **model}}
+        return values
+
     @property
     def samples_per_iteration(self) -> int:
         """Samples of one iteration: N groups of G."""
@@ -278,6 +289,17 @@ class RunConfig(Strict):
     @classmethod
     def _with_reward_types(cls, rewards: object) -> object:
         return with_types(rewards)
+
+    @model_validator(mode="after")
+    def _check_source_image(self) -> Self:
+        column = self.prompts.image_column
+        if (column is not None) != self.model.source_image:
+            raise ValueError(
+                f"model.source_image is {str(self.model.source_image).lower()}, but "
+                f"prompts.image_column {'names no column' if column is None else f'is {column!r}'}"
+                "; set both, or neither."
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_work(self) -> Self:

@@ -92,10 +92,16 @@ def _table_rows(
         for start in range(0, len(batch), _SLICE):
             for values in _values(batch.slice(start, _SLICE), columns, name):
                 number += 1
-                size += sum(len(value) for value in values.values() if isinstance(value, str))
+                size += sum(map(_size_of, values.values()))
                 yield Row(f"{name} row {number}", values)
             if number > MAX_ROWS or size > MAX_BYTES:
                 raise too_large(name)
+
+
+def _size_of(value: object) -> int:
+    """Return the bytes, or characters, of a value; of an image of datasets those of its content."""
+    content = value.get("bytes") if isinstance(value, dict) else value
+    return len(content) if isinstance(content, str | bytes) else 0
 
 
 def _values(batch: pa.RecordBatch, columns: Sequence[str], name: str) -> list[dict[str, Any]]:

@@ -5,13 +5,16 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from digen_core.config.model import Size
 from digen_core.config.run import RunConfig
 from digen_core.config.shipped import located
+from digen_core.data.images import SourceImage, source_image
 from digen_core.data.rows import Row
 from digen_core.data.tables import read_rows
 from digen_core.errors import ConfigError
@@ -35,6 +38,29 @@ class Prompt:
     metadata: Metadata = field(default_factory=dict)
     weight: float = 1.0  # how often it is drawn, relative to the others
     origin: str = field(default="", compare=False)  # "prompts.jsonl line 3"
+    image: SourceImage | None = None  # that it is about
+
+    @property
+    def key(self) -> str:
+        """What tells it from others: its text, and the image if it has one."""
+        return self.text if self.image is None else f"{self.text} [{self.image.digest}]"
+
+    @property
+    def normal_key(self) -> str:
+        """Its key in the form in which equal prompts are equal."""
+        return normal_text(self.key)
+
+
+class SizedPrompt(NamedTuple):
+    """A prompt and the size of its samples, in which a model is shown the source image."""
+
+    prompt: Prompt
+    size: Size
+
+    @property
+    def key(self) -> str:
+        """What tells apart what a model is given of it; the size does not matter to a text."""
+        return self.prompt.text if self.prompt.image is None else f"{self.prompt.key} {self.size}"
 
 
 def train_prompts(config: RunConfig) -> list[Prompt]:
@@ -44,10 +70,11 @@ def train_prompts(config: RunConfig) -> list[Prompt]:
         ConfigError: they cannot be read; the message names file, line or row, and column.
     """
     prompts = config.prompts
-    found = _parse(config, _rows_of_split(config, prompts.train_split), weighted=True)
+    rows = _rows_of_split(config, prompts.train_split)
+    found = _parse(config, rows, prompts.train, weighted=True)
     if prompts.evaluation_fraction is not None:
         held_out = _held_out(config, found)
-        found = [prompt for prompt in found if normal_text(prompt.text) not in held_out]
+        found = [prompt for prompt in found if prompt.normal_key not in held_out]
     if not any(prompt.weight for prompt in found):
         raise ConfigError(
             f"prompts.weight_column {prompts.weight_column!r} is 0 in all of {prompts.train}"
@@ -63,13 +90,14 @@ def evaluation_prompts(config: RunConfig) -> list[Prompt]:
     """
     prompts = config.prompts
     if prompts.evaluation is not None:
-        columns = [prompts.column, *prompts.metadata_columns]
-        return _parse(config, read_rows(located(prompts.evaluation), columns, "evaluation"))
-    found = _parse(config, _rows_of_split(config, prompts.evaluation_split))
+        columns = _columns(config)
+        rows = read_rows(located(prompts.evaluation), columns, "evaluation")
+        return _parse(config, rows, prompts.evaluation)
+    found = _parse(config, _rows_of_split(config, prompts.evaluation_split), prompts.train)
     if prompts.evaluation_fraction is None:
         return found
     held_out = _held_out(config, found)
-    return [prompt for prompt in found if normal_text(prompt.text) in held_out]
+    return [prompt for prompt in found if prompt.normal_key in held_out]
 
 
 def prompts_of_iteration(
@@ -148,12 +176,20 @@ def prompts_of_refills(
     return [others[order[place % len(others)]] for place in range(rounds * len(own))]
 
 
+def prompts_with_refills(
+    config: RunConfig, prompts: Sequence[Prompt], iteration: int
+) -> list[Prompt]:
+    """Return the prompts of an iteration's groups, and of those that may take their place."""
+    count, refill, seed = config.rollout.prompts_per_iteration, config.rollout.refill, config.seed
+    own = prompts_of_iteration(prompts, iteration, count, seed=seed)
+    return [*own, *prompts_of_refills(prompts, own, iteration, refill, seed=seed)]
+
+
 def _rows_of_split(config: RunConfig, split: str) -> list[Row]:
     """Return the rows of ``prompts.train`` that belong to a split, or all if it has none."""
     prompts = config.prompts
     named = (prompts.weight_column, prompts.split_column)
-    columns = [prompts.column, *prompts.metadata_columns, *(name for name in named if name)]
-    rows = read_rows(located(prompts.train), columns)
+    rows = read_rows(located(prompts.train), [*_columns(config), *filter(None, named)])
     if prompts.split_column is None:
         return rows
     values = [str(row.values.get(prompts.split_column)) for row in rows]
@@ -168,27 +204,27 @@ def _rows_of_split(config: RunConfig, split: str) -> list[Row]:
 
 
 def _held_out(config: RunConfig, prompts: Sequence[Prompt]) -> set[str]:
-    """Draw the texts that are kept for evaluation: the same for any order of the rows."""
+    """Draw the prompts that are kept for evaluation: the same for any order of the rows."""
     fraction = config.prompts.evaluation_fraction
     assert fraction is not None
-    texts = {normal_text(prompt.text) for prompt in prompts}
-    count = round(fraction * len(texts))
-    if not 0 < count < len(texts):
+    keys = {prompt.normal_key for prompt in prompts}
+    count = round(fraction * len(keys))
+    if not 0 < count < len(keys):
         raise ConfigError(
             f"prompts.evaluation_fraction is {fraction}, but {config.prompts.train} has only "
-            f"{len(texts)} different prompts; that leaves none for "
+            f"{len(keys)} different prompts; that leaves none for "
             f"{'evaluation' if not count else 'training'}"
         )
 
-    def drawn(text: str) -> bytes:
-        return hashlib.blake2b(f"{config.seed} {text}".encode(), digest_size=16).digest()
+    def drawn(key: str) -> bytes:
+        return hashlib.blake2b(f"{config.seed} {key}".encode(), digest_size=16).digest()
 
-    return set(sorted(texts, key=drawn)[:count])
+    return set(sorted(keys, key=drawn)[:count])
 
 
 def prompts_hash(prompts: Sequence[Prompt]) -> str:
-    """Return 16 hex digits that name prompts, with their metadata and weights, and their order."""
-    rows = [[prompt.text, dict(prompt.metadata), prompt.weight] for prompt in prompts]
+    """Return 16 hex digits that name prompts with all they come with, and their order."""
+    rows = [[prompt.key, dict(prompt.metadata), prompt.weight] for prompt in prompts]
     return hashlib.blake2b(json.dumps(rows, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
@@ -197,8 +233,20 @@ def normal_text(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-def _parse(config: RunConfig, rows: Sequence[Row], *, weighted: bool = False) -> list[Prompt]:
+def _columns(config: RunConfig) -> list[str]:
+    """Return the columns that train and evaluation prompts have."""
     prompts = config.prompts
+    image = [] if prompts.image_column is None else [prompts.image_column]
+    return [prompts.column, *prompts.metadata_columns, *image]
+
+
+def _parse(
+    config: RunConfig, rows: Sequence[Row], path: str, *, weighted: bool = False
+) -> list[Prompt]:
+    """Return the prompts of rows, whose images are seen from where ``path`` leads."""
+    prompts, place = config.prompts, Path(located(path))
+    folder = place if place.is_dir() else place.parent
+    image_column = prompts.image_column
     weight_column = prompts.weight_column if weighted else None
     return [
         Prompt(
@@ -206,6 +254,7 @@ def _parse(config: RunConfig, rows: Sequence[Row], *, weighted: bool = False) ->
             _metadata(row, prompts.metadata_columns),
             1.0 if weight_column is None else _weight(row, weight_column),
             row.origin,
+            None if image_column is None else source_image(row, image_column, folder),
         )
         for row in rows
     ]

@@ -10,17 +10,20 @@ Axes: B samples, C channels, F frames, H height, W width.
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, get_args
 
+import diffusers
+import numpy as np
 import torch
-from diffusers import AutoModel
+from diffusers import AutoModel, DiffusionPipeline
 from torch import Tensor, nn
 
 from digen_core.config.families import FAMILIES
 from digen_core.config.model import ModelConfig, Size
+from digen_core.data.images import SourceImage
 from digen_core.errors import ConfigError
 from digen_core.gang.codecs import CodedCuts
 from digen_core.gang.context_parallel import Plan, deal_tokens
@@ -36,6 +39,7 @@ from digen_core.models.schedules import shifted_sigmas
 from digen_core.models.tiny.sizes import TransformerSize
 
 _NEGATIVE = "negative_"
+_SOURCE = "source_latents"
 
 StageT = TypeVar("StageT", bound=Stage)
 
@@ -181,11 +185,19 @@ class PipelinePolicy(ABC):
 
     @classmethod
     def class_of(cls, config: ModelConfig) -> Any:
-        """Return the class of a model's pipeline: the family's, where it has one only."""
-        return cls.pipeline_class
+        """Return the class of a model's pipeline: that which its index names, if there are several.
+
+        Raises:
+            ConfigError: it names another, or one that is shown no source image where there are.
+        """
+        if not FAMILIES[config.family].other_pipelines:
+            return cls.pipeline_class
+        settings = DiffusionPipeline.load_config(config.source, revision=config.revision)
+        config.require_pipeline(settings.get("_class_name"))
+        return getattr(diffusers, settings["_class_name"])
 
     @classmethod
-    def assembled(cls, parts: Mapping[str, Any], folder: Path) -> Any:
+    def assembled(cls, config: ModelConfig, parts: Mapping[str, Any], folder: Path) -> Any:
         """Return a pipeline of parts that were built from the settings in a folder."""
         return cls.pipeline_class(**parts)
 
@@ -205,7 +217,7 @@ class PipelinePolicy(ABC):
             parts["vae"] = cls.vae_class.from_config(cls.vae_class.load_config(folder / "vae"))
         for module in (parts["transformer"], parts["vae"]):
             module.eval().requires_grad_(False)
-        return cls(cls.assembled(parts, folder), config, device)
+        return cls(cls.assembled(config, parts, folder), config, device)
 
     @property
     def transformers(self) -> list[Any]:
@@ -254,10 +266,17 @@ class PipelinePolicy(ABC):
         return view
 
     @torch.no_grad()
-    def encode(self, prompts: list[str]) -> Condition:
+    def encode(self, prompts: list[str], images: Sequence[SourceImage] = ()) -> Condition:
         """Embed prompts, a row each; with guidance, also what to steer away from.
 
         Every value has the same shape for all prompts, so that packs can join them.
+
+        Args:
+            prompts: texts.
+            images: that they come with, if the model is shown source images.
+
+        Raises:
+            UserError: an image is gone, changed or damaged.
         """
         with self.encoding():
             condition = self.embed(prompts)
@@ -266,7 +285,18 @@ class PipelinePolicy(ABC):
         if self._negative is not None:
             for name, value in self._negative.items():
                 condition[_NEGATIVE + name] = value.repeat_interleave(len(prompts), dim=0)
+        if self.config.source_image:
+            condition[_SOURCE] = self._encode_images(images)
         return condition
+
+    def _encode_images(self, images: Sequence[SourceImage]) -> Tensor:
+        """Return what the transformer is shown of source images, [B, ...] in ``dtype``."""
+        height, width, _ = self.config.size
+        pixels = np.stack([image.pixels(height, width) for image in images])
+        vae = self.pipeline.vae
+        with on_device([vae], self.device):
+            shown = torch.from_numpy(pixels).movedim(-1, 1).to(self.device, vae.dtype)
+            return self.source_latents(shown / 127.5 - 1).to(self.dtype)
 
     @contextmanager
     def encoding(self) -> Iterator[None]:
@@ -335,6 +365,9 @@ class PipelinePolicy(ABC):
             condition[name] = make(count, *shape, dtype=dtype, device=self.device)
         if self.guided:
             condition |= {_NEGATIVE + name: value for name, value in condition.items()}
+        if self.config.source_image:
+            shape = count, *self.latent_shape
+            condition[_SOURCE] = torch.empty(shape, dtype=self.dtype, device=self.device)
         return condition
 
     def sigmas(self, num_steps: int) -> Tensor:
@@ -364,7 +397,7 @@ class PipelinePolicy(ABC):
         if not self.guided:
             return self._predicted(x, sigma, condition)
         both = {
-            name: torch.cat([condition[_NEGATIVE + name], value])
+            name: torch.cat([condition.get(_NEGATIVE + name, value), value])
             for name, value in condition.items()
             if not name.startswith(_NEGATIVE)
         }
@@ -426,6 +459,13 @@ class PipelinePolicy(ABC):
     @abstractmethod
     def embed(self, prompts: list[str]) -> Condition:
         """Embed prompts, of any number, in shapes that do not depend on their words."""
+
+    def source_latents(self, images: Tensor) -> Tensor:
+        """Return what the transformer is shown of images [B, 3, H, W] in [-1, 1].
+
+        It has the shape of latents [B, ...], if the family is shown any.
+        """
+        raise TypeError(f"{type(self).__name__} is shown no source image")
 
     @abstractmethod
     def shapes_of_embeddings(self) -> dict[str, tuple[int, ...]]:

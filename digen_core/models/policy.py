@@ -3,7 +3,7 @@
 Axes: B samples, C channels, F frames, H height, W width; a latent is [B, ...] of any rank.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, Self
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from digen_core.config.model import Size
+from digen_core.data.images import SourceImage
 from digen_core.gang.codecs import CodedCuts
 from digen_core.gang.members import Gang
 
@@ -59,8 +60,11 @@ class Policy(Protocol):
         """
         ...
 
-    def encode(self, prompts: list[str]) -> Condition:
-        """Embed prompts; each value has one row per prompt, of a shape that no prompt changes."""
+    def encode(self, prompts: list[str], images: Sequence[SourceImage] = ()) -> Condition:
+        """Embed prompts; each value has one row per prompt, of a shape that no prompt changes.
+
+        The images that they come with are shown in the size of the policy's samples.
+        """
         ...
 
     def encoding(self) -> AbstractContextManager[None]:

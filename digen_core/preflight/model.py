@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from digen_core.config.families import FAMILIES
 from digen_core.config.model import ModelConfig
 from digen_core.config.run import RunConfig
 from digen_core.errors import ConfigError
@@ -66,15 +65,7 @@ def check_model_folder(model: ModelConfig) -> None:
             "pipeline, as save_pretrained writes it"
         )
     index: Any = read_json(index_file, "the model's index")
-    family = FAMILIES[model.family]
-    wanted = (family.pipeline, *family.other_pipelines)
-    found = index.get("_class_name") if isinstance(index, dict) else None
-    found = found if isinstance(found, str) else None
-    if found not in wanted:
-        raise ConfigError(
-            f"model.path {model.path} holds a {found}, but model.family {model.family!r} needs a "
-            f"{' or a '.join(wanted)}; give a folder saved from one"
-        )
+    model.require_pipeline(index.get("_class_name") if isinstance(index, dict) else None)
     for name, component in index.items():
         if isinstance(component, list) and None not in component:
             _check_part(folder, name)

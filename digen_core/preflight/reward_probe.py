@@ -23,7 +23,16 @@ if TYPE_CHECKING:  # torch takes seconds to import: mistakes in a config are rep
 NUM_SAMPLES: Final = 2
 
 _QUICK: Final = frozenset(
-    ("shapes", "jpeg_compressibility", "jpeg_incompressibility", "motion", "ocr", "remote", "judge")
+    (
+        "shapes",
+        "shapes_edit",
+        "jpeg_compressibility",
+        "jpeg_incompressibility",
+        "motion",
+        "ocr",
+        "remote",
+        "judge",
+    )
 )
 
 _probed: set[str] = set()  # configs that this process has been through
@@ -88,7 +97,8 @@ def probe(
     """
     from digen_core.rewards.scoring import Asked, RewardError, score_images
 
-    samples, asked = grey_samples(size, device), Asked.of((list(prompts) * NUM_SAMPLES)[:2], 1)
+    samples = grey_samples(size, device)
+    asked = Asked.of((list(prompts) * NUM_SAMPLES)[:NUM_SAMPLES], samples)
     for name, function in functions.items():
         strict = rewards[name].model_copy(update={"on_failure": "fail"})
         try:

@@ -20,6 +20,7 @@ from digen_core.config.rewards import (
     OcrConfig,
     RewardConfig,
     ServerReward,
+    ShapesEditConfig,
 )
 from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
@@ -44,15 +45,24 @@ def check_rewards(config: RunConfig, train: list[Prompt], evaluation: list[Promp
     for name, reward in config.rewards.items():
         _check_pool(name, reward, config.cluster)
         _check_frames(name, reward, config)
-        if isinstance(reward, OcrConfig):
-            _check_wanted_texts(reward, config.prompts.metadata_columns, [*train, *evaluation])
-        if isinstance(reward, GenevalConfig):
-            _check_wanted_objects(name, config.prompts.metadata_columns, [*train, *evaluation])
-        if isinstance(reward, JudgeConfig):
-            _check_template(name, reward, config.prompts.metadata_columns)
+        _check_asked(name, reward, config, [*train, *evaluation])
         _check_files(name, reward, here=config.cluster.address is None)
         if isinstance(reward, FunctionConfig):
             _check_function(reward)
+
+
+def _check_asked(name: str, reward: RewardConfig, config: RunConfig, prompts: list[Prompt]) -> None:
+    """Check that prompts, and what comes with them, tell a reward all that it has to know."""
+    columns = config.prompts.metadata_columns
+    if isinstance(reward, OcrConfig):
+        _check_wanted_texts(reward, columns, prompts)
+    if isinstance(reward, GenevalConfig):
+        _check_wanted_objects(name, columns, prompts)
+    if isinstance(reward, JudgeConfig):
+        _check_template(name, reward, columns)
+    _check_source(name, reward, config)
+    if isinstance(reward, ShapesEditConfig):
+        _check_edits(config, prompts)
 
 
 def _check_pool(name: str, reward: RewardConfig, cluster: ClusterConfig) -> None:
@@ -75,6 +85,30 @@ def _check_frames(name: str, reward: RewardConfig, config: RunConfig) -> None:
             f"the reward {name!r} takes videos, but {key} is 1; use several frames "
             "(1 + a multiple of 4) of a video family, or another reward"
         )
+
+
+def _check_source(name: str, reward: RewardConfig, config: RunConfig) -> None:
+    """Check that a reward of edits gets source images."""
+    needs = reward.needs_source
+    if isinstance(reward, JudgeConfig):
+        needs = load_template(reward.template).source
+    if needs and config.prompts.image_column is None:
+        raise ConfigError(
+            f"the reward {name!r} judges edits of source images, but the prompts come without; set "
+            "prompts.image_column to the column of the images, or use another reward"
+        )
+
+
+def _check_edits(config: RunConfig, prompts: list[Prompt]) -> None:
+    """Check that each prompt is an edit of the world ``shapes`` that its image allows."""
+    from digen_core.rewards.shapes_edit import verify_edit
+
+    def judge(prompt: Prompt) -> None:
+        assert prompt.image is not None, "it was checked before"
+        pixels = prompt.image.pixels(config.model.height, config.model.width)
+        verify_edit(pixels, pixels, prompt.text)
+
+    _check_prompts("shapes_edit", prompts, judge)
 
 
 def _check_shapes_prompts(train: list[Prompt], evaluation: list[Prompt]) -> None:
@@ -218,8 +252,9 @@ def _check_call(
     except ValueError:  # it is not written in Python
         return
     given = dict.fromkeys(named)
-    if how == "called" and "metadata" in signature.parameters:
-        given["metadata"] = None
+    if how == "called":
+        taken = ("metadata", "sources")
+        given |= dict.fromkeys(name for name in taken if name in signature.parameters)
     try:
         signature.bind(*positional, **given)
     except TypeError as error:

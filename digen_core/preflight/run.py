@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from digen_core.config.run import RunConfig
-from digen_core.data.prompts import Prompt, evaluation_prompts, normal_text, train_prompts
+from digen_core.data.prompts import Prompt, evaluation_prompts, train_prompts
 from digen_core.errors import ConfigError
 from digen_core.planning.profile import load_profile
 from digen_core.preflight.model import check_model
@@ -51,8 +51,8 @@ def check_suite(config: RunConfig, trained: RunConfig) -> None:
             suite; the message is one line.
     """
     evaluation = evaluation_prompts(config)
-    texts = {normal_text(prompt.text) for prompt in train_prompts(trained)}
-    shared = [prompt for prompt in evaluation if normal_text(prompt.text) in texts]
+    keys = {prompt.normal_key for prompt in train_prompts(trained)}
+    shared = [prompt for prompt in evaluation if prompt.normal_key in keys]
     if shared:
         raise ConfigError(
             f"{len(shared)} of {len(evaluation)} prompts of the suite were trained on, the first "
@@ -63,8 +63,8 @@ def check_suite(config: RunConfig, trained: RunConfig) -> None:
 
 
 def _check_held_out(config: RunConfig, train: list[Prompt], evaluation: list[Prompt]) -> None:
-    trained = {normal_text(prompt.text) for prompt in train}
-    shared = [prompt for prompt in evaluation if normal_text(prompt.text) in trained]
+    trained = {prompt.normal_key for prompt in train}
+    shared = [prompt for prompt in evaluation if prompt.normal_key in trained]
     if not shared:
         return
     what = (

@@ -11,12 +11,14 @@ import torch
 from digen_core.algorithms.forward_process import ForwardProcess
 from digen_core.algorithms.policy_gradient import PolicyGradient
 from digen_core.config.run import RunConfig
+from digen_core.data.prompts import Prompt
 from digen_core.maths.flow_sde import LOGPROBS, TRANSITIONS, Transition
 from digen_core.maths.forward_process import noised
 from digen_core.maths.kl import scaled_kl
 from digen_core.maths.replay import Noised, Replay
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import reference_weights
+from digen_core.rollout.conditions import encoded
 from digen_core.rollout.sampler import initial_latent, rounded
 from digen_core.rollout.steps import own_steps_of_group, steps_of_iteration
 from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
@@ -40,14 +42,16 @@ class Group:
     start_velocities: dict[int, torch.Tensor] = field(default_factory=dict)  # step -> [G, ...]
 
 
-def sample_group(config: RunConfig, policy: Policy, text: str, group: tuple[int, int]) -> Group:
+def sample_group(
+    config: RunConfig, policy: Policy, prompt: Prompt, group: tuple[int, int]
+) -> Group:
     """Denoise the samples of one group: some steps are noisy, the others plain Euler steps."""
     rollout, samples = config.rollout, range(config.rollout.group_size)
     policy = policy.at_size(config.size_of(*group))
     sigmas = policy.sigmas(rollout.num_steps).to(policy.device)
     condition = {
         name: value.expand(len(samples), *value.shape[1:])
-        for name, value in policy.encode([text]).items()
+        for name, value in encoded(policy, [prompt]).items()
     }
 
     def noise(purpose: int, step: int) -> torch.Tensor:

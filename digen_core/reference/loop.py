@@ -16,7 +16,7 @@ import torch
 
 from digen_core.config.run import RunConfig
 from digen_core.control.schedule import Deal
-from digen_core.data.prompts import Prompt, prompts_of_iteration, prompts_of_refills
+from digen_core.data.prompts import Prompt, prompts_with_refills
 from digen_core.errors import ConfigError
 from digen_core.maths.ddpo import RewardHistory
 from digen_core.models.policy import Policy
@@ -35,7 +35,7 @@ from digen_core.reference.group import (
     step_margins,
 )
 from digen_core.rewards.failures import component_means, settle
-from digen_core.rewards.scoring import RewardFn, score_images
+from digen_core.rewards.scoring import Asked, RewardFn, score_images
 from digen_core.training.advantages import advantages_of
 from digen_core.training.deal import deal_of_iteration
 from digen_core.training.optimizer import (
@@ -164,14 +164,14 @@ def _rollout(
     """Sample each group of one iteration with its weights, score it, and give it advantages."""
     groups, columns, of_steps = dict[int, Group](), dict[int, Columns](), dict[int, np.ndarray]()
     nonfinite, dropped = set[int](), set[int]()
-    prompts = _prompts_of(config, prompts, iteration)
-    texts = [prompt.text for prompt in prompts]
+    prompts = prompts_with_refills(config, prompts, iteration)
+    keys = {index: prompt.key for index, prompt in enumerate(prompts)}
     count, size = config.rollout.prompts_per_iteration, config.rollout.group_size
     drawn = current = list(range(count))
     while drawn:
         for index in drawn:
             set_weights(policy, generated_by(index))
-            group = groups[index] = sample_group(config, policy, texts[index], (iteration, index))
+            group = groups[index] = sample_group(config, policy, prompts[index], (iteration, index))
             images = group.policy.decode(group.latents[-1])
             of_steps.update(_asked(config, policy, index, group, asked_of(index)))
             numbers = torch.from_numpy(of_steps.get(index, np.zeros(1)))
@@ -179,16 +179,14 @@ def _rollout(
                 nonfinite.add(index)
                 _refuse(config, iteration, index)
                 continue
-            metadata = [prompts[index].metadata] * size
-            scored = score_images(rewards, config.rewards, images, [texts[index]] * size, metadata)
+            prompt = Asked.of([prompts[index]] * size, images)
+            scored = score_images(rewards, config.rewards, images, *prompt)
             columns[index] = settle(scored, config.reward_weights)
         asked = {index: columns[index] for index in current if index in columns}
         lacking = nonfinite.intersection(current)
-        found = advantages_of(
-            config, asked, dict(enumerate(texts)), history, of_steps or None, lacking
-        )
+        found = advantages_of(config, asked, keys, history, of_steps or None, lacking)
         dropped |= found.dropped
-        drawn = [index + count for index in found.skipped if index + count < len(texts)]
+        drawn = [index + count for index in found.skipped if index + count < len(prompts)]
         current = sorted({*current, *drawn} - {index - count for index in drawn})
     for index in set(current) - set(found.skipped):
         values = torch.from_numpy(found.values[index])
@@ -242,13 +240,6 @@ def _means(
     row = {"reward/mean": means.pop("reward/reward"), **means}
     name = "kl" if config.kl_reward else "margin"
     return {**row, f"reward/{name}": float(np.mean(of_steps))} if of_steps else row
-
-
-def _prompts_of(config: RunConfig, prompts: Sequence[Prompt], iteration: int) -> list[Prompt]:
-    """Return the prompts of an iteration's groups, and of those that may take their place."""
-    rollout, seed = config.rollout, config.seed
-    own = prompts_of_iteration(prompts, iteration, rollout.prompts_per_iteration, seed=seed)
-    return [*own, *prompts_of_refills(prompts, own, iteration, rollout.refill, seed=seed)]
 
 
 def _dealt(groups: Mapping[int, Group], deal: Deal, update: int) -> list[tuple[Group, list[int]]]:

@@ -23,6 +23,7 @@ from digen_core.config.load import config_of_run
 from digen_core.config.run import RunConfig
 from digen_core.control.packing import PairPool, by_step, pairs_by_step
 from digen_core.control.protocol import Pack
+from digen_core.data.prompts import Prompt, prompts_with_refills, train_prompts
 from digen_core.errors import UserError
 from digen_core.maths.ddpo import RewardHistory
 from digen_core.records import IterationRecord
@@ -47,7 +48,7 @@ class KeptIteration:
     version: int  # that was trained
     checkpoint: Path | None  # of that version; None: the run's start
     record: IterationRecord  # of the run, without samples and spans
-    prompts: dict[int, str]  # by group
+    prompts: dict[int, Prompt]  # by group
     advantages: dict[int, np.ndarray]  # group -> [G]
     packs: list[Pack]
     segments: list[Segment]
@@ -115,11 +116,13 @@ def kept_iteration(run_dir: Path, config: RunConfig, iteration: int) -> KeptIter
     version = record.version - 1
     checkpoint, history = checkpoint_of(run_dir, version)
     rows = pq.read_table(file_of(run_dir / "samples", iteration)).to_pylist()
-    prompts, columns = _by_group(rows)
+    texts, columns = _by_group(rows)
+    prompts = _prompts_of(config, iteration, texts)
     count = config.rollout.prompts_per_iteration
     columns = {g: c for g, c in columns.items() if g + count not in columns}  # not those replaced
     nonfinite = columns.keys() & {row["group"] for row in rows if row["nonfinite"]}
-    found = advantages_of(config, columns, prompts, history, nonfinite=nonfinite)
+    keys = {group: prompt.key for group, prompt in prompts.items()}
+    found = advantages_of(config, columns, keys, history, nonfinite=nonfinite)
     segments = read_segments(run_dir, iteration)
     if not segments:
         raise UserError(
@@ -172,7 +175,7 @@ def checkpoint_of(run_dir: Path, version: int) -> tuple[Path | None, RewardHisto
 
 
 def _by_group(rows: list[dict[str, Any]]) -> tuple[dict[int, str], dict[int, dict[str, Any]]]:
-    """Return prompt and rewards [G] of each group; rows are in the order of the samples."""
+    """Return text and rewards [G] of each group; rows are in the order of the samples."""
     prompts: dict[int, str] = {}
     columns: dict[int, dict[str, Any]] = defaultdict(lambda: defaultdict(list))
     rewards = ["reward", *(name for name in rows[0] if name not in SCHEMA.names)]
@@ -181,6 +184,24 @@ def _by_group(rows: list[dict[str, Any]]) -> tuple[dict[int, str], dict[int, dic
         for name in rewards:
             columns[row["group"]][name].append(row[name])
     return prompts, columns
+
+
+def _prompts_of(config: RunConfig, iteration: int, texts: Mapping[int, str]) -> dict[int, Prompt]:
+    """Return the prompt of each group, with the image that it came with.
+
+    Raises:
+        UserError: the prompts of the run are others by now, and so would be the images.
+    """
+    if not config.model.source_image:
+        return {group: Prompt(text) for group, text in texts.items()}
+    drawn = prompts_with_refills(config, train_prompts(config), iteration)
+    found = {group: drawn[group] for group in texts}
+    if any(found[group].text != text for group, text in texts.items()):
+        raise UserError(
+            f"{config.prompts.train} has other prompts than when the run was made, so the source "
+            f"images of iteration {iteration + 1} are not to be had; put the file back"
+        )
+    return found
 
 
 def _require_steps(config: RunConfig, iteration: int, segments: list[Segment]) -> None:

@@ -6,27 +6,31 @@ from typing import Any
 import torch
 
 from digen_core.config.rewards import RewardConfig
-from digen_core.rewards.aesthetic import Aesthetic
-from digen_core.rewards.clipscore import ClipScore
+from digen_core.rewards.clip.aesthetic import Aesthetic
+from digen_core.rewards.clip.clipscore import ClipScore
+from digen_core.rewards.clip.hps import Hps
+from digen_core.rewards.clip.pickscore import PickScore
+from digen_core.rewards.clip.source_similarity import SourceSimilarity
 from digen_core.rewards.consistency import Consistency
 from digen_core.rewards.geneval.geneval import Geneval
-from digen_core.rewards.hps import Hps
 from digen_core.rewards.jpeg import jpeg_compressibility, jpeg_incompressibility
 from digen_core.rewards.judge.judge import Judge
 from digen_core.rewards.motion import Motion
 from digen_core.rewards.ocr import Ocr
 from digen_core.rewards.own import own_reward
-from digen_core.rewards.pickscore import PickScore
 from digen_core.rewards.remote import Remote
 from digen_core.rewards.scoring import RewardFn
 from digen_core.rewards.shapes import shapes
+from digen_core.rewards.shapes_edit import shapes_edit
 
 REWARDS: dict[str, Callable[[Any, torch.device], RewardFn]] = {
     "shapes": lambda config, device: shapes,
+    "shapes_edit": lambda config, device: shapes_edit,
     "jpeg_compressibility": lambda config, device: jpeg_compressibility,
     "jpeg_incompressibility": lambda config, device: jpeg_incompressibility,
     "ocr": Ocr,
     "clipscore": ClipScore,
+    "source_similarity": SourceSimilarity,
     "pickscore": PickScore,
     "hps": Hps,
     "aesthetic": Aesthetic,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from digen_core.config.rewards import ConsistencyConfig
-from digen_core.rewards.clip import Clip
+from digen_core.rewards.clip.clip import Clip
 from digen_core.rewards.motion import check_frames
 
 

@@ -13,7 +13,7 @@ from digen_core.data.prompts import Metadata
 from digen_core.rewards.pixels import as_pixels
 from digen_core.rewards.remote_protocol import (
     CONTENT_TYPES,
-    Pixels,
+    Request,
     decode_answer,
     encode_request,
 )
@@ -41,17 +41,28 @@ class Remote:
         self._server = Server(config, {"Content-Type": CONTENT_TYPES[config.body]})
 
     def __call__(
-        self, samples: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata] = ()
+        self,
+        samples: Tensor,
+        prompts: Sequence[str],
+        metadata: Sequence[Metadata] = (),
+        sources: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Score images [B, 3, H, W] or videos [B, F, 3, H, W]: float64 [B] for each component.
+
+        The server is shown the images that they are edits of, too, sources [B, 3, H, W].
 
         Raises:
             TransientError: the server did not answer in time, or could not.
             PermanentError: it refused the request, or its answer is not of the protocol.
         """
-        pixels = as_pixels(samples)
+        request = Request(
+            as_pixels(samples),
+            prompts,
+            metadata or [{}] * len(prompts),
+            None if sources is None else as_pixels(sources),
+        )
         columns: dict[str, list[float]] = {}
-        for found in asyncio.run(self._ask_for_all(pixels, prompts, metadata)):
+        for found in asyncio.run(self._ask_for_all(request)):
             if columns and found.keys() != columns.keys():
                 raise PermanentError(
                     f"{self._config.url} answered {sorted(found)} for one batch and "
@@ -61,27 +72,17 @@ class Remote:
                 columns.setdefault(name, []).extend(values)
         return {name: torch.tensor(v, dtype=torch.float64) for name, v in columns.items()}
 
-    async def _ask_for_all(
-        self, pixels: Pixels, prompts: Sequence[str], metadata: Sequence[Metadata]
-    ) -> list[dict[str, list[float]]]:
+    async def _ask_for_all(self, request: Request) -> list[dict[str, list[float]]]:
         """Ask for one batch after the other; asynchronously, as only that can be ended in time."""
         answers, size = [], self._config.batch_size
         async with self._server.client() as client:
-            for start in range(0, len(prompts), size):
-                batch = slice(start, start + size)
-                answer = self._ask(client, pixels[batch], prompts[batch], metadata[batch])
-                answers.append(await answer)
+            for start in range(0, len(request.prompts), size):
+                answers.append(await self._ask(client, request.of(slice(start, start + size))))
         return answers
 
-    async def _ask(
-        self,
-        client: httpx.AsyncClient,
-        pixels: Pixels,
-        prompts: Sequence[str],
-        metadata: Sequence[Metadata],
-    ) -> dict[str, list[float]]:
-        url, count = self._config.url, len(prompts)
-        body = encode_request(pixels, prompts, self._config.body, metadata)
+    async def _ask(self, client: httpx.AsyncClient, request: Request) -> dict[str, list[float]]:
+        url, count = self._config.url, len(request.prompts)
+        body = encode_request(request, self._config.body)
         limit = ANSWER_BYTES + ANSWER_BYTES_PER_SAMPLE * count
         content = await self._server.ask(client, url, body, limit, f" for {count} samples")
         try:

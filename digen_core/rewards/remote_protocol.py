@@ -3,11 +3,13 @@
 A request holds B samples: ``prompt``, ``metadata``, an object of what else the prompt's row says,
 and ``sample``, an image [H, W, 3] or a video [F, H, W, 3] of uint8. It is either
 
-    application/vnd.apache.arrow.stream   an Arrow IPC stream of these three columns; the metadata
-                                          are JSON texts, the samples Arrow's fixed-shape tensors;
-                                          or
+    application/vnd.apache.arrow.stream   an Arrow IPC stream of these columns; the metadata are
+                                          JSON texts, the samples Arrow's fixed-shape tensors; or
     application/json                      {"prompts": [...], "metadata": [...], "samples": [...]};
                                           an image is a PNG file in base64, a video a list of them.
+
+Where samples are edits there is the column ``source``, in JSON ``sources``, too: the images
+[H, W, 3] that they are made of, in the same form.
 
 An answer is JSON: an object of lists of B numbers, of which "score" is the reward and the others
 are components to look at.
@@ -38,37 +40,42 @@ class Request(NamedTuple):
     """What a scorer is asked."""
 
     samples: Pixels  # [B, H, W, 3] or [B, F, H, W, 3]
-    prompts: list[str]
-    metadata: list[Metadata]  # {} for a prompt whose row says nothing else
+    prompts: Sequence[str]
+    metadata: Sequence[Metadata]  # {} for a prompt whose row says nothing else
+    sources: Pixels | None = None  # [B, H, W, 3] that samples are edits of, if they are
+
+    def of(self, batch: slice) -> "Request":
+        """Return what is asked about some of the samples."""
+        sources = None if self.sources is None else self.sources[batch]
+        own = self.samples[batch], self.prompts[batch], self.metadata[batch]
+        return Request(*own, sources)
 
 
-def encode_request(
-    pixels: Pixels,
-    prompts: Sequence[str],
-    body: Literal["arrow", "json"],
-    metadata: Sequence[Metadata] = (),
-) -> bytes:
-    """Return the body of a request for samples [B, H, W, 3] or [B, F, H, W, 3]."""
-    metadata = metadata or [{}] * len(prompts)
+def encode_request(request: Request, body: Literal["arrow", "json"]) -> bytes:
+    """Return the body of a request."""
     if body == "arrow":
         columns = {
-            "prompt": pa.array(prompts, pa.string()),
-            "metadata": pa.array([json.dumps(row) for row in metadata], pa.string()),
-            "sample": pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(pixels)),
+            "prompt": pa.array(request.prompts, pa.string()),
+            "metadata": pa.array([json.dumps(row) for row in request.metadata], pa.string()),
+            "sample": _tensors(request.samples),
         }
+        if request.sources is not None:
+            columns["source"] = _tensors(request.sources)
         batch = pa.record_batch(columns)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
         data: bytes = sink.getvalue().to_pybytes()
         return data
-    samples = [_to_text(sample) for sample in pixels]
-    tree = {"prompts": list(prompts), "metadata": list(metadata), "samples": samples}
+    tree = {"prompts": list(request.prompts), "metadata": list(request.metadata)}
+    tree["samples"] = [_to_text(sample) for sample in request.samples]
+    if request.sources is not None:
+        tree["sources"] = [_to_text(source) for source in request.sources]
     return json.dumps(tree).encode()
 
 
 def decode_request(data: bytes, content_type: str) -> Request:
-    """Return samples, prompts and metadata: for servers in Python.
+    """Return what is asked: for servers in Python.
 
     Raises:
         ValueError: the content type is none of the protocol's, or the body is not what it says.
@@ -76,12 +83,13 @@ def decode_request(data: bytes, content_type: str) -> Request:
     if content_type == ARROW:
         table = pa.ipc.open_stream(data).read_all().combine_chunks()
         metadata = [json.loads(text) for text in table["metadata"].to_pylist()]
-        pixels = table["sample"].chunk(0).to_numpy_ndarray()
-        return Request(pixels, table["prompt"].to_pylist(), metadata)
+        own = _pixels_of(table, "sample"), table["prompt"].to_pylist(), metadata
+        has_sources = "source" in table.schema.names
+        return Request(*own, _pixels_of(table, "source") if has_sources else None)
     if content_type == JSON:
         tree = json.loads(data)
-        samples = [_from_text(sample) for sample in tree["samples"]]
-        return Request(np.stack(samples), tree["prompts"], tree["metadata"])
+        own = _from_texts(tree["samples"]), tree["prompts"], tree["metadata"]
+        return Request(*own, _from_texts(tree["sources"]) if "sources" in tree else None)
     raise ValueError(f"content type {content_type!r}; use {ARROW} or {JSON}")
 
 
@@ -108,6 +116,15 @@ def decode_answer(data: bytes, count: int) -> dict[str, list[float]]:
         raise ValueError("answered an integer that is too large for a number") from error
 
 
+def _tensors(pixels: Pixels) -> pa.Array:
+    return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(pixels))
+
+
+def _pixels_of(table: pa.Table, column: str) -> Pixels:
+    pixels: Pixels = table[column].chunk(0).to_numpy_ndarray()
+    return pixels
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -121,6 +138,10 @@ def _to_text(pixels: Pixels) -> str | list[Any]:
     if pixels.ndim == 4:
         return [_to_text(frame) for frame in pixels]
     return base64.b64encode(as_file(pixels, "png")).decode("ascii")
+
+
+def _from_texts(samples: list[Any]) -> Pixels:
+    return np.stack([_from_text(sample) for sample in samples])
 
 
 def _from_text(sample: str | list[Any]) -> Pixels:

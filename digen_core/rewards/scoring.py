@@ -3,7 +3,9 @@
 A reward function maps (images, prompts) to a tensor [B], or to a dict of tensors [B] whose key
 ``score`` is the reward and whose other keys are components to look at. Images are [B, 3, H, W] in
 [0, 1], videos [B, F, 3, H, W]; which of the two a reward takes is in its config (``takes``). One
-that has a parameter ``metadata`` also gets what the rows of the prompts say, [B] dicts by column.
+that has a parameter ``metadata`` also gets what the rows of the prompts say, [B] dicts by column,
+and one that has a parameter ``sources`` the images that the prompts come with, [B, 3, H, W], in the
+samples' size.
 """
 
 import inspect
@@ -82,6 +84,7 @@ def score_images(
     images: Tensor,
     prompts: Sequence[str],
     metadata: Sequence[Metadata] = (),
+    sources: Tensor | None = None,
     note: Callable[[str], None] = logger.warning,
 ) -> dict[str, Array]:
     """Score samples with every reward.
@@ -92,6 +95,7 @@ def score_images(
         images: [B, 3, H, W] or videos [B, F, 3, H, W], in [0, 1].
         prompts: B texts.
         metadata: what else the rows of the B prompts say; () if they are texts only.
+        sources: images [B, 3, H, W] in [0, 1] that the prompts come with, if they do.
         note: is called with each failure that does not end the run.
 
     Returns:
@@ -111,7 +115,7 @@ def score_images(
             "latents, or use another model.dtype"
         )
     columns: dict[str, Array] = {}
-    asked = Asked(prompts, metadata or [{}] * len(prompts))
+    asked = Asked(prompts, metadata or [{}] * len(prompts), sources)
     for name, function in functions.items():
         found = _score(name, function, configs[name], images, asked, note)
         for component, values in found.items():
@@ -125,19 +129,42 @@ class Asked(NamedTuple):
 
     prompts: Sequence[str]
     metadata: Sequence[Metadata]
+    sources: Tensor | None = None  # [B, 3, H, W] in [0, 1], where prompts come with images
 
     @classmethod
-    def of(cls, prompts: Sequence[Prompt], times: int) -> "Asked":
-        """Return what is asked for that many samples of each prompt."""
+    def of(cls, prompts: Sequence[Prompt], samples: Tensor) -> "Asked":
+        """Return what is asked for samples [B, ..., H, W], by the prompt of each.
+
+        Raises:
+            UserError: a source image is gone, changed or damaged.
+        """
         texts, rows = [prompt.text for prompt in prompts], [prompt.metadata for prompt in prompts]
-        return cls(texts, rows).repeated(times)
+        return cls(texts, rows, _sources(prompts, samples))
 
     def repeated(self, times: int) -> "Asked":
-        """Return each one's several times in a row: for its samples, or for the frames of one."""
+        """Return each one's several times in a row: for the frames of its sample."""
+        sources = self.sources
         return Asked(
             [prompt for prompt in self.prompts for _ in range(times)],
             [row for row in self.metadata for _ in range(times)],
+            None if sources is None else sources.repeat_interleave(times, dim=0),
         )
+
+
+def for_samples(prompts: Sequence[Prompt], times: int) -> list[Prompt]:
+    """Return the prompt of each sample, where each prompt has that many in a row."""
+    return [prompt for prompt in prompts for _ in range(times)]
+
+
+def _sources(prompts: Sequence[Prompt], samples: Tensor) -> Tensor | None:
+    """Return source images [B, 3, H, W] in [0, 1] as large as samples, where the samples are."""
+    height, width = samples.shape[-2:]
+    images = [prompt.image for prompt in prompts if prompt.image is not None]
+    if not images:
+        return None
+    pixels = {image: image.pixels(height, width) for image in set(images)}
+    stacked = torch.from_numpy(np.stack([pixels[image] for image in images]))
+    return stacked.movedim(-1, 1).to(samples.device, torch.float32) / 255
 
 
 def _score(
@@ -238,10 +265,10 @@ def after_attempts(attempt: int, config: RewardBase) -> str:
     return f" (attempt {attempt} of {config.max_attempts})" if attempt > 1 else ""
 
 
-def _extras(function: RewardFn, asked: Asked) -> dict[str, Sequence[Metadata]]:
+def _extras(function: RewardFn, asked: Asked) -> dict[str, Any]:
     """Return what a reward is given beside images and prompts, as its parameters ask."""
-    takes = "metadata" in inspect.signature(function).parameters
-    return {"metadata": asked.metadata} if takes else {}
+    taken = inspect.signature(function).parameters
+    return {name: getattr(asked, name) for name in ("metadata", "sources") if name in taken}
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -6,14 +6,16 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from digen_core.data.prompts import Prompt
 from digen_core.models.policy import Condition, Policy
+from digen_core.rollout.conditions import encoded
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
 
 
 def sample_images(
     policy: Policy,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     indices: Sequence[int],
     *,
     num_samples: int,
@@ -26,14 +28,14 @@ def sample_images(
 
     Args:
         policy: the version to judge.
-        prompts: texts.
+        prompts: to sample.
         indices: of the prompts in the evaluation set.
         num_samples: images per prompt.
         num_steps: Euler steps.
         seed: of the run.
     """
     samples = [(index, number) for index in indices for number in range(num_samples)]
-    condition = repeated(policy.encode(list(prompts)), num_samples)
+    condition = repeated(encoded(policy, prompts), num_samples)
     return policy.decode(sample_latents(policy, condition, samples, num_steps=num_steps, seed=seed))
 
 

@@ -1,6 +1,7 @@
-"""Decoded samples on disk, beside the rows that name them.
+"""Decoded samples, and what they are edits of, on disk, beside the rows that name them.
 
 | RUN/images/iteration-000003/g00-s05.png    sample 5 of group 0; a video is an animation
+| RUN/sources/1f0c6a2b9d3e4f58.jpeg          a source image, by its content
 """
 
 from collections.abc import Collection
@@ -11,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from digen_core.transport.files import written_whole
+from digen_core.data.images import SourceImage
+from digen_core.transport.files import make_folder, replace_bytes, written_whole
 
 IMAGES_OF_RUN: Final = "images"
+SOURCES_OF_RUN: Final = "sources"
 MILLISECONDS_PER_FRAME: Final = 125
 
 Format = Literal["png", "webp"]
@@ -36,6 +39,15 @@ def write_image(path: Path, pixels: NDArray[np.uint8]) -> None:
         options["duration"] = MILLISECONDS_PER_FRAME
     with written_whole(path, durable=False) as unfinished:
         frames[0].save(unfinished, format=path.suffix[1:].upper(), **options)
+
+
+def keep_source(run_dir: Path, image: SourceImage) -> str:
+    """Have a source image on disk, as it is, and return its file, seen from the run's folder."""
+    name = f"{SOURCES_OF_RUN}/{image.digest}.{image.suffix}"
+    if not (run_dir / name).exists():
+        make_folder(run_dir / SOURCES_OF_RUN)
+        replace_bytes(run_dir / name, image.content())
+    return name
 
 
 def prune_images(run_dir: Path, iteration: int, names: Collection[str]) -> None:

@@ -11,7 +11,7 @@ Three kinds of prompts:
 Images are uint8 [32, 32, 3], RGB, row 0 at the top; positions are (x right, y down) in pixels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, product
@@ -36,6 +36,9 @@ RELATIONS: Final = ("left of", "above")
 CONVERSES: Final = {"right of": "left of", "below": "above"}
 
 _SUPERSAMPLING: Final = 4
+
+Place = tuple[float, float, float]
+"""Where an object is, and how large: (x, y, radius) in pixels."""
 
 
 @dataclass(frozen=True, order=True)
@@ -103,10 +106,15 @@ def render(scene_or_prompt: Scene | str, rng: np.random.Generator) -> NDArray[np
     scene = scene_or_prompt
     if isinstance(scene, str):
         scene = parse_prompt(scene)
+    return paint(scene.items, layout(scene, rng))
+
+
+def paint(items: Sequence[Item], places: Sequence[Place]) -> NDArray[np.uint8]:
+    """Return an image [32, 32, 3] of objects at places, antialiased."""
     side = IMAGE_SIZE * _SUPERSAMPLING
     canvas = Image.new("RGB", (side, side), BACKGROUND)
     draw = ImageDraw.Draw(canvas)
-    for item, (x, y, radius) in zip(scene.items, _layout(scene, rng), strict=True):
+    for item, (x, y, radius) in zip(items, places, strict=True):
         _draw(draw, item, x * _SUPERSAMPLING, y * _SUPERSAMPLING, radius * _SUPERSAMPLING)
     small = canvas.resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BOX)
     return np.asarray(small, dtype=np.uint8)
@@ -172,8 +180,8 @@ def _split() -> list[tuple[str, bool]]:
     return split
 
 
-def _layout(scene: Scene, rng: np.random.Generator) -> list[tuple[float, float, float]]:
-    """Return (x, y, radius) of every item, in pixels."""
+def layout(scene: Scene, rng: np.random.Generator) -> list[Place]:
+    """Return random places for the objects of a scene."""
     if scene.relation is not None:
         return _relation_layout(scene.relation, rng)
     if len(scene.items) == 1:
@@ -183,7 +191,7 @@ def _layout(scene: Scene, rng: np.random.Generator) -> list[tuple[float, float, 
     return [_in_quadrant(quadrant % 2, quadrant // 2, rng) for quadrant in quadrants]
 
 
-def _in_quadrant(column: int, row: int, rng: np.random.Generator) -> tuple[float, float, float]:
+def _in_quadrant(column: int, row: int, rng: np.random.Generator) -> Place:
     """Place an object near the middle of a quadrant, clear of its borders."""
     side = IMAGE_SIZE / 2
     x, y = rng.uniform(-2.0, 2.0, 2)
@@ -191,7 +199,7 @@ def _in_quadrant(column: int, row: int, rng: np.random.Generator) -> tuple[float
     return (column + 0.5) * side + float(x), (row + 0.5) * side + float(y), radius
 
 
-def _relation_layout(relation: str, rng: np.random.Generator) -> list[tuple[float, float, float]]:
+def _relation_layout(relation: str, rng: np.random.Generator) -> list[Place]:
     """Place two objects in opposite halves, nearly level across the axis of the relation."""
     level = float(rng.uniform(12.0, IMAGE_SIZE - 12.0))
     places = []

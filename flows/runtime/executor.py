@@ -39,7 +39,7 @@ class Executor:
         self._run = run
         self._iterations: dict[int, OpenIteration] = {}
         self._submitter = Submitter(run)
-        self._conditions = Conditions(self._submitter)
+        self._conditions = Conditions(run.config, self._submitter)
         self._num_switches = 0
         self._reward_history = run.progress.reward_history
         self._denoising = Denoising(run, self._submitter, self._conditions)
@@ -148,7 +148,7 @@ class Executor:
         it = self._iterations[do.iteration]
         nonfinite = {group for group in do.groups if it.recorder.nonfinite_in(group)}
         columns = {g: it.recorder.rewards_of(g) for g in do.groups if g not in nonfinite}
-        prompts = {group: it.round.prompts[group] for group in do.groups}
+        prompts = {group: it.round.prompts[group].key for group in do.groups}
         history = self._reward_history
         step_values = None
         if self._run.config.asks_of_steps:
@@ -193,7 +193,7 @@ class Executor:
                 "version": do.version,
                 "segments": it.segments_of(pack.blocks, only_last=self._run.config.trains_clean),
                 "conditions": list({future.task_run_id: future for future in held}.values()),
-                "prompts": {group: it.round.prompts[group] for group in groups},
+                "keys": {group: self._conditions.key_of(it, group) for group in groups},
                 "advantages": {group: it.advantages[group] for group in groups},
                 "previous": it.sums.get(do.device),
                 "trained_from": do.version if it.trained_from is None else it.trained_from,

@@ -97,7 +97,7 @@ class Denoising:
                 "noisy_steps": iteration.round.steps.noisy,
                 "version": do.version,
                 "conditions": self._conditions.of(iteration, do.fragment.group, do.device),
-                "prompt": iteration.round.prompts[do.fragment.group],
+                "key": self._conditions.key_of(iteration, do.fragment.group),
                 "previous": segments[-1][1] if segments else None,
                 "run_dir": self._run.run_dir,
             },

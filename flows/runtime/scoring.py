@@ -30,7 +30,7 @@ class Scoring:
     def begin(self, it: OpenIteration, do: Score) -> None:
         """Have a fragment decoded and scored where it was generated, and scored by the pools."""
         fragment, name = do.fragment, f"g{do.fragment.group:02d} f{do.fragment.index}"
-        prompt, metadata = it.round.prompts[fragment.group], it.round.metadata[fragment.group]
+        prompt = it.round.prompts[fragment.group]
         self._receipts[fragment] = []  # what a device that was lost had of it is not counted
 
         def event_of(receipt: Receipt[Scored]) -> Event | None:
@@ -44,7 +44,6 @@ class Scoring:
             about=about(fragment),
             parameters={
                 "prompt": prompt,
-                "metadata": metadata,
                 "run_dir": self._run.run_dir,
                 "segment": it.segments[fragment][-1][1],
             },
@@ -62,7 +61,6 @@ class Scoring:
                     "pool": pool,
                     "images": images,
                     "prompts": [prompt] * fragment.num_samples,
-                    "metadata": [metadata] * fragment.num_samples,
                     "at": (fragment, self._run.run_dir),
                 },
                 event_of=event_of,

@@ -301,12 +301,15 @@ def iteration_report(record: IterationRecord, timeline: bytes) -> str:
 
 
 def _samples_table(pictures: Sequence[Picture]) -> str:
-    """Return a row for each prompt: its samples, each with its reward."""
-    groups = groupby(pictures, key=lambda picture: picture.prompt)
-    rows = [
-        [cell(prompt), *(f"{_embedded(prompt, 'jpeg', p.jpeg)} {p.reward:.3f}" for p in group)]
-        for prompt, group in groups
-    ]
+    """Return a row for each prompt: what is edited, if it is, and samples with their rewards."""
+    rows = []
+    for _, group in groupby(pictures, key=lambda picture: picture.group):
+        first, *_ = shown = list(group)
+        about = cell(first.prompt)
+        if first.source is not None:
+            about += f" {_embedded('source image', 'jpeg', first.source)}"
+        made = (f"{_embedded(p.prompt, 'jpeg', p.jpeg)} {p.reward:.3f}" for p in shown)
+        rows.append([about, *made])
     num_columns = max(map(len, rows))
     heads = ["prompt", "samples and their rewards", *[""] * num_columns][:num_columns]
     lines = [f"| {' | '.join(heads)} |", "|---" * num_columns + "|"]

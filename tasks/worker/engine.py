@@ -75,7 +75,10 @@ class Engine:
 
     def policy_of(self, iteration: int, group: int) -> Policy:
         """Return the policy for the size of a group's samples."""
-        size = self.config.size_of(iteration, group)
+        return self.policy_at(self.config.size_of(iteration, group))
+
+    def policy_at(self, size: Size) -> Policy:
+        """Return the policy for samples of a size."""
         if size not in self.views:
             self.views[size] = self.policy.at_size(size)
         return self.views[size]

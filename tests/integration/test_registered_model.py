@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from digen_core.checkpoints.export import save_adapter, save_transformer
 from digen_core.config.run import RunConfig
+from digen_core.data.prompts import Prompt
 from digen_core.models.trainable import set_weights
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
@@ -70,7 +71,9 @@ def trained(request, runs_dir, tiny_flux):
 
 def test_three_lines_give_the_pipeline_of_the_version(trained, as_user):
     config, policy, _ = trained
-    made = sample_images(policy, PROMPTS, [3, 7], num_samples=1, num_steps=3, seed=11)
+    made = sample_images(
+        policy, [*map(Prompt, PROMPTS)], [3, 7], num_samples=1, num_steps=3, seed=11
+    )
     noise = [
         initial_latent(policy, seed=11, group=(0, i), samples=range(1), purpose=EVALUATION_NOISE)
         for i in (3, 7)
@@ -80,7 +83,9 @@ def test_three_lines_give_the_pipeline_of_the_version(trained, as_user):
     found = generate(pipeline, "flux", PROMPTS, torch.cat(noise), output_type="pt", **SIZE)
     torch.testing.assert_close(found, made, rtol=0, atol=1e-5)
     base = load_trainable(config.model.path, "float32", max_sequence_length=24)
-    before = sample_images(base, PROMPTS, [3, 7], num_samples=1, num_steps=3, seed=11)
+    before = sample_images(
+        base, [*map(Prompt, PROMPTS)], [3, 7], num_samples=1, num_steps=3, seed=11
+    )
     assert (before - made).abs().max() > 0.01
 
 

@@ -48,6 +48,7 @@ class Case:
     in_portions: bool = True  # which flow through the stages
     stage_blocks: tuple[int, ...] = ()
     cuts: tuple[dict[str, Any], ...] = ()  # that are coded
+    edits: bool = False  # of source images
 
     def config(self, folder: str) -> RunConfig:
         lora = {"rank": 4, "alpha": 8.0, **TARGETS.get(self.family, {})} if self.lora else None
@@ -66,6 +67,12 @@ class Case:
                     # texts of Z-Image are padded to a multiple of 32: here to one, and to two
                     "max_sequence_length": 64 if self.family == "z_image" else 16,
                     "guidance_scale": 3.0,
+                    "source_image": self.edits,
+                },
+                "prompts": {
+                    "train": "edits.jsonl",
+                    "image_column": "image" if self.edits else None,
+                    "evaluation_fraction": 0.5,
                 },
                 "train": {"lora": lora, "gradient_checkpointing": self.checkpointing},
                 "algorithm": {"clip_range": 0.03, "kl_coefficient": 0.1},

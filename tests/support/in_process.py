@@ -10,7 +10,7 @@ import numpy as np
 
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Fragment
-from digen_core.data.prompts import train_prompts
+from digen_core.data.prompts import SizedPrompt, train_prompts
 from digen_core.rewards.failures import settle
 from digen_core.training.advantages import advantages_of
 from digen_core.transport.arrays import Weights
@@ -44,7 +44,11 @@ def train_in_process(config: RunConfig, folder: Path) -> tuple[Weights, list[dic
 
 def _iteration(config, prompts, index, state, folder):
     round_, size = round_of(config, prompts, index), config.fragment_size
-    conditions, _ = call(encode, prompts=round_.prompts)
+    sized = [
+        SizedPrompt(prompt, config.size_of(index, group))
+        for group, prompt in enumerate(round_.prompts)
+    ]
+    conditions, _ = call(encode, prompts=sized)
     fragments, segments, columns, step_values = [], [], {}, {}
     for group, prompt in enumerate(round_.prompts):
         parts = []
@@ -57,20 +61,20 @@ def _iteration(config, prompts, index, state, folder):
                 noisy_steps=round_.steps.noisy,
                 version=state.version,
                 conditions=conditions,
-                prompt=prompt,
+                key=sized[group].key,
                 previous=None,
                 run_dir=folder,
             )
-            asked = {"prompt": prompt, "metadata": round_.metadata[group]}
-            _, scored = call(decode_and_score, segment=segment, run_dir=folder, **asked)
+            asked = {"prompt": prompt, "run_dir": folder}
+            _, scored = call(decode_and_score, segment=segment, **asked)
             fragments.append(fragment)
             segments.append(segment)
             parts.append((scored.rewards, np.array([*sampled.step_values.values()]).T))
         joined = {name: np.concatenate([part[name] for part, _ in parts]) for name in parts[0][0]}
         columns[group] = settle(joined, config.reward_weights)
         step_values[group] = np.concatenate([kl for _, kl in parts])
-    texts = dict(enumerate(round_.prompts))
-    found = advantages_of(config, columns, texts, {}, step_values if config.asks_of_steps else None)
+    keys = {group: prompt.key for group, prompt in enumerate(round_.prompts)}
+    found = advantages_of(config, columns, keys, {}, step_values if config.asks_of_steps else None)
     Random(index).shuffle(fragments)
     kept = [fragment for fragment in fragments if fragment.group not in found.skipped]
     total = None
@@ -83,7 +87,7 @@ def _iteration(config, prompts, index, state, folder):
             version=state.version,
             segments=segments,
             conditions=[conditions],
-            prompts=texts,
+            keys={group: own.key for group, own in enumerate(sized)},
             advantages=found.values,
             previous=total,
             trained_from=state.version,

@@ -7,6 +7,7 @@ import pytest
 
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Fragment
+from digen_core.data.prompts import Prompt, SizedPrompt
 from digen_core.errors import UserError
 from digen_core.rewards.scoring import RewardError
 from digen_core.transport.kept_inputs import MOST_KEPT, keep_input, read_inputs
@@ -46,7 +47,7 @@ class Device:
         self.engine = build_engine("run", config, "both-0", frozenset({"rollout", "trainer"}))
         self.state, _ = call(start_state)
         call(push_weights, policy_version=call(publish, state=self.state)[0])
-        self.conditions, _ = call(encode, prompts=[PROMPT])
+        self.conditions, _ = call(encode, prompts=[SizedPrompt(Prompt(PROMPT), config.model.size)])
 
     def denoise(self, steps=range(STEPS), previous=None):
         return call(
@@ -56,13 +57,13 @@ class Device:
             noisy_steps=(0, 1),
             version=0,
             conditions=self.conditions,
-            prompt=PROMPT,
+            key=PROMPT,
             previous=previous,
             run_dir=self.folder,
         )
 
     def score(self, segment):
-        asked = {"prompt": PROMPT, "metadata": {}, "run_dir": self.folder}
+        asked = {"prompt": Prompt(PROMPT), "run_dir": self.folder}
         return call(decode_and_score, segment=segment, **asked)
 
     def train(self, segment, advantages):
@@ -73,7 +74,7 @@ class Device:
             version=0,
             segments=[segment],
             conditions=[self.conditions],
-            prompts={0: PROMPT},
+            keys={0: PROMPT},
             advantages={0: np.array(advantages)},
             previous=None,
             trained_from=0,

@@ -6,6 +6,7 @@ import torch
 
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Fragment
+from digen_core.data.prompts import Prompt, SizedPrompt
 from support.in_process import call
 from support.runs import merged, tree_of
 from tasks import rollout
@@ -36,8 +37,8 @@ def denoised(tiny_flux, tmp_path, monkeypatch):
         steps=range(STEPS),
         noisy_steps=(),
         version=0,
-        conditions=call(encode, prompts=[PROMPT])[0],
-        prompt=PROMPT,
+        conditions=call(encode, prompts=[SizedPrompt(Prompt(PROMPT), config.model.size)])[0],
+        key=PROMPT,
         previous=None,
         run_dir=tmp_path,
     )

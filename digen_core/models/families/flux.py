@@ -1,6 +1,7 @@
 """FLUX: packed latents [B, (h/2)(w/2), 4z], embedded guidance, timestep in [0, 1].
 
-Wraps diffusers' FluxPipeline; the denoising loop is ours, everything else is the pipeline's own.
+Wraps diffusers' FluxPipeline and FluxKontextPipeline, which is shown a source image; the denoising
+loop is ours, everything else is the pipeline's own.
 """
 
 import torch
@@ -75,6 +76,14 @@ class FluxPolicy(PipelinePolicy):
             "pooled": (settings.pooled_projection_dim,),
         }
 
+    def source_latents(self, images: Tensor) -> Tensor:
+        """Return the packed latents [B, tokens, channels] of source images."""
+        vae = self.pipeline.vae
+        latents = vae.encode(images).latent_dist.mode()
+        scaled = (latents - vae.config.shift_factor) * vae.config.scaling_factor
+        packed: Tensor = FluxPipeline._pack_latents(scaled, *scaled.shape)
+        return packed
+
     def sigmas_of_family(self, num_steps: int) -> Tensor:
         """Return sigmas shifted by the image's size, or by a constant if the scheduler says so."""
         return sigmas_shifted_by_size(self.pipeline.scheduler, num_steps, self.latent_shape[0])
@@ -82,22 +91,29 @@ class FluxPolicy(PipelinePolicy):
     def predict(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         """Return the velocities [B, tokens, channels]."""
         embeds = condition["prompt_embeds"].to(self.dtype)
+        shown = x.to(self.dtype)
+        places = FluxPipeline._prepare_latent_image_ids(
+            len(x), self._rows, self._columns, self.device, self.dtype
+        )
+        if "source_latents" in condition:
+            shown = torch.cat([shown, condition["source_latents"].to(self.dtype)], dim=1)
+            beside = places.clone()
+            beside[:, 0] = 1
+            places = torch.cat([places, beside])
         guidance = None
         if self.transformer.config.guidance_embeds:
             guidance = torch.full([len(x)], self.config.guidance_scale, device=self.device)
         velocity: Tensor = self.transformer(
-            hidden_states=x.to(self.dtype),
+            hidden_states=shown,
             timestep=sigma,
             guidance=guidance,
             pooled_projections=condition["pooled"].to(self.dtype),
             encoder_hidden_states=embeds,
             txt_ids=torch.zeros(embeds.shape[1], 3, device=self.device, dtype=self.dtype),
-            img_ids=FluxPipeline._prepare_latent_image_ids(
-                len(x), self._rows, self._columns, self.device, self.dtype
-            ),
+            img_ids=places,
             return_dict=False,
         )[0]
-        return velocity
+        return velocity[:, : x.shape[1]]
 
     def vae_latents(self, x: Tensor) -> Tensor:
         """Return latents [B, z, h, w]."""

@@ -97,19 +97,14 @@ class Flux2Policy(PipelinePolicy):
         return super().load(config, parts, gang)
 
     @classmethod
-    def class_of(cls, config: ModelConfig) -> Any:
-        """Return the class that the model's index names."""
-        settings = DiffusionPipeline.load_config(config.source, revision=config.revision)
-        return _class_named(settings, config.path)
-
-    @classmethod
-    def assembled(cls, parts: Mapping[str, Any], folder: Path) -> Any:
+    def assembled(cls, config: ModelConfig, parts: Mapping[str, Any], folder: Path) -> Any:
         """Return the pipeline that the folder's index names, or else what its transformer is of."""
         if not (folder / "model_index.json").is_file():
             embeds = parts["transformer"].config.guidance_embeds
             return (Flux2Pipeline if embeds else Flux2KleinPipeline)(**parts)
         settings = read_json_object(folder / "model_index.json", "the model's")
-        pipeline = _class_named(settings, str(folder))(**parts)
+        config.require_pipeline(name := settings.get("_class_name"))
+        pipeline = _PIPELINES[name](**parts)
         pipeline.register_to_config(is_distilled=bool(settings.get("is_distilled")))
         return pipeline
 
@@ -146,6 +141,14 @@ class Flux2Policy(PipelinePolicy):
         width = self.transformer.config.joint_attention_dim
         return {"prompt_embeds": (self.config.max_sequence_length, width)}
 
+    def source_latents(self, images: Tensor) -> Tensor:
+        """Return the latents [B, tokens, channels] of source images, as those of samples are."""
+        vae = self.pipeline.vae
+        patches = Flux2Pipeline._patchify_latents(vae.encode(images).latent_dist.mode())
+        mean, deviation = _statistics(vae)
+        packed: Tensor = Flux2Pipeline._pack_latents((patches - mean) / deviation)
+        return packed
+
     def sigmas_of_family(self, num_steps: int) -> Tensor:
         """Return sigmas shifted by the image's size and the number of steps."""
         return scheduler_sigmas(
@@ -161,41 +164,32 @@ class Flux2Policy(PipelinePolicy):
         if not self._is_klein:
             guidance = torch.full([len(x)], self.config.guidance_scale, device=self.device)
         grid = torch.empty(1, 0, self._rows, self._columns)
+        shown, places = x.to(self.dtype), Flux2Pipeline._prepare_latent_ids(grid)
+        if "source_latents" in condition:
+            shown = torch.cat([shown, condition["source_latents"].to(self.dtype)], dim=1)
+            places = torch.cat([places, Flux2Pipeline._prepare_image_ids([grid])], dim=1)
         velocity: Tensor = self.transformer(
-            hidden_states=x.to(self.dtype),
+            hidden_states=shown,
             timestep=sigma,
             guidance=guidance,
             encoder_hidden_states=embeds,
             txt_ids=Flux2Pipeline._prepare_text_ids(embeds[:1]).to(self.device),
-            img_ids=Flux2Pipeline._prepare_latent_ids(grid).to(self.device),
+            img_ids=places.to(self.device),
             return_dict=False,
         )[0]
-        return velocity
+        return velocity[:, : x.shape[1]]
 
     def vae_latents(self, x: Tensor) -> Tensor:
         """Return latents [B, z, h, w], with the statistics of the VAE's batch norm."""
-        vae = self.pipeline.vae
         packed = x.transpose(1, 2).reshape(len(x), -1, self._rows, self._columns)
-        mean, variance = (
-            own.view(1, -1, 1, 1) for own in (vae.bn.running_mean, vae.bn.running_var)
-        )
-        deviation = torch.sqrt(variance + vae.config.batch_norm_eps)
+        mean, deviation = _statistics(self.pipeline.vae)
         latents: Tensor = Flux2Pipeline._unpatchify_latents(
             packed * deviation.to(packed) + mean.to(packed)
         )
         return latents
 
 
-def _class_named(settings: Mapping[str, Any], path: str) -> Any:
-    """Return the class of pipeline that a model's index names.
-
-    Raises:
-        ConfigError: it is none of FLUX.2's.
-    """
-    name = settings.get("_class_name")
-    if name not in _PIPELINES:
-        raise ConfigError(
-            f"model.path {path} holds a {name}, but model.family 'flux2' needs a "
-            f"{' or a '.join(_PIPELINES)}; give a folder saved from one"
-        )
-    return _PIPELINES[name]
+def _statistics(vae: AutoencoderKLFlux2) -> tuple[Tensor, Tensor]:
+    """Return mean and deviation of latents, [1, C, 1, 1], from the VAE's batch norm."""
+    mean, variance = (own.view(1, -1, 1, 1) for own in (vae.bn.running_mean, vae.bn.running_var))
+    return mean, torch.sqrt(variance + vae.config.batch_norm_eps)

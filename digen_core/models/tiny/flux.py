@@ -5,7 +5,7 @@ image [3, 32, 32] becomes a latent [4, 8, 8], packed 2x2 into 16 image tokens of
 both tokenizers take whole words, so a prompt fits ``PROMPT_TOKENS`` tokens.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import torch
@@ -34,6 +34,7 @@ def build_tiny_flux(
     text_width: int = 64,
     vae_channels: tuple[int, int, int] = (8, 16, 32),
     shift: float = 1.0,
+    prompts: Sequence[str] = (),
     seed: int = 0,
 ) -> FluxPipeline:
     """Return a FLUX pipeline with random float32 weights.
@@ -45,11 +46,12 @@ def build_tiny_flux(
         text_width: of both text encoders.
         vae_channels: of the three resolutions of the VAE, multiples of 8.
         shift: of the scheduler's sigmas, static.
+        prompts: whose words the tokenizers know; none: those of the world "shapes".
         seed: of the weights; the global random state is left as it was.
     """
     if width % (8 * _HEADS):
         raise ValueError(f"width ({width}) is not a multiple of {8 * _HEADS}")
-    words = sorted({word for prompt in all_prompts() for word in prompt.split()})
+    words = sorted({word for prompt in prompts or all_prompts() for word in prompt.split()})
     tokenizer, tokenizer_2 = _clip_tokenizer(words), _t5_tokenizer(words)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

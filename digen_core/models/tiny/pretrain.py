@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from diffusers import FluxPipeline
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from digen_core.models.tiny.flux import PROMPT_TOKENS, build_tiny_flux
@@ -49,7 +50,9 @@ class PretrainConfig:
 
 
 @dataclass(frozen=True)
-class _Data:
+class Data:
+    """Images with their prompts."""
+
     prompts: list[str]
     prompt_index: Tensor
     """[N] index into ``prompts`` of every image."""
@@ -83,13 +86,13 @@ def pretrain_shapes(
     return pipe
 
 
-def save_half(pipe: FluxPipeline, out_dir: Path) -> None:
+def save_half(pipe: Any, out_dir: Path) -> None:
     """Save a float16 copy of the pipeline in the diffusers layout."""
     modules = {name: copy.deepcopy(module).half() for name, module in _modules(pipe).items()}
     rest = {k: v for k, v in pipe.components.items() if k not in modules}
     for tokenizer in (pipe.tokenizer, pipe.tokenizer_2):
         tokenizer.backend_tokenizer.no_padding()  # the last call's padding would be saved with it
-    FluxPipeline(**rest, **modules).save_pretrained(out_dir, safe_serialization=True)
+    type(pipe)(**rest, **modules).save_pretrained(out_dir, safe_serialization=True)
 
 
 def train_vae(
@@ -117,24 +120,44 @@ def train_vae(
 @torch.no_grad()
 def encode_latents(pipe: FluxPipeline, images: Tensor) -> Tensor:
     """Return packed latents [N, 16, 16] and set the VAE's scale and shift to normalise them."""
-    chunks = [pipe.vae.encode(chunk).latent_dist.mode() for chunk in torch.split(images, 256)]
-    latents = torch.cat(chunks)
+    latents = _encoded(pipe, images)
     shift, scale = latents.mean().item(), 1 / latents.std().item()
     pipe.vae.register_to_config(shift_factor=shift, scaling_factor=scale)
     return _pack((latents - shift) * scale)
 
 
+@torch.no_grad()
+def scaled_latents(pipe: FluxPipeline, images: Tensor) -> Tensor:
+    """Return packed latents [N, 16, 16] at the scale and around the shift that the VAE has."""
+    settings = pipe.vae.config
+    return _pack((_encoded(pipe, images) - settings.shift_factor) * settings.scaling_factor)
+
+
+def _encoded(pipe: FluxPipeline, images: Tensor) -> Tensor:
+    chunks = [pipe.vae.encode(chunk).latent_dist.mode() for chunk in torch.split(images, 256)]
+    return torch.cat(chunks)
+
+
 def train_flow(
     pipe: FluxPipeline,
-    data: _Data,
+    data: Data,
     latents: Tensor,
     config: PretrainConfig,
     on_progress: OnProgress,
+    sources: Tensor | None = None,
 ) -> Iterator[int]:
     """Train transformer and text encoders; yield after every report with averaged weights set.
 
     The weights that stay in ``pipe`` are their exponential moving average: while an iteration is
     suspended at a yield the pipeline is ready to sample.
+
+    Args:
+        pipe: to train.
+        data: prompts, and which one each image is of.
+        latents: of the images, [N, 16, 16].
+        config: lengths and sizes.
+        on_progress: is called now and then.
+        sources: latents of the images that are edited, [N, 16, 16], if they are.
     """
     trained = [pipe.transformer, pipe.text_encoder, pipe.text_encoder_2]
     parameters = list(nn.ModuleList(trained).parameters())
@@ -145,7 +168,8 @@ def train_flow(
     for step in range(1, config.flow_steps + 1):
         index = torch.randint(len(latents), (config.flow_batch_size,))
         clip_ids, t5_ids = (ids[data.prompt_index[index]] for ids in inputs)
-        loss = _flow_loss(pipe, latents[index], clip_ids, t5_ids)
+        source = None if sources is None else sources[index]
+        loss = _flow_loss(pipe, latents[index], clip_ids, t5_ids, source)
         losses.append(_step(loss, parameters, optimizer, schedule))
         decay = min(config.ema_decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(average, [p.detach() for p in parameters], 1 - decay)
@@ -163,18 +187,24 @@ def _swap(parameters: list[nn.Parameter], others: list[Tensor]) -> None:
         parameter.data, other.data = other.data, parameter.data
 
 
-def _render_data(num_images: int, rng: np.random.Generator) -> _Data:
+def _render_data(num_images: int, rng: np.random.Generator) -> Data:
     """Render images of training prompts, each kind of prompt in its share."""
     prompts = list(train_prompts())
     kinds = [parse_prompt(prompt).kind for prompt in prompts]
     weights = np.array([_KIND_SHARES[kind] / kinds.count(kind) for kind in kinds])
     index = rng.choice(len(prompts), num_images, p=weights / weights.sum())
     images = np.stack([render(prompts[i], rng) for i in index])
-    scaled = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1
-    return _Data(prompts, torch.from_numpy(index), scaled.contiguous())
+    return Data(prompts, torch.from_numpy(index), as_model_sees(images))
 
 
-def _flow_loss(pipe: FluxPipeline, clean: Tensor, clip_ids: Tensor, t5_ids: Tensor) -> Tensor:
+def as_model_sees(images: NDArray[np.uint8]) -> Tensor:
+    """Return images [N, 32, 32, 3] as float32 [N, 3, 32, 32] in [-1, 1]."""
+    return (torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1).contiguous()
+
+
+def _flow_loss(
+    pipe: FluxPipeline, clean: Tensor, clip_ids: Tensor, t5_ids: Tensor, source: Tensor | None
+) -> Tensor:
     """Return the mean squared error of the velocity at random sigmas.
 
     Args:
@@ -182,6 +212,7 @@ def _flow_loss(pipe: FluxPipeline, clean: Tensor, clip_ids: Tensor, t5_ids: Tens
         clean: packed latents [B, 16, 16].
         clip_ids: [B, PROMPT_TOKENS] for the pooled embedding.
         t5_ids: [B, PROMPT_TOKENS] for the embedding of each token.
+        source: packed latents [B, 16, 16] of the images that are edited, if they are.
     """
     pooled = pipe.text_encoder(clip_ids).pooler_output
     embeds = pipe.text_encoder_2(t5_ids)[0]
@@ -189,15 +220,20 @@ def _flow_loss(pipe: FluxPipeline, clean: Tensor, clip_ids: Tensor, t5_ids: Tens
     sigma = torch.sigmoid(torch.randn(len(clean)))
     noise = torch.randn_like(clean)
     s = sigma[:, None, None]
+    shown = (1 - s) * clean + s * noise
+    places = FluxPipeline._prepare_latent_image_ids(1, 4, 4, clean.device, clean.dtype)
+    if source is not None:  # as FLUX.1 Kontext is shown it
+        shown = torch.cat([shown, source], dim=1)
+        places = torch.cat([places, places + torch.tensor([1, 0, 0])])
     velocity = pipe.transformer(
-        hidden_states=(1 - s) * clean + s * noise,
+        hidden_states=shown,
         timestep=sigma,
         pooled_projections=pooled,
         encoder_hidden_states=embeds,
         txt_ids=torch.zeros(embeds.shape[1], 3),
-        img_ids=FluxPipeline._prepare_latent_image_ids(1, 4, 4, clean.device, clean.dtype),
+        img_ids=places,
         return_dict=False,
-    )[0]
+    )[0][:, : clean.shape[1]]
     return nn.functional.mse_loss(velocity, noise - clean)
 
 

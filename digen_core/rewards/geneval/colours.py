@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from digen_core.rewards.clip import Clip
+from digen_core.rewards.clip.clip import Clip
 from digen_core.rewards.geneval.boxes import Box, Found
 from digen_core.rewards.geneval.wanted import COLOURS
 

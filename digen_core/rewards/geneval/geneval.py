@@ -15,7 +15,7 @@ from torch import Tensor
 from digen_core.config.rewards import GenevalConfig
 from digen_core.data.prompts import Metadata
 from digen_core.inputs.reading import listed
-from digen_core.rewards.clip import Clip
+from digen_core.rewards.clip.clip import Clip
 from digen_core.rewards.geneval.boxes import Found, surest
 from digen_core.rewards.geneval.colours import Colours
 from digen_core.rewards.geneval.detectors import ByClass, Detector

@@ -21,6 +21,7 @@ from torch import Tensor
 from digen_core.config.judge_template import load_template
 from digen_core.config.rewards import JudgeConfig
 from digen_core.data.prompts import Metadata
+from digen_core.errors import UserError
 from digen_core.inputs.reading import listed, parse_json, shown
 from digen_core.rewards.judge.answers import asked_of, scores_in
 from digen_core.rewards.pixels import as_file, as_pixels
@@ -72,18 +73,31 @@ class Judge:
         }
 
     def __call__(
-        self, samples: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata] = ()
+        self,
+        samples: Tensor,
+        prompts: Sequence[str],
+        metadata: Sequence[Metadata] = (),
+        sources: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Score images [B, 3, H, W] or videos [B, F, 3, H, W]: float64 [B] for each component.
 
+        Args:
+            samples: to judge.
+            prompts: of each.
+            metadata: of each.
+            sources: images [B, 3, H, W] that they are edits of, shown first if the template says
+                so.
+
         Raises:
             PartialError: some have no score, or one has none and that ends the run.
-            UserError: the template names a column that the metadata have not.
+            UserError: the template names a column that the metadata have not, or there are no
+                sources for it to show.
         """
         videos = samples if samples.ndim == 5 else samples[:, None]
+        sources = self._shown(sources)
         metadata = metadata or [{}] * len(prompts)
         texts = [self._template.texts(*each) for each in zip(prompts, metadata, strict=True)]
-        outcomes = asyncio.run(self._outcomes(videos, texts))
+        outcomes = asyncio.run(self._outcomes(videos, sources, texts))
         errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
         scored = [outcome for outcome in outcomes if isinstance(outcome, Mapping)]
         if errors or len(scored) < len(outcomes):
@@ -96,13 +110,25 @@ class Judge:
             for name in scored[0]
         }
 
+    def _shown(self, sources: Tensor | None) -> Tensor | None:
+        """Return the sources if the template shows them."""
+        if not self._template.source:
+            return None
+        if sources is None:
+            raise UserError(
+                f"the judge's template {self._config.template} shows source images, but the "
+                "prompts come without"
+            )
+        return sources
+
     async def _outcomes(
-        self, videos: Tensor, texts: Sequence[tuple[str, str]]
+        self, videos: Tensor, sources: Tensor | None, texts: Sequence[tuple[str, str]]
     ) -> list[Outcome | None]:
         """Return what came of each sample; None for those that were not asked about any more.
 
         Args:
             videos: [B, F, 3, H, W], in [0, 1].
+            sources: images to show before them, [B, 3, H, W]; None: none.
             texts: of the system and the user, for each of B samples.
         """
         outcomes: list[Outcome | None] = [None] * len(texts)
@@ -113,7 +139,8 @@ class Judge:
             async def work() -> None:
                 for index in left:
                     # Writing files of images takes a while: beside the requests, and before.
-                    body = await asyncio.to_thread(self._body, videos[index], *texts[index])
+                    shown = videos[index], None if sources is None else sources[index]
+                    body = await asyncio.to_thread(self._body, *shown, *texts[index])
                     async with slots:
                         before = _num_scored(outcomes)
                         outcomes[index] = await self._outcome(client, body, repeated)
@@ -183,16 +210,17 @@ class Judge:
         except ValueError as error:
             raise PermanentError(f"{url} {error}") from error
 
-    def _body(self, frames: Tensor, system: str, user: str) -> bytes:
-        """Return a request about a sample [F, 3, H, W]."""
+    def _body(self, frames: Tensor, source: Tensor | None, system: str, user: str) -> bytes:
+        """Return a request about a sample [F, 3, H, W], and about its source [3, H, W] before."""
         config = self._config
         chosen = frames[:: config.frame_stride]
         if len(chosen) > config.max_frames:
             spread = np.linspace(0, len(chosen) - 1, config.max_frames).round().astype(int)
             chosen = chosen[spread]
+        images = chosen if source is None else torch.cat([source[None], chosen])
         content: list[dict[str, Any]] = [
             {"type": "image_url", "image_url": {"url": self._address(frame)}}
-            for frame in as_pixels(chosen)
+            for frame in as_pixels(images)
         ]
         content.append({"type": "text", "text": user})
         messages: list[dict[str, Any]] = [{"role": "user", "content": content}]

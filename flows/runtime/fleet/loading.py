@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from digen_core.control.protocol import Device, Role
+from digen_core.data.prompts import SizedPrompt
 from digen_core.planning.profile import Measured
 from digen_core.planning.sizes import cost_of_default
 from digen_core.preflight.reward_probe import NUM_SAMPLES
@@ -109,8 +110,8 @@ def measure_costs(
     compiling = "compiling the model and measuring it; compiling may take minutes"
     say(compiling if run.config.model.compile else "measuring what work costs")
     generating = [device.name for device in devices if "rollout" in roles_of(run, device)]
-    prompt = run.prompts[0].text
     where = [*generating, *run.fleet.rollout_devices()][0]
+    prompt = SizedPrompt(run.prompts[0], run.config.model.size)
     condition = batch.submit(encode, "encode for measuring", where, [prompt]).future
     measuring = {
         device: batch.submit(
@@ -118,7 +119,7 @@ def measure_costs(
             f"measure {device.name}",
             device.name,
             condition,
-            prompt,
+            prompt.key,
             roles_of(run, device),
         )
         for device in devices

@@ -8,7 +8,7 @@ from prefect import State, flow, runtime
 from prefect.states import Cancelled
 
 from digen_core.config.run import RunConfig
-from digen_core.data.prompts import Prompt, prompts_of_iteration, prompts_of_refills
+from digen_core.data.prompts import Prompt, prompts_with_refills
 from digen_core.rollout.steps import steps_of_iteration
 from digen_core.transport.trajectories import forget_trajectories
 from flows.runtime.context import context_of
@@ -62,14 +62,5 @@ def iteration(run_id: str, index: int) -> State | None:
 
 def round_of(config: RunConfig, prompts: list[Prompt], index: int) -> Round:
     """Draw the prompts and the noisy and trained steps of an iteration."""
-    count, refill = config.rollout.prompts_per_iteration, config.rollout.refill
-    own = prompts_of_iteration(prompts, index, count, seed=config.seed)
-    others = prompts_of_refills(prompts, own, index, refill, seed=config.seed)
-    drawn = [*own, *others]
-    return Round(
-        index=index,
-        prompts=[prompt.text for prompt in drawn],
-        steps=steps_of_iteration(config, index),
-        metadata=[prompt.metadata for prompt in drawn],
-        refill=refill,
-    )
+    drawn = prompts_with_refills(config, prompts, index)
+    return Round(index, drawn, steps_of_iteration(config, index), config.rollout.refill)

@@ -19,12 +19,13 @@ from digen_core.trace.usage import Usage, energy_metrics, usage_metrics
 from digen_core.trace.utilization import mfu_metrics
 from digen_core.trace.windows import Window, iteration_windows
 from digen_core.training.advantages import Advantages
-from digen_core.transport.images import name_of
+from digen_core.transport.images import keep_source, name_of
 from flows.runtime.context import RunContext
 from flows.runtime.iterations.reward_metrics import reward_metrics
 from flows.runtime.iterations.round import Ended, Round
 from flows.runtime.iterations.update_metrics import update_metrics
 from tasks.receipts import Denoised, Ran, Receipt, Received, Scored, Updated
+from tasks.views.pictures import thumbnail
 
 TRAINING_KINDS = ("train", "reduce", "step")
 
@@ -218,23 +219,34 @@ class IterationRecorder:
             crossings=self._crossings,
             idle=idle_shares(gaps, devices, window),
             pictures=[
-                Picture(self._round.prompts[fragment.group], reward, jpeg)
-                for fragment in sorted(self._pictures)
-                for reward, jpeg in zip(
-                    self._rewards[fragment]["reward"], self._pictures[fragment], strict=False
-                )
+                picture for fragment in sorted(self._pictures) for picture in self._shown(fragment)
             ],
         )
 
+    def _shown(self, fragment: Fragment) -> list[Picture]:
+        """Return the samples of a fragment that pages show, beside what they are edits of."""
+        group, prompt = fragment.group, self._round.prompts[fragment.group]
+        source, rewards = None, self._rewards[fragment]["reward"]
+        if prompt.image is not None:
+            height, width, _ = self._run.config.size_of(self._round.index, group)
+            source = thumbnail(prompt.image.pixels(height, width))
+        return [
+            Picture(group, prompt.text, reward, jpeg, source)
+            for reward, jpeg in zip(rewards, self._pictures[fragment], strict=False)
+        ]
+
     def _rows(self, fragment: Fragment) -> list[SampleRow]:
         rewards, logprobs = self._rewards[fragment], self._logprobs[fragment]
-        images = self._images_of(fragment.group)
+        images, prompt = self._images_of(fragment.group), self._round.prompts[fragment.group]
+        source = None
+        if prompt.image is not None and self._run.config.tracking.keep_images != "none":
+            source = keep_source(self._run.run_dir, prompt.image)
         return [
             SampleRow(
                 iteration=self._round.index,
                 group=fragment.group,
                 sample=sample,
-                prompt=self._round.prompts[fragment.group],
+                prompt=prompt.text,
                 seed=self._run.config.seed,
                 policy_version=self._versions[fragment],
                 worker=self._workers[fragment],
@@ -246,8 +258,9 @@ class IterationRecorder:
                 behaviour_logprobs=[logprobs[step][row] for step in sorted(logprobs)],
                 denoise_seconds=self._seconds["denoise", fragment],
                 score_seconds=self._seconds["score", fragment],
-                metadata=self._round.metadata[fragment.group],
+                metadata=prompt.metadata,
                 image=images.get(sample),
+                source_image=source,
                 nonfinite=self.nonfinite_in(fragment.group).get(sample),
             )
             for row, sample in enumerate(fragment.samples)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from digen_core.algorithms.base import Steps
-from digen_core.data.prompts import Metadata
+from digen_core.data.prompts import Prompt
 
 MAX_FRAGMENTS = 1 << 16  # of a group
 
@@ -13,9 +13,8 @@ class Round:
     """The prompts of one iteration, and which steps of their trajectories are noisy and trained."""
 
     index: int
-    prompts: list[str]  # of its N groups, then of those that may take their place
+    prompts: list[Prompt]  # of its N groups, then of those that may take their place
     steps: Steps
-    metadata: list[Metadata]  # of each prompt
     refill: int = 0  # times that a group may be replaced
 
     @property

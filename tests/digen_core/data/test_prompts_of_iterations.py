@@ -136,8 +136,7 @@ def test_a_round_has_its_prompts_and_one_window_for_all():
     for index, round_ in enumerate(rounds):
         drawn = prompts_of_iteration(named(10), index, 3, seed=0)
         assert round_.index == index
-        assert round_.prompts == [prompt.text for prompt in drawn]
-        assert round_.metadata == [prompt.metadata for prompt in drawn]
+        assert round_.prompts == drawn
         assert round_.steps.noisy == round_.steps.trained
         assert len(round_.steps.trained) == 2
     assert {round_.steps.trained[0] for round_ in rounds} == {0, 1, 2, 3, 4, 5}

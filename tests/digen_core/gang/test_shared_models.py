@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from digen_core.config.families import FAMILIES as FAMILY_ROWS
+from support.edits import write_kontext
 from support.families import FAMILIES
 from support.gang_cases import Case, exported, gradients, samples, versions
 from support.gang_processes import run_gang
@@ -78,6 +79,16 @@ def compare(size: int, folder, folders: dict[str, str], cases: list[Case]) -> No
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_members_parts_add_up_to_the_gradient(tiny_families, tmp_path, size):
     compare(size, tmp_path, tiny_families, DAILY[size])
+
+
+def test_members_parts_add_up_of_edits(tiny_families, tmp_path):
+    kontext = {"flux": write_kontext(tiny_families["flux"], tmp_path / "kontext")}
+    cases = [
+        Case("flux", tokens=2, shard=True, edits=True),
+        Case("flux2", lora=False, tokens=2, checkpointing=True, edits=True),
+        Case("flux2", num_rows=1, edits=True),
+    ]
+    compare(2, tmp_path, tiny_families | kontext, cases)
 
 
 @pytest.mark.families

@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 import torch
 
+from support.edits import write_kontext
 from support.families import FAMILIES
 from support.gang_cases import (
     Case,
@@ -94,6 +95,15 @@ def compare(size: int, folder, folders: dict[str, str], cases: list[Case]) -> No
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3, 4])
 def test_stages_give_the_gradient_of_the_whole(tiny_families, tmp_path, size):
     compare(size, tmp_path, tiny_families, DAILY[size])
+
+
+def test_stages_of_edits_give_the_gradient_of_the_whole(tiny_families, tmp_path):
+    kontext = {"flux": write_kontext(tiny_families["flux"], tmp_path / "kontext")}
+    cases = [
+        Case("flux", stages=2, checkpointing=True, edits=True),
+        Case("flux2", lora=False, stages=2, edits=True),
+    ]
+    compare(2, tmp_path, tiny_families | kontext, cases)
 
 
 @pytest.mark.families

@@ -12,6 +12,7 @@ from diffusers import UniPCMultistepScheduler, WanPipeline
 from digen_core.config.families import VIDEO_FAMILIES
 from digen_core.config.load import load_config
 from digen_core.config.model import ModelConfig
+from digen_core.data.prompts import Prompt
 from digen_core.errors import UserError
 from digen_core.models.families import adapter_of
 from digen_core.models.policy import TRAINER_PARTS
@@ -79,7 +80,9 @@ def some_batch(policy, count: int = 3, prompt: str = PROMPTS[0]) -> tuple:
 )
 def test_noiseless_sampling_is_the_stock_pipelines(tiny_families, family, changes):
     policy = load_tiny(tiny_families[family], family, **changes)
-    made = sample_images(policy, PROMPTS, [3, 7], num_samples=1, num_steps=3, seed=11)
+    made = sample_images(
+        policy, [*map(Prompt, PROMPTS)], [3, 7], num_samples=1, num_steps=3, seed=11
+    )
     noise = [
         initial_latent(policy, seed=11, group=(0, i), samples=range(1), purpose=EVALUATION_NOISE)
         for i in (3, 7)
@@ -106,7 +109,9 @@ def test_texts_of_several_lengths_are_each_its_own_in_z_image(tiny_families, sca
     prompts = ["a", "a small red circle", "two blue squares to the left of a large green triangle"]
     lengths = policy.encode(prompts)["mask"].sum(1).tolist()
     assert [-(-length // 32) for length in lengths] == [1, 2, 3]
-    made = sample_images(policy, prompts, range(3), num_samples=1, num_steps=3, seed=11)
+    made = sample_images(
+        policy, [*map(Prompt, prompts)], range(3), num_samples=1, num_steps=3, seed=11
+    )
     noise = [
         initial_latent(policy, seed=11, group=(0, i), samples=range(1), purpose=EVALUATION_NOISE)
         for i in range(3)

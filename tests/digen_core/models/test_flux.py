@@ -7,6 +7,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransfo
 
 from digen_core.checkpoints.export import save_adapter, save_transformer
 from digen_core.config.train import LoraConfig
+from digen_core.data.prompts import Prompt
 from digen_core.models.policy import ALL_PARTS, TRAINER_PARTS
 from digen_core.models.tiny.flux import PROMPT_TOKENS
 from digen_core.models.trainable import (
@@ -70,7 +71,9 @@ def batch(policy, count: int = 3):
 def test_noiseless_sampling_is_the_stock_pipelines(variants, variant, size):
     height, width = size
     policy = load(variants[variant], "float32", height=height, width=width, guidance_scale=2.5)
-    images = sample_images(policy, PROMPTS, [3, 7], num_samples=2, num_steps=4, seed=11)
+    images = sample_images(
+        policy, [*map(Prompt, PROMPTS)], [3, 7], num_samples=2, num_steps=4, seed=11
+    )
     latents = [
         initial_latent(
             policy, seed=11, group=(0, index), samples=range(2), purpose=EVALUATION_NOISE

@@ -10,6 +10,7 @@ import torch
 from digen_core.config.families import FAMILIES
 from digen_core.config.model import ModelConfig
 from digen_core.config.train import LoraConfig
+from digen_core.data.prompts import Prompt
 from digen_core.errors import ConfigError
 from digen_core.models.families import adapter_of, flux2
 from digen_core.models.policy import TRAINER_PARTS
@@ -52,7 +53,9 @@ def test_noiseless_sampling_is_the_stock_pipelines(variants, name, scale):
         variants[name], "flux2", guidance_scale=scale, max_sequence_length=length, **size
     )
     prompts = [SHORT, LONG]
-    made = sample_images(policy, prompts, [3, 7], num_samples=1, num_steps=3, seed=11)
+    made = sample_images(
+        policy, [*map(Prompt, prompts)], [3, 7], num_samples=1, num_steps=3, seed=11
+    )
     noise = torch.cat(
         [
             initial_latent(
@@ -81,7 +84,7 @@ def test_noiseless_sampling_is_the_stock_pipelines(variants, name, scale):
 
 def test_with_the_empty_negative_prompt_it_is_the_pipelines_own_guidance(variants):
     policy = load_tiny(variants["klein"], "flux2", negative_prompt="")
-    made = sample_images(policy, [SHORT], [3], num_samples=1, num_steps=2, seed=11)
+    made = sample_images(policy, [*map(Prompt, [SHORT])], [3], num_samples=1, num_steps=2, seed=11)
     noise = initial_latent(
         policy, seed=11, group=(0, 3), samples=range(1), purpose=EVALUATION_NOISE
     )

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from deployments.cli import run
+from digen_core.data.prompts import Prompt
 from digen_core.models.tiny.pipelines import build_tiny
 from digen_core.rollout.evaluation import sample_images
 from support.families import FAMILIES, load_tiny
@@ -46,7 +47,9 @@ def test_a_medium_model_is_one_that_the_family_runs(family, tmp_path):
     tiny = sum(w.numel() for w in build_tiny(family).transformer.parameters())
     # Z-Image embeds the time in 1024 channels, whatever the size
     assert num_parameters > (25 if family == "z_image" else 50) * tiny
-    images = sample_images(policy, ["a dog"], range(1), num_samples=1, num_steps=2, seed=0)
+    images = sample_images(
+        policy, [*map(Prompt, ["a dog"])], range(1), num_samples=1, num_steps=2, seed=0
+    )
     assert images.isfinite().all()
 
 

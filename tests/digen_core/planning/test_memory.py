@@ -14,10 +14,13 @@ from deployments.views.memory import Needs, quantities
 from digen_core.config.families import FAMILIES as FAMILY_ROWS
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
+from digen_core.data.prompts import Prompt
 from digen_core.models.trainable import make_trainable, trainable_parameters
 from digen_core.planning.allocations import FakeModules
 from digen_core.planning.memory import CONTEXT_BYTES, Memory
 from digen_core.planning.memory_count import memory_of
+from digen_core.rollout.conditions import encoded
+from support.edits import source
 from support.families import FAMILIES, frames_of, load_tiny
 from support.gang_memory import allocated
 from support.paths import ROOT
@@ -109,17 +112,22 @@ def test_attention_makes_no_matrix_of_all_pairs_of_tokens():
 
 
 LORA = {"rank": 3}
-TRAINED = [(family, LORA, False) for family in FAMILIES]
-TRAINED += [("flux", LORA, True), ("flux", None, False), ("wan", None, True)]
+TRAINED = [(family, LORA, False, False) for family in FAMILIES]
+TRAINED += [("flux", LORA, True, False), ("flux", None, False, False), ("wan", None, True, False)]
+TRAINED += [("flux2", LORA, False, True), ("flux2", None, True, True)]
 
 
-@pytest.mark.parametrize(("family", "lora", "checkpointing"), TRAINED)
-def test_peaks_are_those_of_a_real_model(tiny_families, family, lora, checkpointing):
+@pytest.mark.parametrize(("family", "lora", "checkpointing", "edits"), TRAINED)
+def test_peaks_are_those_of_a_real_model(tiny_families, family, lora, checkpointing, edits):
     train = {"lora": lora, "gradient_checkpointing": checkpointing}
-    config = config_of(family, train=train)
+    prompts = {"train": "a.jsonl", "evaluation_fraction": 0.5}
+    image = source(0) if edits else None
+    if edits:
+        prompts["image_column"] = "image"
+    config = config_of(family, train=train, prompts=prompts)
     found = memory_of(config, Path(tiny_families[family]))
     size = {"height": 64, "width": 64}
-    policy = load_tiny(tiny_families[family], family, **size)
+    policy = load_tiny(tiny_families[family], family, source_image=edits, **size)
     make_trainable(policy, config.train.lora, gradient_checkpointing=checkpointing)
     base = sum(p.nbytes for name, p in policy.transformer.named_parameters() if "lora" not in name)
     trained = trainable_parameters(policy)
@@ -137,7 +145,7 @@ def test_peaks_are_those_of_a_real_model(tiny_families, family, lora, checkpoint
 
     # Qwen-Image's table of positions, 0.3 MB, is no buffer, and counts: it is copied to a device.
     for count in (6,) if family == "qwen_image" else (1, 6):
-        condition = policy.encode(["a red circle"] * count)
+        condition = encoded(policy, [Prompt("a red circle", image=image)] * count)
         beside = sum(value.nbytes for value in condition.values())  # there already
         with torch.no_grad():
             step = allocated(velocity, count, condition) + beside

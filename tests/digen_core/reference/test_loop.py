@@ -319,7 +319,9 @@ def test_the_reward_rises(policy_of):
     def judge(weights):
         set_weights(policy, weights)
         settings = {"num_samples": 4, "num_steps": 3, "seed": 1}
-        rewards.append(brightness(sample_images(policy, TEXTS, range(3), **settings), TEXTS))
+        rewards.append(
+            brightness(sample_images(policy, [*map(Prompt, TEXTS)], range(3), **settings), TEXTS)
+        )
 
     judge(initial_weights(policy, None, seed=0))
     judge(post_train_serially(config, policy, PROMPTS, {"tests:judge": brightness}).weights)

@@ -14,12 +14,12 @@ from digen_core.config.rewards import (
     PickScoreConfig,
 )
 from digen_core.errors import UserError
-from digen_core.rewards.aesthetic import Aesthetic, load_head
-from digen_core.rewards.clip import Clip
-from digen_core.rewards.clipscore import ClipScore
+from digen_core.rewards.clip.aesthetic import Aesthetic, load_head
+from digen_core.rewards.clip.clip import Clip
+from digen_core.rewards.clip.clipscore import ClipScore
+from digen_core.rewards.clip.hps import Hps
+from digen_core.rewards.clip.pickscore import PickScore
 from digen_core.rewards.consistency import Consistency
-from digen_core.rewards.hps import Hps
-from digen_core.rewards.pickscore import PickScore
 from digen_core.rewards.pixels import as_pixels
 from digen_core.rewards.scoring import PermanentError
 from support.tiny_models import write_clip

@@ -11,7 +11,7 @@ from digen_core.config.run import RunConfig
 from digen_core.data.prompts import evaluation_prompts, train_prompts
 from digen_core.errors import UserError
 from digen_core.preflight.rewards import check_rewards
-from digen_core.rewards.clip import Clip
+from digen_core.rewards.clip.clip import Clip
 from digen_core.rewards.geneval.boxes import Found
 from digen_core.rewards.geneval.colours import GREY, Colours, cut_out
 from digen_core.rewards.geneval.detectors import Detector, instances

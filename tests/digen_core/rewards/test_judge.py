@@ -59,13 +59,13 @@ range = [1, 5]
 """
 
 
-def score(url, samples=IMAGES, prompts=PROMPTS, metadata=(), **options):
+def score(url, samples=IMAGES, prompts=PROMPTS, metadata=(), sources=None, **options):
     options = {"backoff_seconds": 0, "max_attempts": 1, "model": MODEL, "url": url, **options}
     config = JudgeConfig(**options)
     function = Judge(config, torch.device("cpu"))
     count = len(samples)
     found = score_images(
-        {"judge": function}, {"judge": config}, samples, prompts[:count], metadata[:count]
+        {"judge": function}, {"judge": config}, samples, prompts[:count], metadata[:count], sources
     )
     return {name.removeprefix("judge/"): values for name, values in found.items()}
 
@@ -149,6 +149,24 @@ def test_frames_of_a_video_are_spread_over_it(server, stride, most, frames):
 def test_a_video_can_be_judged_frame_by_frame(server):
     score(server.url, VIDEOS[:2], frame_stride=3)
     assert [len(images_of(request)[0]) for request in server.requests] == [1] * 6
+
+
+def test_the_source_of_an_edit_is_shown_before_it(server):
+    sources = torch.rand(IMAGES.shape, generator=torch.Generator().manual_seed(1))
+    answer = says('{"instruction": 5, "preservation": 3, "quality": 1}')
+    server.answers = [lambda request: answer] * 5
+    found = score(server.url, template="digen:judges/edit.toml", sources=sources)
+    np.testing.assert_allclose(found["score"], [(2 * 1 + 0.5 + 0) / 4] * 5)
+    pairs = dict(zip(PROMPTS, zip(as_pixels(sources), as_pixels(IMAGES), strict=True), strict=True))
+    for request in server.requests:
+        sent, wanted = images_of(request)[0], pairs.pop(prompt_in(texts_of(request)[1]))
+        np.testing.assert_array_equal(sent, wanted)
+    assert not pairs
+
+
+def test_a_template_that_shows_sources_wants_them(server):
+    with pytest.raises(RewardError, match="shows source images, but the prompts come without"):
+        score(server.url, template="digen:judges/edit.toml")
 
 
 VARIANTS = {

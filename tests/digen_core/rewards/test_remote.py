@@ -15,7 +15,7 @@ from digen_core.config.rewards import RemoteConfig
 from digen_core.errors import UserError
 from digen_core.rewards.pixels import as_pixels
 from digen_core.rewards.remote import Remote
-from digen_core.rewards.remote_protocol import ARROW, JSON, decode_request, encode_request
+from digen_core.rewards.remote_protocol import ARROW, JSON, Request, decode_request, encode_request
 from digen_core.rewards.scoring import RewardError, score_images
 
 IMAGES = torch.rand(5, 3, 6, 8, generator=torch.Generator().manual_seed(0))
@@ -33,16 +33,17 @@ class Server:
     """A scorer of the protocol; a test puts its misbehaviour into ``answers``."""
 
     def __init__(self):
-        self.requests, self.answers, self.metadata = [], [], []
+        self.requests, self.answers, self.metadata, self.sources = [], [], [], []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 request = decode_request(body, self.headers["Content-Type"])
-                pixels, prompts, _ = request
+                pixels, prompts = request.samples, request.prompts
                 outer.requests.append((pixels, prompts, dict(self.headers)))
                 outer.metadata += request.metadata
+                outer.sources.append(request.sources)
                 answer = outer.answers.pop(0) if outer.answers else None
                 status, text, *more = (answer or outer.honest)(pixels, prompts)
                 self.send_response(status)
@@ -81,11 +82,12 @@ def says(status, text):
     return lambda pixels, prompts: (status, text.encode())
 
 
-def score(server, samples=IMAGES, metadata=(), **options):
+def score(server, samples=IMAGES, metadata=(), sources=None, **options):
     options = {"backoff_seconds": 0, "max_attempts": 1, "url": server.url, **options}
     config = RemoteConfig(**options)
     function = Remote(config, torch.device("cpu"))
-    return score_images({"quality": function}, {"quality": config}, samples, PROMPTS, metadata)
+    asked = PROMPTS, metadata, sources
+    return score_images({"quality": function}, {"quality": config}, samples, *asked)
 
 
 @pytest.mark.parametrize("body", ["arrow", "json"])
@@ -98,6 +100,15 @@ def test_images_arrive_bit_for_bit_and_scores_come_back(server, body):
     assert (pixels.dtype, prompts) == (np.uint8, PROMPTS)
     np.testing.assert_array_equal(pixels, as_pixels(IMAGES))
     assert headers["Content-Type"] == {"arrow": ARROW, "json": JSON}[body]
+
+
+@pytest.mark.parametrize("body", ["arrow", "json"])
+def test_what_samples_are_edits_of_arrives(server, body):
+    sources = torch.rand(IMAGES.shape)
+    score(server, sources=sources, body=body, batch_size=3)
+    np.testing.assert_array_equal(np.concatenate(server.sources), as_pixels(sources))
+    score(server, body=body)
+    assert server.sources[-1] is None
 
 
 @pytest.mark.parametrize("body", ["arrow", "json"])
@@ -268,7 +279,8 @@ def test_numbers_that_are_none_are_refused(server):
 
 
 def test_the_arrow_body_is_read_by_any_arrow():
-    table = pa.ipc.open_stream(encode_request(as_pixels(IMAGES), PROMPTS, "arrow")).read_all()
+    request = Request(as_pixels(IMAGES), PROMPTS, [{}] * len(PROMPTS))
+    table = pa.ipc.open_stream(encode_request(request, "arrow")).read_all()
     assert table.schema.names == ["prompt", "metadata", "sample"]
     assert table.schema.field("sample").type == pa.fixed_shape_tensor(pa.uint8(), (6, 8, 3))
     assert table["prompt"].to_pylist() == PROMPTS

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 
 from digen_core.config.rollout import RolloutConfig
+from digen_core.data.prompts import Prompt
 from digen_core.maths.flow_sde import LOGPROBS, TRANSITIONS
 from digen_core.models.trainable import reference_weights, set_weights
 from digen_core.rollout.evaluation import sample_images
@@ -259,8 +260,8 @@ def test_evaluation_noise_is_not_training_noise(policy):
 def test_evaluation_of_a_prompt_does_not_depend_on_the_others(policy):
     settings = {"num_samples": 2, "num_steps": 2, "seed": 7}
     prompts = ["a red circle", "two blue squares", "a green triangle"]
-    together = sample_images(policy, prompts, [4, 0, 9], **settings)
-    alone = sample_images(policy, prompts[1:2], [0], **settings)
+    together = sample_images(policy, [*map(Prompt, prompts)], [4, 0, 9], **settings)
+    alone = sample_images(policy, [*map(Prompt, prompts[1:2])], [0], **settings)
     torch.testing.assert_close(together[2:4], alone, rtol=0, atol=1e-6)
-    elsewhere = sample_images(policy, prompts[1:2], [1], **settings)
+    elsewhere = sample_images(policy, [*map(Prompt, prompts[1:2])], [1], **settings)
     assert not torch.allclose(elsewhere, alone, atol=1e-3)

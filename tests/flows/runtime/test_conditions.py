@@ -4,6 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from digen_core.config.run import RunConfig
+from digen_core.data.images import SourceImage
+from digen_core.data.prompts import Prompt
 from digen_core.rollout.steps import Steps
 from flows.runtime.conditions import Conditions
 from flows.runtime.iterations.open_iteration import OpenIteration
@@ -17,7 +20,7 @@ class Submitter:
         self.prompts = []
 
     def submit(self, iteration, work):
-        prompts = work.parameters["prompts"]
+        prompts = [own.key for own in work.parameters["prompts"]]
         self.prompts += prompts
         return SimpleNamespace(prompts=prompts, device=work.device, label=work.label)
 
@@ -27,12 +30,13 @@ def submitter():
     return Submitter()
 
 
-def opened(index: int, *prompts: str) -> OpenIteration:
-    return OpenIteration(Round(index, list(prompts), Steps((0,), (0,)), []), None, 1)
+def opened(index: int, *prompts: str | Prompt) -> OpenIteration:
+    asked = [Prompt(own) if isinstance(own, str) else own for own in prompts]
+    return OpenIteration(Round(index, asked, Steps((0,), (0,))), None, 1)
 
 
 def test_a_prompt_is_encoded_once_for_the_whole_run(submitter):
-    conditions = Conditions(submitter)
+    conditions = Conditions(RunConfig(), submitter)
     first = conditions.of(opened(0, "a", "b"), 0, "rollout-0")
     assert (first.prompts, first.device, first.label) == (["a"], "rollout-0", "encode g00")
     assert conditions.of(opened(0, "a", "b"), 1, "rollout-1").prompts == ["b"]
@@ -41,7 +45,7 @@ def test_a_prompt_is_encoded_once_for_the_whole_run(submitter):
 
 
 def test_the_prompt_unused_for_longest_is_dropped(submitter):
-    conditions, it = Conditions(submitter, capacity=2), opened(0, "a", "b", "c")
+    conditions, it = Conditions(RunConfig(), submitter, capacity=2), opened(0, "a", "b", "c")
     for group in (0, 1, 0, 2):  # b is the one
         conditions.of(it, group, "rollout-0")
     conditions.of(it, 0, "rollout-0")
@@ -51,7 +55,7 @@ def test_the_prompt_unused_for_longest_is_dropped(submitter):
 
 
 def test_what_a_lost_device_held_is_encoded_again(submitter):
-    conditions, it = Conditions(submitter), opened(0, "a", "b")
+    conditions, it = Conditions(RunConfig(), submitter), opened(0, "a", "b")
     conditions.of(it, 0, "rollout-0")
     kept = conditions.of(it, 1, "rollout-1")
     conditions.forget("rollout-0")
@@ -61,7 +65,7 @@ def test_what_a_lost_device_held_is_encoded_again(submitter):
 
 
 def test_the_prompts_of_an_iteration_are_dealt_over_the_devices(submitter):
-    conditions, it = Conditions(submitter), opened(0, "a", "b", "a", "c", "d")
+    conditions, it = Conditions(RunConfig(), submitter), opened(0, "a", "b", "a", "c", "d")
     conditions.of(it, 3, "rollout-1")  # c is there already
     conditions.encode_ahead(it, ["rollout-0", "rollout-1"])
     first, second = conditions.of(it, 2, "rollout-9"), conditions.of(it, 4, "rollout-9")
@@ -72,6 +76,19 @@ def test_the_prompts_of_an_iteration_are_dealt_over_the_devices(submitter):
 
 
 def test_no_task_encodes_too_many_prompts(submitter):
-    conditions, it = Conditions(submitter), opened(0, *map(str, range(20)))
+    conditions, it = Conditions(RunConfig(), submitter), opened(0, *map(str, range(20)))
     conditions.encode_ahead(it, ["rollout-0"])
     assert [len(conditions.of(it, group, "").prompts) for group in (0, 7, 8, 16)] == [8, 8, 8, 4]
+
+
+def test_the_same_words_about_another_image_or_in_another_size_are_another_condition(submitter):
+    one, two = (Prompt("a", image=SourceImage(digest)) for digest in ("1", "2"))
+    model = {"family": "flux2", "path": "there", "sizes": [[32, 32, 1], [32, 64, 1]]}
+    prompts = {"train": "a.jsonl", "image_column": "image", "evaluation_fraction": 0.5}
+    config = RunConfig.model_validate({"model": model, "prompts": prompts})
+    conditions, it = Conditions(config, submitter), opened(0, one, one, two, "a", one, one)
+    keys = [conditions.of(it, group, "rollout-0").prompts for group in range(6)]
+    sizes = [str(config.size_of(0, group)) for group in range(2)]
+    assert keys[:4] == [[f"a [1] {sizes[0]}"], [f"a [1] {sizes[1]}"], [f"a [2] {sizes[0]}"], ["a"]]
+    assert keys[4:] == keys[:2]
+    assert len(submitter.prompts) == 4

@@ -123,3 +123,8 @@ class OneValue:
     def __call__(self, images, prompts):
         """Score them as one."""
         return brightness(images, prompts)[:1]
+
+
+def like_source(images, prompts, sources):
+    """Minus the squared distance to what the image is an edit of, half as bright."""
+    return -(images - sources.to(images) / 2).square().mean(dim=(1, 2, 3))

@@ -53,7 +53,7 @@ def assert_harmless(tokens: list) -> None:
 def test_prompts_and_names_stay_text_on_an_iterations_page():
     metrics = {f"reward/{name}/x": 0.5 for name in HOSTILE} | {"reward/mean": 0.5}
     idle = {name: {"tail": 0.5} for name in HOSTILE}
-    pictures = [Picture(prompt, 0.5, b"JPEG") for prompt in HOSTILE]
+    pictures = [Picture(group, prompt, 0.5, b"JPEG") for group, prompt in enumerate(HOSTILE)]
     record = IterationRecord(0, 1, 1.0, metrics | {"idle/tail": 0.5}, idle=idle, pictures=pictures)
     tokens = tokens_of(iteration_report(record, b"PNG"))
     assert_harmless(tokens)

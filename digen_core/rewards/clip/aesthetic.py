@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from digen_core.config.rewards import AestheticConfig
 from digen_core.errors import ConfigError
-from digen_core.rewards.clip import Clip
+from digen_core.rewards.clip.clip import Clip
 
 
 class Aesthetic:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from digen_core.config.rewards import ClipScoreConfig
-from digen_core.rewards.clip import Clip
+from digen_core.rewards.clip.clip import Clip
 
 WEIGHT: Final = 2.5
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from digen_core.config.rewards import HpsConfig
-from digen_core.rewards.clip import Clip
+from digen_core.rewards.clip.clip import Clip
 
 
 class Hps:

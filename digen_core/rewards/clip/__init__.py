@@ -1,0 +1,1 @@
+"""Rewards that see images, and prompts, as a CLIP model does, and that model."""

@@ -1,0 +1,195 @@
+"""Source images of prompts: paths, contents, data URLs, and what is none."""
+
+import base64
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from digen_core.config.run import RunConfig
+from digen_core.data.images import MAX_IMAGE_BYTES, SourceImage
+from digen_core.data.prompts import (
+    SizedPrompt,
+    evaluation_prompts,
+    prompts_hash,
+    train_prompts,
+)
+from digen_core.errors import ConfigError, UserError
+from support.edits import picture, source
+
+
+def config_of(folder: Path, file: str = "a.jsonl", **prompts) -> RunConfig:
+    prompts = {"train": str(folder / file), "image_column": "image", **prompts}
+    if "evaluation" not in prompts:
+        prompts.setdefault("evaluation_fraction", 0.5)
+    return RunConfig.model_validate({"model": {"family": "flux2", "path": "x"}, "prompts": prompts})
+
+
+def write_rows(folder: Path, *images, text="make it red") -> None:
+    rows = [json.dumps({"prompt": text, "image": image}) for image in images]
+    (folder / "a.jsonl").write_text("\n".join(rows))
+
+
+def url_of(content: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(content).decode()
+
+
+def all_prompts(config):
+    return sorted([*train_prompts(config), *evaluation_prompts(config)], key=lambda own: own.origin)
+
+
+def test_paths_are_seen_from_the_folder_of_the_prompts(tmp_path, monkeypatch):
+    (tmp_path / "pictures").mkdir()
+    for n in range(2):
+        (tmp_path / "pictures" / f"{n}.png").write_bytes(picture(n))
+    write_rows(tmp_path, "pictures/0.png", str(tmp_path / "pictures" / "1.png"))
+    monkeypatch.chdir("/")
+    found = all_prompts(config_of(tmp_path))
+    assert [own.image for own in found] == [source(0), source(1)]
+    assert [own.image.content() for own in found] == [picture(0), picture(1)]
+    assert found[0].image.suffix == "png"
+
+
+def test_contents_stand_in_the_row(tmp_path):
+    write_rows(tmp_path, url_of(picture(0)), url_of(picture(1)))
+    assert [own.image for own in all_prompts(config_of(tmp_path))] == [source(0), source(1)]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "datasets"])
+def test_parquet_holds_contents_as_bytes_or_as_datasets_does(tmp_path, kind):
+    (tmp_path / "1.png").write_bytes(picture(1))
+    images = [picture(0), picture(1)]
+    if kind == "datasets":
+        images = [{"bytes": picture(0), "path": "no.png"}, {"bytes": None, "path": "1.png"}]
+    pq.write_table(pa.table({"prompt": ["a", "b"], "image": images}), tmp_path / "a.parquet")
+    found = all_prompts(config_of(tmp_path, "a.parquet"))
+    assert [own.image for own in found] == [source(0), source(1)]
+
+
+def test_the_same_words_about_other_images_are_other_prompts(tmp_path):
+    write_rows(tmp_path, *map(url_of, map(picture, range(4))))
+    config = config_of(tmp_path)
+    train, held_out = train_prompts(config), evaluation_prompts(config)
+    assert (len(train), len(held_out)) == (2, 2)
+    assert not {own.key for own in train} & {own.key for own in held_out}
+    assert len({own.key for own in [*train, *held_out]}) == 4
+    assert prompts_hash(train) != prompts_hash(train[::-1])
+
+
+def test_the_size_matters_to_images_alone():
+    with_image, without = (
+        {SizedPrompt(own, (32, n, 1)).key for n in (16, 32)}
+        for own in (train_of("a", source(0)), train_of("a", None))
+    )
+    assert (len(with_image), without) == (2, {"a"})
+
+
+def train_of(text, image):
+    from digen_core.data.prompts import Prompt
+
+    return Prompt(text, image=image)
+
+
+def test_sent_elsewhere_an_image_takes_its_content_along(tmp_path):
+    (tmp_path / "0.png").write_bytes(picture(0))
+    write_rows(tmp_path, "0.png", url_of(picture(1)))
+    prompt = all_prompts(config_of(tmp_path))[0]
+    packed = pickle.dumps(prompt)
+    (tmp_path / "0.png").unlink()
+    there = pickle.loads(packed)
+    assert there == prompt
+    assert there.image.content() == picture(0)
+    with pytest.raises(UserError, match=r"cannot read the source image .*0\.png"):
+        prompt.image.content()
+
+
+def test_an_image_that_changes_during_a_run_is_told(tmp_path):
+    (tmp_path / "0.png").write_bytes(picture(0))
+    write_rows(tmp_path, "0.png", url_of(picture(1)))
+    prompt = all_prompts(config_of(tmp_path))[0]
+    (tmp_path / "0.png").write_bytes(picture(2))
+    with pytest.raises(UserError, match=r"0\.png has changed since the run began"):
+        prompt.image.pixels(32, 32)
+
+
+def test_turned_and_transparent_images_are_shown_upright_in_three_colours(tmp_path):
+    pixels = np.zeros((4, 8, 4), np.uint8)
+    pixels[:, :4] = (255, 0, 0, 255)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees
+    Image.fromarray(pixels).save(tmp_path / "0.png", exif=exif)
+    shown = SourceImage.of((tmp_path / "0.png").read_bytes()).pixels(8, 4)
+    assert shown.shape == (8, 4, 3)
+    assert shown[0].tolist() == [[255, 0, 0]] * 4
+    assert shown[-1].tolist() == [[0, 0, 0]] * 4
+
+
+def gif():
+    from io import BytesIO
+
+    file = BytesIO()
+    Image.new("RGB", (4, 4)).save(file, "GIF")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (None, "neither a path nor the content"),
+        ("", "neither a path nor the content"),
+        (7, "neither a path nor the content"),
+        ([], "neither a path nor the content"),
+        ("missing.png", "No such file"),
+        (".", "it is a folder"),
+        ("a\0b.png", "embedded null"),
+        ("text.png", "no image of a known format"),
+        ("cut.png", "it is damaged"),
+        ("huge.png", "use at most"),
+        ("heavy.png", f"more than {MAX_IMAGE_BYTES}"),
+        (url_of(b"no"), "no image of a known format"),
+        (url_of(gif()), "no image of a known format"),
+        ("data:image/png,abc", "has to be in base64"),
+        ("data:image/png;base64,***", "base64"),
+        ({"bytes": None, "path": None}, "neither a path nor the content"),
+        ({"url": "x"}, "neither a path nor the content"),
+    ],
+)
+def test_what_is_no_image_is_told_before_anything_starts(tmp_path, value, why):
+    (tmp_path / "text.png").write_text("hello")
+    (tmp_path / "cut.png").write_bytes(picture(0)[:-40])
+    Image.new("1", (10_000, 10_000)).save(tmp_path / "huge.png")
+    with (tmp_path / "heavy.png").open("wb") as file:
+        file.truncate(MAX_IMAGE_BYTES + 1)
+    write_rows(tmp_path, url_of(picture(0)), value)
+    message = rf"a\.jsonl line 2 has no source image: .*{why}.*give the path"
+    with pytest.raises(ConfigError, match=message):
+        train_prompts(config_of(tmp_path))
+
+
+def test_a_column_that_is_not_there_is_told(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}')
+    with pytest.raises(ConfigError, match="has no column 'image'"):
+        train_prompts(config_of(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("model", "prompts", "message"),
+    [
+        ({"family": "sd3", "path": "x"}, {"image_column": "i"}, "'sd3', which is shown no source"),
+        ({"family": "flux2", "path": "x", "source_image": True}, {}, "names no column; set both"),
+        (
+            {"family": "flux2", "path": "x", "source_image": False},
+            {"image_column": "i"},
+            "model.source_image is false, but prompts.image_column is 'i'",
+        ),
+    ],
+)
+def test_model_and_prompts_have_to_agree(model, prompts, message):
+    prompts = {"train": "a.jsonl", "evaluation_fraction": 0.5, **prompts}
+    with pytest.raises(ValueError, match=message):
+        RunConfig.model_validate({"model": model, "prompts": prompts})

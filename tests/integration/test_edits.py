@@ -1,0 +1,166 @@
+"""Edits in whole runs: prompts with source images, from the file to weights, rows and pages."""
+
+import base64
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
+from digen_core.checkpoints.tensors import read_checkpoint
+from digen_core.config.run import RunConfig
+from digen_core.data.images import SourceImage
+from digen_core.data.prompts import train_prompts
+from digen_core.reference.replay import kept_iteration, replay_config
+from digen_core.transport.samples import read_samples
+from support.architecture import entries_of_a_run
+from support.edits import picture, write_kontext
+from support.families import TOKENS
+from support.in_process import train_in_process
+from support.layout_runs import train_only
+from support.runs import (
+    TOLERANCE,
+    Watch,
+    distance,
+    initial,
+    merged,
+    only_run,
+    reference,
+    training_in_mlflow,
+    tree_of,
+)
+from tasks.replay import replay
+
+TEXTS = ["a red circle", "two blue squares"]
+CHANGES = {
+    "rewards": {"smooth_rewards:like_source": {"weight": 30.0}},
+    "train.adam_eps": 1e-6,
+    "rollout.fragment_size": 2,
+    "train.pack_size": 3,
+}
+
+
+def write_prompts(folder: Path, count: int) -> str:
+    """Write few words about many images, some of them files and some in their rows."""
+    rows = []
+    for number in range(count):
+        image = "data:image/png;base64," + base64.b64encode(picture(number)).decode()
+        if number % 2:
+            (folder / f"{number}.png").write_bytes(picture(number))
+            image = f"{number}.png"
+        rows.append({"prompt": TEXTS[number // 2 % 2], "image": image})
+    (folder / "edits.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return str(folder / "edits.jsonl")
+
+
+def config_of(path: str, folder: Path, family: str = "flux", **changes) -> RunConfig:
+    tree = merged(tree_of(path, folder), {**CHANGES, **changes})
+    tree["model"] |= {"family": family, "max_sequence_length": TOKENS, "device": "cpu"}
+    train = write_prompts(folder, 8)
+    tree["prompts"] = {"train": train, "image_column": "image", "evaluation_fraction": 0.25}
+    return RunConfig.model_validate(tree)
+
+
+@pytest.fixture(scope="module")
+def kontext(tiny_families, tmp_path_factory) -> str:
+    return write_kontext(tiny_families["flux"], tmp_path_factory.mktemp("kontext") / "model")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["flux", "flux2"])
+def test_weights_equal_the_serial_reference_with_images_in_several_sizes(
+    family, kontext, tiny_families, tmp_path
+):
+    path = kontext if family == "flux" else tiny_families[family]
+    sizes = {"model.sizes": [[32, 32, 1], [16, 48, 1]], "num_iterations": 2}
+    config = config_of(path, tmp_path, family, **sizes)
+    weights, metrics = train_in_process(config, tmp_path)
+    expected = reference(config)
+    assert distance(expected.weights, initial(config)) > 1e-4
+    assert distance(weights, expected.weights) < 1e-10
+    assert all(found["train/replay_error"] < 1e-10 for found in metrics)
+
+
+@pytest.fixture(scope="module", params=["elastic", "tcss"])
+def trained(request, kontext, cluster_address, prefect_backend, tmp_path_factory):
+    """A run of three iterations under a layout: its config, folder, and what it showed."""
+    from flows.runtime.observers import watching
+
+    changes = {
+        "schedule.layout": request.param,
+        "cluster.scheduler_address": cluster_address(1, 1),
+        "checkpoints.keep_every": 1,
+        "tracking.keep_images": "extremes",
+        "tracking.keep_trajectories": 3,
+        "evaluation.every": 0,
+    }
+    config, watch = config_of(kontext, tmp_path_factory.mktemp("edits"), **changes), Watch()
+    with watching(watch):
+        return config, train_only(config), watch
+
+
+@pytest.mark.slow
+def test_a_run_makes_the_serial_loops_weights(trained):
+    config, run_dir, _ = trained
+    found = read_checkpoint(checkpoints_in(run_dir / CHECKPOINTS_OF_RUN)[-1]).weights
+    if config.schedule.layout == "elastic":
+        assert distance(found, reference(config).weights) < TOLERANCE["float64"]
+    assert distance(found, initial(config)) > 1e-4
+    assert {path.name for path in run_dir.iterdir()} <= entries_of_a_run()
+
+
+@pytest.mark.slow
+def test_rows_name_the_images_that_were_edited(trained):
+    config, run_dir, _ = trained
+    known = {(own.text, own.image.digest): own.image for own in train_prompts(config)}
+    rows = read_samples(run_dir / "samples").to_pylist()
+    assert {row["source_image"].split("/")[0] for row in rows} == {"sources"}
+    for row in rows:
+        kept = SourceImage.of((run_dir / row["source_image"]).read_bytes())
+        assert known[row["prompt"], kept.digest] == kept
+        if row["image"] is not None:
+            made = np.asarray(Image.open(run_dir / row["image"])) / 255
+            before = kept.pixels(*made.shape[:2]) / 255
+            reward = -30 * np.square(made - before / 2).mean()
+            assert row["reward"] == pytest.approx(reward, rel=0.02)
+    files = {path.relative_to(run_dir).as_posix() for path in run_dir.glob("sources/*")}
+    assert files == {row["source_image"] for row in rows}
+
+
+@pytest.mark.slow
+def test_pages_show_what_was_edited(trained):
+    _, _, watch = trained
+    assert all(shown.source.startswith(b"\xff\xd8") for shown in watch.records[0].pictures)
+
+
+@pytest.mark.slow
+def test_a_replay_with_the_images_makes_the_version_that_the_run_made(trained):
+    run_dir = trained[1]
+    kept = kept_iteration(run_dir, replay_config(run_dir, {}), 1)
+    assert replay(run_dir, kept).difference < TOLERANCE["float64"]
+
+
+@pytest.mark.slow
+def test_a_shipped_job_teaches_to_edit(prefect_backend, cluster_address, tmp_path):
+    """Two small iterations of it, with an evaluation before and after."""
+    from digen_core.config.load import load_config
+    from digen_core.config.shipped import located
+    from flows.post_train import post_train
+
+    changes = {
+        "num_iterations": 2,
+        "rollout.prompts_per_iteration": 2,
+        "rollout.group_size": 4,
+        "evaluation": {"samples_per_prompt": 1, "num_steps": 4, "grid_prompts": 3},
+        "cluster.scheduler_address": cluster_address(1, 1),
+        "tracking.runs_dir": str(tmp_path / "runs"),
+    }
+    report = post_train(load_config(Path(located("digen:configs/shapes_edit.toml")), changes))
+    assert report.before.rewards["shapes_edit/score"] > 0.6
+    assert report.after.num_prompts == 60
+    run_dir = only_run({"tracking": {"runs_dir": tmp_path / "runs"}})
+    assert training_in_mlflow(tmp_path / "runs").info.status == "FINISHED"
+    grid = Image.open(next(run_dir.rglob("grids/*.png")))
+    assert grid.width > grid.height / 3
