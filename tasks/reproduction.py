@@ -112,13 +112,13 @@ def _denoise(engine: Engine, config: RunConfig, kept: KeptInput) -> str:
 
 
 def _prompt_of(config: RunConfig, key: str, size: Size) -> SizedPrompt:
-    """Return the prompt of a condition, if it came with an image from where the run has it."""
-    if not config.model.source_image:
+    """Return the prompt of a condition; what it came with is where the run has its prompts."""
+    if config.prompts.are_texts:
         return SizedPrompt(Prompt(key), size)
     for prompt in train_prompts(config):
         if (found := SizedPrompt(prompt, size)).key == key:
             return found
-    raise UserError(f"{config.prompts.train} no longer has the prompt {key!r} with its image")
+    raise UserError(f"{config.prompts.train} no longer has the prompt {key!r}")
 
 
 def _decode(engine: Engine, config: RunConfig, kept: KeptInput) -> str:

@@ -165,8 +165,8 @@ class ModelConfig(Strict):
     are scaled to cover the samples' size and cut at their edges."""
 
     negative_prompt: str = ""
-    """What classifier-free guidance steers away from (Qwen-Image is used with a single space);
-    models without it ignore it."""
+    """What classifier-free guidance steers away from (Qwen-Image is used with a single space),
+    where prompts.negative_column says nothing else; models without it ignore it."""
 
     shift: float | None = Field(None, gt=0)
     """Replace the family's own schedule by sigma = shift u / (1 + (shift - 1) u), u falling evenly
@@ -301,6 +301,10 @@ class PromptsConfig(Strict):
     samples are edits of them. A path, seen from the folder of the prompts, or the content of a
     JPEG, PNG or WebP file; null: prompts are texts only."""
 
+    negative_column: str | None = None
+    """Column of what classifier-free guidance steers away from, of each prompt by itself; null, or
+    a row without one: model.negative_prompt."""
+
     weight_column: str | None = None
     """Column of `train` that says how often a prompt is drawn, relative to the others; null: all
     equally often."""
@@ -316,6 +320,11 @@ class PromptsConfig(Strict):
 
     evaluation_fraction: float | None = Field(None, gt=0, lt=1)
     """Share of the prompts of `train` that is kept for evaluation, drawn from the run's seed."""
+
+    @property
+    def are_texts(self) -> bool:
+        """Whether a model is given nothing of a prompt but its text."""
+        return self.image_column is None is self.negative_column
 
     @model_validator(mode="before")
     @classmethod

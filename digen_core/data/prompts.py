@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -39,16 +39,18 @@ class Prompt:
     weight: float = 1.0  # how often it is drawn, relative to the others
     origin: str = field(default="", compare=False)  # "prompts.jsonl line 3"
     image: SourceImage | None = None  # that it is about
+    negative: str | None = None  # what guidance steers away from; None: as the config says
 
     @property
     def key(self) -> str:
-        """What tells it from others: its text, and the image if it has one."""
-        return self.text if self.image is None else f"{self.text} [{self.image.digest}]"
+        """What tells it from others: its text, and the image and the negative if it has them."""
+        key = self.text if self.image is None else f"{self.text} [{self.image.digest}]"
+        return key if self.negative is None else f"{key} [not {self.negative}]"
 
     @property
     def normal_key(self) -> str:
-        """Its key in the form in which equal prompts are equal."""
-        return normal_text(self.key)
+        """What is asked for, in the form in which equal prompts are equal."""
+        return normal_text(replace(self, negative=None).key)
 
 
 class SizedPrompt(NamedTuple):
@@ -60,7 +62,7 @@ class SizedPrompt(NamedTuple):
     @property
     def key(self) -> str:
         """What tells apart what a model is given of it; the size does not matter to a text."""
-        return self.prompt.text if self.prompt.image is None else f"{self.prompt.key} {self.size}"
+        return self.prompt.key if self.prompt.image is None else f"{self.prompt.key} {self.size}"
 
 
 def train_prompts(config: RunConfig) -> list[Prompt]:
@@ -236,8 +238,8 @@ def normal_text(text: str) -> str:
 def _columns(config: RunConfig) -> list[str]:
     """Return the columns that train and evaluation prompts have."""
     prompts = config.prompts
-    image = [] if prompts.image_column is None else [prompts.image_column]
-    return [prompts.column, *prompts.metadata_columns, *image]
+    named = filter(None, (prompts.image_column, prompts.negative_column))
+    return [prompts.column, *prompts.metadata_columns, *named]
 
 
 def _parse(
@@ -255,6 +257,7 @@ def _parse(
             1.0 if weight_column is None else _weight(row, weight_column),
             row.origin,
             None if image_column is None else source_image(row, image_column, folder),
+            _negative(row, prompts.negative_column),
         )
         for row in rows
     ]
@@ -266,12 +269,30 @@ def _text(row: Row, column: str) -> str:
         raise ConfigError(
             f"{row.origin} has no prompt: its {column!r} is {shown(value)}; write a text"
         )
+    _require_readable(row, column, value)
+    return value.strip()
+
+
+def _negative(row: Row, column: str | None) -> str | None:
+    """Return what guidance is to steer away from, if the row says it."""
+    value = None if column is None else row.values.get(column)
+    if column is None or value is None:
+        return None
+    if not isinstance(value, str):
+        raise ConfigError(
+            f"{row.origin}: its {column!r} is {shown(value)}, which is no negative prompt; write a "
+            "text, or leave it out"
+        )
+    _require_readable(row, column, value)
+    return value
+
+
+def _require_readable(row: Row, column: str, value: str) -> None:
     if len(value) > MAX_CHARACTERS or not is_plain(value):
         raise ConfigError(
             f"{row.origin} is no prompt: its {column!r} is {shown(value, 80)}; write a text of at "
             f"most {MAX_CHARACTERS} characters, without NUL and halves of characters (surrogates)"
         )
-    return value.strip()
 
 
 def _metadata(row: Row, columns: Sequence[str]) -> Metadata:

@@ -266,7 +266,12 @@ class PipelinePolicy(ABC):
         return view
 
     @torch.no_grad()
-    def encode(self, prompts: list[str], images: Sequence[SourceImage] = ()) -> Condition:
+    def encode(
+        self,
+        prompts: list[str],
+        images: Sequence[SourceImage] = (),
+        negatives: Sequence[str | None] = (),
+    ) -> Condition:
         """Embed prompts, a row each; with guidance, also what to steer away from.
 
         Every value has the same shape for all prompts, so that packs can join them.
@@ -274,20 +279,28 @@ class PipelinePolicy(ABC):
         Args:
             prompts: texts.
             images: that they come with, if the model is shown source images.
+            negatives: what guidance steers away from; None, or none at all: the config's.
 
         Raises:
             UserError: an image is gone, changed or damaged.
         """
         with self.encoding():
             condition = self.embed(prompts)
-            if self.guided and self._negative is None:
-                self._negative = self.embed([self.config.negative_prompt])
-        if self._negative is not None:
-            for name, value in self._negative.items():
-                condition[_NEGATIVE + name] = value.repeat_interleave(len(prompts), dim=0)
+            if self.guided:
+                rows = [self._embed_negative(text) for text in negatives or [None] * len(prompts)]
+                for name in rows[0]:
+                    condition[_NEGATIVE + name] = torch.cat([row[name] for row in rows])
         if self.config.source_image:
             condition[_SOURCE] = self._encode_images(images)
         return condition
+
+    def _embed_negative(self, text: str | None) -> Condition:
+        """Embed one negative prompt; that of the config, which most have, once."""
+        if text is not None and text != self.config.negative_prompt:
+            return self.embed([text])
+        if self._negative is None:
+            self._negative = self.embed([self.config.negative_prompt])
+        return self._negative
 
     def _encode_images(self, images: Sequence[SourceImage]) -> Tensor:
         """Return what the transformer is shown of source images, [B, ...] in ``dtype``."""

@@ -60,10 +60,16 @@ class Policy(Protocol):
         """
         ...
 
-    def encode(self, prompts: list[str], images: Sequence[SourceImage] = ()) -> Condition:
+    def encode(
+        self,
+        prompts: list[str],
+        images: Sequence[SourceImage] = (),
+        negatives: Sequence[str | None] = (),
+    ) -> Condition:
         """Embed prompts; each value has one row per prompt, of a shape that no prompt changes.
 
-        The images that they come with are shown in the size of the policy's samples.
+        The images that they come with are shown in the size of the policy's samples. Guidance
+        steers away from their negatives, where there are some.
         """
         ...
 

@@ -187,19 +187,19 @@ def _by_group(rows: list[dict[str, Any]]) -> tuple[dict[int, str], dict[int, dic
 
 
 def _prompts_of(config: RunConfig, iteration: int, texts: Mapping[int, str]) -> dict[int, Prompt]:
-    """Return the prompt of each group, with the image that it came with.
+    """Return the prompt of each group, with the image and the negative that it came with.
 
     Raises:
-        UserError: the prompts of the run are others by now, and so would be the images.
+        UserError: the prompts of the run are others by now, and so would be what came with them.
     """
-    if not config.model.source_image:
+    if config.prompts.are_texts:
         return {group: Prompt(text) for group, text in texts.items()}
     drawn = prompts_with_refills(config, train_prompts(config), iteration)
     found = {group: drawn[group] for group in texts}
     if any(found[group].text != text for group, text in texts.items()):
         raise UserError(
-            f"{config.prompts.train} has other prompts than when the run was made, so the source "
-            f"images of iteration {iteration + 1} are not to be had; put the file back"
+            f"{config.prompts.train} has other prompts than when the run was made, so what those "
+            f"of iteration {iteration + 1} came with is not to be had; put the file back"
         )
     return found
 

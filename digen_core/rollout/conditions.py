@@ -13,4 +13,5 @@ def encoded(policy: Policy, prompts: Sequence[Prompt]) -> Condition:
         UserError: a source image is gone, changed or damaged.
     """
     images = [prompt.image for prompt in prompts if prompt.image is not None]
-    return policy.encode([prompt.text for prompt in prompts], images)
+    texts, negatives = zip(*((own.text, own.negative) for own in prompts), strict=True)
+    return policy.encode([*texts], images, negatives)

@@ -50,17 +50,18 @@ def write_prompts(folder: Path, count: int) -> str:
         if number % 2:
             (folder / f"{number}.png").write_bytes(picture(number))
             image = f"{number}.png"
-        rows.append({"prompt": TEXTS[number // 2 % 2], "image": image})
+        steers_from = [None, "blurry", ""][number % 3]
+        rows.append({"prompt": TEXTS[number // 2 % 2], "image": image, "not": steers_from})
     (folder / "edits.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return str(folder / "edits.jsonl")
 
 
 def config_of(path: str, folder: Path, family: str = "flux", **changes) -> RunConfig:
-    tree = merged(tree_of(path, folder), {**CHANGES, **changes})
+    tree = tree_of(path, folder)
     tree["model"] |= {"family": family, "max_sequence_length": TOKENS, "device": "cpu"}
     train = write_prompts(folder, 8)
     tree["prompts"] = {"train": train, "image_column": "image", "evaluation_fraction": 0.25}
-    return RunConfig.model_validate(tree)
+    return RunConfig.model_validate(merged(tree, {**CHANGES, **changes}))
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +75,10 @@ def test_weights_equal_the_serial_reference_with_images_in_several_sizes(
     family, kontext, tiny_families, tmp_path
 ):
     path = kontext if family == "flux" else tiny_families[family]
-    sizes = {"model.sizes": [[32, 32, 1], [16, 48, 1]], "num_iterations": 2}
-    config = config_of(path, tmp_path, family, **sizes)
+    changes = {"model.sizes": [[32, 32, 1], [16, 48, 1]], "num_iterations": 2}
+    if family == "flux2":  # whose guidance is classifier-free
+        changes |= {"model.guidance_scale": 3.0, "prompts.negative_column": "not"}
+    config = config_of(path, tmp_path, family, **changes)
     weights, metrics = train_in_process(config, tmp_path)
     expected = reference(config)
     assert distance(expected.weights, initial(config)) > 1e-4

@@ -246,3 +246,28 @@ def test_a_folder_with_several_splits_is_refused(tmp_path):
 def test_splits_that_contradict_each_other_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         config_of(**settings)
+
+
+def test_what_guidance_steers_away_from_stands_in_a_column(tmp_path):
+    rows = [{"prompt": "a", "not": "b"}, {"prompt": "a"}, {"prompt": "c", "not": ""}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = {"train": str(tmp_path / "a.jsonl"), "evaluation_fraction": 0.5}
+    config = config_of(**settings, negative_column="not")
+    found = [*train_prompts(config), *evaluation_prompts(config)]
+    assert {(own.text, own.negative) for own in found} == {("a", "b"), ("a", None), ("c", "")}
+    assert len({own.key for own in found}) == 3
+    assert len({own.normal_key for own in found}) == 2  # what is asked for
+    assert {own.text for own in train_prompts(config)} in ({"a"}, {"c"})
+    assert config_of(**settings).prompts.are_texts
+    assert not config.prompts.are_texts
+
+
+@pytest.mark.parametrize("value", [7, ["b"], True])
+def test_a_negative_that_is_no_text_is_told(value, tmp_path):
+    rows = [{"prompt": "a", "not": value}, {"prompt": "b"}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = config_of(
+        train=str(tmp_path / "a.jsonl"), evaluation_fraction=0.5, negative_column="not"
+    )
+    with pytest.raises(UserError, match=r"line 1: its 'not' is .* which is no negative prompt"):
+        train_prompts(config)

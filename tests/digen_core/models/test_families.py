@@ -199,6 +199,18 @@ def test_a_schedule_that_is_none_is_refused(policies):
 
 
 @pytest.mark.parametrize("name", GUIDED)
+def test_each_prompt_may_have_its_own_negative(tiny_families, policies, name):
+    texts, negatives = ["a red circle"] * 3, ["an ugly one", None, ""]
+    found = policies[name].encode(texts, negatives=negatives)
+    for row, negative in enumerate(negatives):
+        own = NEGATIVE if negative is None else negative
+        other = load_tiny(tiny_families[name], name, negative_prompt=own).encode(texts[:1])
+        assert found.keys() == other.keys()
+        for key, value in other.items():
+            torch.testing.assert_close(found[key][row : row + 1], value, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", GUIDED)
 def test_guidance_moves_away_from_the_negative_prompt(tiny_families, policies, name):
     x, sigma, condition = some_batch(policies[name])
     plain = load_tiny(tiny_families[name], name, guidance_scale=0.0)
