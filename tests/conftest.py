@@ -1,4 +1,5 @@
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from hashlib import sha256
@@ -81,6 +82,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("no GPU is here, or it is hidden: make test-gpu")
+
+
+@pytest.fixture
+def caplog(caplog):
+    """Capture warnings, too: a cluster that tests share silences the handlers that it finds."""
+    caplog.handler.setLevel(logging.NOTSET)
+    return caplog
 
 
 @pytest.fixture(scope="session")
