@@ -86,7 +86,7 @@ def test_weights_equal_the_serial_reference_with_images_in_several_sizes(
     assert all(found["train/replay_error"] < 1e-10 for found in metrics)
 
 
-@pytest.fixture(scope="module", params=["elastic", "tcss"])
+@pytest.fixture(scope="module", params=["elastic", pytest.param("tcss", marks=pytest.mark.nightly)])
 def trained(request, kontext, cluster_address, prefect_backend, tmp_path_factory):
     """A run of three iterations under a layout: its config, folder, and what it showed."""
     from flows.runtime.observers import watching

@@ -38,6 +38,7 @@ DAILY = {
         Case("hunyuan_video", lora=False, tokens=1, shard=True, num_rows=1),
         Case("hunyuan_video", lora=False, tokens=2, shard=True, dtype="float32"),
         Case("flux2", lora=False, tokens=2, shard=True, checkpointing=True),
+        Case("flux2", tokens=2, shard=True, edits=True),
     ],
     4: [
         Case("flux", lora=True, tokens=1, shard=True, num_rows=3),
@@ -81,6 +82,7 @@ def test_members_parts_add_up_to_the_gradient(tiny_families, tmp_path, size):
     compare(size, tmp_path, tiny_families, DAILY[size])
 
 
+@pytest.mark.nightly
 def test_members_parts_add_up_of_edits(tiny_families, tmp_path):
     kontext = {"flux": write_kontext(tiny_families["flux"], tmp_path / "kontext")}
     cases = [
