@@ -24,9 +24,10 @@ from digen_core.transport.files import replace_bytes, written_whole
 
 TIMELINE: Final = "timeline.png"
 BEFORE_AFTER: Final = "shapes-before-after.png"
+EDITS: Final = "edits-before-after.png"
 LEARNING: Final = "learning.png"
 BLOCKS: Final = "flux-blocks.png"
-PICTURES: Final = (TIMELINE, BEFORE_AFTER, LEARNING, BLOCKS)
+PICTURES: Final = (TIMELINE, BEFORE_AFTER, EDITS, LEARNING, BLOCKS)
 
 IN_STAGES: Final = "flow_grpo_flux_fast", {"parallel.stages": 4}
 """The recipe whose blocks are drawn, and its settings."""
@@ -50,16 +51,16 @@ def main(names: Collection[str], output: Path, folder: Path) -> None:
         RunStoppedError: somebody stopped a run.
     """
     console = terminal()
-    config = load_config(shipped_configs()["shapes"])
-    tracking = config.tracking.model_copy(update={"runs_dir": str(folder)})
-    # All iterations, however slow the machine: the samples are those of the README's table.
-    config = config.model_copy(update={"tracking": tracking, **NO_LIMITS})
+    config = _whole_job("shapes", folder)
     if {TIMELINE, BEFORE_AFTER} & set(names):
         run_dir = Path(run_training(config).run_dir)
         if TIMELINE in names:
             console.print(draw_timeline_of(run_dir, output / TIMELINE), markup=False)
         if BEFORE_AFTER in names:
             join_grids(run_dir, output / BEFORE_AFTER)
+    if EDITS in names:
+        run_dir = Path(run_training(_whole_job("shapes_edit", folder)).run_dir)
+        join_grids(run_dir, output / EDITS)
     if LEARNING in names:
         draw_learning(config, folder, output / LEARNING)
     if BLOCKS in names:
@@ -69,6 +70,16 @@ def main(names: Collection[str], output: Path, folder: Path) -> None:
     console.print(f"made in {output}: {', '.join(names)}", markup=False)
     if others := left_alone(output):
         console.print(f"left alone, screenshots of a browser: {', '.join(others)}", markup=False)
+
+
+def _whole_job(name: str, folder: Path) -> RunConfig:
+    """Return a shipped config with all of its iterations, however slow the machine.
+
+    The samples are those of the tables in the pages.
+    """
+    config = load_config(shipped_configs()[name])
+    tracking = config.tracking.model_copy(update={"runs_dir": str(folder)})
+    return config.model_copy(update={"tracking": tracking, **NO_LIMITS})
 
 
 def draw_timeline_of(run_dir: Path, path: Path) -> str:
