@@ -92,7 +92,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _signature(config: RunConfig) -> ModelSignature:
-    """Return: a prompt in, an image out, with the settings of the run's evaluations."""
+    """Return: a prompt in, and what is edited, an image out, with the evaluations' settings."""
     model = config.model
     settings = [
         ("num_inference_steps", DataType.integer, config.evaluation_steps),
@@ -104,8 +104,9 @@ def _signature(config: RunConfig) -> ModelSignature:
         ("negative_prompt", DataType.string, model.negative_prompt),
         ("seed", DataType.long, config.seed),
     ]
+    image = [ColSpec(DataType.binary, "image")] if model.source_image else []
     return ModelSignature(
-        inputs=Schema([ColSpec(DataType.string, "prompt")]),
+        inputs=Schema([ColSpec(DataType.string, "prompt"), *image]),
         outputs=Schema([ColSpec(DataType.binary, "image")]),
         params=ParamSchema([ParamSpec(name, kind, default) for name, kind, default in settings]),
     )

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import AutoModel, DiffusionPipeline, FlowMatchEulerDiscreteScheduler
-from PIL.Image import Image
+from PIL import ImageOps
+from PIL.Image import Image, Resampling
+from PIL.Image import open as open_image
 
 WEIGHTS = "weights"  # folder of the adapter or the transformer
 FRAMES_PER_SECOND = 16
@@ -32,11 +34,13 @@ class TrainedPipeline:
         """Return an image for each prompt as PNG, or a video as animated WebP.
 
         Args:
-            data: table with the column ``prompt``.
+            data: table with the column ``prompt``, and of an editor ``image``, the files of what
+                is edited.
             params: of the pipeline's call, and a seed, each with a default in the signature.
         """
         pipeline = self._pipeline
-        prompts = data["prompt"].explode().tolist()  # a list in one cell, of {"prompt": [...]}
+        columns = {name: data[name].explode().tolist() for name in data}  # of {"prompt": [...]}
+        prompts = columns["prompt"]
         takes = inspect.signature(pipeline.__call__).parameters
         settings = dict(params or {})
         seed = settings.pop("seed", 0)
@@ -46,13 +50,21 @@ class TrainedPipeline:
         if self._config["shift"] is not None:
             steps = settings["num_inference_steps"]
             settings["sigmas"] = np.linspace(1.0, 1 / steps, steps)
-        made = pipeline(
-            prompt=prompts,
-            output_type="pil",
-            generator=torch.Generator().manual_seed(seed),
-            **{name: value for name, value in settings.items() if name in takes},
-        )
-        videos = made.frames if "frames" in made else [[image] for image in made.images]
+        size = settings["width"], settings["height"]
+        calls: list[dict[str, Any]] = [{"prompt": prompts}]
+        if "image" in columns:  # an editor takes one at a time
+            sources = [_shown(image, size) for image in columns["image"]]
+            calls = [{"prompt": p, "image": own} for p, own in zip(prompts, sources, strict=True)]
+            settings |= {"_auto_resize": False, "max_area": size[0] * size[1]}
+        videos: list[list[Image]] = []
+        for call in calls:
+            made = pipeline(
+                output_type="pil",
+                generator=torch.Generator().manual_seed(seed),
+                **call,
+                **{name: value for name, value in settings.items() if name in takes},
+            )
+            videos += made.frames if "frames" in made else [[image] for image in made.images]
         return [_encoded(frames) for frames in videos]
 
     @cached_property
@@ -86,6 +98,12 @@ def _add_adapters(pipeline: Any, adapters: list[dict[str, Any]]) -> None:
         )
         pipeline.fuse_lora(["transformer"], lora_scale=adapter["weight"])
         pipeline.unload_lora_weights()
+
+
+def _shown(file: bytes, size: tuple[int, int]) -> Image:
+    """Return what a run shows its model of a source image: scaled to cover, cut at the edges."""
+    upright = ImageOps.exif_transpose(open_image(io.BytesIO(file))).convert("RGB")
+    return ImageOps.fit(upright, size, Resampling.LANCZOS)
 
 
 def _encoded(frames: list[Image]) -> bytes:

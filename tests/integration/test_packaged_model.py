@@ -13,6 +13,7 @@ from digen_core.config.families import VIDEO_FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
 from digen_core.models.trainable import make_trainable, set_weights
+from support.edits import picture, write_kontext
 from support.families import FAMILIES, HEIGHT, NEGATIVE, TOKENS, WIDTH, frames_of, load_tiny, stock
 from support.tiny_policies import moved_weights
 from tasks.tracking.model import package
@@ -115,3 +116,41 @@ def test_a_schedule_of_ones_own_goes_with_the_model(tiny_families, tmp_path):
     config = {"family": "flux", "shift": 3.0}
     sigmas = load_tiny(folder, **config).sigmas(3)
     torch.testing.assert_close(pipeline.scheduler.sigmas, sigmas)
+
+
+@pytest.mark.parametrize("family", ["flux", "flux2"])
+def test_an_editor_is_given_images(tiny_families, tmp_path, family):
+    path = tiny_families[family]
+    if family == "flux":
+        path = write_kontext(path, tmp_path / "kontext")
+    size = {"height": 64, "width": 80}
+    trained(path, family, tmp_path / "lora", source_image=True, **size)
+    tree = {
+        "model": {
+            "family": family, "path": path, "guidance_scale": 3.0, "max_sequence_length": 49, **size
+        },
+        "prompts": {"train": "a.jsonl", "image_column": "image", "evaluation_fraction": 0.5},
+        "train": {"lora": {"rank": 3}},
+        "evaluation": {"num_steps": 2},
+    }  # fmt: skip
+    package(RunConfig.model_validate(tree), tmp_path / "lora", tmp_path / "model")
+    model = mlflow.pyfunc.load_model(str(tmp_path / "model"), model_config={"device": "cpu"})
+    images = [picture(seed, 80, 64) for seed in range(2)]
+    found = model.predict({"prompt": PROMPTS, "image": images}, params={"seed": 3})
+    pipeline = stock(path)
+    pipeline.load_lora_weights(str(tmp_path / "lora"))
+    call = {"_auto_resize": False, "max_area": 64 * 80} if family == "flux" else {}
+    for prompt, image, made in zip(PROMPTS, images, found, strict=True):
+        expected = pipeline(
+            prompt=prompt,
+            image=Image.open(io.BytesIO(image)),
+            guidance_scale=3.0,
+            num_inference_steps=2,
+            max_sequence_length=49,
+            generator=torch.Generator().manual_seed(3),
+            **size,
+            **call,
+        ).images[0]
+        difference = np.abs(pixels_of(made)[0].astype(int) - np.asarray(expected))
+        assert difference.max() <= 1
+    assert np.abs(pixels_of(found[0]).astype(int) - pixels_of(found[1])).max() > 1
