@@ -12,16 +12,13 @@ from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
 from itertools import product
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from digen_core.worlds.shapes import COLORS, RELATIONS, SHAPES, Item, Scene, layout, paint
-
-_SHARE_ALONE: Final = 0.5
-"""Of the images that show the object to be changed and nothing else."""
 
 Pixels = NDArray[np.uint8]
 
@@ -52,10 +49,11 @@ class Edit:
 
 @dataclass(frozen=True, order=True)
 class Change:
-    """An edit of an object: what is asked for, and of what."""
+    """An edit in a scene: what is asked for, of what, and what else there is."""
 
     edit: Edit
     before: Item
+    beside: Item | None = None  # differs from it in colour and shape
 
 
 def parse_edit(text: str) -> Edit:
@@ -64,7 +62,7 @@ def parse_edit(text: str) -> Edit:
     Raises:
         ValueError: they are outside the grammar of this world.
     """
-    edit = {change.edit.text: change.edit for change in all_changes()}.get(text)
+    edit = {edit.text: edit for edit, _ in _edits()}.get(text)
     if edit is None:
         raise ValueError(
             f"prompt {text!r} is no edit of the shapes world; it knows 'make the circle red' and "
@@ -76,66 +74,67 @@ def parse_edit(text: str) -> Edit:
 
 @cache
 def all_changes() -> tuple[Change, ...]:
-    """Return every edit of every object: 36 recolour and 24 reshape it."""
-    found = []
-    for color, shape in product(COLORS, SHAPES):
-        item = Item(color, shape)
-        found += [Change(Edit("color", shape, own), item) for own in COLORS if own != color]
-        found += [Change(Edit("shape", color, own), item) for own in SHAPES if own != shape]
-    return tuple(found)
+    """Return every edit of every object, alone and beside each other one that may be there.
+
+    They are 420: 36 recolour and 24 reshape an object, each in 7 scenes.
+    """
+    return train_changes() + evaluation_changes()
 
 
 @cache
 def train_changes() -> tuple[Change, ...]:
-    """Return the 45 changes for pretraining and post-training."""
-    return tuple(change for change in all_changes() if not _is_held_out(change))
+    """Return the 300 changes for pretraining and post-training."""
+    return tuple(change for change, is_held_out in _split() if not is_held_out)
 
 
 @cache
 def evaluation_changes() -> tuple[Change, ...]:
-    """Return the 15 changes that no training ever sees.
-
-    Every colour, shape and wording is trained on in other combinations.
-    """
-    return tuple(change for change in all_changes() if _is_held_out(change))
+    """Return the 120 changes that no training ever sees: each edit beside two of six objects."""
+    return tuple(change for change, is_held_out in _split() if is_held_out)
 
 
-def _is_held_out(change: Change) -> bool:
-    colors, before, edit = list(COLORS), change.before, change.edit
-    place = colors.index(before.color) + SHAPES.index(before.shape)
-    target = (colors if edit.changes == "color" else list(SHAPES)).index(edit.to)
-    if edit.changes == "color":
-        return (target - colors.index(before.color)) % 4 == 1 + SHAPES.index(before.shape) % 3 and (
-            place % 4 != 3
-        )
-    return (target - SHAPES.index(before.shape)) % 3 == 1 and place % 4 in (0, 2)
-
-
-def draw_pair(change: Change, rng: np.random.Generator) -> tuple[Pixels, Pixels]:
-    """Return a random image [32, 32, 3] with the object, and the same one edited."""
-    items, place = [change.before], 0
-    relation = None
-    if rng.random() >= _SHARE_ALONE:
+def _split() -> list[tuple[Change, bool]]:
+    """Return every change, and whether it is held out."""
+    found = []
+    for rank, (edit, before) in enumerate(_edits()):
+        found.append((Change(edit, before), False))
         others = [
             Item(color, shape)
             for color, shape in product(COLORS, SHAPES)
-            if color != change.before.color and shape != change.before.shape
+            if color != before.color and shape != before.shape
         ]
+        found += [
+            (Change(edit, before, beside), place % 3 == rank % 3)
+            for place, beside in enumerate(others)
+        ]
+    return found
+
+
+def _edits() -> list[tuple[Edit, Item]]:
+    """Return every edit with the object that it is about."""
+    found = []
+    for color, shape in product(COLORS, SHAPES):
+        item = Item(color, shape)
+        found += [(Edit("color", shape, own), item) for own in COLORS if own != color]
+        found += [(Edit("shape", color, own), item) for own in SHAPES if own != shape]
+    return found
+
+
+def draw_pair(change: Change, rng: np.random.Generator) -> tuple[Pixels, Pixels]:
+    """Return a random image [32, 32, 3] of the scene, and the same one edited."""
+    items, place, relation = [change.before], 0, None
+    if change.beside is not None:
         place, relation = int(rng.integers(2)), RELATIONS[rng.integers(2)]
-        items.insert(1 - place, others[rng.integers(len(others))])
+        items.insert(1 - place, change.beside)
     places = layout(Scene(tuple(items), relation), rng)
     edited = [change.edit.applied(own) if n == place else own for n, own in enumerate(items)]
     return paint(items, places), paint(edited, places)
 
 
-def rows(changes: Sequence[Change], images_of_each: int, *, seed: int) -> list[tuple[str, bytes]]:
-    """Return words and PNG files: so many images for each of some changes."""
+def rows(changes: Sequence[Change], *, seed: int) -> list[tuple[str, bytes]]:
+    """Return words and a PNG file for each of some changes."""
     rng = np.random.default_rng(seed)
-    return [
-        (change.edit.text, _png(draw_pair(change, rng)[0]))
-        for change in changes
-        for _ in range(images_of_each)
-    ]
+    return [(change.edit.text, _png(draw_pair(change, rng)[0])) for change in changes]
 
 
 def _png(pixels: Pixels) -> bytes:

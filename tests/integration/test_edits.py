@@ -162,7 +162,7 @@ def test_a_shipped_job_teaches_to_edit(prefect_backend, cluster_address, tmp_pat
     }
     report = post_train(load_config(Path(located("digen:configs/shapes_edit.toml")), changes))
     assert report.before.rewards["shapes_edit/score"] > 0.6
-    assert report.after.num_prompts == 60
+    assert report.after.num_prompts == 120
     run_dir = only_run({"tracking": {"runs_dir": tmp_path / "runs"}})
     assert training_in_mlflow(tmp_path / "runs").info.status == "FINISHED"
     grid = Image.open(next(run_dir.rglob("grids/*.png")))

@@ -1,16 +1,19 @@
 """The edits of the world ``shapes``: their words, their images, which are held out."""
 
+import base64
+import json
 from collections import Counter
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from digen_core.config.shipped import located
 from digen_core.rewards.shapes import inspect
 from digen_core.worlds import shape_edits
 from digen_core.worlds.shape_edits import (
-    Change,
     Edit,
     all_changes,
     draw_pair,
@@ -18,16 +21,19 @@ from digen_core.worlds.shape_edits import (
     parse_edit,
     train_changes,
 )
-from digen_core.worlds.shapes import COLORS, SHAPES, Item
+from digen_core.worlds.shapes import Item
 
 
-def test_every_change_of_every_object_is_there_once():
-    counts = Counter(change.edit.changes for change in all_changes())
+def test_every_change_of_every_object_is_there_alone_and_beside_each_other():
+    changes = all_changes()
+    assert len(set(changes)) == len(changes) == 420
+    alone = [change for change in changes if change.beside is None]
+    counts = Counter(change.edit.changes for change in alone)
     assert counts == {"color": 4 * 3 * 3, "shape": 4 * 3 * 2}
-    assert len(set(all_changes())) == 60
-    for change in all_changes():
+    for change in changes:
         assert change.edit.names(change.before)
         assert change.edit.applied(change.before) != change.before
+        assert change.beside is None or not change.edit.names(change.beside)
 
 
 @pytest.mark.parametrize(
@@ -54,44 +60,45 @@ def test_other_words_are_refused(text):
         parse_edit(text)
 
 
-def test_held_out_changes_are_new_combinations_of_what_is_trained_on():
+def test_held_out_changes_are_new_scenes_of_edits_that_are_trained_on():
     train, held_out = train_changes(), evaluation_changes()
-    assert (len(train), len(held_out)) == (45, 15)
+    assert (len(train), len(held_out)) == (300, 120)
     assert not set(train) & set(held_out)
-    assert {change.edit for change in held_out} <= {change.edit for change in train}
-    assert {change.before for change in train} == {Item(c, s) for c in COLORS for s in SHAPES}
-    assert Counter(change.edit.changes for change in held_out) == {"color": 9, "shape": 6}
+    edits = Counter((change.edit, change.before) for change in held_out)
+    assert set(edits.values()) == {2}
+    assert edits.keys() == {(change.edit, change.before) for change in train}
+    beside = {(change.before, change.beside) for change in held_out}
+    assert beside <= {(change.before, change.beside) for change in train}
 
 
-@pytest.mark.parametrize("change", all_changes()[::7])
+@pytest.mark.parametrize("change", all_changes()[::29])
 def test_an_edited_image_differs_by_the_edit_alone(change):
     rng = np.random.default_rng(3)
-    sizes = set()
-    for _ in range(8):
+    for _ in range(4):
         before, after = (
             {(own.color, own.shape): own.center for own in inspect(image)}
             for image in draw_pair(change, rng)
         )
-        sizes.add(len(before))
+        assert len(before) == (1 if change.beside is None else 2)
         (old,) = before.keys() - after.keys()
         (new,) = after.keys() - before.keys()
         assert Item(*old) == change.before
         assert Item(*new) == change.edit.applied(change.before)
-        assert np.hypot(*np.subtract(before[old], after[new])) < 2
+        assert np.hypot(*np.subtract(before[old], after[new])) < 3
         del before[old]
         assert all(place == pytest.approx(after[own], abs=0.2) for own, place in before.items())
-    assert sizes == {1, 2}
 
 
-def test_rows_are_images_of_the_changes_in_their_order():
-    changes = (
-        Change(Edit("color", "circle", "red"), Item("blue", "circle")),
-        Change(Edit("shape", "red", "circle"), Item("red", "square")),
-    )
-    rows = shape_edits.rows(changes, 3, seed=1)
-    assert [text for text, _ in rows] == [own.edit.text for own in changes for _ in range(3)]
-    assert rows == shape_edits.rows(changes, 3, seed=1)
-    for place, (_, png) in enumerate(rows):
-        found = inspect(np.asarray(Image.open(BytesIO(png))))
-        wanted = changes[place // 3].before
-        assert (wanted.color, wanted.shape) in {(own.color, own.shape) for own in found}
+@pytest.mark.parametrize(
+    ("file", "changes", "seed"),
+    [("train", train_changes(), 0), ("evaluation", evaluation_changes(), 1)],
+)
+def test_the_shipped_prompts_are_images_of_the_changes(file, changes, seed):
+    """Pixel by pixel: what a file of them looks like is the library's."""
+    path = located(f"digen:prompts/shapes_edit_{file}.jsonl")
+    shipped = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    made = shape_edits.rows(changes, seed=seed)
+    assert [row["prompt"] for row in shipped] == [text for text, _ in made]
+    for row, (_, png) in zip(shipped, made, strict=True):
+        content = base64.b64decode(row["image"].partition(",")[2])
+        assert np.array_equal(*(np.asarray(Image.open(BytesIO(own))) for own in (content, png)))
