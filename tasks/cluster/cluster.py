@@ -28,7 +28,13 @@ from tasks.cluster.presence import (
     devices_among,
     present_workers,
 )
-from tasks.cluster.start_method import METHOD, environment_before_start, import_ahead, start_method
+from tasks.cluster.start_method import (
+    COPIED,
+    METHOD,
+    environment_before_start,
+    import_ahead,
+    start_method,
+)
 
 # What Dask would do all the time in each process: look whether its event loop answers (50 times a
 # second, which cost a small cluster 7% of a core), sample the stacks of all threads and measure the
@@ -198,7 +204,7 @@ def worker_process(
             "silence_logs": log_level,
             # As they are now: which Prefect server it uses. A copy would have the fork server's.
             "env": {**os.environ, **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})},
-            "preload": list(preload),
+            "preload": [*preload, *([COPIED] if start_method() == "forkserver" else [])],
         },
     }
 

@@ -16,6 +16,9 @@ from distributed.utils import get_mp_context
 from tasks.cluster.garbage import PRELOAD
 
 METHOD: Final = "distributed.worker.multiprocessing-method"
+COPIED: Final = "tasks.cluster.copied"
+"""The module that copies preload."""
+
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 IMPORTS: Final = (
     PRELOAD,
@@ -24,8 +27,13 @@ IMPORTS: Final = (
     "digen_core.models.policy",
     "digen_core.rewards",
     "digen_core.training.optimizer",
+    "tasks.worker.engine",
+    "tasks.rollout",
+    "tasks.train",
+    "tasks.score",
+    COPIED,
 )
-"""What copies share, most of what a start costs: not Prefect, whose settings differ by worker."""
+"""What copies share, nearly all of what a start costs."""
 
 ACCELERATORS: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/accel")
 FORK_SAFE: Final = (3, 11, 1)  # before, any user of the machine could have the process run code
@@ -84,7 +92,7 @@ def variables_set(values: Mapping[str, str]) -> Iterator[None]:
 def start_method() -> str:
     """Return how Python is to start workers here: "forkserver" or "spawn".
 
-    A copy imports nothing but Prefect, and shares the memory of the rest. But CUDA does not survive
+    A copy imports nothing, and shares the memory of what is imported. But CUDA does not survive
     a fork, and one library that asks for a device when it is imported would break every worker:
     where there is an accelerator, each worker imports for itself.
     """
