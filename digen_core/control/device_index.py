@@ -1,7 +1,7 @@
 """Devices by what the work that they may get depends on, and sums over them, kept up to date."""
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable
 from math import isclose
 from typing import NamedTuple
 
@@ -48,6 +48,8 @@ class DeviceIndex:
         self._entries: dict[str, Entry] = {}
         #: The devices of the same traits, in order; no list is empty.
         self._alike: dict[Traits, list[tuple[float, int, str]]] = {}
+        #: Those that are to leave.
+        self.leaving: set[str] = set()
         #: When those that train are free.
         self.training = FreeTimes()
         #: Load of the steps under way, half of them done on average, by iteration; none is 0.
@@ -66,7 +68,7 @@ class DeviceIndex:
 
     def _change(self, name: str, old: Entry, new: Entry) -> None:
         if new.place != old.place:
-            self._unlist(old.place)
+            self._unlist(name, old.place)
             self._list(name, new.place)
         if new.training != old.training:
             if old.training:
@@ -81,14 +83,18 @@ class DeviceIndex:
         if place is not None:
             traits, order = place
             insort(self._alike.setdefault(traits, []), (*order, name))
+            if traits.is_leaving:
+                self.leaving.add(name)
 
-    def _unlist(self, place: tuple[Traits, Order] | None) -> None:
+    def _unlist(self, name: str, place: tuple[Traits, Order] | None) -> None:
         if place is not None:
             traits, order = place
             alike = self._alike[traits]
             del alike[bisect_left(alike, order)]
             if not alike:
                 del self._alike[traits]
+            if traits.is_leaving:
+                self.leaving.remove(name)
 
     def _count(self, under_way: tuple[int, float] | None, sign: int) -> None:
         if under_way is not None:
@@ -105,10 +111,15 @@ class DeviceIndex:
         assert place is not None
         return place[0]
 
-    def counts(self) -> Iterator[tuple[Traits, int]]:
-        """Yield all traits that there are, and how many devices have them."""
-        for traits, alike in self._alike.items():
-            yield traits, len(alike)
+    def traits(self) -> Iterable[Traits]:
+        """Return all traits that there are."""
+        return self._alike.keys()
+
+    def staying(self) -> list[tuple[Traits, int]]:
+        """Return the traits of devices that stay, and how many devices have them."""
+        return [
+            (traits, len(alike)) for traits, alike in self._alike.items() if not traits.is_leaving
+        ]
 
     def names(self, has: Callable[[Traits], bool]) -> list[str]:
         """Return the devices whose traits are such."""
@@ -135,6 +146,7 @@ class DeviceIndex:
         """Raise AssertionError where this is not what a new index of the same devices is."""
         assert self._entries == expected._entries, "a device was changed and not filed"
         assert self._alike == expected._alike
+        assert self.leaving == expected.leaving
         assert self.under_way == expected.under_way
         assert len(self.training) == len(expected.training)
         for time in (0.0, 1.0, 1e6):

@@ -1,6 +1,7 @@
 """One device as the controller knows it: what it is ready for, holds, and was told to do."""
 
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 
 from digen_core.control.protocol import Device, Generate, Pack, Role, Switch, Train
 
@@ -55,4 +56,6 @@ class DeviceState:
 
     def copy(self) -> "DeviceState":
         """Return a state that changes by itself."""
-        return replace(self, queue=list(self.queue), packs=list(self.packs))
+        state = copy(self)
+        state.queue, state.packs = list(self.queue), list(self.packs)
+        return state

@@ -212,40 +212,37 @@ class Fleet:
 
     def leaving(self) -> list[DeviceState]:
         """Return the devices that are to leave, in the order in which they came."""
-        names = self._index.names(lambda traits: traits.is_leaving)
-        return sorted((self._states[name] for name in names), key=lambda state: state.number)
+        states = (self._states[name] for name in self._index.leaving)
+        return sorted(states, key=lambda state: state.number)
 
     def num(self, mode: Role) -> int:
         """Return how many devices that stay do, or get ready for, the work of a role."""
-        return sum(num for traits, num in self._staying() if traits.mode == mode)
-
-    def _staying(self) -> Iterator[tuple[Traits, int]]:
-        return ((traits, num) for traits, num in self._index.counts() if not traits.is_leaving)
+        return sum(num for traits, num in self._index.staying() if traits.mode == mode)
 
     def num_awaited(self, version: int) -> int:
         """Return how many devices may generate, but train until a version arrives."""
         return sum(
             num
-            for traits, num in self._staying()
+            for traits, num in self._index.staying()
             if traits.may_generate and traits.mode == "trainer" and version not in traits.loaded
         )
 
     def all_busy(self, mode: Role) -> bool:
         """Say whether all those devices have something to do."""
-        return all(traits.num_queued or traits.mode != mode for traits, _ in self._staying())
+        return all(traits.num_queued or traits.mode != mode for traits, _ in self._index.staying())
 
     def num_faster(self, state: DeviceState, factor: float) -> int:
         """Return how many devices that generate are so many times as fast as one that does."""
         least = factor * self.generation_rate(state)
         return sum(
             num
-            for traits, num in self._staying()
+            for traits, num in self._index.staying()
             if traits.mode == "rollout" and self._rates.generation(traits.kind) > least
         )
 
     def all_hold(self, version: int) -> bool:
         """Say whether every device holds a version, or a newer one."""
-        return all(max(traits.loaded, default=-1) >= version for traits, _ in self._index.counts())
+        return all(max(traits.loaded, default=-1) >= version for traits in self._index.traits())
 
     def next_with_room(
         self, depth: int, after: DeviceState | None, unlike: Collection[Traits]
@@ -305,7 +302,7 @@ class Fleet:
         """
         return sum(
             num * self._rates.generation(traits.kind)
-            for traits, num in self._staying()
+            for traits, num in self._index.staying()
             if (traits.home if of_home else traits.mode) == "rollout"
         )
 
@@ -326,7 +323,7 @@ class Fleet:
             ready = clock + self.costs.switch_to_trainer
             helpers = [
                 (ready, num * self._rates.training(traits.kind))
-                for traits, num in self._staying()
+                for traits, num in self._index.staying()
                 if traits.home == "trainer" and traits.mode == "rollout"
             ]
         if not (free or helpers):

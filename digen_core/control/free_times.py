@@ -1,10 +1,9 @@
 """When devices are free to train, and when they finish pairs together: water filling."""
 
-from collections.abc import Iterator
-
 TICK = 1e-6  # seconds; devices that are free in the same tick are free at their mean
 DIGIT = 4  # bits of a tick's number that lead from a node to one of its children
 NUM_LEVELS = 10  # so 2**40 ticks: 12 days
+LAST_TICK = (1 << DIGIT * NUM_LEVELS) - 1
 
 
 class Sums:
@@ -27,48 +26,62 @@ class FreeTimes:
     """
 
     def __init__(self) -> None:
-        self._levels: list[dict[int, Sums]] = [{} for _ in range(NUM_LEVELS)]
+        #: By level, the one of the most time first: its nodes, and how many bits of a tick's number
+        #: are below a node's.
+        self._levels: list[tuple[dict[int, Sums], int]] = [
+            ({}, DIGIT * (NUM_LEVELS - 1 - place)) for place in range(NUM_LEVELS)
+        ]
 
     def add(self, free_at: float, rate: float) -> None:
         """Put a device in."""
-        for level, key in self._path(free_at):
+        tick, weight = _tick_of(free_at), rate * free_at
+        for level, below in self._levels:
+            key = tick >> below
             sums = level.get(key)
             if sums is None:
                 sums = level[key] = Sums()
             sums.num += 1
             sums.rate += rate
-            sums.weight += rate * free_at
+            sums.weight += weight
 
     def remove(self, free_at: float, rate: float) -> None:
         """Take a device out that was put in so."""
-        for level, key in self._path(free_at):
+        tick, weight = _tick_of(free_at), rate * free_at
+        for level, below in self._levels:
+            key = tick >> below
             sums = level[key]
             sums.num -= 1
             sums.rate -= rate
-            sums.weight -= rate * free_at
+            sums.weight -= weight
             if not sums.num:
                 del level[key]
 
     def __len__(self) -> int:
-        return sum(sums.num for sums in self._levels[0].values())
+        return sum(sums.num for sums in self._levels[0][0].values())
 
     def trained_by(self, time: float) -> float:
         """Return F: how many pairs the devices train until a time."""
         rate = weight = 0.0
-        for level, key in self._path(time):
-            first = key >> DIGIT << DIGIT
-            for child in range(first, key):
-                if sums := level.get(child):
-                    rate += sums.rate
-                    weight += sums.weight
-        own = level.get(key)
-        return rate * time - weight + (max(0.0, own.rate * time - own.weight) if own else 0.0)
+        tick, num_above = _tick_of(time), -1
+        for level, below in self._levels:
+            key = tick >> below
+            own = level.get(key)
+            if own is None or own.num != num_above:  # it is not the only child
+                for child in range(key >> DIGIT << DIGIT, key):
+                    if sums := level.get(child):
+                        rate += sums.rate
+                        weight += sums.weight
+            if own is None:  # nor is anything below it
+                return rate * time - weight
+            num_above = own.num
+        assert own is not None
+        return rate * time - weight + max(0.0, own.rate * time - own.weight)
 
     def trained_at(self, pairs: float) -> float:
         """Return the first time by which the devices, of which there are some, train F pairs."""
         rate = weight = 0.0
         key, seconds = 0, TICK * (1 << DIGIT * NUM_LEVELS)
-        for level in self._levels:
+        for level, _ in self._levels:
             first, seconds = key << DIGIT, seconds / (1 << DIGIT)
             for key in range(first, first + (1 << DIGIT)):
                 sums = level.get(key)
@@ -81,13 +94,11 @@ class FreeTimes:
                 weight += sums.weight
             else:
                 return (pairs + weight) / rate
-        last = self._levels[-1][key]
+        last = self._levels[-1][0][key]
         if rate and pairs + weight <= rate * last.weight / last.rate:
             return (pairs + weight) / rate  # before the last of them is free
         return (pairs + weight + last.weight) / (rate + last.rate)
 
-    def _path(self, time: float) -> Iterator[tuple[dict[int, Sums], int]]:
-        """Yield the nodes to which a time belongs, the one of the most time first."""
-        tick = min(int(time / TICK), (1 << DIGIT * NUM_LEVELS) - 1)
-        for place, level in enumerate(self._levels):
-            yield level, tick >> DIGIT * (NUM_LEVELS - 1 - place)
+
+def _tick_of(time: float) -> int:
+    return min(int(time / TICK), LAST_TICK)

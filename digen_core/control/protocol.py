@@ -5,6 +5,7 @@ property tests speak only these.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from digen_core.control.costs import Costs
@@ -81,7 +82,7 @@ class PairBlock:
         return self.fragment.cost * self.num_rows
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: what follows from the blocks is counted once
 class Pack:
     """Pairs of one forward and backward. ``index`` counts the packs of an iteration."""
 
@@ -89,12 +90,12 @@ class Pack:
     index: int
     blocks: tuple[PairBlock, ...]
 
-    @property
+    @cached_property
     def num_pairs(self) -> int:
         """How many (sample, step) pairs it holds."""
         return sum(block.num_rows for block in self.blocks)
 
-    @property
+    @cached_property
     def load(self) -> float:
         """Pairs of the mean size that take as long."""
         return sum(block.load for block in self.blocks)
