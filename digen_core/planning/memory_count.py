@@ -37,7 +37,9 @@ from digen_core.planning.memory import Memory
 _MASTER: Final = 4  # bytes of a master weight, of a moment, of an average, of a sum
 
 
-def memory_of(config: RunConfig, folder: Path, gang_size: int = 1) -> Memory:
+def memory_of(
+    config: RunConfig, folder: Path, gang_size: int = 1, *, computes: bool = True
+) -> Memory:
     """Count what a recipe needs on a device, or on the leader of a gang.
 
     Text encoders count as their weights; what they compute with a prompt is little beside that.
@@ -47,6 +49,8 @@ def memory_of(config: RunConfig, folder: Path, gang_size: int = 1) -> Memory:
         folder: with the model's settings, ``transformer/config.json`` and ``vae/config.json``; if
             the text encoders are there, too, they are counted, else they are the family's usual.
         gang_size: members that hold the model together, as ``config.parallel`` says.
+        computes: False: only what is held all the time is counted, which takes a moment; peaks
+            are 0.
 
     Raises:
         OSError: the settings are not there.
@@ -55,16 +59,16 @@ def memory_of(config: RunConfig, folder: Path, gang_size: int = 1) -> Memory:
         ValueError: no module matches the config's LoRA targets.
     """
     with fake_gang(config.parallel, gang_size) as gang:
-        return _counted(config, folder, gang)
+        return _counted(config, folder, gang, computes)
 
 
-def _counted(config: RunConfig, folder: Path, gang: Gang) -> Memory:
+def _counted(config: RunConfig, folder: Path, gang: Gang, computes: bool) -> Memory:
     check_stages(config, gang.size, transformer=read_settings(folder)[1])
     policy = on_meta(config, folder, gang)
     vae = policy.pipeline.vae
     whole = trained_parameters(policy).values()
     count, trained_bytes = sum(parameter.numel() for parameter in whole), _bytes_of(*whole)
-    found = _Peaks(policy, config, gang)
+    found = _Peaks(policy, config, gang, computes)
     trained = [held(parameter) for parameter in trainable_parameters(policy).values()]
     weights = sum(_bytes_of(*transformer.parameters()) for transformer in policy.transformers)
     has_lora = config.train.lora is not None
@@ -117,8 +121,11 @@ def on_meta(config: RunConfig, folder: Path, gang: Gang) -> PipelinePolicy:
 class _Peaks:
     """The peaks of a policy's passes, on lines through one item and the most there are."""
 
-    def __init__(self, policy: PipelinePolicy, config: RunConfig, gang: Gang) -> None:
+    def __init__(
+        self, policy: PipelinePolicy, config: RunConfig, gang: Gang, computes: bool
+    ) -> None:
         self._policy = policy
+        self._computes = computes
         self._fake = FakeModules(*policy.transformers, policy.pipeline.vae)
         policy.device = torch.device("cpu")  # a fake one
         self._join(config, gang)
@@ -138,6 +145,8 @@ class _Peaks:
 
     def _line(self, work: Callable[[int], None], most: int) -> Linear:
         """Return a line that is nowhere too low between the two: the peak is a convex function."""
+        if not self._computes:
+            return Linear()
         one = self._fake.peak(lambda: work(1))
         if most == 1:
             return Linear(per_item=one)

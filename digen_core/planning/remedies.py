@@ -1,6 +1,7 @@
 """What to change in a config so that it needs less memory: settings, or the gangs that run it."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -40,7 +41,7 @@ def remedy(config: RunConfig, folder: Path, fits: Fits) -> str | None:
 
 def _settings(config: RunConfig, folder: Path, fits: Fits) -> str | None:
     def is_enough(some: Sequence[Change]) -> bool:
-        return fits(lambda size: memory_of(_changed(config, some), folder, size), None)
+        return _fits(_changed(config, some), folder, fits, None)
 
     changes = [change for change in _CHANGES if _changed(config, [change]) != config]
     if not changes or not is_enough(changes):
@@ -56,13 +57,21 @@ def _gang(config: RunConfig, folder: Path, fits: Fits) -> str | None:
     for size in GANGS:
         for some in ([], changes):
             changed = in_gang(_changed(config, some), folder, size)
-            if fits(lambda gang, own=changed: memory_of(own, folder, gang), size):  # type: ignore[misc]
+            if _fits(changed, folder, fits, size):
                 shared = changed.parallel
                 keys: list[Change] = [("parallel", "shard_weights", shared.shard_weights)]
                 if shared.context_parallel > 1:
                     keys.append(("parallel", "context_parallel", shared.context_parallel))
                 return f"{_shown([*keys, *some])} in gangs of {size} (the devices' gang)"
     return None
+
+
+def _fits(config: RunConfig, folder: Path, fits: Fits, gang: int | None) -> bool:
+    """Say whether a config fits; what is held all the time comes first, whose count is quick."""
+    return all(
+        fits(partial(memory_of, config, folder, computes=computes), gang)
+        for computes in (False, True)
+    )
 
 
 def _changed(config: RunConfig, changes: Sequence[Change]) -> RunConfig:

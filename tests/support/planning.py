@@ -1,8 +1,13 @@
-"""Small jobs to plan."""
+"""Small jobs to plan, and counts of memory that are taken once."""
+
+from collections.abc import Iterator
+
+import pytest
 
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device
+from digen_core.planning import memory_count
 from digen_core.planning.job import BOTH, Job
 
 FAST = DeviceCosts(
@@ -24,3 +29,22 @@ def free_devices(num_devices: int) -> tuple[Device, ...]:
 def job(num_devices: int = 4, costs: DeviceCosts = FAST, **others) -> Job:
     known = Costs(kinds={"default": costs}, **{"optimizer_step": 0.5, "push": 0.5} | others)
     return Job.of(config(), free_devices(num_devices), known)
+
+
+@pytest.fixture(scope="module")
+def counted_once() -> Iterator[None]:
+    """Memory that is counted again for the same config, folder and gang is what it was.
+
+    A count takes about a second, and the tests of a module ask for the same ones.
+    """
+    count, known = memory_count._counted, {}
+
+    def counted(config, folder, gang, computes):
+        key = config.model_dump_json(), folder, gang.size, computes
+        if key not in known:
+            known[key] = count(config, folder, gang, computes)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory_count, "_counted", counted)
+        yield

@@ -24,6 +24,10 @@ from support.edits import source
 from support.families import FAMILIES, frames_of, load_tiny
 from support.gang_memory import allocated
 from support.paths import ROOT
+from support.planning import counted_once
+
+__all__ = ["counted_once"]
+pytestmark = pytest.mark.usefixtures("counted_once")
 
 GB = 10**9
 
@@ -168,16 +172,23 @@ def test_the_vae_and_text_encoders_are_those_of_the_folder(tiny_families, family
 def test_less_is_needed_where_the_config_says_so(tiny_families):
     folder = Path(tiny_families["flux"])
 
-    def memory(**tables) -> Memory:
-        return memory_of(config_of("flux", **tables), folder)
+    def memory(computes: bool = True, **tables) -> Memory:
+        return memory_of(config_of("flux", **tables), folder, computes=computes)
 
     plain = memory()
     assert memory(train={"gradient_checkpointing": True}).pack(6) < 0.7 * plain.pack(6)
-    assert memory(model={"dtype": "bfloat16"}).weights < 0.6 * plain.weights
+    assert memory(computes=False, model={"dtype": "bfloat16"}).weights < 0.6 * plain.weights
     assert memory(model={"vae_slicing": True}).decode(4) < 0.5 * plain.decode(4)
     assert memory(model={"offload": ()}).rollout(4) > plain.rollout(4)
-    averaged, alone = memory(), memory(train={"ema_decay": 0.0})
-    assert averaged.state == alone.state * 4 / 3
+    assert plain.state == memory(computes=False, train={"ema_decay": 0.0}).state * 4 / 3
+
+
+def test_what_is_held_is_counted_without_computing(tiny_families):
+    folder, config = Path(tiny_families["flux"]), config_of("flux")
+    held = memory_of(config, folder, computes=False)
+    nothing = Linear()
+    assert held == replace(memory_of(config, folder), step=nothing, decode=nothing, pack=nothing)
+    assert nothing(6) == 0
 
 
 @pytest.mark.parametrize("kernel", FAMILY_ROWS["flux"].attention)
@@ -187,18 +198,23 @@ def test_any_kernel_of_attention_counts_as_a_fused_one(tiny_families, kernel):
     assert memory_of(chosen, folder) == memory_of(fused, folder)
 
 
+def held(config: RunConfig, folder: Path) -> Memory:
+    """What is there all the time: versions do not hang on what is computed."""
+    return memory_of(config, folder, computes=False)
+
+
 def test_versions_by_hand(tiny_families):
     """Adapters lie side by side on the device, copies of all weights in its dtype on its host."""
     folder = Path(tiny_families["flux"])
     stale = {"layout": "tcss", "max_stale_share": 1.0, "max_staleness": 1}
     lora, whole = (
-        memory_of(config_of("flux", train={"lora": lora}, schedule=stale), folder)
+        held(config_of("flux", train={"lora": lora}, schedule=stale), folder)
         for lora in ({"rank": 3}, None)
     )
     assert lora.adapters == 3 * lora.gradient_sum
     assert lora.versions == 0
     assert whole.versions == 2 * whole.gradient_sum == 2 * whole.weights
-    half = memory_of(
+    half = held(
         config_of("flux", model={"dtype": "bfloat16"}, train={"lora": None}, schedule=stale), folder
     )
     assert half.versions == 2 * half.weights == whole.versions / 2
@@ -209,7 +225,7 @@ def test_one_more_version_is_on_the_host_where_deltas_are_of_it(tiny_families):
     folder = Path(tiny_families["flux"])
     stale = {"layout": "tcss", "max_stale_share": 1.0, "max_staleness": 2}
     found = {
-        (push, num_older, updates): memory_of(
+        (push, num_older, updates): held(
             config_of(
                 "flux",
                 train={"lora": None, "updates_per_iteration": updates},
@@ -240,7 +256,7 @@ def test_one_more_version_is_on_the_host_where_deltas_are_of_it(tiny_families):
 )
 def test_policies_beside_a_version_count_too(tiny_families, decay, push, updates, expected):
     folder = Path(tiny_families["flux"])
-    found = memory_of(
+    found = held(
         config_of(
             "flux",
             algorithm={"type": "diffusion_nft", "old_policy_decay": decay},

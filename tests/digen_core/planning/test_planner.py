@@ -56,7 +56,16 @@ def test_the_plan_is_the_best_of_all_choices(switch):
     assert best.seconds <= 1.02 * min(tried.values())
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+EXPENSIVE = ("B2", "G", "H")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.nightly] * (path.stem in EXPENSIVE))
+        for path in SHIPPED
+    ],
+)
 def test_no_plan_is_slower_than_colocated_strong(path):
     own = job_of(load_scenario(path))
     strong = simulate_choice(own, Choice("colocated-strong", None), num_iterations=4).seconds

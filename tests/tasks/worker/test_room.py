@@ -8,11 +8,14 @@ import torch
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.planning.memory_count import memory_of
+from support.planning import counted_once
 from support.tiny_policies import TINY
 from tasks.worker import engine as engine_module
 from tasks.worker import room
 from tasks.worker.engine import build_engine
 
+__all__ = ["counted_once"]
+pytestmark = pytest.mark.usefixtures("counted_once")
 BOTH = frozenset({"rollout", "trainer"})
 
 
