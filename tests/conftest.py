@@ -131,11 +131,9 @@ def prefect_backend(mlflow_tables) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def dask_cluster() -> Iterator[Any]:
     """Two workers as threads of this process: real scheduling, no ports, no GPUs."""
-    from distributed import LocalCluster
+    from support.clusters import threads_cluster
 
-    with LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None
-    ) as cluster:
+    with threads_cluster(2) as cluster:
         yield cluster
 
 

@@ -4,8 +4,9 @@ import asyncio
 import time
 
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 
+from support.clusters import threads_cluster
 from tasks.cluster import calls
 from tasks.cluster.calls import (
     SchedulerLostError,
@@ -19,9 +20,7 @@ from tasks.cluster.presence import dismiss, present_workers
 
 @pytest.fixture
 def cluster():
-    with LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None
-    ) as made:
+    with threads_cluster(2) as made:
         yield made
 
 
@@ -91,7 +90,7 @@ def test_what_the_function_raises_comes_back(client):
 
 
 def test_a_scheduler_that_is_gone_is_said_to_be():
-    with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster:
+    with threads_cluster() as cluster:
         client = Client(cluster.scheduler_address, set_as_default=False)
         assert present_workers(client)
     deadline = time.monotonic() + 30

@@ -4,8 +4,9 @@ from functools import partial
 
 import pytest
 from dask.utils import key_split
-from distributed import Client, Future, LocalCluster, Scheduler, Worker, wait
+from distributed import Client, Future, Scheduler, Worker, wait
 
+from support.clusters import threads_cluster
 from support.waiting import comes_to
 from tasks.cluster.lineage import PRELOAD, forget_lineage
 from tasks.cluster.listening import TaskWorker
@@ -17,13 +18,8 @@ NUM = 20
 def client():
     """A client of two workers in this process, whose scheduler is as those of runs."""
     with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            processes=False,
-            dashboard_address=None,
-            scheduler_kwargs={"preload": [PRELOAD]},
-            worker_class=TaskWorker,
+        threads_cluster(
+            2, scheduler_kwargs={"preload": [PRELOAD]}, worker_class=TaskWorker
         ) as cluster,
         Client(cluster) as client,
     ):

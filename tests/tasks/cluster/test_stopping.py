@@ -5,8 +5,9 @@ import time
 from functools import partial
 
 import pytest
-from distributed import Client, LocalCluster, Scheduler
+from distributed import Client, Scheduler
 
+from support.clusters import threads_cluster
 from support.waiting import comes_to
 from tasks.cluster.stopping import stop_tasks
 
@@ -14,12 +15,7 @@ from tasks.cluster.stopping import stop_tasks
 @pytest.fixture
 def client():
     """A client of one worker in this process."""
-    with (
-        LocalCluster(
-            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with threads_cluster() as cluster, Client(cluster) as client:
         yield client
 
 
