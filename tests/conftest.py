@@ -45,17 +45,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with what takes longest, or keep a slice: cases that hash lowest with its seed.
+    """Mix what waits with what computes, or keep a slice: cases that hash lowest with its seed.
 
-    Files are dealt to processes: none is to be left alone with a long one at the end. Cases of
-    whole sessions come after each other: their servers have fixed ports.
+    Cases of whole sessions come after each other: their servers have fixed ports.
     """
     for item in items:
         if item.get_closest_marker("operation"):
             item.add_marker(pytest.mark.xdist_group("operation"))
     if not (slice_ := config.getoption("--slice")):
-        slow = {item.path for item in items if item.get_closest_marker("slow")}
-        items.sort(key=lambda item: item.path not in slow)
+        _mix(items)
         return
     seed, _, count = slice_.rpartition(":")
     sliced = [item for item in items if any(item.get_closest_marker(mark) for mark in SLICED)]
@@ -67,6 +65,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = {*first, *sliced[: int(count) - len(first)]}
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+
+
+def _mix(items: list[pytest.Item]) -> None:
+    """Put files with slow tests between the others, and only others at the end.
+
+    Files are dealt to processes in this order. Slow tests wait for servers and workers much of
+    their time, others compute: cores are busy if some processes are at each. No process is to be
+    left alone with a long file at the end.
+    """
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    paths = dict.fromkeys(item.path for item in items)
+    others = [path for path in paths if path not in slow]
+    after_each = max(1, 3 * len(others) // (4 * max(1, len(slow))))
+    places = {path: (place, 0) for place, path in enumerate(own for own in paths if own in slow)}
+    places |= {path: (place // after_each, 1) for place, path in enumerate(others)}
+    items.sort(key=lambda item: places[item.path])
 
 
 def pytest_collection_finish() -> None:
