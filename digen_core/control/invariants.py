@@ -121,12 +121,12 @@ def _check_packs(it: IterationSnapshot, now: Snapshot, *, is_oldest: bool) -> No
     assert all(block.update == it.update for block in (*it.pool, *taken)), "another update's pair"
     parked = [block for _, own in it.parked for block in own]
     assert all(block.update >= it.update for block in (*it.later, *parked))
-    rows = Counter(
-        (block.update, block.fragment, block.step, block.first_row + row)
+    pairs = [
+        (block.update, block.fragment.group, block.step, sample)
         for block in (*it.pool, *it.later, *taken, *parked)
-        for row in range(block.num_rows)
-    )
-    assert all(times == 1 for times in rows.values()), "a pair is there twice"
+        for sample in block.samples
+    ]
+    assert len(set(pairs)) == len(pairs), "a pair is there twice"
     if it.reducing:
         left: list[object] = [*it.pool, *it.training]
         left += [block for block in parked if block.update == it.update]
