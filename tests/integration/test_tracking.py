@@ -43,12 +43,6 @@ REPORT = EvaluationReport(
 )
 
 
-@pytest.fixture(autouse=True)
-def heard(caplog):
-    """What digen says is heard, though another test's run has left pytest's handlers at ERROR."""
-    caplog.set_level(logging.WARNING, logger="tasks")
-
-
 @pytest.fixture(scope="module")
 def runs_dir(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
