@@ -166,13 +166,13 @@ def tiny_flux(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="session")
 def tiny_families(tmp_path_factory) -> dict[str, str]:
-    """Folder of a tiny pipeline with random weights, by family."""
-    from digen_core.config.families import FAMILIES
+    """Folder of a tiny pipeline with random weights, by family and, of its kinds, FAMILY-KIND."""
     from digen_core.models.tiny.pipelines import build_tiny
+    from support.families import MODELS, family_of, kind_of
 
     folders = {}
-    for family in FAMILIES:
-        folder = tmp_path_factory.mktemp(f"tiny_{family}")
-        build_tiny(family).save_pretrained(folder)
-        folders[family] = str(folder)
+    for model in MODELS:
+        folder = tmp_path_factory.mktemp(f"tiny_{model}")
+        build_tiny(family_of(model), kind=kind_of(model)).save_pretrained(folder)
+        folders[model] = str(folder)
     return folders

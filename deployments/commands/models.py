@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from digen_core.config.families import VIDEO_FAMILIES, FamilyName
+from digen_core.config.families import FAMILIES, VIDEO_FAMILIES, FamilyName
 from digen_core.config.model import TinySize
 from digen_core.errors import UserError
 from digen_core.preflight.network import check_writable
@@ -54,7 +54,7 @@ def _check_pretraining(out: Path, seed: int, threads: int) -> None:
 
 
 def make_tiny(
-    family: FamilyName, folder: Path, /, *, size: TinySize = "tiny", seed: int = 0
+    family: FamilyName, folder: Path, /, *, kind: str = "", size: TinySize = "tiny", seed: int = 0
 ) -> int:
     """Make a tiny pipeline of a model family with random weights, to try digen with; no downloads.
 
@@ -64,6 +64,7 @@ def make_tiny(
     Args:
         family: flux, sd3, qwen_image, z_image, wan, hunyuan_video or flux2.
         folder: To save it to; it must not hold anything yet.
+        kind: Of a family's models: of wan, ti2v is as Wan2.2-TI2V-5B; default: the plain one.
         size: Of the transformer: tiny, to see that something works; medium, 10 to 50 million
             parameters, to see what it costs.
         seed: Same seed, same weights.
@@ -71,13 +72,17 @@ def make_tiny(
     require_free(folder)
     if seed < 0:
         raise UserError(f"--seed is {seed}; use 0 or more")
+    if kind not in ("", *FAMILIES[family].kinds):
+        raise UserError(
+            f"--kind is {kind}; of {family} use {' or '.join(FAMILIES[family].kinds) or 'none'}"
+        )
 
     from transformers.utils.logging import disable_progress_bar
 
     from digen_core.models.tiny.pipelines import build_tiny
 
     disable_progress_bar()
-    build_tiny(family, size=size, seed=seed).save_pretrained(folder)
+    build_tiny(family, kind=kind, size=size, seed=seed).save_pretrained(folder)
     frames = " --model.num-frames 5" if family in VIDEO_FAMILIES else ""
     sys.stdout.write(
         f"{folder} holds a random {family} pipeline; two iterations with it: digen train "

@@ -56,6 +56,10 @@ class Family(NamedTuple):
     editors: tuple[str, ...] = ()
     """Those of its pipelines that are shown a source image."""
 
+    kinds: tuple[str, ...] = ()
+    """Kinds of its models that differ in more than size, the plain one aside, by the names that
+    ``digen make-tiny`` takes. A model's folder says which kind it is."""
+
     makes_videos: bool = False
     attention: tuple[str, ...] = (*MASKED, "native_flash", "flash")
     """Kernels of attention that a model of it can have, by ``model.attention``."""
@@ -142,6 +146,7 @@ FAMILIES: Final[dict[str, Family]] = {
             transformer["patch_size"][1] * vae.get("scale_factor_spatial", 8)
         ),
         5.681e9,  # UMT5-XXL's encoder
+        kinds=("ti2v",),  # of Wan 2.2
         makes_videos=True,
         deals_text=False,  # it is in cross-attention
         blocks={"blocks": "num_layers"},

@@ -82,8 +82,8 @@ class ModelConfig(Strict):
     """Which pipeline is post-trained, and in what precision."""
 
     family: FamilyName = "flux"
-    """Model family: FLUX.1, Stable Diffusion 3 and 3.5, Qwen-Image, Z-Image, Wan 2.1, HunyuanVideo
-    or FLUX.2."""
+    """Model family: FLUX.1, Stable Diffusion 3 and 3.5, Qwen-Image, Z-Image, Wan 2.1 and 2.2,
+    HunyuanVideo or FLUX.2."""
 
     path: MaybeShipped = Field(EMBEDDED, min_length=1)
     """Diffusers folder or hub id, loaded with from_pretrained; digen:models/shapes is the embedded
@@ -130,7 +130,8 @@ class ModelConfig(Strict):
     """Decode sample after sample, with the same pixels."""
 
     height: Annotated[int, _SIDE] = Field(default_factory=_of_the_model("height"), ge=8)
-    """Image height in pixels; what it must be a multiple of depends on the model, often 16."""
+    """Image height in pixels; what it must be a multiple of depends on the model, often 16 (of
+    Wan2.2-TI2V-5B 32)."""
 
     width: Annotated[int, _SIDE] = Field(default_factory=_of_the_model("width"), ge=8)
     """Image width in pixels, likewise."""

@@ -462,8 +462,13 @@ class PipelinePolicy(ABC):
 
     @classmethod
     @abstractmethod
-    def tiny(cls, size: TransformerSize) -> Any:
-        """Build a pipeline of the family with random weights, offline and in seconds."""
+    def tiny(cls, size: TransformerSize, kind: str = "") -> Any:
+        """Build a pipeline of the family with random weights, offline and in seconds.
+
+        Args:
+            size: of its transformer.
+            kind: one of the family's kinds; empty: the plain one.
+        """
 
     @abstractmethod
     def shape_of_latent(self) -> tuple[int, ...]:

@@ -12,6 +12,9 @@ from digen_core.models.policy import ALL_PARTS, Policy
 from support.tiny_policies import load
 
 FAMILIES = tuple(families.FAMILIES)
+KINDS = tuple(f"{name}-{kind}" for name, row in families.FAMILIES.items() for kind in row.kinds)
+MODELS = (*FAMILIES, *KINDS)
+"""Names of the tiny models: of each family the plain one, and FAMILY-KIND."""
 GUIDED = ("flux2", "sd3", "qwen_image", "z_image", "wan")
 PUBLISHED = {
     "flux": "FLUX.1-dev",
@@ -27,24 +30,34 @@ HEIGHT, WIDTH, TOKENS = 32, 48, 24
 NEGATIVE = "blurry"
 
 
-def frames_of(family: str) -> int:
+def family_of(model: str) -> str:
+    """The family of one of ``MODELS``."""
+    return model.partition("-")[0]
+
+
+def kind_of(model: str) -> str:
+    """The kind of one of ``MODELS``, of its family's; empty: the plain one."""
+    return model.partition("-")[2]
+
+
+def frames_of(model: str) -> int:
     """The frames of the tests' samples: videos where the family makes them."""
-    return 5 if family in VIDEO_FAMILIES else 1
+    return 5 if family_of(model) in VIDEO_FAMILIES else 1
 
 
 def load_tiny(
-    folder: str, family: str, dtype: str = "float32", parts: frozenset = ALL_PARTS, **model: Any
+    folder: str, name: str, dtype: str = "float32", parts: frozenset = ALL_PARTS, **model: Any
 ) -> Policy:
-    """Load a policy at the tests' sizes."""
+    """Load a policy at the tests' sizes, of one of ``MODELS``."""
     defaults = {
         "height": HEIGHT,
         "width": WIDTH,
-        "num_frames": frames_of(family),
+        "num_frames": frames_of(name),
         "max_sequence_length": TOKENS,
         "guidance_scale": 3.0,
         "negative_prompt": NEGATIVE,
     }
-    return load(folder, dtype, parts, family=family, **defaults | model)
+    return load(folder, dtype, parts, family=family_of(name), **defaults | model)
 
 
 def stock(folder: str) -> Any:
@@ -56,7 +69,7 @@ def stock(folder: str) -> Any:
 
 def generate(
     pipeline: Any,
-    family: str,
+    name: str,
     prompts: list[str],
     x: torch.Tensor,
     *,
@@ -64,7 +77,7 @@ def generate(
     **call: Any,
 ) -> torch.Tensor:
     """Return what a stock pipeline makes of the noise ``x`` at the tests' settings."""
-    count, noise = len(prompts), x.clone()
+    count, noise, family = len(prompts), x.clone(), family_of(name)
     call = {
         "guidance_scale": 3.0,
         "num_inference_steps": 3,

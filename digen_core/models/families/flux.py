@@ -27,7 +27,7 @@ class FluxPolicy(PipelinePolicy):
     tokenizer_name = "tokenizer_2"
 
     @classmethod
-    def tiny(cls, size: TransformerSize) -> FluxPipeline:
+    def tiny(cls, size: TransformerSize, kind: str = "") -> FluxPipeline:
         """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
         from digen_core.models.tiny import parts, tokenizers
 

@@ -45,7 +45,7 @@ class Flux2Policy(PipelinePolicy):
     uses_cfg = True
 
     @classmethod
-    def tiny(cls, size: TransformerSize) -> Flux2KleinPipeline:
+    def tiny(cls, size: TransformerSize, kind: str = "") -> Flux2KleinPipeline:
         """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
         from digen_core.models.tiny import parts, tokenizers
 

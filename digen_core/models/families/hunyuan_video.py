@@ -43,7 +43,7 @@ class HunyuanVideoPolicy(PipelinePolicy):
     }
 
     @classmethod
-    def tiny(cls, size: TransformerSize) -> HunyuanVideoPipeline:
+    def tiny(cls, size: TransformerSize, kind: str = "") -> HunyuanVideoPipeline:
         """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
         from digen_core.models.tiny import parts, tokenizers
 

@@ -31,7 +31,7 @@ class QwenImagePolicy(PipelinePolicy):
     uses_cfg = True
 
     @classmethod
-    def tiny(cls, size: TransformerSize) -> QwenImagePipeline:
+    def tiny(cls, size: TransformerSize, kind: str = "") -> QwenImagePipeline:
         """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
         from digen_core.models.tiny import parts, tokenizers
 

@@ -29,7 +29,7 @@ class SD3Policy(PipelinePolicy):
     uses_cfg = True
 
     @classmethod
-    def tiny(cls, size: TransformerSize) -> StableDiffusion3Pipeline:
+    def tiny(cls, size: TransformerSize, kind: str = "") -> StableDiffusion3Pipeline:
         """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
         from digen_core.models.tiny import parts, tokenizers
 

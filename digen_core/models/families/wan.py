@@ -1,6 +1,8 @@
-"""Wan 2.1 text-to-video: latents [B, z, F, h, w], classifier-free guidance, timestep in [0, 1000].
+"""Wan 2.1 and 2.2 text-to-video: latents [B, z, F, h, w], guidance is classifier-free.
 
-Wraps diffusers' WanPipeline; the denoising loop is ours.
+Wraps diffusers' WanPipeline; the denoising loop is ours. The timestep is in [0, 1000]. TI2V-5B of
+Wan 2.2 has one per token, as an image that a video begins with would have another: without an image
+they are all the same, and are given once per sample, which costs less.
 """
 
 import torch
@@ -20,7 +22,7 @@ from digen_core.models.tiny.sizes import LATENT_CHANNELS, TEXT_WIDTH, Transforme
 
 
 class WanPolicy(PipelinePolicy):
-    """A Wan 2.1 pipeline as a Policy."""
+    """A Wan pipeline as a Policy."""
 
     pipeline_class = WanPipeline
     vae_class = AutoencoderKLWan
@@ -28,16 +30,19 @@ class WanPolicy(PipelinePolicy):
     vae_in_float32 = True
 
     @classmethod
-    def tiny(cls, size: TransformerSize) -> WanPipeline:
+    def tiny(cls, size: TransformerSize, kind: str = "") -> WanPipeline:
         """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
+        is_ti2v = kind == "ti2v"
         from digen_core.models.tiny import parts, tokenizers
 
         tokenizer = tokenizers.t5_tokenizer()
         return WanPipeline(
             scheduler=UniPCMultistepScheduler(
-                prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+                prediction_type="flow_prediction",
+                use_flow_sigmas=True,
+                flow_shift=5.0 if is_ti2v else 3.0,
             ),
-            vae=parts.wan_vae(LATENT_CHANNELS),
+            vae=(parts.wan_2_2_vae if is_ti2v else parts.wan_vae)(LATENT_CHANNELS),
             text_encoder=parts.umt5(tokenizer, TEXT_WIDTH),
             tokenizer=tokenizer,
             transformer=WanTransformer3DModel(
@@ -48,14 +53,15 @@ class WanPolicy(PipelinePolicy):
                 freq_dim=64,
                 ffn_dim=2 * size.width,
             ),
+            expand_timesteps=is_ti2v,
         )
 
     def shape_of_latent(self) -> tuple[int, ...]:
         """Return (z, F, h, w)."""
-        if self.pipeline.config.boundary_ratio is not None or self.pipeline.config.expand_timesteps:
+        if self.pipeline.config.boundary_ratio is not None:
             raise ConfigError(
-                f"model.path {self.config.path} is a Wan 2.2 pipeline (two transformers, or a "
-                "timestep per token); use Wan 2.1"
+                f"model.path {self.config.path} is a Wan 2.2 pipeline of two transformers; use one "
+                "with one transformer"
             )
         settings = self.transformer.config
         return video_latent_shape(

@@ -42,7 +42,7 @@ class ZImagePolicy(PipelinePolicy):
     }
 
     @classmethod
-    def tiny(cls, size: TransformerSize) -> ZImagePipeline:
+    def tiny(cls, size: TransformerSize, kind: str = "") -> ZImagePipeline:
         """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
         from digen_core.models.tiny import parts, tokenizers
 

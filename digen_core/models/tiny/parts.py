@@ -201,6 +201,24 @@ def wan_vae(latent_channels: int) -> Any:
     return AutoencoderKLWan(**_wan_vae_settings(latent_channels)).eval()
 
 
+def wan_2_2_vae(latent_channels: int) -> Any:
+    """Return a VAE as TI2V-5B of Wan 2.2 has one, 8 pixels per latent pixel where that has 16.
+
+    Its blocks have shortcuts past their changes of size, and two of the 8 are a patch of pixels.
+    """
+    settings = {
+        **_wan_vae_settings(latent_channels),
+        "decoder_base_dim": 16,
+        "dim_mult": [1, 1, 1],
+        "temperal_downsample": [True, True],
+        "is_residual": True,
+        "in_channels": 12,
+        "out_channels": 12,
+        "patch_size": 2,
+    }
+    return AutoencoderKLWan(**settings).eval()
+
+
 def _wan_vae_settings(latent_channels: int) -> dict[str, Any]:
     return {
         "base_dim": 8,

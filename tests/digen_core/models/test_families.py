@@ -22,12 +22,13 @@ from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
 from support.families import (
-    FAMILIES,
     GUIDED,
     HEIGHT,
+    MODELS,
     NEGATIVE,
     TOKENS,
     WIDTH,
+    family_of,
     frames_of,
     generate,
     load_tiny,
@@ -49,7 +50,7 @@ class EulerUniPC(UniPCMultistepScheduler):
 
 def stock_of(folder: str, family: str):
     pipeline = stock(folder)
-    if family == "wan":
+    if family_of(family) == "wan":
         first_order = {"solver_order": 1, "disable_corrector": list(range(20))}
         pipeline.scheduler = EulerUniPC.from_config(pipeline.scheduler.config, **first_order)
     return pipeline
@@ -57,10 +58,10 @@ def stock_of(folder: str, family: str):
 
 @pytest.fixture(scope="module")
 def policies(tiny_families) -> dict:
-    return {family: load_tiny(tiny_families[family], family) for family in FAMILIES}
+    return {model: load_tiny(tiny_families[model], model) for model in MODELS}
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=MODELS)
 def family(request) -> str:
     return request.param
 
@@ -87,12 +88,12 @@ def test_noiseless_sampling_is_the_stock_pipelines(tiny_families, family, change
         initial_latent(policy, seed=11, group=(0, i), samples=range(1), purpose=EVALUATION_NOISE)
         for i in (3, 7)
     ]
-    if family not in VIDEO_FAMILIES:
+    if family_of(family) not in VIDEO_FAMILIES:
         changes = {name: value for name, value in changes.items() if name != "num_frames"}
     pipeline = stock_of(tiny_families[family], family)
     expected = generate(pipeline, family, PROMPTS, torch.cat(noise), output_type="pt", **changes)
     frames = changes.get("num_frames", frames_of(family))
-    if family in VIDEO_FAMILIES and frames == 1:
+    if family_of(family) in VIDEO_FAMILIES and frames == 1:
         expected = expected[:, 0]
     height = changes.get("height", HEIGHT)
     assert made.shape == (2, *[frames] * (frames > 1), 3, height, WIDTH)
@@ -265,7 +266,7 @@ def test_without_guidance_there_is_no_second_pass_and_no_negative_embedding(
         lambda _, args, kwargs: sizes.append(len([*args, *kwargs.values()][0])), with_kwargs=True
     )
     policy.velocity(x, sigma, condition)
-    guided = family in GUIDED and scale > (0 if family == "z_image" else 1)
+    guided = family_of(family) in GUIDED and scale > (0 if family == "z_image" else 1)
     assert sizes == [6 if guided else 3]
     assert any(name.startswith("negative_") for name in condition) == guided
 
@@ -348,7 +349,7 @@ def test_in_half_precision_velocities_are_float32_and_close(tiny_families, polic
     assert (velocity - exact).norm() < 0.05 * exact.norm()
     assert (half.decode(x).dtype, half.pipeline.vae.dtype) == (
         torch.float32,
-        torch.float32 if family == "wan" else torch.bfloat16,
+        torch.float32 if family_of(family) == "wan" else torch.bfloat16,
     )
 
 
@@ -380,7 +381,7 @@ def test_pixels_that_are_no_numbers_stay_none(policies, family, monkeypatch):
 
 @pytest.mark.parametrize("size", [{"width": 40}, {"height": 24, "width": 24}])
 def test_a_size_that_does_not_fit_is_refused_before_and_by_the_loading(tiny_families, family, size):
-    message = rf"is \d+ x \d+; this {family} model needs multiples of 16"
+    message = rf"is \d+ x \d+; this {family_of(family)} model needs multiples of 16"
     with pytest.raises(UserError, match=message) as loading:
         load_tiny(tiny_families[family], family, **size)
     with pytest.raises(UserError, match=message) as before:
@@ -403,7 +404,7 @@ def test_sizes_of_models_with_other_vaes_and_patches(tiny_families, family, tmp_
         "wan": ("transformer", {"patch_size": [1, 4, 4]}),
         "hunyuan_video": ("vae", {"spatial_compression_ratio": 16}),
     }
-    part, changes = changed[family]
+    part, changes = changed[family_of(family)]
     shutil.copytree(tiny_families[family], tmp_path / "model")
     file = tmp_path / "model" / part / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
@@ -413,11 +414,12 @@ def test_sizes_of_models_with_other_vaes_and_patches(tiny_families, family, tmp_
 
 
 def check_size(folder: str, family: str, **size: int) -> None:
-    check_model_folder(ModelConfig(**{**TINY, "family": family, "path": folder, **size}))
+    check_model_folder(ModelConfig(**{**TINY, "family": family_of(family), "path": folder, **size}))
 
 
 def test_what_a_config_leaves_out_is_as_the_familys_pipeline_has_it(family):
     """But the sizes of videos, which are those that published RL trained on."""
+    family = family_of(family)
     pipeline = adapter_of(family).pipeline_class
     call = inspect.signature(pipeline.__call__).parameters
     found = ModelConfig(family=family, path="a/b").defaults
@@ -425,7 +427,7 @@ def test_what_a_config_leaves_out_is_as_the_familys_pipeline_has_it(family):
     assert found.guidance_scale == guidance
     assert found.num_inference_steps == call["num_inference_steps"].default
     assert found.max_sequence_length == call["max_sequence_length"].default
-    if family in VIDEO_FAMILIES:
+    if family_of(family) in VIDEO_FAMILIES:
         assert found.height * found.width <= call["height"].default * call["width"].default / 3
         assert 1 < found.num_frames < call["num_frames"].default
     else:
@@ -485,11 +487,11 @@ def test_tokens_are_counted_as_the_pipeline_cuts_them(tiny_families, family):
     assert shown_at(count - 1) != shown_at(count)
 
 
-def test_wan_2_2_is_refused(tiny_families, tmp_path):
+def test_two_transformers_are_refused(tiny_families, tmp_path):
     pipeline = stock(tiny_families["wan"])
     pipeline.register_to_config(boundary_ratio=0.9)
     pipeline.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"is a Wan 2.2 pipeline .* use Wan 2.1"):
+    with pytest.raises(UserError, match=r"is a Wan 2\.2 pipeline of two transformers; use one"):
         load_tiny(str(tmp_path), "wan")
 
 
@@ -497,7 +499,9 @@ def test_model_folders_are_checked_before_anything_is_loaded(tiny_families, fami
     folder = tmp_path / "model"
     shutil.copytree(tiny_families[family], folder)
     size = {"model.height": 32, "model.width": 32, "model.num_frames": 1}
-    config = load_config(None, {"model.family": family, "model.path": str(folder), **size}).model
+    config = load_config(
+        None, {"model.family": family_of(family), "model.path": str(folder), **size}
+    ).model
     check_model_folder(config)
     shutil.rmtree(folder / "transformer")
     with pytest.raises(UserError, match="lacks the subfolder transformer"):

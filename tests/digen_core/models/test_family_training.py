@@ -19,7 +19,7 @@ from digen_core.training.gradient_sum import GradientSum, PackGradient, pack_gra
 from digen_core.training.pairs import gather_pairs
 from digen_core.transport.arrays import to_array, to_arrays
 from digen_core.transport.segment import Segment
-from support.families import FAMILIES, load_tiny, stock
+from support.families import FAMILIES, MODELS, family_of, load_tiny, stock
 from support.packs import make_packs
 from support.tiny_policies import moved_weights
 
@@ -49,7 +49,7 @@ FRAGMENT = Fragment(iteration=0, group=0, index=0, first_sample=0, num_samples=4
 PROMPT = "a red circle"
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=MODELS)
 def family(request) -> str:
     return request.param
 
@@ -66,7 +66,7 @@ def config_of(family: str, dtype: str = "float32", transition="flow_sde", **algo
     shape = {"prompts_per_iteration": 1, "group_size": 4, "fragment_size": 4, "num_steps": 3}
     return RunConfig.model_validate(
         {
-            "model": {"family": family, "dtype": dtype},
+            "model": {"family": family_of(family), "dtype": dtype},
             "rollout": {**shape, "transition": transition},
             "algorithm": algorithm,
         }
@@ -185,7 +185,7 @@ def test_all_adapters_learn_and_nothing_else(tiny_families, family):
 def test_every_published_target_has_an_adapter_and_the_unused_ones_are_allowed(
     tiny_families, family
 ):
-    targets = (*LORA.targets, *PUBLISHED[family])
+    targets = (*LORA.targets, *PUBLISHED[family_of(family)])
     policy = trained_policy(tiny_families[family], family, lora=LoraConfig(targets=targets))
     names = trainable_parameters(policy)
     assert all(any(f".{target}.lora_A" in f".{name}" for name in names) for target in targets)
@@ -205,7 +205,7 @@ def test_checkpointed_gradients_are_the_same_bit_for_bit(tiny_families, family, 
     make_trainable(checkpointed, lora, gradient_checkpointing=True)
     set_weights(checkpointed, moved_weights(policy, scale=0))
     counted = Counter()
-    blocks = checkpointed.transformer.get_submodule(BLOCKS[family])
+    blocks = checkpointed.transformer.get_submodule(BLOCKS[family_of(family)])
     for number, block in enumerate(blocks):
         block.register_forward_pre_hook(lambda *_, number=number: counted.update([number]))
     (again,) = replayed(checkpointed, config_of(family), 8)
