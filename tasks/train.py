@@ -1,7 +1,8 @@
 """Training tasks: the gradient of a pack, the sum of a device, and the sum of all."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -71,7 +72,7 @@ def train_pack(
                 part.blocks[0].fragment.group,
                 _pairs(engine, part, version, segments, own, advantages),
             )
-            for part in _alike(pack, engine.config, own)
+            for part in _alike(pack, engine.config, own, partial(_expert_of, engine, segments))
         ]
         outcome = add_pack(run_id, version, total, pack.iteration, pack.index, parts, trained_from)
         if outcome == "nonfinite":
@@ -133,8 +134,8 @@ def add_pack(
         total: what the members summed before.
         iteration: of the pack.
         index: of the pack.
-        parts: the pack's pairs, on the CPU: of one size of samples and one length of text each, and
-            with a group whose samples have that size.
+        parts: the pack's pairs, on the CPU: of one size of samples, one length of text and one
+            expert each, and with a group whose samples have that size.
         trained_from: version with which the iteration began.
 
     Returns:
@@ -173,19 +174,31 @@ def add_pack(
     return "nonfinite" if nonfinite else "added"
 
 
-def _alike(pack: Pack, config: RunConfig, conditions: Mapping[int, Arrays]) -> list[Pack]:
-    """Split a pack into those of one size of samples and one length of text.
+def _expert_of(engine: Engine, segments: Sequence[Segment], block: PairBlock) -> int:
+    """Return the number of the transformer that computes a pack's block."""
+    segment = next(own for own in segments if own.fragment == block.fragment)
+    return engine.policy.expert_at(float(segment.sigmas[block.step]))
+
+
+def _alike(
+    pack: Pack,
+    config: RunConfig,
+    conditions: Mapping[int, Arrays],
+    expert_of: Callable[[PairBlock], int],
+) -> list[Pack]:
+    """Split a pack into those of one size of samples, one length of text and one expert.
 
     The gradient is a sum over pairs. With texts of several lengths there would be a mask, and with
-    another kernel of attention than the rollout's, ratios would not be 1 where they should be.
+    another kernel of attention than the rollout's, ratios would not be 1 where they should be. With
+    pairs of two experts the members of a gang would not all compute the same one.
     """
-    blocks: dict[tuple[Size, tuple[int, ...]], list[PairBlock]] = {}
+    blocks: dict[tuple[Size, tuple[int, ...], int], list[PairBlock]] = {}
     for block in pack.blocks:
         group = block.fragment.group
         masks = [value for name, value in conditions[group].items() if name.endswith("mask")]
         lengths = tuple(int(mask.sum()) for mask in masks)
         size = config.size_of(block.fragment.iteration, group)
-        blocks.setdefault((size, lengths), []).append(block)
+        blocks.setdefault((size, lengths, expert_of(block)), []).append(block)
     return [Pack(pack.iteration, pack.index, tuple(own)) for own in blocks.values()]
 
 
@@ -197,7 +210,7 @@ def _pairs(
     conditions: dict[int, Arrays],
     advantages: dict[int, np.ndarray],
 ) -> Pairs | CleanPairs:
-    """Return the pairs of a pack whose samples have one size and one length of text."""
+    """Return the pairs of a pack whose samples are alike, of one expert."""
     return gather_pairs(
         pack,
         segments,
@@ -213,7 +226,7 @@ def _pairs(
 def part_gradient(
     engine: Engine, iteration: int, group: int, pairs: Pairs | CleanPairs
 ) -> PackGradient:
-    """Return this member's part of the gradient of pairs of one size and one length of text."""
+    """Return this member's part of the gradient of pairs that are alike."""
     return pack_gradient(engine.policy_of(iteration, group), pairs, engine.config, engine.gang)
 
 

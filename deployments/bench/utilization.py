@@ -18,6 +18,7 @@ from deployments.views.terminal import borderless, terminal
 from digen_core.config.families import FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
+from digen_core.models.expert_names import parts_in
 from digen_core.models.loading import build_trainable
 from digen_core.models.pipeline_policy import PipelinePolicy
 from digen_core.models.policy import Condition
@@ -119,7 +120,8 @@ def cut_settings(folder: Path, out: Path, share: float) -> None:
     """Write the settings of a model with a share of its blocks, at least one of each kind.
 
     Args:
-        folder: with ``transformer/config.json`` and ``vae/config.json`` of diffusers.
+        folder: with ``transformer/config.json`` and ``vae/config.json`` of diffusers; of two
+            experts with the other one's and ``model_index.json``, too.
         out: an empty folder, which gets the same files.
         share: in (0, 1].
 
@@ -127,13 +129,17 @@ def cut_settings(folder: Path, out: Path, share: float) -> None:
         OSError: a file is not there.
         ValueError: the transformer's is not JSON, or does not say how many blocks there are.
     """
-    for part in ("transformer", "vae"):
+    transformers = parts_in(folder)
+    for part in (*transformers, "vae"):
         (out / part).mkdir()
         shutil.copy(folder / part / "config.json", out / part)
-    file = out / "transformer" / "config.json"
-    settings = json.loads(file.read_text(encoding="utf-8"))
-    if share < 1:
-        file.write_text(json.dumps({**settings, **_fewer_blocks(settings, share)}))
+    if (folder / "model_index.json").is_file():
+        shutil.copy(folder / "model_index.json", out)
+    for part in transformers:
+        file = out / part / "config.json"
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        if share < 1:
+            file.write_text(json.dumps({**settings, **_fewer_blocks(settings, share)}))
 
 
 def _fewer_blocks(settings: dict[str, Any], share: float) -> dict[str, Any]:

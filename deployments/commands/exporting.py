@@ -37,7 +37,7 @@ def export(
     Args:
         run: Folder of the run.
         target: comfyui or kohya: one safetensors file with the names that the program's own model
-            has. hub: adapter, model card and pictures.
+            has, of two experts one each. hub: adapter, model card and pictures.
         out: Folder to write to; it must not hold anything yet. Default: RUN/comfyui, RUN/kohya or
             RUN/hub.
         push: With --for hub: repository to push the folder to, ORG/NAME; a new one is private. The
@@ -47,12 +47,15 @@ def export(
     if push is not None:
         _check_push(push, target)
 
-    from digen_core.checkpoints.adapter import read_adapter
+    from digen_core.checkpoints.adapter import files_of, read_adapter
 
     adapter = read_adapter(run, _warn)
     file = "" if target == HUB else f"{run.resolve().name}.safetensors"
     _write(run, target, adapter, folder, file)
-    _say(f"{folder / file} holds the adapter of version {adapter.manifest.version}")
+    files = [folder] if target == HUB else sorted(files_of(adapter, folder / file).values())
+    what = "holds" if len(files) == 1 else "hold"
+    version = adapter.manifest.version
+    _say(f"{' and '.join(map(str, files))} {what} the adapter of version {version}")
     if push is not None:
         from deployments.hub.push import push_folder
 

@@ -64,7 +64,8 @@ def make_tiny(
     Args:
         family: flux, sd3, qwen_image, z_image, wan, hunyuan_video or flux2.
         folder: To save it to; it must not hold anything yet.
-        kind: Of a family's models: of wan, ti2v is as Wan2.2-TI2V-5B; default: the plain one.
+        kind: Of a family's models: of wan, ti2v is as Wan2.2-TI2V-5B, a14b as
+            Wan2.2-T2V-A14B; default: the plain one.
         size: Of the transformer: tiny, to see that something works; medium, 10 to 50 million
             parameters, to see what it costs.
         seed: Same seed, same weights.

@@ -12,6 +12,7 @@ from digen_core.checkpoints.adapter import Adapter
 from digen_core.checkpoints.export import save_kept_adapter
 from digen_core.config.families import VIDEO_FAMILIES
 from digen_core.config.run import RunConfig
+from digen_core.models.expert_names import PARTS, split
 from digen_core.preflight.hub import is_hub_id
 from digen_core.trace.charts import draw_curves
 from digen_core.trace.page import Table, png_of
@@ -81,7 +82,7 @@ def _text(name: str, adapter: Adapter, evaluations: Table | None, pictures: Sequ
         f"A LoRA adapter of {code(model)}, trained by reinforcement learning with digen: "
         f"{code(config.algorithm.type)}, {adapter.manifest.num_iterations} iterations, version "
         f"{adapter.manifest.version} of the policy.",
-        *_section("Use", _use(config)),
+        *_section("Use", _use(config, adapter)),
         *_section("Training", _rows(("setting", "value"), _settings(config))),
     ]
     if evaluations is not None:
@@ -99,14 +100,21 @@ def _section(heading: str, lines: Iterable[str]) -> list[str]:
     return ["", f"## {heading}", "", *lines]
 
 
-def _use(config: RunConfig) -> list[str]:
+def _use(config: RunConfig, adapter: Adapter) -> list[str]:
     base = base_model(config) or "the base model's folder"
+    calls = {
+        PARTS["high"]: "",
+        PARTS["low"]: ', weight_name="transformer_2.safetensors", load_into_transformer_2=True',
+    }
     return [
         "```python",
         "from diffusers import DiffusionPipeline",
         "",
         f"pipeline = DiffusionPipeline.from_pretrained({base!r})",
-        'pipeline.load_lora_weights("this folder, or its name on the hub")',
+        *(
+            f'pipeline.load_lora_weights("this folder, or its name on the hub"{calls[part]})'
+            for part in split(adapter.layers)
+        ),
         "```",
     ]
 

@@ -24,6 +24,7 @@ from digen_core.checkpoints.slots import BLOCKS, DIFFUSERS_NAMES, Slot, Target, 
 from digen_core.config.load import require_run
 from digen_core.config.train import LoraConfig
 from digen_core.errors import UserError
+from digen_core.models.expert_names import PARTS, split
 from digen_core.models.trainable import FIRST_ADAPTER
 
 PROGRAMS: Final[dict[Target, str]] = {"comfyui": "ComfyUI", "kohya": "kohya's scripts"}
@@ -94,9 +95,25 @@ def _layers_of(weights: Mapping[str, np.ndarray]) -> dict[str, Matrices]:
 def save_for(target: Target, adapter: Adapter, path: Path) -> None:
     """Write an adapter as one safetensors file that a program loads, with its alpha.
 
+    Of two experts each that is trained has a file, as it is one model in the program.
+
     Raises:
         UserError: the program has no slot for one of its layers, or none that is known.
     """
+    for part, layers in split(adapter.layers).items():
+        _save_one(target, adapter._replace(layers=layers), files_of(adapter, path)[part])
+
+
+def files_of(adapter: Adapter, path: Path) -> dict[str, Path]:
+    """Return the file of each expert that is trained; of one transformer, a path as it is."""
+    first, parts = next(iter(adapter.layers)).partition(".")[0], split(adapter.layers)
+    if first not in PARTS.values():
+        return dict.fromkeys(parts, path)
+    names = {own: path.with_stem(f"{path.stem}-{side}-noise") for side, own in PARTS.items()}
+    return {part: names[part] for part in parts}
+
+
+def _save_one(target: Target, adapter: Adapter, path: Path) -> None:
     tensors = {}
     down, up = _MATRICES[target]
     for key, (own, alpha) in _placed(target, adapter).items():

@@ -2,10 +2,12 @@
 
 LoRA: ``pipeline.load_lora_weights(folder)``.
 All weights: ``from_pretrained(folder)`` of the transformer's class, such as FluxTransformer2DModel.
+Of two experts the adapter of the one for low noise has a file of its own, which is called
+transformer_2.safetensors, and all weights are in subfolders of the experts' names.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +15,7 @@ import numpy as np
 import torch
 from diffusers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFETENSORS_WEIGHTS_NAME
 from huggingface_hub import split_torch_state_dict_into_shards
+from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import Tensor
@@ -20,6 +23,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from digen_core.checkpoints.adapter import Adapter
 from digen_core.gang.sharding import held
+from digen_core.models.expert_names import adapter_file, split
+from digen_core.models.experts import Experts
 from digen_core.models.families import adapter_of
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import FIRST_ADAPTER, as_peft
@@ -48,12 +53,7 @@ def save_adapter(
             name.replace(f".{FIRST_ADAPTER}.", "."): viewed(value)
             for name, value in weights.items()
         }
-    # Without the metadata diffusers drops alpha, and loads the adapters with another strength.
-    policy.pipeline.save_lora_weights(
-        folder,
-        transformer_lora_layers=layers,
-        transformer_lora_adapter_metadata=transformer.peft_config[active].to_dict(),
-    )
+    _save_layers(policy.pipeline, folder, layers, transformer.peft_config[active])
 
 
 def save_kept_adapter(adapter: Adapter, folder: Path) -> None:
@@ -66,11 +66,21 @@ def save_kept_adapter(adapter: Adapter, folder: Path) -> None:
     layers: dict[str, Tensor] = {}
     for name, (down, up) in adapter.layers.items():
         layers |= {f"{name}.lora_A.weight": viewed(down), f"{name}.lora_B.weight": viewed(up)}
-    adapter_of(adapter.manifest.config.model.family).pipeline_class.save_lora_weights(
-        folder,
-        transformer_lora_layers=layers,
-        transformer_lora_adapter_metadata=as_peft(adapter.lora).to_dict(),
-    )
+    pipeline = adapter_of(adapter.manifest.config.model.family).pipeline_class
+    _save_layers(pipeline, folder, layers, as_peft(adapter.lora))
+
+
+def _save_layers(
+    pipeline: Any, folder: Path, layers: Mapping[str, Tensor], settings: LoraConfig
+) -> None:
+    for part, own in split(layers).items():
+        # Without the metadata diffusers drops alpha, and loads adapters with another strength.
+        pipeline.save_lora_weights(
+            folder,
+            weight_name=adapter_file(part),
+            transformer_lora_layers=own,
+            transformer_lora_adapter_metadata=settings.to_dict(),
+        )
 
 
 def save_transformer(
@@ -83,7 +93,8 @@ def save_transformer(
 ) -> None:
     """Write a whole transformer into a folder, in the dtypes of its parameters.
 
-    One file's weights are in memory at once, in one file those of a small transformer.
+    One file's weights are in memory at once, in one file those of a small transformer. Of two
+    experts those are written that are trained.
 
     Args:
         transformer: of which a member of a gang may hold only some rows or blocks; its buffers are
@@ -96,6 +107,45 @@ def save_transformer(
     Raises:
         FloatingPointError: a number is NaN, or infinite in its parameter's dtype.
     """
+    if isinstance(transformer, Experts):
+        for part, expert in transformer.trained.items():
+            (folder / part).mkdir()
+            _save_one(
+                expert,
+                folder / part,
+                _Prefixed(weights, f"{part}."),
+                dtypes=None if dtypes is None else split(dtypes)[part],
+                shard_bytes=shard_bytes,
+            )
+    else:
+        _save_one(transformer, folder, weights, dtypes=dtypes, shard_bytes=shard_bytes)
+
+
+class _Prefixed(Mapping[str, np.ndarray]):
+    """Arrays of which names begin so, by what follows; each is asked for as it is here."""
+
+    def __init__(self, whole: Mapping[str, np.ndarray], prefix: str) -> None:
+        self._whole, self._prefix = whole, prefix
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._whole[self._prefix + name]
+
+    def __iter__(self) -> Iterator[str]:
+        begin = self._prefix
+        return (name.removeprefix(begin) for name in self._whole if name.startswith(begin))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _save_one(
+    transformer: Any,
+    folder: Path,
+    weights: Mapping[str, np.ndarray],
+    *,
+    dtypes: Mapping[str, torch.dtype] | None,
+    shard_bytes: int,
+) -> None:
     plain, own = _plain(transformer), transformer.state_dict()
     dtypes = {name: value.dtype for name, value in own.items()} | dict(dtypes or {})
     plain.save_config(folder)

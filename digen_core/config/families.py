@@ -146,7 +146,7 @@ FAMILIES: Final[dict[str, Family]] = {
             transformer["patch_size"][1] * vae.get("scale_factor_spatial", 8)
         ),
         5.681e9,  # UMT5-XXL's encoder
-        kinds=("ti2v",),  # of Wan 2.2
+        kinds=("ti2v", "a14b"),  # of Wan 2.2
         makes_videos=True,
         deals_text=False,  # it is in cross-attention
         blocks={"blocks": "num_layers"},

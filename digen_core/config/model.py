@@ -22,6 +22,9 @@ TinySize = Literal["tiny", "medium"]
 Attention = Literal["native", "native_flash", "cudnn", "efficient", "math", "flash"]
 """A kernel of scaled dot-product attention."""
 
+TrainedExperts = Literal["both", "high", "low"]
+"""Which of a model's two experts are trained."""
+
 Size = tuple[int, int, int]
 """Height and width in pixels, and frames."""
 
@@ -76,6 +79,9 @@ class AdapterConfig(Strict):
 
     revision: str | None = None
     """Hub revision; null is the default branch."""
+
+    expert: Literal["high", "low"] = "high"
+    """Of a model of two experts: the one that it is for."""
 
 
 class ModelConfig(Strict):
@@ -159,6 +165,14 @@ class ModelConfig(Strict):
     FLUX.2-klein that is distilled ignores it. z_image: classifier-free too, but counted from 0 as
     its pipeline does (Z-Image 4): 4 there is 5 elsewhere, and Z-Image-Turbo takes 0, which is
     none."""
+
+    guidance_scale_2: float | None = Field(None, ge=0)
+    """Of a model of two experts (Wan2.2-T2V-A14B, which is used with 4 and 3): the scale of the one
+    for low noise, where guidance_scale is above 1. Null: the same."""
+
+    train_experts: TrainedExperts = "both"
+    """Of a model of two experts: both are trained, or the one for high or low noise only. Then the
+    pairs of the other one's noise levels teach nothing."""
 
     source_image: bool = False
     """Whether prompts come with an image that is to be edited, which the model is shown: true where

@@ -13,34 +13,43 @@ from typing import Any
 
 from digen_core.config.model import AdapterConfig
 from digen_core.errors import ConfigError
+from digen_core.models.expert_names import PARTS
 
 
 def fold_adapters(pipeline: Any, adapters: Mapping[str, AdapterConfig]) -> None:
-    """Add adapters to the transformer of a pipeline, one after the other.
+    """Add adapters to the transformers of a pipeline, one after the other.
 
     Raises:
         ConfigError: one cannot be read, is for another model, or changes more than the transformer.
     """
     for name, adapter in adapters.items():
         label = f"model.adapters.{name} ({adapter.path})"
+        part = PARTS[adapter.expert]
+        transformer = getattr(pipeline, part, None)
+        if transformer is None:
+            raise ConfigError(
+                f"{label} is for the expert for {adapter.expert} noise, but model.path has one "
+                "transformer; leave expert out"
+            )
+        into = {} if part == PARTS["high"] else {f"load_into_{part}": True}
         source = {"weight_name": adapter.file, "revision": adapter.revision}
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 weights = pipeline.lora_state_dict(adapter.path, **source)
                 _check_parts(label, weights)
-                _check_layers(label, weights, pipeline.transformer)
-                pipeline.load_lora_weights(adapter.path, adapter_name=name, **source)
-                if name not in getattr(pipeline.transformer, "peft_config", {}):
+                _check_layers(label, weights, transformer)
+                pipeline.load_lora_weights(adapter.path, adapter_name=name, **source, **into)
+                if name not in getattr(transformer, "peft_config", {}):
                     raise ConfigError(f"{label} holds no LoRA of this model's transformer")
-                pipeline.fuse_lora(["transformer"], lora_scale=adapter.weight, adapter_names=[name])
+                pipeline.fuse_lora([part], lora_scale=adapter.weight, adapter_names=[name])
         except ConfigError:
             raise
         except Exception as error:  # files of all kinds fail in all ways
             reason = " ".join(str(error).split())
             raise ConfigError(f"{label} cannot be loaded: {reason[:300]}") from error
         pipeline.unload_lora_weights()
-    pipeline.transformer.requires_grad_(False)
+        transformer.requires_grad_(False)
 
 
 def _check_parts(label: str, weights: Mapping[str, Any]) -> None:

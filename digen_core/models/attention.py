@@ -50,7 +50,8 @@ def set_attention(policy: Policy, config: ModelConfig) -> None:
     diffusers.utils.logging.set_verbosity_error()  # it would warn that its choice is experimental
     try:
         with attention_backend():  # restores what the setter changes: the default
-            policy.transformer.set_attention_backend(_BACKENDS[config.attention].value)
+            for transformer in policy.transformers:
+                transformer.set_attention_backend(_BACKENDS[config.attention].value)
     except RuntimeError as error:  # a package that is not installed
         raise ConfigError(
             f"model.attention is {config.attention!r}, but here: {' '.join(str(error).split())} "

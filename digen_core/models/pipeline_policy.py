@@ -32,6 +32,8 @@ from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.stage_files import is_kept_in_float32, load_stage
 from digen_core.gang.stages import Stage
 from digen_core.models.adapters import fold_adapters
+from digen_core.models.expert_names import parts_in
+from digen_core.models.experts import transformer_of, transformers_in
 from digen_core.models.image_size import require_multiples
 from digen_core.models.offload import off_device, on_device
 from digen_core.models.policy import TORCH_DTYPES, Condition, Part, resolve_device
@@ -58,7 +60,7 @@ class PipelinePolicy(ABC):
 
     def __init__(self, pipeline: Any, config: ModelConfig, device: torch.device) -> None:
         self.pipeline = pipeline
-        self.transformer = pipeline.transformer
+        self.transformer = transformer_of(pipeline, config)
         self.reference_transformer: Any = None
         self.device = device
         self.config = config
@@ -111,9 +113,9 @@ class PipelinePolicy(ABC):
         if gang.shards_weights:
             waiting.add("transformer")
         if gang.stages > 1:
-            folder = cls._folder(config) / "transformer"
-            family = FAMILIES[config.family]
-            left_out["transformer"] = load_stage(folder, family, gang, dtype, device)
+            folder, family = cls._folder(config), FAMILIES[config.family]
+            for part in parts_in(folder):
+                left_out[part] = load_stage(folder / part, family, gang, dtype, device)
         pipeline = kind.from_pretrained(
             config.source,
             revision=config.revision,
@@ -141,7 +143,8 @@ class PipelinePolicy(ABC):
 
         Args:
             config: sizes and guidance; its path is not looked at.
-            folder: with ``transformer/config.json`` and ``vae/config.json`` of diffusers.
+            folder: with ``transformer/config.json`` and ``vae/config.json`` of diffusers, and what
+                else there is of settings.
 
         Raises:
             OSError: one of them is not there.
@@ -170,9 +173,10 @@ class PipelinePolicy(ABC):
         config = config.model_copy(update={"shift": config.shift or 1.0})
         with _default_dtype(TORCH_DTYPES[config.dtype]):
             policy = cls._from_settings(config, folder, resolve_device(config.device))
-        for name, parameter in policy.transformer.named_parameters():
-            if is_kept_in_float32(policy.transformer, name):
-                parameter.data = parameter.data.float()
+        for transformer in policy.transformers:
+            for name, parameter in transformer.named_parameters():
+                if is_kept_in_float32(transformer, name):
+                    parameter.data = parameter.data.float()
         return policy
 
     @classmethod
@@ -209,21 +213,24 @@ class PipelinePolicy(ABC):
             name: None for name, part in required.items() if part.default is part.empty
         }
         parts.pop("self")
+        names = parts_in(folder)
         with device:
-            settings = AutoModel.load_config(folder, subfolder="transformer")
-            _check_class(config, settings["_class_name"], required["transformer"].annotation)
-            parts["transformer"] = AutoModel.from_config(settings)
+            for name in names:
+                settings = AutoModel.load_config(folder, subfolder=name)
+                _check_class(config, settings["_class_name"], required["transformer"].annotation)
+                parts[name] = AutoModel.from_config(settings)
         with torch.device("meta"):
             parts["vae"] = cls.vae_class.from_config(cls.vae_class.load_config(folder / "vae"))
-        for module in (parts["transformer"], parts["vae"]):
-            module.eval().requires_grad_(False)
+        for name in (*names, "vae"):
+            parts[name].eval().requires_grad_(False)
         return cls(cls.assembled(config, parts, folder), config, device)
 
     @property
     def transformers(self) -> list[Any]:
-        """The transformer, and the frozen one that is kept beside it as a reference, if one is."""
+        """The transformers of diffusers: one or two experts, and those kept as a reference."""
         both = self.transformer, self.reference_transformer
-        return [transformer for transformer in both if transformer is not None]
+        own = [each for one in both if one is not None for each in transformers_in(one)]
+        return list(dict.fromkeys(own))  # an expert that is not trained is its own reference
 
     def join(self, gang: Gang) -> None:
         """Compute as a member of a gang from now on, dealing tokens and blocks as it does.
@@ -247,7 +254,7 @@ class PipelinePolicy(ABC):
             self.gang,
             self.device,
             family.streams,
-            run_of(self.transformer, family),
+            run_of(self.transformers[0], family),
             self.cuts,
             keeps_graphs=self.dtype == torch.float16,  # again, with another scale of the loss
         )
@@ -399,6 +406,10 @@ class PipelinePolicy(ABC):
                 "to 0; use more steps, a flow-matching scheduler, or model.shift"
             )
         return sigmas
+
+    def expert_at(self, sigma: float) -> int:
+        """Return the number of the transformer that computes at a noise level: 0 if it has one."""
+        return 0
 
     def velocity(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         """Map latents [B, ...] at noise levels [B] to velocities [B, ...] in ``latent_dtype``.

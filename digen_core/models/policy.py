@@ -33,7 +33,7 @@ class Policy(Protocol):
     """A velocity model with the parts of its pipeline that a role needs."""
 
     pipeline: Any  # the diffusers pipeline; parts that the role does not need are None or empty
-    transformer: Any  # a diffusers model: nn.Module with peft's adapter methods
+    transformer: Any  # a diffusers model, or two experts: nn.Module with peft's adapter methods
     reference_transformer: Any  # frozen base model, if all weights are trained; else None
     device: torch.device
     latent_shape: tuple[int, ...]
@@ -46,7 +46,7 @@ class Policy(Protocol):
 
     @property
     def transformers(self) -> list[Any]:
-        """The transformer, and the reference transformer if there is one."""
+        """The transformers of diffusers: one or two experts, and those kept as a reference."""
         ...
 
     def join(self, gang: Gang) -> None:
@@ -87,6 +87,10 @@ class Policy(Protocol):
 
     def sigmas(self, num_steps: int) -> Tensor:
         """Return the family's own schedule, float32 [num_steps + 1], from <= 1 down to 0."""
+        ...
+
+    def expert_at(self, sigma: float) -> int:
+        """Return the number of the transformer that computes at a noise level: 0 if it has one."""
         ...
 
     def velocity(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:

@@ -27,6 +27,7 @@ from digen_core.gang.sharding import held, held_of
 from digen_core.gang.stage_files import without_numbers
 from digen_core.gang.stage_parts import loaded_values
 from digen_core.inputs.weight_files import layers_of
+from digen_core.models.experts import changed, reference_of
 from digen_core.models.lora_targets import check_targets
 from digen_core.models.policy import Policy
 from digen_core.seeding import INITIAL_WEIGHTS, generator_for
@@ -59,7 +60,7 @@ def make_trainable(
     transformer = policy.transformer
     if lora is None:
         if keep_reference:
-            policy.reference_transformer = copy.deepcopy(transformer)
+            policy.reference_transformer = reference_of(transformer)
         transformer.requires_grad_(True)
     else:
         _attach_first(policy, lora)
@@ -128,7 +129,9 @@ def trained_of_whole(policy: Policy, lora: LoraConfig | None) -> dict[str, nn.Pa
         ConfigError: one of ``lora.targets`` is no layer of it.
     """
     whole = copy.copy(policy)
-    whole.transformer = without_numbers(policy.transformer.config, policy.dtype)
+    whole.transformer = changed(
+        policy.transformer, lambda own: without_numbers(own.config, policy.dtype)
+    )
     make_trainable(whole, lora)
     return trainable_parameters(whole)
 

@@ -110,7 +110,8 @@ def on_meta(config: RunConfig, folder: Path, gang: Gang) -> PipelinePolicy:
     model = config.model.model_copy(update=settings)
     policy = adapter_of(model.family).with_random_weights(model, folder)
     if gang.stages > 1:
-        cut(policy.transformer, FAMILIES[model.family], gang)
+        for transformer in policy.transformers:
+            cut(transformer, FAMILIES[model.family], gang)
         policy.whole = trained_of_whole(policy, config.train.lora)
     with torch.device("meta"):
         prepare(policy, config.model_copy(update={"model": model}))

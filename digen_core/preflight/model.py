@@ -21,6 +21,7 @@ from digen_core.inputs.reading import (
 )
 from digen_core.inputs.weight_files import layers_of, shapes_in, shapes_in_folder
 from digen_core.models.compiler import require_compiler
+from digen_core.models.expert_names import PARTS, check_experts, lone_expert
 from digen_core.models.image_size import check_local_size
 from digen_core.models.lora_targets import check_targets
 from digen_core.preflight.gangs import check_gangs
@@ -69,6 +70,10 @@ def check_model_folder(model: ModelConfig) -> None:
     for name, component in index.items():
         if isinstance(component, list) and None not in component:
             _check_part(folder, name)
+    has_two = index.get("boundary_ratio") is not None
+    if has_two and None in index.get(PARTS["low"], [None]):
+        raise ConfigError(lone_expert(model.path))
+    check_experts(model, has_two=has_two)
     for size in (model.size, *model.sizes):
         check_local_size(model.at_size(size))
 

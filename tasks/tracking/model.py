@@ -104,6 +104,8 @@ def _signature(config: RunConfig) -> ModelSignature:
         ("negative_prompt", DataType.string, model.negative_prompt),
         ("seed", DataType.long, config.seed),
     ]
+    if model.guidance_scale_2 is not None:
+        settings.append(("guidance_scale_2", DataType.double, model.guidance_scale_2))
     image = [ColSpec(DataType.binary, "image")] if model.source_image else []
     return ModelSignature(
         inputs=Schema([ColSpec(DataType.string, "prompt"), *image]),

@@ -17,6 +17,10 @@ from PIL.Image import Image, Resampling
 from PIL.Image import open as open_image
 
 WEIGHTS = "weights"  # folder of the adapter or the transformer
+ADAPTERS = {  # files in it, by the part that each is for
+    "transformer": "pytorch_lora_weights.safetensors",
+    "transformer_2": "transformer_2.safetensors",
+}
 FRAMES_PER_SECOND = 16
 
 
@@ -24,7 +28,7 @@ class TrainedPipeline:
     """A diffusers pipeline with what was trained in it, as MLflow asks for it."""
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        self._weights, self._config = str(folder / WEIGHTS), config
+        self._weights, self._config = folder / WEIGHTS, config
 
     def get_raw_model(self) -> Any:
         """Return the pipeline; it is loaded the first time."""
@@ -67,14 +71,20 @@ class TrainedPipeline:
             videos += made.frames if "frames" in made else [[image] for image in made.images]
         return [_encoded(frames) for frames in videos]
 
+    def _transformers(self) -> dict[str, Path]:
+        """Return the folder of each transformer: of two experts, subfolders of their names."""
+        found = {part: self._weights / part for part in ADAPTERS}
+        experts = {part: folder for part, folder in found.items() if folder.is_dir()}
+        return experts or {"transformer": self._weights}
+
     @cached_property
     def _pipeline(self) -> Any:
         config = self._config
         dtype, vae_dtype = (getattr(torch, config[name]) for name in ("dtype", "vae_dtype"))
         parts: dict[str, Any] = {}
         if not config["is_lora"]:
-            transformer = AutoModel.from_pretrained(self._weights, dtype=dtype)
-            parts["transformer"] = transformer
+            for part, folder in self._transformers().items():
+                parts[part] = AutoModel.from_pretrained(str(folder), dtype=dtype)
         pipeline = DiffusionPipeline.from_pretrained(
             config["base_model"],
             revision=config["revision"],
@@ -84,7 +94,9 @@ class TrainedPipeline:
         pipeline.register_modules(**parts)  # WanPipeline loads its own whatever it is given
         if config["is_lora"]:
             _add_adapters(pipeline, config["adapters"])
-            pipeline.load_lora_weights(self._weights)
+            for part, name in ADAPTERS.items():
+                if (self._weights / name).is_file():
+                    pipeline.load_lora_weights(self._weights, weight_name=name, **_into(part))
         if config["shift"] is not None:
             pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=config["shift"])
         return pipeline.to(config["device"] or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -93,11 +105,16 @@ class TrainedPipeline:
 def _add_adapters(pipeline: Any, adapters: list[dict[str, Any]]) -> None:
     """Fold the adapters that the run started from into the weights, as the run did."""
     for adapter in adapters:
-        pipeline.load_lora_weights(
-            adapter["path"], weight_name=adapter["file"], revision=adapter["revision"]
-        )
-        pipeline.fuse_lora(["transformer"], lora_scale=adapter["weight"])
+        part = "transformer_2" if adapter["expert"] == "low" else "transformer"
+        source = {"weight_name": adapter["file"], "revision": adapter["revision"]}
+        pipeline.load_lora_weights(adapter["path"], **source, **_into(part))
+        pipeline.fuse_lora([part], lora_scale=adapter["weight"])
         pipeline.unload_lora_weights()
+
+
+def _into(part: str) -> dict[str, bool]:
+    """Return what a pipeline's loader of adapters takes to load one into a part."""
+    return {} if part == "transformer" else {f"load_into_{part}": True}
 
 
 def _shown(file: bytes, size: tuple[int, int]) -> Image:

@@ -9,7 +9,7 @@ import math
 import pytest
 
 from digen_core.config.families import VIDEO_FAMILIES
-from support.families import FAMILIES, HEIGHT, NEGATIVE, TOKENS, WIDTH
+from support.families import HEIGHT, MODELS, NEGATIVE, TOKENS, WIDTH, family_of
 from support.layout_runs import Case, check_weights, marked
 
 pytestmark = pytest.mark.slow
@@ -29,9 +29,9 @@ LAYOUTS = {  # with one trainer: several share what is left, in packs of other s
     "dance_grpo": Case("disaggregated", (2, 1), 4, 4),
 }
 RUNS = [
-    (family, frames, algorithm)
-    for family in FAMILIES
-    for frames in ((1, 5) if family in VIDEO_FAMILIES else (1,))
+    (model, frames, algorithm)
+    for model in MODELS
+    for frames in ((1, 5) if family_of(model) in VIDEO_FAMILIES else (1,))
     for algorithm in ALGORITHMS
 ]
 IN_MAKE_TEST = (RUNS.index(("wan", 5, "flow_grpo")),)
@@ -47,7 +47,7 @@ def test_weights_of_a_family_equal_the_serial_reference(
     found = run_layout(
         LAYOUTS[algorithm],
         **{
-            "model.family": family,
+            "model.family": family_of(family),
             "model.path": tiny_families[family],
             "model.height": HEIGHT,
             "model.width": WIDTH,

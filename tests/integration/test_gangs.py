@@ -71,6 +71,11 @@ CASES = [
     GangCase("gap", trainers=("gang-1", "single"), settings=ALL_WEIGHTS | DELTAS),
     GangCase("colocated", settings=ALL_WEIGHTS | SHARDS | {"algorithm.kl_coefficient": 0.1}),
 ]
+EXPERTS = [
+    GangCase("tsp", rollout="single"),  # whose packs members share by rows
+    GangCase("elastic", helping=True, settings=TOKENS | SHARDS),
+    GangCase("tsp", settings=ALL_WEIGHTS | SHARDS, dtype="float32"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +96,22 @@ def test_gangs_give_the_weights_of_the_serial_loop(case, tree, address, monkeypa
     tasks = Counter(span.kind for span in run.spans)
     assert tasks["train"], "a task of a gang shows once, as its leader's"
     assert {span.device for span in run.spans} <= {device.name for device in case.devices}
+
+
+@pytest.mark.parametrize("case", marked(EXPERTS, (), "layouts"), ids=str)
+def test_gangs_of_two_experts_give_the_weights_of_the_serial_loop(
+    case, tree, address, monkeypatch, tiny_families
+):
+    """Packs have pairs of both: all members compute the same expert at a time."""
+    model = {
+        "model.family": "wan",
+        "model.path": tiny_families["wan-a14b"],
+        "model.guidance_scale": 3.0,
+        "model.guidance_scale_2": 2.0,
+        "algorithm.trained_fraction": 0.75,  # of 4 steps one is of the second expert
+    }
+    run = run_case(case, tree, address, monkeypatch, **model)
+    check_weights(run, 1e-4)  # parts of Wan are float32
 
 
 @pytest.mark.parametrize("case", marked(CASES[:4], (), "layouts"), ids=str)

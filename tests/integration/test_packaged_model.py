@@ -1,20 +1,35 @@
 """What a package for MLflow predicts: the pipeline's own images, with the run's settings."""
 
 import io
+from types import MappingProxyType
 
 import mlflow
 import numpy as np
 import pytest
 import torch
+from diffusers import WanTransformer3DModel
 from PIL import Image, ImageSequence
 
-from digen_core.checkpoints.export import save_adapter
+from digen_core.checkpoints.export import save_adapter, save_transformer
 from digen_core.config.families import VIDEO_FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
 from digen_core.models.trainable import make_trainable, set_weights
 from support.edits import picture, write_kontext
-from support.families import FAMILIES, HEIGHT, NEGATIVE, TOKENS, WIDTH, frames_of, load_tiny, stock
+from support.families import (
+    HEIGHT,
+    MODELS,
+    NEGATIVE,
+    OF_KIND,
+    TOKENS,
+    WIDTH,
+    family_of,
+    frames_of,
+    load_adapters,
+    load_tiny,
+    saved_transformers,
+    stock,
+)
 from support.tiny_policies import moved_weights
 from tasks.tracking.model import package
 
@@ -31,19 +46,21 @@ def trained(folder, family, out, seed=0, **model):
     save_adapter(policy, out)
 
 
-def packaged(folder, family, weights, out, **model):
+def packaged(folder, family, weights, out, lora=MappingProxyType({"rank": 3}), **model):
     """Return the model that MLflow loads of a run's package."""
     sizes = {"height": HEIGHT, "width": WIDTH, "num_frames": frames_of(family)}
     settings = {
         **sizes,
-        "family": family,
+        "family": family_of(family),
         "path": folder,
         "guidance_scale": 3.0,
         "max_sequence_length": TOKENS,
         "negative_prompt": NEGATIVE,
+        **OF_KIND.get(family, {}),
         **model,
     }
-    tree = {"model": settings, "train": {"lora": {"rank": 3}}, "evaluation": {"num_steps": 3}}
+    train = {"lora": lora and dict(lora)}
+    tree = {"model": settings, "train": train, "evaluation": {"num_steps": 3}}
     package(RunConfig.model_validate(tree), weights, out)
     return mlflow.pyfunc.load_model(str(out), model_config={"device": "cpu"})
 
@@ -58,7 +75,8 @@ def expected_of(pipeline, family, prompts, **call):
     """Return uint8 [B, F, H, W, 3] of a stock pipeline, called as its documentation says."""
     guidance = "true_cfg_scale" if family == "qwen_image" else "guidance_scale"
     call = {"height": HEIGHT, "width": WIDTH, "max_sequence_length": TOKENS, guidance: 3.0} | call
-    if family in VIDEO_FAMILIES:
+    call |= OF_KIND.get(family, {})
+    if family_of(family) in VIDEO_FAMILIES:
         call["num_frames"] = frames_of(family)
     if family not in ("hunyuan_video", "flux2"):  # whose pipelines take none
         call["negative_prompt"] = [NEGATIVE] * len(prompts)
@@ -69,11 +87,12 @@ def expected_of(pipeline, family, prompts, **call):
         generator=torch.Generator().manual_seed(5),
         **call,
     )
-    videos = made.frames if family in VIDEO_FAMILIES else [[image] for image in made.images]
+    makes_videos = family_of(family) in VIDEO_FAMILIES
+    videos = made.frames if makes_videos else [[image] for image in made.images]
     return np.stack([np.stack([np.asarray(frame) for frame in frames]) for frames in videos])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", MODELS)
 def test_every_familys_package_predicts_what_its_pipeline_draws(family, tiny_families, tmp_path):
     folder, weights = tiny_families[family], tmp_path / "lora"
     trained(folder, family, weights)
@@ -83,11 +102,26 @@ def test_every_familys_package_predicts_what_its_pipeline_draws(family, tiny_fam
     )
     pipeline = stock(folder)
     before = expected_of(pipeline, family, PROMPTS)
-    pipeline.load_lora_weights(weights)
+    load_adapters(pipeline, weights)
     expected = expected_of(pipeline, family, PROMPTS)
     assert expected.shape == (2, frames_of(family), HEIGHT, WIDTH, 3)
     np.testing.assert_array_equal(found, expected)
     assert (before != expected).any()
+
+
+def test_all_weights_of_both_experts_are_predicted_with(tiny_families, tmp_path):
+    name, folder, weights = "wan-a14b", tiny_families["wan-a14b"], tmp_path / "transformer"
+    policy = load_tiny(folder, name)
+    make_trainable(policy, None)
+    moved = moved_weights(policy, scale=0.02)
+    weights.mkdir()
+    save_transformer(policy.transformer, weights, moved)
+    model = packaged(folder, name, weights, tmp_path / "model", lora=None)
+    found = [pixels_of(one) for one in model.predict({"prompt": PROMPTS}, params={"seed": 5})]
+    pipeline = stock(folder)
+    for part, where in saved_transformers(pipeline, weights).items():
+        pipeline.register_modules(**{part: WanTransformer3DModel.from_pretrained(where)})
+    np.testing.assert_array_equal(np.stack(found), expected_of(pipeline, name, PROMPTS))
 
 
 def test_adapters_that_a_run_started_from_are_folded_in(tiny_families, tmp_path):

@@ -1,5 +1,6 @@
 """Tiny pipelines of every family, for tests: their policies, and what stock pipelines return."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ PUBLISHED = {
 }
 """Name of a published model, whose settings are shipped, of each family."""
 HEIGHT, WIDTH, TOKENS = 32, 48, 24
+OF_KIND = {"wan-a14b": {"guidance_scale_2": 2.0}}
+"""What some models are used with beside that."""
 NEGATIVE = "blurry"
 
 
@@ -56,6 +59,7 @@ def load_tiny(
         "max_sequence_length": TOKENS,
         "guidance_scale": 3.0,
         "negative_prompt": NEGATIVE,
+        **OF_KIND.get(name, {}),
     }
     return load(folder, dtype, parts, family=family_of(name), **defaults | model)
 
@@ -65,6 +69,21 @@ def stock(folder: str) -> Any:
     pipeline = DiffusionPipeline.from_pretrained(folder)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
+
+
+def load_adapters(pipeline: Any, folder: Path) -> None:
+    """Load what `save_adapter` wrote into a stock pipeline, as docs/models.md says."""
+    pipeline.load_lora_weights(folder)
+    if (folder / "transformer_2.safetensors").is_file():
+        low = {"weight_name": "transformer_2.safetensors", "load_into_transformer_2": True}
+        pipeline.load_lora_weights(folder, **low)
+
+
+def saved_transformers(pipeline: Any, folder: Path) -> dict[str, Path]:
+    """Where `save_transformer` wrote what belongs to the parts of a pipeline."""
+    if getattr(pipeline, "transformer_2", None) is None:
+        return {"transformer": folder}
+    return {part: folder / part for part in ("transformer", "transformer_2")}
 
 
 def generate(
@@ -84,6 +103,7 @@ def generate(
         "height": HEIGHT,
         "width": WIDTH,
         "max_sequence_length": TOKENS,
+        **OF_KIND.get(name, {}),
     } | call
     if family in VIDEO_FAMILIES:
         call["num_frames"] = call.get("num_frames", frames_of(family))

@@ -18,6 +18,7 @@ from digen_core.gang.rows import gathered_weights, whole_weights
 from digen_core.gang.sharding import held_of
 from digen_core.gang.stages import PORTIONS_PER_STAGE, Stage
 from digen_core.maths.flow_sde import LOGPROBS
+from digen_core.models.experts import changed
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import TRAINER_PARTS, Condition
 from digen_core.models.trainable import initial_weights, set_weights, trainable_parameters
@@ -26,7 +27,7 @@ from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.training.gradient import PackMetrics, transition_of
 from digen_core.training.gradient_sum import GradientSum, UpdateGradient, pack_gradient
 from digen_core.training.pairs import Pairs
-from support.families import frames_of
+from support.families import OF_KIND, family_of, frames_of
 
 TARGETS = {"flux2": {"targets": ["to_q", "to_k", "to_v", "to_out.0", "to_qkv_mlp_proj"]}}
 """Layers for a LoRA where the default ones are not in all blocks: a stage needs one at least."""
@@ -36,7 +37,7 @@ TARGETS = {"flux2": {"targets": ["to_q", "to_k", "to_v", "to_out.0", "to_qkv_mlp
 class Case:
     """What is computed, and how a gang shares it."""
 
-    family: str
+    model: str  # one of the tests' tiny ones
     lora: bool = True
     tokens: int = 1  # degree in which they are dealt
     shard: bool = False
@@ -49,6 +50,10 @@ class Case:
     stage_blocks: tuple[int, ...] = ()
     cuts: tuple[dict[str, Any], ...] = ()  # that are coded
     edits: bool = False  # of source images
+
+    @property
+    def family(self) -> str:
+        return family_of(self.model)
 
     def config(self, folder: str) -> RunConfig:
         lora = {"rank": 4, "alpha": 8.0, **TARGETS.get(self.family, {})} if self.lora else None
@@ -67,6 +72,7 @@ class Case:
                     # texts of Z-Image are padded to a multiple of 32: here to one, and to two
                     "max_sequence_length": 64 if self.family == "z_image" else 16,
                     "guidance_scale": 3.0,
+                    **OF_KIND.get(self.model, {}),
                     "source_image": self.edits,
                 },
                 "prompts": {
@@ -182,7 +188,7 @@ def gradients(folders: dict[str, str], cases: list[Case]) -> list[Gradients | No
             Stage._portions if case.in_portions else lambda self, num_rows: [slice(0, num_rows)]
         )
         with patch.object(Stage, "_portions", portions):
-            found.append(_gradients(case, case.config(folders[case.family])))
+            found.append(_gradients(case, case.config(folders[case.model])))
     return found
 
 
@@ -256,7 +262,7 @@ class Samples:
 
 def samples(folders: dict[str, str], cases: list[Case]) -> list[Samples]:
     """Denoise samples of one group as a gang does."""
-    return [_samples(case, case.config(folders[case.family])) for case in cases]
+    return [_samples(case, case.config(folders[case.model])) for case in cases]
 
 
 def _samples(case: Case, config: RunConfig) -> Samples:
@@ -302,7 +308,7 @@ class Versions:
 
 def versions(folders: dict[str, str], cases: list[Case]) -> list[Versions]:
     """Compare the velocities of versions 1, 0, 1 and of temporary weights with one device's."""
-    return [_versions(case.config(folders[case.family])) for case in cases]
+    return [_versions(case.config(folders[case.model])) for case in cases]
 
 
 def _versions(config: RunConfig) -> Versions:
@@ -348,7 +354,7 @@ def _difference(one: Any, shared: Any) -> float:
 
 def exported(folders: dict[str, str], cases: list[Case], folder: Path) -> list[bool]:
     """Say of each case whether what the leader exports alone is what it was given."""
-    return [_exported(case.config(folders[case.family]), folder / case.family) for case in cases]
+    return [_exported(case.config(folders[case.model]), folder / case.model) for case in cases]
 
 
 def _exported(config: RunConfig, folder: Path) -> bool:
@@ -361,7 +367,14 @@ def _exported(config: RunConfig, folder: Path) -> bool:
     folder.mkdir(parents=True)
     dtypes = versions_of(policy).dtypes
     save_transformer(policy.transformer, folder, weights, dtypes=dtypes)
-    read = type(whole).from_pretrained(folder, torch_dtype=torch.float64).state_dict()
+    read = changed(
+        whole,
+        lambda own: own.from_pretrained(
+            next((folder / n for n, each in whole.named_children() if each is own), folder),
+            torch_dtype=torch.float64,
+        ),
+    ).state_dict()
     return read.keys() == whole.state_dict().keys() and all(
-        np.array_equal(read[name].numpy(), value) for name, value in weights.items()
+        np.array_equal(own := read[name].numpy(), value.astype(own.dtype))
+        for name, value in weights.items()
     )

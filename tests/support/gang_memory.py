@@ -51,13 +51,14 @@ def _peaks(config: RunConfig, counts: list[int]) -> dict[str, Any]:
     gang = Gang.of(config.parallel)
     policy = load_trainable(config, TRAINER_PARTS, gang)
     weights = sum(held(parameter).nbytes for parameter in policy.transformer.parameters())
-    blocks = [own for own in policy.transformer.children() if isinstance(own, nn.ModuleList)]
+    children = (own for each in policy.transformers for own in each.children())
+    blocks = [own for own in children if isinstance(own, nn.ModuleList)]
     sizes = [4 * sum(p.numel() for p in block.parameters()) for each in blocks for block in each]
     trained = sum(held(p).nbytes for p in trainable_parameters(policy).values())
 
     def velocity(condition: Any, count: int) -> torch.Tensor:
         x = torch.randn(count, *policy.latent_shape)
-        return policy.velocity(x, torch.rand(count), condition)
+        return policy.velocity(x, 0.8 * torch.rand(count), condition)
 
     def pack(condition: Any, count: int) -> None:
         _differentiated(velocity(condition, count).sum(), policy, gang)

@@ -24,6 +24,10 @@ def condition(tokens: int, negative: int | None = None) -> dict[str, np.ndarray]
     return found if negative is None else found | {"negative_mask": mask(negative)}
 
 
+def one_expert(_block: PairBlock) -> int:
+    return 0
+
+
 def groups_of(parts: list[Pack]) -> list[list[int]]:
     return [[own.fragment.group for own in part.blocks] for part in parts]
 
@@ -32,28 +36,39 @@ def test_texts_of_one_length_stay_together():
     """Under a mask, attention would be computed by another kernel than in the rollout."""
     pack = Pack(0, 5, tuple(map(block, range(4))))
     lengths = {0: condition(3), 1: condition(6), 2: condition(3), 3: condition(6)}
-    parts = _alike(pack, RunConfig(), lengths)
+    parts = _alike(pack, RunConfig(), lengths, one_expert)
     assert groups_of(parts) == [[0, 2], [1, 3]]
     assert {(part.iteration, part.index) for part in parts} == {(0, 5)}
 
 
 def test_both_halves_of_guidance_count():
     pack = Pack(0, 0, (block(0), block(1)))
-    assert len(_alike(pack, RunConfig(), {0: condition(3, 2), 1: condition(3, 2)})) == 1
-    assert len(_alike(pack, RunConfig(), {0: condition(3, 2), 1: condition(3, 4)})) == 2
+    assert len(_alike(pack, RunConfig(), {0: condition(3, 2), 1: condition(3, 2)}, one_expert)) == 1
+    assert len(_alike(pack, RunConfig(), {0: condition(3, 2), 1: condition(3, 4)}, one_expert)) == 2
 
 
 def test_families_without_a_mask_and_one_size_need_one_part():
     pack = Pack(0, 0, (block(0), block(1)))
     plain = {"prompt_embeds": np.zeros((1, 8, 4))}
-    assert _alike(pack, RunConfig(), {0: plain, 1: plain}) == [pack]
+    assert _alike(pack, RunConfig(), {0: plain, 1: plain}, one_expert) == [pack]
 
 
 def test_sizes_of_samples_count():
     config = RunConfig.model_validate({"model": {"sizes": [[32, 32, 1], [48, 32, 1]]}})
     pack = Pack(0, 0, tuple(map(block, range(3))))
     plain = {"prompt_embeds": np.zeros((1, 8, 4))}
-    assert groups_of(_alike(pack, config, dict.fromkeys(range(3), plain))) == [[0, 2], [1]]
+    assert groups_of(_alike(pack, config, dict.fromkeys(range(3), plain), one_expert)) == [
+        [0, 2],
+        [1],
+    ]
+
+
+def test_pairs_of_two_experts_are_apart():
+    pack = Pack(0, 0, tuple(map(block, range(3))))
+    plain = {"prompt_embeds": np.zeros((1, 8, 4))}
+    conditions = dict.fromkeys(range(3), plain)
+    parts = _alike(pack, RunConfig(), conditions, lambda own: own.fragment.group // 2)
+    assert groups_of(parts) == [[0, 1], [2]]
 
 
 def test_only_a_runs_first_packs_are_compared_with_those_without_coded_cuts(

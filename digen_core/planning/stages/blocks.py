@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from digen_core.config.families import FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.gang.members import ALONE
+from digen_core.models.experts import Experts, transformers_in
 from digen_core.models.pipeline_policy import PipelinePolicy
 from digen_core.models.policy import TORCH_DTYPES
 from digen_core.planning.allocations import FakeModules
@@ -73,12 +74,20 @@ def chain_of(config: RunConfig, folder: Path) -> Chain:
 
 
 def named_blocks(policy: PipelinePolicy) -> dict[str, nn.Module]:
-    """Return the blocks of a policy's transformer by name, in the order of the forward pass."""
+    """Return the blocks of a policy's transformer by name, in the order of the forward pass.
+
+    Of two experts they are those of the one that computes where there are no numbers.
+    """
     return {
         f"{kind}.{number}": block
         for kind in FAMILIES[policy.config.family].blocks
-        for number, block in enumerate(getattr(policy.transformer, kind).children())
+        for number, block in enumerate(getattr(_computing(policy), kind).children())
     }
+
+
+def _computing(policy: PipelinePolicy) -> Any:
+    transformer = policy.transformer
+    return transformer.current if isinstance(transformer, Experts) else transformer
 
 
 class _Passes:
@@ -96,7 +105,8 @@ class _Passes:
         names = list(self.blocks)
         self._first, self._last = names[0], names[-1]
         self._streams = FAMILIES[policy.config.family].streams
-        self.transformer = policy.transformer
+        self.transformers = transformers_in(policy.transformer)
+        self._computing = _computing(policy)
         self._policy, self._read = policy, read
         self._place, self._seen, self._found = BEFORE, 0, self.forward
 
@@ -126,7 +136,7 @@ class _Passes:
                 left = block.register_forward_hook(leave)
                 stack.callback(entered.remove)
                 stack.callback(left.remove)
-            for name, module in self.transformer.named_children():
+            for name, module in self._computing.named_children():
                 if name not in FAMILIES[self._policy.config.family].blocks:
                     hook = partial(self._on_other, name)
                     for own in _called(module):
@@ -173,10 +183,14 @@ def _called(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _held(passes: _Passes, config: RunConfig) -> tuple[Counter[str], Counter[str]]:
-    """Return the bytes of each part: of the weights without adapters, and of what is trained."""
+    """Return the bytes of each part: of the weights without adapters, and of what is trained.
+
+    A part of two experts is that of both.
+    """
     weights, trained = Counter[str](), Counter[str]()
     size, has_lora = TORCH_DTYPES[config.model.dtype].itemsize, config.train.lora is not None
-    for name, parameter in passes.transformer.named_parameters():
+    named = (own for each in passes.transformers for own in each.named_parameters())
+    for name, parameter in named:
         path = name.split(".")
         block = ".".join(path[:2])
         part = block if block in passes.blocks else passes.outside.get(path[0], BEFORE)

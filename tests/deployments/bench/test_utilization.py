@@ -17,7 +17,7 @@ from digen_core.models.families import adapter_of
 from digen_core.models.loading import build_trainable
 from digen_core.planning.model_settings import MODEL_CONFIGS
 from digen_core.planning.sizes import Sizes, sizes_of
-from support.families import FAMILIES, frames_of, load_tiny
+from support.families import MODELS, OF_KIND, family_of, frames_of, load_tiny
 from support.paths import ROOT
 from tasks.measure import work_seconds
 
@@ -42,12 +42,13 @@ BLOCKS = {  # a quarter of the published ones
     "Z-Image-Turbo": {"n_layers": 8},  # of 30
     "Wan2.1-T2V-1.3B-Diffusers": {"num_layers": 8},  # of 30
     "Wan2.1-T2V-14B-Diffusers": {"num_layers": 10},
+    "Wan2.2-T2V-A14B-Diffusers": {"num_layers": 10},
     # 3 of 13 blocks with a second attention, and 3 of 11 others
     "stable-diffusion-3.5-medium": {"num_layers": 6, "dual_attention_layers": [0, 1, 2]},
 }
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=MODELS)
 def family(request) -> str:
     return request.param
 
@@ -55,7 +56,8 @@ def family(request) -> str:
 def config_of(family: str, dtype: str = "float32", **settings) -> RunConfig:
     """Images of 32 x 48 pixels, videos of 5 frames, 3 steps; on the CPU."""
     sizes = {"height": 32, "width": 48, "num_frames": frames_of(family), "max_sequence_length": 24}
-    model = {"family": family, "guidance_scale": 3.0, "dtype": dtype, "device": "cpu", **sizes}
+    model = {"family": family_of(family), "guidance_scale": 3.0, "dtype": dtype, "device": "cpu"}
+    model |= sizes | OF_KIND.get(family, {})
     settings["rollout"] = {"num_steps": 3, **settings.get("rollout", {})}
     return RunConfig.model_validate({"model": model, **settings})
 
@@ -65,7 +67,7 @@ def settings_in(folder: Path) -> dict:
 
 
 def test_what_is_timed_is_what_is_counted(tiny_families, family, tmp_path):
-    config = config_of(family, **TRAINED[family])
+    config = config_of(family, **TRAINED[family_of(family)])
     cut_settings(Path(tiny_families[family]), tmp_path, 0.5)
     sizes, policy = sizes_of(config, tmp_path), build_trainable(config, tmp_path)
     condition = noise_condition(policy)
@@ -90,7 +92,7 @@ def condition_of(count, condition):
 def test_a_model_of_random_weights_is_like_a_loaded_one(tiny_families, family):
     """With the same weights it has the same velocity: all but the weights is as loaded."""
     config = config_of(family, "bfloat16").model
-    built = adapter_of(family).with_random_weights(config, Path(tiny_families[family]))
+    built = adapter_of(family_of(family)).with_random_weights(config, Path(tiny_families[family]))
     loaded = load_tiny(tiny_families[family], family, "bfloat16")
     dtypes = {name: weight.dtype for name, weight in built.transformer.named_parameters()}
     assert dtypes == {name: weight.dtype for name, weight in loaded.transformer.named_parameters()}
@@ -117,6 +119,9 @@ def test_a_share_of_the_blocks_of_each_kind(name, tmp_path):
     if "dual_attention_layers" not in published:
         least = {key: 1 for key in BLOCKS[name]}
     assert settings_in(tmp_path / "least") == published | least
+    if (second := tmp_path / "quarter/transformer_2/config.json").exists():
+        assert json.loads(second.read_text()) == published | BLOCKS[name]
+        assert json.loads((tmp_path / "quarter/model_index.json").read_text())["boundary_ratio"]
 
 
 def test_the_command_prints_a_table(tiny_families, capsys):

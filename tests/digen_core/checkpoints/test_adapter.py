@@ -136,6 +136,27 @@ def test_every_key_is_one_that_the_program_looks_for(target, family, tiny_famili
     assert not [key for key in known - found if not re.search(absent, key)]
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("trained", ["both", "low"])
+def test_each_of_two_experts_has_a_file(target, trained, tmp_path):
+    """Each is a model of its own in the programs: its file is what that of one transformer is."""
+    shapes = {f"blocks.{n}.attn1.to_q": (8, 8) for n in range(2)}
+    sides = {"high": "transformer", "low": "transformer_2"}
+    if trained == "low":
+        del sides["high"]
+    named = {f"{part}.{name}": shape for part in sides.values() for name, shape in shapes.items()}
+    both = adapter_of("wan", named)
+    save_for(target, both, tmp_path / "run-1.safetensors")
+    assert {file.name for file in tmp_path.iterdir()} == {
+        f"run-1-{side}-noise.safetensors" for side in sides
+    }
+    for side, part in sides.items():
+        own = {name: both.layers[f"{part}.{name}"] for name in shapes}
+        save_for(target, both._replace(layers=own), tmp_path / "alone.safetensors")
+        found = (tmp_path / f"run-1-{side}-noise.safetensors").read_bytes()
+        assert found == (tmp_path / "alone.safetensors").read_bytes()
+
+
 class Zeros(dict):
     """A checkpoint in which all that a LoRA does not change is 0."""
 

@@ -34,6 +34,9 @@ DAILY = {
         Case("z_image", lora=False, tokens=2, shard=True, checkpointing=True),
         Case("wan", lora=False, tokens=2, shard=True),
         Case("wan", lora=True, tokens=1, num_rows=1),
+        Case("wan-a14b", lora=False, tokens=2, shard=True),
+        Case("wan-a14b", lora=False, shard=True, checkpointing=True),
+        Case("wan-a14b", lora=True, num_rows=1),
         Case("hunyuan_video", lora=True, tokens=2, checkpointing=True),
         Case("hunyuan_video", lora=False, tokens=1, shard=True, num_rows=1),
         Case("hunyuan_video", lora=False, tokens=2, shard=True, dtype="float32"),
@@ -118,6 +121,9 @@ def test_members_sample_what_one_device_samples(tiny_families, tmp_path):
         Case("sd3", shard=True, num_rows=3),
         Case("z_image", shard=True, num_rows=2),
         Case("flux", lora=False, tokens=2, shard=True, num_rows=1),
+        Case("wan-ti2v", tokens=2, num_rows=2),
+        Case("wan-a14b", tokens=2, num_rows=2),
+        Case("wan-a14b", lora=False, shard=True, num_rows=1),
         Case("wan", lora=False, shard=True, num_rows=1),  # one of two shares has no sample
     ]
     members = run_gang(2, tmp_path, samples, tiny_families, cases)
@@ -139,6 +145,7 @@ def test_sharded_weights_are_those_of_each_version(tiny_families, tmp_path):
         Case("flux", lora=True, shard=True),
         Case("flux", lora=False, shard=True, tokens=2),
         Case("wan", lora=False, shard=True),
+        Case("wan-a14b", lora=False, shard=True),
         Case("hunyuan_video", lora=True, shard=True, tokens=2),
         Case("hunyuan_video", lora=False, shard=True),
     ]
@@ -150,6 +157,7 @@ def test_sharded_weights_are_those_of_each_version(tiny_families, tmp_path):
 
 def test_the_leader_exports_sharded_weights_alone(tiny_families, tmp_path):
     """It has all of them as masters; what it holds of the model is its rows."""
-    cases = [Case("flux", lora=False, shard=True), Case("hunyuan_video", lora=False, shard=True)]
+    models = ("flux", "hunyuan_video", "wan-a14b")
+    cases = [Case(model, lora=False, shard=True) for model in models]
     leader, _ = run_gang(2, tmp_path, exported, tiny_families, cases, tmp_path / "out")
-    assert leader == [True, True]
+    assert leader == [True, True, True]

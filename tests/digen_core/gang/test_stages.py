@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from support.edits import write_kontext
-from support.families import FAMILIES
+from support.families import FAMILIES, MODELS
 from support.gang_cases import (
     Case,
     exported,
@@ -32,6 +32,8 @@ DAILY = {
         Case("z_image", stages=2, stage_blocks=(1, 1), cuts=(INT4,)),
         Case("wan", lora=False, stages=2),
         Case("wan", stages=2, checkpointing=True, in_portions=False),
+        Case("wan-a14b", lora=False, stages=2),
+        Case("wan-a14b", stages=2, checkpointing=True, in_portions=False),
         Case("hunyuan_video", lora=False, stages=2, num_rows=1),
         Case("flux2", lora=False, stages=2, checkpointing=True),
         Case("flux2", stages=2, edits=True),
@@ -130,7 +132,7 @@ def test_stages_compute_at_the_same_time(tiny_families, tmp_path):
 
 
 def test_stages_sample_what_the_whole_samples(tiny_families, tmp_path):
-    cases = [Case(family, stages=2, num_rows=3) for family in FAMILIES]
+    cases = [Case(model, stages=2, num_rows=3) for model in MODELS]
     members = run_gang(2, tmp_path, samples, tiny_families, cases)
     for case, found in zip(cases, zip(*members, strict=True), strict=True):
         latents, logprobs = found[0].expected
@@ -148,14 +150,17 @@ def test_stages_have_the_weights_of_each_version(tiny_families, tmp_path):
         Case("flux", lora=False, stages=2),
         Case("hunyuan_video", stages=2),
         Case("sd3", lora=False, stages=2),
+        Case("wan-a14b", stages=2),
     ]
     for member in run_gang(2, tmp_path, versions, tiny_families, cases):
         for case, found in zip(cases, member, strict=True):
             assert found.same_initial, case
-            assert all(error < 1e-10 for error in found.errors), (case, found.errors)
+            bound = 1e-6 if case.family == "wan" else 1e-10  # as above
+            assert all(error < bound for error in found.errors), (case, found.errors)
 
 
 def test_the_leader_exports_all_blocks(tiny_families, tmp_path):
     cases = [Case("sd3", lora=False, stages=2), Case("hunyuan_video", lora=False, stages=2)]
+    cases += [Case("wan-a14b", lora=False, stages=2)]
     leader, _ = run_gang(2, tmp_path, exported, tiny_families, cases, tmp_path / "out")
-    assert leader == [True, True]
+    assert leader == [True, True, True]

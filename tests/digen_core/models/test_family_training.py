@@ -11,6 +11,7 @@ from digen_core.checkpoints.export import save_adapter, save_transformer
 from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
 from digen_core.control.protocol import Fragment
+from digen_core.models.experts import transformer_of
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.models.trainable import make_trainable, set_weights, trainable_parameters
 from digen_core.rollout.sampler import denoise, initial_latent
@@ -19,7 +20,15 @@ from digen_core.training.gradient_sum import GradientSum, PackGradient, pack_gra
 from digen_core.training.pairs import gather_pairs
 from digen_core.transport.arrays import to_array, to_arrays
 from digen_core.transport.segment import Segment
-from support.families import FAMILIES, MODELS, family_of, load_tiny, stock
+from support.families import (
+    FAMILIES,
+    MODELS,
+    family_of,
+    load_adapters,
+    load_tiny,
+    saved_transformers,
+    stock,
+)
 from support.packs import make_packs
 from support.tiny_policies import moved_weights
 
@@ -205,12 +214,13 @@ def test_checkpointed_gradients_are_the_same_bit_for_bit(tiny_families, family, 
     make_trainable(checkpointed, lora, gradient_checkpointing=True)
     set_weights(checkpointed, moved_weights(policy, scale=0))
     counted = Counter()
-    blocks = checkpointed.transformer.get_submodule(BLOCKS[family_of(family)])
-    for number, block in enumerate(blocks):
-        block.register_forward_pre_hook(lambda *_, number=number: counted.update([number]))
+    for transformer in checkpointed.transformers:
+        for number, block in enumerate(transformer.get_submodule(BLOCKS[family_of(family)])):
+            block.register_forward_pre_hook(lambda *_, number=number: counted.update([number]))
     (again,) = replayed(checkpointed, config_of(family), 8)
     steps = config_of(family).rollout.num_steps
-    assert set(counted.values()) == {steps + 2}  # the rollout, then twice for the pack
+    # the rollout, then twice for the pack, of which each of two experts has a part
+    assert set(counted.values()) == {steps + 2 * len(checkpointed.transformers)}
     assert again.metrics == kept.metrics
     assert again.gradient.keys() == kept.gradient.keys()
     for name, value in kept.gradient.items():
@@ -221,14 +231,14 @@ def test_saved_adapters_act_the_same_in_the_stock_pipeline(tiny_families, family
     policy = trained_policy(tiny_families[family], family)
     save_adapter(policy, tmp_path)
     pipeline = stock(tiny_families[family])
-    pipeline.load_lora_weights(tmp_path)
+    load_adapters(pipeline, tmp_path)
     (adapter,) = pipeline.transformer.peft_config.values()
     assert (adapter.r, adapter.lora_alpha) == (3, 10)
     loaded = load_tiny(tiny_families[family], family, parts=TRAINER_PARTS)
     x = initial_latent(policy, seed=5, group=(0, 0), samples=range(3))
     inputs = x, torch.linspace(0.2, 0.9, 3), policy.encode([PROMPT] * 3)
     base = loaded.velocity(*inputs)
-    loaded.transformer = pipeline.transformer
+    loaded.transformer = transformer_of(pipeline, loaded.config)
     velocity = loaded.velocity(*inputs)
     assert torch.equal(velocity, policy.velocity(*inputs))
     assert not torch.equal(velocity, base)
@@ -238,7 +248,10 @@ def test_a_saved_transformer_acts_the_same(tiny_families, family, tmp_path):
     policy = trained_policy(tiny_families[family], family, lora=None)
     save_transformer(policy.transformer, tmp_path, to_arrays(trainable_parameters(policy)))
     loaded = load_tiny(tiny_families[family], family, parts=TRAINER_PARTS)
-    loaded.transformer = type(policy.transformer).from_pretrained(tmp_path)
+    saved = loaded.pipeline
+    for part, folder in saved_transformers(saved, tmp_path).items():
+        setattr(saved, part, type(getattr(saved, part)).from_pretrained(folder))
+    loaded.transformer = transformer_of(saved, loaded.config)
     x = initial_latent(policy, seed=5, group=(0, 0), samples=range(3))
     inputs = x, torch.linspace(0.2, 0.9, 3), policy.encode([PROMPT] * 3)
     assert torch.equal(loaded.velocity(*inputs), policy.velocity(*inputs))

@@ -10,7 +10,7 @@ from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.planning.fake_gang import fake_gang
 from digen_core.planning.memory_count import memory_of
-from support.families import frames_of
+from support.families import family_of, frames_of
 from support.gang_memory import peaks
 from support.gang_processes import run_gang
 
@@ -30,7 +30,7 @@ def tree_of(
     """Images of 128 x 128 pixels, videos of 5 frames; packs of 3 pairs for each share of 2."""
     return {
         "model": {
-            "family": family,
+            "family": family_of(family),
             "path": folder,
             "device": "cpu",
             "height": 128,
@@ -54,6 +54,8 @@ CASES = [
     ("flux", {"lora": False, "tokens": 1, "shard": True}),
     ("wan", {"lora": True, "tokens": 2, "shard": True, "checkpointing": True}),
     ("wan", {"lora": False, "tokens": 2, "shard": True}),
+    ("wan-a14b", {"lora": False, "tokens": 2, "shard": True}),
+    ("wan-a14b", {"lora": True, "stages": 2}),
     ("sd3", {"lora": True, "tokens": 1, "shard": True, "checkpointing": True}),
     ("hunyuan_video", {"lora": False, "tokens": 2, "shard": True, "checkpointing": True}),
     ("flux", {"lora": True, "stages": 2}),

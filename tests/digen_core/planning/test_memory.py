@@ -21,7 +21,7 @@ from digen_core.planning.memory import CONTEXT_BYTES, Memory
 from digen_core.planning.memory_count import memory_of
 from digen_core.rollout.conditions import encoded
 from support.edits import source
-from support.families import FAMILIES, frames_of, load_tiny
+from support.families import MODELS, family_of, frames_of, load_tiny
 from support.gang_memory import allocated
 from support.paths import ROOT
 from support.planning import counted_once
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("counted_once")
 GB = 10**9
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=MODELS)
 def family(request) -> str:
     return request.param
 
@@ -41,7 +41,7 @@ def config_of(family: str, **tables) -> RunConfig:
     """Images of 64 x 64 pixels, videos of 5 frames; packs of up to 6 pairs."""
     model = {"height": 64, "width": 64, "num_frames": frames_of(family), "guidance_scale": 3.0}
     tree = {
-        "model": {"family": family, "max_sequence_length": 24, **model},
+        "model": {"family": family_of(family), "max_sequence_length": 24, **model},
         "rollout": {"group_size": 4, "fragment_size": 4, "num_steps": 3},
         "train": {"lora": {"rank": 3}, "pack_size": 6},
     }
@@ -116,8 +116,9 @@ def test_attention_makes_no_matrix_of_all_pairs_of_tokens():
 
 
 LORA = {"rank": 3}
-TRAINED = [(family, LORA, False, False) for family in FAMILIES]
+TRAINED = [(family, LORA, False, False) for family in MODELS]
 TRAINED += [("flux", LORA, True, False), ("flux", None, False, False), ("wan", None, True, False)]
+TRAINED += [("wan-a14b", None, True, False)]
 TRAINED += [("flux2", LORA, False, True), ("flux2", None, True, True)]
 
 
@@ -141,7 +142,7 @@ def test_peaks_are_those_of_a_real_model(tiny_families, family, lora, checkpoint
 
     def velocity(count, condition):
         x = torch.randn(count, *policy.latent_shape)
-        return policy.velocity(x, torch.rand(count), condition)
+        return policy.velocity(x, 0.8 * torch.rand(count), condition)
 
     def pack(count, condition):
         loss = velocity(count, condition).sum()
@@ -156,6 +157,30 @@ def test_peaks_are_those_of_a_real_model(tiny_families, family, lora, checkpoint
         assert found.step(count) == pytest.approx(step, rel=0.1)
         gradient = allocated(pack, count, condition) + beside
         assert found.pack(count) == pytest.approx(gradient, rel=0.1)
+
+
+def test_of_two_experts_both_are_held_and_one_may_be_trained(tiny_families):
+    found = {
+        name: memory_of(config_of("wan-a14b", model=model), Path(tiny_families["wan-a14b"]))
+        for name, model in (
+            ("both", {}),
+            ("high", {"train_experts": "high"}),
+            ("low", {"train_experts": "low"}),
+        )
+    }
+    one = memory_of(config_of("wan"), Path(tiny_families["wan"]))
+    assert found["both"].weights == found["low"].weights == 2 * one.weights
+    assert found["both"].gradient_sum == 2 * one.gradient_sum
+    assert found["low"].gradient_sum == found["high"].gradient_sum == one.gradient_sum
+    assert found["low"].pack == found["high"].pack == found["both"].pack == one.pack
+    whole = {
+        name: memory_of(
+            config_of("wan-a14b", model={"train_experts": name}, train={"lora": None}),
+            Path(tiny_families["wan-a14b"]),
+        )
+        for name in ("both", "high", "low")
+    }
+    assert whole["both"].versions == 2 * whole["low"].versions == 2 * whole["high"].versions
 
 
 def test_the_vae_and_text_encoders_are_those_of_the_folder(tiny_families, family):

@@ -28,7 +28,7 @@ from digen_core.planning.sizes import (
     step_flops,
 )
 from digen_core.transport.arrays import to_array, to_arrays
-from support.families import FAMILIES, GUIDED, frames_of, load_tiny
+from support.families import GUIDED, MODELS, family_of, frames_of, load_tiny
 from support.paths import ROOT
 
 SETTINGS = ROOT / "deployments/model_configs"
@@ -46,12 +46,13 @@ PUBLISHED = {  # billions of parameters of the transformers on the hub
     "Z-Image-Turbo": ("z_image", 6.155),
     "Wan2.1-T2V-1.3B-Diffusers": ("wan", 1.419),
     "Wan2.1-T2V-14B-Diffusers": ("wan", 14.288),
+    "Wan2.2-T2V-A14B-Diffusers": ("wan", 28.577),
     "Wan2.2-TI2V-5B-Diffusers": ("wan", 5.000),
     "HunyuanVideo": ("hunyuan_video", 12.821),
 }
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=MODELS)
 def family(request) -> str:
     return request.param
 
@@ -61,7 +62,7 @@ def config_of(family: str, *, train=None, model=None, algorithm=None, rollout=No
     sizes = {"height": 32, "width": 48, "num_frames": frames_of(family), "max_sequence_length": 24}
     return RunConfig.model_validate(
         {
-            "model": {"family": family, "guidance_scale": 3.0, **sizes, **(model or {})},
+            "model": {"family": family_of(family), "guidance_scale": 3.0, **sizes, **(model or {})},
             "rollout": {"num_steps": 3, **(rollout or {})},
             "train": {"lora": {"rank": 3}, **(train or {})},
             "algorithm": algorithm or {},
@@ -80,7 +81,7 @@ def test_a_size_costs_its_share_of_the_arithmetic(family, tiny_families):
     path = tiny_families[family]
     model = config_of(family, model={"path": path, "sizes": sizes, **one}).model
     found = costs_of_sizes(model)
-    policy = adapter_of(family).without_weights(model, Path(path))
+    policy = adapter_of(family_of(family)).without_weights(model, Path(path))
     flops = {size: float(step_flops(policy.at_size(size))) for size in found}
     mean = sum(flops[size] for size in model.sizes) / 4
     assert found == {size: pytest.approx(own / mean, rel=1e-9) for size, own in flops.items()}
@@ -121,7 +122,7 @@ def test_the_published_settings_give_the_published_parameters():
     assert {folder.name for folder in SETTINGS.iterdir()} == set(PUBLISHED)
     for name, (family, billions) in PUBLISHED.items():
         config = config_of(family, model={"width": 64}).model
-        policy = adapter_of(family).without_weights(config, SETTINGS / name)
+        policy = adapter_of(family_of(family)).without_weights(config, SETTINGS / name)
         count = sum(parameter.numel() for parameter in policy.transformer.parameters())
         assert count / 1e9 == pytest.approx(billions, abs=5e-4), name
         assert all(parameter.is_meta for parameter in policy.transformer.parameters())
@@ -129,7 +130,7 @@ def test_the_published_settings_give_the_published_parameters():
 
 def test_blank_conditions_are_like_real_ones(tiny_families, family):
     config = config_of(family).model
-    blank = adapter_of(family).without_weights(config, Path(tiny_families[family]))
+    blank = adapter_of(family_of(family)).without_weights(config, Path(tiny_families[family]))
     policy = load_tiny(tiny_families[family], family)
     real, like = policy.encode(["a red circle", "a blue square"]), blank.blank_condition(2)
     assert blank.latent_shape == policy.latent_shape

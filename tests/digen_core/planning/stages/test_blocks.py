@@ -16,7 +16,7 @@ from digen_core.gang.members import Gang
 from digen_core.planning.sizes import sizes_of
 from digen_core.planning.stages.blocks import chain_of
 from digen_core.planning.stages.chain import Block, Chain
-from support.families import FAMILIES, load_tiny
+from support.families import MODELS, family_of, load_tiny
 from support.paths import ROOT
 from support.stages import chain_of_tiny, config_of
 
@@ -24,7 +24,7 @@ JOB = str(ROOT / "deployments/configs/shapes.toml")
 
 
 @pytest.mark.parametrize(
-    ("family", "rank"), [*((family, 3) for family in FAMILIES), ("flux", None), ("wan", None)]
+    ("family", "rank"), [*((family, 3) for family in MODELS), ("flux", None), ("wan", None)]
 )
 def test_the_parts_are_the_whole(tiny_families, family, rank):
     folder, settings = tiny_families[family], {"rank": rank, "again": rank is None}
@@ -36,21 +36,22 @@ def test_the_parts_are_the_whole(tiny_families, family, rank):
     assert found.total("trained_bytes") == whole.push_bytes
     assert all(block.forward_flops > 0 < block.backward_flops for block in found.blocks)
     transformer = json.loads(Path(folder, "transformer/config.json").read_text())
-    assert len(found.blocks) == ROWS[family].num_blocks(transformer)
+    assert len(found.blocks) == ROWS[family_of(family)].num_blocks(transformer)
     if rank is None:  # of every product one for the input, one for the weight, and once more
         for block in found.blocks[:-1]:
             assert block.backward_flops == 3 * block.forward_flops
             assert block.trained_bytes == block.weight_bytes
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", MODELS)
 def test_what_crosses_a_cut_is_what_a_stage_sends(tiny_families, family):
     """The real forward pass of a first stage with numbers, which ends at its cut."""
     folder = tiny_families[family]
     found = chain_of_tiny(folder, family, 3, False)
     policy = load_tiny(folder, family, "bfloat16")
-    gang, streams = Gang(0, 2, stages=2), ROWS[family].streams
-    cut(policy.transformer, ROWS[family], gang)
+    gang, streams = Gang(0, 2, stages=2), ROWS[family_of(family)].streams
+    for transformer in policy.transformers:
+        cut(transformer, ROWS[family_of(family)], gang)
     crossing = Crossing(streams, lambda like: pytest.fail("nothing comes to the first stage"))
     x = torch.randn(1, *policy.latent_shape, dtype=policy.latent_dtype)
     condition = {
