@@ -179,7 +179,8 @@ class _Evaluation:
         """Have a part sampled and scored on its device, and scored by the pools."""
         run, settings = self._run, self._run.config.evaluation
         name = f"v{run.progress.version} b{part.number:02d}"
-        prompts = [run.evaluation_prompts[index] for index in part.prompts]
+        size = run.config.model.size
+        prompts = [run.evaluation_prompts[index].shown_in(size) for index in part.prompts]
         sampling = self._batch.submit(
             sample_and_score,
             f"evaluate {name}",

@@ -13,10 +13,9 @@ from digen_core.checkpoints.tensors import read_checkpoint
 from digen_core.config.model import Size
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Fragment
-from digen_core.data.prompts import Prompt, SizedPrompt, train_prompts
-from digen_core.errors import UserError
+from digen_core.data.prompts import Prompt, SizedPrompt
 from digen_core.models.pipeline_policy import PipelinePolicy
-from digen_core.reference.replay import checkpoint_of
+from digen_core.reference.replay import checkpoint_of, prompts_of_run
 from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardError, score_images
 from digen_core.rollout.nonfinite import nonfinite_rows, watched
@@ -62,7 +61,7 @@ def reproduce(
         if kept.version not in (-1, engine.version):
             _load(run_dir, engine, kept.version)
         with _watching(engine, kept) as modules:
-            found = _WORK[kept.kind](engine, config, kept)
+            found = _WORK[kept.kind](engine, run_dir, config, kept)
         yield Reproduced(kept, found, modules[0] if modules else "")
 
 
@@ -93,10 +92,11 @@ def _arrays(engine: Engine, kept: KeptInput) -> dict[str, np.ndarray]:
     return {n: a.astype(wide) if a.dtype.kind == "f" else a for n, a in arrays.items()}
 
 
-def _denoise(engine: Engine, config: RunConfig, kept: KeptInput) -> str:
+def _denoise(engine: Engine, run_dir: Path, config: RunConfig, kept: KeptInput) -> str:
     about, arrays = kept.about, _arrays(engine, kept)
     fragment, step, key = Fragment(**about["fragment"]), about["step"], about["condition"]
-    prompt = _prompt_of(config, key, config.size_of(fragment.iteration, fragment.group))
+    size = config.size_of(fragment.iteration, fragment.group)
+    prompt = _prompt_of(run_dir, config, key, size)
     conditions, _ = encode(RUN, "encode", [prompt])
     parts = denoise_part(
         RUN,
@@ -111,17 +111,15 @@ def _denoise(engine: Engine, config: RunConfig, kept: KeptInput) -> str:
     return _text(kept, {sample: what for part in parts for sample, what in part.nonfinite.items()})
 
 
-def _prompt_of(config: RunConfig, key: str, size: Size) -> SizedPrompt:
+def _prompt_of(run_dir: Path, config: RunConfig, key: str, size: Size) -> SizedPrompt:
     """Return the prompt of a condition; what it came with is where the run has its prompts."""
     if config.prompts.are_texts:
         return SizedPrompt(Prompt(key), size)
-    for prompt in train_prompts(config):
-        if (found := SizedPrompt(prompt, size)).key == key:
-            return found
-    raise UserError(f"{config.prompts.train} no longer has the prompt {key!r}")
+    found = (SizedPrompt(prompt, size) for prompt in prompts_of_run(run_dir, config))
+    return next(prompt for prompt in found if prompt.key == key)
 
 
-def _decode(engine: Engine, config: RunConfig, kept: KeptInput) -> str:
+def _decode(engine: Engine, run_dir: Path, config: RunConfig, kept: KeptInput) -> str:
     policy = engine.policy_of(kept.iteration, kept.group)
     images = policy.decode(to_tensor(_arrays(engine, kept)["x"], policy.device))
     samples = Fragment(**kept.about["fragment"]).samples
@@ -133,7 +131,7 @@ def _text(kept: KeptInput, found: Mapping[int, str]) -> str:
     return nonfinite_text((kept.iteration, kept.group), found) if found else ""
 
 
-def _score(engine: Engine, config: RunConfig, kept: KeptInput) -> str:
+def _score(engine: Engine, run_dir: Path, config: RunConfig, kept: KeptInput) -> str:
     about, device = kept.about, engine.policy.device
     strict = {
         name: config.rewards[name].model_copy(update={"on_failure": "fail"})
@@ -149,13 +147,13 @@ def _score(engine: Engine, config: RunConfig, kept: KeptInput) -> str:
     return ""
 
 
-def _train(engine: Engine, config: RunConfig, kept: KeptInput) -> str:
+def _train(engine: Engine, run_dir: Path, config: RunConfig, kept: KeptInput) -> str:
     pairs = from_kept(kept.about, _arrays(engine, kept), torch.device("cpu"))
     pairs = with_start(engine, kept.iteration, kept.group, pairs, kept.version)
     return part_gradient(engine, kept.iteration, kept.group, pairs).metrics.nonfinite
 
 
-_WORK: Final[Mapping[InputKind, Callable[[Engine, RunConfig, KeptInput], str]]] = {
+_WORK: Final[Mapping[InputKind, Callable[[Engine, Path, RunConfig, KeptInput], str]]] = {
     "denoise": _denoise,
     "decode": _decode,
     "score": _score,

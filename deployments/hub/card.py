@@ -63,7 +63,8 @@ def _data(config: RunConfig) -> ModelCardData:
     return ModelCardData(
         base_model=base,
         library_name="diffusers",
-        pipeline_tag=f"text-to-{'video' if _makes_videos(config) else 'image'}",
+        pipeline_tag=f"{'image' if config.model.source_image else 'text'}-to-"
+        f"{'video' if _makes_videos(config) else 'image'}",
         tags=["diffusers", "lora", "reinforcement-learning", "digen", config.algorithm.type],
         **relation,
     )

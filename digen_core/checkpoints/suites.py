@@ -79,6 +79,7 @@ def suite_config(
     given = {key: value for key, value in models.items() if value is not None}
     changes = {
         "rewards": {suite.reward: {**reward, **suite.settings, **given}},
+        "model": {**config.model.model_dump(), "source_image": False},  # a suite has texts
         "prompts": {"train": place, "evaluation": place, "metadata_columns": suite.columns},
         "cluster": {**config.cluster.model_dump(), "reward_workers": {}},
     }

@@ -47,6 +47,7 @@ class RewardBase(Strict):
     """What every reward has."""
 
     needs_source: ClassVar[bool] = False  # whether it judges edits of source images only
+    sees_source: ClassVar[bool] = False  # whether it may look at source images
 
     weight: float = 1.0
     """Factor in the weighted sum."""
@@ -80,6 +81,7 @@ class EditReward(ImageReward):
     """A reward that looks at images beside those that they are edits of."""
 
     needs_source: ClassVar[bool] = True
+    sees_source: ClassVar[bool] = True
 
 
 class VideoReward(RewardBase):
@@ -249,6 +251,8 @@ class MotionConfig(VideoReward):
 
 class _ChoosesInput(RewardBase):
     """A reward that digen does not know: the user says what it takes."""
+
+    sees_source: ClassVar[bool] = True
 
     takes: Takes = "images"
     """images: [B, 3, H, W], of a video every frame_stride-th frame; videos: [B, F, 3, H, W]."""

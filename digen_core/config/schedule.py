@@ -230,7 +230,8 @@ class TrackingConfig(Strict):
     takes its library: pip install 'digen[wandb]'."""
 
     keep_images: Literal["none", "extremes", "all"] = "none"
-    """Decoded samples kept in RUN/images; extremes: the best and the worst of each group."""
+    """Decoded samples kept in RUN/images; extremes: the best and the worst of each group. With them
+    the source images of edits, in RUN/sources."""
 
     image_format: Literal["png", "webp"] = "png"
     """Both are lossless; webp is smaller and takes longer. Videos are animations."""

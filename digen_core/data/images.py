@@ -7,6 +7,7 @@ Parquet and Hugging Face's datasets have them, or a data URL, as JSON can hold i
 import base64
 import hashlib
 from dataclasses import dataclass, field
+from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +28,8 @@ FORMATS: Final = ("JPEG", "PNG", "WEBP")
 _WHAT: Final = "the source image"
 _DATA_URL: Final = "data:image/"
 
+_kinds: dict[str, str] = {}  # of images that were found to be whole, by digest
+
 
 @dataclass(frozen=True, slots=True)
 class SourceImage:
@@ -39,16 +42,27 @@ class SourceImage:
     digest: str
     """16 hex digits of its content, by which it is told from others."""
 
+    kind: str = field(default="png", compare=False)
+    """What the name of its file ends with: png, jpeg or webp."""
+
+    name: str = field(default="", compare=False)
+    """What errors call it: its path, or the row that holds it."""
+
     path: Path | None = field(default=None, compare=False)
     data: bytes | None = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def of(cls, data: bytes) -> "SourceImage":
-        """Return the image of a file's content."""
-        return cls(_digest(data), data=data)
+    def of(cls, data: bytes, name: str = "") -> "SourceImage":
+        """Return the image of a file's content.
+
+        Raises:
+            ValueError: it is no whole image, or one that is not taken.
+        """
+        digest = _digest(data)
+        return cls(digest, _kind_of(data, digest), name, data=data)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SourceImage.of, (self.content(),)
+        return SourceImage, (self.digest, self.kind, self.name, None, self.content())
 
     def content(self) -> bytes:
         """Return the content of its file.
@@ -61,28 +75,28 @@ class SourceImage:
         assert self.path is not None, "it has one of the two"
         content = read_bytes(self.path, _WHAT, MAX_IMAGE_BYTES)
         if _digest(content) != self.digest:
-            raise UserError(f"the source image {self.path} has changed since the run began")
+            raise UserError(f"the source image {self.name} has changed since the run began")
         return content
-
-    @property
-    def suffix(self) -> str:
-        """What the name of its file ends with: png, jpeg or webp."""
-        with Image.open(BytesIO(self.content())) as image:
-            return str(image.format).lower()
 
     def pixels(self, height: int, width: int) -> NDArray[np.uint8]:
         """Return it as [H, W, 3]: so large that it covers that size, and cut at the edges.
 
         Raises:
-            UserError: the file is gone, changed or damaged.
+            UserError: the file is gone, or another one than when the run began.
         """
         try:
-            with Image.open(BytesIO(self.content()), formats=FORMATS) as image:
-                upright = ImageOps.exif_transpose(image).convert("RGB")
-        except (OSError, ValueError, SyntaxError) as error:
-            where = self.path or "of a row"
-            raise UserError(f"the source image {where} is damaged: {error}") from error
-        return np.asarray(ImageOps.fit(upright, (width, height), Image.Resampling.LANCZOS))
+            whole = _decoded(self.content())[0]
+        except ValueError as error:
+            raise UserError(f"the source image {self.name}: {error}") from error
+        return np.asarray(ImageOps.fit(whole, (width, height), Image.Resampling.LANCZOS))
+
+    def shrunk(self, height: int, width: int) -> "SourceImage":
+        """Return the same image with no more than what is shown of it in a size.
+
+        Raises:
+            UserError: as `pixels`.
+        """
+        return _shrunk(self, height, width)
 
 
 def source_image(row: Row, column: str, folder: Path) -> SourceImage:
@@ -94,26 +108,39 @@ def source_image(row: Row, column: str, folder: Path) -> SourceImage:
         folder: from which paths are seen.
 
     Raises:
-        ConfigError: it has none, or one that cannot be read; the message names row and column.
+        ConfigError: it has none, or one that is not taken; the message names row and column.
     """
     value = row.values.get(column)
     if isinstance(value, dict) and {*value} <= {"bytes", "path"}:  # an Image of datasets
         value = value.get("bytes") or value.get("path")
     try:
         if isinstance(value, str) and value and not value.startswith(_DATA_URL):
-            path = folder / value
-            content = read_bytes(path, _WHAT, MAX_IMAGE_BYTES)
-            _check(content)
-            return SourceImage(_digest(content), path=path)
-        content = _content_of(value)
-        _check(content)
+            return _of_file(folder / value)
+        return SourceImage.of(_content_of(value), f"of {row.origin}")
     except (UserError, ValueError) as error:
         raise ConfigError(
             f"{row.origin} has no source image: its {column!r} is {shown(value)} ({error}); give "
             f"the path of a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file, seen from {folder}, "
             "or its content, in text as data:image/png;base64,..."
         ) from error
-    return SourceImage.of(content)
+
+
+def _of_file(path: Path) -> SourceImage:
+    try:
+        found = path.stat()
+        digest, kind = _of_version(path, found.st_mtime_ns, found.st_size)
+    except OSError:
+        read_bytes(path, _WHAT, MAX_IMAGE_BYTES)  # which says what is wrong
+        raise
+    return SourceImage(digest, kind, str(path), path)
+
+
+@lru_cache(maxsize=2**20)
+def _of_version(path: Path, mtime: int, size: int) -> tuple[str, str]:
+    """Return digest and kind of a file; prompts are read several times, their images once."""
+    content = read_bytes(path, _WHAT, MAX_IMAGE_BYTES)
+    digest = _digest(content)
+    return digest, _kind_of(content, digest)
 
 
 def _content_of(value: object) -> bytes:
@@ -129,18 +156,49 @@ def _content_of(value: object) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
-def _check(content: bytes) -> None:
-    """Raise ValueError if a file's content is no whole image, or one of too many pixels."""
+def _kind_of(content: bytes, digest: str) -> str:
+    """Return what an image's file is, having decoded it once in this process."""
+    if digest not in _kinds:
+        _kinds[digest] = _decoded(content)[1]
+    return _kinds[digest]
+
+
+def _decoded(content: bytes) -> tuple[Image.Image, str]:
+    """Return an image upright and in three colours, what is transparent white, and its kind.
+
+    Raises:
+        ValueError: it is no whole image, or one that is not taken.
+    """
     try:
         with Image.open(BytesIO(content), formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 size = f"{image.width} x {image.height}"
                 raise ValueError(f"it has {size} pixels; use at most {MAX_PIXELS} of them")
-            image.verify()
+            if image.mode.startswith(("I", "F")):
+                raise ValueError("it has more than 8 bits in a channel; save it with 8")
+            kind = "jpeg" if image.format == "MPO" else str(image.format).lower()
+            return _in_three_colours(ImageOps.exif_transpose(image)), kind
     except UnidentifiedImageError:
         raise ValueError("it is no image of a known format") from None
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+    except ValueError:
+        raise
+    except Exception as error:  # Pillow raises whatever a damaged file leads to
         raise ValueError(f"it is damaged: {error}") from error
+
+
+def _in_three_colours(image: Image.Image) -> Image.Image:
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    colours = image.convert("RGBA")
+    white = Image.new("RGBA", colours.size, "white")
+    return Image.alpha_composite(white, colours).convert("RGB")
+
+
+@lru_cache(maxsize=64)
+def _shrunk(image: SourceImage, height: int, width: int) -> SourceImage:
+    file = BytesIO()
+    Image.fromarray(image.pixels(height, width)).save(file, "PNG", compress_level=1)
+    return SourceImage(image.digest, "png", image.name, data=file.getvalue())
 
 
 def _digest(content: bytes) -> str:

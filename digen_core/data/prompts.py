@@ -43,14 +43,23 @@ class Prompt:
 
     @property
     def key(self) -> str:
-        """What tells it from others: its text, and the image and the negative if it has them."""
-        key = self.text if self.image is None else f"{self.text} [{self.image.digest}]"
-        return key if self.negative is None else f"{key} [not {self.negative}]"
+        """What tells it from others: its text, or JSON of that, the image and the negative."""
+        if self.image is None is self.negative:
+            return self.text
+        digest = None if self.image is None else self.image.digest
+        return json.dumps([self.text, digest, self.negative])
 
     @property
     def normal_key(self) -> str:
         """What is asked for, in the form in which equal prompts are equal."""
         return normal_text(replace(self, negative=None).key)
+
+    def shown_in(self, size: Size) -> "Prompt":
+        """Return it with no more of its image than a model is shown in a size."""
+        if self.image is None:
+            return self
+        height, width, _ = size
+        return replace(self, image=self.image.shrunk(height, width))
 
 
 class SizedPrompt(NamedTuple):
@@ -246,7 +255,7 @@ def _parse(
     config: RunConfig, rows: Sequence[Row], path: str, *, weighted: bool = False
 ) -> list[Prompt]:
     """Return the prompts of rows, whose images are seen from where ``path`` leads."""
-    prompts, place = config.prompts, Path(located(path))
+    prompts, place = config.prompts, Path(located(path.partition("*")[0]))
     folder = place if place.is_dir() else place.parent
     image_column = prompts.image_column
     weight_column = prompts.weight_column if weighted else None

@@ -15,6 +15,8 @@ from digen_core.inputs.reading import JSON_BYTES, listed, parse_json, read_text,
 
 MAX_COLUMNS: Final = 10_000
 
+csv.field_size_limit(MAX_BYTES)  # a field may be an image
+
 _LINE_END: Final = re.compile(r"\r\n|\r|\n")  # others may stand in a prompt: U+2028
 
 

@@ -294,7 +294,9 @@ class PipelinePolicy(ABC):
         with self.encoding():
             condition = self.embed(prompts)
             if self.guided:
-                rows = [self._embed_negative(text) for text in negatives or [None] * len(prompts)]
+                texts = negatives or [None] * len(prompts)
+                different = {text: self._embed_negative(text) for text in dict.fromkeys(texts)}
+                rows = [different[text] for text in texts]
                 for name in rows[0]:
                     condition[_NEGATIVE + name] = torch.cat([row[name] for row in rows])
         if self.config.source_image:
@@ -421,7 +423,7 @@ class PipelinePolicy(ABC):
         if not self.guided:
             return self._predicted(x, sigma, condition)
         both = {
-            name: torch.cat([condition.get(_NEGATIVE + name, value), value])
+            name: torch.cat([value if name == _SOURCE else condition[_NEGATIVE + name], value])
             for name, value in condition.items()
             if not name.startswith(_NEGATIVE)
         }

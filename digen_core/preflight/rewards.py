@@ -8,6 +8,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from digen_core.config.judge_template import check_columns, load_template
@@ -49,6 +50,7 @@ def check_rewards(config: RunConfig, train: list[Prompt], evaluation: list[Promp
         _check_files(name, reward, here=config.cluster.address is None)
         if isinstance(reward, FunctionConfig):
             _check_function(reward)
+            _check_source(name, reward, config)
 
 
 def _check_asked(name: str, reward: RewardConfig, config: RunConfig, prompts: list[Prompt]) -> None:
@@ -60,7 +62,8 @@ def _check_asked(name: str, reward: RewardConfig, config: RunConfig, prompts: li
         _check_wanted_objects(name, columns, prompts)
     if isinstance(reward, JudgeConfig):
         _check_template(name, reward, columns)
-    _check_source(name, reward, config)
+    if not isinstance(reward, FunctionConfig):  # else when it has been found
+        _check_source(name, reward, config)
     if isinstance(reward, ShapesEditConfig):
         _check_edits(config, prompts)
 
@@ -92,6 +95,8 @@ def _check_source(name: str, reward: RewardConfig, config: RunConfig) -> None:
     needs = reward.needs_source
     if isinstance(reward, JudgeConfig):
         needs = load_template(reward.template).source
+    if isinstance(reward, FunctionConfig):
+        needs = _wants_sources(reward)
     if needs and config.prompts.image_column is None:
         raise ConfigError(
             f"the reward {name!r} judges edits of source images, but the prompts come without; set "
@@ -103,10 +108,13 @@ def _check_edits(config: RunConfig, prompts: list[Prompt]) -> None:
     """Check that each prompt is an edit of the world ``shapes`` that its image allows."""
     from digen_core.rewards.shapes_edit import verify_edit
 
+    sizes = {size[:2] for size in (config.model.size, *config.model.sizes)}
+
     def judge(prompt: Prompt) -> None:
         assert prompt.image is not None, "it was checked before"
-        pixels = prompt.image.pixels(config.model.height, config.model.width)
-        verify_edit(pixels, pixels, prompt.text)
+        for size in sizes:
+            pixels = prompt.image.pixels(*size)
+            verify_edit(pixels, pixels, prompt.text)
 
     _check_prompts("shapes_edit", prompts, judge)
 
@@ -200,6 +208,18 @@ def _check_model(name: str, key: str, path: str, revision: str | None, *, here: 
         files = ["preprocessor_config.json", "processor_config.json"]
         wanted = files if is_processor else ["config.json"]
         check_source(f"rewards.{name}.{key} {path}", path, wanted, revision, here=here)
+
+
+def _wants_sources(reward: FunctionConfig) -> bool:
+    """Say whether a function of the user's cannot be called without source images."""
+    from digen_core.rewards.own import import_reward
+
+    found = import_reward(reward.function)
+    called = found.__call__ if isinstance(found, type) else found
+    with suppress(ValueError):  # it is not written in Python
+        wanted = inspect.signature(called).parameters.get("sources")
+        return wanted is not None and wanted.default is wanted.empty
+    return False
 
 
 def _check_function(reward: FunctionConfig) -> None:

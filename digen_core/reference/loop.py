@@ -179,8 +179,8 @@ def _rollout(
                 nonfinite.add(index)
                 _refuse(config, iteration, index)
                 continue
-            prompt = Asked.of([prompts[index]] * size, images)
-            scored = score_images(rewards, config.rewards, images, *prompt)
+            about = Asked.of([prompts[index]] * size, images)
+            scored = score_images(rewards, config.rewards, images, *about)
             columns[index] = settle(scored, config.reward_weights)
         asked = {index: columns[index] for index in current if index in columns}
         lacking = nonfinite.intersection(current)

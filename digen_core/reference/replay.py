@@ -17,13 +17,19 @@ from digen_core.checkpoints.manifest import (
     CHECKPOINTS_OF_RUN,
     checkpoints_in,
     name_of,
+    read_lineage,
     read_manifest,
 )
 from digen_core.config.load import config_of_run
 from digen_core.config.run import RunConfig
 from digen_core.control.packing import PairPool, by_step, pairs_by_step
 from digen_core.control.protocol import Pack
-from digen_core.data.prompts import Prompt, prompts_with_refills, train_prompts
+from digen_core.data.prompts import (
+    Prompt,
+    prompts_hash,
+    prompts_with_refills,
+    train_prompts,
+)
 from digen_core.errors import UserError
 from digen_core.maths.ddpo import RewardHistory
 from digen_core.records import IterationRecord
@@ -117,7 +123,7 @@ def kept_iteration(run_dir: Path, config: RunConfig, iteration: int) -> KeptIter
     checkpoint, history = checkpoint_of(run_dir, version)
     rows = pq.read_table(file_of(run_dir / "samples", iteration)).to_pylist()
     texts, columns = _by_group(rows)
-    prompts = _prompts_of(config, iteration, texts)
+    prompts = _prompts_of(run_dir, config, iteration, texts)
     count = config.rollout.prompts_per_iteration
     columns = {g: c for g, c in columns.items() if g + count not in columns}  # not those replaced
     nonfinite = columns.keys() & {row["group"] for row in rows if row["nonfinite"]}
@@ -186,22 +192,29 @@ def _by_group(rows: list[dict[str, Any]]) -> tuple[dict[int, str], dict[int, dic
     return prompts, columns
 
 
-def _prompts_of(config: RunConfig, iteration: int, texts: Mapping[int, str]) -> dict[int, Prompt]:
-    """Return the prompt of each group, with the image and the negative that it came with.
+def prompts_of_run(run_dir: Path, config: RunConfig) -> list[Prompt]:
+    """Return the prompts that a run was trained on, with what they came with.
 
     Raises:
-        UserError: the prompts of the run are others by now, and so would be what came with them.
+        UserError: they, or their images, are others by now.
     """
+    prompts, lineage = train_prompts(config), read_lineage(run_dir)
+    if lineage is not None and prompts_hash(prompts) != lineage.prompts_hash:
+        raise UserError(
+            f"the prompts in {config.prompts.train}, or their images, have changed since {run_dir} "
+            "began, so what it was asked is not to be had; put the old ones back"
+        )
+    return prompts
+
+
+def _prompts_of(
+    run_dir: Path, config: RunConfig, iteration: int, texts: Mapping[int, str]
+) -> dict[int, Prompt]:
+    """Return the prompt of each group, with the image and the negative that it came with."""
     if config.prompts.are_texts:
         return {group: Prompt(text) for group, text in texts.items()}
-    drawn = prompts_with_refills(config, train_prompts(config), iteration)
-    found = {group: drawn[group] for group in texts}
-    if any(found[group].text != text for group, text in texts.items()):
-        raise UserError(
-            f"{config.prompts.train} has other prompts than when the run was made, so what those "
-            f"of iteration {iteration + 1} came with is not to be had; put the file back"
-        )
-    return found
+    drawn = prompts_with_refills(config, prompts_of_run(run_dir, config), iteration)
+    return {group: drawn[group] for group in texts}
 
 
 def _require_steps(config: RunConfig, iteration: int, segments: list[Segment]) -> None:

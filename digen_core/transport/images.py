@@ -43,7 +43,7 @@ def write_image(path: Path, pixels: NDArray[np.uint8]) -> None:
 
 def keep_source(run_dir: Path, image: SourceImage) -> str:
     """Have a source image on disk, as it is, and return its file, seen from the run's folder."""
-    name = f"{SOURCES_OF_RUN}/{image.digest}.{image.suffix}"
+    name = f"{SOURCES_OF_RUN}/{image.digest}.{image.kind}"
     if not (run_dir / name).exists():
         make_folder(run_dir / SOURCES_OF_RUN)
         replace_bytes(run_dir / name, image.content())

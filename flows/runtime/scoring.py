@@ -7,6 +7,7 @@ import numpy as np
 
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Event, Fragment, FragmentScored, Score
+from digen_core.data.prompts import Prompt
 from digen_core.rewards.sums import with_reward
 from flows.runtime.context import RunContext
 from flows.runtime.generation import about
@@ -30,7 +31,7 @@ class Scoring:
     def begin(self, it: OpenIteration, do: Score) -> None:
         """Have a fragment decoded and scored where it was generated, and scored by the pools."""
         fragment, name = do.fragment, f"g{do.fragment.group:02d} f{do.fragment.index}"
-        prompt = it.round.prompts[fragment.group]
+        prompt = self._asked_of(it, fragment.group)
         self._receipts[fragment] = []  # what a device that was lost had of it is not counted
 
         def event_of(receipt: Receipt[Scored]) -> Event | None:
@@ -68,6 +69,13 @@ class Scoring:
                 resource=pool.name,
             )
             self._submitter.submit(it, beside)
+
+    def _asked_of(self, it: OpenIteration, group: int) -> Prompt:
+        """Return a group's prompt, with its image if a reward may look at it."""
+        config, prompt = self._run.config, it.round.prompts[group]
+        if not any(reward.sees_source for reward in config.rewards.values()):
+            return replace(prompt, image=None)
+        return prompt.shown_in(config.size_of(it.index, group))
 
     def _event_of(
         self, it: OpenIteration, fragment: Fragment, receipt: Receipt[Scored]

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import sys
+import threading
 from textwrap import dedent
 
 import pytest
@@ -12,14 +13,14 @@ import torch
 from deployments.overrides import config_of
 from digen_core.config.judge_template import load_template
 from digen_core.config.load import load_config
-from digen_core.config.rewards import REWARD_TYPES
+from digen_core.config.rewards import REWARD_TYPES, RemoteConfig
 from digen_core.config.run import RunConfig
 from digen_core.config.shipped import data_folder
 from digen_core.data.prompts import evaluation_prompts, train_prompts
 from digen_core.rewards import reward_functions
 from digen_core.rewards.judge.answers import scores_in
 from digen_core.rewards.own import own_reward
-from digen_core.rewards.remote_protocol import decode_answer
+from digen_core.rewards.remote import Remote
 from digen_core.rewards.scoring import score_images
 from support.pages import read_page
 from support.paths import ROOT
@@ -100,12 +101,19 @@ def test_every_shipped_template_is_in_the_table():
     assert named == {(name, load_template(f"digen:judges/{name}").score) for name in shipped}
 
 
-def test_the_server_answers_in_its_protocol():
+@pytest.mark.parametrize("body", ["arrow", "json"])
+def test_the_server_answers_in_its_protocol(body):
     names = {"__name__": "server"}
     exec(SERVER, names)
-    pixels = torch.tensor([255, 0, 0]).expand(2, 4, 4, 3).byte().numpy()
-    answer = names["json"].dumps(names["judge"](pixels, ["a", "b"])).encode()
-    assert decode_answer(answer, 2) == {"score": [1.0, 1.0], "red": [1.0, 1.0]}
+    server = names["ThreadingHTTPServer"](("127.0.0.1", 0), names["Handler"])
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    config = RemoteConfig(url=f"http://127.0.0.1:{server.server_port}/score", body=body)
+    red = torch.tensor([1.0, 0.0, 0.0])[:, None, None].expand(2, 3, 4, 4)
+    asked = {"quality": Remote(config, torch.device("cpu"))}, {"quality": config}
+    found = score_images(*asked, red, ["a", "b"])
+    server.shutdown()
+    server.server_close()
+    assert found["quality/score"].tolist() == found["quality/red"].tolist() == [1.0, 1.0]
 
 
 def test_every_type_and_every_option_is_in_the_tables():

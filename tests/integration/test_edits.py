@@ -9,10 +9,12 @@ import pytest
 from PIL import Image
 
 from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
+from digen_core.checkpoints.suites import AskedSuite, suite_config
 from digen_core.checkpoints.tensors import read_checkpoint
 from digen_core.config.run import RunConfig
 from digen_core.data.images import SourceImage
 from digen_core.data.prompts import train_prompts
+from digen_core.errors import UserError
 from digen_core.reference.replay import kept_iteration, replay_config
 from digen_core.transport.samples import read_samples
 from support.architecture import entries_of_a_run
@@ -167,3 +169,24 @@ def test_a_shipped_job_teaches_to_edit(prefect_backend, cluster_address, tmp_pat
     assert training_in_mlflow(tmp_path / "runs").info.status == "FINISHED"
     grid = Image.open(next(run_dir.rglob("grids/*.png")))
     assert grid.width > grid.height / 3
+
+
+@pytest.mark.slow
+def test_a_replay_with_other_images_is_refused(trained):
+    config, run_dir, _ = trained
+    folder = Path(config.prompts.train).parent
+    before = (folder / "1.png").read_bytes()
+    (folder / "1.png").write_bytes(picture(99))
+    try:
+        with pytest.raises(UserError, match=r"or their images, have changed since .* put the old"):
+            kept_iteration(run_dir, replay_config(run_dir, {}), 1)
+    finally:
+        (folder / "1.png").write_bytes(before)
+
+
+@pytest.mark.slow
+def test_an_editor_is_judged_by_a_suite_without_images(trained):
+    _, run_dir, _ = trained
+    config = suite_config(run_dir, AskedSuite("geneval"), "prompts.jsonl", None)
+    assert not config.model.source_image
+    assert config.prompts.are_texts

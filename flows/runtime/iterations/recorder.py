@@ -227,7 +227,7 @@ class IterationRecorder:
         """Return the samples of a fragment that pages show, beside what they are edits of."""
         group, prompt = fragment.group, self._round.prompts[fragment.group]
         source, rewards = None, self._rewards[fragment]["reward"]
-        if prompt.image is not None:
+        if prompt.image is not None and self._pictures[fragment]:
             height, width, _ = self._run.config.size_of(self._round.index, group)
             source = thumbnail(prompt.image.pixels(height, width))
         return [

@@ -2,18 +2,24 @@
 
 import base64
 import json
+import os
 import pickle
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from digen_core.config.run import RunConfig
+from digen_core.data import images
 from digen_core.data.images import MAX_IMAGE_BYTES, SourceImage
 from digen_core.data.prompts import (
+    Prompt,
     SizedPrompt,
     evaluation_prompts,
     prompts_hash,
@@ -52,7 +58,7 @@ def test_paths_are_seen_from_the_folder_of_the_prompts(tmp_path, monkeypatch):
     found = all_prompts(config_of(tmp_path))
     assert [own.image for own in found] == [source(0), source(1)]
     assert [own.image.content() for own in found] == [picture(0), picture(1)]
-    assert found[0].image.suffix == "png"
+    assert found[0].image.kind == "png"
 
 
 def test_contents_stand_in_the_row(tmp_path):
@@ -84,15 +90,9 @@ def test_the_same_words_about_other_images_are_other_prompts(tmp_path):
 def test_the_size_matters_to_images_alone():
     with_image, without = (
         {SizedPrompt(own, (32, n, 1)).key for n in (16, 32)}
-        for own in (train_of("a", source(0)), train_of("a", None))
+        for own in (Prompt("a", image=source(0)), Prompt("a"))
     )
     assert (len(with_image), without) == (2, {"a"})
-
-
-def train_of(text, image):
-    from digen_core.data.prompts import Prompt
-
-    return Prompt(text, image=image)
 
 
 def test_sent_elsewhere_an_image_takes_its_content_along(tmp_path):
@@ -117,24 +117,119 @@ def test_an_image_that_changes_during_a_run_is_told(tmp_path):
         prompt.image.pixels(32, 32)
 
 
-def test_turned_and_transparent_images_are_shown_upright_in_three_colours(tmp_path):
-    pixels = np.zeros((4, 8, 4), np.uint8)
-    pixels[:, :4] = (255, 0, 0, 255)
+def test_keys_tell_prompts_apart():
+    image, text = source(0), "a"
+    prompts = [
+        Prompt(text),
+        Prompt(text, image=image),
+        Prompt(text, image=source(1)),
+        Prompt(text, negative="b"),
+        Prompt(text, image=image, negative="b"),
+        Prompt(f"{text} [not b]"),
+    ]
+    assert len({own.key for own in prompts}) == len(prompts)
+    assert len({SizedPrompt(own, (32, 32, 1)).key for own in prompts}) == len(prompts)
+
+
+def test_what_is_sent_is_no_more_than_what_is_shown():
+    prompt = Prompt("a", image=source(3, width=900, height=640))
+    sent = prompt.shown_in((32, 48, 1))
+    assert sent == prompt
+    assert SizedPrompt(sent, (32, 48, 1)).key == SizedPrompt(prompt, (32, 48, 1)).key
+    assert np.array_equal(sent.image.pixels(32, 48), prompt.image.pixels(32, 48))
+    assert len(sent.image.content()) < 5_000 < len(prompt.image.content())
+    assert pickle.loads(pickle.dumps(sent)).image.content() == sent.image.content()
+    assert Prompt("a").shown_in((32, 48, 1)) == Prompt("a")
+
+
+def test_an_image_is_read_and_decoded_once_however_often_prompts_are(tmp_path, monkeypatch):
+    for n in range(4):
+        (tmp_path / f"{n}.png").write_bytes(picture(40 + n))
+    write_rows(tmp_path, *(f"{n}.png" for n in range(4)))
+    decoded, decode = [], images._decoded
+    monkeypatch.setattr(images, "_decoded", lambda content: decoded.append(1) or decode(content))
+    config = config_of(tmp_path)
+    for _ in range(3):
+        all_prompts(config)
+    assert len(decoded) == 4
+    (tmp_path / "0.png").write_bytes(picture(50))
+    os.utime(tmp_path / "0.png", ns=(1, 1))
+    all_prompts(config)
+    assert len(decoded) == 5
+
+
+def test_an_image_is_turned_as_its_exif_says_and_white_where_it_is_transparent(tmp_path):
+    pixels = np.full((4, 8, 4), 9, np.uint8)  # a colour that nobody is to see
+    pixels[:, :4], pixels[:, 4:, 3] = (255, 0, 0, 255), 0
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 90 degrees
     Image.fromarray(pixels).save(tmp_path / "0.png", exif=exif)
     shown = SourceImage.of((tmp_path / "0.png").read_bytes()).pixels(8, 4)
     assert shown.shape == (8, 4, 3)
     assert shown[0].tolist() == [[255, 0, 0]] * 4
-    assert shown[-1].tolist() == [[0, 0, 0]] * 4
+    assert shown[-1].tolist() == [[255, 255, 255]] * 4
 
 
-def gif():
-    from io import BytesIO
-
+def saved(image, kind, **settings):
     file = BytesIO()
-    Image.new("RGB", (4, 4)).save(file, "GIF")
+    image.save(file, kind, **settings)
     return file.getvalue()
+
+
+def without_pixels():
+    """A PNG of a header and an end."""
+    whole, parts, place = picture(0), [], 8
+    while place < len(whole):
+        size = 12 + int.from_bytes(whole[place : place + 4])
+        parts.append(whole[place : place + size])
+        place += size
+    return whole[:8] + b"".join(part for part in parts if part[4:8] != b"IDAT")
+
+
+NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (saved(NOISE, "JPEG")[:-900], "it is damaged: .*truncated"),
+        (saved(NOISE, "WEBP", lossless=True)[:-900], "it is"),
+        (saved(NOISE, "PNG")[:-900], "it is damaged"),
+        (without_pixels(), "it is"),
+        (saved(Image.fromarray(np.full((8, 8), 1000, np.uint16)), "PNG"), "more than 8 bits"),
+        (saved(NOISE, "JPEG", exif=b"Exif\0\0II*\0junkjunkjunk"), ""),
+    ],
+)
+def test_what_is_taken_can_be_shown(content, why):
+    """And what cannot be is told at once: whatever passes is shown without an error."""
+    if why:
+        with pytest.raises(ValueError, match=why):
+            SourceImage.of(content)
+    else:
+        assert SourceImage.of(content).pixels(32, 32).shape == (32, 32, 3)
+
+
+@given(st.data())
+def test_damaged_files_are_told_or_shown(data):
+    """Any byte of a file may be another."""
+    content = bytearray(data.draw(st.sampled_from(FILES)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        image = SourceImage.of(bytes(content))
+    except ValueError:
+        return
+    assert image.pixels(16, 16).shape == (16, 16, 3)
+
+
+FILES = [
+    saved(NOISE.crop((0, 0, 16, 16)), kind, **settings)
+    for kind, settings in (
+        ("JPEG", {"exif": b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0"}),
+        ("PNG", {}),
+        ("WEBP", {"lossless": True}),
+    )
+]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +247,7 @@ def gif():
         ("huge.png", "use at most"),
         ("heavy.png", f"more than {MAX_IMAGE_BYTES}"),
         (url_of(b"no"), "no image of a known format"),
-        (url_of(gif()), "no image of a known format"),
+        (url_of(saved(NOISE, "GIF")), "no image of a known format"),
         ("data:image/png,abc", "has to be in base64"),
         ("data:image/png;base64,***", "base64"),
         ({"bytes": None, "path": None}, "neither a path nor the content"),
