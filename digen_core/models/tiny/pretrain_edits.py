@@ -7,7 +7,6 @@ training only.
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import torch
@@ -27,15 +26,12 @@ from digen_core.models.tiny.pretrain import (
 )
 from digen_core.worlds.shape_edits import all_changes, draw_pair, train_changes
 
-EDITS: Final = PretrainConfig(flow_steps=500)
-"""Lengths that make the committed base model: it half knows how to edit, and leaves room for RL."""
-
 
 def pretrain_edits(
     out_dir: Path,
     *,
     seed: int = 0,
-    config: PretrainConfig = EDITS,
+    config: PretrainConfig | None = None,
     num_threads: int = 2,
     on_progress: OnProgress | None = None,
 ) -> FluxKontextPipeline:
@@ -46,10 +42,12 @@ def pretrain_edits(
     Args:
         out_dir: that gets the pipeline.
         seed: of weights and images.
-        config: lengths and sizes; those of the VAE do not matter.
+        config: lengths and sizes; those of the VAE do not matter. By default the number of steps is
+            that of the other embedded model, for the same reason.
         num_threads: of torch.
         on_progress: is called now and then.
     """
+    config = config or PretrainConfig()
     torch.set_num_threads(num_threads)
     pipe = build_tiny_flux(
         shift=config.shift, prompts=[change.edit.text for change in all_changes()], seed=seed
