@@ -147,8 +147,7 @@ def test_a_schedule_of_ones_own_goes_with_the_model(tiny_families, tmp_path):
     model = packaged(folder, "flux", weights, tmp_path / "model", shift=3.0)
     pipeline = model.get_raw_model()
     model.predict({"prompt": ["a red circle"]})
-    config = {"family": "flux", "shift": 3.0}
-    sigmas = load_tiny(folder, **config).sigmas(3)
+    sigmas = load_tiny(folder, "flux", shift=3.0).sigmas(3)
     torch.testing.assert_close(pipeline.scheduler.sigmas, sigmas)
 
 

@@ -168,7 +168,7 @@ SETTINGS = {
     ),
     "reward without type": (
         "--rewards.quality.url http://x",
-        "unknown reward 'quality'; its type is one of shapes, jpeg_compressibility,",
+        "unknown reward 'quality'; its type is one of shapes, shapes_edit,",
     ),
     "reward name with a blank": ("--rewards.a+b 1", "the reward name 'a+b' is neither module:func"),
     "remote reward elsewhere": (
@@ -185,7 +185,7 @@ SETTINGS = {
     ),
     "judge with a template that digen has not": (
         "--rewards.judge {url='http://x/v1',model='m',template='digen:judges/aligment.toml'}",
-        "rewards.judge.template: digen ships only digen:judges/alignment.toml, digen:judges/p",
+        "rewards.judge.template: digen ships only digen:judges/alignment.toml, digen:judges/e",
     ),
     "judge with a template that is nowhere": (
         "--rewards.judge {url='http://x/v1',model='m',template='alignment'}",
