@@ -114,12 +114,16 @@ def shapes(images: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
         raise ValueError(f"{len(images)} images but {len(prompts)} prompts")
     arrays = images.detach().permute(0, 2, 3, 1).to("cpu", torch.float64).numpy()
     verdicts = [verify(image, prompt) for image, prompt in zip(arrays, prompts, strict=True)]
-    columns: dict[str, list[float]] = {
+    return as_columns(verdicts)
+
+
+def as_columns(verdicts: Sequence[Verdict]) -> dict[str, Tensor]:
+    """Return float64 [B] for "score", "exact" and each component of B verdicts."""
+    columns = {
         "score": [v.score for v in verdicts],
         "exact": [float(v.exact) for v in verdicts],
+        **{name: [v.components[name] for v in verdicts] for name in verdicts[0].components},
     }
-    for name in COMPONENTS:
-        columns[name] = [v.components[name] for v in verdicts]
     return {name: torch.tensor(values, dtype=torch.float64) for name, values in columns.items()}
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from digen_core.rewards.shapes import Detection, Verdict, inspect
+from digen_core.rewards.shapes import Detection, Verdict, as_columns, inspect
 from digen_core.worlds.shape_edits import Edit, parse_edit
 from digen_core.worlds.shapes import Item
 
@@ -71,13 +71,7 @@ def shapes_edit(
         judge_edit(seen[source.tobytes()], inspect(image), prompt)
         for source, image, prompt in zip(before, made, prompts, strict=True)
     ]
-    columns: dict[str, list[float]] = {
-        "score": [verdict.score for verdict in verdicts],
-        "exact": [float(verdict.exact) for verdict in verdicts],
-    }
-    for name in COMPONENTS:
-        columns[name] = [verdict.components[name] for verdict in verdicts]
-    return {name: torch.tensor(values, dtype=torch.float64) for name, values in columns.items()}
+    return as_columns(verdicts)
 
 
 def _edited(before: Sequence[Detection], edit: Edit) -> list[Detection]:
