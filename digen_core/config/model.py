@@ -93,7 +93,7 @@ class ModelConfig(Strict):
 
     path: MaybeShipped = Field(EMBEDDED, min_length=1)
     """Diffusers folder or hub id, loaded with from_pretrained; digen:models/shapes is the embedded
-    model, wherever digen is installed."""
+    model, wherever digen is installed, and digen:models/shapes_edit the one that edits."""
 
     revision: str | None = None
     """Hub revision; null is the default branch."""

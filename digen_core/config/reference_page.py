@@ -9,7 +9,7 @@ from pydantic_core import PydanticUndefined
 
 from digen_core.config.families import FAMILIES, Defaults
 from digen_core.config.keys import NAME, entry_of, tables_of
-from digen_core.config.model import EMBEDDED, EMBEDDED_DEFAULTS
+from digen_core.config.model import EMBEDDED, EMBEDDED_DEFAULTS, EMBEDDED_EDITOR
 from digen_core.config.rewards import REWARD_TYPES
 from digen_core.config.run import RunConfig
 from digen_core.config.toml import literal
@@ -52,9 +52,9 @@ def reference() -> str:
 def _defaults_of_models() -> Iterator[str]:
     """Yield what stands for "the model's" in the table of models."""
     rows = {f"`{family}`": row.defaults for family, row in FAMILIES.items()}
-    rows[f"`{EMBEDDED}`"] = EMBEDDED_DEFAULTS
+    rows |= dict.fromkeys((f"`{EMBEDDED}`", f"`{EMBEDDED_EDITOR}`"), EMBEDDED_DEFAULTS)
     headings = [f"`{name}`" for name in Defaults._fields[:-1]] + ["`evaluation.num_steps`"]
-    yield from ("Defaults that are the model's, by `family`, and of the embedded model:", "")
+    yield from ("Defaults that are the model's, by `family`, and of the embedded models:", "")
     yield from (f"| | {' | '.join(headings)} |", f"|---{'|---' * len(headings)}|")
     yield from (f"| {name} | {' | '.join(map(str, found))} |" for name, found in rows.items())
     yield from (

@@ -52,7 +52,7 @@ class Prompt:
     @property
     def normal_key(self) -> str:
         """What is asked for, in the form in which equal prompts are equal."""
-        return normal_text(replace(self, negative=None).key)
+        return replace(self, text=normal_text(self.text), negative=None).key
 
     def shown_in(self, size: Size) -> "Prompt":
         """Return it with no more of its image than a model is shown in a size."""
@@ -72,6 +72,11 @@ class SizedPrompt(NamedTuple):
     def key(self) -> str:
         """What tells apart what a model is given of it; the size does not matter to a text."""
         return self.prompt.key if self.prompt.image is None else f"{self.prompt.key} {self.size}"
+
+    @property
+    def shown(self) -> "SizedPrompt":
+        """The same with no more of its image than a model is shown."""
+        return SizedPrompt(self.prompt.shown_in(self.size), self.size)
 
 
 def train_prompts(config: RunConfig) -> list[Prompt]:

@@ -491,6 +491,16 @@ class PipelinePolicy(ABC):
     def embed(self, prompts: list[str]) -> Condition:
         """Embed prompts, of any number, in shapes that do not depend on their words."""
 
+    def with_source(self, x: Tensor, condition: Condition) -> Tensor:
+        """Return latents [B, tokens, ...] in ``dtype``, behind them those of their source images.
+
+        Without such images there are no more than in ``x``.
+        """
+        shown = x.to(self.dtype)
+        if _SOURCE in condition:
+            shown = torch.cat([shown, condition[_SOURCE].to(self.dtype)], dim=1)
+        return shown
+
     def source_latents(self, images: Tensor) -> Tensor:
         """Return what the transformer is shown of images [B, 3, H, W] in [-1, 1].
 

@@ -50,7 +50,9 @@ def check_rewards(config: RunConfig, train: list[Prompt], evaluation: list[Promp
         _check_files(name, reward, here=config.cluster.address is None)
         if isinstance(reward, FunctionConfig):
             _check_function(reward)
-            _check_source(name, reward, config)
+        _check_source(name, reward, config)
+        if isinstance(reward, ShapesEditConfig):
+            _check_edits(config, [*train, *evaluation])
 
 
 def _check_asked(name: str, reward: RewardConfig, config: RunConfig, prompts: list[Prompt]) -> None:
@@ -62,10 +64,6 @@ def _check_asked(name: str, reward: RewardConfig, config: RunConfig, prompts: li
         _check_wanted_objects(name, columns, prompts)
     if isinstance(reward, JudgeConfig):
         _check_template(name, reward, columns)
-    if not isinstance(reward, FunctionConfig):  # else when it has been found
-        _check_source(name, reward, config)
-    if isinstance(reward, ShapesEditConfig):
-        _check_edits(config, prompts)
 
 
 def _check_pool(name: str, reward: RewardConfig, cluster: ClusterConfig) -> None:

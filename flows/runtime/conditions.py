@@ -70,14 +70,13 @@ class Conditions:
 
     def _encode(self, iteration: OpenIteration, groups: Sequence[int], device: str) -> None:
         prompts = [self._prompt_of(iteration, group) for group in groups]
-        sent = [SizedPrompt(prompt.shown_in(size), size) for prompt, size in prompts]
         work = Work(
             body=encode,
             label=" ".join(["encode", *(f"g{group:02d}" for group in groups)]),
             device=device,
             kind="encode",
             about={"num_items": len(prompts)},
-            parameters={"prompts": sent},
+            parameters={"prompts": [prompt.shown for prompt in prompts]},
             priority=iteration.round.priority_of(groups[0]),
         )
         future = self._submitter.submit(iteration, work)

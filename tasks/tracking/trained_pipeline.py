@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from diffusers import AutoModel, DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 from PIL import ImageOps
-from PIL.Image import Image, Resampling
+from PIL.Image import Image, Resampling, alpha_composite
+from PIL.Image import new as new_image
 from PIL.Image import open as open_image
 
 WEIGHTS = "weights"  # folder of the adapter or the transformer
@@ -118,9 +119,14 @@ def _into(part: str) -> dict[str, bool]:
 
 
 def _shown(file: bytes, size: tuple[int, int]) -> Image:
-    """Return what a run shows its model of a source image: scaled to cover, cut at the edges."""
-    upright = ImageOps.exif_transpose(open_image(io.BytesIO(file))).convert("RGB")
-    return ImageOps.fit(upright, size, Resampling.LANCZOS)
+    """Return what a run shows its model of a source image: scaled to cover, cut at the edges.
+
+    What is transparent is white, as `digen_core.data.images` has it, which is not here.
+    """
+    upright = ImageOps.exif_transpose(open_image(io.BytesIO(file))).convert("RGBA")
+    white = new_image("RGBA", upright.size, "white")
+    whole = alpha_composite(white, upright).convert("RGB")
+    return ImageOps.fit(whole, size, Resampling.LANCZOS)
 
 
 def _encoded(frames: list[Image]) -> bytes:

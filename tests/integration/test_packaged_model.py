@@ -14,6 +14,7 @@ from digen_core.checkpoints.export import save_adapter, save_transformer
 from digen_core.config.families import VIDEO_FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
+from digen_core.data.images import SourceImage
 from digen_core.models.trainable import make_trainable, set_weights
 from support.edits import picture, write_kontext
 from support.families import (
@@ -31,6 +32,7 @@ from support.families import (
     stock,
 )
 from support.tiny_policies import moved_weights
+from tasks.tracking import trained_pipeline
 from tasks.tracking.model import package
 
 LORA = LoraConfig(rank=3, alpha=10)
@@ -149,6 +151,14 @@ def test_a_schedule_of_ones_own_goes_with_the_model(tiny_families, tmp_path):
     model.predict({"prompt": ["a red circle"]})
     sigmas = load_tiny(folder, "flux", shift=3.0).sigmas(3)
     torch.testing.assert_close(pipeline.scheduler.sigmas, sigmas)
+
+
+def test_an_editor_is_shown_what_the_run_showed_it():
+    pixels = np.random.default_rng(0).integers(0, 255, (40, 90, 4), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    shown = np.asarray(trained_pipeline._shown(file.getvalue(), (48, 32)))
+    assert np.array_equal(shown, SourceImage.of(file.getvalue()).pixels(32, 48))
 
 
 @pytest.mark.parametrize("family", ["flux", "flux2"])

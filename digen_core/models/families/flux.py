@@ -91,12 +91,11 @@ class FluxPolicy(PipelinePolicy):
     def predict(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         """Return the velocities [B, tokens, channels]."""
         embeds = condition["prompt_embeds"].to(self.dtype)
-        shown = x.to(self.dtype)
+        shown = self.with_source(x, condition)
         places = FluxPipeline._prepare_latent_image_ids(
             len(x), self._rows, self._columns, self.device, self.dtype
         )
-        if "source_latents" in condition:
-            shown = torch.cat([shown, condition["source_latents"].to(self.dtype)], dim=1)
+        if shown.shape[1] > x.shape[1]:
             beside = places.clone()
             beside[:, 0] = 1
             places = torch.cat([places, beside])

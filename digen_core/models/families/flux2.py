@@ -164,9 +164,8 @@ class Flux2Policy(PipelinePolicy):
         if not self._is_klein:
             guidance = torch.full([len(x)], self.config.guidance_scale, device=self.device)
         grid = torch.empty(1, 0, self._rows, self._columns)
-        shown, places = x.to(self.dtype), Flux2Pipeline._prepare_latent_ids(grid)
-        if "source_latents" in condition:
-            shown = torch.cat([shown, condition["source_latents"].to(self.dtype)], dim=1)
+        shown, places = self.with_source(x, condition), Flux2Pipeline._prepare_latent_ids(grid)
+        if shown.shape[1] > x.shape[1]:
             places = torch.cat([places, Flux2Pipeline._prepare_image_ids([grid])], dim=1)
         velocity: Tensor = self.transformer(
             hidden_states=shown,

@@ -112,7 +112,7 @@ def measure_costs(
     generating = [device.name for device in devices if "rollout" in roles_of(run, device)]
     where = [*generating, *run.fleet.rollout_devices()][0]
     prompt = SizedPrompt(run.prompts[0], run.config.model.size)
-    condition = batch.submit(encode, "encode for measuring", where, [prompt]).future
+    condition = batch.submit(encode, "encode for measuring", where, [prompt.shown]).future
     measuring = {
         device: batch.submit(
             measure,

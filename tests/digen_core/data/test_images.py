@@ -131,6 +131,15 @@ def test_keys_tell_prompts_apart():
     assert len({SizedPrompt(own, (32, 32, 1)).key for own in prompts}) == len(prompts)
 
 
+def test_words_that_differ_in_case_or_spaces_ask_for_the_same():
+    one, two = (
+        Prompt(text, image=source(0))
+        for text in ("Mach ein  \n\u00c9toile", "mach ein \u00e9toile")
+    )
+    assert one.key != two.key
+    assert one.normal_key == two.normal_key != Prompt(two.text, image=source(1)).normal_key
+
+
 def test_what_is_sent_is_no_more_than_what_is_shown():
     prompt = Prompt("a", image=source(3, width=900, height=640))
     sent = prompt.shown_in((32, 48, 1))
