@@ -13,6 +13,7 @@ import pytest
 from distributed import Client
 
 from digen_core.config.run import RunConfig
+from digen_core.control.protocol import Generate
 from digen_core.errors import UserError
 from digen_core.eventlog.entries import Log
 from digen_core.eventlog.file import read_log
@@ -28,22 +29,23 @@ DIGEN = [sys.executable, "-c", "from deployments.cli import main; main()"]
 
 
 class Stopping(Watch):
-    """Stops a process after the first iteration, and lets it go on when somebody has looked."""
+    """Stops a device that is asked to generate for the second iteration, while somebody looks.
 
-    def __init__(self, pid, look):
+    Trainers have nothing to do then: they have made the version that is generated with.
+    """
+
+    def __init__(self, device, pid, look):
         super().__init__()
-        self.pid, self.look = pid, look
+        self.device, self.pid, self.look = device, pid, look
         self.thread = ThreadPoolExecutor(1)
-        self.warnings, self.seen = [], None
+        self.seen = None
 
-    def on_warning(self, text):
-        self.warnings.append(text)
-
-    def on_iteration(self, record):
-        super().on_iteration(record)
-        if record.iteration == 0:
-            os.kill(self.pid, signal.SIGSTOP)
-            self.seen = self.thread.submit(self._look, time())
+    def hear(self, said):
+        match said:
+            case Generate(fragment, device=device) if self.seen is None and fragment.iteration == 1:
+                assert device == self.device
+                os.kill(self.pid, signal.SIGSTOP)
+                self.seen = self.thread.submit(self._look, time())
 
     def _look(self, since):
         try:
@@ -86,13 +88,13 @@ def test_a_run_that_stands_still_says_what_waits_for_what(
     tree, cluster_address, prefect_backend, monkeypatch
 ):
     from flows.post_train import post_train
-    from flows.runtime.observers import watching
+    from flows.runtime.observers import listening, watching
 
     monkeypatch.setattr("flows.runtime.fleet.watch.MIN_WARNING", PATIENCE)
     address = cluster_address(1, 1)
     changes = {
         "num_iterations": 4,
-        "schedule.layout": "gap",
+        "schedule.layout": "disaggregated",
         "cluster.scheduler_address": address,
         "cluster.heartbeat_timeout": 1000.0,
     }
@@ -102,8 +104,8 @@ def test_a_run_that_stands_still_says_what_waits_for_what(
         log = standing_still(folder, since)
         return log, json.loads(explained(folder, "--json")), explained(folder, "rollout-0")
 
-    watch = Stopping(pid_of(address, "rollout-0"), look)
-    with watching(watch):
+    watch = Stopping("rollout-0", pid_of(address, "rollout-0"), look)
+    with watching(watch), listening(watch.hear):
         report = post_train(RunConfig.model_validate(merged(tree, changes)))
     log, now, story = watch.seen.result()
     assert report.num_iterations == 4
