@@ -187,6 +187,27 @@ class HpsConfig(ImageReward, ClipConfig):
     """Folder or hub id of HPS v2's weights in the format of transformers."""
 
 
+class ImageRewardConfig(ImageReward):
+    """What people prefer, as ImageReward predicts it."""
+
+    type: Literal["image_reward"] = "image_reward"
+
+    path: PathText = "zai-org/ImageReward"
+    """Folder or hub id of the published files: ImageReward.pt and med_config.json."""
+
+    revision: str | None = None
+    """Hub revision of `path`; null is the default branch."""
+
+    tokenizer: PathText = "google-bert/bert-base-uncased"
+    """Folder or hub id of the tokenizer, which is BERT's."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of the model; its head computes in float32."""
+
+    batch_size: int = Field(32, ge=1)
+    """Images scored at once."""
+
+
 class AestheticConfig(ImageReward, ClipConfig):
     """How much people like the image, whatever the prompt: LAION's predictor."""
 
@@ -360,6 +381,7 @@ RewardConfig = Annotated[
     | SourceSimilarityConfig
     | PickScoreConfig
     | HpsConfig
+    | ImageRewardConfig
     | AestheticConfig
     | GenevalConfig
     | ConsistencyConfig

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from digen_core.config.rewards import RewardConfig
+from digen_core.rewards.blip.image_reward import ImageReward
 from digen_core.rewards.clip.aesthetic import Aesthetic
 from digen_core.rewards.clip.clipscore import ClipScore
 from digen_core.rewards.clip.hps import Hps
@@ -33,6 +34,7 @@ REWARDS: dict[str, Callable[[Any, torch.device], RewardFn]] = {
     "source_similarity": SourceSimilarity,
     "pickscore": PickScore,
     "hps": Hps,
+    "image_reward": ImageReward,
     "aesthetic": Aesthetic,
     "geneval": Geneval,
     "consistency": Consistency,

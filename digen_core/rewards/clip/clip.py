@@ -1,7 +1,7 @@
 """CLIP models of transformers: what several rewards see images and prompts with."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,13 +10,8 @@ from torch import Tensor
 
 from digen_core.config.rewards import ClipConfig
 from digen_core.errors import ConfigError
+from digen_core.rewards.dtypes import DTYPES
 from digen_core.rewards.pixels import as_pixels
-
-_DTYPES: Final = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 class Clip:
@@ -33,7 +28,7 @@ class Clip:
         self._device, self._batch_size = device, config.batch_size
         try:
             model = CLIPModel.from_pretrained(
-                config.path, revision=config.revision, dtype=_DTYPES[config.dtype]
+                config.path, revision=config.revision, dtype=DTYPES[config.dtype]
             )
             self._processor: Any = CLIPProcessor.from_pretrained(
                 config.processor_path,

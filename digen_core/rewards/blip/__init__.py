@@ -1,0 +1,1 @@
+"""ImageReward, and the BLIP model that it sees images and prompts with."""
