@@ -30,7 +30,7 @@ from digen_core.data.prompts import evaluation_prompts, train_prompts
 from digen_core.maths.statistics import paired_change, standard_error
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import ALL_PARTS
-from digen_core.models.tiny.pipelines import build_tiny
+from digen_core.models.tiny.pipelines import as_editor, build_tiny
 from digen_core.models.trainable import initial_weights
 from digen_core.reference.loop import post_train_serially
 from digen_core.rewards import reward_functions
@@ -94,6 +94,14 @@ def changes_of(config: RunConfig, folder: str, iterations: int) -> dict[str, Any
     return changes
 
 
+def tiny_model(config: RunConfig) -> Any:
+    """Return a tiny pipeline of what a recipe is for: one of experts, or that edits, if it does."""
+    model = config.model
+    has_experts = model.guidance_scale_2 is not None
+    pipeline = build_tiny(model.family, kind="a14b" if has_experts else "")
+    return as_editor(model.family, pipeline) if model.source_image else pipeline
+
+
 def train_shrunk(path: Path, iterations: int, settings: Mapping[str, Any] | None = None) -> Trained:
     """Train a recipe on a tiny model of its family, and evaluate before and after.
 
@@ -105,7 +113,7 @@ def train_shrunk(path: Path, iterations: int, settings: Mapping[str, Any] | None
     began = monotonic()
     recipe = load_config(path)
     with TemporaryDirectory() as folder:
-        build_tiny(recipe.model.family).save_pretrained(folder)
+        tiny_model(recipe).save_pretrained(folder)
         changes = changes_of(recipe, folder, iterations) | dict(settings or {})
         config = load_config(path, changes)
         policy = load_trainable(config, ALL_PARTS)

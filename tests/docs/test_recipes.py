@@ -1,12 +1,13 @@
 """The shipped recipes: each loads, is complete, and trains a tiny model of its family."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from deployments.bench.recipe import changes_of, rewards_of
+from deployments.bench.recipe import changes_of, rewards_of, tiny_model
 from deployments.levels import TARGET, digest_of, level_of, proof_file, proof_of
 from deployments.shipped import recipe_files
 from digen_core.config.load import load_config
@@ -16,6 +17,7 @@ from digen_core.models.trainable import initial_weights, make_trainable, trainab
 from digen_core.planning.model_settings import settings_folder
 from digen_core.preflight.run import check_inputs
 from digen_core.reference.loop import post_train_serially
+from support.edits import source
 from support.paths import ROOT
 from support.tiny_policies import load
 
@@ -27,6 +29,22 @@ FILES = {path.stem: path for path in recipe_files()}
 @pytest.fixture(params=FILES)
 def recipe(request) -> str:
     return request.param
+
+
+@pytest.fixture(scope="module")
+def tiny_model_of(tmp_path_factory) -> Callable[[RunConfig], str]:
+    """Folder of a tiny model of what a recipe is for, as 'digen bench recipe' takes it."""
+    folders: dict[tuple, str] = {}
+
+    def folder_of(config: RunConfig) -> str:
+        model = config.model
+        kind = model.family, model.guidance_scale_2, model.source_image
+        if kind not in folders:
+            folders[kind] = str(tmp_path_factory.mktemp(model.family))
+            tiny_model(config).save_pretrained(folders[kind])
+        return folders[kind]
+
+    return folder_of
 
 
 def shrunk(path: Path, folder: str) -> RunConfig:
@@ -57,9 +75,9 @@ def test_a_recipe_says_where_it_is_from(recipe):
         assert word in comment
 
 
-def test_a_recipe_trains_a_tiny_model_of_its_family(recipe, tiny_families):
+def test_a_recipe_trains_a_tiny_model_of_its_family(recipe, tiny_model_of):
     published = load_config(FILES[recipe])
-    config = shrunk(FILES[recipe], tiny_families[published.model.family])
+    config = shrunk(FILES[recipe], tiny_model_of(published))
     assert config.algorithm.type == published.algorithm.type
     policy = load(config.model.path, **model_of(config))
     make_trainable(
@@ -70,7 +88,8 @@ def test_a_recipe_trains_a_tiny_model_of_its_family(recipe, tiny_families):
     )
     start = initial_weights(policy, config.train.lora, seed=config.seed)
     rewards = rewards_of(config, policy.device)
-    prompts = [Prompt("a red circle"), Prompt("a blue square")]
+    images = [source(seed) if config.model.source_image else None for seed in range(2)]
+    prompts = [Prompt("a red circle", image=images[0]), Prompt("a blue square", image=images[1])]
     run = post_train_serially(config, policy, prompts, rewards)
     (row,) = run.metrics
     assert all(np.isfinite(value) for value in row.values())
@@ -85,11 +104,11 @@ def model_of(config: RunConfig) -> dict:
     return config.model.model_dump(exclude=left_out)
 
 
-def test_every_target_of_a_recipe_is_a_module(recipe, tiny_families):
+def test_every_target_of_a_recipe_is_a_module(recipe, tiny_model_of):
     config = load_config(FILES[recipe])
     if config.train.lora is None:
         return
-    policy = load(tiny_families[config.model.family], "float32", family=config.model.family)
+    policy = load(tiny_model_of(config), "float32", family=config.model.family)
     make_trainable(policy, config.train.lora)
     names = trainable_parameters(policy)
     for target in config.train.lora.targets:

@@ -35,6 +35,7 @@ SETTINGS = ROOT / "deployments/model_configs"
 
 PUBLISHED = {  # billions of parameters of the transformers on the hub
     "FLUX.1-dev": ("flux", 11.901),
+    "FLUX.1-Kontext-dev": ("flux", 11.901),
     "FLUX.2-dev": ("flux2", 32.223),
     "FLUX.2-klein-4B": ("flux2", 3.876),
     "FLUX.2-klein-9B": ("flux2", 9.079),
