@@ -116,6 +116,16 @@ def test_every_target_of_a_recipe_is_a_module(recipe, tiny_model_of):
     assert not any("attn2.add" in name for name in names)
 
 
+def test_the_steps_of_wan22_are_those_of_the_expert_for_high_noise(tiny_model_of):
+    """Its head says so; the tiny model has the schedule and the boundary of the published one."""
+    config = load_config(FILES["flow_factory_wan22"])
+    size, low, high = config.algorithm.window
+    policy = load(tiny_model_of(config), "float32", family="wan", num_frames=5)
+    levels = policy.sigmas(config.rollout.num_steps)[low:high]
+    assert (levels >= policy.pipeline.config.boundary_ratio).all()
+    assert (size, [f"{level:.3f}" for level in levels]) == (1, ["0.964", "0.923", "0.875"])
+
+
 def table_of(page: str) -> dict[str, list[str]]:
     """The cells of the rows that begin with a name, by that."""
     lines = [line for line in page.splitlines() if line.startswith("| `")]
