@@ -9,11 +9,13 @@ import numpy as np
 from prefect import flow
 from prefect.futures import PrefectFuture
 
+from digen_core.config.rewards import that_see
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt
 from digen_core.records import EvaluationReport
 from digen_core.rewards.failures import component_means, grouped_means, settle
 from digen_core.rewards.geneval.tasks import accuracies, task_means
+from digen_core.rewards.relative import without_relative
 from digen_core.rewards.scoring import for_samples
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.batch import Batch, Submitted, require_devices
@@ -88,7 +90,7 @@ class _Part:
 
     def rewards(self, config: RunConfig) -> dict[str, list[float]]:
         """Return the columns of its samples."""
-        places = range(1 + len(config.pools))
+        places = range(1 + len(Pool.that_see("samples", config)))
         return merged_rewards(config, [self.scored[place] for place in places])
 
     def submitted(self) -> list[Submitted[Facts]]:
@@ -110,7 +112,7 @@ class _Evaluation:
         ranges = [range(start, min(start + size, count)) for start in range(0, count, size)]
         self._run = run
         self._batch = batch
-        self._pools = Pool.all_of(run.config)
+        self._pools = Pool.that_see("samples", run.config)
         self._average = self._publish()
         self._parts = [
             _Part(number, own, max(0, min(settings.grid_prompts, own.stop) - own.start))
@@ -234,9 +236,14 @@ def evaluate_once(run: RunContext, tag: str) -> None:
 
 
 def _report(run: RunContext, parts: Sequence[dict[str, list[float]]]) -> EvaluationReport:
-    """Average the rewards of all tasks; for scores that failed, they are one group."""
+    """Average the rewards of all tasks; for scores that failed, they are one group.
+
+    Rewards that compare the samples of a group are not asked: what they say of different policies'
+    samples is the same.
+    """
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    settled = settle(columns, run.config.reward_weights)
+    rewards = run.config.rewards
+    settled = without_relative(settle(columns, that_see(rewards, "samples")), rewards)
     by_prompt = grouped_means(settled, run.config.evaluation.samples_per_prompt)
     by_task = accuracies(run.config.rewards, run.evaluation_prompts, by_prompt)
     return EvaluationReport(

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from digen_core.config.rewards import that_see
 from digen_core.data.prompts import Prompt
 from digen_core.rewards.scoring import for_samples
 from digen_core.rollout.conditions import encoded
@@ -71,7 +72,8 @@ def sample_and_score(
         with engine.needing_memory("evaluate"):
             images = torch.cat(parts)
         asked = for_samples(prompts, samples_per_prompt)
-        scored = scores_of(engine.rewards, config.rewards, images, asked)
+        own = that_see(config.rewards_of(None), "samples")
+        scored = scores_of(engine.rewards, own, images, asked)
     return to_array(images) if keep else None, scored
 
 

@@ -11,6 +11,7 @@ import torch
 
 from digen_core.checkpoints.tensors import read_checkpoint
 from digen_core.config.model import Size
+from digen_core.config.rewards import called
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Fragment
 from digen_core.data.prompts import Prompt, SizedPrompt
@@ -133,9 +134,9 @@ def _text(kept: KeptInput, found: Mapping[int, str]) -> str:
 
 def _score(engine: Engine, run_dir: Path, config: RunConfig, kept: KeptInput) -> str:
     about, device = kept.about, engine.policy.device
+    rewards = called(config.rewards)
     strict = {
-        name: config.rewards[name].model_copy(update={"on_failure": "fail"})
-        for name in about["rewards"]
+        name: rewards[name].model_copy(update={"on_failure": "fail"}) for name in about["rewards"]
     }
     images = to_tensor(kept.arrays["images"], device)
     sources = to_tensor(kept.arrays["sources"], device) if "sources" in kept.arrays else None

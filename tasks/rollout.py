@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from digen_core.config.rewards import that_see
 from digen_core.control.protocol import Fragment
 from digen_core.data.prompts import Prompt, SizedPrompt
 from digen_core.rewards.pixels import as_pixels
@@ -243,8 +244,8 @@ def decode_and_score(
     """Decode the clean latents of a fragment, reward the images, and keep them if asked to.
 
     Returns:
-        The images, float32 [B, 3, H, W], or videos, for the pools that score them, too; and what
-        the rewards said of them.
+        The images, float32 [B, 3, H, W], or videos, for those that score them, too; and what the
+        rewards said of them.
 
     Raises:
         FloatingPointError: a pixel is NaN or infinite, and that ends the run.
@@ -262,12 +263,13 @@ def decode_and_score(
             keep_or_fail(run_dir, kept, config.numerics.samples)
             images = with_zeros(images, bad)
         at = fragment, run_dir
-        scored = scores_of(engine.rewards, config.rewards, images, [prompt] * len(images), at)
+        own = that_see(config.rewards_of(None), "samples")
+        scored = scores_of(engine.rewards, own, images, [prompt] * len(images), at)
         shown = _pictures(images) if _is_shown(fragment) else []
         if config.tracking.keep_images != "none":
             _keep_images(engine, fragment, images, run_dir)
     facts = replace(scored, pictures=shown, nonfinite=nonfinite)
-    return to_array(images) if config.pools else None, facts
+    return to_array(images) if config.scored_elsewhere else None, facts
 
 
 def _decoded(engine: Engine, segment: Segment) -> Tensor:

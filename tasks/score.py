@@ -1,4 +1,4 @@
-"""Score samples on workers of a pool, which hold rewards and no model that generates."""
+"""Score samples: fragments on workers of a pool, which hold rewards and no model; whole groups."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ import torch
 from distributed import get_worker
 
 from digen_core.config.model import ModelConfig
-from digen_core.config.rewards import RewardConfig
+from digen_core.config.rewards import CalledConfig, Sees, that_see
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Fragment
 from digen_core.data.prompts import Prompt
@@ -37,7 +37,7 @@ class Pool:
     """What the workers of a pool score with."""
 
     name: str
-    rewards: Mapping[str, RewardConfig]
+    rewards: Mapping[str, CalledConfig]
     device: str  # as in the config: each worker finds out its own
 
     @classmethod
@@ -45,6 +45,11 @@ class Pool:
         """Return those that the rewards of a config name."""
         device = config.model.device
         return [cls(name, config.rewards_of(name), device) for name in config.pools]
+
+    @classmethod
+    def that_see(cls, what: Sees, config: RunConfig) -> "list[Pool]":
+        """Return those that have a reward that sees samples, or groups."""
+        return [pool for pool in cls.all_of(config) if that_see(pool.rewards, what)]
 
 
 _functions: dict[tuple[str, str], dict[str, RewardFn]] = {}  # by run and pool
@@ -68,7 +73,7 @@ def probe_rewards(
     label: str,
     *,
     model: ModelConfig,
-    rewards: Mapping[str, RewardConfig],
+    rewards: Mapping[str, CalledConfig],
     pool: Pool | None,
     prompts: Sequence[Prompt],
 ) -> tuple[None, ProbedRewards]:
@@ -107,13 +112,46 @@ def score(
     """Score samples with the rewards of a pool; ``at`` as for `scores_of`."""
     with span_on_receipt(str(get_worker().name)):
         seen = to_tensor(images, resolve_device(pool.device))
-        functions = _functions_of(run_id, pool)
-        return None, scores_of(functions, pool.rewards, seen, prompts, at)
+        configs = that_see(pool.rewards, "samples")
+        return None, scores_of(_functions_of(run_id, pool), configs, seen, prompts, at)
+
+
+@body("score group", Scored)
+def score_group(
+    run_id: str,
+    label: str,
+    *,
+    pool: Pool | None,
+    images: Sequence[np.ndarray],
+    prompts: Sequence[Prompt],
+    at: tuple[Fragment, Path],
+) -> tuple[None, Scored]:
+    """Score a group with the rewards that see one.
+
+    Args:
+        run_id: of the run.
+        label: of the task.
+        pool: whose rewards; None: those of the device, which generates.
+        images: of its fragments, in order.
+        prompts: of each sample: the same.
+        at: as for `scores_of`.
+    """
+    engine = engine_of(run_id) if pool is None else None
+    with span_on_receipt(str(get_worker().name) if engine is None else engine.device_name):
+        if engine is not None:
+            device, functions = engine.policy.device, engine.rewards
+            rewards = engine.config.rewards_of(None)
+        else:
+            assert pool is not None
+            device, functions = resolve_device(pool.device), _functions_of(run_id, pool)
+            rewards = dict(pool.rewards)
+        seen = to_tensor(np.concatenate(images), device)
+        return None, scores_of(functions, that_see(rewards, "groups"), seen, prompts, at)
 
 
 def scores_of(
     functions: Mapping[str, RewardFn],
-    configs: Mapping[str, RewardConfig],
+    configs: Mapping[str, CalledConfig],
     images: torch.Tensor,
     prompts: Sequence[Prompt],
     at: tuple[Fragment, Path] | None = None,
@@ -124,7 +162,7 @@ def scores_of(
 
     Args:
         functions: of the rewards, by name.
-        configs: of these rewards.
+        configs: of those of them that are called.
         images: [B, 3, H, W] or videos [B, F, 3, H, W].
         prompts: of the B samples.
         at: whose samples they are, and the folder of the run; None: they are not kept.
@@ -133,6 +171,7 @@ def scores_of(
         RewardError: a reward failed, and that ends the run.
     """
     notes, asked = list[str](), Asked.of(prompts, images)
+    functions = {name: functions[name] for name in configs}
 
     def keep(names: Sequence[str], found: str) -> None:
         if at is not None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
+from digen_core.config.rewards import that_see
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt, evaluation_prompts, train_prompts
 from digen_core.models.loading import load_trainable
@@ -44,7 +45,7 @@ def train_serially(
 
 def evaluate_serially(config: RunConfig, policy: Policy, weights: Weights) -> float:
     """Return the mean reward of noiseless samples of the held-out prompts, with given weights."""
-    rewards = reward_functions(config.rewards, policy.device)
+    rewards = reward_functions(that_see(config.rewards, "samples"), policy.device)
     return fmean(prompt_rewards(config, policy, weights, evaluation_prompts(config), rewards))
 
 
@@ -70,7 +71,8 @@ def prompt_rewards(
             seed=config.seed,
         )
         asked = Asked.of(for_samples(few, per_prompt), images)
-        scores = score_images(rewards, config.rewards, images, *asked)
+        configs = that_see(config.rewards, "samples")
+        scores = score_images(rewards, configs, images, *asked)
         means += scores["reward"].reshape(len(few), per_prompt).mean(axis=1).tolist()
     return means
 

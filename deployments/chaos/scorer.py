@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from deployments.chaos.services import TABLE
-from digen_core.config.rewards import RewardConfig
+from digen_core.config.rewards import CalledConfig
 from digen_core.rewards import reward_functions
 from digen_core.rewards.remote_protocol import Request, decode_request
 from digen_core.rewards.scoring import RewardFn, score_images
@@ -22,7 +22,7 @@ from digen_core.rewards.scoring import RewardFn, score_images
 class Scorer(ThreadingHTTPServer):
     """Answers with what rewards find."""
 
-    def __init__(self, port: int, configs: dict[str, RewardConfig]) -> None:
+    def __init__(self, port: int, configs: dict[str, CalledConfig]) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self._configs = configs
         self._functions: dict[str, RewardFn] = reward_functions(configs, torch.device("cpu"))

@@ -13,13 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic, sleep
-from typing import Final
+from typing import Annotated, Final
 
 import psutil
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from deployments.chaos.story import Service, devices_of
-from digen_core.config.rewards import RemoteConfig, RewardConfig
+from digen_core.config.rewards import CalledConfig, RemoteConfig, that_see
 from digen_core.config.run import RunConfig
 from tasks.cluster.start_method import THREAD_VARIABLES
 from tasks.worker.process import resources_of
@@ -27,7 +27,9 @@ from tasks.worker.process import resources_of
 FOLDER: Final = "services"
 """In a story's folder: what services keep, and their logs."""
 DATABASE: Final = "mlflow.db"
-TABLE: Final[TypeAdapter[dict[str, RewardConfig]]] = TypeAdapter(dict[str, RewardConfig])
+TABLE: Final[TypeAdapter[dict[str, CalledConfig]]] = TypeAdapter(
+    dict[str, Annotated[CalledConfig, Field(discriminator="type")]]
+)
 """Of rewards, as the scorer is given it."""
 RESTART_SECONDS: Final = 3.0
 READY_SECONDS: Final = 300.0
@@ -194,12 +196,12 @@ class Services:
         return Supervised(command, environment, self._folder / f"{name}.log")
 
 
-def served(config: RunConfig) -> dict[str, RewardConfig]:
+def served(config: RunConfig) -> dict[str, CalledConfig]:
     """Return the rewards that a scorer can have: those without options of their own."""
     options = RemoteConfig.model_fields
     return {
         name: reward
-        for name, reward in config.rewards.items()
+        for name, reward in that_see(config.rewards, "samples").items()
         if reward.type != "remote" and type(reward).model_fields.keys() <= options.keys()
     }
 

@@ -1,6 +1,7 @@
-"""Templates of the reward ``judge``: what a vision-language model is asked, and how it answers.
+"""Templates of the rewards ``judge`` and ``pairwise``: what a model is asked, and how it answers.
 
-A template is a TOML file. Any other file is the text of a question to be answered with yes or no.
+A template is a TOML file. Any other file is the text of a question to be answered with yes or no,
+or, of two samples, with A or B.
 
     score = "rubric"                 # or "yes_no", or "pattern"
     user = '''Rate the image. It was made for: {prompt}'''
@@ -16,11 +17,11 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from digen_core.config.load import describe_fields
 from digen_core.config.shipped import SCHEME, data_folder, located
@@ -133,18 +134,84 @@ class Pattern(_Template):
     """Lowest and highest number, which become 0 and 1."""
 
 
+class _OfPairs(_Template):
+    """What every template has that asks which of two samples is better."""
+
+    first: str = Field("A", min_length=1, max_length=40)
+    """What the answer calls the sample that is shown first, in whatever case."""
+
+    second: str = Field("B", min_length=1, max_length=40)
+    """What it calls the other one."""
+
+    titles: tuple[str, str] = ("", "")
+    """Texts before the images of the one and of the other; an empty one is not sent."""
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        names = [name.strip().lower() for name in (self.first, self.second)]
+        if "" in names or names[0] == names[1]:
+            raise ValueError("first and second must be two names, such as A and B")
+        return self
+
+
+class Choice(_OfPairs):
+    """A question: how probable each name is as the first token of the answer."""
+
+    score: Literal["choice"] = "choice"
+
+
+class Verdict(_OfPairs):
+    """A task that is answered with text, in which the better sample's name stands."""
+
+    score: Literal["verdict"]
+
+    pattern: Annotated[str, AfterValidator(_with_one_group)]
+    """Regular expression whose one group is the name; the last match in the answer counts."""
+
+    tie: str | None = None
+    """What stands in its place if neither is better; null: the model has to choose."""
+
+
 Template: TypeAlias = YesNo | Rubric | Pattern
+PairTemplate: TypeAlias = Choice | Verdict
 
 _KINDS: Final[Mapping[str, type[Template]]] = {
     "yes_no": YesNo, "rubric": Rubric, "pattern": Pattern,
 }  # fmt: skip
+_PAIR_KINDS: Final[Mapping[str, type[PairTemplate]]] = {"choice": Choice, "verdict": Verdict}
+
+_T = TypeVar("_T", bound=_Template)
 
 
 def load_template(path: str) -> Template:
-    """Read a template: a shipped one, digen:judges/NAME, or a file.
+    """Read a template of the reward ``judge``: a shipped one, digen:judges/NAME, or a file.
 
     Raises:
         UserError: it cannot be read, or a key or value is wrong.
+    """
+    template: Template = _load(path, _KINDS, "yes_no", "pairwise", _PAIR_KINDS)
+    if isinstance(template, Rubric) and not _weights(template):
+        raise UserError(f"{path}: all components have the weight 0, or too large ones")
+    return template
+
+
+def load_pair_template(path: str) -> PairTemplate:
+    """Read a template of the reward ``pairwise``; as `load_template`."""
+    template: PairTemplate = _load(path, _PAIR_KINDS, "choice", "judge", _KINDS)
+    return template
+
+
+def _load(
+    path: str, kinds: Mapping[str, type[_T]], default: str, other: str, others: Collection[str]
+) -> _T:
+    """Read a template of some kinds.
+
+    Args:
+        path: of it.
+        kinds: by what its ``score`` says.
+        default: of them.
+        other: type of reward that has other templates.
+        others: what these say.
     """
     file = Path(located(path))
     if not file.exists():
@@ -157,20 +224,18 @@ def load_template(path: str) -> Template:
         tree: dict[str, Any] = {"user": read_text(file, _WHAT, SETTINGS_BYTES)}
     else:
         tree = read_toml(file, _WHAT)
-    score = tree.get("score", "yes_no")
-    kind = _KINDS.get(score) if isinstance(score, str) else None
+    score = tree.get("score", default)
+    kind = kinds.get(score) if isinstance(score, str) else None
     if kind is None:
-        raise UserError(f"{path}: score is {shown(score)}; use {', '.join(_KINDS)}")
+        whose = f", which is for the reward type {other!r}" if score in [*others] else ""
+        raise UserError(f"{path}: score is {shown(score)}{whose}; use {', '.join(kinds)}")
     try:
-        template = kind.model_validate(tree)
+        return kind.model_validate(tree)
     except ValidationError as error:
         raise UserError(f"{path}: {describe_fields(error, kind)}") from error
-    if isinstance(template, Rubric) and not _weights(template):
-        raise UserError(f"{path}: all components have the weight 0, or too large ones")
-    return template
 
 
-def check_columns(template: Template, columns: Sequence[str]) -> None:
+def check_columns(template: Template | PairTemplate, columns: Sequence[str]) -> None:
     """Check that there is what a template's texts name.
 
     Raises:

@@ -10,6 +10,9 @@ A reward is written as a weight, or as a table of options:
     url = "http://127.0.0.1:8000/score"
 
 A name with a colon is a function of the user's own, ``module:function``.
+
+What a reward sees (``sees``) is told by its type or its config: samples, each for itself; a whole
+group of them, of one prompt; or the scores that another reward gave to a group.
 """
 
 from collections.abc import Mapping
@@ -22,6 +25,7 @@ from digen_core.inputs.addresses import public_address
 from digen_core.strict import Duration, PathText, Strict
 
 Takes = Literal["images", "videos"]
+Sees = Literal["samples", "groups"]
 
 PICKSCORE: Final = "yuvalkirstain/PickScore_v1"
 
@@ -52,6 +56,10 @@ class RewardBase(Strict):
     weight: float = 1.0
     """Factor in the weighted sum."""
 
+
+class CalledReward(RewardBase):
+    """A reward that is called with samples, which may fail."""
+
     on_failure: Literal["fail", "neutral", "drop"] = "fail"
     """What follows when no attempt gave a number. fail: the run ends. neutral: the sample counts
     with the mean of its group in this reward. drop: its group is not trained; another prompt's
@@ -68,9 +76,10 @@ class RewardBase(Strict):
     generated a sample scores it. See docs/rewards.md."""
 
 
-class ImageReward(RewardBase):
+class ImageReward(CalledReward):
     """A reward that looks at single images."""
 
+    sees: ClassVar[Sees] = "samples"
     takes: ClassVar[Takes] = "images"
 
     frame_stride: int = Field(4, ge=1)
@@ -84,9 +93,10 @@ class EditReward(ImageReward):
     sees_source: ClassVar[bool] = True
 
 
-class VideoReward(RewardBase):
+class VideoReward(CalledReward):
     """A reward that looks at whole videos."""
 
+    sees: ClassVar[Sees] = "samples"
     takes: ClassVar[Takes] = "videos"
 
 
@@ -270,7 +280,7 @@ class MotionConfig(VideoReward):
     """Motion that scores fully, per frame, as a fraction of the frame's shorter side."""
 
 
-class _ChoosesInput(RewardBase):
+class _ChoosesInput(CalledReward):
     """A reward that digen does not know: the user says what it takes."""
 
     sees_source: ClassVar[bool] = True
@@ -308,17 +318,19 @@ class RemoteConfig(ServerReward):
 
     type: Literal["remote"] = "remote"
 
+    sees: Sees = "samples"
+    """samples: each for itself; groups: all samples of a prompt in one request, so that the scores
+    say how they compare."""
+
     body: Literal["arrow", "json"] = "arrow"
     """arrow: an IPC stream of uint8 tensors; json: PNG files in base64."""
 
     batch_size: int = Field(32, ge=1)
-    """Samples in one request."""
+    """Samples in one request; not of a reward that sees groups."""
 
 
-class JudgeConfig(ServerReward):
-    """A vision-language model behind an OpenAI-compatible server; docs/rewards.md has how."""
-
-    type: Literal["judge"] = "judge"
+class VlmReward(ServerReward):
+    """A vision-language model behind an OpenAI-compatible server."""
 
     takes: Takes = "images"
     """images: each image, of a video every frame_stride-th frame, in a request of its own; videos:
@@ -339,18 +351,11 @@ class JudgeConfig(ServerReward):
     model: str = Field(min_length=1)
     """Name under which the server serves the model."""
 
-    template: MaybeShipped = Field("digen:judges/alignment.toml", min_length=1)
-    """What is asked, and how the answer becomes a score: a file, see docs/rewards.md;
-    digen:judges/NAME is one that digen ships."""
-
-    max_attempts: int = Field(4, ge=1, le=100)
-    """Requests about a sample before it has no score."""
-
     concurrency: int = Field(8, ge=1, le=1024)
     """Most requests at the same time, of each worker that scores."""
 
     max_tokens: int = Field(512, ge=1, le=1_000_000)
-    """Most tokens of an answer; one to a yes-or-no question has one."""
+    """Most tokens of an answer; one to a question that is answered with a token has one."""
 
     seed: int = Field(0, ge=0, lt=2**63)
     """Sent with each request, beside the temperature 0."""
@@ -359,10 +364,62 @@ class JudgeConfig(ServerReward):
     """How images are sent: png is exact, jpeg (quality 95) smaller."""
 
 
+class JudgeConfig(VlmReward):
+    """A vision-language model behind an OpenAI-compatible server; docs/rewards.md has how."""
+
+    type: Literal["judge"] = "judge"
+
+    sees: ClassVar[Sees] = "samples"
+
+    template: MaybeShipped = Field("digen:judges/alignment.toml", min_length=1)
+    """What is asked, and how the answer becomes a score: a file, see docs/rewards.md;
+    digen:judges/NAME is one that digen ships."""
+
+    max_attempts: int = Field(4, ge=1, le=100)
+    """Requests about a sample before it has no score."""
+
+
+class PairwiseConfig(VlmReward):
+    """Which of two samples of a group is better, as a vision-language model behind a server says.
+
+    The score is the share of its comparisons that a sample wins.
+    """
+
+    type: Literal["pairwise"] = "pairwise"
+
+    sees: ClassVar[Sees] = "groups"
+
+    template: MaybeShipped = Field("digen:judges/pairwise.toml", min_length=1)
+    """What is asked, and how the answer names the better one: a file, see docs/rewards.md;
+    digen:judges/NAME is one that digen ships."""
+
+    opponents: int | None = Field(None, ge=1)
+    """Samples of its group that each sample is compared with, drawn from the seed; null: all."""
+
+    orders: Literal["one", "both"] = "one"
+    """one: each pair is shown once, and each sample first as often as second, or once more; both:
+    each pair is shown in both orders, and if the answers differ it is a tie."""
+
+    counts: Literal["wins", "probabilities"] = "wins"
+    """What a comparison counts. wins: 1 for the better one, 1/2 each in a tie; probabilities: how
+    probable the model finds each to be the better one, where the template asks for that."""
+
+    max_attempts: int = Field(4, ge=1, le=100)
+    """Requests about a pair before it has no answer."""
+
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Sent with each request, beside the temperature 0. By it and the prompt pairs are drawn, and
+    which of two samples is shown first."""
+
+
 class FunctionConfig(_ChoosesInput):
     """A function or class of the user's own."""
 
     type: Literal["function"] = "function"
+
+    sees: Sees = "samples"
+    """samples: each for itself; groups: it is called with all samples of a prompt at once, so that
+    the scores say how they compare."""
 
     function: str
     """`module:function`, or `module:Class`, of which each worker makes one object."""
@@ -371,7 +428,27 @@ class FunctionConfig(_ChoosesInput):
     """Arguments of the class, besides `device`."""
 
 
-RewardConfig = Annotated[
+class RankedConfig(RewardBase):
+    """How a sample's score of another reward compares with those of its group.
+
+    It is the share of the others that it is better than, and half of those that it ties with.
+    """
+
+    type: Literal["ranked"] = "ranked"
+
+    sees: ClassVar[Literal["scores"]] = "scores"
+    takes: ClassVar[Takes] = "images"
+    on_failure: ClassVar[Literal["fail"]] = "fail"  # it has no call of its own that could fail
+    pool: ClassVar[None] = None
+
+    of: str
+    """Name of that reward in the config; with `weight = 0` it counts by its ranks only."""
+
+    margin: float = Field(0.0, ge=0)
+    """Scores that differ by no more than this tie."""
+
+
+CalledConfig = (
     ShapesConfig
     | ShapesEditConfig
     | JpegCompressibilityConfig
@@ -388,10 +465,37 @@ RewardConfig = Annotated[
     | MotionConfig
     | RemoteConfig
     | JudgeConfig
-    | FunctionConfig,
-    Field(discriminator="type"),
-]
+    | PairwiseConfig
+    | FunctionConfig
+)
+RewardConfig = Annotated[CalledConfig | RankedConfig, Field(discriminator="type")]
 
 REWARD_TYPES: Final[Mapping[str, type[RewardBase]]] = {
     kind.model_fields["type"].default: kind for kind in get_args(get_args(RewardConfig)[0])
 }
+
+
+def that_see(
+    rewards: Mapping[str, RewardConfig], what: Literal["samples", "groups"]
+) -> dict[str, CalledConfig]:
+    """Return the rewards that are called with samples, each for itself, or with groups of them."""
+    return {
+        name: reward
+        for name, reward in rewards.items()
+        if not isinstance(reward, RankedConfig) and reward.sees == what
+    }
+
+
+def called(rewards: Mapping[str, RewardConfig]) -> dict[str, CalledConfig]:
+    """Return the rewards that are called with samples."""
+    return {n: reward for n, reward in rewards.items() if not isinstance(reward, RankedConfig)}
+
+
+def ranked(rewards: Mapping[str, RewardConfig]) -> dict[str, RankedConfig]:
+    """Return the rewards that rank the scores of others."""
+    return {n: reward for n, reward in rewards.items() if isinstance(reward, RankedConfig)}
+
+
+def relative(rewards: Mapping[str, RewardConfig]) -> list[str]:
+    """Return the names of the rewards whose scores mean something inside a group only."""
+    return [name for name, reward in rewards.items() if reward.sees != "samples"]

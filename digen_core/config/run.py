@@ -14,8 +14,16 @@ from digen_core.config.checkpoint import CheckpointConfig
 from digen_core.config.model import ModelConfig, PromptsConfig, Size, tokens_of
 from digen_core.config.numerics import NumericsConfig
 from digen_core.config.parallel import ParallelConfig
+from digen_core.config.relative_rewards import check_relative
 from digen_core.config.reward_keys import with_types
-from digen_core.config.rewards import RewardConfig, ShapesConfig
+from digen_core.config.rewards import (
+    CalledConfig,
+    RewardConfig,
+    ShapesConfig,
+    called,
+    relative,
+    that_see,
+)
 from digen_core.config.rollout import EvaluationConfig, RolloutConfig
 from digen_core.config.schedule import ClusterConfig, ScheduleConfig, TrackingConfig
 from digen_core.config.train import TrainConfig, dealt_units
@@ -281,9 +289,17 @@ class RunConfig(Strict):
         """Names of the pools of workers that only score."""
         return sorted({reward.pool for reward in self.rewards.values() if reward.pool is not None})
 
-    def rewards_of(self, pool: str | None) -> dict[str, RewardConfig]:
+    def rewards_of(self, pool: str | None) -> dict[str, CalledConfig]:
         """Return the rewards that a pool scores; None: those of the devices that generate."""
-        return {name: reward for name, reward in self.rewards.items() if reward.pool == pool}
+        return {name: own for name, own in called(self.rewards).items() if own.pool == pool}
+
+    @property
+    def scored_elsewhere(self) -> bool:
+        """Whether decoded samples are needed after the device that decoded them has scored them.
+
+        By a pool, or by a reward that sees groups.
+        """
+        return bool(self.pools or that_see(self.rewards, "groups"))
 
     @field_validator("rewards", mode="before")
     @classmethod
@@ -427,6 +443,14 @@ class RunConfig(Strict):
             raise ValueError("rewards is empty; name at least one, for example shapes = 1.0.")
         if not any(self.reward_weights.values()):
             raise ValueError(f"rewards {self.reward_weights} all weigh 0; nothing would be learnt.")
+        check_relative(self.rewards, self.rollout.group_size, self.checkpoints)
+        names = relative(self.rewards)
+        if names and self.algorithm.keeps_history:
+            raise ValueError(
+                f"rewards.{names[0]} compares the samples of a group, but {self.algorithm.type} "
+                "compares a prompt's rewards with its earlier ones, to which such scores say "
+                "nothing; use another algorithm."
+            )
         neutral = [name for name, reward in self.rewards.items() if reward.on_failure == "neutral"]
         if neutral and self.algorithm.keeps_history:
             raise ValueError(

@@ -1,5 +1,7 @@
 """Probing rewards: each is called once on two grey samples, so that a broken one shows at once.
 
+To one that sees groups they are a group, of one prompt.
+
 Rewards that are quick to make are probed before anything starts, in the process that starts a run:
 functions of the user's, servers, and what comes with digen and loads no model. Those that load a
 model, and classes of the user's, which may, are probed by the workers that have loaded them. So is
@@ -10,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from digen_core.config.model import Size
-from digen_core.config.rewards import FunctionConfig, RewardConfig
+from digen_core.config.rewards import CalledConfig, FunctionConfig, called
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt, train_prompts
 from digen_core.errors import ConfigError
@@ -32,20 +34,22 @@ _QUICK: Final = frozenset(
         "ocr",
         "remote",
         "judge",
+        "pairwise",
     )
 )
 
 _probed: set[str] = set()  # configs that this process has been through
 
 
-def probed_here(config: RunConfig) -> dict[str, RewardConfig]:
+def probed_here(config: RunConfig) -> dict[str, CalledConfig]:
     """Return the rewards that are probed in the process that starts the run."""
     if config.cluster.address is not None:
         return {}
-    return {name: reward for name, reward in config.rewards.items() if _is_quick(reward)}
+    rewards = called(config.rewards)
+    return {name: reward for name, reward in rewards.items() if _is_quick(reward)}
 
 
-def probed_by_workers(config: RunConfig, pool: str | None) -> dict[str, RewardConfig]:
+def probed_by_workers(config: RunConfig, pool: str | None) -> dict[str, CalledConfig]:
     """Return the rewards of a pool, or of the devices that generate, that their workers probe."""
     here = probed_here(config)
     return {name: own for name, own in config.rewards_of(pool).items() if name not in here}
@@ -76,7 +80,7 @@ def probe_before_start(config: RunConfig, warn: Callable[[str], None]) -> None:
 
 def probe(
     functions: "Mapping[str, RewardFn]",
-    rewards: Mapping[str, RewardConfig],
+    rewards: Mapping[str, CalledConfig],
     size: Size,
     prompts: Sequence[Prompt],
     device: "torch.device",
@@ -98,8 +102,12 @@ def probe(
     from digen_core.rewards.scoring import Asked, RewardError, score_images
 
     samples = grey_samples(size, device)
-    asked = Asked.of((list(prompts) * NUM_SAMPLES)[:NUM_SAMPLES], samples)
+    asked_of = {
+        "samples": Asked.of((list(prompts) * NUM_SAMPLES)[:NUM_SAMPLES], samples),
+        "groups": Asked.of(list(prompts[:1]) * NUM_SAMPLES, samples),
+    }
     for name, function in functions.items():
+        asked = asked_of[rewards[name].sees]
         strict = rewards[name].model_copy(update={"on_failure": "fail"})
         try:
             score_images({name: function}, {name: strict}, samples, *asked)
@@ -130,7 +138,7 @@ def _described(size: Size) -> str:
     return f"two grey {videos}{width} x {height}"
 
 
-def _is_quick(reward: RewardConfig) -> bool:
+def _is_quick(reward: CalledConfig) -> bool:
     """Say whether a reward can be made in no time."""
     if not isinstance(reward, FunctionConfig):
         return reward.type in _QUICK

@@ -11,7 +11,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from digen_core.config.judge_template import check_columns, load_template
+from digen_core.config.judge_template import (
+    PairTemplate,
+    Template,
+    check_columns,
+    load_pair_template,
+    load_template,
+)
 from digen_core.config.rewards import (
     AestheticConfig,
     ClipConfig,
@@ -19,9 +25,11 @@ from digen_core.config.rewards import (
     GenevalConfig,
     JudgeConfig,
     OcrConfig,
+    PairwiseConfig,
     RewardConfig,
     ServerReward,
     ShapesEditConfig,
+    VlmReward,
 )
 from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
@@ -62,7 +70,7 @@ def _check_asked(name: str, reward: RewardConfig, config: RunConfig, prompts: li
         _check_wanted_texts(reward, columns, prompts)
     if isinstance(reward, GenevalConfig):
         _check_wanted_objects(name, columns, prompts)
-    if isinstance(reward, JudgeConfig):
+    if isinstance(reward, VlmReward):
         _check_template(name, reward, columns)
 
 
@@ -76,8 +84,14 @@ def _check_pool(name: str, reward: RewardConfig, cluster: ClusterConfig) -> None
 
 
 def _check_frames(name: str, reward: RewardConfig, config: RunConfig) -> None:
-    """Check that a reward that takes videos gets some."""
+    """Check that a reward that takes videos gets some, and that one that sees groups takes them."""
+    sizes = (config.model.size, *config.model.sizes)
     if reward.takes != "videos":
+        if reward.sees == "groups" and any(size[2] > 1 for size in sizes):
+            raise ConfigError(
+                f"rewards.{name} sees groups of samples, which are videos here, but it takes "
+                f"images; set rewards.{name}.takes to videos"
+            )
         return
     frames = {"model.num_frames": config.model.num_frames}
     frames |= {f"model.sizes[{i}][2]": size[2] for i, size in enumerate(config.model.sizes)}
@@ -91,8 +105,8 @@ def _check_frames(name: str, reward: RewardConfig, config: RunConfig) -> None:
 def _check_source(name: str, reward: RewardConfig, config: RunConfig) -> None:
     """Check that a reward of edits gets source images."""
     needs = reward.needs_source
-    if isinstance(reward, JudgeConfig):
-        needs = load_template(reward.template).source
+    if isinstance(reward, VlmReward):
+        needs = _template_of(reward).source
     if isinstance(reward, FunctionConfig):
         needs = _wants_sources(reward)
     if needs and config.prompts.image_column is None:
@@ -160,10 +174,17 @@ def _check_wanted_objects(name: str, columns: Sequence[str], prompts: list[Promp
     _check_prompts(name, prompts, lambda prompt: wanted_of(prompt.metadata))
 
 
-def _check_template(name: str, judge: JudgeConfig, columns: Sequence[str]) -> None:
-    """Check that a judge's template can be read and filled in."""
+def _template_of(reward: VlmReward) -> Template | PairTemplate:
+    if isinstance(reward, PairwiseConfig):
+        return load_pair_template(reward.template)
+    assert isinstance(reward, JudgeConfig)
+    return load_template(reward.template)
+
+
+def _check_template(name: str, reward: VlmReward, columns: Sequence[str]) -> None:
+    """Check that a template can be read and filled in."""
     try:
-        check_columns(load_template(judge.template), columns)
+        check_columns(_template_of(reward), columns)
     except UserError as error:
         raise ConfigError(f"rewards.{name}.template: {error}") from error
 

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from digen_core.config.rewards import called
 from digen_core.config.run import RunConfig
 from digen_core.control.schedule import Deal
 from digen_core.data.prompts import Prompt, prompts_with_refills
@@ -35,6 +36,7 @@ from digen_core.reference.group import (
     step_margins,
 )
 from digen_core.rewards.failures import component_means, settle
+from digen_core.rewards.relative import without_relative
 from digen_core.rewards.scoring import Asked, RewardFn, score_images
 from digen_core.training.advantages import advantages_of
 from digen_core.training.deal import deal_of_iteration
@@ -180,8 +182,8 @@ def _rollout(
                 _refuse(config, iteration, index)
                 continue
             about = Asked.of([prompts[index]] * size, images)
-            scored = score_images(rewards, config.rewards, images, *about)
-            columns[index] = settle(scored, config.reward_weights)
+            scored = score_images(rewards, called(config.rewards), images, *about)
+            columns[index] = settle(scored, config.rewards)
         asked = {index: columns[index] for index in current if index in columns}
         lacking = nonfinite.intersection(current)
         found = advantages_of(config, asked, keys, history, of_steps or None, lacking)
@@ -236,8 +238,9 @@ def _means(
     if not columns:
         return {}
     scored = {name: np.concatenate([column[name] for column in columns]) for name in columns[0]}
-    means = {f"reward/{name}": mean for name, mean in component_means(scored).items()}
-    row = {"reward/mean": means.pop("reward/reward"), **means}
+    means = component_means(without_relative(scored, config.rewards))
+    row = {"reward/mean": means.pop("reward")} if "reward" in means else {}
+    row |= {f"reward/{name}": mean for name, mean in means.items()}
     name = "kl" if config.kl_reward else "margin"
     return {**row, f"reward/{name}": float(np.mean(of_steps))} if of_steps else row
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from digen_core.config.rewards import RewardConfig
+from digen_core.config.rewards import RewardConfig, called
 from digen_core.rewards.blip.image_reward import ImageReward
 from digen_core.rewards.clip.aesthetic import Aesthetic
 from digen_core.rewards.clip.clipscore import ClipScore
@@ -16,6 +16,7 @@ from digen_core.rewards.consistency import Consistency
 from digen_core.rewards.geneval.geneval import Geneval
 from digen_core.rewards.jpeg import jpeg_compressibility, jpeg_incompressibility
 from digen_core.rewards.judge.judge import Judge
+from digen_core.rewards.judge.pairwise import Pairwise
 from digen_core.rewards.motion import Motion
 from digen_core.rewards.ocr import Ocr
 from digen_core.rewards.own import own_reward
@@ -41,6 +42,7 @@ REWARDS: dict[str, Callable[[Any, torch.device], RewardFn]] = {
     "motion": Motion,
     "remote": Remote,
     "judge": Judge,
+    "pairwise": Pairwise,
     "function": own_reward,
 }
 
@@ -48,7 +50,7 @@ REWARDS: dict[str, Callable[[Any, torch.device], RewardFn]] = {
 def reward_functions(
     configs: Mapping[str, RewardConfig], device: torch.device
 ) -> dict[str, RewardFn]:
-    """Make the rewards of a config; models are loaded.
+    """Make the rewards of a config that are called; models are loaded.
 
     Args:
         configs: of the rewards, by name.
@@ -57,4 +59,4 @@ def reward_functions(
     Raises:
         ConfigError: one cannot be made.
     """
-    return {name: REWARDS[config.type](config, device) for name, config in configs.items()}
+    return {name: REWARDS[config.type](config, device) for name, config in called(configs).items()}

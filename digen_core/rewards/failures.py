@@ -1,4 +1,7 @@
-"""Samples that a reward could not score, where that is neutral (``on_failure = "neutral"``)."""
+"""What is known of a group's scores when all of them are there: ranks, and what stands for gaps.
+
+Gaps are samples that a reward could not score, where that is neutral (``on_failure = "neutral"``).
+"""
 
 from collections.abc import Mapping
 from typing import Final
@@ -6,6 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from digen_core.config.rewards import RewardConfig, relative
+from digen_core.rewards.relative import with_ranks
 from digen_core.rewards.sums import with_reward
 
 Array = NDArray[np.float64]
@@ -14,24 +19,25 @@ FAILED: Final = "failed"
 """The component that marks them: 1 for a sample without a score, else 0."""
 
 
-def settle(columns: Mapping[str, Array], weights: Mapping[str, float]) -> dict[str, Array]:
-    """Fill in the missing scores of one group so that they favour no sample, and sum up anew.
+def settle(columns: Mapping[str, Array], rewards: Mapping[str, RewardConfig]) -> dict[str, Array]:
+    """Rank scores, fill in those that are missing so that they favour no sample, and sum up anew.
 
     A missing score becomes the mean of the group's other scores in this reward: centred, it is 0,
     and it moves nobody else's. If the group has none, the reward counts 0 for all: it is left out.
 
     Args:
         columns: of all samples of one group, as `scoring.score_images` returns them.
-        weights: of the rewards.
+        rewards: of the config, by name; all that are called have columns.
     """
-    settled = dict(columns)
-    marks = {name: columns[f"{name}/{FAILED}"] > 0 for name in _marked(columns)}
-    if not any(mark.any() for mark in marks.values()):
+    settled = with_ranks(columns, rewards)
+    marks = {name: settled[f"{name}/{FAILED}"] > 0 for name in _marked(settled)}
+    if not relative(rewards) and not any(mark.any() for mark in marks.values()):
         return settled
     for name, failed in marks.items():
-        scores = columns[f"{name}/score"]
+        scores = settled[f"{name}/score"]
         fill = scores[~failed].mean() if not failed.all() else 0.0
         settled[f"{name}/score"] = np.where(failed, fill, scores)
+    weights = {name: reward.weight for name, reward in rewards.items()}
     return with_reward(settled, weights, len(settled["reward"]))
 
 

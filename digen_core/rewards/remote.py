@@ -75,6 +75,8 @@ class Remote:
     async def _ask_for_all(self, request: Request) -> list[dict[str, list[float]]]:
         """Ask for one batch after the other; asynchronously, as only that can be ended in time."""
         answers, size = [], self._config.batch_size
+        if self._config.sees == "groups":
+            size = len(request.prompts)
         async with self._server.client() as client:
             for start in range(0, len(request.prompts), size):
                 answers.append(await self._ask(client, request.of(slice(start, start + size))))

@@ -6,6 +6,9 @@ A reward function maps (images, prompts) to a tensor [B], or to a dict of tensor
 that has a parameter ``metadata`` also gets what the rows of the prompts say, [B] dicts by column,
 and one that has a parameter ``sources`` the images that the prompts come with, [B, 3, H, W], in the
 samples' size.
+
+One that sees groups (``sees`` in its config) is called with all samples of one group at once; its
+B prompts are the same.
 """
 
 import inspect
@@ -27,7 +30,7 @@ from tenacity import (
 )
 from torch import Tensor
 
-from digen_core.config.rewards import RewardBase, RewardConfig, VideoReward
+from digen_core.config.rewards import CalledConfig, CalledReward, VideoReward
 from digen_core.data.prompts import Metadata, Prompt
 from digen_core.errors import UserError
 from digen_core.rewards.failures import FAILED
@@ -80,7 +83,7 @@ class PartialError(PermanentError):
 
 def score_images(
     functions: Mapping[str, RewardFn],
-    configs: Mapping[str, RewardConfig],
+    configs: Mapping[str, CalledConfig],
     images: Tensor,
     prompts: Sequence[str],
     metadata: Sequence[Metadata] = (),
@@ -170,7 +173,7 @@ def _sources(prompts: Sequence[Prompt], samples: Tensor) -> Tensor | None:
 def _score(
     name: str,
     function: RewardFn,
-    config: RewardConfig,
+    config: CalledConfig,
     images: Tensor,
     asked: Asked,
     note: Callable[[str], None],
@@ -193,7 +196,8 @@ def _score(
         return means
     failed = ~np.isfinite(means["score"])
     if failure is not None:
-        note(f"{failure}; {_CONSEQUENCES[config.on_failure]} these {failed.sum()} samples")
+        follows = f"{_CONSEQUENCES[config.on_failure]} these {failed.sum()} samples"
+        note(f"{failure}; {follows if failed.any() else 'all samples have a score without it'}")
     score = np.where(failed, 0.0, means["score"])
     return {"score": score, FAILED: failed.astype(np.float64)}
 
@@ -205,7 +209,7 @@ def _scores_of(error: BaseException | None, count: int) -> Array:
     return np.full(count, np.nan)
 
 
-def _what_it_takes(name: str, config: RewardConfig, images: Tensor) -> tuple[Tensor, int]:
+def _what_it_takes(name: str, config: CalledConfig, images: Tensor) -> tuple[Tensor, int]:
     """Return the images or videos that a reward is called with, and how many it gets a sample."""
     if isinstance(config, VideoReward) or config.takes == "videos":
         if images.ndim != 5:
@@ -221,7 +225,7 @@ def _what_it_takes(name: str, config: RewardConfig, images: Tensor) -> tuple[Ten
 
 
 def _components(
-    name: str, function: RewardFn, config: RewardConfig, images: Tensor, asked: Asked
+    name: str, function: RewardFn, config: CalledConfig, images: Tensor, asked: Asked
 ) -> dict[str, Array]:
     """Return the components of one reward; their values may be NaN or Inf."""
     attempts = Retrying(**attempts_of(config))
@@ -242,7 +246,7 @@ def _components(
     }
 
 
-def attempts_of(config: RewardBase) -> dict[str, Any]:
+def attempts_of(config: CalledReward) -> dict[str, Any]:
     """Return how often and when tenacity calls again, for its ``Retrying`` or ``AsyncRetrying``."""
     drawn = wait_random_exponential(config.backoff_seconds, max=MAX_BACKOFF_SECONDS)
 
@@ -260,7 +264,7 @@ def attempts_of(config: RewardBase) -> dict[str, Any]:
     }
 
 
-def after_attempts(attempt: int, config: RewardBase) -> str:
+def after_attempts(attempt: int, config: CalledReward) -> str:
     """Say how many attempts were made, if it was more than one."""
     return f" (attempt {attempt} of {config.max_attempts})" if attempt > 1 else ""
 

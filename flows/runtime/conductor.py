@@ -5,7 +5,7 @@ The way of one task, out and back (-> in the flow process, => over the network):
 | Controller.handle -> Conductor._carry_out -> Executor.submit -> Submitter.submit
 |   -> LeanDaskTaskRunner.submit => Dask scheduler => worker: run_task -> the task's body
 |   => receipt and "finished" over Dask's event stream => Completions -> RunContext.inbox
-|   -> Conductor._advance -> Executor.event_of -> Controller.handle
+|   -> Conductor._advance -> Executor.events_of -> Controller.handle
 
 Who waits for whom:
 
@@ -271,11 +271,7 @@ class Conductor:
         if not completion.succeeded:  # it may have gone with its worker
             self._executor.note_failure(completion)
             self._handle(*self._changes.look(now=True))
-        event = self._executor.event_of(completion)
-        if event is None:
-            self._end()
-        else:
-            self._handle(event)
+        self._handle(*self._executor.events_of(completion))
 
     def _handle(self, *happened: Event) -> None:
         events = deque(happened)

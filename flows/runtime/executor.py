@@ -69,14 +69,14 @@ class Executor:
         """Say whether a task was submitted in an iteration's flow run whose end was not seen."""
         return self._submitter.is_running(iteration)
 
-    def event_of(self, completion: Completion) -> Event | None:
-        """Return what the end of a task means to the controller; None if nothing.
+    def events_of(self, completion: Completion) -> list[Event]:
+        """Return what the end of a task means to the controller.
 
         Raises:
             TaskFailedError: the task failed.
             WorkerLostError: its worker is gone.
         """
-        return self._submitter.event_of(completion)
+        return self._submitter.events_of(completion)
 
     def note_failure(self, completion: Completion) -> None:
         """Let the next look find a device lost if its gang is broken."""
@@ -97,6 +97,7 @@ class Executor:
         self._submitter.forget(devices)
         self._conditions.forget(devices)
         self._denoising.forget(devices)
+        self._scoring.forget(devices)
         self._versions.forget(devices)
         for iteration in self._iterations.values():
             reduction = iteration.reduction
@@ -147,7 +148,8 @@ class Executor:
         """Centre and scale the rewards of groups here: a task would cost more than it does."""
         it = self._iterations[do.iteration]
         nonfinite = {group for group in do.groups if it.recorder.nonfinite_in(group)}
-        columns = {g: it.recorder.rewards_of(g) for g in do.groups if g not in nonfinite}
+        settled = {group: it.recorder.rewards_of(group) for group in do.groups}
+        columns = {group: own for group, own in settled.items() if group not in nonfinite}
         prompts = {group: it.round.prompts[group].key for group in do.groups}
         history = self._reward_history
         step_values = None

@@ -1,18 +1,19 @@
 """Have fragments scored: where they were generated, and by pools of workers beside it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from digen_core.config.rewards import that_see
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Event, Fragment, FragmentScored, Score
 from digen_core.data.prompts import Prompt
 from digen_core.rewards.sums import with_reward
 from flows.runtime.context import RunContext
 from flows.runtime.generation import about
+from flows.runtime.group_scoring import GroupScoring, notify_of_failures
 from flows.runtime.iterations.open_iteration import OpenIteration
-from flows.runtime.notify import notify
 from flows.runtime.submission import Submitter, Work
 from tasks.receipts import Receipt, Scored
 from tasks.rollout import decode_and_score
@@ -20,12 +21,16 @@ from tasks.score import Pool, score
 
 
 class Scoring:
-    """The fragments that are scored; one is when the receipts of all who score it are there."""
+    """The fragments that are scored; one is when the receipts of all who score it are there.
+
+    Where rewards see groups, it is when its whole group is.
+    """
 
     def __init__(self, run: RunContext, submitter: Submitter) -> None:
         self._run = run
         self._submitter = submitter
-        self._pools = Pool.all_of(run.config)
+        self._pools = Pool.that_see("samples", run.config)
+        self._of_groups = GroupScoring(run, submitter)
         self._receipts: dict[Fragment, list[Receipt[Scored]]] = {}  # as they arrive
 
     def begin(self, it: OpenIteration, do: Score) -> None:
@@ -51,6 +56,8 @@ class Scoring:
             event_of=event_of,
         )
         images = self._submitter.submit(it, here)
+        if self._of_groups.is_needed:
+            self._of_groups.begin(fragment, do.device, images)
         for pool in self._pools:
             beside = Work(
                 body=score,
@@ -70,6 +77,10 @@ class Scoring:
             )
             self._submitter.submit(it, beside)
 
+    def forget(self, devices: Collection[str]) -> None:
+        """Drop what lost devices had decoded."""
+        self._of_groups.forget(devices)
+
     def _asked_of(self, it: OpenIteration, group: int) -> Prompt:
         """Return a group's prompt, with its image if a reward may look at it."""
         config, prompt = self._run.config, it.round.prompts[group]
@@ -80,7 +91,7 @@ class Scoring:
     def _event_of(
         self, it: OpenIteration, fragment: Fragment, receipt: Receipt[Scored]
     ) -> Event | None:
-        self._notify_of_failures(it, receipt)
+        notify_of_failures(self._run, it, receipt)
         receipts = self._receipts[fragment]
         receipts.append(receipt)
         if len(receipts) <= len(self._pools):
@@ -88,33 +99,25 @@ class Scoring:
         del self._receipts[fragment]
         first = receipts[0]  # the device's: pools score what it decoded
         rewards = merged_rewards(self._run.config, [part.facts for part in receipts])
+        scored = replace(first, facts=replace(first.facts, rewards=rewards))
         it.recorder.add_nonfinite(fragment, first.facts.nonfinite)
-        it.recorder.add_rewards(
-            fragment, replace(first, facts=replace(first.facts, rewards=rewards))
-        )
+        if self._of_groups.is_needed:
+            self._of_groups.add(it, fragment, scored, self._asked_of(it, fragment.group))
+            return None
+        it.recorder.add_rewards(fragment, scored)
         return FragmentScored(fragment)
-
-    def _notify_of_failures(self, it: OpenIteration, receipt: Receipt[Scored]) -> None:
-        """Say, once an iteration, what reward failed."""
-        for note in receipt.facts.notes[: 0 if it.notified else 1]:
-            it.notified = True
-            notify(
-                self._run,
-                "reward-failed",
-                f"iteration {it.index + 1}: {note} (on {receipt.ran.device}; said once an "
-                "iteration). Where a score is missing, on_failure says what follows; the worker's "
-                "log has more",
-            )
 
 
 def merged_rewards(config: RunConfig, scored: Sequence[Scored]) -> dict[str, list[float]]:
     """Return the columns of samples that several workers scored, each with rewards of its own.
 
-    The reward is the same number as where a single worker scores with all of them.
+    The reward is the same number as where a single worker scores with all of them: of rewards that
+    see samples.
     """
     parts = [column for part in scored for column in part.rewards.items()]
     if len(scored) == 1:
         return dict(parts)
     columns = {name: np.array(values) for name, values in parts}
-    summed = with_reward(columns, config.reward_weights, len(columns["reward"]))
+    weights = {name: own.weight for name, own in that_see(config.rewards, "samples").items()}
+    summed = with_reward(columns, weights, len(columns["reward"]))
     return {name: values.tolist() for name, values in summed.items()}

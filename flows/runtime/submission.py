@@ -1,6 +1,6 @@
 """Submit a task in the flow run of its iteration, and read its receipt when it ends."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
 from time import time
@@ -45,12 +45,14 @@ class Work(Generic[FactsT]):
     kind: SpanKind
     about: About = field(default_factory=About)
     parameters: Mapping[str, object]  # of the body; futures become edges of the graph
-    event_of: Callable[[Receipt[FactsT]], Event | None] = field(
+    event_of: Callable[[Receipt[FactsT]], Event | Sequence[Event] | None] = field(
         default=lambda receipt: None, repr=False
     )
     """What the controller is told of the receipt; None: nothing."""
     priority: int = URGENT  # among the tasks that wait on the device; the highest is first
     resource: str | None = None  # it runs on any worker that declares this, not on the device
+    takes_from: frozenset[str] = frozenset()
+    """Devices that hold what it takes: if one is lost, its result is dropped, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,9 @@ class _Running:
     span: Span  # without its times
     iteration: OpenIteration
     device: str  # for which it was submitted
+    devices: frozenset[str]  # this, and those that hold what it takes, if it is void without them
     future: PrefectFuture[Any]
-    end: Callable[[Completion], Event | None]
+    end: Callable[[Completion], list[Event]]
 
 
 class Submitter:
@@ -105,6 +108,7 @@ class Submitter:
             span,
             iteration,
             work.device,
+            work.takes_from | {work.device},
             future,
             lambda ended: self._end(iteration, work, span, ended),
         )
@@ -119,19 +123,19 @@ class Submitter:
         kind = self._run.fleet.known[device].kind
         return expected_seconds(self._run.progress.known_costs, kind, span)
 
-    def event_of(self, completion: Completion) -> Event | None:
-        """Return what the end of a task means to the controller; None if nothing.
+    def events_of(self, completion: Completion) -> list[Event]:
+        """Return what the end of a task means to the controller.
 
         Raises:
             TaskFailedError: the task failed, or its receipt cannot be read.
         """
         running = self._running.pop(completion.task_run_id, None)
         # If there is none, it was on a device that was lost.
-        return None if running is None else running.end(completion)
+        return [] if running is None else running.end(completion)
 
     def _end(
         self, iteration: OpenIteration, work: Work[FactsT], asked: Span, completion: Completion
-    ) -> Event | None:
+    ) -> list[Event]:
         self._run.watch.end([completion.task_run_id])
         receipt = receipt_of(completion, work.body, asked.task, asked.device)
         ran = receipt.ran
@@ -150,7 +154,10 @@ class Submitter:
         iteration.recorder.add_received(work.device, ran.received, pushed)
         if ran.usage is not None:
             iteration.recorder.add_usage(span.device, ran.usage)
-        return work.event_of(receipt)
+        found = work.event_of(receipt)
+        if found is None:
+            return []
+        return list(found) if isinstance(found, Sequence) else [found]
 
     def device_of(self, completion: Completion) -> str | None:
         """Return the device for which a task was submitted; None if it is waited for no more."""
@@ -169,9 +176,10 @@ class Submitter:
             devices: that are lost.
             kinds: of tasks on any device that are void with them.
         """
+        gone = frozenset(devices)
         void = {id_: own.future for id_, own in self._running.items() if own.span.kind in kinds}
         give_up(void.values())
-        lost = [id_ for id_, own in self._running.items() if own.device in devices or id_ in void]
+        lost = [id_ for id_, own in self._running.items() if own.devices & gone or id_ in void]
         for task_run_id in lost:
             self._run.trace.forget(self._running.pop(task_run_id).span)
         self._run.watch.end(lost)

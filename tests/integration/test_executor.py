@@ -72,7 +72,8 @@ class Driver:
 
     def wait(self):
         """Return the event of the next completion, or None."""
-        return self.executor.event_of(self.run.inbox.get(timeout=60))
+        (event,) = self.executor.events_of(self.run.inbox.get(timeout=60)) or (None,)
+        return event
 
     def do(self, instruction):
         """Carry out an instruction to its event."""

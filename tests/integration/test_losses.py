@@ -155,6 +155,20 @@ def test_two_workers_lost_at_once(live):
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("when", [event_of(p.Score, 1), event_of(p.FragmentScored, 1)])
+def test_a_worker_lost_that_holds_samples_of_groups_that_are_seen_whole(live, when):
+    """What it had decoded is decoded anew, and its groups are scored then."""
+    story = Story(when, signal_to("rollout-1"))
+    rewards = {
+        "smooth_rewards:brightness": 0.0,
+        "picks": {"type": "ranked", "of": "smooth_rewards:brightness", "weight": 0.5},
+        "smooth_rewards:versus": {"sees": "groups"},
+    }
+    live(story, rewards=rewards, rollout__fragment_size=1)
+    assert story.said("worker rollout-1", "was lost")
+
+
+@pytest.mark.nightly
 def test_all_rollout_workers_lost_and_back(live):
     """Nannies start them again; until then the run waits, and its state says so."""
     story = Story(event_of(p.FragmentGenerated, 1), signal_to("rollout-0", "rollout-1"))

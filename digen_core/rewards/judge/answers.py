@@ -8,6 +8,11 @@ The answers are chat completions as OpenAI's API has them. Each kind of template
     pattern   the answer is text; the score is the number where a regular expression says.
 
 A number x of the range [a, b] becomes (x - a) / (b - a), so every score is in [0, 1].
+
+Of two samples, the answer says how sure it is that the one shown first is better: ``first``.
+
+    choice    p(first) / (p(first) + p(second)), likewise from the first token.
+    verdict   the answer is text; by the name where a regular expression says 1, 0, or 1/2: a tie.
 """
 
 import math
@@ -15,7 +20,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, assert_never
 
-from digen_core.config.judge_template import Pattern, Rubric, Template, YesNo
+from digen_core.config.judge_template import (
+    Choice,
+    PairTemplate,
+    Pattern,
+    Rubric,
+    Template,
+    Verdict,
+    YesNo,
+)
 from digen_core.inputs.reading import parse_json, shown
 from digen_core.inputs.text import printable
 
@@ -27,16 +40,16 @@ _SHOWN: Final = 3  # likeliest tokens
 _ROUNDING: Final = 1e-3  # log-probs of 0 may come a little above it
 
 
-def asked_of(template: Template, max_tokens: int) -> dict[str, Any]:
+def asked_of(template: Template | PairTemplate, max_tokens: int) -> dict[str, Any]:
     """Return what a request has beside model and messages."""
     match template:
-        case YesNo():
+        case YesNo() | Choice():
             return {"max_tokens": 1, "logprobs": True, "top_logprobs": TOP}
         case Rubric():
             schema = {"name": "scores", "strict": True, "schema": _schema(template)}
             form = {"type": "json_schema", "json_schema": schema}
             return {"max_tokens": max_tokens, "response_format": form}
-        case Pattern():
+        case Pattern() | Verdict():
             return {"max_tokens": max_tokens}
     assert_never(template)
 
@@ -55,6 +68,22 @@ def scores_in(answer: bytes, template: Template) -> dict[str, float]:
             return _rubric(_text(choice), template)
         case Pattern():
             return _pattern(_text(choice), template)
+    assert_never(template)
+
+
+def preference_in(answer: bytes, template: PairTemplate) -> dict[str, float]:
+    """Return how sure an answer is that the first sample is better, by "first".
+
+    Raises:
+        ValueError: it is none; the message goes on after "the server".
+    """
+    choice = _choice(answer)
+    match template:
+        case Choice():
+            first, answered = _likelier(choice, template.first, template.second, "choice")
+            return {"first": first, "answered": answered}
+        case Verdict():
+            return {"first": _verdict(_text(choice), template)}
     assert_never(template)
 
 
@@ -97,16 +126,23 @@ def _text(choice: Mapping[str, Any]) -> str:
 
 def _yes_no(choice: Mapping[str, Any]) -> dict[str, float]:
     """Return p(yes) / (p(yes) + p(no)), and how probable one of the two is: ``answered``."""
+    score, answered = _likelier(choice, "yes", "no", "yes_no")
+    return {"score": score, "answered": answered}
+
+
+def _likelier(choice: Mapping[str, Any], one: str, other: str, kind: str) -> tuple[float, float]:
+    """Return p(one) / (p(one) + p(other)) of the first token, and the sum of the two."""
     match choice.get("logprobs"):
         case {"content": [{"top_logprobs": [_, *_] as top}, *_]}:
             pass
         case _:
             raise ValueError(
-                "answered without log-probs; a score of yes_no needs a server that gives them "
+                f"answered without log-probs; a score of {kind} needs a server that gives them "
                 f"(logprobs, top_logprobs = {TOP}), or use another template"
             )
     tokens = [_token(each) for each in top]
-    words = {"yes": 0.0, "no": 0.0}
+    names = [name.strip().lower() for name in (one, other)]
+    words = dict.fromkeys(names, 0.0)
     for token, logprob in tokens:
         word = token.strip(_SPACES).lower()
         if word in words:
@@ -115,10 +151,10 @@ def _yes_no(choice: Mapping[str, Any]) -> dict[str, float]:
     if not answered:
         likely = sorted(tokens, key=lambda pair: -pair[1])[:_SHOWN]
         raise ValueError(
-            f"answered with neither yes nor no among the {len(tokens)} likeliest tokens, but "
-            + ", ".join(_short(token) for token, _ in likely)
+            f"answered with neither {one} nor {other} among the {len(tokens)} likeliest tokens, "
+            "but " + ", ".join(_short(token) for token, _ in likely)
         )
-    return {"score": words["yes"] / answered, "answered": answered}
+    return words[names[0]] / answered, answered
 
 
 def _token(entry: object) -> tuple[str, float]:
@@ -149,16 +185,34 @@ def _rubric(text: str, template: Rubric) -> dict[str, float]:
 
 def _pattern(text: str, template: Pattern) -> dict[str, float]:
     """Return the score that the last match in a text is."""
-    numbers = [match[1] for match in re.finditer(template.pattern, text)]
-    if not numbers:
-        raise ValueError(f"answered {_short(text)}, in which nothing is as the pattern says")
+    found = _last_match(text, template.pattern)
     try:
-        number = float(numbers[-1])
+        number = float(found)
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"answered {_short(numbers[-1])} where the pattern has a number"
-        ) from error
+        raise ValueError(f"answered {_short(found)} where the pattern has a number") from error
     return {"score": _scaled(number, "score", template.range)}
+
+
+def _verdict(text: str, template: Verdict) -> float:
+    """Return whether the last match in a text names the first sample: 1, 0, or 1/2 for a tie."""
+    found = _last_match(text, template.pattern)
+    worth = {template.first: 1.0, template.second: 0.0}
+    worth |= {} if template.tie is None else {template.tie: 0.5}
+    worth = {name.strip().lower(): value for name, value in worth.items()}
+    name = found.strip().lower() if isinstance(found, str) else ""
+    if name not in worth:
+        raise ValueError(
+            f"answered {_short(found)} where the pattern has {' or '.join(map(_short, worth))}"
+        )
+    return worth[name]
+
+
+def _last_match(text: str, pattern: str) -> Any:
+    """Return the group of the last match; None if the match is without it."""
+    found = [match[1] for match in re.finditer(pattern, text)]
+    if not found:
+        raise ValueError(f"answered {_short(text)}, in which nothing is as the pattern says")
+    return found[-1]
 
 
 def _scaled(value: object, name: str, ends: Sequence[float]) -> float:

@@ -109,11 +109,12 @@ class IterationRecorder:
     def rewards_of(self, group: int) -> dict[str, np.ndarray]:
         """Return what scoring said of a group that is complete, [G] by name.
 
-        Scores that are missing are filled in here: only now are all fragments' there.
+        Scores are ranked, and those that are missing filled in, here: only now are all fragments'
+        there.
         """
         parts = self._parts_of(group)
         found = [self._rewards[fragment] for fragment in parts]
-        settled = settle(self._columns_of(group), self._run.config.reward_weights)
+        settled = settle(self._columns_of(group), self._run.config.rewards)
         starts = np.cumsum([fragment.num_samples for fragment in parts])[:-1]
         for name, values in settled.items():
             for part, piece in zip(found, np.split(values, starts), strict=True):
@@ -293,7 +294,7 @@ class IterationRecorder:
             asked.setdefault(fragment.group, []).extend(v for own in steps.values() for v in own)
         name = "margin" if self._run.config.algorithm.needs_margins else "kl"
         return {
-            **reward_metrics(groups, self._dropped, **{name: asked}),
+            **reward_metrics(self._run.config.rewards, groups, self._dropped, **{name: asked}),
             "groups/zero_variance": float(len(self._skipped - self._dropped)),
             **({"groups/refilled": float(len(self._replaced))} if self._round.refill else {}),
         }

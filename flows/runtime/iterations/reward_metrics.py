@@ -5,18 +5,24 @@ from statistics import fmean, mean, pstdev
 
 import numpy as np
 
+from digen_core.config.rewards import RewardConfig
 from digen_core.maths.statistics import error_of, standard_error
 from digen_core.rewards.failures import FAILED, component_means
+from digen_core.rewards.relative import without_relative
 
 Columns = Mapping[str, np.ndarray]
 
 
 def reward_metrics(
-    groups: Mapping[int, Columns], dropped: Collection[int], **asked: Mapping[int, list[float]]
+    rewards: Mapping[str, RewardConfig],
+    groups: Mapping[int, Columns],
+    dropped: Collection[int],
+    **asked: Mapping[int, list[float]],
 ) -> dict[str, float]:
     """Return the metrics of the groups that have all their numbers; failures are of all groups.
 
     Args:
+        rewards: of the config. Of those that compare the samples of a group no mean is taken.
         groups: of each group what scoring said, [G] by name.
         dropped: groups that lack a number; if all do, there are no means.
         asked: what was asked of trained steps, by its name: of each group its samples' numbers.
@@ -28,6 +34,8 @@ def reward_metrics(
             found[f"reward/{name}"] = fmean(every)
     if kept:
         found["reward/std"] = mean(pstdev(column["reward"].tolist()) for column in kept.values())
+    groups = {group: without_relative(column, rewards) for group, column in groups.items()}
+    kept = {group: column for group, column in groups.items() if group not in dropped}
     means = component_means(_joined(kept))
     failures = {n: v for n, v in component_means(_joined(groups)).items() if _is_failure(n)}
     found |= {_metric(name): value for name, value in {**means, **failures}.items()}

@@ -12,7 +12,8 @@ import torch
 
 from digen_core.config.rewards import JudgeConfig
 from digen_core.errors import UserError
-from digen_core.rewards.judge.judge import ANSWER_BYTES_PER_TOKEN, Judge
+from digen_core.rewards.judge.asking import ANSWER_BYTES_PER_TOKEN
+from digen_core.rewards.judge.judge import Judge
 from digen_core.rewards.pixels import as_pixels
 from digen_core.rewards.scoring import RewardError, score_images
 from digen_core.rewards.server import ANSWER_BYTES
@@ -476,7 +477,7 @@ def test_an_address_that_is_none_is_told(url):
 
 
 def test_an_error_of_digens_own_is_one_error(server, monkeypatch, caplog):
-    monkeypatch.setattr("digen_core.rewards.judge.judge.as_file", lambda *own: 1 / 0)
+    monkeypatch.setattr("digen_core.rewards.judge.asking.as_file", lambda *own: 1 / 0)
     with pytest.raises(RewardError, match="'judge' raised ZeroDivisionError: division by zero"):
         score(server.url)
     assert "never retrieved" not in caplog.text

@@ -33,14 +33,17 @@ def columns_of(values, **changes):
     return score_images(functions, configs, torch.zeros(6, 3, 2, 2), ["a"] * 6)
 
 
-WEIGHTS = {"flaky": 2.0, "sound": 1.0}
+REWARDS = {
+    "flaky": FunctionConfig(function="t:f", weight=2.0, on_failure="neutral"),
+    "sound": FunctionConfig(function="t:f"),
+}
 
 
 def test_without_a_failure_only_a_column_of_zeros_is_added():
     found = columns_of([1.0, 2, 3, 4, 5, 6])
     assert list(found) == ["reward", "flaky/score", "flaky/failed", "sound/score"]
     assert not found["flaky/failed"].any()
-    assert settle(found, WEIGHTS)["reward"].tolist() == found["reward"].tolist()
+    assert settle(found, REWARDS)["reward"].tolist() == found["reward"].tolist()
     assert found["reward"].tolist() == [2 + 0, 4 + 1, 6 + 2, 8 + 3, 10 + 4, 12 + 5]
 
 
@@ -48,20 +51,20 @@ def test_samples_without_a_score_count_with_the_mean_of_their_group():
     found = columns_of([1.0, NAN, 3, 5, float("inf"), 7])
     assert found["flaky/failed"].tolist() == [0, 1, 0, 0, 1, 0]
     assert all(np.isfinite(values).all() for values in found.values())
-    settled = settle(found, WEIGHTS)
+    settled = settle(found, REWARDS)
     assert settled["flaky/score"].tolist() == [1, 4, 3, 5, 4, 7]  # 4 = (1 + 3 + 5 + 7) / 4
     assert settled["reward"].tolist() == [2, 8 + 1, 6 + 2, 10 + 3, 8 + 4, 14 + 5]
 
 
 def test_a_group_without_any_score_is_judged_by_the_other_rewards():
-    settled = settle(columns_of(ValueError("no judge")), WEIGHTS)
+    settled = settle(columns_of(ValueError("no judge")), REWARDS)
     assert settled["flaky/failed"].tolist() == [1] * 6
     assert settled["reward"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("values", [[1.0, NAN, 3, 5, NAN, 7], RuntimeError("down")])
 def test_a_failure_neither_favours_nor_harms_a_sample(values):
-    settled = settle(columns_of(values), WEIGHTS)
+    settled = settle(columns_of(values), REWARDS)
     owner = torch.zeros(6, dtype=torch.long)
 
     def centred(values):
@@ -76,17 +79,17 @@ def test_fragments_of_a_group_are_settled_together():
     """One fragment's call failed: its samples count with the mean of the others'."""
     parts = [columns_of([1.0, 2, 3, 4, 5, 9]), columns_of(OSError("down"))]
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    settled = settle(joined, WEIGHTS)
+    settled = settle(joined, REWARDS)
     assert settled["flaky/score"].tolist() == [1, 2, 3, 4, 5, 9] + [4] * 6
 
 
 def test_metrics_tell_of_failures_and_average_what_is_known():
     found = columns_of([1.0, NAN, 3, 5, NAN, 7])
-    means = component_means(settle(found, WEIGHTS))
+    means = component_means(settle(found, REWARDS))
     assert means["flaky/failed"] == pytest.approx(1 / 3)
     assert means["flaky/score"] == 4
     assert means["sound/score"] == 2.5
-    nothing = component_means(settle(columns_of(OSError("down")), WEIGHTS))
+    nothing = component_means(settle(columns_of(OSError("down")), REWARDS))
     assert nothing == {"reward": 2.5, "flaky/failed": 1.0, "sound/score": 2.5}
 
 

@@ -39,7 +39,7 @@ def test_work_can_be_printed():
         "Work(body=Body('train'), label='train p003', device='trainer-0', kind='train', "
         "about={'group': 1, 'fragment': 2, 'num_items': 3, 'cost': 1.0}, "
         "parameters={'version': 7}, "
-        f"priority={URGENT}, resource=None)"
+        f"priority={URGENT}, resource=None, takes_from=frozenset())"
     )
     assert work.event_of(Receipt(RAN, Trained(too_large=False))) is None
 

@@ -128,3 +128,19 @@ class OneValue:
 def like_source(images, prompts, sources):
     """Minus the squared distance to what the image is an edit of, half as bright."""
     return -(images - sources.to(images) / 2).square().mean(dim=(1, 2, 3))
+
+
+def versus(images, prompts):
+    """How sure it is, on average, that an image is brighter than each other one of its group."""
+    if len(set(prompts)) != 1 or len(images) not in (2, 4):
+        raise ValueError(f"{len(images)} images of {set(prompts)} are no group of the tests")
+    values = brightness(images, prompts)
+    sure = torch.sigmoid(40 * (values[:, None] - values[None, :]))
+    return (sure.sum(dim=1) - 0.5) / (len(values) - 1)
+
+
+def never_in_groups(images, prompts):
+    """Raise for the groups of some prompts."""
+    if "circle" in prompts[0]:
+        raise OSError("the lamp is broken")
+    return versus(images, prompts)
