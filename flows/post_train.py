@@ -14,6 +14,7 @@ from there it is two more files to the formula of a transition.
 from digen_core.checkpoints.manifest import DamagedError
 from digen_core.config.run import RunConfig
 from digen_core.preflight.reward_probe import probe_before_start
+from digen_core.preflight.rewards import notes_on_rewards
 from digen_core.preflight.run import check_run
 from digen_core.records import RunReport
 from flows.configured import configured_flow
@@ -42,6 +43,8 @@ def post_train(config: RunConfig, resume: str | None = None) -> RunReport:
     """
     check_run(config)
     probe_before_start(config, warn)
+    for note in notes_on_rewards(config):
+        warn(note)
     with open_run(config, resume) as run:
         while True:
             try:

@@ -22,6 +22,7 @@ from digen_core.inputs.addresses import redacted
 from digen_core.inputs.text import printable
 from digen_core.records import EvaluationReport, IterationRecord
 from tasks.views.display import (
+    NO_MEANS,
     Progress,
     causes_text,
     duration,
@@ -126,7 +127,7 @@ class LiveView:
         self._progress.evaluations[tag] = report
         if not self._is_live:
             means = (f"{name} {in_ascii(mean_text(report, name))}" for name in report.rewards)
-            rewards = ", ".join(means)
+            rewards = ", ".join(means) or NO_MEANS
             self._say(
                 f"evaluation {tag}: version {report.version}, {report.num_samples} samples of "
                 f"{report.num_prompts} prompts: {rewards}"

@@ -7,6 +7,8 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from digen_core.checkpoints.retention import evaluations_of
+from digen_core.config.load import config_of_run
+from digen_core.config.rewards import relative
 from digen_core.errors import UserError
 from digen_core.maths.statistics import standard_error
 from digen_core.records import EvaluationReport
@@ -21,6 +23,9 @@ Curves = dict[str, dict[int, float]]
 def reward_curves(run_dir: Path) -> tuple[Curves, Curves]:
     """Return the mean reward, and the share of exact images where one is rewarded.
 
+    The reward is without those that compare the samples of a group, whose means tell nothing; there
+    may be none.
+
     Returns:
         The means over the samples of each iteration, and their standard errors over its groups.
 
@@ -33,9 +38,28 @@ def reward_curves(run_dir: Path) -> tuple[Curves, Curves]:
         return {}, {}
     except (ValueError, OSError) as error:
         raise UserError(f"cannot read the samples of {run_dir}: {error}") from error
-    names = ["reward", *(name for name in samples.column_names if name.endswith("/exact"))]
+    samples = _without_relative(samples, run_dir)
+    names = [name for name in samples.column_names if name == "reward" or name.endswith("/exact")]
     curves = {name: _means(samples, name, ["iteration"]) for name in names}
     return curves, {name: _errors(samples, name) for name in names}
+
+
+def _without_relative(samples: pa.Table, run_dir: Path) -> pa.Table:
+    """Return the samples with the reward of which means over groups can be compared, if any."""
+    rewards = config_of_run(run_dir).rewards
+    if not relative(rewards):
+        return samples
+    from digen_core.rewards.relative import without_relative  # torch takes seconds to import
+
+    columns = {name: samples[name].to_numpy() for name in ["reward", *_scores(samples)]}
+    shown, samples = without_relative(columns, rewards), samples.drop_columns("reward")
+    return (
+        samples.append_column("reward", pa.array(shown["reward"])) if "reward" in shown else samples
+    )
+
+
+def _scores(samples: pa.Table) -> list[str]:
+    return [name for name in samples.column_names if name.endswith("/score")]
 
 
 def _means(samples: pa.Table, name: str, keys: list[str]) -> dict[int, float]:
@@ -52,7 +76,9 @@ def _errors(samples: pa.Table, name: str) -> dict[int, float]:
 
 
 def evaluation_table(run_dir: Path) -> Table | None:
-    """Return the first and the last evaluation of a run, and how they differ; None without any.
+    """Return the first and the last evaluation of a run, and how they differ.
+
+    None without any, or if they show no reward.
 
     Raises:
         UserError: one of them cannot be read.
@@ -66,6 +92,8 @@ def evaluation_table(run_dir: Path) -> Table | None:
         return None
     (first_tag, first), (last_tag, last) = found[0], found[-1]
     names = sorted(last.rewards, key=lambda name: (name != "reward", name))
+    if not names:  # all rewards compare the samples of a group
+        return None
     if len(found) == 1:
         return Table(("evaluation", first_tag), [[name, mean_text(last, name)] for name in names])
     rows = [_row(first, last, name) for name in names]

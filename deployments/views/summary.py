@@ -7,7 +7,7 @@ from deployments.views.terminal import borderless, plain, terminal
 from digen_core.checkpoints.suites import Suite
 from digen_core.maths.statistics import NOISE
 from digen_core.records import EvaluationReport, RunReport
-from tasks.views.display import change_text, mean_text, verdict
+from tasks.views.display import NO_MEANS, change_text, mean_text, verdict
 
 LEGEND = (
     f"±: standard error over the prompts; within noise: a change of less than {NOISE:g} of its own"
@@ -35,8 +35,11 @@ def print_run(report: RunReport, seconds: float, console: Console | None = None)
         before = mean_text(first, name) if first and change else ""
         after = mean_text(report.after, name)
         table.add_row(plain(name), before, after, change_text(change), verdict(change))
-    console.print(table)
-    console.print(LEGEND)
+    if report.after.rewards:
+        console.print(table)
+        console.print(LEGEND)
+    else:
+        console.print(f"{title}: {NO_MEANS}")
     if report.version == 0:
         console.print("no iteration made an update: in none did a group's rewards differ")
     console.print(
@@ -66,7 +69,7 @@ def print_evaluation(report: EvaluationReport, console: Console | None = None) -
     table.add_column("mean ± standard error", justify="right")
     for name in _ordered(report):
         table.add_row(plain(name), mean_text(report, name))
-    console.print(table)
+    console.print(table if report.rewards else f"{table.title}: {NO_MEANS}")
 
 
 def print_suite(report: EvaluationReport, suite: Suite, console: Console | None = None) -> None:

@@ -30,6 +30,7 @@ from digen_core.config.rewards import (
     ServerReward,
     ShapesEditConfig,
     VlmReward,
+    that_see,
 )
 from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
@@ -61,6 +62,17 @@ def check_rewards(config: RunConfig, train: list[Prompt], evaluation: list[Promp
         _check_source(name, reward, config)
         if isinstance(reward, ShapesEditConfig):
             _check_edits(config, [*train, *evaluation])
+
+
+def notes_on_rewards(config: RunConfig) -> list[str]:
+    """Return what a person should know of rewards that are as they may be, a line each."""
+    if that_see(config.rewards, "samples"):
+        return []
+    return [
+        f"all rewards ({', '.join(config.rewards)}) compare the samples of a group, so no curve "
+        "and no evaluation tells whether the model gets better; add one that judges samples each "
+        "for itself, with weight = 0 if it is only to be watched"
+    ]
 
 
 def _check_asked(name: str, reward: RewardConfig, config: RunConfig, prompts: list[Prompt]) -> None:

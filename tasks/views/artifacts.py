@@ -38,6 +38,7 @@ from tenacity import (
     wait_fixed,
 )
 
+from digen_core.config.rewards import relative
 from digen_core.config.run import RunConfig
 from digen_core.inputs.addresses import redacted
 from digen_core.records import EvaluationReport, IterationRecord, Picture
@@ -268,6 +269,7 @@ def report_of(run_id: str, progress: Progress, links: Mapping[str, str]) -> str:
     if rewards:
         svg = line_chart("mean reward of each iteration", rewards)
         parts.append(_embedded("mean reward", "svg+xml", svg.encode()))
+    if progress.history and (rewards or relative(progress.config.rewards)):
         parts.append(_metrics_table(progress))
     if progress.evaluations:
         parts.append(_evaluation_table(progress.evaluations))

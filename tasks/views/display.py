@@ -29,6 +29,9 @@ HEADLINES: Final = {
 }
 """What is worth a line: metric name -> (label, format)."""
 
+NO_MEANS: Final = "no reward judges samples each for itself"
+"""What an evaluation shows where all rewards compare the samples of a group."""
+
 RECENT: Final = 5
 """Iterations that the time left is estimated from."""
 
