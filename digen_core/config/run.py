@@ -14,8 +14,7 @@ from digen_core.config.checkpoint import CheckpointConfig
 from digen_core.config.model import ModelConfig, PromptsConfig, Size, tokens_of
 from digen_core.config.numerics import NumericsConfig
 from digen_core.config.parallel import ParallelConfig
-from digen_core.config.relative_rewards import check_relative
-from digen_core.config.reward_keys import with_types
+from digen_core.config.reward_keys import check_relative, with_types
 from digen_core.config.rewards import (
     CalledConfig,
     RewardConfig,

@@ -21,7 +21,9 @@ class KindFacts:
 SPAN_KINDS: Final[dict[SpanKind, KindFacts]] = {
     "encode": KindFacts("generate", "#56B4E9", "embeds prompts"),
     "denoise": KindFacts("generate", "#0072B2", "takes a fragment some steps further"),
-    "score": KindFacts("score", "#009E73", "decodes a fragment and calls the rewards"),
+    "score": KindFacts(
+        "score", "#009E73", "decodes a fragment and calls the rewards, or scores a group"
+    ),
     "train": KindFacts("train", "#D55E00", "adds a pack's gradient to the device's sum"),
     "reduce": KindFacts("train", "#E69F00", "adds up the devices' sums"),
     "step": KindFacts("version", "#000000", "makes the next version"),

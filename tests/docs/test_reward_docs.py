@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from deployments.overrides import config_of
-from digen_core.config.judge_template import load_template
+from digen_core.config.judge_template import load_pair_template, load_template
 from digen_core.config.load import load_config
 from digen_core.config.rewards import REWARD_TYPES, RemoteConfig
 from digen_core.config.run import RunConfig
@@ -98,7 +98,17 @@ def test_the_judge_and_its_template_are_valid(tmp_path):
 def test_every_shipped_template_is_in_the_table():
     named = set(re.findall(r"^\| `digen:judges/(\S+)` \| `(\S+)` \|", PAGE, re.MULTILINE))
     shipped = [path.name for path in data_folder("judges").iterdir()]
-    assert named == {(name, load_template(f"digen:judges/{name}").score) for name in shipped}
+    of_pairs = [name for name in shipped if name.startswith("pairwise")]
+    loaders = {name: load_pair_template if name in of_pairs else load_template for name in shipped}
+    assert named == {(name, load(f"digen:judges/{name}").score) for name, load in loaders.items()}
+
+
+def test_the_rewards_that_compare_samples_are_valid(tmp_path):
+    start = PAGE.index("    [rewards.pickscore]\n    weight = 0.0")
+    (tmp_path / "a.toml").write_text(PAGE[start : PAGE.index("`ranked` gives", start)])
+    config = load_config(tmp_path / "a.toml")
+    assert [own.type for own in config.rewards.values()] == ["pickscore", "ranked", "pairwise"]
+    assert config.pools == ["judges"]
 
 
 @pytest.mark.parametrize("body", ["arrow", "json"])

@@ -195,6 +195,56 @@ SETTINGS = {
         "--rewards.judge {url='http://x/v1',model='m',template='/'}",
         "rewards.judge.template: cannot read the judge's template /: it is a folder, not a file",
     ),
+    "pairs with a template for single samples": (
+        "--rewards.pairwise {url='http://x/v1',model='m',template='digen:judges/quality.toml'}",
+        "rewards.pairwise.template: digen:judges/quality.toml: score is 'rubric', which is for the "
+        "reward type 'judge'; use choice, verdict",
+    ),
+    "a judge with a template for pairs": (
+        "--rewards.judge {url='http://x/v1',model='m',template='digen:judges/pairwise.toml'}",
+        "rewards.judge.template: digen:judges/pairwise.toml: score is 'choice', which is for the "
+        "reward type 'pairwise'; use yes_no, rubric, pattern",
+    ),
+    "pairs with more opponents than there are": (
+        "--rewards.pairwise {url='http://x/v1',model='m',opponents=99}",
+        "rewards.pairwise.opponents is 99, but of a group of",
+    ),
+    "pairs with no opponent": (
+        "--rewards.pairwise {url='http://x/v1',model='m',opponents=0}",
+        "rewards.pairwise.opponents: must be greater than or equal to 1 (got 0)",
+    ),
+    "ranks of nothing": (
+        "--rewards.ranked 1",
+        "rewards.ranked.of: a value is missing",
+    ),
+    "ranks of what is not there": (
+        "--rewards.ranked.of shape",
+        "rewards.ranked.of is 'shape', which is no reward of this config; add it, with weight = 0",
+    ),
+    "ranks that could fail": (
+        "--rewards.ranked {of='shapes',on_failure='drop'}",
+        "rewards.ranked.on_failure",
+    ),
+    "ranks that remember": (
+        "--algorithm.type ddpo --rewards {shapes=0,ranked={of='shapes'}}",
+        "rewards.ranked compares the samples of a group, but ddpo compares a prompt's rewards with",
+    ),
+    "a reward that sees something else": (
+        "--rewards.remote {url='http://x/',sees='pairs'}",
+        "rewards.remote.sees: must be 'samples' or 'groups' (got 'pairs')",
+    ),
+    "a shapes reward that sees groups": (
+        "--rewards.shapes.sees groups",
+        "unknown key rewards.shapes.sees",
+    ),
+    "groups in requests that are too small": (
+        "--rewards.remote {url='http://x/',sees='groups',batch_size=1}",
+        "rewards.remote sees groups, but its batch_size (1) is below rollout.group_size",
+    ),
+    "the best of what compares samples": (
+        "--rewards {shapes=0,ranked={of='shapes'}} --checkpoints.keep_best 1",
+        "checkpoints.best_by is 'evaluation/reward', but rewards that compare the samples of a",
+    ),
     "judge without a request": (
         "--rewards.judge {url='http://x/v1',model='m',concurrency=0}",
         "rewards.judge.concurrency: must be greater than or equal to 1 (got 0)",

@@ -6,10 +6,13 @@ import re
 import pytest
 
 from digen_core.config.judge_template import (
+    Choice,
     Pattern,
     Rubric,
+    Verdict,
     YesNo,
     check_columns,
+    load_pair_template,
     load_template,
 )
 from digen_core.config.shipped import data_folder
@@ -18,17 +21,22 @@ from digen_core.errors import UserError
 SHIPPED = sorted(path.name for path in data_folder("judges").iterdir())
 
 
+def load_shipped(name):
+    load = load_pair_template if name.startswith("pairwise") else load_template
+    return load(f"digen:judges/{name}")
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_ones_ask_about_the_prompt_and_no_column(name):
-    template = load_template(f"digen:judges/{name}")
+    template = load_shipped(name)
     check_columns(template, [])
     assert "a {b} c" in template.texts("a {b} c", {})[1]
     assert "a {b} c" not in template.texts("a {b} c", {})[0]
 
 
 def test_there_is_one_of_each_kind():
-    assert {type(load_template(f"digen:judges/{name}")) for name in SHIPPED} == {
-        YesNo, Rubric, Pattern,
+    assert {type(load_shipped(name)) for name in SHIPPED} == {
+        YesNo, Rubric, Pattern, Choice, Verdict,
     }  # fmt: skip
 
 
