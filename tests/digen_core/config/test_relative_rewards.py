@@ -5,6 +5,8 @@ from pydantic import ValidationError
 
 from digen_core.config.rewards import called, relative, that_see
 from digen_core.config.run import RunConfig
+from digen_core.errors import UserError
+from digen_core.preflight.rewards import check_rewards, notes_on_rewards
 
 SERVER = {"url": "http://127.0.0.1:1/v1", "model": "m"}
 PAIRWISE = {"type": "pairwise", **SERVER}
@@ -65,3 +67,23 @@ def test_the_others_are_accepted_and_known_by_what_they_see():
 def test_ranks_take_no_samples_from_where_they_were_decoded():
     config = RunConfig.model_validate({"rewards": {"shapes": 0, "r": RANKED}})
     assert not config.scored_elsewhere
+
+
+def test_groups_of_a_video_model_are_of_videos():
+    model = {"family": "wan", "path": "a/b", "height": 16, "width": 24, "num_frames": 5}
+    tree = {"rewards": {"p": PAIRWISE}, "model": model, "cluster": {"rollout_workers": 1}}
+    with pytest.raises(UserError) as caught:
+        check_rewards(RunConfig.model_validate(tree), [], [])
+    assert str(caught.value) == (
+        "rewards.p sees groups of samples, which are videos here, but it takes images; set "
+        "rewards.p.takes to videos"
+    )
+    tree["rewards"] = {"p": {**PAIRWISE, "takes": "videos"}}
+    check_rewards(RunConfig.model_validate(tree), [], [])
+
+
+def test_a_run_that_nothing_else_judges_says_so():
+    config = RunConfig.model_validate({"rewards": {"p": PAIRWISE, "m:f": {"sees": "groups"}}})
+    (note,) = notes_on_rewards(config)
+    assert note.startswith("all rewards (p, m:f) compare the samples of a group, so no curve")
+    assert not notes_on_rewards(RunConfig.model_validate({"rewards": {"p": PAIRWISE, "shapes": 0}}))

@@ -75,6 +75,20 @@ def test_it_is_called_once_with_prompts_of_the_run_and_their_metadata(config_of)
     assert broken_rewards.calls == [((2, 3, 32, 32), *asked)]
 
 
+def test_what_sees_groups_is_tried_with_a_group_of_one_prompt(config_of):
+    config = config_of({"broken_rewards:noted": {"sees": "groups"}})
+    probe_before_start(config, pytest.fail)
+    assert broken_rewards.calls == [((2, 3, 32, 32), ["a red circle"] * 2, [{}] * 2)]
+
+
+def test_ranks_are_not_tried_as_they_are_made_of_scores(config_of):
+    ranks = {"type": "ranked", "of": "broken_rewards:noted"}
+    config = config_of({"ranks": ranks, "broken_rewards:noted": 0.5})
+    probe_before_start(config, pytest.fail)
+    assert list(probed_here(config)) == ["broken_rewards:noted"]
+    assert probed_by_workers(config, None) == {}
+
+
 def test_videos_are_tried_with_videos(config_of):
     model = {"family": "wan", "path": "a/b", "height": 16, "width": 24, "num_frames": 5}
     own = {"type": "function", "function": "broken_rewards:noted", "takes": "videos"}

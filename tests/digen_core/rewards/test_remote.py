@@ -151,6 +151,11 @@ def test_batches_are_of_the_size_asked_for(server, size, batches):
     )
 
 
+def test_a_group_is_one_request_whatever_the_size(server):
+    score(server, batch_size=2, sees="groups")
+    assert [len(prompts) for _, prompts, _ in server.requests] == [5]
+
+
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_server_in_trouble_is_asked_again(server, status):
     server.answers = [says(status, "busy"), says(status, "busy")]
