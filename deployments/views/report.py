@@ -179,7 +179,12 @@ def _page(
     if trace.prediction:
         predictions.append(_prediction_table(trace, trace.prediction, shown))
     timelines: list[Part] = [images[name_of(index)] for index in shown]
-    rewards: list[Part] = [images.get("rewards.png", "The run keeps no samples.")]
+    rewards: list[Part] = [
+        images.get(
+            "rewards.png",
+            "The run keeps no samples, or has no reward of which a mean tells anything.",
+        )
+    ]
     rewards += [evaluations, LEGEND] if evaluations is not None else []
     return page(
         f"Report of {trace.name}",

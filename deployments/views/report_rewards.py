@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from digen_core.checkpoints.retention import evaluations_of
 from digen_core.config.load import config_of_run
 from digen_core.config.rewards import relative
-from digen_core.errors import UserError
+from digen_core.errors import ConfigError, UserError
 from digen_core.maths.statistics import standard_error
 from digen_core.records import EvaluationReport
 from digen_core.trace.page import Table
@@ -46,7 +46,10 @@ def reward_curves(run_dir: Path) -> tuple[Curves, Curves]:
 
 def _without_relative(samples: pa.Table, run_dir: Path) -> pa.Table:
     """Return the samples with the reward of which means over groups can be compared, if any."""
-    rewards = config_of_run(run_dir).rewards
+    try:
+        rewards = config_of_run(run_dir).rewards
+    except ConfigError:  # the config is not there, or of another version of digen
+        return samples
     if not relative(rewards):
         return samples
     from digen_core.rewards.relative import without_relative  # torch takes seconds to import

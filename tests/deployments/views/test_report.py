@@ -7,6 +7,8 @@ import pytest
 
 from deployments.cli import run
 from deployments.views.report import shown_iterations
+from deployments.views.report_rewards import reward_curves
+from digen_core.config.run import RunConfig
 from digen_core.records import SampleRow
 from digen_core.trace.spans import write_devices, write_spans
 from digen_core.trace.windows import Window
@@ -90,7 +92,21 @@ def test_a_run_without_samples_has_no_curves(run_dir):
     for path in (run_dir / "samples").iterdir():
         path.unlink()
     assert run(["report", str(run_dir)]) == 0
-    assert "The run keeps no samples." in (run_dir / "report" / "report.html").read_text()
+    assert (
+        "The run keeps no samples, or has no reward of"
+        in (run_dir / "report" / "report.html").read_text()
+    )
+
+
+def test_scores_that_compare_the_samples_of_a_group_have_no_curve(run_dir):
+    ranks = {"type": "ranked", "of": "shapes", "weight": 3.0}
+    for weight, curves in ((0.5, {1: 0.125, 2: 0.375}), (0.0, None)):
+        config = RunConfig.model_validate({"rewards": {"ranks": ranks, "shapes": weight}})
+        (run_dir / "config.json").write_text(config.model_dump_json())
+        means, errors = reward_curves(run_dir)
+        assert means.get("reward") == curves
+        assert means["shapes/exact"] == {1: 0.0, 2: 1.0}
+        assert errors.keys() == means.keys()
 
 
 def test_long_runs_show_the_first_the_typical_and_the_last_iteration():
