@@ -9,6 +9,7 @@ from digen_core.control.protocol import Device
 from support.layout_runs import (
     BOTH,
     ODD,
+    RELATIVE,
     Case,
     check_skips,
     check_weights,
@@ -112,6 +113,11 @@ def test_gangs_of_two_experts_give_the_weights_of_the_serial_loop(
     }
     run = run_case(case, tree, address, monkeypatch, **model)
     check_weights(run, 1e-4)  # parts of Wan are float32
+
+
+@pytest.mark.parametrize("case", marked(CASES[:3], (), "layouts"), ids=str)
+def test_gangs_compare_the_samples_of_a_group(case, tree, address, monkeypatch):
+    check_weights(run_case(case, tree, address, monkeypatch, rewards=RELATIVE))
 
 
 @pytest.mark.parametrize("case", marked(CASES[:4], (), "layouts"), ids=str)

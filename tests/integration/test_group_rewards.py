@@ -10,16 +10,11 @@ from digen_core.checkpoints.tensors import last_state
 from digen_core.config.run import RunConfig
 from digen_core.transport.samples import read_samples
 from support.judge_servers import MODEL, images_of, judging, says
-from support.layout_runs import Case, check_weights, marked
+from support.layout_runs import RELATIVE, Case, check_weights, marked
 from support.runs import TOLERANCE, Watch, distance, merged, only_run, reference
 
 pytestmark = pytest.mark.slow
 
-REWARDS = {
-    "smooth_rewards:brightness": {"weight": 0.0},
-    "picks": {"type": "ranked", "of": "smooth_rewards:brightness", "weight": 0.5},
-    "smooth_rewards:versus": {"sees": "groups"},
-}
 CASES = [
     Case("elastic", (2, 2), 1, 3, helping=True, pauses=True),
     Case("tcss", (2, 2), 2, 3, helping=True, pauses=True, share=1.0),
@@ -34,7 +29,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", marked(CASES, (0,), "layouts"), ids=str)
 def test_weights_equal_the_serial_reference(case, run_layout):
-    run = run_layout(case, rewards=REWARDS)
+    run = run_layout(case, rewards=RELATIVE)
     check_weights(run)
     for row in run.samples():
         versus, picks = row["smooth_rewards:versus/score"], row["picks/score"]
@@ -52,7 +47,7 @@ def test_weights_equal_the_serial_reference(case, run_layout):
 def test_skipped_dropped_and_replaced_groups(run_layout):
     changes = {
         "rewards": {
-            **REWARDS,
+            **RELATIVE,
             "odd": {"type": "function", "function": "smooth_rewards:sometimes_none",
                     "on_failure": "drop", "weight": 0.0},
             "odd_ranks": {"type": "ranked", "of": "odd"},
@@ -69,7 +64,7 @@ def test_skipped_dropped_and_replaced_groups(run_layout):
 @pytest.mark.parametrize("updates", [2])
 def test_several_updates_of_dealt_samples(run_layout, updates):
     changes = {"train.updates_per_iteration": updates, "train.dealt_by": "samples"}
-    run = run_layout(Case("tsp", (2, 2), 1, 3), rewards=REWARDS, **changes)
+    run = run_layout(Case("tsp", (2, 2), 1, 3), rewards=RELATIVE, **changes)
     check_weights(run, version=3 * updates)
 
 

@@ -16,6 +16,7 @@ from smooth_rewards import HANG_VARIABLE
 
 from digen_core.config.run import RunConfig
 from digen_core.control import protocol as p
+from support.layout_runs import RELATIVE
 from support.runs import Watch, distance, initial, merged, only_run, reference
 
 pytestmark = pytest.mark.slow
@@ -155,16 +156,16 @@ def test_two_workers_lost_at_once(live):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("when", [event_of(p.Score, 1), event_of(p.FragmentScored, 1)])
-def test_a_worker_lost_that_holds_samples_of_groups_that_are_seen_whole(live, when):
-    """What it had decoded is decoded anew, and its groups are scored then."""
+@pytest.mark.parametrize(
+    ("when", "pool"), [(event_of(p.Score, 1), None), (event_of(p.FragmentScored, 1), "judges")]
+)
+def test_a_worker_lost_with_a_part_of_a_group(live, when, pool):
+    """What it had decoded is decoded anew before the group is scored by who sees it whole."""
     story = Story(when, signal_to("rollout-1"))
-    rewards = {
-        "smooth_rewards:brightness": 0.0,
-        "picks": {"type": "ranked", "of": "smooth_rewards:brightness", "weight": 0.5},
-        "smooth_rewards:versus": {"sees": "groups"},
-    }
-    live(story, rewards=rewards, rollout__fragment_size=1)
+    slow = {"type": "function", "function": "smooth_rewards:versus_slowly", "sees": "groups"}
+    changes = {} if pool is None else {"cluster__reward_workers": {pool: 1}}
+    rewards = RELATIVE | {"slow": {**slow, "pool": pool}}
+    live(story, rewards=rewards, rollout__fragment_size=1, **changes)
     assert story.said("worker rollout-1", "was lost")
 
 

@@ -95,10 +95,12 @@ def test_pools_score_the_same_numbers(tree, prefect_backend):
 
 
 @pytest.mark.operation
-def test_a_lost_worker_of_a_pool_comes_back(tree, prefect_backend, tmp_path):
+@pytest.mark.parametrize("sees", ["samples", "groups"])
+def test_a_lost_worker_of_a_pool_comes_back(tree, prefect_backend, tmp_path, sees):
     from flows.post_train import post_train
 
     reward = {"type": "function", "function": "smooth_rewards:EndsItsWorkerOnce", "pool": "judges"}
+    reward["sees"] = sees
     marker = tmp_path / "ended"
     changes = {
         "rewards": {"deadly": reward | {"options": {"marker": str(marker)}}},

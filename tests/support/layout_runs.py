@@ -242,6 +242,13 @@ ODD = {
 }
 """Changes of a config by which groups are dropped, and updates skipped."""
 
+RELATIVE = {
+    "smooth_rewards:brightness": {"weight": 0.0},
+    "picks": {"type": "ranked", "of": "smooth_rewards:brightness", "weight": 0.5},
+    "smooth_rewards:versus": {"sees": "groups"},
+}
+"""Rewards that compare the samples of a group, and one whose scores are ranked."""
+
 
 def devices_in(layout: str, rollout: str, trainers: Sequence[str], device_of) -> list[p.Device]:
     """Return one device that generates and some that train; colocated, all do both."""

@@ -107,8 +107,8 @@ class EndsItsWorkerOnce:
         self.marker = Path(marker)
 
     def __call__(self, images, prompts):
-        """Score, or die."""
-        if len(set(prompts)) == 1 and not self.marker.exists():
+        """Score, or die; not when it is tried with two images before the start."""
+        if len(set(prompts)) == 1 and len(images) > 2 and not self.marker.exists():
             self.marker.write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGKILL)
         return brightness(images, prompts)
@@ -139,8 +139,7 @@ def versus(images, prompts):
     return (sure.sum(dim=1) - 0.5) / (len(values) - 1)
 
 
-def never_in_groups(images, prompts):
-    """Raise for the groups of some prompts."""
-    if "circle" in prompts[0]:
-        raise OSError("the lamp is broken")
+def versus_slowly(images, prompts):
+    """As versus, after a moment in which others may be lost."""
+    time.sleep(0.2)
     return versus(images, prompts)
