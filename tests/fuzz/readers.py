@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from deployments.shipped import shipped_configs
 from digen_core.checkpoints.run_state import state_of
 from digen_core.checkpoints.tensors import read_checkpoint, write_checkpoint
-from digen_core.config.judge_template import load_template
+from digen_core.config.judge_template import load_pair_template, load_template
 from digen_core.config.load import CONFIG_OF_RUN, config_of_run, load_config
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device
@@ -27,7 +27,7 @@ from digen_core.eventlog.file import EVENTS_OF_RUN, read_log, write_log
 from digen_core.planning.cluster import load_cluster
 from digen_core.planning.profile import PROFILE_OF_RUN, load_profile
 from digen_core.records import EvaluationReport, IterationRecord, Span
-from digen_core.rewards.judge.answers import scores_in
+from digen_core.rewards.judge.answers import preference_in, scores_in
 from digen_core.rewards.remote_protocol import decode_answer
 from digen_core.sim.scenario import load_scenario
 from digen_core.trace.prediction import SCHEDULE_OF_RUN, read_prediction
@@ -83,8 +83,9 @@ class Reader:
         return st.one_of(*(damage(self.wells) for damage in self.damage))
 
 
-def _files(pattern: str) -> Callable[[], Sequence[bytes]]:
-    return lambda: [path.read_bytes() for path in sorted((ROOT / "deployments").glob(pattern))]
+def _files(*patterns: str) -> Callable[[], Sequence[bytes]]:
+    folder = ROOT / "deployments"
+    return lambda: [path.read_bytes() for own in patterns for path in sorted(folder.glob(own))]
 
 
 def _written(write: Callable[[Path], object], name: str) -> Callable[[], Sequence[bytes]]:
@@ -181,6 +182,14 @@ def _judged(template: str, folder: Path) -> object:
         (folder / "a.json").read_bytes(), load_template(f"digen:judges/{template}.toml")
     )
     assert all(0 <= score <= 1 or name == "answered" for name, score in found.items()), found
+    return found
+
+
+def _preferred(template: str, folder: Path) -> object:
+    found = preference_in(
+        (folder / "a.json").read_bytes(), load_pair_template(f"digen:judges/{template}.toml")
+    )
+    assert 0 <= found["first"] <= 1, found
     return found
 
 
@@ -319,8 +328,27 @@ READERS = {
         (ValueError,),
     ),
     "template of a judge": Reader(
-        "j.toml", lambda at: load_template(str(at / "j.toml")), _files("judges/*.toml"), TOML
+        "j.toml",
+        lambda at: load_template(str(at / "j.toml")),
+        _files("judges/[!p]*.toml", "judges/pointwise.toml"),
+        TOML,
     ),
+    "template of a judge of pairs": Reader(
+        "j.toml",
+        lambda at: load_pair_template(str(at / "j.toml")),
+        _files("judges/pairwise*.toml"),
+        TOML,
+    ),
+    **{
+        f"answer about a pair, {name}": Reader(
+            "a.json",
+            partial(_preferred, name),
+            lambda text=text: [json.dumps(says(text, A=0.5, b=0.25)).encode()],
+            JSON,
+            (ValueError,),
+        )
+        for name, text in {"pairwise": "A", "pairwise_verdict": "So Image 2 is better."}.items()
+    },
     **{
         f"answer of a judge, {name}": Reader(
             "a.json",
