@@ -535,6 +535,7 @@ class Leaving(Story):
         operation(("rollout-0",), {"schedule__layout": "gap"}),
         operation(("trainer-0",), {"train__lora": None}),
         operation(("worker-0", "worker-3"), {"schedule__layout": "colocated"}),
+        operation(("rollout-1",), {"rewards": RELATIVE}),
     ],
 )
 def test_workers_leave(live, names, changes):
@@ -557,7 +558,8 @@ def test_workers_leave(live, names, changes):
     packs = [(span.iteration, span.task) for span in spans if span.kind == "train"]
     assert len(packs) == len(set(packs))
     scored = [(s.iteration, s.group, s.fragment) for s in spans if s.kind == "score"]
-    assert len(scored) == len(set(scored)) == 8 * 3 * 2
+    num_groups = 8 * 3 if "rewards" in changes else 0  # that are scored when all fragments are
+    assert len(scored) == len(set(scored)) == 8 * 3 * 2 + num_groups
 
 
 @pytest.mark.operation
