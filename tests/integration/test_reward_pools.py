@@ -95,15 +95,19 @@ def test_pools_score_the_same_numbers(tree, prefect_backend):
 
 
 @pytest.mark.operation
-@pytest.mark.parametrize("sees", ["samples", "groups"])
-def test_a_lost_worker_of_a_pool_comes_back(tree, prefect_backend, tmp_path, sees):
+@pytest.mark.parametrize(
+    ("sees", "when_tried"), [("samples", False), ("groups", False), ("samples", True)]
+)
+def test_a_lost_worker_of_a_pool_comes_back(tree, prefect_backend, tmp_path, sees, when_tried):
     from flows.post_train import post_train
 
     reward = {"type": "function", "function": "smooth_rewards:EndsItsWorkerOnce", "pool": "judges"}
     reward["sees"] = sees
     marker = tmp_path / "ended"
     changes = {
-        "rewards": {"deadly": reward | {"options": {"marker": str(marker)}}},
+        "rewards": {
+            "deadly": reward | {"options": {"marker": str(marker), "when_tried": when_tried}}
+        },
         "cluster.reward_workers": {"judges": 1},
         "num_iterations": 1,
     }

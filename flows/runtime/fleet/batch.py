@@ -12,6 +12,7 @@ from digen_core.checkpoints.manifest import DamagedError
 from digen_core.errors import UserError
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.losses import DevicesLostError, look, look_if_due
+from flows.runtime.fleet.watch import Seen
 from flows.runtime.observers import count
 from tasks.body import Body
 from tasks.gang.messages import GangBrokenError
@@ -33,6 +34,7 @@ class Submitted(Generic[FactsT_co]):
     label: str  # name of the task run
     where: str  # it was sent to
     future: PrefectFuture[Any]
+    address: str = ""  # where, if that is no device of the run and no pool
     receipt: Receipt[FactsT_co] | None = None  # None: it has not ended
 
     @property
@@ -56,14 +58,15 @@ class Batch:
         self,
         run: RunContext,
         completions: Completions,
-        check: Callable[[RunContext], None] | None = None,
+        check: Callable[[RunContext], Seen | None] | None = None,
     ) -> None:
         """Prepare a batch.
 
         Args:
             run: its context.
             completions: of the flow run.
-            check: is called while tasks are waited for; default: look for lost devices.
+            check: is called while tasks are waited for; returns what it saw of the cluster, if it
+                looked. Default: look for lost devices.
         """
         self._run = run
         self._completions = completions
@@ -84,7 +87,8 @@ class Batch:
         Args:
             body: of the task.
             label: name of the task run.
-            where: a device of the run, another worker, or a pool that the config names.
+            where: a device of the run, the address of another worker, or a pool that the config
+                names.
             *arguments: of the body.
             expected: seconds that it should take; None: nobody knows.
             **parameters: of the body.
@@ -93,10 +97,11 @@ class Batch:
         place: dict[str, Any] = {"resources": {where: 1}}
         if where not in run.fleet.pools:  # a worker that is started again has the name of the lost
             place = {"workers": [run.fleet.addresses.get(where, where)]}
+        address = "" if where in run.fleet.pools or where in run.fleet.addresses else where
         with dask.annotate(**place):
             task = body.task
             future: PrefectFuture[Any] = task.submit(run.run_id, label, *arguments, **parameters)
-        submitted = Submitted(body, label, where, future)
+        submitted = Submitted(body, label, where, future, address)
         self._pending[future.task_run_id] = submitted
         run.watch.begin(future.task_run_id, label, expected)
         return submitted
@@ -109,6 +114,8 @@ class Batch:
     def next(self) -> Submitted[Facts]:
         """Wait for the next task to end and return it, with its receipt.
 
+        It has none if it was sent to an address where there is no worker any more.
+
         Raises:
             DevicesLostError: devices were lost.
             TaskFailedError: the task failed, or its receipt cannot be read.
@@ -116,7 +123,10 @@ class Batch:
         """
         while True:
             self._run.control.check()
-            self._check(self._run)
+            seen = self._check(self._run)
+            if seen is not None and (gone := self._gone(seen)) is not None:
+                self.forget([gone])
+                return gone
             try:
                 completion = self._completions.next(timeout=POLL_SECONDS)
             except TimeoutError:
@@ -131,6 +141,17 @@ class Batch:
                 require_devices(self._run, now=True)  # it may have gone with its worker
             submitted.end(completion)
             return submitted
+
+    def _gone(self, seen: Seen) -> Submitted[Facts] | None:
+        """Return a task at an address where there is no worker: Dask would wait for one there."""
+        return next(
+            (
+                own
+                for own in self._pending.values()
+                if own.address and own.address not in seen.workers
+            ),
+            None,
+        )
 
     def forget(self, tasks: Iterable[Submitted[Facts]]) -> None:
         """Wait no more for tasks; whatever still comes of them is ignored."""
@@ -166,16 +187,17 @@ def _named(error: type[Exception]) -> str:
     return f"{error.__module__}.{error.__qualname__}"
 
 
-def require_devices(run: RunContext, *, now: bool = False) -> None:
-    """Look for lost devices, if it is time.
+def require_devices(run: RunContext, *, now: bool = False) -> Seen | None:
+    """Look for lost devices, if it is time; return what was seen then.
 
     Raises:
         DevicesLostError: some were lost.
     """
     before = {device.name for device in run.fleet.devices}
-    _ = look(run) if now else look_if_due(run)
+    seen = look(run) if now else look_if_due(run)
     if lost := before - {device.name for device in run.fleet.devices}:
         raise DevicesLostError(lost)
+    return seen
 
 
 def receipt_of(

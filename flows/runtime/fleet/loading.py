@@ -13,7 +13,7 @@ from flows.runtime.notify import notify
 from flows.runtime.observers import count, say
 from flows.runtime.workload import layout_of
 from tasks.cluster.calls import WorkerLostError
-from tasks.cluster.presence import present_workers
+from tasks.cluster.presence import Presence, present_workers
 from tasks.gang.forming import form_gang
 from tasks.measure import measure
 from tasks.receipts import Facts, ProbedRewards
@@ -54,26 +54,34 @@ def _form(run: RunContext, device: Device) -> None:
 
 
 def load_pools(run: RunContext, batch: Batch) -> None:
-    """Load what they score with on the workers of the pools."""
-    for pool in Pool.all_of(run.config):
-        for worker in run.fleet.pools[pool.name]:
-            batch.submit(load_rewards, f"load rewards on {worker}", worker, pool)
+    """Load what they score with on the workers of the pools.
+
+    One that is lost meanwhile is not waited for: who takes its place loads before it scores.
+    """
+    for pool, worker in _workers_of_pools(run):
+        batch.submit(load_rewards, f"load rewards on {worker.name}", worker.address, pool)
     if batch.num_pending:
         say("loading the rewards on their workers")
     batch.wait(counted=True)
 
 
 def probe_loaded_rewards(run: RunContext, batch: Batch) -> None:
-    """Call the rewards that only workers can make once on each of their workers."""
+    """Call the rewards that only workers can make once on each of their workers.
+
+    One of a pool that is lost meanwhile is not waited for.
+    """
     config = run.config
     probing: list[Submitted[ProbedRewards]] = []
-    places = {worker: pool for pool in Pool.all_of(config) for worker in run.fleet.pools[pool.name]}
-    for worker, pool in (*((name, None) for name in run.fleet.rollout_devices()), *places.items()):
+    places: list[tuple[str, str, Pool | None]] = [
+        *((name, name, None) for name in run.fleet.rollout_devices()),
+        *((worker.name, worker.address, pool) for pool, worker in _workers_of_pools(run)),
+    ]
+    for name, where, pool in places:
         if rewards := run.workers.probed_rewards(pool.name if pool else None):
             submitted = batch.submit(
                 probe_rewards,
-                f"probe rewards on {worker}",
-                worker,
+                f"probe rewards on {name}",
+                where,
                 model=config.model,
                 rewards=rewards,
                 pool=pool,
@@ -81,8 +89,16 @@ def probe_loaded_rewards(run: RunContext, batch: Batch) -> None:
             )
             probing.append(submitted)
     batch.wait()
-    for note in (note for submitted in probing for note in submitted.facts.notes):
+    ended = [submitted for submitted in probing if submitted.receipt is not None]
+    for note in (note for submitted in ended for note in submitted.facts.notes):
         notify(run, "reward-failed", note)
+
+
+def _workers_of_pools(run: RunContext) -> list[tuple[Pool, Presence]]:
+    """Return the workers of each pool that are there now; a pool without any is looked after."""
+    pools = Pool.all_of(run.config)
+    workers = present_workers(run.client).values() if pools else ()
+    return [(pool, own) for pool in pools for own in workers if pool.name in own.resources]
 
 
 def roles_of(run: RunContext, device: Device) -> list[Role]:

@@ -103,12 +103,13 @@ def broken(images, prompts):
 class EndsItsWorkerOnce:
     """Brightness; the first call of a rollout ends its process, and leaves a file that says so."""
 
-    def __init__(self, device, marker):
-        self.marker = Path(marker)
+    def __init__(self, device, marker, when_tried=False):
+        self.marker, self.when_tried = Path(marker), when_tried
 
     def __call__(self, images, prompts):
-        """Score, or die; not when it is tried with two images before the start."""
-        if len(set(prompts)) == 1 and len(images) > 2 and not self.marker.exists():
+        """Score, or die; by default not when it is tried with two images before the start."""
+        is_tried = len(set(prompts)) > 1 or len(images) == 2
+        if is_tried == self.when_tried and not self.marker.exists():
             self.marker.write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGKILL)
         return brightness(images, prompts)
