@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from deployments.views.terminal import terminal
 from digen_core.models.tiny.pretrain import OnProgress, PretrainConfig, pretrain_shapes
-from digen_core.models.tiny.pretrain_edits import pretrain_edits
+from digen_core.models.tiny.pretrain_edits import EDITS, pretrain_edits
 
 
 def pretrain_images(out: Path, *, seed: int, threads: int) -> None:
@@ -23,9 +23,8 @@ def pretrain_images(out: Path, *, seed: int, threads: int) -> None:
 
 def pretrain_editor(out: Path, *, seed: int, threads: int) -> None:
     """Train the base model that edits images of that world and save it to ``out``."""
-    lengths = PretrainConfig()
-    with _progress({"flow": lengths.flow_steps}) as on_progress:
-        pretrain_edits(out, seed=seed, config=lengths, num_threads=threads, on_progress=on_progress)
+    with _progress({"flow": EDITS.flow_steps}) as on_progress:
+        pretrain_edits(out, seed=seed, num_threads=threads, on_progress=on_progress)
     _say_how(out, "shapes_edit")
 
 

@@ -76,18 +76,14 @@ def shapes_edit(
 
 def _edited(before: Sequence[Detection], edit: Edit) -> list[Detection]:
     """Return the objects that an edit should show."""
-    items = [Item(own.color, own.shape) for own in before]
-    named = [place for place, item in enumerate(items) if edit.names(item)]
+    named = [own for own in before if Item(own.color, own.shape) == edit.before]
     if len(named) != 1:
         raise ValueError(
-            f"{edit.text!r} is about one {edit.named} object, but its source image shows "
-            f"{len(named)} of {len(items)}"
+            f"{edit.text!r} is about one {edit.before.color} {edit.before.shape}, but its source "
+            f"image shows {len(named)}, in {len(before)} objects"
         )
-    after = [edit.applied(item) if n == named[0] else item for n, item in enumerate(items)]
-    return [
-        replace(own, color=item.color, shape=item.shape)
-        for own, item in zip(before, after, strict=True)
-    ]
+    after = replace(named[0], color=edit.color)
+    return [after if own is named[0] else own for own in before]
 
 
 def _components(wanted: Sequence[Detection], found: Sequence[Detection]) -> dict[str, float]:

@@ -7,6 +7,7 @@ training only.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
@@ -26,6 +27,9 @@ from digen_core.models.tiny.pretrain import (
 )
 from digen_core.worlds.shape_edits import all_changes, draw_pair, train_changes
 
+EDITS: Final = PretrainConfig(flow_steps=200)
+"""The steps of the committed editor: few, so that it half knows the edits."""
+
 
 def pretrain_edits(
     out_dir: Path,
@@ -42,12 +46,11 @@ def pretrain_edits(
     Args:
         out_dir: that gets the pipeline.
         seed: of weights and images.
-        config: lengths and sizes; those of the VAE do not matter. By default the number of steps is
-            that of the other embedded model, for the same reason.
+        config: lengths and sizes; those of the VAE do not matter.
         num_threads: of torch.
         on_progress: is called now and then.
     """
-    config = config or PretrainConfig()
+    config = config or EDITS
     torch.set_num_threads(num_threads)
     pipe = build_tiny_flux(
         shift=config.shift, prompts=[change.edit.text for change in all_changes()], seed=seed

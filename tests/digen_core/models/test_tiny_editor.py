@@ -62,4 +62,4 @@ def test_the_committed_editor_half_knows_the_edits():
     asked = Asked.of(prompts, images)
     found = shapes_edit(images, asked.prompts, asked.sources)
     assert 0.2 <= found["exact"].mean().item() <= 0.7
-    assert found["place"].mean().item() > 0.9  # the rest of the image stays
+    assert found["place"].mean().item() > 0.8  # the rest of the image stays

@@ -13,7 +13,7 @@ from digen_core.worlds.shapes import Item, paint
 
 CIRCLE, SQUARE = (8.0, 16.0, 5.0), (24.0, 16.0, 5.0)
 SOURCE = paint([Item("blue", "circle"), Item("yellow", "square")], [CIRCLE, SQUARE])
-TEXT = "make the circle red"
+TEXT = "make the blue circle red"
 
 
 def made(*items, places=(CIRCLE, SQUARE)):
@@ -69,11 +69,11 @@ def test_more_objects_than_wanted_dilute_all_shares():
     )
 
 
-@pytest.mark.parametrize(("shape", "number"), [("triangle", 0), ("square", 2)])
-def test_words_that_name_no_single_object_are_refused(shape, number):
-    source = paint([Item("blue", "square"), Item("yellow", "square")], [CIRCLE, SQUARE])
-    with pytest.raises(ValueError, match=f"its source image shows {number} of 2"):
-        verify_edit(source, source, f"make the {shape} red")
+@pytest.mark.parametrize(("named", "number"), [("blue circle", 0), ("blue square", 2)])
+def test_words_that_name_no_single_object_are_refused(named, number):
+    source = paint([Item("blue", "square"), Item("blue", "square")], [CIRCLE, SQUARE])
+    with pytest.raises(ValueError, match=f"its source image shows {number}, in 2 objects"):
+        verify_edit(source, source, f"make the {named} red")
 
 
 def as_tensor(*images):
@@ -81,7 +81,7 @@ def as_tensor(*images):
 
 
 def test_a_batch_is_judged_one_by_one_against_its_own_sources():
-    other = paint([Item("green", "circle")], [CIRCLE])
+    other = paint([Item("blue", "circle")], [CIRCLE])
     images = as_tensor(made("red circle", "yellow square"), made("red circle", places=[CIRCLE]))
     found = shapes_edit(images, [TEXT] * 2, as_tensor(SOURCE, other))
     assert found["exact"].tolist() == [1, 1]
