@@ -65,7 +65,8 @@ def make_tiny(
         family: flux, sd3, qwen_image, z_image, wan, hunyuan_video or flux2.
         folder: To save it to; it must not hold anything yet.
         kind: Of a family's models: of wan, ti2v is as Wan2.2-TI2V-5B, a14b as
-            Wan2.2-T2V-A14B; default: the plain one.
+            Wan2.2-T2V-A14B; of qwen_image, edit as Qwen-Image-Edit, edit-plus as
+            Qwen-Image-Edit-2509; default: the plain one.
         size: Of the transformer: tiny, to see that something works; medium, 10 to 50 million
             parameters, to see what it costs.
         seed: Same seed, same weights.
@@ -83,11 +84,17 @@ def make_tiny(
     from digen_core.models.tiny.pipelines import build_tiny
 
     disable_progress_bar()
-    build_tiny(family, kind=kind, size=size, seed=seed).save_pretrained(folder)
-    frames = " --model.num-frames 5" if family in VIDEO_FAMILIES else ""
+    pipeline = build_tiny(family, kind=kind, size=size, seed=seed)
+    pipeline.save_pretrained(folder)
+    more = " --model.num-frames 5" if family in VIDEO_FAMILIES else ""
+    is_editor = type(pipeline).__name__ in FAMILIES[family].only_edits
+    if is_editor:
+        more = " --model.max-sequence-length 64 --num-iterations 2 --train.lora.targets "
+        more += """'["to_q", "to_v"]'"""
     sys.stdout.write(
         f"{folder} holds a random {family} pipeline; two iterations with it: digen train "
-        f"shapes_smoke --model.family {family} --model.path {folder}{frames}\n"
+        f"{'shapes_edit' if is_editor else 'shapes_smoke'} --model.family {family} "
+        f"--model.path {folder}{more}\n"
     )
     return 0
 

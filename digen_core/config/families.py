@@ -30,6 +30,8 @@ _TWO_KINDS: Final = {
 }
 """Lists of blocks of a transformer that has blocks of two streams and then of one."""
 
+_QWEN_EDITORS: Final = ("QwenImageEditPipeline", "QwenImageEditPlusPipeline")
+
 MASKED: Final = ("native", "cudnn", "efficient", "math")
 """Kernels that take a mask."""
 
@@ -55,6 +57,9 @@ class Family(NamedTuple):
 
     editors: tuple[str, ...] = ()
     """Those of its pipelines that are shown a source image."""
+
+    only_edits: tuple[str, ...] = ()
+    """Those of them that take no prompt without one."""
 
     kinds: tuple[str, ...] = ()
     """Kinds of its models that differ in more than size, the plain one aside, by the names that
@@ -124,6 +129,10 @@ FAMILIES: Final[dict[str, Family]] = {
         Defaults(1024, 1024, 1, 512, 4.0, 50),
         lambda vae, transformer: int(2 * 2 ** len(vae["temperal_downsample"])),
         8.292e9,  # Qwen2.5-VL-7B
+        other_pipelines=_QWEN_EDITORS,
+        editors=_QWEN_EDITORS,
+        only_edits=_QWEN_EDITORS,
+        kinds=("edit", "edit-plus"),
         attention=MASKED,
     ),
     "z_image": Family(

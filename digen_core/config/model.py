@@ -176,8 +176,9 @@ class ModelConfig(Strict):
 
     source_image: bool = False
     """Whether prompts come with an image that is to be edited, which the model is shown: true where
-    prompts.image_column is set. It takes a FluxKontextPipeline (flux) or a FLUX.2 (flux2). Images
-    are scaled to cover the samples' size and cut at their edges."""
+    prompts.image_column is set. It takes a FluxKontextPipeline (flux), a FLUX.2 (flux2) or a
+    Qwen-Image-Edit (qwen_image). Images are scaled to cover the samples' size and cut at their
+    edges."""
 
     negative_prompt: str = ""
     """What classifier-free guidance steers away from (Qwen-Image is used with a single space),
@@ -213,6 +214,11 @@ class ModelConfig(Strict):
         what = f"model.family {self.family!r} needs"
         if found in wanted and self.source_image:
             wanted, what = family.editors, "prompts with source images need"
+        if found in family.only_edits and not self.source_image:
+            raise ConfigError(
+                f"model.path {self.path} holds a {found}, which edits source images, but the "
+                "prompts come without; set prompts.image_column, or use a model that takes texts"
+            )
         if found not in wanted:
             raise ConfigError(
                 f"model.path {self.path} holds a {found if isinstance(found, str) else None}, but "

@@ -19,6 +19,7 @@ import diffusers
 import numpy as np
 import torch
 from diffusers import AutoModel, DiffusionPipeline
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from digen_core.config.families import FAMILIES
@@ -56,6 +57,7 @@ class PipelinePolicy(ABC):
     guides_above: ClassVar[float] = 1.0  # the scale up to which there is no such guidance
     tokenizer_name: ClassVar[str] = "tokenizer"  # of the encoder that max_sequence_length is for
     vae_in_float32: ClassVar[bool] = False  # also where the model is half precision
+    reads_sources: bool = False  # whether its text encoder is shown source images, too
     token_plan: ClassVar[Plan | None] = None  # how tokens are dealt, if diffusers does not know
 
     def __init__(self, pipeline: Any, config: ModelConfig, device: torch.device) -> None:
@@ -100,8 +102,10 @@ class PipelinePolicy(ABC):
         kind = cls.class_of(config)
         if "text_encoders" not in parts:
             names = inspect.signature(kind.__init__).parameters
-            text = ("text_encoder", "tokenizer")
+            text = ("text_encoder", "tokenizer", "processor")
             left_out |= {name: None for name in names if name.startswith(text)}
+        else:
+            left_out |= cls.text_parts(config, kind)
         if "vae" not in parts:
             settings = cls.vae_class.load_config(
                 config.source, subfolder="vae", revision=config.revision
@@ -134,6 +138,16 @@ class PipelinePolicy(ABC):
     def vae_dtype(cls, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype that the VAE has beside a transformer of a dtype."""
         return torch.promote_types(dtype, torch.float32) if cls.vae_in_float32 else dtype
+
+    @classmethod
+    def packages(cls, config: ModelConfig) -> tuple[str, ...]:
+        """Return what the stock pipeline of a model takes beside what digen does."""
+        return ()
+
+    @classmethod
+    def text_parts(cls, config: ModelConfig, kind: Any) -> dict[str, Any]:
+        """Return parts of a pipeline of a class, beside its text encoders, that load otherwise."""
+        return {}
 
     @classmethod
     def without_weights(cls, config: ModelConfig, folder: Path) -> Self:
@@ -291,17 +305,27 @@ class PipelinePolicy(ABC):
         Raises:
             UserError: an image is gone, changed or damaged.
         """
+        height, width, _ = self.config.size
+        shown = [image.pixels(height, width) for image in images]
         with self.encoding():
-            condition = self.embed(prompts)
+            condition = self.embed_beside(prompts, shown)
             if self.guided:
-                texts = negatives or [None] * len(prompts)
-                different = {text: self._embed_negative(text) for text in dict.fromkeys(texts)}
-                rows = [different[text] for text in texts]
-                for name in rows[0]:
-                    condition[_NEGATIVE + name] = torch.cat([row[name] for row in rows])
+                own = self._embed_negatives(negatives or [None] * len(prompts), shown)
+                condition |= {_NEGATIVE + name: value for name, value in own.items()}
         if self.config.source_image:
-            condition[_SOURCE] = self._encode_images(images)
+            condition[_SOURCE] = self._encode_images(shown)
         return condition
+
+    def _embed_negatives(
+        self, negatives: Sequence[str | None], shown: Sequence[NDArray[np.uint8]]
+    ) -> Condition:
+        """Embed negative prompts, a row each; the same text once, unless images come with it."""
+        if self.reads_sources:
+            texts = [self.config.negative_prompt if own is None else own for own in negatives]
+            return self.embed_beside(texts, shown)
+        different = {text: self._embed_negative(text) for text in dict.fromkeys(negatives)}
+        rows = [different[text] for text in negatives]
+        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
     def _embed_negative(self, text: str | None) -> Condition:
         """Embed one negative prompt; that of the config, which most have, once."""
@@ -311,14 +335,12 @@ class PipelinePolicy(ABC):
             self._negative = self.embed([self.config.negative_prompt])
         return self._negative
 
-    def _encode_images(self, images: Sequence[SourceImage]) -> Tensor:
+    def _encode_images(self, shown: Sequence[NDArray[np.uint8]]) -> Tensor:
         """Return what the transformer is shown of source images, [B, ...] in ``dtype``."""
-        height, width, _ = self.config.size
-        pixels = np.stack([image.pixels(height, width) for image in images])
         vae = self.pipeline.vae
         with on_device([vae], self.device):
-            shown = torch.from_numpy(pixels).movedim(-1, 1).to(self.device, vae.dtype)
-            return self.source_latents(shown / 127.5 - 1).to(self.dtype)
+            images = torch.from_numpy(np.stack(shown)).movedim(-1, 1).to(self.device, vae.dtype)
+            return self.source_latents(images / 127.5 - 1).to(self.dtype)
 
     @contextmanager
     def encoding(self) -> Iterator[None]:
@@ -491,6 +513,10 @@ class PipelinePolicy(ABC):
     def embed(self, prompts: list[str]) -> Condition:
         """Embed prompts, of any number, in shapes that do not depend on their words."""
 
+    def embed_beside(self, prompts: list[str], shown: Sequence[NDArray[np.uint8]]) -> Condition:
+        """Embed prompts beside the images [H, W, 3] that they come with, if they do."""
+        return self.embed(prompts)
+
     def with_source(self, x: Tensor, condition: Condition) -> Tensor:
         """Return latents [B, tokens, ...] in ``dtype``, behind them those of their source images.
 
@@ -586,8 +612,18 @@ def unscaled(latents: Tensor, vae_config: Any) -> Tensor:
 
 def with_latent_statistics(latents: Tensor, vae_config: Any) -> Tensor:
     """Return latents [B, C, F, H, W] with the mean and deviation that the VAE has per channel."""
-    mean, std = (
+    mean, std = _latent_statistics(latents, vae_config)
+    return latents * std + mean
+
+
+def without_latent_statistics(latents: Tensor, vae_config: Any) -> Tensor:
+    """Return latents [B, C, F, H, W] of the VAE without the mean and deviation that it has."""
+    mean, std = _latent_statistics(latents, vae_config)
+    return (latents - mean) / std
+
+
+def _latent_statistics(latents: Tensor, vae_config: Any) -> Iterator[Tensor]:
+    return (
         torch.tensor(values, device=latents.device, dtype=latents.dtype).view(1, -1, 1, 1, 1)
         for values in (vae_config.latents_mean, vae_config.latents_std)
     )
-    return latents * std + mean

@@ -11,7 +11,7 @@ base model and of the adapters that the run started from. Of the base model it h
 import os
 import shutil
 import warnings
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,7 +44,8 @@ def package(config: RunConfig, weights: Path, folder: Path) -> None:
         weights: folder that diffusers loads: adapters or a transformer.
         folder: to be made, whole or not at all; one of that name is replaced.
     """
-    packages = [f"{name}=={version(name).partition('+')[0]}" for name in _REQUIREMENTS]
+    more = adapter_of(config.model.family).packages(config.model)
+    packages = [_pinned(name) for name in (*_REQUIREMENTS, *more)]
     with folder_written_whole(folder) as unfinished:
         pyfunc.save_model(
             str(unfinished),
@@ -55,6 +56,14 @@ def package(config: RunConfig, weights: Path, folder: Path) -> None:
             model_config=_settings(config),
         )
         shutil.copytree(weights, unfinished / trained_pipeline.WEIGHTS, copy_function=_link)
+
+
+def _pinned(name: str) -> str:
+    """Return a package as pip takes it: in the version that is here, or in any."""
+    try:
+        return f"{name}=={version(name).partition('+')[0]}"
+    except PackageNotFoundError:
+        return name
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:

@@ -5,6 +5,9 @@ It runs where digen is not installed. `tasks.tracking.model` writes the config: 
 
 import inspect
 import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -51,7 +54,8 @@ class TrainedPipeline:
         seed = settings.pop("seed", 0)
         settings[self._config["guidance"]] = settings.pop("guidance_scale")
         if "negative_prompt" in settings:  # Z-Image takes one for each
-            settings["negative_prompt"] = [settings["negative_prompt"]] * len(prompts)
+            together = 1 if "image" in columns else len(prompts)
+            settings["negative_prompt"] = [settings["negative_prompt"]] * together
         if self._config["shift"] is not None:
             steps = settings["num_inference_steps"]
             settings["sigmas"] = np.linspace(1.0, 1 / steps, steps)
@@ -63,12 +67,13 @@ class TrainedPipeline:
             settings |= {"_auto_resize": False, "max_area": size[0] * size[1]}
         videos: list[list[Image]] = []
         for call in calls:
-            made = pipeline(
-                output_type="pil",
-                generator=torch.Generator().manual_seed(seed),
-                **call,
-                **{name: value for name, value in settings.items() if name in takes},
-            )
+            with _showing(pipeline, size):
+                made = pipeline(
+                    output_type="pil",
+                    generator=torch.Generator().manual_seed(seed),
+                    **call,
+                    **{name: value for name, value in settings.items() if name in takes},
+                )
             videos += made.frames if "frames" in made else [[image] for image in made.images]
         return [_encoded(frames) for frames in videos]
 
@@ -127,6 +132,28 @@ def _shown(file: bytes, size: tuple[int, int]) -> Image:
     white = new_image("RGBA", upright.size, "white")
     whole = alpha_composite(white, upright).convert("RGB")
     return ImageOps.fit(whole, size, Resampling.LANCZOS)
+
+
+@contextmanager
+def _showing(pipeline: Any, size: tuple[int, int]) -> Iterator[None]:
+    """Have a Qwen-Image-Edit show its transformer images as large as samples, as the run did.
+
+    Its pipelines choose a size near 1024 x 1024 by themselves, and take none.
+    """
+    own: Any = sys.modules[type(pipeline).__module__]
+    if (usual := getattr(own, "calculate_dimensions", None)) is None:
+        yield
+        return
+
+    def dimensions(area: int, ratio: float) -> tuple[int | None, ...]:
+        found: tuple[int | None, ...] = usual(area, ratio)
+        return (*size, *found[2:]) if area == 1024 * 1024 else found
+
+    own.calculate_dimensions = dimensions
+    try:
+        yield
+    finally:
+        own.calculate_dimensions = usual
 
 
 def _encoded(frames: list[Image]) -> bytes:

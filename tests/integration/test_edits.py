@@ -19,7 +19,7 @@ from digen_core.reference.replay import kept_iteration, replay_config
 from digen_core.transport.samples import read_samples
 from support.architecture import entries_of_a_run
 from support.edits import picture, write_kontext
-from support.families import TOKENS
+from support.families import EDITORS, TOKENS, family_of
 from support.in_process import train_in_process
 from support.layout_runs import train_only
 from support.runs import (
@@ -72,13 +72,15 @@ def kontext(tiny_families, tmp_path_factory) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["flux", "flux2"])
+@pytest.mark.parametrize(
+    "model", ["flux", "flux2", *(pytest.param(own, marks=pytest.mark.nightly) for own in EDITORS)]
+)
 def test_weights_equal_the_serial_reference_with_images_in_several_sizes(
-    family, kontext, tiny_families, tmp_path
+    model, kontext, tiny_families, tmp_path
 ):
-    path = kontext if family == "flux" else tiny_families[family]
+    path, family = kontext if model == "flux" else tiny_families[model], family_of(model)
     changes = {"model.sizes": [[32, 32, 1], [16, 48, 1]], "num_iterations": 2}
-    if family == "flux2":  # whose guidance is classifier-free
+    if family != "flux":  # whose guidance is classifier-free
         changes |= {"model.guidance_scale": 3.0, "prompts.negative_column": "not"}
     config = config_of(path, tmp_path, family, **changes)
     weights, metrics = train_in_process(config, tmp_path)

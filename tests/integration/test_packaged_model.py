@@ -1,6 +1,7 @@
 """What a package for MLflow predicts: the pipeline's own images, with the run's settings."""
 
 import io
+from contextlib import nullcontext
 from types import MappingProxyType
 
 import mlflow
@@ -16,8 +17,9 @@ from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
 from digen_core.data.images import SourceImage
 from digen_core.models.trainable import make_trainable, set_weights
-from support.edits import picture, write_kontext
+from support.edits import picture, showing, write_kontext
 from support.families import (
+    EDITORS,
     HEIGHT,
     MODELS,
     NEGATIVE,
@@ -153,6 +155,19 @@ def test_a_schedule_of_ones_own_goes_with_the_model(tiny_families, tmp_path):
     torch.testing.assert_close(pipeline.scheduler.sigmas, sigmas)
 
 
+def test_the_scale_of_qwen_image_guides(tiny_families, tmp_path):
+    """Its pipeline takes a ``guidance_scale``, too, which is for models distilled with one."""
+    folder, weights = tiny_families["qwen_image"], tmp_path / "lora"
+    trained(folder, "qwen_image", weights)
+    length = {"max_sequence_length": 400}  # the stock pipeline keeps part of the template
+    model = packaged(folder, "qwen_image", weights, tmp_path / "model", **length)
+    weak, strong = (
+        pixels_of(model.predict({"prompt": PROMPTS[:1]}, params={"guidance_scale": scale})[0])
+        for scale in (1.5, 30.0)
+    )
+    assert (weak != strong).any()
+
+
 def test_an_editor_is_shown_what_the_run_showed_it():
     pixels = np.random.default_rng(0).integers(0, 255, (40, 90, 4), dtype=np.uint8)
     file = io.BytesIO()
@@ -161,13 +176,17 @@ def test_an_editor_is_shown_what_the_run_showed_it():
     assert np.array_equal(shown, SourceImage.of(file.getvalue()).pixels(32, 48))
 
 
-@pytest.mark.parametrize("family", ["flux", "flux2"])
-def test_an_editor_is_given_images(tiny_families, tmp_path, family):
-    path = tiny_families[family]
+@pytest.mark.parametrize("model_name", ["flux", "flux2", *EDITORS])
+def test_an_editor_is_given_images(tiny_families, tmp_path, model_name):
+    path, family = tiny_families[model_name], family_of(model_name)
+    shown, scale = nullcontext(), "guidance_scale"
+    if family == "qwen_image":
+        pytest.importorskip("torchvision")  # the stock pipeline's processor takes it
+        scale = "true_cfg_scale"
     if family == "flux":
         path = write_kontext(path, tmp_path / "kontext")
     size = {"height": 64, "width": 80}
-    trained(path, family, tmp_path / "lora", source_image=True, **size)
+    trained(path, model_name, tmp_path / "lora", source_image=True, **size)
     tree = {
         "model": {
             "family": family, "path": path, "guidance_scale": 3.0, "max_sequence_length": 49, **size
@@ -183,17 +202,20 @@ def test_an_editor_is_given_images(tiny_families, tmp_path, family):
     pipeline = stock(path)
     pipeline.load_lora_weights(str(tmp_path / "lora"))
     call = {"_auto_resize": False, "max_area": 64 * 80} if family == "flux" else {}
+    if family == "qwen_image":
+        shown, call = showing(pipeline, **size), {"negative_prompt": ""}
     for prompt, image, made in zip(PROMPTS, images, found, strict=True):
-        expected = pipeline(
-            prompt=prompt,
-            image=Image.open(io.BytesIO(image)),
-            guidance_scale=3.0,
-            num_inference_steps=2,
-            max_sequence_length=49,
-            generator=torch.Generator().manual_seed(3),
-            **size,
-            **call,
-        ).images[0]
+        with shown:
+            expected = pipeline(
+                prompt=prompt,
+                image=Image.open(io.BytesIO(image)),
+                num_inference_steps=2,
+                max_sequence_length=49,
+                generator=torch.Generator().manual_seed(3),
+                **{scale: 3.0},
+                **size,
+                **call,
+            ).images[0]
         difference = np.abs(pixels_of(made)[0].astype(int) - np.asarray(expected))
         assert difference.max() <= 1
     assert np.abs(pixels_of(found[0]).astype(int) - pixels_of(found[1])).max() > 1

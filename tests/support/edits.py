@@ -1,19 +1,40 @@
 """Tiny pipelines that are shown a source image, and images to show them."""
 
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from io import BytesIO
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+import torch
 from diffusers import FluxKontextPipeline, FluxPipeline
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit as qwen_edit
 from PIL import Image
 
 from digen_core.data.images import SourceImage
+from digen_core.data.prompts import Prompt
+from digen_core.models.policy import Condition, Policy
+from digen_core.models.tiny.pipelines import build_tiny
+from digen_core.rollout.conditions import encoded
 
 
 def write_kontext(flux: str, folder: Path) -> str:
     """Write a tiny FLUX as a FLUX.1 Kontext; return its folder."""
     parts = FluxPipeline.from_pretrained(flux).components
     FluxKontextPipeline(**parts).save_pretrained(folder)
+    return str(folder)
+
+
+def write_edit_2511(folder: Path) -> str:
+    """Write a tiny Qwen-Image-Edit-2511, which shows source images without noise to each block."""
+    pipeline = build_tiny("qwen_image", kind="edit-plus")
+    settings = {**pipeline.transformer.config, "zero_cond_t": True}
+    torch.manual_seed(0)
+    pipeline.register_modules(transformer=type(pipeline.transformer).from_config(settings))
+    pipeline.save_pretrained(folder)
     return str(folder)
 
 
@@ -29,3 +50,22 @@ def picture(seed: int, width: int = 48, height: int = 32) -> bytes:
 def source(seed: int, width: int = 48, height: int = 32) -> SourceImage:
     """Return a picture as a source image."""
     return SourceImage.of(picture(seed, width, height))
+
+
+def condition_of(policy: Policy, texts: Sequence[str]) -> Condition:
+    """Embed prompts: beside the same picture, if the policy is shown source images."""
+    image = source(0) if policy.config.source_image else None
+    return encoded(policy, [Prompt(text, image=image) for text in texts])
+
+
+def showing(pipeline: Any, height: int, width: int) -> AbstractContextManager[Any]:
+    """Have a stock Qwen-Image-Edit show its transformer images in a size, not near 1024 x 1024."""
+    own = sys.modules[type(pipeline).__module__]
+    usual = own.calculate_dimensions
+
+    def dimensions(area: int, ratio: float) -> tuple[int | None, ...]:
+        if area != 1024 * 1024:
+            return usual(area, ratio)
+        return (width, height, None) if own is qwen_edit else (width, height)
+
+    return patch.object(own, "calculate_dimensions", dimensions)

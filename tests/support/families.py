@@ -8,14 +8,18 @@ from diffusers import DiffusionPipeline
 
 from digen_core.config import families
 from digen_core.config.families import VIDEO_FAMILIES
+from digen_core.config.model import ModelConfig
 from digen_core.models.families.hunyuan_video import prompt_template
 from digen_core.models.policy import ALL_PARTS, Policy
+from digen_core.models.qwen_vl import processor_without_videos
 from support.tiny_policies import load
 
 FAMILIES = tuple(families.FAMILIES)
 KINDS = tuple(f"{name}-{kind}" for name, row in families.FAMILIES.items() for kind in row.kinds)
-MODELS = (*FAMILIES, *KINDS)
-"""Names of the tiny models: of each family the plain one, and FAMILY-KIND."""
+EDITORS = ("qwen_image-edit", "qwen_image-edit-plus")
+"""Names of the tiny models that take no prompt without a source image: FAMILY-KIND."""
+MODELS = (*FAMILIES, *(kind for kind in KINDS if kind not in EDITORS))
+"""Names of the other tiny models: of each family the plain one, and FAMILY-KIND."""
 GUIDED = ("flux2", "sd3", "qwen_image", "z_image", "wan")
 PUBLISHED = {
     "flux": "FLUX.1-dev",
@@ -31,6 +35,8 @@ HEIGHT, WIDTH, TOKENS = 32, 48, 24
 OF_KIND = {"wan-a14b": {"guidance_scale_2": 2.0}}
 """What some models are used with beside that."""
 NEGATIVE = "blurry"
+EDITED = {"train": "edits.jsonl", "image_column": "image", "evaluation_fraction": 0.5}
+"""Prompts with source images, as a config names them."""
 
 
 def family_of(model: str) -> str:
@@ -59,14 +65,21 @@ def load_tiny(
         "max_sequence_length": TOKENS,
         "guidance_scale": 3.0,
         "negative_prompt": NEGATIVE,
+        "source_image": name in EDITORS,
         **OF_KIND.get(name, {}),
     }
     return load(folder, dtype, parts, family=family_of(name), **defaults | model)
 
 
 def stock(folder: str) -> Any:
-    """Load the pipeline as any user of diffusers does."""
-    pipeline = DiffusionPipeline.from_pretrained(folder)
+    """Load the pipeline as any user of diffusers does.
+
+    Of Qwen-Image-Edit with a processor that does without torchvision, if that is not there.
+    """
+    model = ModelConfig(family="qwen_image", path=folder)
+    processor = (Path(folder) / "processor").is_dir() and processor_without_videos(model)
+    own = {"processor": processor} if processor else {}
+    pipeline = DiffusionPipeline.from_pretrained(folder, **own)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 

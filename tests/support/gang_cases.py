@@ -27,7 +27,7 @@ from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.training.gradient import PackMetrics, transition_of
 from digen_core.training.gradient_sum import GradientSum, UpdateGradient, pack_gradient
 from digen_core.training.pairs import Pairs
-from support.families import OF_KIND, family_of, frames_of
+from support.families import EDITED, OF_KIND, family_of, frames_of
 
 TARGETS = {"flux2": {"targets": ["to_q", "to_k", "to_v", "to_out.0", "to_qkv_mlp_proj"]}}
 """Layers for a LoRA where the default ones are not in all blocks: a stage needs one at least."""
@@ -73,13 +73,8 @@ class Case:
                     "max_sequence_length": 64 if self.family == "z_image" else 16,
                     "guidance_scale": 3.0,
                     **OF_KIND.get(self.model, {}),
-                    "source_image": self.edits,
                 },
-                "prompts": {
-                    "train": "edits.jsonl",
-                    "image_column": "image" if self.edits else None,
-                    "evaluation_fraction": 0.5,
-                },
+                "prompts": EDITED if self.edits else {},
                 "train": {"lora": lora, "gradient_checkpointing": self.checkpointing},
                 "algorithm": {"clip_range": 0.03, "kl_coefficient": 0.1},
                 "rollout": {

@@ -10,7 +10,7 @@ from digen_core.config.run import RunConfig
 from digen_core.planning.stages.blocks import chain_of
 from digen_core.planning.stages.chain import Block, Chain, Numbers
 from digen_core.planning.stages.network import Network
-from support.families import family_of, frames_of
+from support.families import EDITED, EDITORS, family_of, frames_of
 
 
 def config_of(family: str, *, rank: int | None = 3, again: bool = False) -> RunConfig:
@@ -18,7 +18,8 @@ def config_of(family: str, *, rank: int | None = 3, again: bool = False) -> RunC
     sizes = {"height": 32, "width": 48, "num_frames": frames_of(family), "max_sequence_length": 24}
     model = {"family": family_of(family), "guidance_scale": 3.0, "dtype": "bfloat16", **sizes}
     train = {"lora": rank and {"rank": rank}, "gradient_checkpointing": again}
-    return RunConfig.model_validate({"model": model, "train": train})
+    prompts = EDITED if family in EDITORS else {}
+    return RunConfig.model_validate({"model": model, "train": train, "prompts": prompts})
 
 
 @cache

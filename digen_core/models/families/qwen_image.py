@@ -1,26 +1,59 @@
 """Qwen-Image: packed latents [B, (h/2)(w/2), 4z], norm-keeping guidance, timestep in [0, 1].
 
-Wraps diffusers' QwenImagePipeline; the denoising loop is ours.
+Wraps diffusers' QwenImagePipeline, QwenImageEditPipeline and QwenImageEditPlusPipeline, whose text
+encoder is shown the source image, too; the denoising loop is ours.
 """
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
+import numpy as np
 import torch
 from diffusers import (
     AutoencoderKLQwenImage,
     FlowMatchEulerDiscreteScheduler,
+    QwenImageEditPipeline,
+    QwenImageEditPlusPipeline,
     QwenImagePipeline,
     QwenImageTransformer2DModel,
 )
+from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import (
+    CONDITION_IMAGE_SIZE,
+    calculate_dimensions,
+)
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import pad
 
 from digen_core.config.model import ModelConfig
 from digen_core.errors import ConfigError
-from digen_core.models.pipeline_policy import PipelinePolicy, with_latent_statistics
+from digen_core.inputs.reading import read_json_object
+from digen_core.models.pipeline_policy import (
+    PipelinePolicy,
+    with_latent_statistics,
+    without_latent_statistics,
+)
 from digen_core.models.policy import Condition
+from digen_core.models.qwen_vl import (
+    AROUND,
+    MAX_RATIO,
+    PICTURE,
+    new_processor,
+    processor_without_videos,
+    tokens_of_picture,
+)
 from digen_core.models.schedules import sigmas_shifted_by_size
 from digen_core.models.tiny.sizes import LATENT_CHANNELS, TEXT_WIDTH, TransformerSize
+
+_PIPELINES: Final = {
+    kind.__name__: kind
+    for kind in (QwenImagePipeline, QwenImageEditPipeline, QwenImageEditPlusPipeline)
+}
+_NAMED: Final = "Picture {}: {}"  # as QwenImageEditPlusPipeline names pictures
+_POSITIONS: Final = 4096  # that the transformer has a table of
+_KINDS: Final = {"edit": QwenImageEditPipeline, "edit-plus": QwenImageEditPlusPipeline}
 
 
 class QwenImagePolicy(PipelinePolicy):
@@ -28,15 +61,16 @@ class QwenImagePolicy(PipelinePolicy):
 
     pipeline_class = QwenImagePipeline
     vae_class = AutoencoderKLQwenImage
+    guidance_argument = "true_cfg_scale"
     uses_cfg = True
 
     @classmethod
-    def tiny(cls, size: TransformerSize, kind: str = "") -> QwenImagePipeline:
+    def tiny(cls, size: TransformerSize, kind: str = "") -> Any:
         """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
         from digen_core.models.tiny import parts, tokenizers
 
-        tokenizer = tokenizers.qwen_tokenizer()
-        return QwenImagePipeline(
+        tokenizer = tokenizers.qwen_vl_tokenizer() if kind else tokenizers.qwen_tokenizer()
+        components = dict(
             scheduler=FlowMatchEulerDiscreteScheduler(
                 use_dynamic_shifting=True,
                 base_shift=0.5,
@@ -56,14 +90,43 @@ class QwenImagePolicy(PipelinePolicy):
                 axes_dims_rope=size.axes,
             ),
         )
+        if not kind:
+            return QwenImagePipeline(**components)
+        pipeline = _KINDS[kind](**components, processor=new_processor(tokenizer))
+        pipeline.register_to_config(processor=("transformers", "Qwen2VLProcessor"))
+        return pipeline
 
     def __init__(self, pipeline: Any, config: ModelConfig, device: torch.device) -> None:
+        self.reads_sources = not isinstance(pipeline, QwenImagePipeline)
+        self._is_plus = isinstance(pipeline, QwenImageEditPlusPipeline)
         super().__init__(pipeline, config, device)
         if pipeline.tokenizer is not None:
-            # What stands before the prompt is dropped again: 34 tokens with Qwen2.5-VL's tokenizer,
-            # a number that diffusers writes down but does not save.
-            before, _ = pipeline.prompt_template_encode.split("{}")
+            # What stands before the prompt and its pictures is dropped again: with Qwen2.5-VL's
+            # tokenizer 34 tokens, of editors 64, numbers that diffusers writes down but does not
+            # save.
+            before = pipeline.prompt_template_encode.partition("{}")[0].partition(AROUND[0])[0]
             pipeline.prompt_template_encode_start_idx = len(pipeline.tokenizer(before).input_ids)
+
+    @classmethod
+    def packages(cls, config: ModelConfig) -> tuple[str, ...]:
+        """Return what the processor of an editor takes."""
+        return () if cls.class_of(config) is QwenImagePipeline else ("torchvision",)
+
+    @classmethod
+    def text_parts(cls, config: ModelConfig, kind: Any) -> dict[str, Any]:
+        """Return the processor of an editor, where transformers cannot load its own."""
+        processor = None if kind is QwenImagePipeline else processor_without_videos(config)
+        return {} if processor is None else {"processor": processor}
+
+    @classmethod
+    def assembled(cls, config: ModelConfig, parts: Mapping[str, Any], folder: Path) -> Any:
+        """Return the pipeline that the folder's index names; without one it is for texts."""
+        if not (folder / "model_index.json").is_file():
+            return QwenImagePipeline(**parts)
+        name = read_json_object(folder / "model_index.json", "the model's").get("_class_name")
+        config.require_pipeline(name)
+        others = {} if name == QwenImagePipeline.__name__ else {"processor": None}
+        return _PIPELINES[name](**parts, **others)
 
     def shape_of_latent(self) -> tuple[int, ...]:
         """Return (tokens, channels); pairs of rows and columns are packed into a token."""
@@ -74,36 +137,114 @@ class QwenImagePolicy(PipelinePolicy):
             )
         side = self.side
         self._rows, self._columns = self.config.height // side, self.config.width // side
+        self._check_positions()
         return self._rows * self._columns, self.transformer.config.in_channels
 
+    def _check_positions(self) -> None:
+        """Check that the text encoder takes the image, and that the text has positions behind."""
+        sides = self.config.height, self.config.width
+        if self.reads_sources and max(sides) > MAX_RATIO * min(sides):
+            raise ConfigError(
+                f"model.height x model.width is {sides[0]} x {sides[1]}; this model is shown "
+                f"images of at most {MAX_RATIO} : 1"
+            )
+        first = max(self._rows // 2, self._columns // 2)
+        if first + self._length > _POSITIONS:
+            raise ConfigError(
+                f"model.height x model.width is {sides[0]} x {sides[1]}: the "
+                f"text would be {self._length} tokens with the source image's, but this "
+                f"{self.config.family} model has positions for {_POSITIONS - first}; use a smaller "
+                "size or model.max_sequence_length"
+            )
+
     def wrapped(self, prompts: list[str]) -> tuple[list[str], int]:
-        """Return the prompts in the template; what stands before them is dropped again."""
-        template = self.pipeline.prompt_template_encode
-        texts = [template.format(prompt) for prompt in prompts]
-        return texts, self.pipeline.prompt_template_encode_start_idx
+        """Return the prompts in the template; what stands before them is dropped again.
+
+        Tokens of pictures do not count.
+        """
+        template, first = self.pipeline.prompt_template_encode, ""
+        if self._is_plus:
+            first = _NAMED.format(1, PICTURE.join(AROUND))
+        texts = [template.format(first + prompt) for prompt in prompts]
+        own = len(AROUND) + 1 if self.reads_sources else 0
+        return texts, self.pipeline.prompt_template_encode_start_idx + own
 
     def embed(self, prompts: list[str]) -> Condition:
         """Return ``prompt_embeds`` [B, L, D] and ``mask`` [B, L], 1 for tokens and 0 for padding.
 
         The pipeline pads to the longest prompt only, and has no mask if nothing is padded.
         """
-        length = self.config.max_sequence_length
         embeds, mask = self.pipeline.encode_prompt(
-            prompt=prompts, device=self.device, max_sequence_length=length
+            prompt=prompts,
+            device=self.device,
+            max_sequence_length=self.config.max_sequence_length,
         )
         if mask is None:
             mask = torch.ones(embeds.shape[:2], dtype=torch.int64, device=self.device)
-        missing = length - embeds.shape[1]
-        return {
-            "prompt_embeds": pad(embeds, (0, 0, 0, missing)),
-            "mask": pad(mask, (0, missing)),
-        }
+        return self._padded(embeds, mask)
+
+    def embed_beside(self, prompts: list[str], shown: Sequence[NDArray[np.uint8]]) -> Condition:
+        """Embed prompts; of an editor each beside the image [H, W, 3] that it comes with."""
+        if not self.reads_sources:
+            return self.embed(prompts)
+        rows = []
+        for prompt, pixels in zip(prompts, shown, strict=True):
+            # The processor has nothing of lengths: one at a time, as the pipelines are called.
+            embeds, _ = self.pipeline.encode_prompt(
+                prompt=[prompt], image=[self._as_read(pixels)], device=self.device
+            )
+            embeds = embeds[:, : self._length]
+            mask = torch.ones(embeds.shape[:2], dtype=torch.int64, device=self.device)
+            rows.append(self._padded(embeds, mask))
+        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+    def _padded(self, embeds: Tensor, mask: Tensor) -> Condition:
+        missing = self._length - embeds.shape[1]
+        return {"prompt_embeds": pad(embeds, (0, 0, 0, missing)), "mask": pad(mask, (0, missing))}
+
+    def _as_read(self, pixels: NDArray[np.uint8]) -> Image.Image:
+        """Return a source image [H, W, 3] as the text encoder's processor is given it."""
+        height, width = self._size_as_read()
+        read: Image.Image = self.pipeline.image_processor.resize(
+            Image.fromarray(pixels), height, width
+        )
+        return read
+
+    def _size_as_read(self) -> tuple[int, int]:
+        """Return height and width of a source image as the text encoder's processor gets it.
+
+        That is what the transformer is shown, or of a QwenImageEditPlusPipeline one of its own.
+        """
+        height, width, _ = self.config.size
+        if self._is_plus:
+            width, height = calculate_dimensions(CONDITION_IMAGE_SIZE, width / height)
+        return height, width
+
+    @property
+    def _length(self) -> int:
+        """How many tokens the text is padded or cut to, those of source images among them.
+
+        Members of a share deal tokens evenly, and attention's heads: so that who can deal the one
+        can deal the other.
+        """
+        words = self.config.max_sequence_length
+        if not self.reads_sources:
+            return words
+        own = tokens_of_picture(*self._size_as_read(), getattr(self.pipeline, "processor", None))
+        return words + own + -own % int(self.transformer.config.num_attention_heads)
 
     def shapes_of_embeddings(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of a prompt's ``prompt_embeds`` and ``mask``."""
-        length = self.config.max_sequence_length
         width = self.transformer.config.joint_attention_dim
-        return {"prompt_embeds": (length, width), "mask": (length,)}
+        return {"prompt_embeds": (self._length, width), "mask": (self._length,)}
+
+    def source_latents(self, images: Tensor) -> Tensor:
+        """Return the packed latents [B, tokens, channels] of source images."""
+        vae = self.pipeline.vae
+        latents = vae.encode(images.unsqueeze(2)).latent_dist.mode()
+        scaled = without_latent_statistics(latents, vae.config)[:, :, 0]
+        packed: Tensor = QwenImagePipeline._pack_latents(scaled, *scaled.shape)
+        return packed
 
     def sigmas_of_family(self, num_steps: int) -> Tensor:
         """Return sigmas shifted by the image's size and stretched to the terminal sigma."""
@@ -111,15 +252,16 @@ class QwenImagePolicy(PipelinePolicy):
 
     def predict(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         """Return the velocities [B, tokens, channels]."""
+        shown, grid = self.with_source(x, condition), (1, self._rows, self._columns)
         velocity: Tensor = self.transformer(
-            hidden_states=x.to(self.dtype),
+            hidden_states=shown,
             timestep=sigma,
             encoder_hidden_states=condition["prompt_embeds"].to(self.dtype),
             encoder_hidden_states_mask=condition.get("mask"),
-            img_shapes=[[(1, self._rows, self._columns)]] * len(x),
+            img_shapes=[[grid] * (shown.shape[1] // x.shape[1])] * len(x),
             return_dict=False,
         )[0]
-        return velocity
+        return velocity[:, : x.shape[1]]
 
     def guide(self, positive: Tensor, negative: Tensor) -> Tensor:
         """Return the guided velocity, each token as long as without guidance."""

@@ -89,7 +89,14 @@ def llama(tokenizer: PreTrainedTokenizerBase, width: int) -> Any:
 
 
 def qwen_vl(tokenizer: PreTrainedTokenizerBase, width: int) -> Any:
-    """Return a Qwen2.5-VL; Qwen-Image shows it text only."""
+    """Return a Qwen2.5-VL: Qwen-Image shows it texts, its editors pictures, too.
+
+    The tokenizer of an editor has marks of pictures, as it has.
+    """
+    marks = {"image_token_id": "image_pad", "video_token_id": "video_pad"}
+    marks |= {f"vision_{end}_token_id": f"vision_{end}" for end in ("start", "end")}
+    known = tokenizer.get_vocab()
+    places = {name: known.get(f"<|{mark}|>") for name, mark in marks.items()}
     return Qwen2_5_VLForConditionalGeneration(
         Qwen2_5_VLConfig(
             text_config={
@@ -117,6 +124,7 @@ def qwen_vl(tokenizer: PreTrainedTokenizerBase, width: int) -> Any:
                 "out_hidden_size": width,
                 "fullatt_block_indexes": [0],
             },
+            **{name: place for name, place in places.items() if place is not None},
         )
     ).eval()
 

@@ -11,6 +11,13 @@ CLIP_TOKENS: Final = 77
 _BYTES: Final = sorted(pre_tokenizers.ByteLevel.alphabet())
 _CLIP_SPECIALS: Final = ("<|startoftext|>", "<|endoftext|>")
 _QWEN_SPECIALS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_QWEN_VL_SPECIALS: Final = (
+    *_QWEN_SPECIALS,
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
 _QWEN3_SPECIALS: Final = (*_QWEN_SPECIALS, "<think>", "</think>")
 _QWEN3_CHAT: Final = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
@@ -44,6 +51,11 @@ def t5_tokenizer() -> T5Tokenizer:
 def qwen_tokenizer() -> Qwen2Tokenizer:
     """Return Qwen2's tokenizer with a token per byte and its chat marks."""
     return _qwen(_QWEN_SPECIALS)
+
+
+def qwen_vl_tokenizer() -> Qwen2Tokenizer:
+    """Return Qwen2.5-VL's tokenizer, which is Qwen2's with marks of pictures."""
+    return _qwen(_QWEN_VL_SPECIALS)
 
 
 def qwen3_tokenizer() -> Qwen2Tokenizer:

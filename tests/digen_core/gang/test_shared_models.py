@@ -92,6 +92,8 @@ def test_members_parts_add_up_of_edits(tiny_families, tmp_path):
         Case("flux", tokens=2, shard=True, edits=True),
         Case("flux2", lora=False, tokens=2, checkpointing=True, edits=True),
         Case("flux2", num_rows=1, edits=True),
+        Case("qwen_image-edit", tokens=2, shard=True, edits=True),
+        Case("qwen_image-edit-plus", lora=False, tokens=2, checkpointing=True, edits=True),
     ]
     compare(2, tmp_path, tiny_families | kontext, cases)
 

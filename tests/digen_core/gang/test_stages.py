@@ -106,6 +106,8 @@ def test_stages_of_edits_give_the_gradient_of_the_whole(tiny_families, tmp_path)
     cases = [
         Case("flux", stages=2, checkpointing=True, edits=True),
         Case("flux2", lora=False, stages=2, edits=True),
+        Case("qwen_image-edit", stages=2, edits=True),
+        Case("qwen_image-edit-plus", lora=False, stages=2, checkpointing=True, edits=True),
     ]
     compare(2, tmp_path, tiny_families | kontext, cases)
 

@@ -1,5 +1,8 @@
-"""Source images: what FLUX.1 Kontext and FLUX.2 make of them, as their stock pipelines do."""
+"""Source images: what models that edit make of them, as their stock pipelines do."""
 
+import json
+import shutil
+from contextlib import nullcontext
 from io import BytesIO
 
 import numpy as np
@@ -12,15 +15,18 @@ from digen_core.data.prompts import Prompt
 from digen_core.errors import ConfigError
 from digen_core.models.families import adapter_of
 from digen_core.models.policy import TRAINER_PARTS
+from digen_core.models.qwen_vl import tokens_of_picture
+from digen_core.planning.model_settings import MODEL_CONFIGS
 from digen_core.preflight.model import check_model_folder
 from digen_core.rollout.conditions import encoded
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
-from support.edits import picture, source, write_kontext
-from support.families import NEGATIVE, load_tiny, stock
+from support.edits import picture, showing, source, write_edit_2511, write_kontext
+from support.families import EDITORS, NEGATIVE, load_tiny, stock
 from support.flux2 import BEFORE_IN_DEV, write_dev
 
+QWEN = EDITORS
 TEXTS = ("a red circle", "two blue squares")
 SIZE = {"height": 64, "width": 80}
 PROMPTS = [Prompt(text, image=source(seed, 80, 64)) for seed, text in enumerate(TEXTS)]
@@ -35,6 +41,8 @@ def editors(tiny_families, tmp_path_factory) -> dict[str, tuple[str, str]]:
         "kontext": ("flux", write_kontext(tiny_families["flux"], folder / "kontext")),
         "klein": ("flux2", klein),
         "dev": ("flux2", write_dev(klein, folder / "dev")),
+        **{name: (name, tiny_families[name]) for name in QWEN},
+        "2511": (QWEN[1], write_edit_2511(folder / "2511")),
     }
 
 
@@ -56,9 +64,16 @@ def noise_of_samples(policy):
     )
 
 
-@pytest.mark.parametrize("name", ["kontext", "klein", "dev"])
-def test_noiseless_edits_are_the_stock_pipelines(editors, name):
-    policy = load_editor(editors, name)
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        *((name, {}) for name in ("kontext", "klein", "dev", *QWEN)),
+        *((name, {"guidance_scale": 1.0}) for name in QWEN),
+        ("2511", {}),
+    ],
+)
+def test_noiseless_edits_are_the_stock_pipelines(editors, name, changes):
+    policy = load_editor(editors, name, **changes)
     made = sample_images(policy, PROMPTS, range(2), num_samples=1, num_steps=3, seed=11)
     noise, pipeline = noise_of_samples(policy), stock(editors[name][1])
     settings = {
@@ -73,17 +88,26 @@ def test_noiseless_edits_are_the_stock_pipelines(editors, name):
     if name == "klein":
         embeds, _ = pipeline.encode_prompt([NEGATIVE], max_sequence_length=49)
         settings |= {"negative_prompt_embeds": embeds}
+    is_qwen, shown = policy.config.family == "qwen_image", nullcontext()
+    if is_qwen:
+        of_policy = policy.pipeline.prompt_template_encode_start_idx
+        pipeline.prompt_template_encode_start_idx = of_policy
+        settings["true_cfg_scale"] = settings.pop("guidance_scale")
+        settings["negative_prompt"] = NEGATIVE
+        shown = showing(pipeline, **SIZE)
     for index, (latent, prompt) in enumerate(zip(noise, PROMPTS, strict=True)):
         packed = latent[None]
-        if name != "kontext":
+        if name in ("klein", "dev"):
             packed = packed.transpose(1, 2).reshape(1, -1, 4, 5)
         image = Image.open(BytesIO(prompt.image.content()))
-        expected = pipeline(prompt=[prompt.text], image=image, latents=packed, **settings).images
+        with shown:
+            made_of = {"prompt": [prompt.text], "image": image, "latents": packed}
+            expected = pipeline(**made_of, **settings).images
         assert expected.std() > 0.03
         torch.testing.assert_close(made[index : index + 1], expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["kontext", "klein"])
+@pytest.mark.parametrize("name", ["kontext", "klein", *QWEN])
 def test_another_image_makes_another_edit(editors, name):
     policy = load_editor(editors, name)
     others = [Prompt(own.text, image=source(9 + n, 80, 64)) for n, own in enumerate(PROMPTS)]
@@ -94,7 +118,7 @@ def test_another_image_makes_another_edit(editors, name):
     assert ((one - two).flatten(1).abs().amax(1) > 1e-3).all()
 
 
-@pytest.mark.parametrize("name", ["kontext", "klein"])
+@pytest.mark.parametrize("name", ["kontext", "klein", *QWEN])
 def test_the_image_is_shown_in_the_size_of_the_samples(editors, name):
     policy = load_editor(editors, name)
     size = 32, 48, 1
@@ -118,7 +142,7 @@ def test_a_larger_image_is_scaled_to_cover_and_cut_at_its_edges():
     assert abs(shown - middle).mean() < 2
 
 
-@pytest.mark.parametrize("name", ["kontext", "klein"])
+@pytest.mark.parametrize("name", ["kontext", "klein", *QWEN])
 def test_a_trainer_that_encodes_nothing_computes_the_same_velocity(editors, name):
     policy = load_editor(editors, name)
     trainer = adapter_of(policy.config.family).load(policy.config, TRAINER_PARTS)
@@ -134,6 +158,91 @@ def test_a_pipeline_that_is_shown_none_is_refused(tiny_families):
         check_model_folder(model)
     with pytest.raises(ConfigError, match=message):
         adapter_of("flux").load(model, TRAINER_PARTS)
+
+
+def test_an_editor_of_qwen_takes_no_prompts_without_images(editors):
+    model = ModelConfig(family="qwen_image", path=editors[QWEN[0]][1], **SIZE)
+    message = "QwenImageEditPipeline, which edits source images, but the prompts come without;"
+    with pytest.raises(ConfigError, match=message):
+        check_model_folder(model)
+    with pytest.raises(ConfigError, match=message):
+        adapter_of("qwen_image").load(model, TRAINER_PARTS)
+
+
+@pytest.mark.parametrize("name", QWEN)
+def test_the_text_encoder_is_shown_the_image_in_both_halves_of_guidance(editors, name):
+    policy = load_editor(editors, name, max_sequence_length=100)
+    one = encoded(policy, PROMPTS[:1])
+    two = encoded(policy, [Prompt(TEXTS[0], image=source(9, 80, 64), negative="a dog")])
+    like = encoded(policy, [Prompt(TEXTS[0], image=source(9, 80, 64))])
+    for found in ("prompt_embeds", "negative_prompt_embeds"):
+        assert (one[found] - like[found]).abs().max() > 1e-3
+    assert torch.equal(two["prompt_embeds"], like["prompt_embeds"])
+    assert not torch.equal(two["negative_mask"], like["negative_mask"])
+
+
+@pytest.mark.parametrize("name", QWEN)
+def test_tokens_of_an_image_do_not_count_as_words(editors, name):
+    policy = load_editor(editors, name, max_sequence_length=100)
+    condition, (counted,) = encoded(policy, PROMPTS[:1]), policy.num_tokens(list(TEXTS[:1]))
+    height, width = policy._size_as_read()
+    assert int(condition["mask"].sum()) == counted + tokens_of_picture(height, width)
+    around = (
+        len("<>\n<>assistant\n") - 2 if name == QWEN[0] else len("<>\n<>assistant\nPicture 1: ") - 2
+    )
+    assert counted == len(TEXTS[0]) + around
+
+
+def test_a_size_whose_text_has_no_positions_is_refused():
+    model = ModelConfig(family="qwen_image", path="x", source_image=True, height=2048, width=2048)
+    with pytest.raises(ConfigError, match=r"5864 tokens with the source image's, but .* for 4032"):
+        adapter_of("qwen_image").without_weights(model, MODEL_CONFIGS / "Qwen-Image-Edit")
+
+
+def test_a_shape_that_the_text_encoder_does_not_take_is_refused():
+    model = ModelConfig(family="qwen_image", path="x", source_image=True, height=16, width=3216)
+    with pytest.raises(ConfigError, match="16 x 3216; this model is shown images of at most 200"):
+        adapter_of("qwen_image").without_weights(model, MODEL_CONFIGS / "Qwen-Image-Edit-2509")
+    longest = model.at_size((16, 3200, 1))
+    policy = adapter_of("qwen_image").without_weights(longest, MODEL_CONFIGS / "Qwen-Image-Edit")
+    assert policy.blank_condition(1)["source_latents"].shape == (1, 200, 64)
+
+
+def test_a_processor_as_it_is_published_is_read(editors, tmp_path):
+    """Its settings are in files of their own, and it is the fast one."""
+    folder = tmp_path / "model"
+    shutil.copytree(editors[QWEN[0]][1], folder)
+    whole = folder / "processor" / "processor_config.json"
+    own = json.loads(whole.read_text())["image_processor"]
+    whole.unlink()
+    own["image_processor_type"] = "Qwen2VLImageProcessorFast"
+    (folder / "processor" / "preprocessor_config.json").write_text(json.dumps(own))
+    policies = [load_tiny(str(path), QWEN[0], **SIZE) for path in (folder, editors[QWEN[0]][1])]
+    found, expected = (encoded(policy, PROMPTS) for policy in policies)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", QWEN)
+def test_edits_of_a_megapixel_are_the_stock_pipelines_as_it_is(editors, name):
+    size = {"height": 768, "width": 1376}  # what the pipelines make of 16 : 9
+    policy = load_editor(editors, name, **size)
+    prompt = Prompt(TEXTS[0], image=source(1, size["width"], size["height"]))
+    made = sample_images(policy, [prompt], [0], num_samples=1, num_steps=2, seed=11)
+    pipeline = stock(editors[name][1])
+    own = policy.pipeline.prompt_template_encode_start_idx
+    pipeline.prompt_template_encode_start_idx = own
+    expected = pipeline(
+        prompt=[prompt.text],
+        image=Image.open(BytesIO(prompt.image.content())),
+        latents=noise_of_samples(policy)[:1],
+        negative_prompt=NEGATIVE,
+        true_cfg_scale=3.0,
+        num_inference_steps=2,
+        output_type="pt",
+        **size,
+    ).images
+    torch.testing.assert_close(made, expected, rtol=0, atol=1e-5)
 
 
 def test_kontext_without_images_is_flux(editors, tiny_families):

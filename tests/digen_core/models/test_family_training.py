@@ -20,7 +20,10 @@ from digen_core.training.gradient_sum import GradientSum, PackGradient, pack_gra
 from digen_core.training.pairs import gather_pairs
 from digen_core.transport.arrays import to_array, to_arrays
 from digen_core.transport.segment import Segment
+from support.edits import condition_of
 from support.families import (
+    EDITED,
+    EDITORS,
     FAMILIES,
     MODELS,
     family_of,
@@ -76,6 +79,7 @@ def config_of(family: str, dtype: str = "float32", transition="flow_sde", **algo
     return RunConfig.model_validate(
         {
             "model": {"family": family_of(family), "dtype": dtype},
+            "prompts": EDITED if family in EDITORS else {},
             "rollout": {**shape, "transition": transition},
             "algorithm": algorithm,
         }
@@ -89,7 +93,7 @@ def sampled(policy, config: RunConfig) -> Segment:
         denoise(
             policy,
             x,
-            policy.encode([PROMPT]),
+            condition_of(policy, [PROMPT]),
             policy.sigmas(config.rollout.num_steps),
             steps=range(config.rollout.num_steps),
             noisy_steps=steps_of_iteration(config, 0).noisy,
@@ -114,7 +118,7 @@ def replayed(policy, config: RunConfig, pack_size: int) -> list[PackGradient]:
             gather_pairs(
                 pack,
                 [segment],
-                {0: to_arrays(policy.encode([PROMPT]))},
+                {0: to_arrays(condition_of(policy, [PROMPT]))},
                 {0: np.array([1.5, -0.5, -2.0, 1.0])},
                 policy.device,
                 config,
@@ -127,6 +131,7 @@ def replayed(policy, config: RunConfig, pack_size: int) -> list[PackGradient]:
     ]
 
 
+@pytest.mark.parametrize("family", [*MODELS, *EDITORS])
 @pytest.mark.parametrize("transition", ["flow_sde", "dance"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_replay_in_the_batch_of_the_rollout_is_exact(tiny_families, family, dtype, transition):
@@ -135,6 +140,7 @@ def test_replay_in_the_batch_of_the_rollout_is_exact(tiny_families, family, dtyp
         assert result.metrics.max_log_ratio == 0
 
 
+@pytest.mark.parametrize("family", [*MODELS, *EDITORS])
 @pytest.mark.parametrize("pack_size", [1, 3, 8])
 def test_replay_in_other_batches_is_exact_but_for_rounding(tiny_families, family, pack_size):
     policy = trained_policy(tiny_families[family], family)

@@ -7,12 +7,12 @@ from deployments.cli import run
 from digen_core.data.prompts import Prompt
 from digen_core.models.tiny.pipelines import build_tiny
 from digen_core.rollout.evaluation import sample_images
-from support.families import FAMILIES, MODELS, family_of, kind_of, load_tiny
+from support.families import EDITORS, FAMILIES, MODELS, family_of, kind_of, load_tiny
 
 MAX_BYTES = 5_000_000
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [*MODELS, *EDITORS])
 def test_make_tiny_writes_a_model_that_the_family_loads(model, tmp_path, capsys):
     folder, family, kind = tmp_path / "new" / model, family_of(model), kind_of(model)
     command = ["make-tiny", family, str(folder), "--seed", "3"]

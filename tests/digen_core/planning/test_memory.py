@@ -21,7 +21,7 @@ from digen_core.planning.memory import CONTEXT_BYTES, Memory
 from digen_core.planning.memory_count import memory_of
 from digen_core.rollout.conditions import encoded
 from support.edits import source
-from support.families import MODELS, family_of, frames_of, load_tiny
+from support.families import EDITED, EDITORS, MODELS, family_of, frames_of, load_tiny
 from support.gang_memory import allocated
 from support.paths import ROOT
 from support.planning import counted_once
@@ -120,15 +120,13 @@ TRAINED = [(family, LORA, False, False) for family in MODELS]
 TRAINED += [("flux", LORA, True, False), ("flux", None, False, False), ("wan", None, True, False)]
 TRAINED += [("wan-a14b", None, True, False)]
 TRAINED += [("flux2", LORA, False, True), ("flux2", None, True, True)]
+TRAINED += [(editor, LORA, False, True) for editor in EDITORS]
 
 
 @pytest.mark.parametrize(("family", "lora", "checkpointing", "edits"), TRAINED)
 def test_peaks_are_those_of_a_real_model(tiny_families, family, lora, checkpointing, edits):
     train = {"lora": lora, "gradient_checkpointing": checkpointing}
-    prompts = {"train": "a.jsonl", "evaluation_fraction": 0.5}
-    image = source(0) if edits else None
-    if edits:
-        prompts["image_column"] = "image"
+    image, prompts = source(0) if edits else None, EDITED if edits else {}
     config = config_of(family, train=train, prompts=prompts)
     found = memory_of(config, Path(tiny_families[family]))
     size = {"height": 64, "width": 64}
@@ -149,7 +147,7 @@ def test_peaks_are_those_of_a_real_model(tiny_families, family, lora, checkpoint
         torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
 
     # Qwen-Image's table of positions, 0.3 MB, is no buffer, and counts: it is copied to a device.
-    for count in (6,) if family == "qwen_image" else (1, 6):
+    for count in (6,) if family_of(family) == "qwen_image" else (1, 6):
         condition = encoded(policy, [Prompt("a red circle", image=image)] * count)
         beside = sum(value.nbytes for value in condition.values())  # there already
         with torch.no_grad():

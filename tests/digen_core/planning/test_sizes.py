@@ -28,7 +28,8 @@ from digen_core.planning.sizes import (
     step_flops,
 )
 from digen_core.transport.arrays import to_array, to_arrays
-from support.families import GUIDED, MODELS, family_of, frames_of, load_tiny
+from support.edits import condition_of
+from support.families import EDITED, EDITORS, GUIDED, MODELS, family_of, frames_of, load_tiny
 from support.paths import ROOT
 
 SETTINGS = ROOT / "deployments/model_configs"
@@ -43,6 +44,9 @@ PUBLISHED = {  # billions of parameters of the transformers on the hub
     "FLUX.2-klein-base-9B": ("flux2", 9.079),
     "stable-diffusion-3.5-medium": ("sd3", 2.243),
     "Qwen-Image": ("qwen_image", 20.430),
+    "Qwen-Image-Edit": ("qwen_image-edit", 20.430),
+    "Qwen-Image-Edit-2509": ("qwen_image-edit-plus", 20.430),
+    "Qwen-Image-Edit-2511": ("qwen_image-edit-plus", 20.430),
     "Z-Image": ("z_image", 6.155),
     "Z-Image-Turbo": ("z_image", 6.155),
     "Wan2.1-T2V-1.3B-Diffusers": ("wan", 1.419),
@@ -66,6 +70,7 @@ def config_of(family: str, *, train=None, model=None, algorithm=None, rollout=No
             "model": {"family": family_of(family), "guidance_scale": 3.0, **sizes, **(model or {})},
             "rollout": {"num_steps": 3, **(rollout or {})},
             "train": {"lora": {"rank": 3}, **(train or {})},
+            "prompts": EDITED if family in EDITORS else {},
             "algorithm": algorithm or {},
         }
     )
@@ -129,17 +134,20 @@ def test_the_published_settings_give_the_published_parameters():
         assert all(parameter.is_meta for parameter in policy.transformer.parameters())
 
 
+@pytest.mark.parametrize("family", [*MODELS, *EDITORS])
 def test_blank_conditions_are_like_real_ones(tiny_families, family):
     config = config_of(family).model
     blank = adapter_of(family_of(family)).without_weights(config, Path(tiny_families[family]))
     policy = load_tiny(tiny_families[family], family)
-    real, like = policy.encode(["a red circle", "a blue square"]), blank.blank_condition(2)
+    texts = ["a red circle", "a blue square"]
+    real, like = condition_of(policy, texts), blank.blank_condition(2)
     assert blank.latent_shape == policy.latent_shape
     assert like.keys() == real.keys()
     for name, value in real.items():
         assert (like[name].shape, like[name].dtype) == (value.shape, value.dtype), name
 
 
+@pytest.mark.parametrize("family", [*MODELS, *EDITORS])
 def test_sizes_are_those_of_a_real_model(tiny_families, family):
     """Arithmetic and bytes are counted again with numbers, on the CPU."""
     config = config_of(family)
@@ -151,7 +159,7 @@ def test_sizes_are_those_of_a_real_model(tiny_families, family):
     trained = trainable_parameters(policy).values()
     assert found.trained_parameters == sum(p.numel() for p in trained)
     assert found.push_bytes == sum(to_array(p).nbytes for p in trained)
-    x, condition = torch.randn(1, *policy.latent_shape), policy.encode(["a red circle"])
+    x, condition = torch.randn(1, *policy.latent_shape), condition_of(policy, ["a red circle"])
     with sdpa_kernel(SDPBackend.MATH):  # torch does not count the CPU's own attention kernel
         with FlopCounterMode(display=False) as step, torch.no_grad():
             policy.velocity(x, torch.full([1], 0.5), condition)
