@@ -73,7 +73,7 @@ class SampleRow:
     score_seconds: float  # of the sample's fragment
     metadata: Metadata = field(default_factory=dict)  # what else the prompt's row says
     image: str | None = None  # file of the decoded sample, seen from the run's folder, if kept
-    source_image: str | None = None  # that of what it is an edit of, likewise
+    source_images: list[str] | None = None  # those of what it is an edit of, likewise
     nonfinite: str | None = None  # what of it is NaN or infinite: then 0 stands in its place
 
 
@@ -85,7 +85,7 @@ class Picture:
     prompt: str
     reward: float
     jpeg: bytes
-    source: bytes | None = None  # what it is an edit of, as JPEG
+    sources: tuple[bytes, ...] = ()  # what it is an edit of, as JPEG
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,14 +60,16 @@ def evaluate(run_id: str, tag: str) -> EvaluationReport:
 
 
 def with_sources(prompts: Sequence[Prompt], pictures: np.ndarray) -> np.ndarray:
-    """Return pictures of n prompts, [n, k, ..., H, W, 3], after what they are edits of, if so."""
-    images = [prompt.image for prompt in prompts if prompt.image is not None]
-    if not images:
-        return pictures
-    sources = np.stack([image.pixels(*pictures.shape[-3:-1]) for image in images])
-    sources = sources.reshape(len(images), 1, *[1] * (pictures.ndim - 5), *sources.shape[1:])
-    like = (len(images), 1, *pictures.shape[2:])
-    return np.concatenate([np.broadcast_to(sources, like), pictures], axis=1)
+    """Return pictures of n prompts, [n, k, ..., H, W, 3], after what they are edits of, if so.
+
+    What prompts have fewer of than others is white.
+    """
+    most = max((len(prompt.images) for prompt in prompts), default=0)
+    sources = np.full((len(prompts), most, *pictures.shape[2:]), 255, pictures.dtype)
+    for row, prompt in enumerate(prompts):
+        for place, image in enumerate(prompt.images):
+            sources[row, place] = image.pixels(*pictures.shape[-3:-1])  # in each frame of a video
+    return np.concatenate([sources, pictures], axis=1)
 
 
 @dataclass

@@ -72,9 +72,16 @@ def notify_of_cut_prompts(run: RunContext, batch: Batch, prompts: Iterable[Promp
     """Say, once, if prompts are longer than the model is given; the longest are looked at."""
     if not run.progress.once("prompts-cut"):
         return
-    texts = sorted({prompt.text for prompt in prompts}, key=len, reverse=True)[:COUNTED_PROMPTS]
+    most_images: dict[str, int] = {}
+    for prompt in prompts:
+        most_images[prompt.text] = max(most_images.get(prompt.text, 0), len(prompt.images))
+    texts = sorted(most_images, key=len, reverse=True)[:COUNTED_PROMPTS]
     counting = batch.submit(
-        run.workers.body(count_tokens), "count tokens", run.fleet.rollout_devices()[0], texts
+        run.workers.body(count_tokens),
+        "count tokens",
+        run.fleet.rollout_devices()[0],
+        texts,
+        [most_images[text] for text in texts],
     )
     batch.wait()
     if counting.facts.num_cut:

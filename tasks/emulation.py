@@ -165,7 +165,9 @@ def load_model(
 
 
 @body("count tokens", CountedTokens)
-def count_tokens(run_id: str, label: str, prompts: list[str]) -> tuple[None, CountedTokens]:
+def count_tokens(
+    run_id: str, label: str, prompts: list[str], num_images: list[int]
+) -> tuple[None, CountedTokens]:
     """Find none that is cut."""
     with _working(run_id):
         return None, CountedTokens(most=0, num_cut=0)

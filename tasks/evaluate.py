@@ -6,8 +6,8 @@ import torch
 from digen_core.config.rewards import that_see
 from digen_core.data.prompts import Prompt
 from digen_core.rewards.scoring import for_samples
-from digen_core.rollout.conditions import encoded
-from digen_core.rollout.evaluation import repeated, sample_latents
+from digen_core.rollout.conditions import alike, encoded
+from digen_core.rollout.evaluation import in_order, repeated, sample_latents, samples_of
 from digen_core.training.optimizer import PolicyVersion
 from digen_core.transport.arrays import Arrays, to_array, to_arrays, to_tensors
 from tasks.body import body
@@ -57,16 +57,17 @@ def sample_and_score(
         config = engine.config
 
         def sampled(part: slice) -> torch.Tensor:
-            x = clean_latents(
-                run_id,
-                to_arrays(repeated(encoded(engine.policy, prompts[part]), samples_per_prompt)),
-                [
-                    (index, number)
-                    for index in indices[part]
-                    for number in range(samples_per_prompt)
-                ],
-            )
-            return engine.policy.decode(torch.cat(x).to(engine.policy.device))
+            own, made = prompts[part], dict[int, torch.Tensor]()
+            for places in alike(own):
+                condition = encoded(engine.policy, [own[place] for place in places])
+                x = clean_latents(
+                    run_id,
+                    to_arrays(repeated(condition, samples_per_prompt)),
+                    samples_of([indices[part][place] for place in places], samples_per_prompt),
+                )
+                pixels = engine.policy.decode(torch.cat(x).to(engine.policy.device))
+                made |= zip(places, pixels.split(samples_per_prompt), strict=True)
+            return in_order(made)
 
         parts = engine.fitting.in_parts("evaluate", config.model.size, len(prompts), sampled)
         with engine.needing_memory("evaluate"):

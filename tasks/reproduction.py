@@ -25,6 +25,7 @@ from digen_core.training.pairs import from_kept
 from digen_core.transport.arrays import from_stored, to_tensor
 from digen_core.transport.kept_inputs import InputKind, KeptInput
 from tasks.rollout import denoise_part, encode
+from tasks.score import asked_of
 from tasks.setup import load_engine
 from tasks.train import part_gradient, with_start
 from tasks.versions import first_state, publish, push_weights
@@ -139,10 +140,10 @@ def _score(engine: Engine, run_dir: Path, config: RunConfig, kept: KeptInput) ->
         name: rewards[name].model_copy(update={"on_failure": "fail"}) for name in about["rewards"]
     }
     images = to_tensor(kept.arrays["images"], device)
-    sources = to_tensor(kept.arrays["sources"], device) if "sources" in kept.arrays else None
+    asked = asked_of(about, kept.arrays, device)
     functions = reward_functions(strict, device)
     try:
-        score_images(functions, strict, images, about["prompts"], about["metadata"], sources)
+        score_images(functions, strict, images, *asked)
     except RewardError as error:
         return str(error)
     return ""

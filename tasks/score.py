@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -176,14 +177,8 @@ def scores_of(
     def keep(names: Sequence[str], found: str) -> None:
         if at is not None:
             fragment, run_dir = at
-            about = {
-                "prompts": list(asked.prompts),
-                "metadata": list(asked.metadata),
-                "rewards": list(names),
-            }
-            arrays = {"images": to_array(images)}
-            if asked.sources is not None:
-                arrays["sources"] = to_array(asked.sources)
+            about, arrays = _asked(asked, images)
+            about["rewards"] = list(names)
             keep_input(run_dir, input_of("score", fragment, found, about, arrays))
 
     try:
@@ -198,6 +193,30 @@ def scores_of(
         logger.warning(note)
     rewards = {name: values.tolist() for name, values in columns.items()}
     return Scored(rewards, notes[:MAX_NOTES])
+
+
+def _asked(asked: Asked, images: torch.Tensor) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return what rewards were asked, as it is kept: `asked_of` takes it."""
+    about: dict[str, Any] = {"prompts": list(asked.prompts), "metadata": list(asked.metadata)}
+    arrays = {"images": to_array(images)}
+    if asked.sources is not None:
+        arrays["sources"] = to_array(asked.sources)
+    if asked.more_sources is not None:
+        arrays["more_sources"] = to_array(torch.cat(list(asked.more_sources)))
+        about["num_more"] = [len(own) for own in asked.more_sources]
+    return about, arrays
+
+
+def asked_of(
+    about: Mapping[str, Any], arrays: Mapping[str, np.ndarray], device: torch.device
+) -> Asked:
+    """Return what rewards were asked, from what was kept of it."""
+    sources, more = (
+        to_tensor(arrays[name], device) if name in arrays else None
+        for name in ("sources", "more_sources")
+    )
+    others = None if more is None else more.split(about["num_more"])
+    return Asked(about["prompts"], about["metadata"], sources, others)
 
 
 def _functions_of(run_id: str, pool: Pool) -> dict[str, RewardFn]:

@@ -38,10 +38,13 @@ def load_engine(run_id: str, config: RunConfig, device: str, roles: Collection[s
 
 
 @body("count tokens", CountedTokens)
-def count_tokens(run_id: str, label: str, prompts: list[str]) -> tuple[None, CountedTokens]:
+def count_tokens(
+    run_id: str, label: str, prompts: list[str], num_images: list[int]
+) -> tuple[None, CountedTokens]:
     """Say how many tokens the prompts take: the largest number, and how many cut."""
     with working(run_id) as engine:
-        numbers, most = engine.policy.num_tokens(prompts), engine.config.model.max_sequence_length
+        numbers = engine.policy.num_tokens(prompts, num_images)
+        most = engine.config.model.max_sequence_length
     return None, CountedTokens(max(numbers), sum(number > most for number in numbers))
 
 

@@ -134,8 +134,8 @@ def add_pack(
         total: what the members summed before.
         iteration: of the pack.
         index: of the pack.
-        parts: the pack's pairs, on the CPU: of one size of samples, one length of text and one
-            expert each, and with a group whose samples have that size.
+        parts: the pack's pairs, on the CPU: of one size of samples and of their condition, and of
+            one expert each, and with a group whose samples have that size.
         trained_from: version with which the iteration began.
 
     Returns:
@@ -186,19 +186,21 @@ def _alike(
     conditions: Mapping[int, Arrays],
     expert_of: Callable[[PairBlock], int],
 ) -> list[Pack]:
-    """Split a pack into those of one size of samples, one length of text and one expert.
+    """Split a pack into those of one size of samples and of their condition, and of one expert.
 
     The gradient is a sum over pairs. With texts of several lengths there would be a mask, and with
-    another kernel of attention than the rollout's, ratios would not be 1 where they should be. With
+    another kernel of attention than the rollout's, ratios would not be 1 where they should be.
+    Prompts with more source images than others have larger conditions. With
     pairs of two experts the members of a gang would not all compute the same one.
     """
-    blocks: dict[tuple[Size, tuple[int, ...], int], list[PairBlock]] = {}
+    blocks: dict[tuple[Size, tuple[int, ...], tuple[int, ...], int], list[PairBlock]] = {}
     for block in pack.blocks:
         group = block.fragment.group
         masks = [value for name, value in conditions[group].items() if name.endswith("mask")]
         lengths = tuple(int(mask.sum()) for mask in masks)
+        shapes = tuple(value.shape[1] for value in conditions[group].values() if value.ndim > 1)
         size = config.size_of(block.fragment.iteration, group)
-        blocks.setdefault((size, lengths, expert_of(block)), []).append(block)
+        blocks.setdefault((size, lengths, shapes, expert_of(block)), []).append(block)
     return [Pack(pack.iteration, pack.index, tuple(own)) for own in blocks.values()]
 
 

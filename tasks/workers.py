@@ -3,7 +3,7 @@
 Which of the two is chosen once, where a run is opened; no flow asks.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol, cast
 
 import numpy as np
@@ -12,6 +12,7 @@ from digen_core.config.rewards import RewardConfig
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs
 from digen_core.control.schedule import Workload
+from digen_core.data.prompts import Prompt
 from digen_core.maths.ddpo import RewardHistory
 from digen_core.planning import job
 from digen_core.preflight.reward_probe import probed_by_workers
@@ -42,8 +43,13 @@ class Workers(Protocol):
         """The shape of an iteration."""
         ...
 
-    def group_costs(self, iteration: int) -> tuple[float, ...]:
-        """Return what a sample of each group costs, in those of the mean size; none: the same."""
+    def group_costs(self, iteration: int, prompts: Sequence[Prompt]) -> tuple[float, ...]:
+        """Return what a sample of each group costs, in those of the mean size; none: the same.
+
+        Args:
+            iteration: whose groups.
+            prompts: of the groups, and of those that may replace them.
+        """
         ...
 
     def body(self, real: Body[..., object, FactsT]) -> Body[..., object, FactsT]:
@@ -85,9 +91,10 @@ class RealWorkers:
         """The shape of an iteration."""
         return job.workload_of(self._config)
 
-    def group_costs(self, iteration: int) -> tuple[float, ...]:
+    def group_costs(self, iteration: int, prompts: Sequence[Prompt]) -> tuple[float, ...]:
         """Return what the sizes of its groups cost, and of those that may replace them."""
-        return job.group_costs(self._config, iteration)
+        num_images = [len(prompt.images) for prompt in prompts]
+        return job.group_costs(self._config, iteration, num_images)
 
     def body(self, real: Body[..., object, FactsT]) -> Body[..., object, FactsT]:
         """Return the body itself."""
@@ -132,7 +139,7 @@ class EmulatedWorkers:
         """The scenario's."""
         return self._config.scenario.workload
 
-    def group_costs(self, iteration: int) -> tuple[float, ...]:
+    def group_costs(self, iteration: int, prompts: Sequence[Prompt]) -> tuple[float, ...]:
         """Return the scenario's, in every iteration."""
         return self.workload.group_costs
 

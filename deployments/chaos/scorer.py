@@ -32,10 +32,12 @@ class Scorer(ThreadingHTTPServer):
         images = torch.tensor(request.samples).movedim(-1, -3) / 255
         one, config = {name: self._functions[name]}, {name: self._configs[name]}
         asked = request.prompts, request.metadata
-        sources = None
+        sources = more = None
         if request.sources is not None:
             sources = torch.tensor(request.sources).movedim(-1, -3) / 255
-        found = score_images(one, config, images, *asked, sources)
+        if request.more_sources is not None:
+            more = [torch.tensor(own).movedim(-1, -3) / 255 for own in request.more_sources]
+        found = score_images(one, config, images, *asked, sources, more)
         own = f"{name}/"
         return {
             key.removeprefix(own): values.tolist()

@@ -61,6 +61,9 @@ class Family(NamedTuple):
     only_edits: tuple[str, ...] = ()
     """Those of them that take no prompt without one."""
 
+    shown_several: tuple[str, ...] = ()
+    """Those of them that are shown several of a prompt."""
+
     kinds: tuple[str, ...] = ()
     """Kinds of its models that differ in more than size, the plain one aside, by the names that
     ``digen make-tiny`` takes. A model's folder says which kind it is."""
@@ -132,6 +135,7 @@ FAMILIES: Final[dict[str, Family]] = {
         other_pipelines=_QWEN_EDITORS,
         editors=_QWEN_EDITORS,
         only_edits=_QWEN_EDITORS,
+        shown_several=_QWEN_EDITORS[1:],
         kinds=("edit", "edit-plus"),
         attention=MASKED,
     ),
@@ -182,6 +186,7 @@ FAMILIES: Final[dict[str, Family]] = {
         text_parameters_by_width={12288: 8.191e9, 15360: 24.011e9},  # Qwen3-8B, Mistral Small 3.2
         other_pipelines=("Flux2Pipeline",),
         editors=("Flux2KleinPipeline", "Flux2Pipeline"),
+        shown_several=("Flux2KleinPipeline", "Flux2Pipeline"),
         # Not cuDNN's: its blocks of one stream give attention gradients with gaps, in a processor
         # that `digen_core.models.attention.make_gradients_dense` cannot reach into.
         attention=("native", "efficient", "math", "native_flash", "flash"),

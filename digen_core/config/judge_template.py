@@ -74,7 +74,7 @@ class _Template(Strict):
     """Text of the system message; without one none is sent."""
 
     source: bool = False
-    """Whether the source image of an edit is shown, before the sample."""
+    """Whether the source images of an edit are shown, before the sample."""
 
     user: str = Field(min_length=1)
     """Text that follows the images."""

@@ -54,6 +54,10 @@ EMBEDDED_DEFAULTS: Final = Defaults(32, 32, 1, 12, 3.5, 8)
 """What the embedded models were trained with."""
 
 
+MAX_SOURCE_IMAGES: Final = 10
+"""Most source images of a prompt; FLUX.2-dev is published for so many."""
+
+
 def default_of(family: FamilyName, path: str) -> Defaults:
     """Return what a model is used with where a config does not say otherwise."""
     is_embedded = path in (EMBEDDED, EMBEDDED_EDITOR)
@@ -180,6 +184,10 @@ class ModelConfig(Strict):
     Qwen-Image-Edit (qwen_image). Images are scaled to cover the samples' size and cut at their
     edges."""
 
+    max_source_images: int = Field(1, ge=1, le=MAX_SOURCE_IMAGES)
+    """Most source images that a prompt comes with: memory and plans are counted of so many. More
+    than 1 takes a FLUX.2 (flux2) or a Qwen-Image-Edit-2509 or 2511 (qwen_image)."""
+
     negative_prompt: str = ""
     """What classifier-free guidance steers away from (Qwen-Image is used with a single space),
     where prompts.negative_column says nothing else; models without it ignore it."""
@@ -192,6 +200,11 @@ class ModelConfig(Strict):
     def source(self) -> str:
         """Where from_pretrained finds the model: ``path``, or the folder of a shipped one."""
         return located(self.path)
+
+    @property
+    def num_source_images(self) -> int:
+        """The most source images that a prompt comes with; 0 where it is text only."""
+        return self.max_source_images if self.source_image else 0
 
     @property
     def defaults(self) -> Defaults:
@@ -214,6 +227,8 @@ class ModelConfig(Strict):
         what = f"model.family {self.family!r} needs"
         if found in wanted and self.source_image:
             wanted, what = family.editors, "prompts with source images need"
+            if self.num_source_images > 1:
+                wanted, what = family.shown_several, "prompts with several source images need"
         if found in family.only_edits and not self.source_image:
             raise ConfigError(
                 f"model.path {self.path} holds a {found}, which edits source images, but the "
@@ -230,6 +245,10 @@ class ModelConfig(Strict):
         height, width, frames = size
         changes = {"height": height, "width": width, "num_frames": frames, "sizes": ()}
         return self.model_copy(update=changes)
+
+    def with_images(self, number: int) -> "ModelConfig":
+        """Return the config of the same model for prompts with at most so many source images."""
+        return self.model_copy(update={"max_source_images": number})
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -268,6 +287,12 @@ class ModelConfig(Strict):
             raise ValueError(
                 f"model.family is {self.family!r}, which is shown no source image; use one of "
                 f"{', '.join(editors)}, or prompts without prompts.image_column."
+            )
+        if self.num_source_images > 1 and not FAMILIES[self.family].shown_several:
+            several = [name for name, family in FAMILIES.items() if family.shown_several]
+            raise ValueError(
+                f"model.max_source_images is {self.max_source_images}, but {self.family} is shown "
+                f"one source image; use 1, or one of {', '.join(several)}."
             )
 
     def _check_tokens(self, name: str, size: Size) -> None:
@@ -320,7 +345,8 @@ class PromptsConfig(Strict):
     image_column: str | None = None
     """Column of source images, which the model is shown with the prompts and rewards may look at:
     samples are edits of them. A path, seen from the folder of the prompts, or the content of a
-    JPEG, PNG or WebP file; null: prompts are texts only."""
+    JPEG, PNG or WebP file, or a list of them (model.max_source_images); null: prompts are texts
+    only."""
 
     negative_column: str | None = None
     """Column of what classifier-free guidance steers away from, of each prompt by itself; null, or

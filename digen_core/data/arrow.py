@@ -99,7 +99,12 @@ def _table_rows(
 
 
 def _size_of(value: object) -> int:
-    """Return the bytes, or characters, of a value; of an image of datasets those of its content."""
+    """Return the bytes, or characters, of a value or of those in a list.
+
+    Of an image of datasets they are those of its content.
+    """
+    if isinstance(value, list):
+        return sum(map(_size_of, value))
     content = value.get("bytes") if isinstance(value, dict) else value
     return len(content) if isinstance(content, str | bytes) else 0
 

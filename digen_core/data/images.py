@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from digen_core.config.families import FAMILIES
+from digen_core.config.model import MAX_SOURCE_IMAGES, ModelConfig
 from digen_core.data.rows import Row
 from digen_core.errors import ConfigError, UserError
 from digen_core.inputs.reading import MIB, read_bytes, shown
@@ -99,18 +101,36 @@ class SourceImage:
         return _shrunk(self, height, width)
 
 
-def source_image(row: Row, column: str, folder: Path) -> SourceImage:
-    """Return the image of a row.
+def source_images(
+    row: Row, column: str, folder: Path, model: ModelConfig
+) -> tuple[SourceImage, ...]:
+    """Return the images of a row, one at least.
 
     Args:
         row: of prompts.
-        column: of the images.
+        column: of the images: one, or a list of them.
         folder: from which paths are seen.
+        model: that is shown them.
 
     Raises:
-        ConfigError: it has none, or one that is not taken; the message names row and column.
+        ConfigError: it has none, more than the model is shown, or one that is not taken; the
+            message names row and column.
     """
     value = row.values.get(column)
+    if not (isinstance(value, list) and value):
+        return (_source_image(row, column, value, folder),)
+    if len(value) > model.max_source_images:
+        what = f"model.family {model.family!r} is shown one; give one, or use a model of several"
+        if FAMILIES[model.family].shown_several:
+            what = (
+                f"model.max_source_images is {model.max_source_images}; set it to the most that a "
+                f"row has, of {MAX_SOURCE_IMAGES} at most"
+            )
+        raise ConfigError(f"{row.origin} has {len(value)} source images in {column!r}, but {what}")
+    return tuple(_source_image(row, column, own, folder) for own in value)
+
+
+def _source_image(row: Row, column: str, value: object, folder: Path) -> SourceImage:
     if isinstance(value, dict) and {*value} <= {"bytes", "path"}:  # an Image of datasets
         value = value.get("bytes") or value.get("path")
     try:

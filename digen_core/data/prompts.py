@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from digen_core.config.model import Size
 from digen_core.config.run import RunConfig
 from digen_core.config.shipped import located
-from digen_core.data.images import SourceImage, source_image
+from digen_core.data.images import SourceImage, source_images
 from digen_core.data.rows import Row
 from digen_core.data.tables import read_rows
 from digen_core.errors import ConfigError
@@ -38,16 +38,15 @@ class Prompt:
     metadata: Metadata = field(default_factory=dict)
     weight: float = 1.0  # how often it is drawn, relative to the others
     origin: str = field(default="", compare=False)  # "prompts.jsonl line 3"
-    image: SourceImage | None = None  # that it is about
+    images: tuple[SourceImage, ...] = ()  # that it is about
     negative: str | None = None  # what guidance steers away from; None: as the config says
 
     @property
     def key(self) -> str:
-        """What tells it from others: its text, or JSON of that, the image and the negative."""
-        if self.image is None is self.negative:
+        """What tells it from others: its text, or JSON of that, the images and the negative."""
+        if self.negative is None and not self.images:
             return self.text
-        digest = None if self.image is None else self.image.digest
-        return json.dumps([self.text, digest, self.negative])
+        return json.dumps([self.text, [image.digest for image in self.images], self.negative])
 
     @property
     def normal_key(self) -> str:
@@ -55,15 +54,13 @@ class Prompt:
         return replace(self, text=normal_text(self.text), negative=None).key
 
     def shown_in(self, size: Size) -> "Prompt":
-        """Return it with no more of its image than a model is shown in a size."""
-        if self.image is None:
-            return self
+        """Return it with no more of its images than a model is shown in a size."""
         height, width, _ = size
-        return replace(self, image=self.image.shrunk(height, width))
+        return replace(self, images=tuple(own.shrunk(height, width) for own in self.images))
 
 
 class SizedPrompt(NamedTuple):
-    """A prompt and the size of its samples, in which a model is shown the source image."""
+    """A prompt and the size of its samples, in which a model is shown the source images."""
 
     prompt: Prompt
     size: Size
@@ -71,11 +68,11 @@ class SizedPrompt(NamedTuple):
     @property
     def key(self) -> str:
         """What tells apart what a model is given of it; the size does not matter to a text."""
-        return self.prompt.key if self.prompt.image is None else f"{self.prompt.key} {self.size}"
+        return f"{self.prompt.key} {self.size}" if self.prompt.images else self.prompt.key
 
     @property
     def shown(self) -> "SizedPrompt":
-        """The same with no more of its image than a model is shown."""
+        """The same with no more of its images than a model is shown."""
         return SizedPrompt(self.prompt.shown_in(self.size), self.size)
 
 
@@ -270,7 +267,7 @@ def _parse(
             _metadata(row, prompts.metadata_columns),
             1.0 if weight_column is None else _weight(row, weight_column),
             row.origin,
-            None if image_column is None else source_image(row, image_column, folder),
+            () if image_column is None else source_images(row, image_column, folder, config.model),
             _negative(row, prompts.negative_column),
         )
         for row in rows

@@ -290,7 +290,7 @@ class PipelinePolicy(ABC):
     def encode(
         self,
         prompts: list[str],
-        images: Sequence[SourceImage] = (),
+        images: Sequence[Sequence[SourceImage]] = (),
         negatives: Sequence[str | None] = (),
     ) -> Condition:
         """Embed prompts, a row each; with guidance, also what to steer away from.
@@ -299,14 +299,14 @@ class PipelinePolicy(ABC):
 
         Args:
             prompts: texts.
-            images: that they come with, if the model is shown source images.
+            images: that each comes with, equally many, if the model is shown source images.
             negatives: what guidance steers away from; None, or none at all: the config's.
 
         Raises:
             UserError: an image is gone, changed or damaged.
         """
         height, width, _ = self.config.size
-        shown = [image.pixels(height, width) for image in images]
+        shown = [np.stack([own.pixels(height, width) for own in of_one]) for of_one in images]
         with self.encoding():
             condition = self.embed_beside(prompts, shown)
             if self.guided:
@@ -336,11 +336,15 @@ class PipelinePolicy(ABC):
         return self._negative
 
     def _encode_images(self, shown: Sequence[NDArray[np.uint8]]) -> Tensor:
-        """Return what the transformer is shown of source images, [B, ...] in ``dtype``."""
-        vae = self.pipeline.vae
+        """Return what the transformer is shown of source images, [B, tokens, ...] in ``dtype``."""
+        vae, pixels = self.pipeline.vae, torch.from_numpy(np.stack(shown)).movedim(-1, 2)
         with on_device([vae], self.device):
-            images = torch.from_numpy(np.stack(shown)).movedim(-1, 1).to(self.device, vae.dtype)
-            return self.source_latents(images / 127.5 - 1).to(self.dtype)
+            # one image of each at a time: a VAE may take as much memory for it as samples take
+            latents = [
+                self.source_latents(own.to(self.device, vae.dtype) / 127.5 - 1).to(self.dtype)
+                for own in pixels.unbind(1)
+            ]
+        return torch.cat(latents, dim=1)
 
     @contextmanager
     def encoding(self) -> Iterator[None]:
@@ -386,10 +390,14 @@ class PipelinePolicy(ABC):
             if not (is_whole and name in masks)
         }
 
-    def num_tokens(self, prompts: list[str]) -> list[int]:
+    def num_tokens(self, prompts: list[str], num_images: Sequence[int] = ()) -> list[int]:
         """Return how many tokens each prompt takes; more than ``max_sequence_length`` are cut off.
 
         0 where the pipeline comes without that encoder.
+
+        Args:
+            prompts: texts.
+            num_images: that each comes with, which few text encoders are told; none: no image.
         """
         tokenizer = getattr(self.pipeline, self.tokenizer_name)
         if tokenizer is None:
@@ -410,7 +418,8 @@ class PipelinePolicy(ABC):
         if self.guided:
             condition |= {_NEGATIVE + name: value for name, value in condition.items()}
         if self.config.source_image:
-            shape = count, *self.latent_shape
+            tokens, *channels = self.latent_shape
+            shape = count, self.config.max_source_images * tokens, *channels
             condition[_SOURCE] = torch.empty(shape, dtype=self.dtype, device=self.device)
         return condition
 
@@ -514,11 +523,11 @@ class PipelinePolicy(ABC):
         """Embed prompts, of any number, in shapes that do not depend on their words."""
 
     def embed_beside(self, prompts: list[str], shown: Sequence[NDArray[np.uint8]]) -> Condition:
-        """Embed prompts beside the images [H, W, 3] that they come with, if they do."""
+        """Embed prompts beside the images [n, H, W, 3] that each comes with, if they do."""
         return self.embed(prompts)
 
     def with_source(self, x: Tensor, condition: Condition) -> Tensor:
-        """Return latents [B, tokens, ...] in ``dtype``, behind them those of their source images.
+        """Return latents [B, tokens, ...] in ``dtype``, behind them those of all source images.
 
         Without such images there are no more than in ``x``.
         """

@@ -63,13 +63,13 @@ class Policy(Protocol):
     def encode(
         self,
         prompts: list[str],
-        images: Sequence[SourceImage] = (),
+        images: Sequence[Sequence[SourceImage]] = (),
         negatives: Sequence[str | None] = (),
     ) -> Condition:
         """Embed prompts; each value has one row per prompt, of a shape that no prompt changes.
 
-        The images that they come with are shown in the size of the policy's samples. Guidance
-        steers away from their negatives, where there are some.
+        The images that they come with, of each equally many, are shown in the size of the policy's
+        samples. Guidance steers away from their negatives, where there are some.
         """
         ...
 
@@ -81,8 +81,8 @@ class Policy(Protocol):
         """Return the condition of a batch without what none of its rows attends to."""
         ...
 
-    def num_tokens(self, prompts: list[str]) -> list[int]:
-        """Return how many tokens each prompt takes, were it not cut."""
+    def num_tokens(self, prompts: list[str], num_images: Sequence[int] = ()) -> list[int]:
+        """Return how many tokens each prompt takes, were it not cut, beside so many images."""
         ...
 
     def sigmas(self, num_steps: int) -> Tensor:

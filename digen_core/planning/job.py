@@ -1,5 +1,6 @@
 """A config on the devices of a cluster, as a problem to plan."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -101,18 +102,32 @@ def workload_of(config: RunConfig) -> Workload:
     )
 
 
-def group_costs(config: RunConfig, iteration: int) -> tuple[float, ...]:
+def group_costs(
+    config: RunConfig, iteration: int, num_images: Sequence[int] = ()
+) -> tuple[float, ...]:
     """Return what a sample of each group of an iteration costs, in those of the mean size.
 
-    Those that may replace others come last. Empty where all samples have one size.
-    """
-    if not config.model.sizes:
-        return ()
-    from digen_core.planning.sizes import costs_of_sizes  # torch, which most plans do without
+    Those that may replace others come last. Empty where all samples cost the same.
 
-    costs, rollout = costs_of_sizes(config.model), config.rollout
+    Args:
+        config: of the run.
+        iteration: whose groups.
+        num_images: source images of each group's prompt; none: all have the most there are.
+    """
+    if not (config.model.sizes or (num_images and config.model.num_source_images > 1)):
+        return ()
+    from digen_core.planning.sizes import cost_of_sample  # torch, which most plans do without
+
+    rollout = config.rollout
     groups = range(rollout.prompts_per_iteration * (1 + rollout.refill))
-    return tuple(costs[config.size_of(iteration, group)] for group in groups)
+    return tuple(
+        cost_of_sample(
+            config.model,
+            config.size_of(iteration, group),
+            num_images[group] if num_images else None,
+        )
+        for group in groups
+    )
 
 
 def layouts_for(config: RunConfig) -> list[LayoutName]:

@@ -122,9 +122,43 @@ def _counted_policy(model: ModelConfig, folder: Path) -> PipelinePolicy:
     return policy
 
 
-def cost_of_default(model: ModelConfig) -> float:
+def cost_of_default(model: ModelConfig, num_images: int | None = None) -> float:
     """Return what a sample of the size that is measured and counted costs."""
-    return costs_of_sizes(model).get(model.size, 1.0)
+    return cost_of_sample(model, model.size, num_images)
+
+
+def cost_of_sample(model: ModelConfig, size: Size, num_images: int | None = None) -> float:
+    """Return what a step of a sample costs, in those of the mean size.
+
+    Args:
+        model: its config.
+        size: of the sample.
+        num_images: that its prompt comes with; None: the most that there are.
+    """
+    cost = costs_of_sizes(model).get(size, 1.0)
+    if model.num_source_images > 1 and num_images is not None:
+        cost *= _costs_of_images(model.model_dump_json())[num_images]
+    return cost
+
+
+@lru_cache(maxsize=8)
+def _costs_of_images(dumped: str) -> Mapping[int, float]:
+    """Return what a step costs with fewer source images, as a share of that with the most.
+
+    That is counted at one size: FLOPs are a polynomial of degree 2 of their number, as of tokens.
+    """
+    model = ModelConfig.model_validate_json(dumped)
+    most = model.max_source_images
+    chosen = sorted({1, (1 + most) // 2, most})
+    try:
+        folder = settings_folder(model.path)
+        counted = [
+            step_flops(_counted_policy(model.with_images(number), folder)) for number in chosen
+        ]
+        flops = np.poly1d(np.polyfit(chosen, counted, len(chosen) - 1))
+    except (UserError, OSError):
+        flops = np.poly1d([1, 1])  # as many tokens as so many images and the sample have
+    return {number: float(flops(number) / flops(most)) for number in range(1, most + 1)}
 
 
 def costs_of_sizes(model: ModelConfig) -> Mapping[Size, float]:

@@ -135,9 +135,8 @@ def _check_edits(config: RunConfig, prompts: list[Prompt]) -> None:
     sizes = {size[:2] for size in (config.model.size, *config.model.sizes)}
 
     def judge(prompt: Prompt) -> None:
-        assert prompt.image is not None, "it was checked before"
         for size in sizes:
-            pixels = prompt.image.pixels(*size)
+            pixels = prompt.images[0].pixels(*size)
             verify_edit(pixels, pixels, prompt.text)
 
     _check_prompts("shapes_edit", prompts, judge)
@@ -304,7 +303,7 @@ def _check_call(
         return
     given = dict.fromkeys(named)
     if how == "called":
-        taken = ("metadata", "sources")
+        taken = ("metadata", "sources", "more_sources")
         given |= dict.fromkeys(name for name in taken if name in signature.parameters)
     try:
         signature.bind(*positional, **given)

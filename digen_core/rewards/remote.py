@@ -46,10 +46,12 @@ class Remote:
         prompts: Sequence[str],
         metadata: Sequence[Metadata] = (),
         sources: Tensor | None = None,
+        more_sources: Sequence[Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Score images [B, 3, H, W] or videos [B, F, 3, H, W]: float64 [B] for each component.
 
-        The server is shown the images that they are edits of, too, sources [B, 3, H, W].
+        The server is shown the images that they are edits of, too, sources [B, 3, H, W] and what
+        others their prompts have, [n, 3, H, W] each.
 
         Raises:
             TransientError: the server did not answer in time, or could not.
@@ -60,6 +62,7 @@ class Remote:
             prompts,
             metadata or [{}] * len(prompts),
             None if sources is None else as_pixels(sources),
+            None if more_sources is None else [as_pixels(own) for own in more_sources],
         )
         columns: dict[str, list[float]] = {}
         for found in asyncio.run(self._ask_for_all(request)):

@@ -9,7 +9,9 @@ and ``sample``, an image [H, W, 3] or a video [F, H, W, 3] of uint8. It is eithe
                                           an image is a PNG file in base64, a video a list of them.
 
 Where samples are edits there is the column ``source``, in JSON ``sources``, too: the images
-[H, W, 3] that they are made of, in the same form.
+[H, W, 3] that they are made of, in the same form. Where a prompt has several of them these are the
+first ones, and the others are in ``more_sources``, a list for each sample, in Arrow of tensors; no
+sample of a request has others where it is missing.
 
 An answer is JSON: an object of lists of B numbers, of which "score" is the reward and the others
 are components to look at.
@@ -19,6 +21,7 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from io import BytesIO
+from itertools import pairwise
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -43,12 +46,15 @@ class Request(NamedTuple):
     prompts: Sequence[str]
     metadata: Sequence[Metadata]  # {} for a prompt whose row says nothing else
     sources: Pixels | None = None  # [B, H, W, 3] that samples are edits of, if they are
+    more_sources: Sequence[Pixels] | None = None  # B of [n, H, W, 3], if a prompt has several
 
     def of(self, batch: slice) -> "Request":
         """Return what is asked about some of the samples."""
         sources = None if self.sources is None else self.sources[batch]
+        more = None if self.more_sources is None else self.more_sources[batch]
+        more = more if more is not None and any(map(len, more)) else None
         own = self.samples[batch], self.prompts[batch], self.metadata[batch]
-        return Request(*own, sources)
+        return Request(*own, sources, more)
 
 
 def encode_request(request: Request, body: Literal["arrow", "json"]) -> bytes:
@@ -61,6 +67,8 @@ def encode_request(request: Request, body: Literal["arrow", "json"]) -> bytes:
         }
         if request.sources is not None:
             columns["source"] = _tensors(request.sources)
+        if request.more_sources is not None:
+            columns["more_sources"] = _lists_of_tensors(request.more_sources)
         batch = pa.record_batch(columns)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
@@ -71,6 +79,8 @@ def encode_request(request: Request, body: Literal["arrow", "json"]) -> bytes:
     tree["samples"] = [_to_text(sample) for sample in request.samples]
     if request.sources is not None:
         tree["sources"] = [_to_text(source) for source in request.sources]
+    if request.more_sources is not None:
+        tree["more_sources"] = [_to_text(several) for several in request.more_sources]
     return json.dumps(tree).encode()
 
 
@@ -84,12 +94,18 @@ def decode_request(data: bytes, content_type: str) -> Request:
         table = pa.ipc.open_stream(data).read_all().combine_chunks()
         metadata = [json.loads(text) for text in table["metadata"].to_pylist()]
         own = _pixels_of(table, "sample"), table["prompt"].to_pylist(), metadata
-        has_sources = "source" in table.schema.names
-        return Request(*own, _pixels_of(table, "source") if has_sources else None)
+        names = table.schema.names
+        sources = _pixels_of(table, "source") if "source" in names else None
+        return Request(*own, sources, _lists_of(table) if "more_sources" in names else None)
     if content_type == JSON:
         tree = json.loads(data)
         own = _from_texts(tree["samples"]), tree["prompts"], tree["metadata"]
-        return Request(*own, _from_texts(tree["sources"]) if "sources" in tree else None)
+        sources = _from_texts(tree["sources"]) if "sources" in tree else None
+        if "more_sources" not in tree or sources is None:
+            return Request(*own, sources)
+        nothing = np.empty((0, *sources.shape[1:]), np.uint8)
+        more = [_from_texts(several) if several else nothing for several in tree["more_sources"]]
+        return Request(*own, sources, more)
     raise ValueError(f"content type {content_type!r}; use {ARROW} or {JSON}")
 
 
@@ -123,6 +139,18 @@ def _tensors(pixels: Pixels) -> pa.Array:
 def _pixels_of(table: pa.Table, column: str) -> Pixels:
     pixels: Pixels = table[column].chunk(0).to_numpy_ndarray()
     return pixels
+
+
+def _lists_of_tensors(lists: Sequence[Pixels]) -> pa.Array:
+    """Return B lists of images of one size, [n, H, W, 3], some of them empty, but not all."""
+    ends = np.cumsum([0, *map(len, lists)])
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), _tensors(np.concatenate(lists)))
+
+
+def _lists_of(table: pa.Table) -> list[Pixels]:
+    column = table["more_sources"].chunk(0)
+    pixels: Pixels = column.values.to_numpy_ndarray()
+    return [pixels[start:end] for start, end in pairwise(column.offsets.to_numpy())]
 
 
 def _is_number(value: object) -> bool:

@@ -31,6 +31,7 @@ from tenacity import (
 from torch import Tensor
 
 from digen_core.config.rewards import CalledConfig, CalledReward, VideoReward
+from digen_core.data.images import SourceImage
 from digen_core.data.prompts import Metadata, Prompt
 from digen_core.errors import UserError
 from digen_core.rewards.failures import FAILED
@@ -88,6 +89,7 @@ def score_images(
     prompts: Sequence[str],
     metadata: Sequence[Metadata] = (),
     sources: Tensor | None = None,
+    more_sources: Sequence[Tensor] | None = None,
     note: Callable[[str], None] = logger.warning,
 ) -> dict[str, Array]:
     """Score samples with every reward.
@@ -98,7 +100,9 @@ def score_images(
         images: [B, 3, H, W] or videos [B, F, 3, H, W], in [0, 1].
         prompts: B texts.
         metadata: what else the rows of the B prompts say; () if they are texts only.
-        sources: images [B, 3, H, W] in [0, 1] that the prompts come with, if they do.
+        sources: images [B, 3, H, W] in [0, 1] that the prompts come with, if they do: the first of
+            each.
+        more_sources: the others of each of the B prompts, [n, 3, H, W], if one has several.
         note: is called with each failure that does not end the run.
 
     Returns:
@@ -118,7 +122,7 @@ def score_images(
             "latents, or use another model.dtype"
         )
     columns: dict[str, Array] = {}
-    asked = Asked(prompts, metadata or [{}] * len(prompts), sources)
+    asked = Asked(prompts, metadata or [{}] * len(prompts), sources, more_sources)
     for name, function in functions.items():
         found = _score(name, function, configs[name], images, asked, note)
         for component, values in found.items():
@@ -132,7 +136,11 @@ class Asked(NamedTuple):
 
     prompts: Sequence[str]
     metadata: Sequence[Metadata]
-    sources: Tensor | None = None  # [B, 3, H, W] in [0, 1], where prompts come with images
+    sources: Tensor | None = None
+    """[B, 3, H, W] in [0, 1], where prompts come with images: the first of each."""
+
+    more_sources: Sequence[Tensor] | None = None
+    """The others of each, B of [n, 3, H, W], if one has several."""
 
     @classmethod
     def of(cls, prompts: Sequence[Prompt], samples: Tensor) -> "Asked":
@@ -142,15 +150,16 @@ class Asked(NamedTuple):
             UserError: a source image is gone, changed or damaged.
         """
         texts, rows = [prompt.text for prompt in prompts], [prompt.metadata for prompt in prompts]
-        return cls(texts, rows, _sources(prompts, samples))
+        return cls(texts, rows, *_sources(prompts, samples))
 
     def repeated(self, times: int) -> "Asked":
         """Return each one's several times in a row: for the frames of its sample."""
-        sources = self.sources
+        sources, more = self.sources, self.more_sources
         return Asked(
             [prompt for prompt in self.prompts for _ in range(times)],
             [row for row in self.metadata for _ in range(times)],
             None if sources is None else sources.repeat_interleave(times, dim=0),
+            None if more is None else [own for own in more for _ in range(times)],
         )
 
 
@@ -159,15 +168,30 @@ def for_samples(prompts: Sequence[Prompt], times: int) -> list[Prompt]:
     return [prompt for prompt in prompts for _ in range(times)]
 
 
-def _sources(prompts: Sequence[Prompt], samples: Tensor) -> Tensor | None:
-    """Return source images [B, 3, H, W] in [0, 1] as large as samples, where the samples are."""
+def _sources(
+    prompts: Sequence[Prompt], samples: Tensor
+) -> tuple[Tensor | None, list[Tensor] | None]:
+    """Return source images in [0, 1] as large as samples, where the samples are.
+
+    They are the first ones, [B, 3, H, W], and the others of each prompt, [n, 3, H, W], if one has
+    several.
+    """
+    if not all(prompt.images for prompt in prompts):
+        return None, None
     height, width = samples.shape[-2:]
-    images = [prompt.image for prompt in prompts if prompt.image is not None]
-    if not images:
-        return None
-    pixels = {image: image.pixels(height, width) for image in set(images)}
-    stacked = torch.from_numpy(np.stack([pixels[image] for image in images]))
-    return stacked.movedim(-1, 1).to(samples.device, torch.float32) / 255
+    every = {image for prompt in prompts for image in prompt.images}
+    pixels = {image: torch.from_numpy(image.pixels(height, width).copy()) for image in every}
+
+    def shown(images: Sequence[SourceImage]) -> Tensor:
+        if not images:
+            return samples.new_empty((0, 3, height, width), dtype=torch.float32)
+        stacked = torch.stack([pixels[image] for image in images])
+        return stacked.movedim(-1, 1).to(samples.device, torch.float32) / 255
+
+    first = shown([prompt.images[0] for prompt in prompts])
+    if all(len(prompt.images) == 1 for prompt in prompts):
+        return first, None
+    return first, [shown(prompt.images[1:]) for prompt in prompts]
 
 
 def _score(
@@ -272,7 +296,8 @@ def after_attempts(attempt: int, config: CalledReward) -> str:
 def _extras(function: RewardFn, asked: Asked) -> dict[str, Any]:
     """Return what a reward is given beside images and prompts, as its parameters ask."""
     taken = inspect.signature(function).parameters
-    return {name: getattr(asked, name) for name in ("metadata", "sources") if name in taken}
+    names = ("metadata", "sources", "more_sources")
+    return {name: getattr(asked, name) for name in names if name in taken}
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -7,11 +7,19 @@ from digen_core.models.policy import Condition, Policy
 
 
 def encoded(policy: Policy, prompts: Sequence[Prompt]) -> Condition:
-    """Return the condition of prompts, a row each.
+    """Return the condition of prompts that come with equally many images, a row each.
 
     Raises:
         UserError: a source image is gone, changed or damaged.
     """
-    images = [prompt.image for prompt in prompts if prompt.image is not None]
+    images = [prompt.images for prompt in prompts if prompt.images]
     texts, negatives = zip(*((own.text, own.negative) for own in prompts), strict=True)
     return policy.encode([*texts], images, negatives)
+
+
+def alike(prompts: Sequence[Prompt]) -> list[list[int]]:
+    """Return the places of prompts that come with equally many images: they have one shape."""
+    found: dict[int, list[int]] = {}
+    for place, prompt in enumerate(prompts):
+        found.setdefault(len(prompt.images), []).append(place)
+    return [*found.values()]

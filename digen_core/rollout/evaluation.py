@@ -1,6 +1,6 @@
 """Noiseless sampling, for judging a version: the ODE's Euler steps from fixed noise."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from digen_core.data.prompts import Prompt
 from digen_core.models.policy import Condition, Policy
-from digen_core.rollout.conditions import encoded
+from digen_core.rollout.conditions import alike, encoded
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
 
@@ -34,9 +34,23 @@ def sample_images(
         num_steps: Euler steps.
         seed: of the run.
     """
-    samples = [(index, number) for index in indices for number in range(num_samples)]
-    condition = repeated(encoded(policy, prompts), num_samples)
-    return policy.decode(sample_latents(policy, condition, samples, num_steps=num_steps, seed=seed))
+    made: dict[int, Tensor] = {}
+    for places in alike(prompts):
+        samples = samples_of([indices[place] for place in places], num_samples)
+        condition = repeated(encoded(policy, [prompts[place] for place in places]), num_samples)
+        x = sample_latents(policy, condition, samples, num_steps=num_steps, seed=seed)
+        made |= zip(places, policy.decode(x).split(num_samples), strict=True)
+    return in_order(made)
+
+
+def samples_of(indices: Sequence[int], num_samples: int) -> list[tuple[int, int]]:
+    """Return the samples of prompts, each by the index of its prompt and its number."""
+    return [(index, number) for index in indices for number in range(num_samples)]
+
+
+def in_order(made: Mapping[int, Tensor]) -> Tensor:
+    """Return the samples of prompts [P S, ...], of which each has those [S, ...] at its place."""
+    return torch.cat([made[place] for place in sorted(made)])
 
 
 def repeated(condition: Condition, num_samples: int) -> Condition:

@@ -38,7 +38,7 @@ SCHEMA: Final = pa.schema(
         pa.field("score_seconds", pa.float64(), nullable=False),
         pa.field("metadata", pa.string(), nullable=False),  # a JSON object
         pa.field("image", pa.string()),  # file, seen from the run's folder; null: not kept
-        pa.field("source_image", pa.string()),  # file of what it is an edit of, likewise
+        pa.field("source_images", pa.list_(pa.string())),  # of what it is an edit of
         pa.field("nonfinite", pa.string()),  # what of it is NaN or infinite; null: nothing
     ]
 )

@@ -196,7 +196,7 @@ class Conductor:
             offer = IterationOffered(
                 opened.index,
                 opened.round.steps.trained,
-                self._run.workers.group_costs(opened.index),
+                self._run.workers.group_costs(opened.index, opened.round.prompts),
                 self._run.progress.mixing,
                 deal_of_iteration(self._run.config, opened.index),
                 own_steps_of_groups(self._run.config, opened.index, len(opened.round.prompts)),

@@ -57,7 +57,7 @@ def measured_costs(config: RunConfig, client: Client, devices: Sequence[Device])
         for device in firsts
     ]
     _await(futures, client, config)
-    cost = cost_of_default(config.model)
+    cost = cost_of_default(config.model, len(prompt.images))
     found = [own.of_mean_size(cost) for own in client.gather(futures)]
     return costs_of(dict(zip(firsts, found, strict=True)))
 

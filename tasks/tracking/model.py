@@ -18,7 +18,7 @@ from typing import Any, Final
 from mlflow import pyfunc
 from mlflow.models import ModelSignature
 from mlflow.types import DataType, ParamSchema, ParamSpec, Schema
-from mlflow.types.schema import ColSpec
+from mlflow.types.schema import Array, ColSpec
 
 from digen_core.config.run import RunConfig
 from digen_core.models.families import adapter_of
@@ -83,6 +83,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
             for adapter in model.adapters.values()
         ],
         "guidance": adapter.guidance_argument,
+        "shows_several": model.num_source_images > 1,
         "shift": model.shift,
     }
 
@@ -115,7 +116,8 @@ def _signature(config: RunConfig) -> ModelSignature:
     ]
     if model.guidance_scale_2 is not None:
         settings.append(("guidance_scale_2", DataType.double, model.guidance_scale_2))
-    image = [ColSpec(DataType.binary, "image")] if model.source_image else []
+    kind = DataType.binary if model.num_source_images < 2 else Array(DataType.binary)
+    image = [ColSpec(kind, "image")] if model.source_image else []
     return ModelSignature(
         inputs=Schema([ColSpec(DataType.string, "prompt"), *image]),
         outputs=Schema([ColSpec(DataType.binary, "image")]),

@@ -43,11 +43,15 @@ class TrainedPipeline:
 
         Args:
             data: table with the column ``prompt``, and of an editor ``image``, the files of what
-                is edited.
+                is edited: of one that is shown several, lists of them, in a data frame.
             params: of the pipeline's call, and a seed, each with a default in the signature.
         """
         pipeline = self._pipeline
-        columns = {name: data[name].explode().tolist() for name in data}  # of {"prompt": [...]}
+        several = self._config["shows_several"]
+        columns = {  # of {"prompt": [...]}
+            name: (data[name] if several and name == "image" else data[name].explode()).tolist()
+            for name in data
+        }
         prompts = columns["prompt"]
         takes = inspect.signature(pipeline.__call__).parameters
         settings = dict(params or {})
@@ -62,7 +66,10 @@ class TrainedPipeline:
         size = settings["width"], settings["height"]
         calls: list[dict[str, Any]] = [{"prompt": prompts}]
         if "image" in columns:  # an editor takes one at a time
-            sources = [_shown(image, size) for image in columns["image"]]
+            sources = [
+                [_shown(own, size) for own in image] if several else _shown(image, size)
+                for image in columns["image"]
+            ]
             calls = [{"prompt": p, "image": own} for p, own in zip(prompts, sources, strict=True)]
             settings |= {"_auto_resize": False, "max_area": size[0] * size[1]}
         videos: list[list[Image]] = []

@@ -308,8 +308,8 @@ def _samples_table(pictures: Sequence[Picture]) -> str:
     for _, group in groupby(pictures, key=lambda picture: picture.group):
         first, *_ = shown = list(group)
         about = cell(first.prompt)
-        if first.source is not None:
-            about += f" {_embedded('source image', 'jpeg', first.source)}"
+        for source in first.sources:
+            about += f" {_embedded('source image', 'jpeg', source)}"
         made = (f"{_embedded(p.prompt, 'jpeg', p.jpeg)} {p.reward:.3f}" for p in shown)
         rows.append([about, *made])
     num_columns = max(map(len, rows))

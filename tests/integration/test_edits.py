@@ -44,24 +44,34 @@ CHANGES = {
 }
 
 
-def write_prompts(folder: Path, count: int) -> str:
-    """Write few words about many images, some of them files and some in their rows."""
+def write_prompts(folder: Path, count: int, *, several: bool = False) -> str:
+    """Write few words about many images, some of them files and some in their rows.
+
+    If several are asked for, every third prompt has two and every other third three of them.
+    """
     rows = []
     for number in range(count):
         image = "data:image/png;base64," + base64.b64encode(picture(number)).decode()
         if number % 2:
             (folder / f"{number}.png").write_bytes(picture(number))
             image = f"{number}.png"
+        if several and (more := number % 3):
+            image = [image, *(f"{number - number % 2 + 1}.png" for _ in range(more))]
         steers_from = [None, "blurry", ""][number % 3]
         rows.append({"prompt": TEXTS[number // 2 % 2], "image": image, "not": steers_from})
     (folder / "edits.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return str(folder / "edits.jsonl")
 
 
-def config_of(path: str, folder: Path, family: str = "flux", **changes) -> RunConfig:
+def config_of(
+    path: str, folder: Path, family: str = "flux", *, several: bool = False, **changes
+) -> RunConfig:
     tree = tree_of(path, folder)
     tree["model"] |= {"family": family, "max_sequence_length": TOKENS, "device": "cpu"}
-    train = write_prompts(folder, 8)
+    train = write_prompts(folder, 8, several=several)
+    if several:
+        changes = {"rewards": {"smooth_rewards:like_all_sources": {"weight": 30.0}}, **changes}
+        tree["model"] |= {"max_source_images": 3, "guidance_scale": 3.0}
     tree["prompts"] = {"train": train, "image_column": "image", "evaluation_fraction": 0.25}
     return RunConfig.model_validate(merged(tree, {**CHANGES, **changes}))
 
@@ -90,20 +100,42 @@ def test_weights_equal_the_serial_reference_with_images_in_several_sizes(
     assert all(found["train/replay_error"] < 1e-10 for found in metrics)
 
 
-@pytest.fixture(scope="module", params=["elastic", pytest.param("tcss", marks=pytest.mark.nightly)])
-def trained(request, kontext, cluster_address, prefect_backend, tmp_path_factory):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model", ["flux2", pytest.param("qwen_image-edit-plus", marks=pytest.mark.nightly)]
+)
+def test_weights_equal_the_serial_reference_with_several_images(model, tiny_families, tmp_path):
+    """Prompts have one, two or three of them, packs pairs of each, and sizes are two."""
+    changes = {"model.sizes": [[32, 32, 1], [16, 48, 1]], "prompts.negative_column": "not"}
+    path, family = tiny_families[model], family_of(model)
+    config = config_of(path, tmp_path, family, several=True, num_iterations=2, **changes)
+    weights, metrics = train_in_process(config, tmp_path)
+    expected = reference(config)
+    assert distance(expected.weights, initial(config)) > 1e-4
+    assert distance(weights, expected.weights) < 1e-10
+    assert all(found["train/replay_error"] < 1e-10 for found in metrics)
+
+
+RUNS = ["elastic", *(pytest.param(own, marks=pytest.mark.nightly) for own in ("tcss", "several"))]
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def trained(request, kontext, tiny_families, cluster_address, prefect_backend, tmp_path_factory):
     """A run of three iterations under a layout: its config, folder, and what it showed."""
     from flows.runtime.observers import watching
 
     changes = {
-        "schedule.layout": request.param,
+        "schedule.layout": "elastic" if request.param == "several" else request.param,
         "cluster.scheduler_address": cluster_address(1, 1),
         "checkpoints.keep_every": 1,
         "tracking.keep_images": "extremes",
         "tracking.keep_trajectories": 3,
         "evaluation.every": 0,
     }
-    config, watch = config_of(kontext, tmp_path_factory.mktemp("edits"), **changes), Watch()
+    of_model = (kontext, tmp_path_factory.mktemp("edits"), "flux")
+    if request.param == "several":
+        of_model = (tiny_families["flux2"], of_model[1], "flux2")
+    config, watch = config_of(*of_model, several=request.param == "several", **changes), Watch()
     with watching(watch):
         return config, train_only(config), watch
 
@@ -121,25 +153,27 @@ def test_a_run_makes_the_serial_loops_weights(trained):
 @pytest.mark.slow
 def test_rows_name_the_images_that_were_edited(trained):
     config, run_dir, _ = trained
-    known = {(own.text, own.image.digest): own.image for own in train_prompts(config)}
+    known = [(own.text, [*own.images]) for own in train_prompts(config)]
     rows = read_samples(run_dir / "samples").to_pylist()
-    assert {row["source_image"].split("/")[0] for row in rows} == {"sources"}
+    assert {row["source_images"][0].split("/")[0] for row in rows} == {"sources"}
     for row in rows:
-        kept = SourceImage.of((run_dir / row["source_image"]).read_bytes())
-        assert known[row["prompt"], kept.digest] == kept
+        images = [SourceImage.of((run_dir / own).read_bytes()) for own in row["source_images"]]
+        assert (row["prompt"], images) in known
         if row["image"] is not None:
             made = np.asarray(Image.open(run_dir / row["image"])) / 255
-            before = kept.pixels(*made.shape[:2]) / 255
+            before = np.mean([own.pixels(*made.shape[:2]) / 255 for own in images], axis=0)
             reward = -30 * np.square(made - before / 2).mean()
             assert row["reward"] == pytest.approx(reward, rel=0.02)
     files = {path.relative_to(run_dir).as_posix() for path in run_dir.glob("sources/*")}
-    assert files == {row["source_image"] for row in rows}
+    assert files == {name for row in rows for name in row["source_images"]}
 
 
 @pytest.mark.slow
 def test_pages_show_what_was_edited(trained):
-    _, _, watch = trained
-    assert all(shown.source.startswith(b"\xff\xd8") for shown in watch.records[0].pictures)
+    config, _, watch = trained
+    shown = [own.sources for record in watch.records for own in record.pictures]
+    assert all(source.startswith(b"\xff\xd8") for sources in shown for source in sources)
+    assert max(map(len, shown)) == config.model.max_source_images
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 import mlflow
 import numpy as np
+import pandas
 import pytest
 import torch
 from diffusers import WanTransformer3DModel
@@ -19,6 +20,7 @@ from digen_core.data.images import SourceImage
 from digen_core.models.trainable import make_trainable, set_weights
 from support.edits import picture, showing, write_kontext
 from support.families import (
+    EDITED,
     EDITORS,
     HEIGHT,
     MODELS,
@@ -153,6 +155,32 @@ def test_a_schedule_of_ones_own_goes_with_the_model(tiny_families, tmp_path):
     model.predict({"prompt": ["a red circle"]})
     sigmas = load_tiny(folder, "flux", shift=3.0).sigmas(3)
     torch.testing.assert_close(pipeline.scheduler.sigmas, sigmas)
+
+
+def test_an_editor_is_given_several_images(tiny_families, tmp_path):
+    path, size = tiny_families["flux2"], {"height": 64, "width": 80}
+    trained(path, "flux2", tmp_path / "lora", source_image=True, **size)
+    tree = {
+        "model": {"family": "flux2", "path": path, "max_source_images": 2, **size},
+        "prompts": EDITED,
+        "train": {"lora": {"rank": 3}},
+        "evaluation": {"num_steps": 2},
+    }
+    package(RunConfig.model_validate(tree), tmp_path / "lora", tmp_path / "model")
+    model = mlflow.pyfunc.load_model(str(tmp_path / "model"), model_config={"device": "cpu"})
+    images = [[picture(0, 80, 64), picture(1, 80, 64)], [picture(0, 80, 64)]]
+    data = pandas.DataFrame({"prompt": PROMPTS[:1] * 2, "image": images})
+    both, one = (pixels_of(own)[0].astype(int) for own in model.predict(data, params={"seed": 3}))
+    pipeline = stock(path)
+    pipeline.load_lora_weights(str(tmp_path / "lora"))
+    expected = pipeline(
+        prompt=PROMPTS[0],
+        image=[Image.open(io.BytesIO(own)) for own in images[0]],
+        num_inference_steps=2,
+        generator=torch.Generator().manual_seed(3),
+        **size,
+    ).images[0]
+    assert np.abs(both - np.asarray(expected)).max() <= 1 < np.abs(both - one).max()
 
 
 def test_the_scale_of_qwen_image_guides(tiny_families, tmp_path):

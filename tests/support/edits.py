@@ -54,8 +54,8 @@ def source(seed: int, width: int = 48, height: int = 32) -> SourceImage:
 
 def condition_of(policy: Policy, texts: Sequence[str]) -> Condition:
     """Embed prompts: beside the same picture, if the policy is shown source images."""
-    image = source(0) if policy.config.source_image else None
-    return encoded(policy, [Prompt(text, image=image) for text in texts])
+    images = (source(0),) * policy.config.num_source_images
+    return encoded(policy, [Prompt(text, images=images) for text in texts])
 
 
 def showing(pipeline: Any, height: int, width: int) -> AbstractContextManager[Any]:

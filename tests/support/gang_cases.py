@@ -49,7 +49,7 @@ class Case:
     in_portions: bool = True  # which flow through the stages
     stage_blocks: tuple[int, ...] = ()
     cuts: tuple[dict[str, Any], ...] = ()  # that are coded
-    edits: bool = False  # of source images
+    edits: int = 0  # of so many source images
 
     @property
     def family(self) -> str:
@@ -73,6 +73,7 @@ class Case:
                     "max_sequence_length": 64 if self.family == "z_image" else 16,
                     "guidance_scale": 3.0,
                     **OF_KIND.get(self.model, {}),
+                    "max_source_images": max(self.edits, 1),
                 },
                 "prompts": EDITED if self.edits else {},
                 "train": {"lora": lora, "gradient_checkpointing": self.checkpointing},

@@ -3,6 +3,9 @@
 import numpy as np
 import torch
 
+from digen_core.data.prompts import Prompt
+from flows.evaluate import with_sources
+from support.edits import source
 from tasks.evaluate import (
     SHOWN_FRAMES,
     SHOWN_PER_PROMPT,
@@ -19,6 +22,21 @@ def test_images_become_bytes_channels_last():
     assert shown.dtype == np.uint8
     expected = (images[1, 4].permute(1, 2, 0) * 255).round().byte().numpy()
     np.testing.assert_array_equal(shown[1, 4], expected)
+
+
+def test_sources_stand_before_samples_and_what_is_missing_is_white():
+    prompts = [Prompt("a", images=(source(0), source(1))), Prompt("b", images=(source(2),))]
+    pictures = np.zeros((2, 3, 16, 24, 3), np.uint8)
+    found = with_sources(prompts, pictures)
+    assert found.shape == (2, 5, 16, 24, 3)
+    expected = [[own.pixels(16, 24) for own in prompt.images] for prompt in prompts]
+    np.testing.assert_array_equal(found[0, :2], expected[0])
+    np.testing.assert_array_equal(found[1, 0], expected[1][0])
+    assert (found[1, 1] == 255).all()
+    assert not found[:, 2:].any()
+    videos = np.zeros((2, 3, 4, 16, 24, 3), np.uint8)
+    np.testing.assert_array_equal(with_sources(prompts, videos)[1, 0, 3], expected[1][0])
+    assert with_sources([Prompt("a")] * 2, pictures).shape == pictures.shape
 
 
 def test_large_images_are_shrunk():

@@ -4,7 +4,7 @@ Wraps diffusers' Flux2KleinPipeline (klein: classifier-free guidance, or none wh
 and Flux2Pipeline (dev: embedded guidance); the denoising loop is ours.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Self
@@ -118,7 +118,7 @@ class Flux2Policy(PipelinePolicy):
         """Return klein's prompts in the template, all of which the transformer is shown."""
         return as_chats(self.pipeline.tokenizer, prompts, thinking=False), 0
 
-    def num_tokens(self, prompts: list[str]) -> list[int]:
+    def num_tokens(self, prompts: list[str], num_images: Sequence[int] = ()) -> list[int]:
         """Return how many tokens each prompt takes, with the template round it."""
         tokenizer = self.pipeline.tokenizer
         if self._is_klein or tokenizer is None:
@@ -165,8 +165,9 @@ class Flux2Policy(PipelinePolicy):
             guidance = torch.full([len(x)], self.config.guidance_scale, device=self.device)
         grid = torch.empty(1, 0, self._rows, self._columns)
         shown, places = self.with_source(x, condition), Flux2Pipeline._prepare_latent_ids(grid)
-        if shown.shape[1] > x.shape[1]:
-            places = torch.cat([places, Flux2Pipeline._prepare_image_ids([grid])], dim=1)
+        if num_images := shown.shape[1] // x.shape[1] - 1:
+            beside = Flux2Pipeline._prepare_image_ids([grid] * num_images)
+            places = torch.cat([places, beside], dim=1)
         velocity: Tensor = self.transformer(
             hidden_states=shown,
             timestep=sigma,

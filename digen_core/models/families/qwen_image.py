@@ -51,9 +51,14 @@ _PIPELINES: Final = {
     kind.__name__: kind
     for kind in (QwenImagePipeline, QwenImageEditPipeline, QwenImageEditPlusPipeline)
 }
-_NAMED: Final = "Picture {}: {}"  # as QwenImageEditPlusPipeline names pictures
 _POSITIONS: Final = 4096  # that the transformer has a table of
 _KINDS: Final = {"edit": QwenImageEditPipeline, "edit-plus": QwenImageEditPlusPipeline}
+
+
+def _names(number: int) -> str:
+    """Return what QwenImageEditPlusPipeline puts before a prompt with so many pictures."""
+    picture = PICTURE.join(AROUND)
+    return "".join(f"Picture {place}: {picture}" for place in range(1, number + 1))
 
 
 class QwenImagePolicy(PipelinePolicy):
@@ -97,8 +102,9 @@ class QwenImagePolicy(PipelinePolicy):
         return pipeline
 
     def __init__(self, pipeline: Any, config: ModelConfig, device: torch.device) -> None:
-        self.reads_sources = not isinstance(pipeline, QwenImagePipeline)
+        self._is_edit = isinstance(pipeline, QwenImageEditPipeline)
         self._is_plus = isinstance(pipeline, QwenImageEditPlusPipeline)
+        self.reads_sources = self._is_edit or self._is_plus
         super().__init__(pipeline, config, device)
         if pipeline.tokenizer is not None:
             # What stands before the prompt and its pictures is dropped again: with Qwen2.5-VL's
@@ -152,22 +158,25 @@ class QwenImagePolicy(PipelinePolicy):
         if first + self._length > _POSITIONS:
             raise ConfigError(
                 f"model.height x model.width is {sides[0]} x {sides[1]}: the "
-                f"text would be {self._length} tokens with the source image's, but this "
+                f"text would be {self._length} tokens with the source images', but this "
                 f"{self.config.family} model has positions for {_POSITIONS - first}; use a smaller "
                 "size or model.max_sequence_length"
             )
 
     def wrapped(self, prompts: list[str]) -> tuple[list[str], int]:
-        """Return the prompts in the template; what stands before them is dropped again.
+        """Return the prompts in the template; what stands before them is dropped again."""
+        template = self.pipeline.prompt_template_encode
+        texts = [template.format(prompt) for prompt in prompts]
+        return texts, self.pipeline.prompt_template_encode_start_idx
 
-        Tokens of pictures do not count.
-        """
-        template, first = self.pipeline.prompt_template_encode, ""
-        if self._is_plus:
-            first = _NAMED.format(1, PICTURE.join(AROUND))
-        texts = [template.format(first + prompt) for prompt in prompts]
-        own = len(AROUND) + 1 if self.reads_sources else 0
-        return texts, self.pipeline.prompt_template_encode_start_idx + own
+    def num_tokens(self, prompts: list[str], num_images: Sequence[int] = ()) -> list[int]:
+        """Return how many tokens each prompt takes; those of pictures do not count, names do."""
+        numbers = [1] * len(prompts) if self._is_edit else [0] * len(prompts)
+        if self._is_plus and num_images:
+            numbers = list(num_images)
+            prompts = [_names(n) + text for text, n in zip(prompts, numbers, strict=True)]
+        counts, of_picture = super().num_tokens(prompts), len(AROUND) + 1
+        return [max(own - of_picture * n, 0) for own, n in zip(counts, numbers, strict=True)]
 
     def embed(self, prompts: list[str]) -> Condition:
         """Return ``prompt_embeds`` [B, L, D] and ``mask`` [B, L], 1 for tokens and 0 for padding.
@@ -184,16 +193,17 @@ class QwenImagePolicy(PipelinePolicy):
         return self._padded(embeds, mask)
 
     def embed_beside(self, prompts: list[str], shown: Sequence[NDArray[np.uint8]]) -> Condition:
-        """Embed prompts; of an editor each beside the image [H, W, 3] that it comes with."""
+        """Embed prompts; of an editor beside the images [n, H, W, 3] that each comes with."""
         if not self.reads_sources:
             return self.embed(prompts)
         rows = []
         for prompt, pixels in zip(prompts, shown, strict=True):
             # The processor has nothing of lengths: one at a time, as the pipelines are called.
             embeds, _ = self.pipeline.encode_prompt(
-                prompt=[prompt], image=[self._as_read(pixels)], device=self.device
+                prompt=[prompt], image=[*map(self._as_read, pixels)], device=self.device
             )
-            embeds = embeds[:, : self._length]
+            words = self.config.max_sequence_length
+            embeds = embeds[:, : words + len(pixels) * self._tokens_of_picture]
             mask = torch.ones(embeds.shape[:2], dtype=torch.int64, device=self.device)
             rows.append(self._padded(embeds, mask))
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
@@ -221,6 +231,12 @@ class QwenImagePolicy(PipelinePolicy):
         return height, width
 
     @property
+    def _tokens_of_picture(self) -> int:
+        """How many tokens a source image is to the text encoder."""
+        processor = getattr(self.pipeline, "processor", None)
+        return tokens_of_picture(*self._size_as_read(), processor)
+
+    @property
     def _length(self) -> int:
         """How many tokens the text is padded or cut to, those of source images among them.
 
@@ -230,7 +246,7 @@ class QwenImagePolicy(PipelinePolicy):
         words = self.config.max_sequence_length
         if not self.reads_sources:
             return words
-        own = tokens_of_picture(*self._size_as_read(), getattr(self.pipeline, "processor", None))
+        own = self.config.max_source_images * self._tokens_of_picture
         return words + own + -own % int(self.transformer.config.num_attention_heads)
 
     def shapes_of_embeddings(self) -> dict[str, tuple[int, ...]]:

@@ -40,6 +40,7 @@ class Judge:
         prompts: Sequence[str],
         metadata: Sequence[Metadata] = (),
         sources: Tensor | None = None,
+        more_sources: Sequence[Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Score images [B, 3, H, W] or videos [B, F, 3, H, W]: float64 [B] for each component.
 
@@ -49,6 +50,7 @@ class Judge:
             metadata: of each.
             sources: images [B, 3, H, W] that they are edits of, shown first if the template says
                 so.
+            more_sources: that each prompt has beside, [n, 3, H, W], shown behind those.
 
         Raises:
             PartialError: some have no score, or one has none and that ends the run.
@@ -56,11 +58,11 @@ class Judge:
                 sources for it to show.
         """
         videos = samples if samples.ndim == 5 else samples[:, None]
-        sources = shown_sources(self._template, self._config.template, sources)
+        before = shown_sources(self._template, self._config.template, sources, more_sources)
         metadata = metadata or [{}] * len(prompts)
         texts = [self._template.texts(*each) for each in zip(prompts, metadata, strict=True)]
         bodies = [
-            partial(self._body, video, None if sources is None else sources[index], *texts[index])
+            partial(self._body, video, None if before is None else before[index], *texts[index])
             for index, video in enumerate(videos)
         ]
         outcomes = self._asker.outcomes(bodies)
@@ -76,18 +78,21 @@ class Judge:
             for name in scored[0]
         }
 
-    def _body(self, frames: Tensor, source: Tensor | None, system: str, user: str) -> bytes:
-        """Return a request about a sample [F, 3, H, W], and about its source [3, H, W] before."""
+    def _body(self, frames: Tensor, sources: Tensor | None, system: str, user: str) -> bytes:
+        """Return a request about a sample [F, 3, H, W], its sources [n, 3, H, W] before it."""
         chosen = self._asker.frames_of(frames)
-        images = chosen if source is None else torch.cat([source[None], chosen])
+        images = chosen if sources is None else torch.cat([sources, chosen])
         content = [*self._asker.images(images), {"type": "text", "text": user}]
         return self._asker.body(content, system)
 
 
 def shown_sources(
-    template: Template | PairTemplate, path: str, sources: Tensor | None
-) -> Tensor | None:
-    """Return the sources if a template shows them.
+    template: Template | PairTemplate,
+    path: str,
+    sources: Tensor | None,
+    more_sources: Sequence[Tensor] | None,
+) -> Sequence[Tensor] | None:
+    """Return the sources of each sample, [n, 3, H, W], if a template shows them.
 
     Raises:
         UserError: it does, but there are none.
@@ -98,4 +103,7 @@ def shown_sources(
         raise UserError(
             f"the judge's template {path} shows source images, but the prompts come without"
         )
-    return sources
+    if more_sources is None:
+        return [*sources[:, None]]
+    pairs = zip(sources[:, None], more_sources, strict=True)
+    return [torch.cat(both) for both in pairs]

@@ -55,6 +55,7 @@ class Pairwise:
         prompts: Sequence[str],
         metadata: Sequence[Metadata] = (),
         sources: Tensor | None = None,
+        more_sources: Sequence[Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Compare images [G, 3, H, W] or videos [G, F, 3, H, W]: float64 [G] for each component.
 
@@ -64,6 +65,7 @@ class Pairwise:
             metadata: of each, likewise.
             sources: images [G, 3, H, W] that they are edits of, shown first if the template says
                 so.
+            more_sources: that each prompt has beside, [n, 3, H, W], shown behind those.
 
         Raises:
             PartialError: pairs have no answer, or one has none and that ends the run.
@@ -71,8 +73,7 @@ class Pairwise:
                 sources for it to show.
         """
         videos = samples if samples.ndim == 5 else samples[:, None]
-        sources = shown_sources(self._template, self._config.template, sources)
-        source = None if sources is None else sources[0]
+        before = shown_sources(self._template, self._config.template, sources, more_sources)
         system, user = self._template.texts(prompts[0], metadata[0] if metadata else {})
 
         @cache
@@ -80,7 +81,7 @@ class Pairwise:
             return self._asker.images(self._asker.frames_of(videos[sample]))
 
         def body(pair: Pair) -> bytes:
-            content = [] if source is None else self._asker.images(source[None])
+            content = [] if before is None else self._asker.images(before[0])
             for title, sample in zip(self._template.titles, pair, strict=True):
                 content += [{"type": "text", "text": title}] if title else []
                 content += images(sample)

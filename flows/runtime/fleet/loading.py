@@ -141,7 +141,7 @@ def measure_costs(
         for device in devices
     }
     batch.wait(counted=True)
-    cost = cost_of_default(run.config.model)
+    cost = cost_of_default(run.config.model, len(run.prompts[0].images))
     return {
         device: submitted.facts.measured.of_mean_size(cost)
         for device, submitted in measuring.items()

@@ -227,21 +227,20 @@ class IterationRecorder:
     def _shown(self, fragment: Fragment) -> list[Picture]:
         """Return the samples of a fragment that pages show, beside what they are edits of."""
         group, prompt = fragment.group, self._round.prompts[fragment.group]
-        source, rewards = None, self._rewards[fragment]["reward"]
-        if prompt.image is not None and self._pictures[fragment]:
-            height, width, _ = self._run.config.size_of(self._round.index, group)
-            source = thumbnail(prompt.image.pixels(height, width))
+        rewards, jpegs = self._rewards[fragment]["reward"], self._pictures[fragment]
+        height, width, _ = self._run.config.size_of(self._round.index, group)
+        sources = tuple(thumbnail(image.pixels(height, width)) for image in prompt.images if jpegs)
         return [
-            Picture(group, prompt.text, reward, jpeg, source)
-            for reward, jpeg in zip(rewards, self._pictures[fragment], strict=False)
+            Picture(group, prompt.text, reward, jpeg, sources)
+            for reward, jpeg in zip(rewards, jpegs, strict=False)
         ]
 
     def _rows(self, fragment: Fragment) -> list[SampleRow]:
         rewards, logprobs = self._rewards[fragment], self._logprobs[fragment]
         images, prompt = self._images_of(fragment.group), self._round.prompts[fragment.group]
-        source = None
-        if prompt.image is not None and self._run.config.tracking.keep_images != "none":
-            source = keep_source(self._run.run_dir, prompt.image)
+        sources = None
+        if prompt.images and self._run.config.tracking.keep_images != "none":
+            sources = [keep_source(self._run.run_dir, image) for image in prompt.images]
         return [
             SampleRow(
                 iteration=self._round.index,
@@ -261,7 +260,7 @@ class IterationRecorder:
                 score_seconds=self._seconds["score", fragment],
                 metadata=prompt.metadata,
                 image=images.get(sample),
-                source_image=source,
+                source_images=sources,
                 nonfinite=self.nonfinite_in(fragment.group).get(sample),
             )
             for row, sample in enumerate(fragment.samples)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from digen_core.config.run import RunConfig
-from digen_core.data import images
+from digen_core.data import arrow, images
 from digen_core.data.images import MAX_IMAGE_BYTES, SourceImage
 from digen_core.data.prompts import (
     Prompt,
@@ -29,11 +29,14 @@ from digen_core.errors import ConfigError, UserError
 from support.edits import picture, source
 
 
-def config_of(folder: Path, file: str = "a.jsonl", **prompts) -> RunConfig:
+def config_of(
+    folder: Path, file: str = "a.jsonl", images: int = 1, family: str = "flux2", **prompts
+) -> RunConfig:
     prompts = {"train": str(folder / file), "image_column": "image", **prompts}
     if "evaluation" not in prompts:
         prompts.setdefault("evaluation_fraction", 0.5)
-    return RunConfig.model_validate({"model": {"family": "flux2", "path": "x"}, "prompts": prompts})
+    model = {"family": family, "path": "x", "max_source_images": images}
+    return RunConfig.model_validate({"model": model, "prompts": prompts})
 
 
 def write_rows(folder: Path, *images, text="make it red") -> None:
@@ -56,14 +59,14 @@ def test_paths_are_seen_from_the_folder_of_the_prompts(tmp_path, monkeypatch):
     write_rows(tmp_path, "pictures/0.png", str(tmp_path / "pictures" / "1.png"))
     monkeypatch.chdir("/")
     found = all_prompts(config_of(tmp_path))
-    assert [own.image for own in found] == [source(0), source(1)]
-    assert [own.image.content() for own in found] == [picture(0), picture(1)]
-    assert found[0].image.kind == "png"
+    assert [own.images[0] for own in found] == [source(0), source(1)]
+    assert [own.images[0].content() for own in found] == [picture(0), picture(1)]
+    assert found[0].images[0].kind == "png"
 
 
 def test_contents_stand_in_the_row(tmp_path):
     write_rows(tmp_path, url_of(picture(0)), url_of(picture(1)))
-    assert [own.image for own in all_prompts(config_of(tmp_path))] == [source(0), source(1)]
+    assert [own.images[0] for own in all_prompts(config_of(tmp_path))] == [source(0), source(1)]
 
 
 @pytest.mark.parametrize("kind", ["bytes", "datasets"])
@@ -74,7 +77,80 @@ def test_parquet_holds_contents_as_bytes_or_as_datasets_does(tmp_path, kind):
         images = [{"bytes": picture(0), "path": "no.png"}, {"bytes": None, "path": "1.png"}]
     pq.write_table(pa.table({"prompt": ["a", "b"], "image": images}), tmp_path / "a.parquet")
     found = all_prompts(config_of(tmp_path, "a.parquet"))
-    assert [own.image for own in found] == [source(0), source(1)]
+    assert [own.images[0] for own in found] == [source(0), source(1)]
+
+
+SEVERAL = [[picture(0), picture(1)], [picture(2)], [picture(1), picture(0)]]
+
+
+def several_rows(folder: Path, kind: str) -> str:
+    """Write prompts with lists of images as files hold them; return the name of the file."""
+    if kind == "jsonl":
+        write_rows(folder, *([url_of(own) for own in images] for images in SEVERAL))
+        return "a.jsonl"
+    if kind == "datasets":
+        cells = [[{"bytes": own, "path": None} for own in images] for images in SEVERAL]
+        feature = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+        column = pa.array(cells, pa.list_(feature))
+    else:
+        column = pa.array(SEVERAL, pa.list_(pa.binary()))
+    table = pa.table({"prompt": ["make it red"] * len(SEVERAL), "image": column})
+    if kind == "datasets":  # as save_to_disk has it
+        (folder / "set").mkdir()
+        with pa.ipc.new_stream(str(folder / "set" / "data.arrow"), table.schema) as writer:
+            writer.write_table(table)
+        state = {"_data_files": [{"filename": "data.arrow"}]}
+        (folder / "set" / "state.json").write_text(json.dumps(state))
+        (folder / "set" / "dataset_info.json").write_text("{}")
+        return "set"
+    pq.write_table(table, folder / "a.parquet")
+    return "a.parquet"
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "datasets"])
+def test_a_row_may_hold_a_list_of_images(tmp_path, kind):
+    found = all_prompts(config_of(tmp_path, several_rows(tmp_path, kind), images=2))
+    assert [[own.content() for own in prompt.images] for prompt in found] == SEVERAL
+    assert len({prompt.key for prompt in found}) == 3
+    assert len({prompt.normal_key for prompt in found}) == 3
+    assert prompts_hash(found[:1]) != prompts_hash(found[2:])
+    shown = found[0].shown_in((32, 32, 1))
+    assert [own.digest for own in shown.images] == [own.digest for own in found[0].images]
+
+
+@pytest.mark.parametrize(
+    ("family", "images", "message"),
+    [
+        (
+            "flux2",
+            1,
+            "line 2 has 2 source images .* but model.max_source_images is 1; set it to",
+        ),
+        (
+            "flux",
+            1,
+            "line 2 has 2 source images .* but model.family .flux. is shown one; give one",
+        ),
+        ("flux2", 3, None),
+    ],
+)
+def test_a_row_has_no_more_images_than_the_model_is_shown(tmp_path, family, images, message):
+    write_rows(tmp_path, url_of(picture(0)), [url_of(picture(1)), url_of(picture(2))])
+    config = config_of(tmp_path, family=family, images=images)
+    if message is None:
+        assert sorted(len(prompt.images) for prompt in all_prompts(config)) == [1, 2]
+        return
+    with pytest.raises(ConfigError, match=message):
+        train_prompts(config)
+
+
+def test_lists_count_towards_what_memory_holds(tmp_path, monkeypatch):
+    several_rows(tmp_path, "parquet")
+    most = sum(len(own) for images in SEVERAL for own in images)
+    monkeypatch.setattr(arrow, "_size_of_columns", lambda *_: 0)
+    monkeypatch.setattr(arrow, "MAX_BYTES", most)
+    with pytest.raises(ConfigError, match="holds more than"):
+        train_prompts(config_of(tmp_path, "a.parquet", images=2))
 
 
 def test_the_same_words_about_other_images_are_other_prompts(tmp_path):
@@ -90,7 +166,7 @@ def test_the_same_words_about_other_images_are_other_prompts(tmp_path):
 def test_the_size_matters_to_images_alone():
     with_image, without = (
         {SizedPrompt(own, (32, n, 1)).key for n in (16, 32)}
-        for own in (Prompt("a", image=source(0)), Prompt("a"))
+        for own in (Prompt("a", images=(source(0),)), Prompt("a"))
     )
     assert (len(with_image), without) == (2, {"a"})
 
@@ -103,9 +179,9 @@ def test_sent_elsewhere_an_image_takes_its_content_along(tmp_path):
     (tmp_path / "0.png").unlink()
     there = pickle.loads(packed)
     assert there == prompt
-    assert there.image.content() == picture(0)
+    assert there.images[0].content() == picture(0)
     with pytest.raises(UserError, match=r"cannot read the source image .*0\.png"):
-        prompt.image.content()
+        prompt.images[0].content()
 
 
 def test_an_image_that_changes_during_a_run_is_told(tmp_path):
@@ -114,17 +190,17 @@ def test_an_image_that_changes_during_a_run_is_told(tmp_path):
     prompt = all_prompts(config_of(tmp_path))[0]
     (tmp_path / "0.png").write_bytes(picture(2))
     with pytest.raises(UserError, match=r"0\.png has changed since the run began"):
-        prompt.image.pixels(32, 32)
+        prompt.images[0].pixels(32, 32)
 
 
 def test_keys_tell_prompts_apart():
     image, text = source(0), "a"
     prompts = [
         Prompt(text),
-        Prompt(text, image=image),
-        Prompt(text, image=source(1)),
+        Prompt(text, images=(image,)),
+        Prompt(text, images=(source(1),)),
         Prompt(text, negative="b"),
-        Prompt(text, image=image, negative="b"),
+        Prompt(text, images=(image,), negative="b"),
         Prompt(f"{text} [not b]"),
     ]
     assert len({own.key for own in prompts}) == len(prompts)
@@ -133,21 +209,21 @@ def test_keys_tell_prompts_apart():
 
 def test_words_that_differ_in_case_or_spaces_ask_for_the_same():
     one, two = (
-        Prompt(text, image=source(0))
+        Prompt(text, images=(source(0),))
         for text in ("Mach ein  \n\u00c9toile", "mach ein \u00e9toile")
     )
     assert one.key != two.key
-    assert one.normal_key == two.normal_key != Prompt(two.text, image=source(1)).normal_key
+    assert one.normal_key == two.normal_key != Prompt(two.text, images=(source(1),)).normal_key
 
 
 def test_what_is_sent_is_no_more_than_what_is_shown():
-    prompt = Prompt("a", image=source(3, width=900, height=640))
+    prompt = Prompt("a", images=(source(3, width=900, height=640),))
     sent = prompt.shown_in((32, 48, 1))
     assert sent == prompt
     assert SizedPrompt(sent, (32, 48, 1)).key == SizedPrompt(prompt, (32, 48, 1)).key
-    assert np.array_equal(sent.image.pixels(32, 48), prompt.image.pixels(32, 48))
-    assert len(sent.image.content()) < 5_000 < len(prompt.image.content())
-    assert pickle.loads(pickle.dumps(sent)).image.content() == sent.image.content()
+    assert np.array_equal(sent.images[0].pixels(32, 48), prompt.images[0].pixels(32, 48))
+    assert len(sent.images[0].content()) < 5_000 < len(prompt.images[0].content())
+    assert pickle.loads(pickle.dumps(sent)).images[0].content() == sent.images[0].content()
     assert Prompt("a").shown_in((32, 48, 1)) == Prompt("a")
 
 
@@ -261,6 +337,9 @@ FILES = [
         ("data:image/png;base64,***", "base64"),
         ({"bytes": None, "path": None}, "neither a path nor the content"),
         ({"url": "x"}, "neither a path nor the content"),
+        ([url_of(picture(0)), None], "neither a path nor the content"),
+        ([[url_of(picture(0))]], "neither a path nor the content"),
+        ([url_of(picture(0)), "cut.png"], "it is damaged"),
     ],
 )
 def test_what_is_no_image_is_told_before_anything_starts(tmp_path, value, why):
@@ -272,7 +351,7 @@ def test_what_is_no_image_is_told_before_anything_starts(tmp_path, value, why):
     write_rows(tmp_path, url_of(picture(0)), value)
     message = rf"a\.jsonl line 2 has no source image: .*{why}.*give the path"
     with pytest.raises(ConfigError, match=message):
-        train_prompts(config_of(tmp_path))
+        train_prompts(config_of(tmp_path, images=2))
 
 
 def test_a_column_that_is_not_there_is_told(tmp_path):
@@ -290,6 +369,17 @@ def test_a_column_that_is_not_there_is_told(tmp_path):
             {"family": "flux2", "path": "x", "source_image": False},
             {"image_column": "i"},
             "model.source_image is false, but prompts.image_column is 'i'",
+        ),
+        (
+            {"family": "flux", "path": "x", "max_source_images": 2},
+            {"image_column": "i"},
+            "model.max_source_images is 2, but flux is shown one source image; use 1, or one of "
+            "qwen_image, flux2",
+        ),
+        (
+            {"family": "flux2", "path": "x", "max_source_images": 11},
+            {"image_column": "i"},
+            "less than or equal to 10",
         ),
     ],
 )

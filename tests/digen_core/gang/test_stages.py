@@ -36,7 +36,7 @@ DAILY = {
         Case("wan-a14b", stages=2, checkpointing=True, in_portions=False),
         Case("hunyuan_video", lora=False, stages=2, num_rows=1),
         Case("flux2", lora=False, stages=2, checkpointing=True),
-        Case("flux2", stages=2, edits=True),
+        Case("flux2", stages=2, edits=1),
         Case("flux", lora=False, stages=2, dtype="float32"),
         Case("flux", stages=2, dtype="float16"),  # differentiated with several scales of the loss
         Case("sd3", stages=2, stage_blocks=(1, 1), cuts=(INT4,), checkpointing=True),
@@ -104,10 +104,10 @@ def test_stages_give_the_gradient_of_the_whole(tiny_families, tmp_path, size):
 def test_stages_of_edits_give_the_gradient_of_the_whole(tiny_families, tmp_path):
     kontext = {"flux": write_kontext(tiny_families["flux"], tmp_path / "kontext")}
     cases = [
-        Case("flux", stages=2, checkpointing=True, edits=True),
-        Case("flux2", lora=False, stages=2, edits=True),
-        Case("qwen_image-edit", stages=2, edits=True),
-        Case("qwen_image-edit-plus", lora=False, stages=2, checkpointing=True, edits=True),
+        Case("flux", stages=2, checkpointing=True, edits=1),
+        Case("flux2", lora=False, stages=2, edits=2),
+        Case("qwen_image-edit", stages=2, edits=1),
+        Case("qwen_image-edit-plus", lora=False, stages=2, checkpointing=True, edits=3),
     ]
     compare(2, tmp_path, tiny_families | kontext, cases)
 

@@ -29,7 +29,7 @@ from support.flux2 import BEFORE_IN_DEV, write_dev
 QWEN = EDITORS
 TEXTS = ("a red circle", "two blue squares")
 SIZE = {"height": 64, "width": 80}
-PROMPTS = [Prompt(text, image=source(seed, 80, 64)) for seed, text in enumerate(TEXTS)]
+PROMPTS = [Prompt(text, images=(source(seed, 80, 64),)) for seed, text in enumerate(TEXTS)]
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +53,52 @@ def load_editor(editors, name, **changes):
     return load_tiny(path, family, **settings)
 
 
-def noise_of_samples(policy):
+def noise_of_samples(policy, samples=((0, 0), (1, 0))):
     return torch.cat(
         [
             initial_latent(
-                policy, seed=11, group=(0, i), samples=range(1), purpose=EVALUATION_NOISE
+                policy,
+                seed=11,
+                group=(0, index),
+                samples=range(number, number + 1),
+                purpose=EVALUATION_NOISE,
             )
-            for i in range(2)
+            for index, number in samples
         ]
     )
+
+
+def stock_call(editors, policy, name):
+    """Return what calls the stock pipeline at the policy's settings."""
+    pipeline, shown = stock(editors[name][1]), nullcontext()
+    settings = {
+        "guidance_scale": policy.config.guidance_scale,
+        "num_inference_steps": 3,
+        "max_sequence_length": policy.config.max_sequence_length,
+        "output_type": "pt",
+        **SIZE,
+    }
+    if name == "kontext":
+        settings |= {"_auto_resize": False, "max_area": 64 * 80}
+    if name == "klein":
+        length = policy.config.max_sequence_length
+        embeds, _ = pipeline.encode_prompt([NEGATIVE], max_sequence_length=length)
+        settings |= {"negative_prompt_embeds": embeds}
+    if policy.config.family == "qwen_image":
+        of_policy = policy.pipeline.prompt_template_encode_start_idx
+        pipeline.prompt_template_encode_start_idx = of_policy
+        settings["true_cfg_scale"] = settings.pop("guidance_scale")
+        settings["negative_prompt"] = NEGATIVE
+        shown = showing(pipeline, **SIZE)
+
+    def call(text, image, latent):
+        packed = latent[None]
+        if name in ("klein", "dev"):
+            packed = packed.transpose(1, 2).reshape(1, -1, 4, 5)
+        with shown:
+            return pipeline(prompt=[text], image=image, latents=packed, **settings).images
+
+    return call
 
 
 @pytest.mark.parametrize(
@@ -75,42 +112,78 @@ def noise_of_samples(policy):
 def test_noiseless_edits_are_the_stock_pipelines(editors, name, changes):
     policy = load_editor(editors, name, **changes)
     made = sample_images(policy, PROMPTS, range(2), num_samples=1, num_steps=3, seed=11)
-    noise, pipeline = noise_of_samples(policy), stock(editors[name][1])
-    settings = {
-        "guidance_scale": policy.config.guidance_scale,
-        "num_inference_steps": 3,
-        "max_sequence_length": policy.config.max_sequence_length,
-        "output_type": "pt",
-        **SIZE,
-    }
-    if name == "kontext":
-        settings |= {"_auto_resize": False, "max_area": 64 * 80}
-    if name == "klein":
-        embeds, _ = pipeline.encode_prompt([NEGATIVE], max_sequence_length=49)
-        settings |= {"negative_prompt_embeds": embeds}
-    is_qwen, shown = policy.config.family == "qwen_image", nullcontext()
-    if is_qwen:
-        of_policy = policy.pipeline.prompt_template_encode_start_idx
-        pipeline.prompt_template_encode_start_idx = of_policy
-        settings["true_cfg_scale"] = settings.pop("guidance_scale")
-        settings["negative_prompt"] = NEGATIVE
-        shown = showing(pipeline, **SIZE)
-    for index, (latent, prompt) in enumerate(zip(noise, PROMPTS, strict=True)):
-        packed = latent[None]
-        if name in ("klein", "dev"):
-            packed = packed.transpose(1, 2).reshape(1, -1, 4, 5)
-        image = Image.open(BytesIO(prompt.image.content()))
-        with shown:
-            made_of = {"prompt": [prompt.text], "image": image, "latents": packed}
-            expected = pipeline(**made_of, **settings).images
+    call = stock_call(editors, policy, name)
+    for index, (latent, prompt) in enumerate(zip(noise_of_samples(policy), PROMPTS, strict=True)):
+        image = Image.open(BytesIO(prompt.images[0].content()))
+        expected = call(prompt.text, image, latent)
         assert expected.std() > 0.03
         torch.testing.assert_close(made[index : index + 1], expected, rtol=0, atol=1e-5)
+
+
+SHOWN_SEVERAL = ["klein", "dev", QWEN[1]]
+
+
+@pytest.mark.parametrize("name", SHOWN_SEVERAL)
+def test_edits_of_several_images_are_the_stock_pipelines(editors, name):
+    """Prompts with one, three and two of them in one batch of an evaluation."""
+    changes = {} if name == "dev" else {"max_sequence_length": 110}
+    policy = load_editor(editors, name, max_source_images=3, **changes)
+    numbers, texts = (1, 3, 2), (*TEXTS, "a dog")
+    prompts = [
+        Prompt(text, images=tuple(source(10 * n + seed, 80, 64) for seed in range(n)))
+        for text, n in zip(texts, numbers, strict=True)
+    ]
+    made = sample_images(policy, prompts, range(3), num_samples=2, num_steps=3, seed=11)
+    call = stock_call(editors, policy, name)
+    for place, prompt in enumerate(prompts):
+        images = [Image.open(BytesIO(own.content())) for own in prompt.images]
+        for number in range(2):
+            (latent,) = noise_of_samples(policy, [(place, number)])
+            expected = call(prompt.text, images, latent)
+            found = made[2 * place + number : 2 * place + number + 1]
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["klein", QWEN[1]])
+def test_the_order_of_images_matters(editors, name):
+    policy = load_editor(editors, name, max_source_images=2)
+    images = source(1, 80, 64), source(2, 80, 64)
+    one, two = (
+        sample_images(
+            policy, [Prompt(TEXTS[0], images=own)], [0], num_samples=1, num_steps=2, seed=1
+        )
+        for own in (images, images[::-1])
+    )
+    assert (one - two).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["klein", QWEN[1]])
+def test_the_condition_of_the_most_images_is_what_is_counted(editors, name):
+    policy = load_editor(editors, name, max_source_images=3)
+    most = encoded(policy, [Prompt(TEXTS[0], images=(source(0),) * 3)])
+    blank, few = policy.blank_condition(1), encoded(policy, PROMPTS[:1])
+    assert {n: (v.shape, v.dtype) for n, v in blank.items()} == {
+        n: (v.shape, v.dtype) for n, v in most.items()
+    }
+    tokens = policy.latent_shape[0]
+    assert (most["source_latents"].shape[1], few["source_latents"].shape[1]) == (3 * tokens, tokens)
+    assert most["prompt_embeds"].shape == few["prompt_embeds"].shape
+
+
+@pytest.mark.parametrize("name", QWEN)
+def test_an_editor_of_one_image_is_shown_no_two(editors, name):
+    settings = {"source_image": True, "max_source_images": 2, **SIZE}
+    model = ModelConfig(family="qwen_image", path=editors[name][1], **settings)
+    if name == QWEN[1]:
+        return check_model_folder(model)
+    with pytest.raises(ConfigError, match="QwenImageEditPipeline, but prompts with several source"):
+        check_model_folder(model)
 
 
 @pytest.mark.parametrize("name", ["kontext", "klein", *QWEN])
 def test_another_image_makes_another_edit(editors, name):
     policy = load_editor(editors, name)
-    others = [Prompt(own.text, image=source(9 + n, 80, 64)) for n, own in enumerate(PROMPTS)]
+    others = [Prompt(own.text, images=(source(9 + n, 80, 64),)) for n, own in enumerate(PROMPTS)]
     one, two = (
         sample_images(policy, prompts, range(2), num_samples=1, num_steps=2, seed=11)
         for prompts in (PROMPTS, others)
@@ -173,8 +246,8 @@ def test_an_editor_of_qwen_takes_no_prompts_without_images(editors):
 def test_the_text_encoder_is_shown_the_image_in_both_halves_of_guidance(editors, name):
     policy = load_editor(editors, name, max_sequence_length=100)
     one = encoded(policy, PROMPTS[:1])
-    two = encoded(policy, [Prompt(TEXTS[0], image=source(9, 80, 64), negative="a dog")])
-    like = encoded(policy, [Prompt(TEXTS[0], image=source(9, 80, 64))])
+    two = encoded(policy, [Prompt(TEXTS[0], images=(source(9, 80, 64),), negative="a dog")])
+    like = encoded(policy, [Prompt(TEXTS[0], images=(source(9, 80, 64),))])
     for found in ("prompt_embeds", "negative_prompt_embeds"):
         assert (one[found] - like[found]).abs().max() > 1e-3
     assert torch.equal(two["prompt_embeds"], like["prompt_embeds"])
@@ -184,7 +257,7 @@ def test_the_text_encoder_is_shown_the_image_in_both_halves_of_guidance(editors,
 @pytest.mark.parametrize("name", QWEN)
 def test_tokens_of_an_image_do_not_count_as_words(editors, name):
     policy = load_editor(editors, name, max_sequence_length=100)
-    condition, (counted,) = encoded(policy, PROMPTS[:1]), policy.num_tokens(list(TEXTS[:1]))
+    condition, (counted,) = encoded(policy, PROMPTS[:1]), policy.num_tokens(list(TEXTS[:1]), [1])
     height, width = policy._size_as_read()
     assert int(condition["mask"].sum()) == counted + tokens_of_picture(height, width)
     around = (
@@ -195,7 +268,7 @@ def test_tokens_of_an_image_do_not_count_as_words(editors, name):
 
 def test_a_size_whose_text_has_no_positions_is_refused():
     model = ModelConfig(family="qwen_image", path="x", source_image=True, height=2048, width=2048)
-    with pytest.raises(ConfigError, match=r"5864 tokens with the source image's, but .* for 4032"):
+    with pytest.raises(ConfigError, match=r"5864 tokens with the source images', but .* for 4032"):
         adapter_of("qwen_image").without_weights(model, MODEL_CONFIGS / "Qwen-Image-Edit")
 
 
@@ -227,14 +300,14 @@ def test_a_processor_as_it_is_published_is_read(editors, tmp_path):
 def test_edits_of_a_megapixel_are_the_stock_pipelines_as_it_is(editors, name):
     size = {"height": 768, "width": 1376}  # what the pipelines make of 16 : 9
     policy = load_editor(editors, name, **size)
-    prompt = Prompt(TEXTS[0], image=source(1, size["width"], size["height"]))
+    prompt = Prompt(TEXTS[0], images=(source(1, size["width"], size["height"]),))
     made = sample_images(policy, [prompt], [0], num_samples=1, num_steps=2, seed=11)
     pipeline = stock(editors[name][1])
     own = policy.pipeline.prompt_template_encode_start_idx
     pipeline.prompt_template_encode_start_idx = own
     expected = pipeline(
         prompt=[prompt.text],
-        image=Image.open(BytesIO(prompt.image.content())),
+        image=Image.open(BytesIO(prompt.images[0].content())),
         latents=noise_of_samples(policy)[:1],
         negative_prompt=NEGATIVE,
         true_cfg_scale=3.0,

@@ -126,7 +126,7 @@ TRAINED += [(editor, LORA, False, True) for editor in EDITORS]
 @pytest.mark.parametrize(("family", "lora", "checkpointing", "edits"), TRAINED)
 def test_peaks_are_those_of_a_real_model(tiny_families, family, lora, checkpointing, edits):
     train = {"lora": lora, "gradient_checkpointing": checkpointing}
-    image, prompts = source(0) if edits else None, EDITED if edits else {}
+    image, prompts = (source(0),) if edits else (), EDITED if edits else {}
     config = config_of(family, train=train, prompts=prompts)
     found = memory_of(config, Path(tiny_families[family]))
     size = {"height": 64, "width": 64}
@@ -148,7 +148,7 @@ def test_peaks_are_those_of_a_real_model(tiny_families, family, lora, checkpoint
 
     # Qwen-Image's table of positions, 0.3 MB, is no buffer, and counts: it is copied to a device.
     for count in (6,) if family_of(family) == "qwen_image" else (1, 6):
-        condition = encoded(policy, [Prompt("a red circle", image=image)] * count)
+        condition = encoded(policy, [Prompt("a red circle", images=image)] * count)
         beside = sum(value.nbytes for value in condition.values())  # there already
         with torch.no_grad():
             step = allocated(velocity, count, condition) + beside

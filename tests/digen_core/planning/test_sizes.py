@@ -124,6 +124,27 @@ def test_groups_cost_what_their_sizes_do():
     assert group_costs(config_of("flux"), 0) == ()
 
 
+def test_a_group_costs_what_its_images_make_it_cost(tiny_families):
+    """Four numbers of images on a parabola through three of them; the most cost 1."""
+    model = {"path": tiny_families["flux2"], "source_image": True, "max_source_images": 4}
+    tree = config_of("flux2", model={"path": model["path"]}).model_dump()
+    tree |= {"model": tree["model"] | model, "prompts": EDITED}
+    tree["rollout"] |= {"prompts_per_iteration": 4}
+    config = RunConfig.model_validate(tree)
+    found = group_costs(config, 0, (1, 2, 3, 4))
+    folder = Path(tiny_families["flux2"])
+    flops = [
+        step_flops(adapter_of("flux2").without_weights(config.model.with_images(n), folder))
+        for n in (1, 2, 3, 4)
+    ]
+    assert found == pytest.approx([own / flops[-1] for own in flops], rel=1e-6)
+    assert found[0] < 0.7
+    assert group_costs(config, 0) == ()  # a plan knows no prompts: each has the most
+    assert cost_of_default(config.model) == 1 > cost_of_default(config.model, 2) == found[1]
+    elsewhere = config.model_copy(update={"model": config.model.model_copy(update={"path": "x"})})
+    assert group_costs(elsewhere, 0, (1, 4, 4, 4)) == pytest.approx((0.4, 1, 1, 1))
+
+
 def test_the_published_settings_give_the_published_parameters():
     assert {folder.name for folder in SETTINGS.iterdir()} == set(PUBLISHED)
     for name, (family, billions) in PUBLISHED.items():

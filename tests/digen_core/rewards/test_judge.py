@@ -60,14 +60,13 @@ range = [1, 5]
 """
 
 
-def score(url, samples=IMAGES, prompts=PROMPTS, metadata=(), sources=None, **options):
+def score(url, samples=IMAGES, prompts=PROMPTS, metadata=(), sources=None, more=None, **options):
     options = {"backoff_seconds": 0, "max_attempts": 1, "model": MODEL, "url": url, **options}
     config = JudgeConfig(**options)
     function = Judge(config, torch.device("cpu"))
     count = len(samples)
-    found = score_images(
-        {"judge": function}, {"judge": config}, samples, prompts[:count], metadata[:count], sources
-    )
+    asked = prompts[:count], metadata[:count], sources, more
+    found = score_images({"judge": function}, {"judge": config}, samples, *asked)
     return {name.removeprefix("judge/"): values for name, values in found.items()}
 
 
@@ -163,6 +162,20 @@ def test_the_source_of_an_edit_is_shown_before_it(server):
         sent, wanted = images_of(request)[0], pairs.pop(prompt_in(texts_of(request)[1]))
         np.testing.assert_array_equal(sent, wanted)
     assert not pairs
+
+
+def test_all_sources_of_an_edit_are_shown_before_it(server):
+    sources = torch.rand(IMAGES.shape, generator=torch.Generator().manual_seed(1))
+    more = [torch.rand(n, *IMAGES.shape[1:]) for n in range(len(IMAGES))]
+    answer = says('{"instruction": 5, "preservation": 3, "quality": 1}')
+    server.answers = [lambda request: answer] * 5
+    score(server.url, template="digen:judges/edit.toml", sources=sources, more=more)
+    shown = [torch.cat([*own]) for own in zip(sources[:, None], more, IMAGES[:, None], strict=True)]
+    wanted = dict(zip(PROMPTS, map(as_pixels, shown), strict=True))
+    for request in server.requests:
+        sent = images_of(request)[0]
+        np.testing.assert_array_equal(sent, wanted.pop(prompt_in(texts_of(request)[1])))
+    assert not wanted
 
 
 def test_a_template_that_shows_sources_wants_them(server):

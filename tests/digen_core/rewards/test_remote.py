@@ -34,6 +34,7 @@ class Server:
 
     def __init__(self):
         self.requests, self.answers, self.metadata, self.sources = [], [], [], []
+        self.more_sources = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -44,6 +45,7 @@ class Server:
                 outer.requests.append((pixels, prompts, dict(self.headers)))
                 outer.metadata += request.metadata
                 outer.sources.append(request.sources)
+                outer.more_sources.append(request.more_sources)
                 answer = outer.answers.pop(0) if outer.answers else None
                 status, text, *more = (answer or outer.honest)(pixels, prompts)
                 self.send_response(status)
@@ -82,11 +84,11 @@ def says(status, text):
     return lambda pixels, prompts: (status, text.encode())
 
 
-def score(server, samples=IMAGES, metadata=(), sources=None, **options):
+def score(server, samples=IMAGES, metadata=(), sources=None, more=None, **options):
     options = {"backoff_seconds": 0, "max_attempts": 1, "url": server.url, **options}
     config = RemoteConfig(**options)
     function = Remote(config, torch.device("cpu"))
-    asked = PROMPTS, metadata, sources
+    asked = PROMPTS, metadata, sources, more
     return score_images({"quality": function}, {"quality": config}, samples, *asked)
 
 
@@ -109,6 +111,19 @@ def test_what_samples_are_edits_of_arrives(server, body):
     np.testing.assert_array_equal(np.concatenate(server.sources), as_pixels(sources))
     score(server, body=body)
     assert server.sources[-1] is None
+
+
+@pytest.mark.parametrize("body", ["arrow", "json"])
+def test_all_that_samples_are_edits_of_arrives(server, body):
+    sources = torch.rand(IMAGES.shape)
+    numbers = [0, 2, 1, *[0] * (len(IMAGES) - 3)]
+    more = [torch.rand(number, *IMAGES.shape[1:]) for number in numbers]
+    score(server, sources=sources, more=more, body=body, batch_size=3)
+    np.testing.assert_array_equal(np.concatenate(server.sources), as_pixels(sources))
+    first, *others = server.more_sources
+    for found, expected in zip(first, more[:3], strict=True):
+        np.testing.assert_array_equal(found, as_pixels(expected))
+    assert others == [None] * len(others)
 
 
 @pytest.mark.parametrize("body", ["arrow", "json"])

@@ -82,7 +82,7 @@ def test_no_task_encodes_too_many_prompts(submitter):
 
 
 def test_the_same_words_about_another_image_or_in_another_size_are_another_condition(submitter):
-    one, two = (Prompt("a", image=source(seed)) for seed in range(2))
+    one, two = (Prompt("a", images=(source(seed),)) for seed in range(2))
     model = {"family": "flux2", "path": "there", "sizes": [[32, 32, 1], [32, 64, 1]]}
     prompts = {"train": "a.jsonl", "image_column": "image", "evaluation_fraction": 0.5}
     config = RunConfig.model_validate({"model": model, "prompts": prompts})

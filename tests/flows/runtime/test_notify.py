@@ -14,6 +14,7 @@ from digen_core.records import IterationRecord
 from flows import launch, prepare
 from flows.runtime import notify
 from support.contexts import run_context
+from support.edits import source
 from tasks.receipts import CountedTokens
 
 
@@ -66,8 +67,9 @@ class Answers:
     def __init__(self, facts):
         self.texts, self.facts = [], facts
 
-    def submit(self, task, label, where, texts):
+    def submit(self, task, label, where, texts, num_images):
         self.texts += texts
+        self.num_images = num_images
         return SimpleNamespace(facts=self.facts)
 
     def wait(self):
@@ -83,9 +85,11 @@ def test_prompts_that_are_cut_are_told_of(monkeypatch, most, advice):
     answers = Answers(CountedTokens(most, num_cut=2))
     run = run_context(Path("runs/x"))
     drawn = [Prompt(f"{'a' * length}", {}) for length in (*range(1, 1100), 7)]
+    drawn += [Prompt("a" * 1099, images=(source(0),) * number) for number in (3, 1)]
     prepare.notify_of_cut_prompts(run, answers, drawn)
     assert len(answers.texts) == len(set(answers.texts)) == 1000
     assert min(map(len, answers.texts)) == 100
+    assert answers.num_images == [3, *[0] * 999]
     ((event, text),) = texts
     assert event == "prompts-cut"
     assert text.startswith("2 of the 1000 longest prompts take more tokens than model.max_seq")

@@ -126,6 +126,15 @@ class OneValue:
         return brightness(images, prompts)[:1]
 
 
+def like_all_sources(images, prompts, sources, more_sources):
+    """Minus the squared distance to the mean of all that the image is an edit of."""
+    others = more_sources or [image[:0] for image in sources[:, None]]
+    means = [own.sum(0) + other.sum(0) for own, other in zip(sources[:, None], others, strict=True)]
+    numbers = [1 + len(other) for other in others]
+    target = torch.stack([mean / n for mean, n in zip(means, numbers, strict=True)])
+    return -(images - target.to(images) / 2).square().mean(dim=(1, 2, 3))
+
+
 def like_source(images, prompts, sources):
     """Minus the squared distance to what the image is an edit of, half as bright."""
     return -(images - sources.to(images) / 2).square().mean(dim=(1, 2, 3))

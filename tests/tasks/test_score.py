@@ -1,0 +1,31 @@
+"""What a reward is asked, as it is kept of one that failed."""
+
+import torch
+
+from digen_core.data.prompts import Prompt
+from digen_core.rewards.scoring import Asked
+from support.edits import source
+from tasks.score import _asked, asked_of
+
+
+def test_what_was_asked_is_asked_again():
+    images = torch.rand(3, 3, 16, 24)
+    shown = ((source(0), source(1), source(2)), (source(3),), (source(4), source(0)))
+    prompts = [Prompt(text, {"n": 1}, images=own) for text, own in zip("abc", shown, strict=True)]
+    asked = Asked.of(prompts, images)
+    assert [len(own) for own in asked.more_sources] == [2, 0, 1]
+    again = asked_of(*_asked(asked, images), images.device)
+    assert (again.prompts, again.metadata) == (["a", "b", "c"], [{"n": 1}] * 3)
+    assert torch.equal(again.sources, asked.sources)
+    for found, expected in zip(again.more_sources, asked.more_sources, strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_of_one_image_each_there_are_no_others():
+    images = torch.rand(2, 3, 16, 24)
+    asked = Asked.of([Prompt("a", images=(source(0),))] * 2, images)
+    assert asked_of(*_asked(asked, images), images.device).more_sources is None
+    frames = asked.repeated(3)
+    assert (frames.sources.shape, frames.more_sources) == ((6, 3, 16, 24), None)
+    texts = Asked.of([Prompt("a")] * 2, images)
+    assert texts.sources is texts.more_sources is None
