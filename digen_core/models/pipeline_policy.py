@@ -338,10 +338,13 @@ class PipelinePolicy(ABC):
     def _encode_images(self, shown: Sequence[NDArray[np.uint8]]) -> Tensor:
         """Return what the transformer is shown of source images, [B, tokens, ...] in ``dtype``."""
         vae, pixels = self.pipeline.vae, torch.from_numpy(np.stack(shown)).movedim(-1, 2)
+        exact = torch.promote_types(vae.dtype, torch.float32)  # of 1 and -1 half precision has few
         with on_device([vae], self.device):
             # one image of each at a time: a VAE may take as much memory for it as samples take
             latents = [
-                self.source_latents(own.to(self.device, vae.dtype) / 127.5 - 1).to(self.dtype)
+                self.source_latents((own.to(self.device, exact) / 127.5 - 1).to(vae.dtype)).to(
+                    self.dtype
+                )
                 for own in pixels.unbind(1)
             ]
         return torch.cat(latents, dim=1)

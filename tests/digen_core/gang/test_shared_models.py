@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from digen_core.config.families import FAMILIES as FAMILY_ROWS
-from support.edits import write_kontext
+from support.edits import write_edit_2511, write_kontext
 from support.families import FAMILIES
 from support.gang_cases import Case, exported, gradients, samples, versions
 from support.gang_processes import run_gang
@@ -87,7 +87,10 @@ def test_members_parts_add_up_to_the_gradient(tiny_families, tmp_path, size):
 
 @pytest.mark.nightly
 def test_members_parts_add_up_of_edits(tiny_families, tmp_path):
-    kontext = {"flux": write_kontext(tiny_families["flux"], tmp_path / "kontext")}
+    editors = {
+        "flux": write_kontext(tiny_families["flux"], tmp_path / "kontext"),
+        "qwen_image-edit-plus": write_edit_2511(tmp_path / "2511"),
+    }
     cases = [
         Case("flux", tokens=2, shard=True, edits=1),
         Case("flux2", lora=False, tokens=2, checkpointing=True, edits=1),
@@ -95,7 +98,7 @@ def test_members_parts_add_up_of_edits(tiny_families, tmp_path):
         Case("qwen_image-edit", tokens=2, shard=True, edits=1),
         Case("qwen_image-edit-plus", lora=False, tokens=2, checkpointing=True, edits=3),
     ]
-    compare(2, tmp_path, tiny_families | kontext, cases)
+    compare(2, tmp_path, tiny_families | editors, cases)
 
 
 @pytest.mark.families

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 import torch
 
-from support.edits import write_kontext
+from support.edits import write_edit_2511, write_kontext
 from support.families import FAMILIES, MODELS
 from support.gang_cases import (
     Case,
@@ -102,14 +102,17 @@ def test_stages_give_the_gradient_of_the_whole(tiny_families, tmp_path, size):
 
 @pytest.mark.nightly
 def test_stages_of_edits_give_the_gradient_of_the_whole(tiny_families, tmp_path):
-    kontext = {"flux": write_kontext(tiny_families["flux"], tmp_path / "kontext")}
+    editors = {
+        "flux": write_kontext(tiny_families["flux"], tmp_path / "kontext"),
+        "qwen_image-edit-plus": write_edit_2511(tmp_path / "2511"),
+    }
     cases = [
         Case("flux", stages=2, checkpointing=True, edits=1),
         Case("flux2", lora=False, stages=2, edits=2),
         Case("qwen_image-edit", stages=2, edits=1),
         Case("qwen_image-edit-plus", lora=False, stages=2, checkpointing=True, edits=3),
     ]
-    compare(2, tmp_path, tiny_families | kontext, cases)
+    compare(2, tmp_path, tiny_families | editors, cases)
 
 
 @pytest.mark.families
