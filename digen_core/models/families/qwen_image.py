@@ -28,8 +28,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from digen_core.config.model import ModelConfig
-from digen_core.errors import ConfigError
+from digen_core.errors import ConfigError, UserError
 from digen_core.inputs.reading import read_json_object
+from digen_core.inputs.reading import shown as quoted
 from digen_core.models.pipeline_policy import (
     PipelinePolicy,
     with_latent_statistics,
@@ -193,11 +194,20 @@ class QwenImagePolicy(PipelinePolicy):
         return self._padded(embeds, mask)
 
     def embed_beside(self, prompts: list[str], shown: Sequence[NDArray[np.uint8]]) -> Condition:
-        """Embed prompts; of an editor beside the images [n, H, W, 3] that each comes with."""
+        """Embed prompts; of an editor beside the images [n, H, W, 3] that each comes with.
+
+        Raises:
+            UserError: a prompt has the mark of a picture in it, which stands for one.
+        """
         if not self.reads_sources:
             return self.embed(prompts)
         rows = []
         for prompt, pixels in zip(prompts, shown, strict=True):
+            if PICTURE in prompt:
+                raise UserError(
+                    f"the prompt {quoted(prompt)} has {PICTURE} in it, where Qwen2.5-VL is shown a "
+                    "picture; leave it out"
+                )
             # The processor has nothing of lengths: one at a time, as the pipelines are called.
             embeds, _ = self.pipeline.encode_prompt(
                 prompt=[prompt], image=[*map(self._as_read, pixels)], device=self.device

@@ -12,7 +12,7 @@ from PIL import Image
 
 from digen_core.config.model import ModelConfig
 from digen_core.data.prompts import Prompt
-from digen_core.errors import ConfigError
+from digen_core.errors import ConfigError, UserError
 from digen_core.models.families import adapter_of
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.models.qwen_vl import tokens_of_picture
@@ -264,6 +264,16 @@ def test_tokens_of_an_image_do_not_count_as_words(editors, name):
         len("<>\n<>assistant\n") - 2 if name == QWEN[0] else len("<>\n<>assistant\nPicture 1: ") - 2
     )
     assert counted == len(TEXTS[0]) + around
+
+
+@pytest.mark.parametrize("name", QWEN)
+def test_a_prompt_with_a_picture_of_its_own_is_refused(editors, name):
+    policy = load_editor(editors, name)
+    for about in ({"text": "a <|image_pad|>"}, {"text": "a", "negative": "<|image_pad|>"}):
+        with pytest.raises(
+            UserError, match=r"has <\|image_pad\|> in it, where Qwen2.5-VL is shown"
+        ):
+            encoded(policy, [Prompt(images=(source(0),), **about)])
 
 
 def test_a_size_whose_text_has_no_positions_is_refused():
