@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from diffusers import DiffusionPipeline
 
@@ -35,6 +36,8 @@ HEIGHT, WIDTH, TOKENS = 32, 48, 24
 OF_KIND = {"wan-a14b": {"guidance_scale_2": 2.0}}
 """What some models are used with beside that."""
 NEGATIVE = "blurry"
+AT_NIGHT = tuple(pytest.param(editor, marks=pytest.mark.nightly) for editor in EDITORS)
+"""Editors, for what each change shows on the models that they are like."""
 EDITED = {"train": "edits.jsonl", "image_column": "image", "evaluation_fraction": 0.5}
 """Prompts with source images, as a config names them."""
 

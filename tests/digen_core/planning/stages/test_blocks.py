@@ -16,7 +16,7 @@ from digen_core.gang.members import Gang
 from digen_core.planning.sizes import sizes_of
 from digen_core.planning.stages.blocks import chain_of
 from digen_core.planning.stages.chain import Block, Chain
-from support.families import EDITORS, MODELS, family_of, load_tiny
+from support.families import AT_NIGHT, EDITORS, MODELS, family_of, load_tiny
 from support.paths import ROOT
 from support.stages import chain_of_tiny, config_of
 
@@ -44,7 +44,7 @@ def test_the_parts_are_the_whole(tiny_families, family, rank):
             assert block.trained_bytes == block.weight_bytes
 
 
-@pytest.mark.parametrize("family", [*MODELS, *EDITORS])
+@pytest.mark.parametrize("family", [*MODELS, *AT_NIGHT])
 def test_what_crosses_a_cut_is_what_a_stage_sends(tiny_families, family):
     """The real forward pass of a first stage with numbers, which ends at its cut."""
     folder = tiny_families[family]
