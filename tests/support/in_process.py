@@ -71,7 +71,7 @@ def _iteration(config, prompts, index, state, folder):
             segments.append(segment)
             parts.append((scored.rewards, np.array([*sampled.step_values.values()]).T))
         joined = {name: np.concatenate([part[name] for part, _ in parts]) for name in parts[0][0]}
-        columns[group] = settle(joined, config.reward_weights)
+        columns[group] = settle(joined, config.rewards)
         step_values[group] = np.concatenate([kl for _, kl in parts])
     keys = {group: prompt.key for group, prompt in enumerate(round_.prompts)}
     found = advantages_of(config, columns, keys, {}, step_values if config.asks_of_steps else None)
