@@ -4,7 +4,6 @@ Each check raises ConfigError with one line: what is wrong, its value, and what 
 """
 
 import inspect
-import os
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
@@ -19,15 +18,12 @@ from digen_core.config.judge_template import (
     load_template,
 )
 from digen_core.config.rewards import (
-    AestheticConfig,
-    ClipConfig,
     FunctionConfig,
     GenevalConfig,
     JudgeConfig,
     OcrConfig,
     PairwiseConfig,
     RewardConfig,
-    ServerReward,
     ShapesEditConfig,
     VlmReward,
     that_see,
@@ -36,7 +32,7 @@ from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
 from digen_core.data.prompts import Prompt
 from digen_core.errors import ConfigError, UserError
-from digen_core.preflight.hub import check_source
+from digen_core.preflight.reward_files import check_files
 
 
 def check_rewards(config: RunConfig, train: list[Prompt], evaluation: list[Prompt]) -> None:
@@ -56,7 +52,7 @@ def check_rewards(config: RunConfig, train: list[Prompt], evaluation: list[Promp
         _check_pool(name, reward, config.cluster)
         _check_frames(name, reward, config)
         _check_asked(name, reward, config, [*train, *evaluation])
-        _check_files(name, reward, here=config.cluster.address is None)
+        check_files(name, reward, here=config.cluster.address is None)
         if isinstance(reward, FunctionConfig):
             _check_function(reward)
         _check_source(name, reward, config)
@@ -206,38 +202,6 @@ def _check_prompts(kind: str, prompts: list[Prompt], judge: Callable[[Prompt], o
             judge(prompt)
         except ValueError as error:
             raise ConfigError(f"{prompt.origin} is not for the reward {kind!r}: {error}") from error
-
-
-def _check_files(name: str, reward: RewardConfig, *, here: bool) -> None:
-    """Check that models are there, or can be downloaded if they are loaded here."""
-    if isinstance(reward, AestheticConfig) and not Path(reward.head).is_file():
-        raise ConfigError(
-            f"rewards.{name}.head {reward.head} is no file (seen from {Path.cwd()}); give the "
-            "safetensors file of the predictor's layers"
-        )
-    token = reward.token_variable if isinstance(reward, ServerReward) else None
-    if here and token is not None and not os.environ.get(token):
-        raise ConfigError(
-            f"rewards.{name}.token_variable is {token}, which is not set in the environment; "
-            "export it before the start"
-        )
-    if isinstance(reward, ClipConfig):
-        own, processor = reward.revision, reward.processor_path
-        _check_model(name, "path", reward.path, own, here=here)
-        _check_model(
-            name, "processor", processor, own if processor == reward.path else None, here=here
-        )
-    if isinstance(reward, GenevalConfig):
-        _check_model(name, "detector", reward.detector, reward.detector_revision, here=here)
-
-
-def _check_model(name: str, key: str, path: str, revision: str | None, *, here: bool) -> None:
-    """Check that a model, or its processor, is a folder or can be had from the hub."""
-    if not Path(path).is_dir():
-        is_processor = key == "processor"
-        files = ["preprocessor_config.json", "processor_config.json"]
-        wanted = files if is_processor else ["config.json"]
-        check_source(f"rewards.{name}.{key} {path}", path, wanted, revision, here=here)
 
 
 def _wants_sources(reward: FunctionConfig) -> bool:

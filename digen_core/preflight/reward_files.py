@@ -1,0 +1,78 @@
+"""Files of rewards: models, tokenizers and tokens without which one cannot be made."""
+
+import os
+from pathlib import Path
+
+from digen_core.config.rewards import (
+    AestheticConfig,
+    ClipConfig,
+    GenevalConfig,
+    ImageRewardConfig,
+    RewardConfig,
+    ServerReward,
+)
+from digen_core.errors import ConfigError
+from digen_core.preflight.hub import check_source
+
+
+def check_files(name: str, reward: RewardConfig, *, here: bool) -> None:
+    """Check that what a reward loads is there, or can be downloaded if it is loaded here.
+
+    Args:
+        name: of the reward.
+        reward: its config.
+        here: it is loaded on this machine.
+
+    Raises:
+        ConfigError: it is not; the message is one line.
+    """
+    if isinstance(reward, AestheticConfig) and not Path(reward.head).is_file():
+        raise ConfigError(
+            f"rewards.{name}.head {reward.head} is no file (seen from {Path.cwd()}); give the "
+            "safetensors file of the predictor's layers"
+        )
+    token = reward.token_variable if isinstance(reward, ServerReward) else None
+    if here and token is not None and not os.environ.get(token):
+        raise ConfigError(
+            f"rewards.{name}.token_variable is {token}, which is not set in the environment; "
+            "export it before the start"
+        )
+    if isinstance(reward, ClipConfig):
+        own, processor = reward.revision, reward.processor_path
+        _check_model(name, "path", reward.path, own, here=here)
+        _check_model(
+            name, "processor", processor, own if processor == reward.path else None, here=here
+        )
+    if isinstance(reward, GenevalConfig):
+        _check_model(name, "detector", reward.detector, reward.detector_revision, here=here)
+    if isinstance(reward, ImageRewardConfig):
+        _check_image_reward(name, reward, here=here)
+
+
+def _check_image_reward(name: str, reward: ImageRewardConfig, *, here: bool) -> None:
+    """Check that ImageReward's files and the tokenizer are there, or can be had from the hub."""
+    from digen_core.rewards.blip.checkpoint import TEXT_CONFIG, WEIGHTS
+
+    label, folder = f"rewards.{name}.path {reward.path}", Path(reward.path)
+    for file in (WEIGHTS, TEXT_CONFIG):
+        if not folder.is_dir():
+            check_source(label, reward.path, [file], reward.revision, here=here)
+        elif here and not (folder / file).is_file():
+            raise ConfigError(
+                f"{label} (seen from {Path.cwd()}) is without {file}; give the folder of "
+                f"ImageReward's published files, {WEIGHTS} and {TEXT_CONFIG}"
+            )
+    if not Path(reward.tokenizer).is_dir():
+        files = ["tokenizer_config.json", "vocab.txt"]
+        check_source(
+            f"rewards.{name}.tokenizer {reward.tokenizer}", reward.tokenizer, files, None, here=here
+        )
+
+
+def _check_model(name: str, key: str, path: str, revision: str | None, *, here: bool) -> None:
+    """Check that a model, or its processor, is a folder or can be had from the hub."""
+    if not Path(path).is_dir():
+        is_processor = key == "processor"
+        files = ["preprocessor_config.json", "processor_config.json"]
+        wanted = files if is_processor else ["config.json"]
+        check_source(f"rewards.{name}.{key} {path}", path, wanted, revision, here=here)
