@@ -168,8 +168,17 @@ class Verdict(_OfPairs):
     pattern: Annotated[str, AfterValidator(_with_one_group)]
     """Regular expression whose one group is the name; the last match in the answer counts."""
 
-    tie: str | None = None
+    tie: str | None = Field(None, min_length=1, max_length=40)
     """What stands in its place if neither is better; null: the model has to choose."""
+
+    @model_validator(mode="after")
+    def _check_tie(self) -> Self:
+        taken = [name.strip().lower() for name in (self.first, self.second, "")]
+        if self.tie is not None and self.tie.strip().lower() in taken:
+            raise ValueError(
+                f"tie is {shown(self.tie)}; use another name than those of first and second"
+            )
+        return self
 
 
 Template: TypeAlias = YesNo | Rubric | Pattern

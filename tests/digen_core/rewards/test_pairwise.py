@@ -304,6 +304,9 @@ def test_a_template_for_single_samples_is_told(server, template):
     for names in ('first = "A"\nsecond = " a"', 'first = " "'):
         with pytest.raises(UserError, match="first and second must be two names"):
             score(server.url, template=template(f'{names}\nuser = "{{prompt}}"'))
+    for tie in ("LEFT ", "right", " "):
+        with pytest.raises(UserError, match=r"tie is .*; use another name than those of first an"):
+            score(server.url, template=template(VERDICT.replace("neither", tie)))
     with pytest.raises(RewardError, match=r"names \{mood\}, which the prompt has not"):
         score(server.url, template=template('user = "{mood}"'))
 
