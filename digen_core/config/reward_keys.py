@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final
 
-from digen_core.config.checkpoint import CheckpointConfig
+from digen_core.config.checkpoint import EVALUATION, CheckpointConfig
 from digen_core.config.rewards import (
     REWARD_TYPES,
     PairwiseConfig,
@@ -173,10 +173,12 @@ def _check_request(name: str, reward: RemoteConfig, group_size: int) -> None:
 
 def _check_best(metric: str, rewards: Mapping[str, RewardConfig]) -> None:
     """Refuse to look for the best version by what is the same of all versions, and not kept."""
-    names = relative(rewards)
-    scores = [f"{kind}/{name}/score" for kind in ("reward", "evaluation") for name in names]
-    weighs = any(reward.weight for reward in that_see(rewards, "samples").values())
-    if metric in scores or (names and not weighs and metric in _TOTALS):
+    names, others = relative(rewards), that_see(rewards, "samples")
+    scores = [f"reward/{name}/score" for name in names]
+    asks_nothing = tuple(f"{EVALUATION}{name}/" for name in names) if others else EVALUATION
+    weighs = any(reward.weight for reward in others.values())
+    is_one = metric in scores or metric.startswith(asks_nothing)
+    if names and (is_one or (not weighs and metric in _TOTALS)):
         raise ValueError(
             f"checkpoints.best_by is {metric!r}, but rewards that compare the samples of a group "
             f"({', '.join(names)}) do not tell one version from another; use another metric, or "

@@ -35,6 +35,11 @@ REMOTE = {"type": "remote", "url": "http://127.0.0.1:1/score", "sees": "groups"}
         ({"shapes": 1, "r": RANKED},
          {"checkpoints": {"keep_best": 1, "best_by": "reward/r/score"}},
          "checkpoints.best_by is 'reward/r/score', but rewards that compare"),
+        ({"shapes": 1, "r": RANKED},
+         {"checkpoints": {"keep_best": 1, "best_by": "evaluation/r/ties"}},
+         "checkpoints.best_by is 'evaluation/r/ties', but rewards that compare"),
+        ({"p": PAIRWISE}, {"checkpoints": {"keep_best": 1, "best_by": "evaluation/shapes/score"}},
+         "checkpoints.best_by is 'evaluation/shapes/score', but rewards that compare"),
         ({"shapes": 0, "r": {**RANKED, "weight": 0}}, {}, "all weigh 0; nothing would be learnt"),
     ],
 )  # fmt: skip
