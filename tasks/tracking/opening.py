@@ -1,12 +1,13 @@
 """The opening of a run in MLflow, new or resumed, which has to work first; its parameters."""
 
 import json
+from functools import cache
 from getpass import getuser
 from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import Param, RunInfo
+from mlflow.entities import Param, Run, RunInfo
 
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
@@ -75,15 +76,18 @@ def _logged_in(client: MlflowClient, run: RunInfo) -> set[str]:
     For a run whose folder forgot what it logged.
     """
 
+    @cache
     def steps_of(metric: str) -> set[int]:
         return {point.step for point in client.get_metric_history(run.run_id, metric)}
 
-    versions = set(map(str, steps_of("evaluation/reward")))
+    def is_whole(one: Run) -> bool:
+        version, metrics = one.data.params.get("policy_version", ""), sorted(one.data.metrics)[:1]
+        in_curves = all(version in map(str, steps_of(metric)) for metric in metrics)
+        return one.info.status == "FINISHED" and in_curves  # these come last, and all at once
+
     nested = client.search_runs([run.experiment_id], f"tags.`{PARENT_TAG}` = '{run.run_id}'")
     evaluations = {
-        evaluation_key(one.data.tags.get(EVALUATION_TAG, ""))
-        for one in nested
-        if one.info.status == "FINISHED" and one.data.params.get("policy_version") in versions
+        evaluation_key(one.data.tags.get(EVALUATION_TAG, "")) for one in nested if is_whole(one)
     }
     return evaluations.union(map(iteration_key, steps_of("time/iteration_seconds")))
 

@@ -386,22 +386,27 @@ def test_a_run_that_ended_without_a_word_is_told_of_as_killed(tracker, runs_dir,
     assert run_of(tracker).info.status == "KILLED"
 
 
-def test_a_run_whose_folder_forgot_what_it_logged_logs_nothing_twice(tracker, runs_dir, request):
-    """MLflow knows which iterations it has."""
+@pytest.mark.parametrize("rewards", [{"reward": 0.5}, {"watched/score": 0.5}, {}], ids=list)
+def test_a_run_whose_folder_forgot_what_it_logged_logs_nothing_twice(
+    tracker, runs_dir, request, rewards
+):
+    """MLflow knows which iterations it has, and evaluations, whatever they show."""
+    report = REPORT.model_copy(update={"rewards": rewards})
     folder = runs_dir / request.node.name
     for version in (1, 2):
         tracker.log_iteration(record_of(version, **{"time/iteration_seconds": version}))
-    tracker.log_evaluation("iteration-0002", REPORT)
+    tracker.log_evaluation("iteration-0002", report)
     tracker.finish("KILLED")
     shutil.rmtree(folder / "tracking")
     resumed = Tracker.resume(config_in(runs_dir), folder, tracker.mlflow_run_id)
     for version in (2, 3):
         resumed.log_iteration(record_of(version, **{"time/iteration_seconds": version}))
     for tag in ("iteration-0002", "after"):
-        resumed.log_evaluation(tag, REPORT)
+        resumed.log_evaluation(tag, report)
     resumed.finish("FINISHED")
     assert history_of(resumed, "time/iteration_seconds") == [(1, 1.0), (2, 2.0), (3, 3.0)]
-    assert history_of(resumed, "evaluation/reward") == [(2, 0.5), (2, 0.5)], "each evaluation once"
+    for name, value in rewards.items():
+        assert history_of(resumed, f"evaluation/{name}") == [(2, value)] * 2, "each evaluation once"
     assert len(nested_runs(resumed)) == 2
 
 
