@@ -326,7 +326,7 @@ class RemoteConfig(ServerReward):
     """arrow: an IPC stream of uint8 tensors; json: PNG files in base64."""
 
     batch_size: int = Field(32, ge=1)
-    """Samples in one request; not of a reward that sees groups."""
+    """Most samples in one request; where the reward sees groups, it has to be a whole one."""
 
 
 class VlmReward(ServerReward):
@@ -398,7 +398,7 @@ class PairwiseConfig(VlmReward):
 
     orders: Literal["one", "both"] = "one"
     """one: each pair is shown once, and each sample first as often as second, or once more; both:
-    each pair is shown in both orders, and if the answers differ it is a tie."""
+    each pair is shown in both orders and counts their mean: a tie if the winners differ."""
 
     counts: Literal["wins", "probabilities"] = "wins"
     """What a comparison counts. wins: 1 for the better one, 1/2 each in a tie; probabilities: how

@@ -2,7 +2,7 @@
 
 The score of sample i is its win rate, 1 / k times the sum over its k opponents j of 1 if i is
 better than j, of 1/2 if neither is, else of 0. With all others as opponents it is the reward of
-Pref-GRPO (arXiv 2508.20751).
+Pref-GRPO (arXiv 2508.20751). A pair that is shown in both orders counts the mean of the two.
 """
 
 from collections.abc import Mapping, Sequence

@@ -174,6 +174,18 @@ def test_in_both_orders_a_judge_that_contradicts_itself_ties():
     assert found["score"].sum() == pytest.approx(2)
 
 
+def test_in_both_orders_a_win_and_a_tie_count_their_mean(template):
+    def shy(request):
+        one, other = levels_of(request)
+        return says("it is left" if one > other else "it is neither")
+
+    with judging(shy) as server:
+        found = score(server.url, template=template(VERDICT), orders="both", max_tokens=64)
+    assert found["score"].tolist() == pytest.approx([0.25, 0.75, 1.25 / 3, 1.75 / 3])
+    assert found["ties"].tolist() == [0] * 4
+    assert found["first"].tolist() == [0.75] * 4
+
+
 def test_a_request_shows_both_with_their_titles_and_asks(server):
     score(server.url, IMAGES[:2], prompt='a "dog"')
     (request,) = server.requests
