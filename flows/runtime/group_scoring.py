@@ -12,7 +12,7 @@ from typing import Any
 
 from prefect.futures import PrefectFuture
 
-from digen_core.config.rewards import that_see
+from digen_core.config.rewards import ServerReward, that_see
 from digen_core.control.protocol import Fragment, FragmentScored
 from digen_core.data.prompts import Prompt
 from flows.runtime.context import RunContext
@@ -91,14 +91,15 @@ class GroupScoring:
         size = sum(part.num_samples for part in parts)
         # Numbered after its fragments: what is kept of a failure has a name of its own.
         whole = replace(parts[0], index=len(parts), first_sample=0, num_samples=size)
-        asked = group.asked
+        asked, name = group.asked, None if pool is None else pool.name
+        seeing = that_see(self._run.config.rewards_of(name), "groups")
 
         def event_of(receipt: Receipt[Scored]) -> Sequence[FragmentScored]:
             return self._events_of(it, group, receipt) if asked == group.asked else []
 
         work = Work(
             body=score_group,
-            label=f"score g{whole.group:02d}" + ("" if pool is None else f" {pool.name}"),
+            label=f"score g{whole.group:02d}" + ("" if name is None else f" {name}"),
             device=device,
             kind="score",
             about={"group": whole.group, "num_items": 0},  # no cost of a fragment is learnt of it
@@ -110,8 +111,9 @@ class GroupScoring:
             },
             event_of=event_of,
             priority=URGENT if pool is None else it.round.priority_of(whole.group),
-            resource=None if pool is None else pool.name,
+            resource=name,
             takes_from=frozenset(own.device for own in group.parts.values()),
+            lasts=any(isinstance(reward, ServerReward) for reward in seeing.values()),
         )
         self._submitter.submit(it, work)
 

@@ -53,6 +53,8 @@ class Work(Generic[FactsT]):
     resource: str | None = None  # it runs on any worker that declares this, not on the device
     takes_from: frozenset[str] = frozenset()
     """Devices that hold what it takes: if one is lost, its result is dropped, too."""
+    lasts: bool = False
+    """Nobody knows how long it takes, as of loading: it is not soon taken for one that hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ class Submitter:
             future,
             lambda ended: self._end(iteration, work, span, ended),
         )
-        expected = self._expected(span, work.device)
+        expected = None if work.lasts else self._expected(span, work.device)
         self._run.watch.begin(future.task_run_id, work.label, expected)
         return future
 

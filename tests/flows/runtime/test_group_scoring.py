@@ -35,13 +35,19 @@ def receipt(**rewards):
     return Receipt(Ran("rollout-0", 0.0, 1.0, num_bytes=0), Scored(rewards))
 
 
-@pytest.fixture
-def scoring():
-    own = {"sees": "groups", "type": "function", "function": "m:f"}
-    rewards = {"shapes": 1, "here": own, "there": {**own, "pool": "judges"}}
+OWN = {"sees": "groups", "type": "function", "function": "m:f"}
+REWARDS = {"shapes": 1, "here": OWN, "there": {**OWN, "pool": "judges"}}
+
+
+def scoring_of(rewards):
     tree = {"rewards": rewards, "rollout": {"group_size": 4, "fragment_size": 2}}
     run = SimpleNamespace(config=RunConfig.model_validate(tree), run_dir="run")
     return GroupScoring(run, Submitter())
+
+
+@pytest.fixture
+def scoring():
+    return scoring_of(REWARDS)
 
 
 @pytest.fixture
@@ -117,3 +123,20 @@ def test_groups_of_unequal_fragments_are_whole_when_all_samples_are_there(scorin
         assert not scoring._submitter.works
         scoring.add(it, part, receipt(reward=[0.0] * part.num_samples), PROMPT)
     assert len(scoring._submitter.works) == 2
+
+
+@pytest.mark.parametrize(
+    ("reward", "lasts"),
+    [
+        ({"type": "pairwise", "url": "http://127.0.0.1:1/v1", "model": "m"}, True),
+        ({"type": "remote", "url": "http://127.0.0.1:1/score", "sees": "groups"}, True),
+        (OWN, False),
+    ],
+    ids=["pairwise", "remote", "own"],
+)
+def test_many_questions_about_a_group_are_not_soon_taken_for_a_task_that_hangs(it, reward, lasts):
+    scoring = scoring_of({**REWARDS, "there": {**reward, "pool": "judges"}})
+    for part in (A, B):
+        decoded(scoring, it, part, "rollout-0", 0.5)
+    here, there = scoring._submitter.works
+    assert (here.lasts, there.lasts) == (False, lasts)

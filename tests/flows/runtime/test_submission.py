@@ -9,7 +9,7 @@ from digen_core.control.protocol import Fragment
 from digen_core.errors import UserError
 from flows.runtime.fleet.batch import TaskFailedError, receipt_of
 from flows.runtime.generation import about
-from flows.runtime.submission import URGENT, Work
+from flows.runtime.submission import URGENT, Submitter, Work
 from tasks.receipts import Ran, Receipt, Trained, attach, collecting, packed
 from tasks.runner.completions import Completion
 from tasks.train import train_pack
@@ -39,9 +39,32 @@ def test_work_can_be_printed():
         "Work(body=Body('train'), label='train p003', device='trainer-0', kind='train', "
         "about={'group': 1, 'fragment': 2, 'num_items': 3, 'cost': 1.0}, "
         "parameters={'version': 7}, "
-        f"priority={URGENT}, resource=None, takes_from=frozenset())"
+        f"priority={URGENT}, resource=None, takes_from=frozenset(), lasts=False)"
     )
     assert work.event_of(Receipt(RAN, Trained(too_large=False))) is None
+
+
+@pytest.mark.parametrize(("lasts", "expected"), [(False, 0.0), (True, None)])
+def test_nobody_knows_how_long_work_takes_that_says_so(lasts, expected):
+    watched, future = [], SimpleNamespace(task_run_id=7)
+    task = SimpleNamespace(submit=lambda *arguments, **parameters: future)
+    run = SimpleNamespace(
+        run_id="run",
+        config=SimpleNamespace(model=SimpleNamespace(compile=False)),
+        workers=SimpleNamespace(
+            body=lambda body: SimpleNamespace(task=task), place=lambda kind, device: (device, {})
+        ),
+        fleet=SimpleNamespace(addresses={}, known={"rollout-0": SimpleNamespace(kind="cpu")}),
+        progress=SimpleNamespace(known_costs=SimpleNamespace(kinds={})),
+        trace=SimpleNamespace(begin=lambda span: None),
+        watch=SimpleNamespace(begin=lambda *about: watched.append(about)),
+    )
+    work = Work(
+        body=train_pack, label="a", device="rollout-0", kind="score", parameters={}, lasts=lasts
+    )
+    iteration = SimpleNamespace(index=0, context=SimpleNamespace(run=lambda submit: submit()))
+    assert Submitter(run).submit(iteration, work) is future
+    assert watched == [(7, "a", expected)]
 
 
 def test_a_receipt_of_the_tasks_kind_is_read():
