@@ -186,9 +186,9 @@ def scores_of(
     except RewardError as error:
         keep(list(functions), str(error))
         raise
-    for name in functions:
-        if configs[name].on_failure == "drop" and columns[f"{name}/{FAILED}"].any():
-            keep([name], f"reward {name!r} gave no number")
+    needed = [name for name in functions if configs[name].on_failure == "drop"]
+    if lacking := [name for name in needed if columns[f"{name}/{FAILED}"].any()]:
+        keep(lacking, f"reward {', '.join(map(repr, lacking))} gave no number")
     for note in notes:
         logger.warning(note)
     rewards = {name: values.tolist() for name, values in columns.items()}

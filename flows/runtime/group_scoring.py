@@ -74,8 +74,8 @@ class GroupScoring:
             return
         group.asked += 1
         group.columns.clear()
-        for pool in self._by:
-            self._submit(it, group, pool, prompt, group.parts[fragment].device)
+        for place in range(len(self._by)):
+            self._submit(it, group, place, prompt, group.parts[fragment].device)
 
     def forget(self, devices: Collection[str]) -> None:
         """Drop the fragments that lost devices held; they come again."""
@@ -85,12 +85,12 @@ class GroupScoring:
                     del group.parts[fragment]
 
     def _submit(
-        self, it: OpenIteration, group: _Group, pool: Pool | None, prompt: Prompt, device: str
+        self, it: OpenIteration, group: _Group, place: int, prompt: Prompt, device: str
     ) -> None:
-        parts = sorted(group.parts)
+        parts, pool = sorted(group.parts), self._by[place]
         size = sum(part.num_samples for part in parts)
-        # Numbered after its fragments: what is kept of a failure has a name of its own.
-        whole = replace(parts[0], index=len(parts), first_sample=0, num_samples=size)
+        # Numbered after its fragments: what each keeps of a failure has a name of its own.
+        whole = replace(parts[0], index=len(parts) + place, first_sample=0, num_samples=size)
         asked, name = group.asked, None if pool is None else pool.name
         seeing = that_see(self._run.config.rewards_of(name), "groups")
 

@@ -2,10 +2,13 @@
 
 import torch
 
+from digen_core.config.rewards import FunctionConfig
+from digen_core.control.protocol import Fragment
 from digen_core.data.prompts import Prompt
 from digen_core.rewards.scoring import Asked
+from digen_core.transport.kept_inputs import read_inputs
 from support.edits import source
-from tasks.score import _asked, asked_of
+from tasks.score import _asked, asked_of, scores_of
 
 
 def test_what_was_asked_is_asked_again():
@@ -29,3 +32,17 @@ def test_of_one_image_each_there_are_no_others():
     assert (frames.sources.shape, frames.more_sources) == ((6, 3, 16, 24), None)
     texts = Asked.of([Prompt("a")] * 2, images)
     assert texts.sources is texts.more_sources is None
+
+
+def test_all_rewards_that_drop_a_group_are_kept_with_its_samples(tmp_path):
+    reward = {"function": "m:f", "on_failure": "drop"}
+    configs = {name: FunctionConfig(**reward) for name in ("one", "other", "sound")}
+    none, some = (
+        lambda images, prompts, own=own: torch.full((3,), own) for own in (torch.nan, 1.0)
+    )
+    functions = {"one": none, "other": none, "sound": some}
+    at = Fragment(0, 1, 2, 0, 3), tmp_path
+    scores_of(functions, configs, torch.rand(3, 3, 16, 24), [Prompt("a")] * 3, at)
+    (kept,) = read_inputs(tmp_path, 0)
+    assert kept.about["rewards"] == ["one", "other"]
+    assert kept.found == "reward 'one', 'other' gave no number"

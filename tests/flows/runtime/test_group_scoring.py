@@ -75,6 +75,8 @@ def test_a_group_is_scored_once_all_its_fragments_are_and_not_before(scoring, it
         assert work.parameters["images"] == ["images of A", "images of 1 on rollout-1"]
         assert work.parameters["prompts"] == [PROMPT] * 4
         assert work.about == {"group": 1, "num_items": 0}
+    kept = [work.parameters["at"] for work in works]  # of what failed, beside that of A and B
+    assert kept == [(Fragment(3, 1, index, 0, 4), "run") for index in (2, 3)]
     found = receipt(reward=[9.0] * 4, **{"there/score": [5.0, 6, 7, 8]})
     assert there.event_of(found) == []  # the other has not said it
     found = receipt(reward=[9.0] * 4, **{"here/score": [1.0, 2, 3, 4]})
