@@ -64,6 +64,9 @@ class Family(NamedTuple):
     shown_several: tuple[str, ...] = ()
     """Those of them that are shown several of a prompt."""
 
+    picture_marks: tuple[str, ...] = ()
+    """What stands for pictures and videos where its text encoder is shown them: no text has it."""
+
     kinds: tuple[str, ...] = ()
     """Kinds of its models that differ in more than size, the plain one aside, by the names that
     ``digen make-tiny`` takes. A model's folder says which kind it is."""
@@ -136,6 +139,7 @@ FAMILIES: Final[dict[str, Family]] = {
         editors=_QWEN_EDITORS,
         only_edits=_QWEN_EDITORS,
         shown_several=_QWEN_EDITORS[1:],
+        picture_marks=("<|image_pad|>", "<|video_pad|>"),
         kinds=("edit", "edit-plus"),
         attention=MASKED,
     ),
@@ -209,3 +213,11 @@ else:
 """A key of ``FAMILIES``."""
 
 VIDEO_FAMILIES: Final = tuple(name for name, family in FAMILIES.items() if family.makes_videos)
+
+
+def mark_in(text: str, family: Family) -> str:
+    """Return what is wrong with words beside images that have a mark of one in them, or nothing."""
+    for mark in family.picture_marks:
+        if mark in text:
+            return f"has {mark} in it, where the text encoder is shown a picture; leave it out"
+    return ""

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from digen_core.config.families import FAMILIES, Family, mark_in
 from digen_core.config.model import Size
 from digen_core.config.run import RunConfig
 from digen_core.config.shipped import located
@@ -261,7 +262,7 @@ def _parse(
     folder = place if place.is_dir() else place.parent
     image_column = prompts.image_column
     weight_column = prompts.weight_column if weighted else None
-    return [
+    found = [
         Prompt(
             _text(row, prompts.column),
             _metadata(row, prompts.metadata_columns),
@@ -272,6 +273,16 @@ def _parse(
         )
         for row in rows
     ]
+    for prompt in found:
+        _require_no_marks(prompt, FAMILIES[config.model.family])
+    return found
+
+
+def _require_no_marks(prompt: Prompt, family: Family) -> None:
+    """Check that what comes with images has nothing in its words that stands for one."""
+    for text in (prompt.text, prompt.negative or "") if prompt.images else ():
+        if mark := mark_in(text, family):
+            raise ConfigError(f"{prompt.origin}: {shown(text, 80)} {mark}")
 
 
 def _text(row: Row, column: str) -> str:

@@ -27,6 +27,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import pad
 
+from digen_core.config.families import FAMILIES, mark_in
 from digen_core.config.model import ModelConfig
 from digen_core.errors import ConfigError, UserError
 from digen_core.inputs.reading import read_json_object
@@ -197,17 +198,14 @@ class QwenImagePolicy(PipelinePolicy):
         """Embed prompts; of an editor beside the images [n, H, W, 3] that each comes with.
 
         Raises:
-            UserError: a prompt has the mark of a picture in it, which stands for one.
+            UserError: a prompt has the mark of a picture or video in it, which stands for one.
         """
         if not self.reads_sources:
             return self.embed(prompts)
         rows = []
         for prompt, pixels in zip(prompts, shown, strict=True):
-            if PICTURE in prompt:
-                raise UserError(
-                    f"the prompt {quoted(prompt)} has {PICTURE} in it, where Qwen2.5-VL is shown a "
-                    "picture; leave it out"
-                )
+            if mark := mark_in(prompt, FAMILIES[self.config.family]):
+                raise UserError(f"the prompt {quoted(prompt)} {mark}")
             # The processor has nothing of lengths: one at a time, as the pipelines are called.
             embeds, _ = self.pipeline.encode_prompt(
                 prompt=[prompt], image=[*map(self._as_read, pixels)], device=self.device

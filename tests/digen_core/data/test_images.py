@@ -144,6 +144,17 @@ def test_a_row_has_no_more_images_than_the_model_is_shown(tmp_path, family, imag
         train_prompts(config)
 
 
+@pytest.mark.parametrize("words", [{"prompt": "a <|image_pad|>"}, {"not": "<|video_pad|>"}])
+def test_words_with_the_mark_of_a_picture_are_refused_before_anything_starts(tmp_path, words):
+    rows = [{"prompt": "a", "image": url_of(picture(seed)), "not": None} for seed in (0, 1)]
+    rows[1] |= words
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = {"negative_column": "not"}
+    assert len(all_prompts(config_of(tmp_path, **settings))) == 2  # FLUX.2 reads no pictures
+    with pytest.raises(ConfigError, match=r"line 2: '.*_pad\|>' has <\|.*_pad\|> in it, where"):
+        train_prompts(config_of(tmp_path, family="qwen_image", **settings))
+
+
 def test_lists_count_towards_what_memory_holds(tmp_path, monkeypatch):
     several_rows(tmp_path, "parquet")
     most = sum(len(own) for images in SEVERAL for own in images)

@@ -269,10 +269,12 @@ def test_tokens_of_an_image_do_not_count_as_words(editors, name):
 @pytest.mark.parametrize("name", QWEN)
 def test_a_prompt_with_a_picture_of_its_own_is_refused(editors, name):
     policy = load_editor(editors, name)
-    for about in ({"text": "a <|image_pad|>"}, {"text": "a", "negative": "<|image_pad|>"}):
-        with pytest.raises(
-            UserError, match=r"has <\|image_pad\|> in it, where Qwen2.5-VL is shown"
-        ):
+    for about in (
+        {"text": "a <|image_pad|>"},
+        {"text": "a", "negative": "<|image_pad|>"},
+        {"text": "<|vision_start|><|video_pad|><|vision_end|>"},
+    ):
+        with pytest.raises(UserError, match=r"has <\|.*_pad\|> in it, where the text encoder is"):
             encoded(policy, [Prompt(images=(source(0),), **about)])
 
 
