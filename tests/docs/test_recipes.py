@@ -88,8 +88,9 @@ def test_a_recipe_trains_a_tiny_model_of_its_family(recipe, tiny_model_of):
     )
     start = initial_weights(policy, config.train.lora, seed=config.seed)
     rewards = rewards_of(config, policy.device)
-    images = [source(seed) if config.model.source_image else None for seed in range(2)]
-    prompts = [Prompt("a red circle", image=images[0]), Prompt("a blue square", image=images[1])]
+    images = [(source(seed),) * config.model.num_source_images for seed in range(2)]
+    texts = "a red circle", "a blue square"
+    prompts = [Prompt(text, images=own) for text, own in zip(texts, images, strict=True)]
     run = post_train_serially(config, policy, prompts, rewards)
     (row,) = run.metrics
     assert all(np.isfinite(value) for value in row.values())
