@@ -24,13 +24,16 @@ from deployments.bench.runs import prompt_rewards
 from deployments.levels import TARGET, Proof, digest_of, proof_file
 from deployments.views.terminal import terminal
 from digen_core.algorithms.awm import Awm
+from digen_core.config.families import FAMILIES
 from digen_core.config.load import load_config
+from digen_core.config.model import ModelConfig
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import evaluation_prompts, train_prompts
+from digen_core.errors import ConfigError
 from digen_core.maths.statistics import paired_change, standard_error
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import ALL_PARTS
-from digen_core.models.tiny.pipelines import as_editor, build_tiny
+from digen_core.models.tiny.pipelines import build_tiny
 from digen_core.models.trainable import initial_weights
 from digen_core.reference.loop import post_train_serially
 from digen_core.rewards import reward_functions
@@ -97,9 +100,19 @@ def changes_of(config: RunConfig, folder: str, iterations: int) -> dict[str, Any
 def tiny_model(config: RunConfig) -> Any:
     """Return a tiny pipeline of what a recipe is for: one of experts, or that edits, if it does."""
     model = config.model
-    has_experts = model.guidance_scale_2 is not None
-    pipeline = build_tiny(model.family, kind="a14b" if has_experts else "")
-    return as_editor(model.family, pipeline) if model.source_image else pipeline
+    if model.guidance_scale_2 is not None:
+        return build_tiny(model.family, kind="a14b")
+    kinds = ("", *FAMILIES[model.family].kinds)
+    made = (build_tiny(model.family, kind=kind) for kind in kinds)
+    return next(pipeline for pipeline in made if _is_taken(model, pipeline))
+
+
+def _is_taken(model: ModelConfig, pipeline: Any) -> bool:
+    try:
+        model.require_pipeline(type(pipeline).__name__)
+    except ConfigError:
+        return False
+    return True
 
 
 def train_shrunk(path: Path, iterations: int, settings: Mapping[str, Any] | None = None) -> Trained:
@@ -113,7 +126,7 @@ def train_shrunk(path: Path, iterations: int, settings: Mapping[str, Any] | None
     began = monotonic()
     recipe = load_config(path)
     with TemporaryDirectory() as folder:
-        tiny_model(recipe).save_pretrained(folder)
+        tiny_model(load_config(path, dict(settings or {}))).save_pretrained(folder)
         changes = changes_of(recipe, folder, iterations) | dict(settings or {})
         config = load_config(path, changes)
         policy = load_trainable(config, ALL_PARTS)

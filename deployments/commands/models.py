@@ -66,7 +66,7 @@ def make_tiny(
         folder: To save it to; it must not hold anything yet.
         kind: Of a family's models: of wan, ti2v is as Wan2.2-TI2V-5B, a14b as
             Wan2.2-T2V-A14B; of qwen_image, edit as Qwen-Image-Edit, edit-plus as
-            Qwen-Image-Edit-2509; default: the plain one.
+            Qwen-Image-Edit-2509; of flux, kontext as FLUX.1-Kontext-dev; default: the plain one.
         size: Of the transformer: tiny, to see that something works; medium, 10 to 50 million
             parameters, to see what it costs.
         seed: Same seed, same weights.
@@ -87,7 +87,7 @@ def make_tiny(
     pipeline = build_tiny(family, kind=kind, size=size, seed=seed)
     pipeline.save_pretrained(folder)
     more = " --model.num-frames 5" if family in VIDEO_FAMILIES else ""
-    is_editor = type(pipeline).__name__ in FAMILIES[family].only_edits
+    is_editor = bool(kind) and type(pipeline).__name__ in FAMILIES[family].editors
     if is_editor:
         more = " --model.max-sequence-length 64 --num-iterations 2 --train.lora.targets "
         more += """'["to_q", "to_v"]'"""

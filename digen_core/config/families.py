@@ -118,6 +118,7 @@ FAMILIES: Final[dict[str, Family]] = {
         4.885e9,  # T5-XXL's encoder, CLIP-L
         other_pipelines=("FluxKontextPipeline",),
         editors=("FluxKontextPipeline",),
+        kinds=("kontext",),
         blocks=_TWO_KINDS,
     ),
     "sd3": Family(

@@ -127,6 +127,22 @@ def test_the_steps_of_wan22_are_those_of_the_expert_for_high_noise(tiny_model_of
     assert (size, [f"{level:.3f}" for level in levels]) == (1, ["0.964", "0.923", "0.875"])
 
 
+@pytest.mark.parametrize(
+    ("recipe", "images", "kind"),
+    [
+        ("flow_factory_flux_kontext", 1, "FluxKontextPipeline"),
+        ("flow_factory_flux2_klein", 2, "Flux2KleinPipeline"),
+        ("flow_grpo_qwen_image_fast", 0, "QwenImagePipeline"),
+        ("flow_grpo_qwen_image_fast", 1, "QwenImageEditPipeline"),
+        ("flow_grpo_qwen_image_fast", 2, "QwenImageEditPlusPipeline"),
+    ],
+)
+def test_a_tiny_model_is_shown_the_images_that_prompts_come_with(recipe, images, kind):
+    shown = {"prompts.image_column": "image", "model.max_source_images": images}
+    config = load_config(FILES[recipe], shown if images else {})
+    assert type(tiny_model(config)).__name__ == kind
+
+
 def table_of(page: str) -> dict[str, list[str]]:
     """The cells of the rows that begin with a name, by that."""
     lines = [line for line in page.splitlines() if line.startswith("| `")]

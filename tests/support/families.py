@@ -19,7 +19,9 @@ FAMILIES = tuple(families.FAMILIES)
 KINDS = tuple(f"{name}-{kind}" for name, row in families.FAMILIES.items() for kind in row.kinds)
 EDITORS = ("qwen_image-edit", "qwen_image-edit-plus")
 """Names of the tiny models that take no prompt without a source image: FAMILY-KIND."""
-MODELS = (*FAMILIES, *(kind for kind in KINDS if kind not in EDITORS))
+KONTEXT = "flux-kontext"
+"""That of one which is shown a source image, and is a plain FLUX without."""
+MODELS = (*FAMILIES, *(kind for kind in KINDS if kind not in (*EDITORS, KONTEXT)))
 """Names of the other tiny models: of each family the plain one, and FAMILY-KIND."""
 GUIDED = ("flux2", "sd3", "qwen_image", "z_image", "wan")
 PUBLISHED = {
@@ -68,7 +70,7 @@ def load_tiny(
         "max_sequence_length": TOKENS,
         "guidance_scale": 3.0,
         "negative_prompt": NEGATIVE,
-        "source_image": name in EDITORS,
+        "source_image": name in (*EDITORS, KONTEXT),
         **OF_KIND.get(name, {}),
     }
     return load(folder, dtype, parts, family=family_of(name), **defaults | model)

@@ -8,6 +8,7 @@ import torch
 from diffusers import (
     AutoencoderKL,
     FlowMatchEulerDiscreteScheduler,
+    FluxKontextPipeline,
     FluxPipeline,
     FluxTransformer2DModel,
 )
@@ -27,12 +28,12 @@ class FluxPolicy(PipelinePolicy):
     tokenizer_name = "tokenizer_2"
 
     @classmethod
-    def tiny(cls, size: TransformerSize, kind: str = "") -> FluxPipeline:
+    def tiny(cls, size: TransformerSize, kind: str = "") -> FluxPipeline | FluxKontextPipeline:
         """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
         from digen_core.models.tiny import parts, tokenizers
 
         clip_tokenizer, t5_tokenizer = tokenizers.clip_tokenizer(), tokenizers.t5_tokenizer()
-        return FluxPipeline(
+        pipeline = FluxPipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
             vae=parts.image_vae(
                 VAE_CHANNELS, LATENT_CHANNELS, scaling_factor=0.3611, shift_factor=0.1159
@@ -51,6 +52,7 @@ class FluxPolicy(PipelinePolicy):
                 axes_dims_rope=size.axes,
             ),
         )
+        return FluxKontextPipeline(**pipeline.components) if kind else pipeline
 
     def shape_of_latent(self) -> tuple[int, ...]:
         """Return (tokens, channels); pairs of rows and columns are packed into a token."""

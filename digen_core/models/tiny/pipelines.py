@@ -5,10 +5,8 @@ Built offline in seconds; each family's adapter says of what.
 
 from typing import Any
 
-import diffusers
 import torch
 
-from digen_core.config.families import FAMILIES
 from digen_core.config.model import TinySize
 from digen_core.models.families import adapter_of
 from digen_core.models.tiny.sizes import SIZES
@@ -26,16 +24,3 @@ def build_tiny(family: str, *, kind: str = "", size: TinySize = "tiny", seed: in
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return adapter_of(family).tiny(SIZES[size], kind)
-
-
-def as_editor(family: str, pipeline: Any) -> Any:
-    """Return the pipeline of a family that is shown a source image, of the same parts.
-
-    Args:
-        family: one that has such.
-        pipeline: of the family; itself, if it is shown one.
-    """
-    editors = FAMILIES[family].editors
-    if type(pipeline).__name__ in editors:
-        return pipeline
-    return getattr(diffusers, editors[0])(**pipeline.components)

@@ -7,17 +7,19 @@ from deployments.cli import run
 from digen_core.data.prompts import Prompt
 from digen_core.models.tiny.pipelines import build_tiny
 from digen_core.rollout.evaluation import sample_images
-from support.families import EDITORS, FAMILIES, MODELS, family_of, kind_of, load_tiny
+from support.families import EDITORS, FAMILIES, KONTEXT, MODELS, family_of, kind_of, load_tiny
 
 MAX_BYTES = 5_000_000
 
 
-@pytest.mark.parametrize("model", [*MODELS, *EDITORS])
+@pytest.mark.parametrize("model", [*MODELS, *EDITORS, KONTEXT])
 def test_make_tiny_writes_a_model_that_the_family_loads(model, tmp_path, capsys):
     folder, family, kind = tmp_path / "new" / model, family_of(model), kind_of(model)
     command = ["make-tiny", family, str(folder), "--seed", "3"]
     assert run([*command, *(["--kind", kind] if kind else [])]) == 0
-    assert f"--model.family {family} --model.path {folder}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"--model.family {family} --model.path {folder}" in said
+    assert ("digen train shapes_edit" in said) == (model in (*EDITORS, KONTEXT))
     assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < MAX_BYTES
     policy = load_tiny(str(folder), model)
     built = build_tiny(family, kind=kind, seed=3)
@@ -42,8 +44,8 @@ def test_make_tiny_writes_into_an_empty_folder_and_no_other(tmp_path, capsys):
 def test_kinds_are_those_of_the_family(tmp_path, capsys):
     assert run(["make-tiny", "wan", str(tmp_path / "a"), "--kind", "x"]) == 2
     assert "--kind is x; of wan use ti2v" in capsys.readouterr().err
-    assert run(["make-tiny", "flux", str(tmp_path / "a"), "--kind", "ti2v"]) == 2
-    assert "--kind is ti2v; of flux use none" in capsys.readouterr().err
+    assert run(["make-tiny", "sd3", str(tmp_path / "a"), "--kind", "ti2v"]) == 2
+    assert "--kind is ti2v; of sd3 use none" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("family", FAMILIES)
