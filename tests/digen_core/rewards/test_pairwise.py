@@ -46,6 +46,14 @@ def brighter(request):
     return says(A=0.9 * sure, b=0.9 * (1 - sure), C=0.1)
 
 
+def refusing(pair):
+    """Return an answer to each request, which refuses the one about a pair: any may come first."""
+    levels = [round(LEVELS[sample] * 255) for sample in pair]
+    return lambda request: (
+        fails(400, "no")(request) if levels_of(request) == levels else brighter(request)
+    )
+
+
 def biased(request):
     """Prefer the brighter image, and the first one a little more than by that."""
     one, other = levels_of(request)
@@ -262,9 +270,9 @@ def test_garbage_is_one_clear_line(server, template, text, answer, message):
 
 
 def test_a_pair_without_an_answer_is_a_tie_where_that_is_neutral(server, caplog):
-    server.answers = [fails(400, "no")]
-    found = score(server.url, on_failure="neutral", concurrency=1)
     one, other = drawn_pairs(4, None, (0, "a dog"))[0]
+    server.answers = [refusing((one, other))] * 6
+    found = score(server.url, on_failure="neutral")
     wanted = np.array([0, 1, 1 / 3, 2 / 3])
     for sample, against in ((one, other), (other, one)):
         wanted[sample] += ((LEVELS[sample] < LEVELS[against]) - 0.5) / 3
@@ -275,9 +283,10 @@ def test_a_pair_without_an_answer_is_a_tie_where_that_is_neutral(server, caplog)
 
 
 def test_it_drops_the_group_where_nothing_is_to_be_filled_in(server):
-    server.answers = [fails(400, "no")]
-    found = score(server.url, on_failure="drop", concurrency=1)
-    assert set(np.flatnonzero(found["failed"])) == set(drawn_pairs(4, None, (0, "a dog"))[0])
+    pair = drawn_pairs(4, None, (0, "a dog"))[0]
+    server.answers = [refusing(pair)] * 6
+    found = score(server.url, on_failure="drop")
+    assert set(np.flatnonzero(found["failed"])) == set(pair)
 
 
 def test_a_sample_that_the_judge_refuses_has_no_score_and_the_others_have(server):
