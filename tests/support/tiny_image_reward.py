@@ -13,6 +13,13 @@ WORDS = [
     "circle", "square", "squares", "circles", "and", "very", "dog", "##s",
 ]  # fmt: skip
 _VOCABULARY = len(WORDS) + 2  # the published one has two tokens more than its tokenizer, too
+TEXT = {
+    "architectures": ["BertModel"], "hidden_act": "gelu", "hidden_size": WIDTH,
+    "intermediate_size": INNER, "layer_norm_eps": 1e-12, "max_position_embeddings": 40,
+    "num_attention_heads": 12, "num_hidden_layers": LAYERS, "vocab_size": _VOCABULARY,
+    "encoder_width": 1024, "add_cross_attention": True,
+}  # fmt: skip
+"""What ``med_config.json`` says."""
 _HEAD = {0: (1024, WIDTH), 2: (128, 1024), 4: (64, 128), 6: (16, 64), 7: (1, 16)}
 
 
@@ -29,13 +36,7 @@ def write_image_reward(folder: Path, **changes) -> Path:
     weights = {name: value for name, value in weights.items() if value is not None}
     weights["blip.text_encoder.embeddings.position_ids"] = torch.arange(40)[None]
     torch.save(weights, folder / "ImageReward.pt")
-    text = {
-        "architectures": ["BertModel"], "hidden_act": "gelu", "hidden_size": WIDTH,
-        "intermediate_size": INNER, "layer_norm_eps": 1e-12, "max_position_embeddings": 40,
-        "num_attention_heads": 12, "num_hidden_layers": LAYERS, "vocab_size": _VOCABULARY,
-        "encoder_width": 1024, "add_cross_attention": True,
-    }  # fmt: skip
-    (folder / "med_config.json").write_text(json.dumps(text))
+    (folder / "med_config.json").write_text(json.dumps(TEXT))
     tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(WORDS)})
     tokenizer.save_pretrained(folder / "tokenizer")
     return folder

@@ -104,6 +104,6 @@ def _tokenizer(path: str) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # whatever a damaged file raises
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(f"the tokenizer {path} cannot be loaded: {reason}") from error

@@ -9,7 +9,7 @@ import torch
 from digen_core.config.rewards import ImageRewardConfig
 from digen_core.errors import ConfigError
 from digen_core.rewards.blip.image_reward import ImageReward
-from support.tiny_image_reward import write_image_reward
+from support.tiny_image_reward import TEXT, write_image_reward
 
 CPU = torch.device("cpu")
 PROMPTS = ["a red circle", "two green squares and a very blue circle", "a dog"]
@@ -85,6 +85,7 @@ def test_half_precision_is_near(folder):
         ({"mlp.layers.x.weight": torch.ones(4)}, "holds no ImageReward"),
         ({"blip.extra": torch.ones(4)}, "holds no ImageReward: .*blip.extra"),
         ({"blip.visual_encoder.cls_token": "nothing"}, "cls_token is no tensor"),
+        ({"blip.visual_encoder.pos_embed": torch.zeros(1)}, "holds no ImageReward"),
     ],
 )
 def test_other_weights_are_refused(tmp_path, changes, message):
@@ -93,15 +94,24 @@ def test_other_weights_are_refused(tmp_path, changes, message):
         ImageReward(config_of(folder), CPU)
 
 
+def settings(**changes):
+    return json.dumps({**TEXT, **changes}).encode()
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
         ("ImageReward.pt", b"nonsense", "ImageReward.pt of ImageReward cannot be read"),
+        ("ImageReward.pt", b"", "ImageReward.pt of ImageReward cannot be read: EOFError"),
+        ("ImageReward.pt", b".", "ImageReward.pt of ImageReward cannot be read"),
         ("med_config.json", b"{", "med_config.json of ImageReward cannot be read"),
         ("med_config.json", b"\xff\xfe", "med_config.json of ImageReward cannot be read"),
         ("med_config.json", b"[]", "its files are no tables"),
         ("med_config.json", b'{"hidden_size": 24}', "holds no ImageReward: 'hidden_act'"),
         ("med_config.json", json.dumps({"hidden_size": -1}).encode(), "holds no ImageReward"),
+        ("med_config.json", settings(hidden_size="a"), "holds no ImageReward: .*'hidden_size'"),
+        ("med_config.json", settings(num_attention_heads=0), "holds no ImageReward"),
+        ("tokenizer/tokenizer.json", b"{}", "the tokenizer .* cannot be loaded: 'added_tokens'"),
     ],
 )
 def test_damaged_files_are_one_line(tmp_path, file, content, message):
