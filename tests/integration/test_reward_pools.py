@@ -100,6 +100,7 @@ def test_pools_score_the_same_numbers(tree, prefect_backend):
 )
 def test_a_lost_worker_of_a_pool_comes_back(tree, prefect_backend, tmp_path, sees, when_tried):
     from flows.post_train import post_train
+    from flows.runtime.observers import watching
 
     reward = {"type": "function", "function": "smooth_rewards:EndsItsWorkerOnce", "pool": "judges"}
     reward["sees"] = sees
@@ -111,9 +112,12 @@ def test_a_lost_worker_of_a_pool_comes_back(tree, prefect_backend, tmp_path, see
         "cluster.reward_workers": {"judges": 1},
         "num_iterations": 1,
     }
-    config = RunConfig.model_validate(merged(tree, changes))
-    post_train(config)
+    config, watch = RunConfig.model_validate(merged(tree, changes)), Watch()
+    with watching(watch):
+        post_train(config)
     assert marker.read_text().isdigit()
+    told = [text for text in watch.warnings if "probe rewards on judges-0; the run goes on" in text]
+    assert len(told) == when_tried
     assert (
         distance(last_state(only_run(tree)).weights, reference(config).weights)
         < TOLERANCE["float64"]

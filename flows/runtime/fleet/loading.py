@@ -16,7 +16,7 @@ from tasks.cluster.calls import WorkerLostError
 from tasks.cluster.presence import Presence, present_workers
 from tasks.gang.forming import form_gang
 from tasks.measure import measure
-from tasks.receipts import Facts, ProbedRewards
+from tasks.receipts import Facts, FactsT_co, ProbedRewards
 from tasks.rollout import encode
 from tasks.score import Pool, load_rewards, probe_rewards
 from tasks.setup import load_model
@@ -58,11 +58,14 @@ def load_pools(run: RunContext, batch: Batch) -> None:
 
     One that is lost meanwhile is not waited for: who takes its place loads before it scores.
     """
-    for pool, worker in _workers_of_pools(run):
+    loading = [
         batch.submit(load_rewards, f"load rewards on {worker.name}", worker.address, pool)
+        for pool, worker in _workers_of_pools(run)
+    ]
     if batch.num_pending:
         say("loading the rewards on their workers")
     batch.wait(counted=True)
+    _tell_of_lost(run, loading)
 
 
 def probe_loaded_rewards(run: RunContext, batch: Batch) -> None:
@@ -89,9 +92,22 @@ def probe_loaded_rewards(run: RunContext, batch: Batch) -> None:
             )
             probing.append(submitted)
     batch.wait()
+    _tell_of_lost(run, probing)
     ended = [submitted for submitted in probing if submitted.receipt is not None]
     for note in (note for submitted in ended for note in submitted.facts.notes):
         notify(run, "reward-failed", note)
+
+
+def _tell_of_lost(run: RunContext, submitted: Sequence[Submitted[FactsT_co]]) -> None:
+    """Say of which workers of pools tasks are not waited for."""
+    for task in submitted:
+        if task.receipt is None:
+            notify(
+                run,
+                "worker-lost",
+                f"the worker ({task.where}) was lost that was told: {task.label}; the run goes on "
+                "with who takes its place. See its log, and the memory of its machine",
+            )
 
 
 def _workers_of_pools(run: RunContext) -> list[tuple[Pool, Presence]]:
