@@ -41,7 +41,9 @@ def print_run(report: RunReport, seconds: float, console: Console | None = None)
     else:
         console.print(f"{title}: {NO_MEANS}")
     if report.version == 0:
-        console.print("no iteration made an update: in none did a group's rewards differ")
+        console.print(
+            "no iteration made an update: each group's rewards were equal, or a number was missing"
+        )
     console.print(
         f"{report.num_iterations} iterations, {report.after.num_samples} samples of "
         f"{report.after.num_prompts} prompts per evaluation, {_duration(seconds)} in all, "
