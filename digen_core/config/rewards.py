@@ -393,6 +393,9 @@ class PairwiseConfig(VlmReward):
     """What is asked, and how the answer names the better one: a file, see docs/rewards.md;
     digen:judges/NAME is one that digen ships."""
 
+    takes: Takes = "images"
+    """images: a request has the two of a pair; videos: frames of both, as a video model needs."""
+
     opponents: int | None = Field(None, ge=1)
     """Samples of its group that each sample is compared with, drawn from the seed; null: all."""
 
