@@ -211,8 +211,9 @@ def _wants_sources(reward: FunctionConfig) -> bool:
     found = import_reward(reward.function)
     called = found.__call__ if isinstance(found, type) else found
     with suppress(ValueError):  # it is not written in Python
-        wanted = inspect.signature(called).parameters.get("sources")
-        return wanted is not None and wanted.default is wanted.empty
+        taken = inspect.signature(called).parameters
+        wanted = [taken[name] for name in ("sources", "more_sources") if name in taken]
+        return any(own.default is own.empty for own in wanted)
     return False
 
 

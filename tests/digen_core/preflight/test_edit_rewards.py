@@ -36,10 +36,13 @@ def rewards_of(folder):
         "source_similarity": {"source_similarity": {"path": write_clip(folder / "clip")}},
         "judge": {"judge": JUDGE},
         "function": {"smooth_rewards:like_source": 1.0},
+        "more_sources": {"smooth_rewards:like_others": 1.0},
     }
 
 
-@pytest.mark.parametrize("kind", ["shapes_edit", "source_similarity", "judge", "function"])
+@pytest.mark.parametrize(
+    "kind", ["shapes_edit", "source_similarity", "judge", "function", "more_sources"]
+)
 def test_what_judges_edits_wants_images(tmp_path, kind):
     checked(tmp_path, rewards_of(tmp_path)[kind])
     with pytest.raises(ConfigError, match="judges edits of source images, but the prompts come wi"):

@@ -153,3 +153,8 @@ def versus_slowly(images, prompts):
     """As versus, after a moment in which others may be lost."""
     time.sleep(0.2)
     return versus(images, prompts)
+
+
+def like_others(images, prompts, more_sources):
+    """Score by how many images a prompt has behind the first."""
+    return [float(len(own)) for own in more_sources or [()] * len(images)]
