@@ -130,10 +130,20 @@ def test_stages_of_compiled_blocks(tiny_families, tmp_path):
 
 
 def test_stages_compute_at_the_same_time(tiny_families, tmp_path):
-    """A block takes a while, there and back: of 2 stages with 8 portions each waits for 1 in 9."""
+    """A block takes a while, there and back: of 2 stages with 8 portions each waits for 1 in 9.
+
+    A busy machine can only hide it, so one time in a few suffices.
+    """
     config = Case("sd3", stages=2).config(tiny_families["sd3"])  # of 2 blocks
-    for whole, waited in run_gang(2, tmp_path, seconds_of_blocks, config, 8, 0.05):
-        assert 0.5 * whole < waited < 0.8 * whole
+    shares = []
+    for attempt in range(4):
+        (folder := tmp_path / str(attempt)).mkdir()
+        times = run_gang(2, folder, seconds_of_blocks, config, 8, 0.05)
+        shares.append([waited / whole for whole, waited in times])
+        assert min(shares[-1]) > 0.5
+        if max(shares[-1]) < 0.8:
+            return
+    pytest.fail(f"stages waited for each other: {shares}")
 
 
 def test_stages_sample_what_the_whole_samples(tiny_families, tmp_path):

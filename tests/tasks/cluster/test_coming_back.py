@@ -9,6 +9,7 @@ import pytest
 from distributed import Client
 
 from digen_core.config.schedule import ClusterConfig
+from support.waiting import comes_to
 from tasks.cluster.calls import on_scheduler
 from tasks.cluster.cluster import run_cluster
 from tasks.cluster.presence import addresses_of, dismiss
@@ -34,6 +35,10 @@ def worker_process(scheduler, *arguments):
     finally:
         process.terminate()
         process.wait(30)
+
+
+def statuses_of_nannies(client):
+    return {*client.run(lambda dask_worker: dask_worker.status.name, nanny=True).values()}
 
 
 def await_address(client, other_than=None):
@@ -65,7 +70,8 @@ def test_a_worker_ends_with_its_scheduler():
         scheduler = ending.enter_context(run_cluster(ClusterConfig(tls=False), []))
         with worker_process(scheduler) as process:
             with Client(scheduler, set_as_default=False) as client:
-                await_address(client)
+                await_address(client)  # its nanny may not have heard of it yet
+                assert comes_to(lambda: statuses_of_nannies(client) == {"running"})
             ending.close()
             assert process.wait(60) == 0
 
