@@ -1,7 +1,17 @@
 """Dtypes and shapes of what the formulas take: B trajectories, then latent axes."""
 
+from typing import Final
+
 import torch
 from torch import Tensor
+
+TORCH_DTYPES: Final = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+"""The precisions that models compute in, by their names in a config."""
 
 
 def float32_at_least(*tensors: Tensor) -> torch.dtype:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from digen_core.config.model import Attention, ModelConfig
 from digen_core.errors import ConfigError
-from digen_core.models.policy import TORCH_DTYPES, Policy
+from digen_core.maths.tensors import TORCH_DTYPES
+from digen_core.models.policy import Policy
 
 _BACKENDS: Final[dict[Attention, AttentionBackendName]] = {
     "native": AttentionBackendName.NATIVE,

@@ -32,12 +32,13 @@ from digen_core.gang.cutting import run_of
 from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.stage_files import is_kept_in_float32, load_stage
 from digen_core.gang.stages import Stage
+from digen_core.maths.tensors import TORCH_DTYPES
 from digen_core.models.adapters import fold_adapters
 from digen_core.models.expert_names import parts_in
 from digen_core.models.experts import transformer_of, transformers_in
 from digen_core.models.image_size import require_multiples
 from digen_core.models.offload import off_device, on_device
-from digen_core.models.policy import TORCH_DTYPES, Condition, Part, resolve_device
+from digen_core.models.policy import Condition, Part, resolve_device
 from digen_core.models.schedules import shifted_sigmas
 from digen_core.models.tiny.sizes import TransformerSize
 

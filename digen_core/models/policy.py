@@ -21,13 +21,6 @@ TRAINER_PARTS: frozenset[Part] = frozenset({"transformer"})
 
 Condition = dict[str, Tensor]  # embeddings of prompts, each [B, ...]
 
-TORCH_DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-
 
 class Policy(Protocol):
     """A velocity model with the parts of its pipeline that a role needs."""

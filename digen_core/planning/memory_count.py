@@ -20,11 +20,11 @@ from digen_core.gang.degrees import check_degree, check_stages
 from digen_core.gang.members import Gang
 from digen_core.gang.sharding import held, mesh_of
 from digen_core.inputs.weight_files import shapes_in_folder
+from digen_core.maths.tensors import TORCH_DTYPES
 from digen_core.models.families import adapter_of
 from digen_core.models.image_size import read_settings
 from digen_core.models.loading import prepare, shard_weights
 from digen_core.models.pipeline_policy import PipelinePolicy
-from digen_core.models.policy import TORCH_DTYPES
 from digen_core.models.trainable import (
     trainable_parameters,
     trained_of_whole,

@@ -21,8 +21,8 @@ from mlflow.types import DataType, ParamSchema, ParamSpec, Schema
 from mlflow.types.schema import Array, ColSpec
 
 from digen_core.config.run import RunConfig
+from digen_core.maths.tensors import TORCH_DTYPES
 from digen_core.models.families import adapter_of
-from digen_core.models.policy import TORCH_DTYPES
 from digen_core.transport.files import folder_written_whole
 from tasks.tracking import trained_pipeline
 

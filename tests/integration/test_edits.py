@@ -18,8 +18,8 @@ from digen_core.errors import UserError
 from digen_core.reference.replay import kept_iteration, replay_config
 from digen_core.transport.samples import read_samples
 from support.architecture import entries_of_a_run
-from support.edits import picture, write_kontext
-from support.families import EDITORS, TOKENS, family_of
+from support.edits import picture
+from support.families import EDITORS, KONTEXT, TOKENS, family_of
 from support.in_process import train_in_process
 from support.layout_runs import train_only
 from support.runs import (
@@ -77,8 +77,8 @@ def config_of(
 
 
 @pytest.fixture(scope="module")
-def kontext(tiny_families, tmp_path_factory) -> str:
-    return write_kontext(tiny_families["flux"], tmp_path_factory.mktemp("kontext") / "model")
+def kontext(tiny_families) -> str:
+    return tiny_families[KONTEXT]
 
 
 @pytest.mark.slow

@@ -18,11 +18,12 @@ from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
 from digen_core.data.images import SourceImage
 from digen_core.models.trainable import make_trainable, set_weights
-from support.edits import picture, showing, write_kontext
+from support.edits import picture, showing
 from support.families import (
     EDITED,
     EDITORS,
     HEIGHT,
+    KONTEXT,
     MODELS,
     NEGATIVE,
     OF_KIND,
@@ -204,15 +205,13 @@ def test_an_editor_is_shown_what_the_run_showed_it():
     assert np.array_equal(shown, SourceImage.of(file.getvalue()).pixels(32, 48))
 
 
-@pytest.mark.parametrize("model_name", ["flux", "flux2", *EDITORS])
+@pytest.mark.parametrize("model_name", [KONTEXT, "flux2", *EDITORS])
 def test_an_editor_is_given_images(tiny_families, tmp_path, model_name):
     path, family = tiny_families[model_name], family_of(model_name)
     shown, scale = nullcontext(), "guidance_scale"
     if family == "qwen_image":
         pytest.importorskip("torchvision")  # the stock pipeline's processor takes it
         scale = "true_cfg_scale"
-    if family == "flux":
-        path = write_kontext(path, tmp_path / "kontext")
     size = {"height": 64, "width": 80}
     trained(path, model_name, tmp_path / "lora", source_image=True, **size)
     tree = {

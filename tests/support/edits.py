@@ -10,7 +10,6 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from diffusers import FluxKontextPipeline, FluxPipeline
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit as qwen_edit
 from PIL import Image
 
@@ -19,13 +18,6 @@ from digen_core.data.prompts import Prompt
 from digen_core.models.policy import Condition, Policy
 from digen_core.models.tiny.pipelines import build_tiny
 from digen_core.rollout.conditions import encoded
-
-
-def write_kontext(flux: str, folder: Path) -> str:
-    """Write a tiny FLUX as a FLUX.1 Kontext; return its folder."""
-    parts = FluxPipeline.from_pretrained(flux).components
-    FluxKontextPipeline(**parts).save_pretrained(folder)
-    return str(folder)
 
 
 def write_edit_2511(folder: Path) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from digen_core.errors import ConfigError
+from digen_core.rewards.checkpoints import read_checkpoint
 
 if TYPE_CHECKING:
     from transformers.models.blip.modeling_blip import BlipVisionModel
@@ -80,9 +81,9 @@ def load_checkpoint(
 
 def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     path = folder / WEIGHTS
+    weights = read_checkpoint(path, f"{path} of ImageReward cannot be read")
+    path = folder / TEXT_CONFIG
     try:
-        weights = torch.load(path, map_location="cpu", weights_only=True)
-        path = folder / TEXT_CONFIG
         text = json.loads(path.read_text())
     except Exception as error:  # whatever a damaged file raises
         reason = " ".join(str(error).split())[:200] or type(error).__name__

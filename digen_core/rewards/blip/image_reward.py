@@ -14,8 +14,8 @@ from torch import Tensor
 
 from digen_core.config.rewards import ImageRewardConfig
 from digen_core.errors import ConfigError
+from digen_core.maths.tensors import TORCH_DTYPES
 from digen_core.rewards.blip.checkpoint import TEXT_CONFIG, WEIGHTS, load_checkpoint
-from digen_core.rewards.dtypes import DTYPES
 from digen_core.rewards.pixels import as_pixels
 
 MAX_TOKENS: Final = 35
@@ -33,7 +33,7 @@ class ImageReward:
             ConfigError: one of them cannot be loaded.
         """
         self._device, self._batch_size = device, config.batch_size
-        vision, text, head = load_checkpoint(_folder(config), DTYPES[config.dtype])
+        vision, text, head = load_checkpoint(_folder(config), TORCH_DTYPES[config.dtype])
         self._vision, self._text, self._head = (
             module.to(device).eval().requires_grad_(False) for module in (vision, text, head)
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from digen_core.config.rewards import ClipConfig
 from digen_core.errors import ConfigError
-from digen_core.rewards.dtypes import DTYPES
+from digen_core.maths.tensors import TORCH_DTYPES
 from digen_core.rewards.pixels import as_pixels
 
 
@@ -28,7 +28,7 @@ class Clip:
         self._device, self._batch_size = device, config.batch_size
         try:
             model = CLIPModel.from_pretrained(
-                config.path, revision=config.revision, dtype=DTYPES[config.dtype]
+                config.path, revision=config.revision, dtype=TORCH_DTYPES[config.dtype]
             )
             self._processor: Any = CLIPProcessor.from_pretrained(
                 config.processor_path,

@@ -4,13 +4,13 @@ import re
 from collections.abc import Iterator, Mapping
 from math import isqrt
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 
 from digen_core.errors import ConfigError
+from digen_core.rewards.checkpoints import read_checkpoint
 
 if TYPE_CHECKING:
     from transformers import CLIPModel
@@ -56,11 +56,7 @@ def convert_checkpoint(checkpoint: Path) -> "CLIPModel":
     """
     from transformers import CLIPConfig, CLIPModel
 
-    try:
-        found = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, UnpicklingError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"{checkpoint} cannot be read as a checkpoint: {reason}") from error
+    found = read_checkpoint(checkpoint, f"{checkpoint} cannot be read as a checkpoint")
     weights = found.get("state_dict", found) if isinstance(found, dict) else {}
     try:
         with torch.device("meta"):

@@ -9,7 +9,7 @@ import base64
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import httpx
 import numpy as np
@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from tenacity import AsyncRetrying, RetryCallState
 from torch import Tensor
 
+from digen_core.config.judge_template import PairTemplate, Template
 from digen_core.config.rewards import VlmReward
 from digen_core.inputs.reading import listed, parse_json, shown
+from digen_core.rewards.judge.answers import asked_of
 from digen_core.rewards.pixels import as_file, as_pixels
 from digen_core.rewards.scoring import (
     PermanentError,
@@ -41,6 +43,7 @@ _UNKNOWN: Final = (400, 404)  # what servers answer that do not serve a model
 Scores = Mapping[str, float]
 Outcome = Scores | PermanentError | TransientError
 Part = dict[str, Any]
+T = TypeVar("T", bound=Template | PairTemplate)
 
 
 class Asker:
@@ -49,26 +52,28 @@ class Asker:
     def __init__(
         self,
         config: VlmReward,
-        asked: Mapping[str, Any],
-        read: Callable[[bytes], Scores],
+        template: T,
+        read: Callable[[bytes, T], Scores],
         what: str,
     ) -> None:
         """Open no connection yet.
 
         Args:
             config: of the reward.
-            asked: what each request has beside model, messages, seed and temperature.
-            read: returns the numbers that an answer holds; raises ValueError if it holds none.
+            template: which says what kind of answer is asked for.
+            read: returns the numbers that an answer of that template holds; raises ValueError if it
+                holds none.
             what: requests are about: "samples".
 
         Raises:
             UserError: the url cannot be used, or the token's environment variable is not set.
         """
-        self._config, self._read, self._what = config, read, what
+        self._config, self._what = config, what
+        self._read: Callable[[bytes], Scores] = lambda answer: read(answer, template)
         self._server = Server(config, {"Content-Type": "application/json"})
         self._base = config.url.rstrip("/")
         fixed = {"model": config.model, "temperature": 0, "seed": config.seed}
-        self._options: dict[str, Any] = {**fixed, **asked}
+        self._options: dict[str, Any] = {**fixed, **asked_of(template, config.max_tokens)}
 
     def frames_of(self, sample: Tensor) -> Tensor:
         """Return the frames of a sample [F, 3, H, W] that are shown."""

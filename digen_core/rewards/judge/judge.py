@@ -11,7 +11,7 @@ from digen_core.config.judge_template import PairTemplate, Template, load_templa
 from digen_core.config.rewards import JudgeConfig
 from digen_core.data.prompts import Metadata
 from digen_core.errors import UserError
-from digen_core.rewards.judge.answers import asked_of, scores_in
+from digen_core.rewards.judge.answers import scores_in
 from digen_core.rewards.judge.asking import Asker
 from digen_core.rewards.scoring import PartialError
 
@@ -31,8 +31,7 @@ class Judge:
                 is not set.
         """
         self._config, self._template = config, load_template(config.template)
-        asked = asked_of(self._template, config.max_tokens)
-        self._asker = Asker(config, asked, partial(scores_in, template=self._template), "samples")
+        self._asker = Asker(config, self._template, scores_in, "samples")
 
     def __call__(
         self,

@@ -18,7 +18,7 @@ from torch import Tensor
 from digen_core.config.judge_template import load_pair_template
 from digen_core.config.rewards import PairwiseConfig
 from digen_core.data.prompts import Metadata
-from digen_core.rewards.judge.answers import asked_of, preference_in
+from digen_core.rewards.judge.answers import preference_in
 from digen_core.rewards.judge.asking import Asker, Outcome, Part
 from digen_core.rewards.judge.judge import shown_sources
 from digen_core.rewards.relative import NO_OPPONENT
@@ -45,9 +45,7 @@ class Pairwise:
                 is not set.
         """
         self._config, self._template = config, load_pair_template(config.template)
-        asked = asked_of(self._template, config.max_tokens)
-        read = partial(preference_in, template=self._template)
-        self._asker = Asker(config, asked, read, "pairs")
+        self._asker = Asker(config, self._template, preference_in, "pairs")
 
     def __call__(
         self,

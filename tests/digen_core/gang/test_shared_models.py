@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from digen_core.config.families import FAMILIES as FAMILY_ROWS
-from support.edits import write_edit_2511, write_kontext
-from support.families import FAMILIES
+from support.edits import write_edit_2511
+from support.families import FAMILIES, KONTEXT
 from support.gang_cases import Case, exported, gradients, samples, versions
 from support.gang_processes import run_gang
 
@@ -88,7 +88,7 @@ def test_members_parts_add_up_to_the_gradient(tiny_families, tmp_path, size):
 @pytest.mark.nightly
 def test_members_parts_add_up_of_edits(tiny_families, tmp_path):
     editors = {
-        "flux": write_kontext(tiny_families["flux"], tmp_path / "kontext"),
+        "flux": tiny_families[KONTEXT],
         "qwen_image-edit-plus": write_edit_2511(tmp_path / "2511"),
     }
     cases = [

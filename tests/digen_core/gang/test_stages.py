@@ -6,8 +6,8 @@ from itertools import product
 import pytest
 import torch
 
-from support.edits import write_edit_2511, write_kontext
-from support.families import FAMILIES, MODELS
+from support.edits import write_edit_2511
+from support.families import FAMILIES, KONTEXT, MODELS
 from support.gang_cases import (
     Case,
     exported,
@@ -103,7 +103,7 @@ def test_stages_give_the_gradient_of_the_whole(tiny_families, tmp_path, size):
 @pytest.mark.nightly
 def test_stages_of_edits_give_the_gradient_of_the_whole(tiny_families, tmp_path):
     editors = {
-        "flux": write_kontext(tiny_families["flux"], tmp_path / "kontext"),
+        "flux": tiny_families[KONTEXT],
         "qwen_image-edit-plus": write_edit_2511(tmp_path / "2511"),
     }
     cases = [

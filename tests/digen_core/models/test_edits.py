@@ -22,8 +22,8 @@ from digen_core.rollout.conditions import encoded
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
-from support.edits import picture, showing, source, write_edit_2511, write_kontext
-from support.families import EDITORS, NEGATIVE, load_tiny, stock
+from support.edits import picture, showing, source, write_edit_2511
+from support.families import EDITORS, KONTEXT, NEGATIVE, load_tiny, stock
 from support.flux2 import BEFORE_IN_DEV, write_dev
 
 QWEN = EDITORS
@@ -38,7 +38,7 @@ def editors(tiny_families, tmp_path_factory) -> dict[str, tuple[str, str]]:
     folder = tmp_path_factory.mktemp("edits")
     klein = tiny_families["flux2"]
     return {
-        "kontext": ("flux", write_kontext(tiny_families["flux"], folder / "kontext")),
+        "kontext": ("flux", tiny_families[KONTEXT]),
         "klein": ("flux2", klein),
         "dev": ("flux2", write_dev(klein, folder / "dev")),
         **{name: (name, tiny_families[name]) for name in QWEN},

@@ -31,17 +31,6 @@ def server():
         yield server
 
 
-@pytest.fixture
-def template(tmp_path):
-    """Return the path of a template with a text."""
-
-    def write(text, name="own.toml"):
-        (tmp_path / name).write_text(text)
-        return str(tmp_path / name)
-
-    return write
-
-
 RUBRIC = """
 score = "rubric"
 user = "{prompt}"

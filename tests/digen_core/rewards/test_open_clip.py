@@ -135,6 +135,14 @@ def test_what_is_no_such_checkpoint_is_one_line(original, change, message, tmp_p
     assert not (tmp_path / "hps").exists()
 
 
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"\x80\x02."])
+def test_a_damaged_file_is_one_line(content, tmp_path, capsys):
+    (tmp_path / "x.pt").write_bytes(content)
+    assert run(["convert-hps", str(tmp_path / "x.pt"), str(tmp_path / "hps")]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "x.pt cannot be read as a checkpoint: " in line
+
+
 def test_a_file_that_would_run_code_is_refused(tmp_path, capsys):
     torch.save({"state_dict": print}, tmp_path / "x.pt")
     assert run(["convert-hps", str(tmp_path / "x.pt"), str(tmp_path / "hps")]) == 2

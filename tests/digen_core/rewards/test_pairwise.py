@@ -66,15 +66,6 @@ def server():
         yield server
 
 
-@pytest.fixture
-def template(tmp_path):
-    def write(text, name="own.toml"):
-        (tmp_path / name).write_text(text)
-        return str(tmp_path / name)
-
-    return write
-
-
 def score(url, samples=IMAGES, prompt="a dog", metadata=None, sources=None, **options):
     options = {"backoff_seconds": 0, "max_attempts": 1, "model": MODEL, "url": url, **options}
     config, count = PairwiseConfig(**options), len(samples)
