@@ -30,7 +30,7 @@ def shapes(*, out: Path = Path("runs/models/shapes"), seed: int = 0, threads: in
 def shapes_edit(
     *, out: Path = Path("runs/models/shapes_edit"), seed: int = 0, threads: int = 2
 ) -> int:
-    """Train the tiny FLUX.1 Kontext of the world "shapes": about two minutes on two CPU cores.
+    """Train the tiny FLUX.1 Kontext of the world "shapes": about a minute on two CPU cores.
 
     Example: digen pretrain shapes-edit --out runs/models/mine --seed 1
 
