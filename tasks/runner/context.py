@@ -20,7 +20,7 @@ from uuid import UUID
 
 from distributed import Worker, get_worker
 from distributed.worker import _worker_cvar
-from prefect import State, tags
+from prefect import State, tags, task_engine
 from prefect.client.schemas.objects import TaskRun
 from prefect.context import (
     FlowRunContext,
@@ -36,6 +36,7 @@ from tasks.receipts import collecting, is_collecting, packed
 from tasks.runner.completions import Report
 from tasks.runner.inputs import hidden, revealing
 from tasks.runner.pickling import load_call
+from tasks.runner.running import Running
 
 MAX_FLOW_RUNS = 4
 
@@ -204,3 +205,4 @@ class _RoutineLines(logging.Filter):
 
 
 logging.getLogger("prefect.task_runs").addFilter(_RoutineLines())
+task_engine.emit_task_run_state_change_event = Running().tell

@@ -5,7 +5,8 @@ futures passed as parameters become edges of the Dask graph, workers report stat
 It leaves out what the stock one repeats for every task:
     - the context of a flow run is serialised once, and sent without the flow's function;
     - a worker process builds that context once (`tasks.runner.context`);
-    - a task run is not reported as pending, a moment before it runs;
+    - a task run is not reported as pending, and as running only if it takes a while
+      (`tasks.runner.running`);
     - tasks that do not persist their results compute no cache key;
     - one Dask client serves a flow run and its subflows.
 """

@@ -8,7 +8,7 @@ import dask
 import pytest
 from distributed import Client, LocalCluster
 from prefect import tags, task, unmapped
-from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.orchestration import PrefectClient
 from prefect.context import FlowRunContext
 from prefect_dask import DaskTaskRunner
 
@@ -25,15 +25,18 @@ from support.runner_flows import (
     receive,
     recorded,
     run,
+    states_of,
     total,
     touch,
     unbox,
+    until,
     wait_for_file,
     where,
 )
 from tasks.runner import task_runner as runner
 from tasks.runner.pickling import dump_call, load_call
 from tasks.runner.prefect_api import one_async_client
+from tasks.runner.running import SECONDS
 from tasks.runner.task_runner import LeanDaskTaskRunner, shared_client
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_backend")]
@@ -205,16 +208,26 @@ def test_a_subflow_shares_the_client_and_the_last_user_closes_it(lean):
     assert not runner._sessions
 
 
-def test_a_task_run_reports_two_states_and_not_that_it_is_pending(lean):
+def test_a_task_run_that_takes_a_while_is_seen_to_run(lean, tmp_path):
     def body():
-        return flow_run_id(), double.submit(1).task_run_id
+        short = double.submit(1).task_run_id
+        long = wait_for_file.submit(tmp_path / "ended")
+        until(lambda: [state.name for state in states_of(long.task_run_id)] == ["Running"])
+        (tmp_path / "ended").touch()
+        long.wait()
+        return flow_run_id(), short, long.task_run_id
 
-    run_id, task_run_id = run(lean, body)
-    recorded(run_id, 1)
+    try:
+        run_id, short, long = run(lean, body)
+    finally:
+        (tmp_path / "ended").touch()
+    runs = recorded(run_id, 2)
 
-    with get_client(sync_client=True) as client:
-        states = client.read_task_run_states(task_run_id)
-    assert sorted(state.name for state in states) == ["Completed", "Running"]
+    assert [state.name for state in states_of(short)] == ["Completed"]
+    assert sorted(state.name for state in states_of(long)) == ["Completed", "Running"]
+    assert runs[short].start_time < runs[short].end_time < runs[long].end_time
+    assert runs[long].total_run_time.total_seconds() > SECONDS
+    assert [runs[short].run_count, runs[long].run_count] == [1, 1]
 
 
 @pytest.mark.nightly

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed import get_worker
-from prefect import flow, get_client, task
+from prefect import State, flow, get_client, task
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.context import FlowRunContext
 from prefect.events.worker import EventsWorker
@@ -43,6 +43,11 @@ def recorded(flow_run_id: Any, num_task_runs: int) -> dict[Any, Any]:
 
     with get_client(sync_client=True) as client:
         return until(read)
+
+
+def states_of(task_run_id: Any) -> list[State[Any]]:
+    with get_client(sync_client=True) as client:
+        return list(client.read_task_run_states(task_run_id))
 
 
 def flow_run_id() -> Any:
