@@ -15,7 +15,7 @@ from digen_core.config.rewards import called
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Fragment
 from digen_core.data.prompts import Prompt, SizedPrompt
-from digen_core.models.pipeline_policy import PipelinePolicy
+from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.reference.replay import checkpoint_of, prompts_of_run
 from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardError, score_images

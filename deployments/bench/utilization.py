@@ -20,7 +20,7 @@ from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.models.expert_names import parts_in
 from digen_core.models.loading import build_trainable
-from digen_core.models.pipeline_policy import PipelinePolicy
+from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.policy import Condition
 from digen_core.planning.model_settings import settings_folder
 from digen_core.planning.sizes import Sizes, sizes_of

@@ -16,7 +16,7 @@ from digen_core.gang.sharding import mesh_of, shard
 from digen_core.models.attention import set_attention
 from digen_core.models.compiled import blocks_of, compile_blocks
 from digen_core.models.families import adapter_of
-from digen_core.models.pipeline_policy import PipelinePolicy
+from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.policy import Part, Policy
 from digen_core.models.trainable import make_trainable, trained_of_whole
 

@@ -24,7 +24,7 @@ from digen_core.maths.tensors import TORCH_DTYPES
 from digen_core.models.families import adapter_of
 from digen_core.models.image_size import read_settings
 from digen_core.models.loading import prepare, shard_weights
-from digen_core.models.pipeline_policy import PipelinePolicy
+from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.trainable import (
     trainable_parameters,
     trained_of_whole,

@@ -23,7 +23,7 @@ from digen_core.errors import UserError
 from digen_core.maths.tensors import TORCH_DTYPES
 from digen_core.models.attention import set_attention
 from digen_core.models.families import adapter_of
-from digen_core.models.pipeline_policy import PipelinePolicy
+from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.trainable import make_trainable, reference_weights, trainable_parameters
 from digen_core.planning.model_settings import settings_folder
 from digen_core.rollout.steps import steps_of_iteration

@@ -12,7 +12,7 @@ from digen_core.config.families import VIDEO_FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.errors import ConfigError
 from digen_core.models.loading import build_trainable
-from digen_core.models.pipeline_policy import PipelinePolicy
+from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.trainable import trainable_parameters
 from digen_core.planning.memory_count import memory_of
 from digen_core.planning.model_settings import MODEL_CONFIGS

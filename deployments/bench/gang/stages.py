@@ -29,7 +29,7 @@ from digen_core.gang.degrees import check_stages
 from digen_core.gang.members import Gang
 from digen_core.models.image_size import read_settings
 from digen_core.models.loading import load_trainable
-from digen_core.models.pipeline_policy import PipelinePolicy
+from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.policy import TRAINER_PARTS, Condition
 from digen_core.planning.model_settings import settings_folder
 from tasks.cluster.cluster import run_cluster

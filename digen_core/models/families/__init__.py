@@ -4,7 +4,7 @@ from functools import cache
 from pkgutil import resolve_name
 
 from digen_core.config.families import FAMILIES
-from digen_core.models.pipeline_policy import PipelinePolicy
+from digen_core.models.pipeline.policy import PipelinePolicy
 
 
 @cache

@@ -14,7 +14,8 @@ from diffusers import (
 )
 from torch import Tensor
 
-from digen_core.models.pipeline_policy import PipelinePolicy, unscaled
+from digen_core.models.pipeline.latents import unscaled
+from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.policy import Condition
 from digen_core.models.schedules import sigmas_shifted_by_size
 from digen_core.models.tiny.sizes import LATENT_CHANNELS, TEXT_WIDTH, VAE_CHANNELS, TransformerSize

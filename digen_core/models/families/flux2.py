@@ -27,7 +27,7 @@ from digen_core.errors import ConfigError
 from digen_core.gang.members import ALONE, Gang
 from digen_core.inputs.reading import read_json_object
 from digen_core.models.chat import as_chats
-from digen_core.models.pipeline_policy import PipelinePolicy
+from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.policy import Condition, Part
 from digen_core.models.schedules import scheduler_sigmas
 from digen_core.models.tiny.sizes import LATENT_CHANNELS, VAE_CHANNELS, TransformerSize

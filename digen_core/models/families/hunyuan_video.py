@@ -22,7 +22,8 @@ from torch import Tensor
 from digen_core.config.model import ModelConfig
 from digen_core.gang.context_parallel import Plan
 from digen_core.gang.members import Gang
-from digen_core.models.pipeline_policy import PipelinePolicy, video_latent_shape
+from digen_core.models.pipeline.latents import video_latent_shape
+from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.policy import Condition
 from digen_core.models.schedules import scheduler_sigmas
 from digen_core.models.tiny.sizes import LATENT_CHANNELS, TEXT_WIDTH, TransformerSize
@@ -91,7 +92,7 @@ class HunyuanVideoPolicy(PipelinePolicy):
         """Return (z, F, h, w)."""
         settings = self.transformer.config
         return video_latent_shape(
-            self,
+            self.config,
             channels=settings.in_channels,
             spatial=self.pipeline.vae_scale_factor_spatial,
             temporal=self.pipeline.vae_scale_factor_temporal,

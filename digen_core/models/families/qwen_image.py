@@ -32,11 +32,8 @@ from digen_core.config.model import ModelConfig
 from digen_core.errors import ConfigError, UserError
 from digen_core.inputs.reading import read_json_object
 from digen_core.inputs.reading import shown as quoted
-from digen_core.models.pipeline_policy import (
-    PipelinePolicy,
-    with_latent_statistics,
-    without_latent_statistics,
-)
+from digen_core.models.pipeline.latents import with_latent_statistics, without_latent_statistics
+from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.policy import Condition
 from digen_core.models.qwen_vl import (
     AROUND,

@@ -14,7 +14,8 @@ from diffusers import (
 from torch import Tensor
 
 from digen_core.models.image_size import require_positions
-from digen_core.models.pipeline_policy import PipelinePolicy, unscaled
+from digen_core.models.pipeline.latents import unscaled
+from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.policy import Condition
 from digen_core.models.schedules import dynamic_shift, scheduler_sigmas
 from digen_core.models.tiny.sizes import LATENT_CHANNELS, TEXT_WIDTH, VAE_CHANNELS, TransformerSize

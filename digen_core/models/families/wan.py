@@ -18,11 +18,8 @@ from digen_core.config.model import ModelConfig
 from digen_core.inputs.reading import read_json_object
 from digen_core.models.expert_names import PARTS
 from digen_core.models.experts import Experts, in_order, reaching
-from digen_core.models.pipeline_policy import (
-    PipelinePolicy,
-    video_latent_shape,
-    with_latent_statistics,
-)
+from digen_core.models.pipeline.latents import video_latent_shape, with_latent_statistics
+from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.policy import Condition
 from digen_core.models.schedules import scheduler_sigmas
 from digen_core.models.tiny.sizes import LATENT_CHANNELS, TEXT_WIDTH, TransformerSize
@@ -81,7 +78,7 @@ class WanPolicy(PipelinePolicy):
         """Return (z, F, h, w)."""
         settings = self.transformer.config
         return video_latent_shape(
-            self,
+            self.config,
             channels=settings.in_channels,
             spatial=self.pipeline.vae_scale_factor_spatial,
             temporal=self.pipeline.vae_scale_factor_temporal,

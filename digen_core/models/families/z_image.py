@@ -22,7 +22,8 @@ from digen_core.gang.context_parallel import Plan
 from digen_core.gang.members import Gang
 from digen_core.models.chat import as_chats
 from digen_core.models.image_size import require_positions
-from digen_core.models.pipeline_policy import PipelinePolicy, unscaled
+from digen_core.models.pipeline.latents import unscaled
+from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.policy import Condition
 from digen_core.models.schedules import dynamic_shift, scheduler_sigmas
 from digen_core.models.tiny.sizes import LATENT_CHANNELS, TEXT_WIDTH, VAE_CHANNELS, TransformerSize

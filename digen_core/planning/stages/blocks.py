@@ -23,7 +23,7 @@ from digen_core.config.run import RunConfig
 from digen_core.gang.members import ALONE
 from digen_core.maths.tensors import TORCH_DTYPES
 from digen_core.models.experts import Experts, transformers_in
-from digen_core.models.pipeline_policy import PipelinePolicy
+from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.planning.allocations import FakeModules
 from digen_core.planning.memory_count import on_meta
 from digen_core.planning.sizes import velocity_of_one

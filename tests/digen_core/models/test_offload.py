@@ -62,7 +62,7 @@ def test_a_module_makes_room_and_comes_back():
 
 
 def test_the_transformer_makes_room_once_while_prompts_are_embedded(tiny_families, monkeypatch):
-    from digen_core.models import pipeline_policy
+    from digen_core.models.pipeline import encoder
 
     policy = load_tiny(tiny_families["flux"], "flux", offload=("text_encoders", "transformer"))
     assert places(policy.transformer) == {"cpu"}
@@ -72,7 +72,7 @@ def test_the_transformer_makes_room_once_while_prompts_are_embedded(tiny_familie
         aside.extend(modules)
         return off_device(modules, device)
 
-    monkeypatch.setattr(pipeline_policy, "off_device", noting)
+    monkeypatch.setattr(encoder, "off_device", noting)
     with policy.encoding():
         policy.encode(["a red circle"])
         policy.encode(["a blue square"])
@@ -84,7 +84,8 @@ def test_the_transformer_makes_room_once_while_prompts_are_embedded(tiny_familie
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parts_are_where_they_are_needed(tiny_families, family, monkeypatch):
     """The device is another one only in name here: what is moved there is noted."""
-    from digen_core.models import pipeline_policy
+    from digen_core.models.pipeline import encoder
+    from digen_core.models.pipeline import policy as decoder
 
     policy = load_tiny(tiny_families[family], family, offload=("text_encoders", "vae"))
     moved = []
@@ -93,7 +94,8 @@ def test_parts_are_where_they_are_needed(tiny_families, family, monkeypatch):
         moved.append([type(module).__name__ for module in modules])
         return on_device(modules, device)
 
-    monkeypatch.setattr(pipeline_policy, "on_device", noting)
+    monkeypatch.setattr(encoder, "on_device", noting)
+    monkeypatch.setattr(decoder, "on_device", noting)
     policy.encode(["a red circle"])
     (encoders,) = moved
     assert encoders
@@ -105,9 +107,9 @@ def test_parts_are_where_they_are_needed(tiny_families, family, monkeypatch):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_waits_is_loaded_to_the_host(tiny_families, family, monkeypatch):
-    from digen_core.models import pipeline_policy
+    from digen_core.models.pipeline import policy as loader
 
-    monkeypatch.setattr(pipeline_policy, "resolve_device", lambda name: META)
+    monkeypatch.setattr(loader, "resolve_device", lambda name: META)
     policy = load_tiny(tiny_families[family], family)
     assert places(policy.pipeline.transformer) == {"meta"}
     assert places(policy.pipeline.vae) == {"meta"}

@@ -1,0 +1,1 @@
+"""Policies around the pipelines of diffusers: the base of all families."""

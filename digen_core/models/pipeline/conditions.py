@@ -1,0 +1,57 @@
+"""Conditions of a pipeline: what their values are called, and batches made of them.
+
+Beside the embeddings of the prompts there are, with guidance, those of what it steers away from,
+under the same names behind `NEGATIVE`; and, if the model is shown some, `SOURCE` images.
+
+Axes: B samples, L tokens of text.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from digen_core.models.policy import Condition
+
+NEGATIVE: Final = "negative_"
+SOURCE: Final = "source_latents"
+
+
+def joined_rows(rows: Sequence[Condition]) -> Condition:
+    """Return one condition of several, row below row."""
+    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+
+def guided_halves(condition: Condition) -> Condition:
+    """Return a condition of 2 B rows of one with B: what guidance steers away from comes first."""
+    return {
+        name: torch.cat([value if name == SOURCE else condition[NEGATIVE + name], value])
+        for name, value in condition.items()
+        if not name.startswith(NEGATIVE)
+    }
+
+
+def without_padding(condition: Condition, multiple: int) -> Condition:
+    """Leave out what no row attends to: padding of all of them, and masks that mask nothing.
+
+    Attention with a mask is no flash attention, and padding costs what tokens cost. Families
+    without a mask were trained to attend to their padding: theirs stays.
+
+    Args:
+        condition: of some samples, as `PromptEncoder.encode` makes it.
+        multiple: as much padding stays as makes the number of tokens one of it.
+    """
+    masks = {name: value.bool() for name, value in condition.items() if name.endswith("mask")}
+    if not masks:
+        return condition
+    rows = torch.cat(list(masks.values()))  # both halves of guidance are one forward pass
+    used = rows.any(dim=0).nonzero()
+    length = int(used.max()) + 1 if len(used) else 1
+    length += -length % multiple
+    is_whole = bool(rows[:, :length].all())
+    embeds = {name.removesuffix("mask") + "prompt_embeds" for name in masks}
+    return {
+        name: value[:, :length].contiguous() if name in embeds or name in masks else value
+        for name, value in condition.items()
+        if not (is_whole and name in masks)
+    }

@@ -1,0 +1,200 @@
+"""The first half of a policy's work: conditions of prompts and of their source images.
+
+Axes: B samples, C channels, H height, W width.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from digen_core.config.model import ModelConfig
+from digen_core.data.images import SourceImage
+from digen_core.gang.members import ALONE
+from digen_core.maths.tensors import TORCH_DTYPES
+from digen_core.models.offload import off_device, on_device
+from digen_core.models.pipeline.conditions import NEGATIVE, SOURCE, joined_rows, without_padding
+from digen_core.models.pipeline.family import part_of
+from digen_core.models.policy import Condition
+
+
+class PromptEncoder(ABC):
+    """A pipeline that embeds prompts, and encodes the images that they come with."""
+
+    tokenizer_name: ClassVar[str] = "tokenizer"  # of the encoder that max_sequence_length is for
+    reads_sources: bool = False  # whether its text encoder is shown source images, too
+    uses_cfg: ClassVar[bool] = False  # else its guidance is embedded, or it has none
+    guides_above: ClassVar[float] = 1.0  # the scale up to which there is no such guidance
+    latent_shape: tuple[int, ...]  # of a sample
+
+    def __init__(self, pipeline: Any, config: ModelConfig, device: torch.device) -> None:
+        self.pipeline = pipeline
+        self.config = config
+        self.device = device
+        # The module's own ``dtype`` walks all its submodules: milliseconds at each step.
+        self.dtype = TORCH_DTYPES[config.dtype]
+        self.gang = ALONE
+        self.guided = self.uses_cfg and config.guidance_scale > self.guides_above
+        self._negative: Condition | None = None
+        self._is_encoding = False  # with the transformer aside
+
+    @property
+    @abstractmethod
+    def transformers(self) -> list[Any]:
+        """The transformers of diffusers, which may make room for text encoders."""
+
+    @torch.no_grad()
+    def encode(
+        self,
+        prompts: list[str],
+        images: Sequence[Sequence[SourceImage]] = (),
+        negatives: Sequence[str | None] = (),
+    ) -> Condition:
+        """Embed prompts, a row each; with guidance, also what to steer away from.
+
+        Every value has the same shape for all prompts, so that packs can join them.
+
+        Args:
+            prompts: texts.
+            images: that each comes with, equally many, if the model is shown source images.
+            negatives: what guidance steers away from; None, or none at all: the config's.
+
+        Raises:
+            UserError: an image is gone, changed or damaged.
+        """
+        height, width, _ = self.config.size
+        shown = [np.stack([own.pixels(height, width) for own in of_one]) for of_one in images]
+        with self.encoding():
+            condition = self.embed_beside(prompts, shown)
+            if self.guided:
+                own = self._embed_negatives(negatives or [None] * len(prompts), shown)
+                condition |= {NEGATIVE + name: value for name, value in own.items()}
+        if self.config.source_image:
+            condition[SOURCE] = self._encode_images(shown)
+        return condition
+
+    def _embed_negatives(
+        self, negatives: Sequence[str | None], shown: Sequence[NDArray[np.uint8]]
+    ) -> Condition:
+        """Embed negative prompts, a row each; the same text once, unless images come with it."""
+        if self.reads_sources:
+            texts = [self.config.negative_prompt if own is None else own for own in negatives]
+            return self.embed_beside(texts, shown)
+        different = {text: self._embed_negative(text) for text in dict.fromkeys(negatives)}
+        rows = [different[text] for text in negatives]
+        return joined_rows(rows)
+
+    def _embed_negative(self, text: str | None) -> Condition:
+        """Embed one negative prompt; that of the config, which most have, once."""
+        if text is not None and text != self.config.negative_prompt:
+            return self.embed([text])
+        if self._negative is None:
+            self._negative = self.embed([self.config.negative_prompt])
+        return self._negative
+
+    def _encode_images(self, shown: Sequence[NDArray[np.uint8]]) -> Tensor:
+        """Return what the transformer is shown of source images, [B, tokens, ...] in ``dtype``."""
+        vae, pixels = self.pipeline.vae, torch.from_numpy(np.stack(shown)).movedim(-1, 2)
+        exact = torch.promote_types(vae.dtype, torch.float32)  # of 1 and -1 half precision has few
+        with on_device([vae], self.device):
+            # one image of each at a time: a VAE may take as much memory for it as samples take
+            latents = [
+                self.source_latents((own.to(self.device, exact) / 127.5 - 1).to(vae.dtype)).to(
+                    self.dtype
+                )
+                for own in pixels.unbind(1)
+            ]
+        return torch.cat(latents, dim=1)
+
+    @contextmanager
+    def encoding(self) -> Iterator[None]:
+        """Have the text encoders on the device while the body runs: once for many prompts.
+
+        The transformer makes room for them if the config says so.
+        """
+        modules = [
+            module
+            for name, module in self.pipeline.components.items()
+            if isinstance(module, nn.Module) and part_of(name) == "text_encoders"
+        ]
+        with ExitStack() as stack:
+            if "transformer" in self.config.offload and not self._is_encoding:
+                self._is_encoding = True
+                stack.callback(setattr, self, "_is_encoding", False)
+                stack.enter_context(off_device(self.transformers, self.device))
+            stack.enter_context(on_device(modules, self.device))
+            yield
+
+    def without_padding(self, condition: Condition) -> Condition:
+        """Leave out what no row of a condition attends to.
+
+        As much padding stays as lets the members of a share deal the text's tokens evenly.
+        """
+        return without_padding(condition, self.gang.context_parallel)
+
+    def num_tokens(self, prompts: list[str], num_images: Sequence[int] = ()) -> list[int]:
+        """Return how many tokens each prompt takes; more than ``max_sequence_length`` are cut off.
+
+        0 where the pipeline comes without that encoder.
+
+        Args:
+            prompts: texts.
+            num_images: that each comes with, which few text encoders are told; none: no image.
+        """
+        tokenizer = getattr(self.pipeline, self.tokenizer_name)
+        if tokenizer is None:
+            return [0] * len(prompts)
+        texts, before = self.wrapped(prompts)
+        return [len(tokens) - before for tokens in tokenizer(texts).input_ids]
+
+    def blank_condition(self, count: int) -> Condition:
+        """Return what ``encode`` returns for prompts without padding, but for the embeddings."""
+        condition = {}
+        for name, shape in self.shapes_of_embeddings().items():
+            make, dtype = (torch.ones, torch.int64) if name == "mask" else (torch.empty, self.dtype)
+            condition[name] = make(count, *shape, dtype=dtype, device=self.device)
+        if self.guided:
+            condition |= {NEGATIVE + name: value for name, value in condition.items()}
+        if self.config.source_image:
+            tokens, *channels = self.latent_shape
+            shape = count, self.config.max_source_images * tokens, *channels
+            condition[SOURCE] = torch.empty(shape, dtype=self.dtype, device=self.device)
+        return condition
+
+    def with_source(self, x: Tensor, condition: Condition) -> Tensor:
+        """Return latents [B, tokens, ...] in ``dtype``, behind them those of all source images.
+
+        Without such images there are no more than in ``x``.
+        """
+        shown = x.to(self.dtype)
+        if SOURCE in condition:
+            shown = torch.cat([shown, condition[SOURCE].to(self.dtype)], dim=1)
+        return shown
+
+    @abstractmethod
+    def embed(self, prompts: list[str]) -> Condition:
+        """Embed prompts, of any number, in shapes that do not depend on their words."""
+
+    def embed_beside(self, prompts: list[str], shown: Sequence[NDArray[np.uint8]]) -> Condition:
+        """Embed prompts beside the images [n, H, W, 3] that each comes with, if they do."""
+        return self.embed(prompts)
+
+    def wrapped(self, prompts: list[str]) -> tuple[list[str], int]:
+        """Return what the family makes of prompts, and how many tokens before them do not count."""
+        return prompts, 0
+
+    def source_latents(self, images: Tensor) -> Tensor:
+        """Return what the transformer is shown of images [B, 3, H, W] in [-1, 1].
+
+        It has the shape of latents [B, ...], if the family is shown any.
+        """
+        raise TypeError(f"{type(self).__name__} is shown no source image")
+
+    @abstractmethod
+    def shapes_of_embeddings(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape that each value of ``embed`` has for one prompt."""

@@ -1,0 +1,287 @@
+"""The base of all families: a diffusers pipeline whose denoising loop is ours.
+
+A family says how it embeds prompts, what one forward pass of its transformer takes, which sigmas
+its pipeline asks its scheduler for, and how its latents are decoded. Classifier-free guidance,
+dtypes and checks are here; loading is in `family.py`, what is made of prompts in `encoder.py`.
+
+Axes: B samples, C channels, F frames, H height, W width.
+"""
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from digen_core.config.families import FAMILIES
+from digen_core.config.model import ModelConfig, Size
+from digen_core.errors import ConfigError
+from digen_core.gang.codecs import CodedCuts
+from digen_core.gang.context_parallel import Plan, deal_tokens
+from digen_core.gang.cutting import run_of
+from digen_core.gang.members import ALONE, Gang
+from digen_core.gang.stage_files import is_kept_in_float32
+from digen_core.gang.stages import Stage
+from digen_core.maths.tensors import TORCH_DTYPES
+from digen_core.models.experts import transformer_of, transformers_in
+from digen_core.models.image_size import require_multiples
+from digen_core.models.offload import on_device
+from digen_core.models.pipeline.conditions import guided_halves
+from digen_core.models.pipeline.encoder import PromptEncoder
+from digen_core.models.pipeline.family import FamilyPipeline
+from digen_core.models.policy import Condition, Part, resolve_device
+from digen_core.models.schedules import shifted_sigmas
+from digen_core.models.tiny.sizes import TransformerSize
+
+StageT = TypeVar("StageT", bound=Stage)
+
+
+class PipelinePolicy(FamilyPipeline, PromptEncoder):
+    """A diffusers pipeline as a Policy."""
+
+    guidance_argument: ClassVar[str] = "guidance_scale"  # what the pipeline calls it
+    token_plan: ClassVar[Plan | None] = None  # how tokens are dealt, if diffusers does not know
+
+    def __init__(self, pipeline: Any, config: ModelConfig, device: torch.device) -> None:
+        super().__init__(pipeline, config, device)
+        self.transformer = transformer_of(pipeline, config)
+        self.reference_transformer: Any = None
+        self.latent_dtype = torch.promote_types(self.dtype, torch.float32)
+        self.stage: Stage | None = None  # where blocks are held by several members
+        self.whole: Mapping[str, Tensor] | None = None
+        self.cuts = CodedCuts(config.cuts)
+        if config.vae_tiling:
+            pipeline.vae.enable_tiling()
+        if config.vae_slicing:
+            pipeline.vae.enable_slicing()
+        self.latent_shape = self._latent_shape()
+
+    @classmethod
+    def load(cls, config: ModelConfig, parts: frozenset[Part], gang: Gang = ALONE) -> Self:
+        """Load the named parts of a folder or hub id.
+
+        Args:
+            config: path, revision, dtype, device and sizes.
+            parts: what the role needs. A trainer reads no weights of the VAE, whose config alone
+                tells the latent's size, and no text encoders.
+            gang: whose member it is for: its stage only is read, and what is to be sharded stays in
+                the host's memory.
+
+        Raises:
+            OSError: a part is not there.
+            ConfigError: the model has other sizes than the config asks for, or an adapter does not
+                fit it.
+        """
+        device = resolve_device(config.device)
+        return cls(cls.load_pipeline(config, parts, gang, device), config, device)
+
+    @classmethod
+    def without_weights(cls, config: ModelConfig, folder: Path) -> Self:
+        """Build transformer and VAE on the meta device: they have shapes, and compute no numbers.
+
+        They are float32 whatever the config's dtype: shapes do not depend on it.
+
+        Args:
+            config: sizes and guidance; its path is not looked at.
+            folder: with ``transformer/config.json`` and ``vae/config.json`` of diffusers, and what
+                else there is of settings.
+
+        Raises:
+            OSError: one of them is not there.
+            ConfigError: the model has other sizes than the config asks for.
+        """
+        config = config.model_copy(update={"dtype": "float32"})
+        device = torch.device("meta")
+        return cls(cls.build_pipeline(config, folder, device), config, device)
+
+    @classmethod
+    def with_random_weights(cls, config: ModelConfig, folder: Path) -> Self:
+        """Build the transformer as ``load`` does, but for its numbers: those before any training.
+
+        It is on the config's device and has the dtypes of a loaded one. The VAE is on the meta
+        device, and there are no text encoders. There is no scheduler either: noise levels fall
+        evenly where ``model.shift`` does not say otherwise.
+
+        Args:
+            config: dtype, device, sizes and guidance; its path and adapters are not looked at.
+            folder: with ``transformer/config.json`` and ``vae/config.json`` of diffusers.
+
+        Raises:
+            OSError: one of them is not there.
+            ConfigError: the model has other sizes than the config asks for.
+            torch.OutOfMemoryError: it does not fit into the device's memory.
+        """
+        config = config.model_copy(update={"shift": config.shift or 1.0})
+        with _default_dtype(TORCH_DTYPES[config.dtype]):
+            device = resolve_device(config.device)
+            policy = cls(cls.build_pipeline(config, folder, device), config, device)
+        for transformer in policy.transformers:
+            for name, parameter in transformer.named_parameters():
+                if is_kept_in_float32(transformer, name):
+                    parameter.data = parameter.data.float()
+        return policy
+
+    @property
+    def transformers(self) -> list[Any]:
+        """The transformers of diffusers: one or two experts, and those kept as a reference."""
+        both = self.transformer, self.reference_transformer
+        own = [each for one in both if one is not None for each in transformers_in(one)]
+        return list(dict.fromkeys(own))  # an expert that is not trained is its own reference
+
+    def join(self, gang: Gang) -> None:
+        """Compute as a member of a gang from now on, dealing tokens and blocks as it does.
+
+        It is collective, if tokens or blocks are dealt.
+        """
+        self.gang = gang
+        if gang.stages > 1:
+            self.stage = self.make_stage(Stage)
+        if gang.context_parallel > 1:
+            deal_tokens(self.transformers, gang, self.device, self.token_plan)
+
+    def make_stage(self, kind: Callable[..., StageT]) -> StageT:
+        """Return this member's place among the stages of its share (collective).
+
+        Args:
+            kind: of stage.
+        """
+        family = FAMILIES[self.config.family]
+        return kind(
+            self.gang,
+            self.device,
+            family.streams,
+            run_of(self.transformers[0], family),
+            self.cuts,
+            keeps_graphs=self.dtype == torch.float16,  # again, with another scale of the loss
+        )
+
+    def at_size(self, size: Size) -> Self:
+        """Return the same policy for samples of a size: it shares everything with this one.
+
+        Raises:
+            ConfigError: the model cannot have that size.
+        """
+        if size == self.config.size:
+            return self
+        view = copy.copy(self)
+        view.config = self.config.at_size(size)
+        view.latent_shape = view._latent_shape()
+        return view
+
+    def sigmas(self, num_steps: int) -> Tensor:
+        """Return the schedule, float32 [num_steps + 1], from 1 (or a little less) down to 0.
+
+        Raises:
+            ConfigError: the model's scheduler makes no such schedule of so many steps.
+        """
+        if self.config.shift is not None:
+            return shifted_sigmas(num_steps, self.config.shift)
+        sigmas = self.sigmas_of_family(num_steps)
+        if not (0 < sigmas[0] <= 1 and sigmas[-1] == 0 and bool((sigmas.diff() < 0).all())):
+            raise ConfigError(
+                f"the scheduler of model.path {self.config.path} gives {num_steps} steps the noise "
+                f"levels {[round(float(sigma), 5) for sigma in sigmas]}, which do not fall from 1 "
+                "to 0; use more steps, a flow-matching scheduler, or model.shift"
+            )
+        return sigmas
+
+    def expert_at(self, sigma: float) -> int:
+        """Return the number of the transformer that computes at a noise level: 0 if it has one."""
+        return 0
+
+    def velocity(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
+        """Map latents [B, ...] at noise levels [B] to velocities [B, ...] in ``latent_dtype``.
+
+        Classifier-free guidance is one forward pass of 2 B rows, and the result float32 or better.
+        """
+        # One conversion for rollout and training: half-precision noise levels round differently.
+        sigma = sigma.to(self.device).expand(len(x))
+        if not self.guided:
+            return self._predicted(x, sigma, condition)
+        both = guided_halves(condition)
+        velocity = self._predicted(torch.cat([x, x]), torch.cat([sigma, sigma]), both)
+        negative, positive = velocity.chunk(2)
+        return self.guide(positive, negative)
+
+    def _predicted(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
+        """Return one forward pass in ``latent_dtype``, whoever holds the blocks."""
+        if self.stage is None:
+            return self.predict(x, sigma, condition).to(self.latent_dtype)
+
+        def predict(rows: slice) -> Tensor:
+            own = {name: value[rows] for name, value in condition.items()}
+            return self.predict(x[rows], sigma[rows], own).to(self.latent_dtype)
+
+        trained = [own for own in self.transformer.parameters() if own.requires_grad]
+        return self.stage.velocity(predict, x.to(self.latent_dtype), trained)
+
+    def guide(self, positive: Tensor, negative: Tensor) -> Tensor:
+        """Return the guided velocity [B, ...]: w of Imagen (arXiv:2205.11487), eq. 2."""
+        return negative + self.config.guidance_scale * (positive - negative)
+
+    @torch.no_grad()
+    def decode(self, x: Tensor) -> Tensor:
+        """Map clean latents [B, ...] to images [B, 3, H, W] or videos [B, F, 3, H, W] in [0, 1].
+
+        Where the VAE gave NaN or Inf there is NaN: whoever judges or keeps them has to look.
+        """
+        vae = self.pipeline.vae
+        latents = self.vae_latents(x).to(vae.dtype)
+        with on_device([vae], self.device):
+            pixels: Tensor = vae.decode(latents, return_dict=False)[0].float()
+        pixels = (pixels / 2 + 0.5).masked_fill(pixels.isinf(), torch.nan).clamp(0, 1)
+        if pixels.ndim == 4:
+            return pixels
+        frames = pixels.transpose(1, 2)  # [B, 3, F, H, W] -> [B, F, 3, H, W]
+        return frames[:, 0] if self.config.num_frames == 1 else frames.contiguous()
+
+    @property
+    def side(self) -> int:
+        """Pixels in height and width of a token."""
+        settings = self.pipeline.vae.config, self.transformer.config
+        return FAMILIES[self.config.family].side(*settings)
+
+    def _latent_shape(self) -> tuple[int, ...]:
+        require_multiples(self.config, self.side)
+        return self.shape_of_latent()
+
+    @classmethod
+    @abstractmethod
+    def tiny(cls, size: TransformerSize, kind: str = "") -> Any:
+        """Build a pipeline of the family with random weights, offline and in seconds.
+
+        Args:
+            size: of its transformer.
+            kind: one of the family's kinds; empty: the plain one.
+        """
+
+    @abstractmethod
+    def shape_of_latent(self) -> tuple[int, ...]:
+        """Return the shape of one latent; raise ConfigError if the model cannot have that size."""
+
+    @abstractmethod
+    def sigmas_of_family(self, num_steps: int) -> Tensor:
+        """Return the sigmas that the family's pipeline would use, float32 [num_steps + 1]."""
+
+    @abstractmethod
+    def predict(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
+        """Return one forward pass: velocities [B, ...] of latents [B, ...] at noise levels [B]."""
+
+    @abstractmethod
+    def vae_latents(self, x: Tensor) -> Tensor:
+        """Return what the VAE decodes: latents unpacked and at its own scale."""
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Let what is made in the body have a dtype where nothing else is said."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
