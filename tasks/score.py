@@ -11,7 +11,8 @@ import torch
 from distributed import get_worker
 
 from digen_core.config.model import ModelConfig
-from digen_core.config.rewards import CalledConfig, Sees, that_see
+from digen_core.config.rewards import CalledConfig, that_see
+from digen_core.config.rewards.base import Sees
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Fragment
 from digen_core.data.prompts import Prompt

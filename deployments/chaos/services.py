@@ -19,7 +19,8 @@ import psutil
 from pydantic import Field, TypeAdapter
 
 from deployments.chaos.story import Service, devices_of
-from digen_core.config.rewards import CalledConfig, RemoteConfig, that_see
+from digen_core.config.rewards import CalledConfig, that_see
+from digen_core.config.rewards.servers import RemoteConfig
 from digen_core.config.run import RunConfig
 from tasks.cluster.start_method import THREAD_VARIABLES
 from tasks.worker.process import resources_of

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from digen_core.config.reward_keys import kind_of_option, split_key
+from digen_core.config.rewards.keys import kind_of_option, split_key
 from digen_core.config.run import RunConfig
 from digen_core.errors import ConfigError
 from digen_core.inputs.reading import parse_toml
@@ -31,7 +31,7 @@ class UnknownKeyError(ConfigError):
 def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, FieldInfo]:
     """Return every dotted key with its field; tables come before the keys in them.
 
-    What a reward is called, and has, `reward_keys` knows.
+    What a reward is called, and has, `rewards.keys` knows.
     """
     keys: dict[str, FieldInfo] = {}
     for name, field in model.model_fields.items():

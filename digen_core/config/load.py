@@ -21,7 +21,7 @@ from digen_core.config.keys import (
     suggestion,
     tables_of,
 )
-from digen_core.config.reward_keys import (
+from digen_core.config.rewards.keys import (
     NULL,
     key_in_reward,
     unknown_option,

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from digen_core.algorithms import DEFAULT
 from digen_core.config.keys import entry_of, tables_of
-from digen_core.config.reward_keys import with_types
+from digen_core.config.rewards.keys import with_types
 from digen_core.config.run import RunConfig
 
 Tree = Mapping[str, Any]

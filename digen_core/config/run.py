@@ -14,15 +14,10 @@ from digen_core.config.checkpoint import CheckpointConfig
 from digen_core.config.model import ModelConfig, PromptsConfig, Size, tokens_of
 from digen_core.config.numerics import NumericsConfig
 from digen_core.config.parallel import ParallelConfig
-from digen_core.config.reward_keys import check_relative, with_types
-from digen_core.config.rewards import (
-    CalledConfig,
-    RewardConfig,
-    ShapesConfig,
-    called,
-    relative,
-    that_see,
-)
+from digen_core.config.rewards import CalledConfig, RewardConfig, called, relative, that_see
+from digen_core.config.rewards.comparisons import check_relative
+from digen_core.config.rewards.keys import with_types
+from digen_core.config.rewards.verifiers import ShapesConfig
 from digen_core.config.rollout import EvaluationConfig, RolloutConfig
 from digen_core.config.schedule import ClusterConfig, ScheduleConfig, TrackingConfig
 from digen_core.config.train import TrainConfig, dealt_units

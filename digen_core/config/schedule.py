@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from digen_core.config.parallel import MEMBERS
-from digen_core.config.rewards import PoolName
+from digen_core.config.rewards.base import PoolName
 from digen_core.inputs.addresses import public_address
 from digen_core.strict import AtMost, Duration, PathText, Strict
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from digen_core.config.reward_keys import NULL
+from digen_core.config.rewards.keys import NULL
 from digen_core.config.run import RunConfig
 
 _WIDTH = 100

@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from digen_core.config.parallel import MEMBERS
-from digen_core.config.rewards import PoolName
+from digen_core.config.rewards.base import PoolName
 from digen_core.control.costs import DeviceCosts
 from digen_core.control.protocol import Role
 from digen_core.errors import UserError

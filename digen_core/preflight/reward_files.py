@@ -3,14 +3,11 @@
 import os
 from pathlib import Path
 
-from digen_core.config.rewards import (
-    AestheticConfig,
-    ClipConfig,
-    GenevalConfig,
-    ImageRewardConfig,
-    RewardConfig,
-    ServerReward,
-)
+from digen_core.config.rewards import RewardConfig
+from digen_core.config.rewards.clip import ClipConfig
+from digen_core.config.rewards.preferences import AestheticConfig, ImageRewardConfig
+from digen_core.config.rewards.servers import ServerReward
+from digen_core.config.rewards.verifiers import GenevalConfig
 from digen_core.errors import ConfigError
 from digen_core.preflight.hub import check_source
 

@@ -17,17 +17,10 @@ from digen_core.config.judge_template import (
     load_pair_template,
     load_template,
 )
-from digen_core.config.rewards import (
-    FunctionConfig,
-    GenevalConfig,
-    JudgeConfig,
-    OcrConfig,
-    PairwiseConfig,
-    RewardConfig,
-    ShapesEditConfig,
-    VlmReward,
-    that_see,
-)
+from digen_core.config.rewards import RewardConfig, that_see
+from digen_core.config.rewards.judges import JudgeConfig, PairwiseConfig, VlmReward
+from digen_core.config.rewards.own import FunctionConfig
+from digen_core.config.rewards.verifiers import GenevalConfig, OcrConfig, ShapesEditConfig
 from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
 from digen_core.data.prompts import Prompt

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from digen_core.config.rewards import ConsistencyConfig
+from digen_core.config.rewards.clip import ConsistencyConfig
 from digen_core.rewards.clip.clip import Clip
 from digen_core.rewards.motion import check_frames
 

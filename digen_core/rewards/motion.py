@@ -29,7 +29,7 @@ from scipy.ndimage import gaussian_filter
 from torch import Tensor
 from torch.nn import functional
 
-from digen_core.config.rewards import MotionConfig
+from digen_core.config.rewards.pixels import MotionConfig
 from digen_core.rewards.scoring import PermanentError
 
 SHORTER_SIDE: Final = 64

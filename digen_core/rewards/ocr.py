@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
-from digen_core.config.rewards import OcrConfig
+from digen_core.config.rewards.verifiers import OcrConfig
 from digen_core.data.prompts import Metadata
 from digen_core.rewards.pixels import as_pixels
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from digen_core.config.rewards import FunctionConfig
+from digen_core.config.rewards.own import FunctionConfig
 from digen_core.errors import ConfigError
 from digen_core.rewards.scoring import RewardFn
 

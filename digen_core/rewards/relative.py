@@ -11,7 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from digen_core.config.rewards import RankedConfig, RewardConfig, ranked, relative, that_see
+from digen_core.config.rewards import RewardConfig, ranked, relative, that_see
+from digen_core.config.rewards.ranks import RankedConfig
 from digen_core.rewards.sums import with_reward
 
 Array = NDArray[np.float64]

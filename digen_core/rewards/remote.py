@@ -8,7 +8,7 @@ import httpx
 import torch
 from torch import Tensor
 
-from digen_core.config.rewards import RemoteConfig
+from digen_core.config.rewards.servers import RemoteConfig
 from digen_core.data.prompts import Metadata
 from digen_core.rewards.pixels import as_pixels
 from digen_core.rewards.remote_protocol import (

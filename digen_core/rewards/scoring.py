@@ -30,7 +30,8 @@ from tenacity import (
 )
 from torch import Tensor
 
-from digen_core.config.rewards import CalledConfig, CalledReward, VideoReward
+from digen_core.config.rewards import CalledConfig
+from digen_core.config.rewards.base import CalledReward, VideoReward
 from digen_core.data.images import SourceImage
 from digen_core.data.prompts import Metadata, Prompt
 from digen_core.errors import UserError

@@ -13,7 +13,7 @@ from typing import Final
 
 import httpx
 
-from digen_core.config.rewards import ServerReward
+from digen_core.config.rewards.servers import ServerReward
 from digen_core.errors import ConfigError
 from digen_core.inputs.addresses import HIDDEN
 from digen_core.inputs.text import printable

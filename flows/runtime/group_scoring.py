@@ -12,7 +12,8 @@ from typing import Any
 
 from prefect.futures import PrefectFuture
 
-from digen_core.config.rewards import ServerReward, that_see
+from digen_core.config.rewards import that_see
+from digen_core.config.rewards.servers import ServerReward
 from digen_core.control.protocol import Fragment, FragmentScored
 from digen_core.data.prompts import Prompt
 from flows.runtime.context import RunContext

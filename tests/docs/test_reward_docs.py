@@ -13,7 +13,8 @@ import torch
 from deployments.overrides import config_of
 from digen_core.config.judge_template import load_pair_template, load_template
 from digen_core.config.load import load_config
-from digen_core.config.rewards import REWARD_TYPES, RemoteConfig
+from digen_core.config.rewards import REWARD_TYPES
+from digen_core.config.rewards.servers import RemoteConfig
 from digen_core.config.run import RunConfig
 from digen_core.config.shipped import data_folder
 from digen_core.data.prompts import evaluation_prompts, train_prompts

@@ -2,7 +2,7 @@
 
 import torch
 
-from digen_core.config.rewards import FunctionConfig
+from digen_core.config.rewards.own import FunctionConfig
 from digen_core.control.protocol import Fragment
 from digen_core.data.prompts import Prompt
 from digen_core.rewards.scoring import Asked

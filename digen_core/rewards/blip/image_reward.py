@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from digen_core.config.rewards import ImageRewardConfig
+from digen_core.config.rewards.preferences import ImageRewardConfig
 from digen_core.errors import ConfigError
 from digen_core.maths.tensors import TORCH_DTYPES
 from digen_core.rewards.blip.checkpoint import TEXT_CONFIG, WEIGHTS, load_checkpoint

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from digen_core.config.rewards import AestheticConfig
+from digen_core.config.rewards.preferences import AestheticConfig
 from digen_core.errors import ConfigError
 from digen_core.rewards.clip.clip import Clip
 

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from digen_core.config.rewards import ClipConfig
+from digen_core.config.rewards.clip import ClipConfig
 from digen_core.errors import ConfigError
 from digen_core.maths.tensors import TORCH_DTYPES
 from digen_core.rewards.pixels import as_pixels

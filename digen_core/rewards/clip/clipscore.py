@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from digen_core.config.rewards import ClipScoreConfig
+from digen_core.config.rewards.clip import ClipScoreConfig
 from digen_core.rewards.clip.clip import Clip
 
 WEIGHT: Final = 2.5

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from digen_core.config.rewards import HpsConfig
+from digen_core.config.rewards.preferences import HpsConfig
 from digen_core.rewards.clip.clip import Clip
 
 

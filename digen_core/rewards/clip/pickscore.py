@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from digen_core.config.rewards import PickScoreConfig
+from digen_core.config.rewards.preferences import PickScoreConfig
 from digen_core.rewards.clip.clip import Clip
 
 DIVISOR: Final = 26

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from digen_core.config.rewards import GenevalConfig
+from digen_core.config.rewards.verifiers import GenevalConfig
 from digen_core.data.prompts import Metadata
 from digen_core.inputs.reading import listed
 from digen_core.rewards.clip.clip import Clip

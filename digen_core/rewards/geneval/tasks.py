@@ -5,7 +5,8 @@ from typing import Final
 
 import numpy as np
 
-from digen_core.config.rewards import GenevalConfig, RewardConfig
+from digen_core.config.rewards import RewardConfig
+from digen_core.config.rewards.verifiers import GenevalConfig
 from digen_core.data.prompts import Prompt
 from digen_core.data.published import GENEVAL_TASKS
 

@@ -15,7 +15,7 @@ from deployments.chaos import services
 from deployments.chaos.scorer import Scorer
 from deployments.chaos.services import Supervised, served
 from deployments.overrides import config_of
-from digen_core.config.rewards import RemoteConfig
+from digen_core.config.rewards.servers import RemoteConfig
 from digen_core.rewards import reward_functions
 from support.mlflow_server import free_port
 from support.waiting import comes_to

@@ -14,7 +14,8 @@ from digen_core.config.cuts import CutConfig
 from digen_core.config.keys import NAME, known_keys
 from digen_core.config.load import load_config
 from digen_core.config.model import AdapterConfig, ModelConfig
-from digen_core.config.rewards import REWARD_TYPES, ShapesConfig
+from digen_core.config.rewards import REWARD_TYPES
+from digen_core.config.rewards.verifiers import ShapesConfig
 from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
 from digen_core.config.shipped import located

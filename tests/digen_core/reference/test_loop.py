@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from digen_core.config.rewards import FunctionConfig
+from digen_core.config.rewards.own import FunctionConfig
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt, prompts_of_iteration
 from digen_core.errors import UserError

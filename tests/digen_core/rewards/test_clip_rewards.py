@@ -6,13 +6,8 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional
 
-from digen_core.config.rewards import (
-    AestheticConfig,
-    ClipScoreConfig,
-    ConsistencyConfig,
-    HpsConfig,
-    PickScoreConfig,
-)
+from digen_core.config.rewards.clip import ClipScoreConfig, ConsistencyConfig
+from digen_core.config.rewards.preferences import AestheticConfig, HpsConfig, PickScoreConfig
 from digen_core.errors import UserError
 from digen_core.rewards.clip.aesthetic import Aesthetic, load_head
 from digen_core.rewards.clip.clip import Clip

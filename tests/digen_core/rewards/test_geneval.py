@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from digen_core.config.rewards import GenevalConfig
+from digen_core.config.rewards.verifiers import GenevalConfig
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import evaluation_prompts, train_prompts
 from digen_core.errors import UserError

@@ -2,7 +2,8 @@
 
 import pytest
 
-from digen_core.config.rewards import ClipScoreConfig, GenevalConfig
+from digen_core.config.rewards.clip import ClipScoreConfig
+from digen_core.config.rewards.verifiers import GenevalConfig
 from digen_core.data.prompts import Prompt
 from digen_core.records import EvaluationReport
 from digen_core.rewards.geneval.tasks import accuracies, task_means

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from digen_core.config.rewards import ImageRewardConfig
+from digen_core.config.rewards.preferences import ImageRewardConfig
 from digen_core.errors import ConfigError
 from digen_core.rewards.blip.image_reward import ImageReward
 from support.tiny_image_reward import TEXT, write_image_reward

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from digen_core.config.rewards import JudgeConfig
+from digen_core.config.rewards.judges import JudgeConfig
 from digen_core.errors import UserError
 from digen_core.rewards.judge.asking import ANSWER_BYTES_PER_TOKEN
 from digen_core.rewards.judge.judge import Judge

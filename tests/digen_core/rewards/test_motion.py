@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy.ndimage import gaussian_filter, shift
 
-from digen_core.config.rewards import MotionConfig
+from digen_core.config.rewards.pixels import MotionConfig
 from digen_core.rewards.motion import Motion, motion_between
 from digen_core.rewards.scoring import PermanentError
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from digen_core.config.rewards import FunctionConfig
+from digen_core.config.rewards.own import FunctionConfig
 from digen_core.maths.grpo import group_advantages
 from digen_core.rewards.failures import component_means, settle
 from digen_core.rewards.scoring import PartialError, RewardError, score_images

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from digen_core.config.rewards import OcrConfig
+from digen_core.config.rewards.verifiers import OcrConfig
 from digen_core.rewards.ocr import Ocr, agreement, quoted_text, wanted_text
 
 

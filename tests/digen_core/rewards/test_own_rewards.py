@@ -3,7 +3,7 @@ import sys
 import pytest
 import torch
 
-from digen_core.config.rewards import FunctionConfig
+from digen_core.config.rewards.own import FunctionConfig
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.rewards import REWARDS, reward_functions

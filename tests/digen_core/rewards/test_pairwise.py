@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from digen_core.config.rewards import PairwiseConfig
+from digen_core.config.rewards.judges import PairwiseConfig
 from digen_core.data.prompts import Prompt
 from digen_core.errors import UserError
 from digen_core.preflight.reward_probe import probe

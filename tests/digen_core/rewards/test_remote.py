@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from digen_core.config.rewards import RemoteConfig
+from digen_core.config.rewards.servers import RemoteConfig
 from digen_core.errors import UserError
 from digen_core.rewards.pixels import as_pixels
 from digen_core.rewards.remote import Remote

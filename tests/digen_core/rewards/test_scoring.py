@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from digen_core.config.rewards import FunctionConfig
+from digen_core.config.rewards.own import FunctionConfig
 from digen_core.errors import UserError
 from digen_core.rewards.own import import_reward
 from digen_core.rewards.scoring import PermanentError, RewardError, score_images

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from digen_core.config.rewards import ShapesEditConfig
+from digen_core.config.rewards.verifiers import ShapesEditConfig
 from digen_core.rewards.scoring import RewardError, score_images
 from digen_core.rewards.shapes import Detection
 from digen_core.rewards.shapes_edit import COMPONENTS, judge_edit, shapes_edit, verify_edit
