@@ -13,6 +13,25 @@ from digen_core.strict import AtMost, Strict
 _SAMPLES: Final = AtMost(65_536, "every sample is planned and held in memory")
 _STEPS: Final = AtMost(1000, "models are trained with 1000 noise levels")
 
+FRAGMENT_TOKENS: Final = 8192
+"""Most tokens of a fragment whose size is "auto": some thousand keep a GPU busy; eight images of
+512 x 512 pixels are what the recipes for SD3.5 denoise together."""
+
+
+def largest_fragment(group_size: int, workers: int, tokens: int) -> int:
+    """Return the size of a fragment: a divisor of the group size.
+
+    It is the largest that leaves every worker a fragment of each group (1 if there are more of them
+    than samples) and holds at most ``FRAGMENT_TOKENS``.
+
+    Args:
+        group_size: samples of a group.
+        workers: that generate.
+        tokens: of the largest sample.
+    """
+    most = min(group_size // min(workers, group_size), FRAGMENT_TOKENS // tokens)
+    return max(n for n in range(1, max(most, 1) + 1) if group_size % n == 0)
+
 
 class RolloutConfig(Strict):
     """How trajectories are sampled."""

@@ -1,7 +1,7 @@
 """The config of a run: one frozen, validated tree. Importing this module must not import torch.
 
 A config is complete before anything starts: derived values are properties, unknown keys are errors,
-and combinations that cannot work are refused here with the values that clash and a way out.
+and combinations that cannot work (`combinations.py`) are refused with what clashes and a way out.
 """
 
 from math import ceil
@@ -11,36 +11,28 @@ from pydantic import Field, field_validator, model_validator
 
 from digen_core.algorithms import ALGORITHMS, DEFAULT, AnyAlgorithm
 from digen_core.config.checkpoint import CheckpointConfig
+from digen_core.config.combinations import (
+    check_algorithm,
+    check_cost,
+    check_history,
+    check_pools,
+    check_schedule,
+    check_source_image,
+    check_updates,
+    check_weights,
+    check_work,
+)
 from digen_core.config.model import ModelConfig, PromptsConfig, Size, tokens_of
 from digen_core.config.numerics import NumericsConfig
 from digen_core.config.parallel import ParallelConfig
-from digen_core.config.rewards import CalledConfig, RewardConfig, called, relative, that_see
+from digen_core.config.rewards import CalledConfig, RewardConfig, called, that_see
 from digen_core.config.rewards.comparisons import check_relative
-from digen_core.config.rewards.keys import with_types
+from digen_core.config.rewards.keys import number_or_any_table, with_types
 from digen_core.config.rewards.verifiers import ShapesConfig
-from digen_core.config.rollout import EvaluationConfig, RolloutConfig
+from digen_core.config.rollout import EvaluationConfig, RolloutConfig, largest_fragment
 from digen_core.config.schedule import ClusterConfig, ScheduleConfig, TrackingConfig
 from digen_core.config.train import TrainConfig, dealt_units
 from digen_core.strict import AtMost, Strict, unusable
-
-WITH_BARRIER = ("colocated", "colocated-strong", "disaggregated")
-"""Layouts that train when all rewards of the iteration are there."""
-
-FRAGMENT_TOKENS = 8192
-"""Most tokens of a fragment whose size is "auto": some thousand keep a GPU busy; eight images of
-512 x 512 pixels are what the recipes for SD3.5 denoise together."""
-
-MAX_STEPS_PER_ITERATION: Final = 2**24
-"""Denoising steps of an iteration, of all samples: hundreds of times those of the recipes."""
-
-COMPILED_ROUNDING = 2e-3
-"""Largest |log-ratio| of fresh samples of a compiled model in half precision, as seen in runs."""
-
-
-def _number_or_any_table(schema: dict[str, Any]) -> None:
-    """Let the JSON schema take what ``with_types`` takes: a weight, or a table without its type."""
-    tables = schema["additionalProperties"]["oneOf"]
-    schema["additionalProperties"] = {"anyOf": [{"type": "number", "title": "weight"}, *tables]}
 
 
 def _any_table(schema: dict[str, Any]) -> None:
@@ -74,7 +66,7 @@ class RunConfig(Strict):
     export, comes on top. It counts from each start."""
 
     rewards: dict[str, RewardConfig] = Field(
-        default={"shapes": ShapesConfig()}, json_schema_extra=_number_or_any_table
+        default={"shapes": ShapesConfig()}, json_schema_extra=number_or_any_table
     )
     """Each reward's weight, or a table of its options: see docs/rewards.md. A name is a type of
     reward, or any name with a type, or your own `module:function`."""
@@ -141,19 +133,11 @@ class RunConfig(Strict):
 
     @property
     def fragment_size(self) -> int:
-        """Samples of one group denoised together: what ``rollout.fragment_size`` "auto" comes to.
-
-        The largest divisor of the group size that leaves every rollout worker a fragment of each
-        group (1 if there are more of them than samples) and holds at most ``FRAGMENT_TOKENS``.
-        """
+        """Samples denoised together: what ``rollout.fragment_size`` "auto" comes to."""
         if self.rollout.fragment_size != "auto":
             return self.rollout.fragment_size
-        group_size, sizes = self.rollout.group_size, (self.model.size, *self.model.sizes)
-        most = min(
-            group_size // min(self.cluster.rollout_workers, group_size),
-            FRAGMENT_TOKENS // max(map(tokens_of, sizes)),
-        )
-        return max(n for n in range(1, max(most, 1) + 1) if group_size % n == 0)
+        tokens = max(map(tokens_of, (self.model.size, *self.model.sizes)))
+        return largest_fragment(self.rollout.group_size, self.cluster.rollout_workers, tokens)
 
     @property
     def evaluation_steps(self) -> int:
@@ -301,159 +285,15 @@ class RunConfig(Strict):
         return with_types(rewards)
 
     @model_validator(mode="after")
-    def _check_source_image(self) -> Self:
-        column = self.prompts.image_column
-        if (column is not None) != self.model.source_image:
-            raise ValueError(
-                f"model.source_image is {str(self.model.source_image).lower()}, but "
-                f"prompts.image_column {'names no column' if column is None else f'is {column!r}'}"
-                "; set both, or neither."
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_work(self) -> Self:
-        steps = self.samples_per_iteration * self.rollout.num_steps
-        if steps > MAX_STEPS_PER_ITERATION:
-            raise ValueError(
-                f"rollout.prompts_per_iteration ({self.rollout.prompts_per_iteration}) x "
-                f"group_size ({self.rollout.group_size}) x num_steps ({self.rollout.num_steps}) is "
-                f"{steps} denoising steps an iteration; use at most {MAX_STEPS_PER_ITERATION}: "
-                "all of them are planned and held in memory."
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_updates(self) -> Self:
-        """Refuse samples that cannot be dealt in equal shares."""
-        train = self.train
-        if train.updates_per_iteration == 1:
-            return self
-        in_epoch = train.updates_per_iteration // train.epochs
-        if self.dealt_units % in_epoch:
-            raise ValueError(
-                f"train.updates_per_iteration is {train.updates_per_iteration} in {train.epochs} "
-                f"epochs, but an iteration has {self.dealt_units} {train.dealt_by} "
-                f"(train.dealt_by) to deal to the {in_epoch} updates of each; use a number that "
-                "divides it."
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_algorithm(self) -> Self:
-        self.algorithm.check_steps(self.rollout.num_steps)
-        if self.trained_per_group > self.rollout.group_size:
-            raise ValueError(
-                f"algorithm.best_of ({self.algorithm.best_of}) is above rollout.group_size "
-                f"({self.rollout.group_size}); sample larger groups or train fewer."
-            )
-        self._check_trimmed()
-        if self.rollout.refill and self.algorithm.keeps_history:
-            raise ValueError(
-                f"rollout.refill is {self.rollout.refill}, but {self.algorithm.type} skips no "
-                "group, as equal rewards still differ from the prompt's earlier ones; use 0."
-            )
-        self._check_transition()
-        self._check_rounding()
-        return self
-
-    def _check_rounding(self) -> None:
-        """Refuse clip ranges that the rounding of compiled half precision leaves."""
-        model, bound = self.model, self.algorithm.rounding_bound
-        is_half = model.dtype in ("bfloat16", "float16")
-        if model.compile and is_half and bound is not None and bound < COMPILED_ROUNDING:
-            raise ValueError(
-                f"model.compile with model.dtype {model.dtype} rounds log-probs of rollouts "
-                f"otherwise than those of training, by up to {COMPILED_ROUNDING:g}, so that fresh "
-                f"samples would leave algorithm.clip_range ({bound:g}); use "
-                "algorithm.correction 'recompute', which takes stale samples for fresh ones, or "
-                "model.dtype float32."
-            )
-
-    def _check_trimmed(self) -> None:
-        """Refuse groups of which too few rewards stay to have a spread."""
-        size, ratio = self.rollout.group_size, self.algorithm.trimmed_ratio
-        if size - int(size * ratio) < 2:
-            raise ValueError(
-                f"algorithm.trimmed_ratio ({ratio}) leaves one reward of rollout.group_size "
-                f"({size}), which has no spread; lower it or sample larger groups."
-            )
-
-    def _check_transition(self) -> None:
-        """Refuse transitions that the algorithm's maths is not for."""
-        transition, num_steps = self.rollout.transition, self.rollout.num_steps
-        allowed = self.algorithm.transitions
-        if transition not in allowed:
-            raise ValueError(
-                f"algorithm.type {self.algorithm.type} is not for rollout.transition {transition}; "
-                f"use {' or '.join(allowed)}."
-            )
-        if self.algorithm.needs_noise and self.rollout.storage != "float32":
-            raise ValueError(
-                f"rollout.storage is {self.rollout.storage}, but algorithm.type "
-                f"{self.algorithm.type} takes the noise back out of the latents; use float32."
-            )
-        if transition == "cps" and self.algorithm.end_of_noise(num_steps) == num_steps:
-            raise ValueError(
-                f"the last cps step ({num_steps}) is noiseless and has no log-prob to train; use "
-                f"algorithm.trained_fraction 0.99, or a window with high <= {num_steps - 1}."
-            )
-
-    @model_validator(mode="after")
-    def _check_schedule(self) -> Self:
-        if not self.algorithm.needs_all_rewards:
-            return self
-        schedule, what = self.schedule, f"advantage_scale {self.algorithm.advantage_scale!r}"
-        remedy = "advantage_scale 'group' or "
-        if self.algorithm.keeps_history:
-            what, remedy = self.algorithm.type, ""
-        if schedule.layout not in (*WITH_BARRIER, "auto"):
-            raise ValueError(
-                f"algorithm: {what} needs all rewards of the iteration, but schedule.layout "
-                f"{schedule.layout} trains groups before that; use {remedy}"
-                f"layout {', '.join(WITH_BARRIER[:-1])} or {WITH_BARRIER[-1]}."
-            )
-        if schedule.stale_share:
-            raise ValueError(
-                f"schedule.max_stale_share is {schedule.max_stale_share}, but {what} needs all "
-                "rewards of the iteration, which no layout with stale groups waits for; use 0."
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_cost(self) -> Self:
-        prices = self.cluster.price_per_hour
-        if self.max_cost is not None and not any(prices.values()):
-            raise ValueError(
-                f"max_cost is {self.max_cost:g}, but cluster.price_per_hour has "
-                f"{'only 0' if prices else 'no price'}, so it would never be spent; say what an "
-                'hour of a device costs, such as {"NVIDIA H100 80GB HBM3" = 2.5}.'
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_rewards(self) -> Self:
-        if not self.rewards:
-            raise ValueError("rewards is empty; name at least one, for example shapes = 1.0.")
-        if not any(self.reward_weights.values()):
-            raise ValueError(f"rewards {self.reward_weights} all weigh 0; nothing would be learnt.")
+    def _check(self) -> Self:
+        check_source_image(self.prompts, self.model)
+        check_work(self.rollout)
+        check_updates(self.train, self.dealt_units)
+        check_algorithm(self.algorithm, self.rollout, self.model)
+        check_schedule(self.algorithm, self.schedule)
+        check_cost(self.max_cost, self.cluster)
+        check_weights(self.rewards)
         check_relative(self.rewards, self.rollout.group_size, self.checkpoints)
-        names = relative(self.rewards)
-        if names and self.algorithm.keeps_history:
-            raise ValueError(
-                f"rewards.{names[0]} compares the samples of a group, but {self.algorithm.type} "
-                "compares a prompt's rewards with its earlier ones, to which such scores say "
-                "nothing; use another algorithm."
-            )
-        neutral = [name for name, reward in self.rewards.items() if reward.on_failure == "neutral"]
-        if neutral and self.algorithm.keeps_history:
-            raise ValueError(
-                f"rewards.{neutral[0]}.on_failure is 'neutral', but {self.algorithm.type} would "
-                "remember the rewards that are filled in; use 'fail', or another algorithm."
-            )
-        for pool in sorted(self.cluster.reward_workers.keys() - self.pools):
-            raise ValueError(
-                f"cluster.reward_workers starts workers of the pool {pool!r}, but no reward is "
-                f"theirs; give a reward pool = {pool!r}, or leave it out."
-            )
+        check_history(self.rewards, self.algorithm)
+        check_pools(self.cluster, self.pools)
         return self

@@ -9,9 +9,9 @@ from typing import Annotated, Final, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from digen_core.config.combinations import MAX_STEPS_PER_ITERATION
 from digen_core.config.load import describe_fields
 from digen_core.config.parallel import MEMBERS
-from digen_core.config.run import MAX_STEPS_PER_ITERATION
 from digen_core.config.train import DealtBy
 from digen_core.control.costs import Costs, DeviceCosts, Linear, Link, Sent
 from digen_core.control.protocol import Device

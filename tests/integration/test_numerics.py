@@ -8,7 +8,8 @@ import torch
 from diffusers import DiffusionPipeline
 
 from deployments.cli import run as digen
-from digen_core.config.run import WITH_BARRIER, RunConfig
+from digen_core.config.combinations import WITH_BARRIER
+from digen_core.config.run import RunConfig
 from digen_core.reference.replay import kept_iteration
 from flows.runtime.fleet.batch import TaskFailedError
 from flows.runtime.iterations.patience import OutOfPatienceError

@@ -43,6 +43,12 @@ def _with_type(name: str, value: object) -> object:
     return table
 
 
+def number_or_any_table(schema: dict[str, Any]) -> None:
+    """Let the JSON schema take what ``with_types`` takes: a weight, or a table without its type."""
+    tables = schema["additionalProperties"]["oneOf"]
+    schema["additionalProperties"] = {"anyOf": [{"type": "number", "title": "weight"}, *tables]}
+
+
 def split_key(key: str) -> tuple[str, str]:
     """Split what follows ``rewards.`` in a dotted key into a reward's name and its option.
 

@@ -7,7 +7,8 @@ from pydantic import ValidationError
 
 from deployments.overrides import config_of
 from digen_core.algorithms import ALGORITHMS
-from digen_core.config.run import WITH_BARRIER, RunConfig
+from digen_core.config.combinations import WITH_BARRIER
+from digen_core.config.run import RunConfig
 from digen_core.control.layout import LAYOUTS
 from digen_core.errors import ConfigError
 from digen_core.planning.job import layouts_for

@@ -1,0 +1,195 @@
+"""Combinations of a config's tables that cannot work: refused with what clashes and a way out.
+
+Every check raises ValueError. Importing this module must not import torch.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from digen_core.algorithms.base import Algorithm
+from digen_core.config.model import ModelConfig, PromptsConfig
+from digen_core.config.rewards import RewardConfig, relative
+from digen_core.config.rollout import RolloutConfig
+from digen_core.config.schedule import ClusterConfig, ScheduleConfig
+from digen_core.config.train import TrainConfig
+
+WITH_BARRIER: Final = ("colocated", "colocated-strong", "disaggregated")
+"""Layouts that train when all rewards of the iteration are there."""
+
+MAX_STEPS_PER_ITERATION: Final = 2**24
+"""Denoising steps of an iteration, of all samples: hundreds of times those of the recipes."""
+
+COMPILED_ROUNDING: Final = 2e-3
+"""Largest |log-ratio| of fresh samples of a compiled model in half precision, as seen in runs."""
+
+
+def check_source_image(prompts: PromptsConfig, model: ModelConfig) -> None:
+    """Refuse source images that the model is not shown, and a model that waits for some."""
+    column = prompts.image_column
+    if (column is not None) != model.source_image:
+        raise ValueError(
+            f"model.source_image is {str(model.source_image).lower()}, but "
+            f"prompts.image_column {'names no column' if column is None else f'is {column!r}'}"
+            "; set both, or neither."
+        )
+
+
+def check_work(rollout: RolloutConfig) -> None:
+    """Refuse iterations that are too large."""
+    steps = rollout.prompts_per_iteration * rollout.group_size * rollout.num_steps
+    if steps > MAX_STEPS_PER_ITERATION:
+        raise ValueError(
+            f"rollout.prompts_per_iteration ({rollout.prompts_per_iteration}) x "
+            f"group_size ({rollout.group_size}) x num_steps ({rollout.num_steps}) is "
+            f"{steps} denoising steps an iteration; use at most {MAX_STEPS_PER_ITERATION}: "
+            "all of them are planned and held in memory."
+        )
+
+
+def check_updates(train: TrainConfig, units: int) -> None:
+    """Refuse samples that cannot be dealt in equal shares.
+
+    Args:
+        train: the updates of an iteration.
+        units: groups, or trained samples, that each epoch deals to them.
+    """
+    if train.updates_per_iteration == 1:
+        return
+    in_epoch = train.updates_per_iteration // train.epochs
+    if units % in_epoch:
+        raise ValueError(
+            f"train.updates_per_iteration is {train.updates_per_iteration} in {train.epochs} "
+            f"epochs, but an iteration has {units} {train.dealt_by} "
+            f"(train.dealt_by) to deal to the {in_epoch} updates of each; use a number that "
+            "divides it."
+        )
+
+
+def check_algorithm(algorithm: Algorithm, rollout: RolloutConfig, model: ModelConfig) -> None:
+    """Refuse samples that an algorithm cannot learn from."""
+    algorithm.check_steps(rollout.num_steps)
+    if (algorithm.best_of or 0) > rollout.group_size:
+        raise ValueError(
+            f"algorithm.best_of ({algorithm.best_of}) is above rollout.group_size "
+            f"({rollout.group_size}); sample larger groups or train fewer."
+        )
+    _check_trimmed(algorithm, rollout.group_size)
+    if rollout.refill and algorithm.keeps_history:
+        raise ValueError(
+            f"rollout.refill is {rollout.refill}, but {algorithm.type} skips no "
+            "group, as equal rewards still differ from the prompt's earlier ones; use 0."
+        )
+    _check_transition(algorithm, rollout)
+    _check_rounding(algorithm, model)
+
+
+def _check_rounding(algorithm: Algorithm, model: ModelConfig) -> None:
+    """Refuse clip ranges that the rounding of compiled half precision leaves."""
+    bound = algorithm.rounding_bound
+    is_half = model.dtype in ("bfloat16", "float16")
+    if model.compile and is_half and bound is not None and bound < COMPILED_ROUNDING:
+        raise ValueError(
+            f"model.compile with model.dtype {model.dtype} rounds log-probs of rollouts "
+            f"otherwise than those of training, by up to {COMPILED_ROUNDING:g}, so that fresh "
+            f"samples would leave algorithm.clip_range ({bound:g}); use "
+            "algorithm.correction 'recompute', which takes stale samples for fresh ones, or "
+            "model.dtype float32."
+        )
+
+
+def _check_trimmed(algorithm: Algorithm, size: int) -> None:
+    """Refuse groups of which too few rewards stay to have a spread."""
+    ratio = algorithm.trimmed_ratio
+    if size - int(size * ratio) < 2:
+        raise ValueError(
+            f"algorithm.trimmed_ratio ({ratio}) leaves one reward of rollout.group_size "
+            f"({size}), which has no spread; lower it or sample larger groups."
+        )
+
+
+def _check_transition(algorithm: Algorithm, rollout: RolloutConfig) -> None:
+    """Refuse transitions that the algorithm's maths is not for."""
+    transition, num_steps = rollout.transition, rollout.num_steps
+    allowed = algorithm.transitions
+    if transition not in allowed:
+        raise ValueError(
+            f"algorithm.type {algorithm.type} is not for rollout.transition {transition}; "
+            f"use {' or '.join(allowed)}."
+        )
+    if algorithm.needs_noise and rollout.storage != "float32":
+        raise ValueError(
+            f"rollout.storage is {rollout.storage}, but algorithm.type "
+            f"{algorithm.type} takes the noise back out of the latents; use float32."
+        )
+    if transition == "cps" and algorithm.end_of_noise(num_steps) == num_steps:
+        raise ValueError(
+            f"the last cps step ({num_steps}) is noiseless and has no log-prob to train; use "
+            f"algorithm.trained_fraction 0.99, or a window with high <= {num_steps - 1}."
+        )
+
+
+def check_schedule(algorithm: Algorithm, schedule: ScheduleConfig) -> None:
+    """Refuse layouts that train groups before an algorithm can."""
+    if not algorithm.needs_all_rewards:
+        return
+    what = f"advantage_scale {algorithm.advantage_scale!r}"
+    remedy = "advantage_scale 'group' or "
+    if algorithm.keeps_history:
+        what, remedy = algorithm.type, ""
+    if schedule.layout not in (*WITH_BARRIER, "auto"):
+        raise ValueError(
+            f"algorithm: {what} needs all rewards of the iteration, but schedule.layout "
+            f"{schedule.layout} trains groups before that; use {remedy}"
+            f"layout {', '.join(WITH_BARRIER[:-1])} or {WITH_BARRIER[-1]}."
+        )
+    if schedule.stale_share:
+        raise ValueError(
+            f"schedule.max_stale_share is {schedule.max_stale_share}, but {what} needs all "
+            "rewards of the iteration, which no layout with stale groups waits for; use 0."
+        )
+
+
+def check_cost(max_cost: float | None, cluster: ClusterConfig) -> None:
+    """Refuse a bound on what nothing says the price of."""
+    prices = cluster.price_per_hour
+    if max_cost is not None and not any(prices.values()):
+        raise ValueError(
+            f"max_cost is {max_cost:g}, but cluster.price_per_hour has "
+            f"{'only 0' if prices else 'no price'}, so it would never be spent; say what an "
+            'hour of a device costs, such as {"NVIDIA H100 80GB HBM3" = 2.5}.'
+        )
+
+
+def check_weights(rewards: Mapping[str, RewardConfig]) -> None:
+    """Refuse rewards from which nothing would be learnt."""
+    if not rewards:
+        raise ValueError("rewards is empty; name at least one, for example shapes = 1.0.")
+    weights = {name: reward.weight for name, reward in rewards.items()}
+    if not any(weights.values()):
+        raise ValueError(f"rewards {weights} all weigh 0; nothing would be learnt.")
+
+
+def check_history(rewards: Mapping[str, RewardConfig], algorithm: Algorithm) -> None:
+    """Refuse rewards that an algorithm cannot compare with a prompt's earlier ones."""
+    names = relative(rewards)
+    if names and algorithm.keeps_history:
+        raise ValueError(
+            f"rewards.{names[0]} compares the samples of a group, but {algorithm.type} "
+            "compares a prompt's rewards with its earlier ones, to which such scores say "
+            "nothing; use another algorithm."
+        )
+    neutral = [name for name, reward in rewards.items() if reward.on_failure == "neutral"]
+    if neutral and algorithm.keeps_history:
+        raise ValueError(
+            f"rewards.{neutral[0]}.on_failure is 'neutral', but {algorithm.type} would "
+            "remember the rewards that are filled in; use 'fail', or another algorithm."
+        )
+
+
+def check_pools(cluster: ClusterConfig, pools: Collection[str]) -> None:
+    """Refuse workers of a pool that no reward is scored by."""
+    for pool in sorted(cluster.reward_workers.keys() - pools):
+        raise ValueError(
+            f"cluster.reward_workers starts workers of the pool {pool!r}, but no reward is "
+            f"theirs; give a reward pool = {pool!r}, or leave it out."
+        )
