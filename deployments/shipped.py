@@ -4,8 +4,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from digen_core.config.shipped import data_folder
 from digen_core.errors import UserError
+from digen_core.inputs.shipped import data_folder
 
 if TYPE_CHECKING:  # they take longer to import than all that a command starts with
     from digen_core.planning.cluster import Cluster

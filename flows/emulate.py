@@ -6,7 +6,7 @@ from typing import Literal
 from prefect import flow
 
 from digen_core.algorithms.flow_grpo import FlowGrpo
-from digen_core.config.model import PromptsConfig
+from digen_core.config.prompts import PromptsConfig
 from digen_core.config.rollout import RolloutConfig
 from digen_core.config.schedule import ClusterConfig, ScheduleConfig, TrackingConfig
 from digen_core.config.train import TrainConfig

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from digen_core.checkpoints.tensors import read_checkpoint
-from digen_core.config.model import Size
 from digen_core.config.rewards import called
 from digen_core.config.run import RunConfig
+from digen_core.config.size import Size
 from digen_core.control.protocol import Fragment
 from digen_core.data.prompts import Prompt, SizedPrompt
 from digen_core.models.pipeline.policy import PipelinePolicy

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from digen_core.config.model import Size
 from digen_core.config.run import RunConfig
+from digen_core.config.size import Size
 from digen_core.control.protocol import Pack, PairBlock
 from digen_core.errors import UserError
 from digen_core.rollout.steps import steps_of_iteration

@@ -20,8 +20,8 @@ from deployments.shipped import shipped_configs
 from deployments.views.terminal import borderless, terminal
 from digen_core.config.load import load_config
 from digen_core.config.run import RunConfig
-from digen_core.config.shipped import data_folder
 from digen_core.errors import UserError
+from digen_core.inputs.shipped import data_folder
 from digen_core.strict import Strict
 from digen_core.transport.files import replace_text
 

@@ -64,7 +64,7 @@ def up(
     from deployments.operation.state import Options
     from deployments.operation.up import add as start_more
     from deployments.operation.up import up as start_all
-    from digen_core.config.shipped import data_folder
+    from digen_core.inputs.shipped import data_folder
     from tasks.cluster.listening import is_loopback
 
     options = Options(

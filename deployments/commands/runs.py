@@ -12,9 +12,9 @@ from digen_core.checkpoints.resume import AUTO, newest_run, resumption_of
 from digen_core.checkpoints.suites import SUITES, AskedSuite, SuiteName
 from digen_core.config.keys import parse_value
 from digen_core.config.load import require_run
-from digen_core.config.shipped import located
 from digen_core.errors import UserError
 from digen_core.inputs.addresses import redacted
+from digen_core.inputs.shipped import located
 from digen_core.inputs.text import printable
 
 

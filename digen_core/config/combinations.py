@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from digen_core.algorithms.base import Algorithm
-from digen_core.config.model import ModelConfig, PromptsConfig
+from digen_core.config.model import ModelConfig
+from digen_core.config.prompts import PromptsConfig
 from digen_core.config.rewards import RewardConfig, relative
 from digen_core.config.rollout import RolloutConfig
 from digen_core.config.schedule import ClusterConfig, ScheduleConfig

@@ -1,20 +1,20 @@
-"""The config tables ``model`` and ``prompts``: what is post-trained, and on which prompts.
+"""The config table ``model``: what is post-trained.
 
 Importing this module must not import torch.
 """
 
 import re
 from collections.abc import Callable
-from math import ceil
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from digen_core.config.cuts import CutConfig
-from digen_core.config.families import FAMILIES, VIDEO_FAMILIES, Defaults, FamilyName
-from digen_core.config.shipped import MaybeShipped, located
+from digen_core.config.families import FAMILIES, Defaults, FamilyName
+from digen_core.config.size import FRAMES, SIDE, Size, check_frames, check_tokens
 from digen_core.errors import ConfigError
-from digen_core.strict import AtMost, PathText, Strict
+from digen_core.inputs.shipped import MaybeShipped, located
+from digen_core.strict import PathText, Strict
 
 TinySize = Literal["tiny", "medium"]
 """How large a pipeline is that ``digen make-tiny`` makes: a key of its sizes."""
@@ -25,24 +25,8 @@ Attention = Literal["native", "native_flash", "cudnn", "efficient", "math", "fla
 TrainedExperts = Literal["both", "high", "low"]
 """Which of a model's two experts are trained."""
 
-Size = tuple[int, int, int]
-"""Height and width in pixels, and frames."""
-
-
-def tokens_of(size: Size) -> int:
-    """Return about how many tokens a transformer makes of a sample: 16 x 16 pixels and 4 frames."""
-    height, width, frames = size
-    return ceil(height / 16) * ceil(width / 16) * ((frames - 1) // 4 + 1)
-
-
 MAX_TOKENS: Final = 512
 """Of a prompt, that the text encoders were trained with."""
-
-MAX_SAMPLE_TOKENS: Final = 2**17
-"""Of a sample; 129 frames of 720 x 1280 pixels are 118,800."""
-
-_SIDE: Final = AtMost(8192, "no family makes images of so many pixels")
-_FRAMES: Final = AtMost(1025, "no family makes videos of so many frames")
 
 EMBEDDED: Final = "digen:models/shapes"
 """The embedded model, a tiny FLUX."""
@@ -52,7 +36,6 @@ EMBEDDED_EDITOR: Final = "digen:models/shapes_edit"
 
 EMBEDDED_DEFAULTS: Final = Defaults(32, 32, 1, 12, 3.5, 8)
 """What the embedded models were trained with."""
-
 
 MAX_SOURCE_IMAGES: Final = 10
 """Most source images of a prompt; FLUX.2-dev is published for so many."""
@@ -139,14 +122,14 @@ class ModelConfig(Strict):
     vae_slicing: bool = False
     """Decode sample after sample, with the same pixels."""
 
-    height: Annotated[int, _SIDE] = Field(default_factory=_of_the_model("height"), ge=8)
+    height: Annotated[int, SIDE] = Field(default_factory=_of_the_model("height"), ge=8)
     """Image height in pixels; what it must be a multiple of depends on the model, often 16 (of
     Wan2.2-TI2V-5B 32)."""
 
-    width: Annotated[int, _SIDE] = Field(default_factory=_of_the_model("width"), ge=8)
+    width: Annotated[int, SIDE] = Field(default_factory=_of_the_model("width"), ge=8)
     """Image width in pixels, likewise."""
 
-    num_frames: Annotated[int, _FRAMES] = Field(default_factory=_of_the_model("num_frames"), ge=1)
+    num_frames: Annotated[int, FRAMES] = Field(default_factory=_of_the_model("num_frames"), ge=1)
     """Frames of a video: 1 makes images; more, which are 1 + a multiple of 4, take a video family
     (wan, hunyuan_video)."""
 
@@ -252,8 +235,8 @@ class ModelConfig(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        self._check_frames("model.num_frames", self.num_frames)
-        self._check_tokens("model.height, width and num_frames", self.size)
+        check_frames("model.num_frames", self.num_frames, self.family)
+        check_tokens("model.height, width and num_frames", self.size)
         if self.attention not in (allowed := FAMILIES[self.family].attention):
             raise ValueError(
                 f"model.attention is {self.attention!r}, but {self.family} takes "
@@ -277,8 +260,8 @@ class ModelConfig(Strict):
                     f"model.sizes[{place}] is {[height, width, frames]}; needs height and width "
                     "of at least 8 pixels and at least one frame."
                 )
-            self._check_frames(f"the number of frames of model.sizes[{place}]", frames)
-            self._check_tokens(f"model.sizes[{place}]", (height, width, frames))
+            check_frames(f"the number of frames of model.sizes[{place}]", frames, self.family)
+            check_tokens(f"model.sizes[{place}]", (height, width, frames))
         return self
 
     def _check_source_image(self) -> None:
@@ -294,107 +277,3 @@ class ModelConfig(Strict):
                 f"model.max_source_images is {self.max_source_images}, but {self.family} is shown "
                 f"one source image; use 1, or one of {', '.join(several)}."
             )
-
-    def _check_tokens(self, name: str, size: Size) -> None:
-        if (number := tokens_of(size)) > MAX_SAMPLE_TOKENS:
-            raise ValueError(
-                f"{name} {'are' if 'and' in name else 'is'} {list(size)}, a sample of {number} "
-                f"tokens; use at most {MAX_SAMPLE_TOKENS}: the families' longest videos have "
-                "118800, and every sample is held in memory."
-            )
-
-    def _check_frames(self, name: str, frames: int) -> None:
-        if frames > 1 and self.family not in VIDEO_FAMILIES:
-            raise ValueError(
-                f"{name} is {frames}, but {self.family} makes images; use 1, or "
-                f"a video family ({', '.join(VIDEO_FAMILIES)})."
-            )
-        if (frames - 1) % 4:
-            raise ValueError(
-                f"{name} is {frames}; video models take 1 + a multiple of 4: "
-                f"use {frames - (frames - 1) % 4}."
-            )
-
-
-_SHAPES_TRAIN: Final = "digen:prompts/shapes_train.txt"
-_SHAPES_EVALUATION: Final = "digen:prompts/shapes_evaluation.txt"
-
-
-class PromptsConfig(Strict):
-    """Where prompts come from, as docs/prompts.md says in full.
-
-    Files: text (a prompt a line; empty lines are skipped), JSON, tables or Parquet; or folders of a
-    Hugging Face dataset or of a published prompt set.
-    """
-
-    train: MaybeShipped = Field(_SHAPES_TRAIN, min_length=1)
-    """Prompts that are trained on: a file, a folder, or a pattern such as data/train-*.parquet.
-    digen:prompts/NAME is a file that digen ships."""
-
-    evaluation: Annotated[MaybeShipped, Field(min_length=1)] | None = None
-    """Prompts kept for evaluation only, likewise; null: rows of `train`, as split_column or
-    evaluation_fraction says. Prompts of your own need one of the three; those of the embedded world
-    have theirs."""
-
-    column: str = Field("prompt", min_length=1)
-    """Column of the prompts."""
-
-    metadata_columns: tuple[str, ...] = ()
-    """Columns that rewards get with each prompt, and the run's samples keep."""
-
-    image_column: str | None = None
-    """Column of source images, which the model is shown with the prompts and rewards may look at:
-    samples are edits of them. A path, seen from the folder of the prompts, or the content of a
-    JPEG, PNG or WebP file, or a list of them (model.max_source_images); null: prompts are texts
-    only."""
-
-    negative_column: str | None = None
-    """Column of what classifier-free guidance steers away from, of each prompt by itself; null, or
-    a row without one: model.negative_prompt."""
-
-    weight_column: str | None = None
-    """Column of `train` that says how often a prompt is drawn, relative to the others; null: all
-    equally often."""
-
-    split_column: str | None = None
-    """Column of `train` that says what a row is for; null: all rows are trained on."""
-
-    train_split: str = "train"
-    """Value in split_column of the rows that are trained on."""
-
-    evaluation_split: str = "evaluation"
-    """Value in split_column of the rows for evaluation; rows with other values are left out."""
-
-    evaluation_fraction: float | None = Field(None, gt=0, lt=1)
-    """Share of the prompts of `train` that is kept for evaluation, drawn from the run's seed."""
-
-    @property
-    def are_texts(self) -> bool:
-        """Whether a model is given nothing of a prompt but its text."""
-        return self.image_column is None is self.negative_column
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_evaluation(cls, values: object) -> object:
-        """Add the evaluation prompts of the embedded world to its train prompts, if none are."""
-        splits = ("split_column", "evaluation_fraction")
-        if not isinstance(values, dict) or any(values.get(key) is not None for key in splits):
-            return values
-        if values.get("train", _SHAPES_TRAIN) != _SHAPES_TRAIN:
-            return values
-        return {"evaluation": _SHAPES_EVALUATION, **values}
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.split_column is not None and self.evaluation_fraction is not None:
-            raise ValueError(
-                f"prompts.split_column is {self.split_column!r} and prompts.evaluation_fraction "
-                f"{self.evaluation_fraction}; use one of them."
-            )
-        if self.evaluation is None and self.split_column is None is self.evaluation_fraction:
-            raise ValueError(
-                f"prompts.train is {self.train}, but nothing says which prompts are for "
-                "evaluation; set prompts.evaluation to a file of others, or "
-                "prompts.evaluation_fraction to 0.1 to hold out a tenth, or prompts.split_column."
-            )
-        return self

@@ -10,27 +10,19 @@ from typing import Annotated, Any, Final, Self
 from pydantic import Field, field_validator, model_validator
 
 from digen_core.algorithms import ALGORITHMS, DEFAULT, AnyAlgorithm
+from digen_core.config import combinations
 from digen_core.config.checkpoint import CheckpointConfig
-from digen_core.config.combinations import (
-    check_algorithm,
-    check_cost,
-    check_history,
-    check_pools,
-    check_schedule,
-    check_source_image,
-    check_updates,
-    check_weights,
-    check_work,
-)
-from digen_core.config.model import ModelConfig, PromptsConfig, Size, tokens_of
+from digen_core.config.model import ModelConfig
 from digen_core.config.numerics import NumericsConfig
 from digen_core.config.parallel import ParallelConfig
+from digen_core.config.prompts import PromptsConfig
 from digen_core.config.rewards import CalledConfig, RewardConfig, called, that_see
 from digen_core.config.rewards.comparisons import check_relative
 from digen_core.config.rewards.keys import number_or_any_table, with_types
 from digen_core.config.rewards.verifiers import ShapesConfig
 from digen_core.config.rollout import EvaluationConfig, RolloutConfig, largest_fragment
 from digen_core.config.schedule import ClusterConfig, ScheduleConfig, TrackingConfig
+from digen_core.config.size import Size, tokens_of
 from digen_core.config.train import TrainConfig, dealt_units
 from digen_core.strict import AtMost, Strict, unusable
 
@@ -286,14 +278,14 @@ class RunConfig(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        check_source_image(self.prompts, self.model)
-        check_work(self.rollout)
-        check_updates(self.train, self.dealt_units)
-        check_algorithm(self.algorithm, self.rollout, self.model)
-        check_schedule(self.algorithm, self.schedule)
-        check_cost(self.max_cost, self.cluster)
-        check_weights(self.rewards)
+        combinations.check_source_image(self.prompts, self.model)
+        combinations.check_work(self.rollout)
+        combinations.check_updates(self.train, self.dealt_units)
+        combinations.check_algorithm(self.algorithm, self.rollout, self.model)
+        combinations.check_schedule(self.algorithm, self.schedule)
+        combinations.check_cost(self.max_cost, self.cluster)
+        combinations.check_weights(self.rewards)
         check_relative(self.rewards, self.rollout.group_size, self.checkpoints)
-        check_history(self.rewards, self.algorithm)
-        check_pools(self.cluster, self.pools)
+        combinations.check_history(self.rewards, self.algorithm)
+        combinations.check_pools(self.cluster, self.pools)
         return self

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from digen_core.config.families import FAMILIES, Family, mark_in
-from digen_core.config.model import Size
 from digen_core.config.run import RunConfig
-from digen_core.config.shipped import located
+from digen_core.config.size import Size
 from digen_core.data.images import SourceImage, source_images
 from digen_core.data.rows import Row
 from digen_core.data.tables import read_rows
 from digen_core.errors import ConfigError
 from digen_core.inputs.reading import listed, shown
+from digen_core.inputs.shipped import located
 from digen_core.strict import is_plain
 
 MAX_CHARACTERS: Final = 100_000

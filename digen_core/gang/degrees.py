@@ -9,8 +9,9 @@ from math import gcd
 from typing import Final
 
 from digen_core.config.families import FAMILIES, Settings
-from digen_core.config.model import ModelConfig, Size
+from digen_core.config.model import ModelConfig
 from digen_core.config.run import RunConfig
+from digen_core.config.size import Size
 from digen_core.errors import ConfigError
 
 _KERNELS: Final = ("native", "cudnn", "native_flash", "flash")

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, Self
 import torch
 from torch import Tensor
 
-from digen_core.config.model import Size
+from digen_core.config.size import Size
 from digen_core.data.images import SourceImage
 from digen_core.gang.codecs import CodedCuts
 from digen_core.gang.members import Gang

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from digen_core.config.shipped import data_folder, located
 from digen_core.errors import UserError
+from digen_core.inputs.shipped import data_folder, located
 
 MODEL_CONFIGS = data_folder("model_configs")
 """Settings of published transformers and VAEs, by the name of their repository."""

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from digen_core.config.model import ModelConfig, Size, tokens_of
+from digen_core.config.model import ModelConfig
 from digen_core.config.run import RunConfig
+from digen_core.config.size import Size, tokens_of
 from digen_core.control.costs import Sent
 from digen_core.errors import UserError
 from digen_core.maths.tensors import TORCH_DTYPES

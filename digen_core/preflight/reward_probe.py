@@ -11,10 +11,10 @@ everything on a running cluster, whose machines may have what this one has not.
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from digen_core.config.model import Size
 from digen_core.config.rewards import CalledConfig, called
 from digen_core.config.rewards.own import FunctionConfig
 from digen_core.config.run import RunConfig
+from digen_core.config.size import Size
 from digen_core.data.prompts import Prompt, train_prompts
 from digen_core.errors import ConfigError
 

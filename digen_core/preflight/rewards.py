@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from digen_core.config.judge_template import (
+from digen_core.config.rewards import RewardConfig, that_see
+from digen_core.config.rewards.judge_template import (
     PairTemplate,
     Template,
     check_columns,
     load_pair_template,
     load_template,
 )
-from digen_core.config.rewards import RewardConfig, that_see
 from digen_core.config.rewards.judges import JudgeConfig, PairwiseConfig, VlmReward
 from digen_core.config.rewards.own import FunctionConfig
 from digen_core.config.rewards.verifiers import GenevalConfig, OcrConfig, ShapesEditConfig

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from distributed import Worker
 
-from digen_core.config.model import Size
 from digen_core.config.run import RunConfig
+from digen_core.config.size import Size
 from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.rows import whole_weights
 from digen_core.models.compiled import compile_meter

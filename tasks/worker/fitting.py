@@ -6,7 +6,7 @@ from typing import Final, Literal, TypeVar
 
 import torch
 
-from digen_core.config.model import Size
+from digen_core.config.size import Size
 from digen_core.errors import UserError
 
 T = TypeVar("T")

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from deployments.overrides import config_of
-from digen_core.config.judge_template import load_pair_template, load_template
 from digen_core.config.load import load_config
 from digen_core.config.rewards import REWARD_TYPES
+from digen_core.config.rewards.judge_template import load_pair_template, load_template
 from digen_core.config.rewards.servers import RemoteConfig
 from digen_core.config.run import RunConfig
-from digen_core.config.shipped import data_folder
 from digen_core.data.prompts import evaluation_prompts, train_prompts
+from digen_core.inputs.shipped import data_folder
 from digen_core.rewards import reward_functions
 from digen_core.rewards.judge.answers import scores_in
 from digen_core.rewards.own import own_reward

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from deployments.shipped import shipped_configs
 from digen_core.checkpoints.run_state import state_of
 from digen_core.checkpoints.tensors import read_checkpoint, write_checkpoint
-from digen_core.config.judge_template import load_pair_template, load_template
 from digen_core.config.load import CONFIG_OF_RUN, config_of_run, load_config
+from digen_core.config.rewards.judge_template import load_pair_template, load_template
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device
 from digen_core.data.prompts import train_prompts

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from digen_core.config.rewards.base import Sees, Takes
 from digen_core.config.rewards.servers import PublicUrl, ServerReward
-from digen_core.config.shipped import MaybeShipped
+from digen_core.inputs.shipped import MaybeShipped
 
 
 class VlmReward(ServerReward):

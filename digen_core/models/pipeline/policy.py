@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from digen_core.config.families import FAMILIES
-from digen_core.config.model import ModelConfig, Size
+from digen_core.config.model import ModelConfig
+from digen_core.config.size import Size
 from digen_core.errors import ConfigError
 from digen_core.gang.codecs import CodedCuts
 from digen_core.gang.context_parallel import Plan, deal_tokens

@@ -14,7 +14,7 @@ import torch
 from diffusers import FluxKontextPipeline, FluxPipeline
 
 from digen_core.config.model import EMBEDDED
-from digen_core.config.shipped import located
+from digen_core.inputs.shipped import located
 from digen_core.models.tiny.flux import build_tiny_flux
 from digen_core.models.tiny.pretrain import (
     Data,

@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, assert_never
 
-from digen_core.config.judge_template import (
+from digen_core.config.rewards.judge_template import (
     Choice,
     PairTemplate,
     Pattern,

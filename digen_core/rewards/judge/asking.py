@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tenacity import AsyncRetrying, RetryCallState
 from torch import Tensor
 
-from digen_core.config.judge_template import PairTemplate, Template
+from digen_core.config.rewards.judge_template import PairTemplate, Template
 from digen_core.config.rewards.judges import VlmReward
 from digen_core.inputs.reading import listed, parse_json, shown
 from digen_core.rewards.judge.answers import asked_of

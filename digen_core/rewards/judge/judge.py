@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from digen_core.config.judge_template import PairTemplate, Template, load_template
+from digen_core.config.rewards.judge_template import PairTemplate, Template, load_template
 from digen_core.config.rewards.judges import JudgeConfig
 from digen_core.data.prompts import Metadata
 from digen_core.errors import UserError

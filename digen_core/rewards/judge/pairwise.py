@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from digen_core.config.judge_template import load_pair_template
+from digen_core.config.rewards.judge_template import load_pair_template
 from digen_core.config.rewards.judges import PairwiseConfig
 from digen_core.data.prompts import Metadata
 from digen_core.rewards.judge.answers import preference_in

@@ -18,10 +18,10 @@ from digen_core.config.rewards import REWARD_TYPES
 from digen_core.config.rewards.verifiers import ShapesConfig
 from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
-from digen_core.config.shipped import located
 from digen_core.config.toml import as_toml
 from digen_core.config.train import LoraConfig, TrainConfig
 from digen_core.errors import ConfigError
+from digen_core.inputs.shipped import located
 from digen_core.planning.job import workload_of
 from support.paths import ROOT
 

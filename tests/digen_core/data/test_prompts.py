@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from digen_core.config.load import load_config
-from digen_core.config.model import PromptsConfig
+from digen_core.config.prompts import PromptsConfig
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt, evaluation_prompts, train_prompts
 from digen_core.errors import UserError

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 
 from digen_core.config.load import load_config
-from digen_core.config.shipped import located
 from digen_core.data.prompts import evaluation_prompts
+from digen_core.inputs.shipped import located
 from digen_core.models.families import adapter_of
 from digen_core.models.policy import ALL_PARTS
 from digen_core.models.tiny.pretrain import PretrainConfig

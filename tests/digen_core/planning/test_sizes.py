@@ -14,8 +14,8 @@ from deployments.cli import run
 from deployments.shipped import RECIPES, recipe_files
 from deployments.views.size import as_markdown, print_rows, quantities, size
 from digen_core.config.load import load_config
-from digen_core.config.model import tokens_of
 from digen_core.config.run import RunConfig
+from digen_core.config.size import tokens_of
 from digen_core.config.train import LoraConfig
 from digen_core.models.families import adapter_of
 from digen_core.models.trainable import make_trainable, trainable_parameters

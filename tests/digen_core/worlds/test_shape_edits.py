@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from digen_core.config.shipped import located
+from digen_core.inputs.shipped import located
 from digen_core.rewards.shapes import inspect
 from digen_core.worlds import shape_edits
 from digen_core.worlds.shape_edits import (

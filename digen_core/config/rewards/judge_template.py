@@ -24,9 +24,9 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from digen_core.config.load import describe_fields
-from digen_core.config.shipped import SCHEME, data_folder, located
 from digen_core.errors import ConfigError, UserError
 from digen_core.inputs.reading import SETTINGS_BYTES, read_text, read_toml, shown
+from digen_core.inputs.shipped import SCHEME, data_folder, located
 from digen_core.strict import Strict
 
 PROMPT: Final = "prompt"

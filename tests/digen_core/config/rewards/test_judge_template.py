@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from digen_core.config.judge_template import (
+from digen_core.config.rewards.judge_template import (
     Choice,
     Pattern,
     Rubric,
@@ -15,8 +15,8 @@ from digen_core.config.judge_template import (
     load_pair_template,
     load_template,
 )
-from digen_core.config.shipped import data_folder
 from digen_core.errors import UserError
+from digen_core.inputs.shipped import data_folder
 
 SHIPPED = sorted(path.name for path in data_folder("judges").iterdir())
 
