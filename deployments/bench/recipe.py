@@ -100,19 +100,18 @@ def changes_of(config: RunConfig, folder: str, iterations: int) -> dict[str, Any
 def tiny_model(config: RunConfig) -> Any:
     """Return a tiny pipeline of what a recipe is for: one of experts, or that edits, if it does."""
     model = config.model
-    if model.guidance_scale_2 is not None:
-        return build_tiny(model.family, kind="a14b")
     kinds = ("", *FAMILIES[model.family].kinds)
     made = (build_tiny(model.family, kind=kind) for kind in kinds)
     return next(pipeline for pipeline in made if _is_taken(model, pipeline))
 
 
 def _is_taken(model: ModelConfig, pipeline: Any) -> bool:
+    has_two = pipeline.config.get("boundary_ratio") is not None
     try:
-        model.require_pipeline(type(pipeline).__name__)
+        model.require_pipeline({**pipeline.config, "_class_name": type(pipeline).__name__})
     except ConfigError:
         return False
-    return True
+    return has_two == (model.guidance_scale_2 is not None)
 
 
 def train_shrunk(path: Path, iterations: int, settings: Mapping[str, Any] | None = None) -> Trained:

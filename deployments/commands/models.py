@@ -65,8 +65,9 @@ def make_tiny(
         family: flux, sd3, qwen_image, z_image, wan, hunyuan_video or flux2.
         folder: To save it to; it must not hold anything yet.
         kind: Of a family's models: of wan, ti2v is as Wan2.2-TI2V-5B, a14b as
-            Wan2.2-T2V-A14B; of qwen_image, edit as Qwen-Image-Edit, edit-plus as
-            Qwen-Image-Edit-2509; of flux, kontext as FLUX.1-Kontext-dev; default: the plain one.
+            Wan2.2-T2V-A14B, i2v as Wan2.1-I2V, i2v-a14b as Wan2.2-I2V-A14B; of qwen_image,
+            edit as Qwen-Image-Edit, edit-plus as Qwen-Image-Edit-2509; of flux, kontext as
+            FLUX.1-Kontext-dev; default: the plain one.
         size: Of the transformer: tiny, to see that something works; medium, 10 to 50 million
             parameters, to see what it costs.
         seed: Same seed, same weights.
@@ -89,7 +90,7 @@ def make_tiny(
     more = " --model.num-frames 5" if family in VIDEO_FAMILIES else ""
     is_editor = bool(kind) and type(pipeline).__name__ in FAMILIES[family].editors
     if is_editor:
-        more = " --model.max-sequence-length 64 --num-iterations 2 --train.lora.targets "
+        more += " --model.max-sequence-length 64 --num-iterations 2 --train.lora.targets "
         more += """'["to_q", "to_v"]'"""
     sys.stdout.write(
         f"{folder} holds a random {family} pipeline; two iterations with it: digen train "

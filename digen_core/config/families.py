@@ -61,6 +61,9 @@ class Family(NamedTuple):
     only_edits: tuple[str, ...] = ()
     """Those of them that take no prompt without one."""
 
+    edits_if: str = ""
+    """What the index of a plain pipeline says is true if that is shown a source image, too."""
+
     shown_several: tuple[str, ...] = ()
     """Those of them that are shown several of a prompt."""
 
@@ -164,7 +167,11 @@ FAMILIES: Final[dict[str, Family]] = {
             transformer["patch_size"][1] * vae.get("scale_factor_spatial", 8)
         ),
         5.681e9,  # UMT5-XXL's encoder
-        kinds=("ti2v", "a14b"),  # of Wan 2.2
+        other_pipelines=("WanImageToVideoPipeline",),
+        editors=("WanImageToVideoPipeline",),
+        only_edits=("WanImageToVideoPipeline",),
+        edits_if="expand_timesteps",
+        kinds=("ti2v", "a14b", "i2v", "i2v-a14b"),  # but for i2v, of Wan 2.2
         makes_videos=True,
         deals_text=False,  # it is in cross-attention
         blocks={"blocks": "num_layers"},

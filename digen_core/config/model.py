@@ -4,7 +4,7 @@ Importing this module must not import torch.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -162,9 +162,10 @@ class ModelConfig(Strict):
     pairs of the other one's noise levels teach nothing."""
 
     source_image: bool = False
-    """Whether prompts come with an image that is to be edited, which the model is shown: true where
-    prompts.image_column is set. It takes a FluxKontextPipeline (flux), a FLUX.2 (flux2) or a
-    Qwen-Image-Edit (qwen_image). Images are scaled to cover the samples' size and cut at their
+    """Whether prompts come with an image that is to be edited, or that a video begins with, which
+    the model is shown: true where prompts.image_column is set. It takes a FluxKontextPipeline
+    (flux), a FLUX.2 (flux2), a Qwen-Image-Edit (qwen_image), or a Wan that is made for it: I2V of
+    2.1 and 2.2, TI2V-5B (wan). Images are scaled to cover the samples' size and cut at their
     edges."""
 
     max_source_images: int = Field(1, ge=1, le=MAX_SOURCE_IMAGES)
@@ -199,22 +200,23 @@ class ModelConfig(Strict):
         """What samples have where ``sizes`` does not say otherwise."""
         return self.height, self.width, self.num_frames
 
-    def require_pipeline(self, found: object) -> None:
-        """Check the class of the model's pipeline, as its index names it.
+    def require_pipeline(self, index: object) -> None:
+        """Check which pipeline a model is, as its index says.
 
         Raises:
             ConfigError: it is none of the family's, or is shown no source image where there are.
         """
-        family = FAMILIES[self.family]
+        family, about = FAMILIES[self.family], index if isinstance(index, Mapping) else {}
+        found = about.get("_class_name")
         wanted = (family.pipeline, *family.other_pipelines)
         what = f"model.family {self.family!r} needs"
-        if found in wanted and self.source_image:
+        if found in wanted and self.source_image and not about.get(family.edits_if):
             wanted, what = family.editors, "prompts with source images need"
             if self.num_source_images > 1:
                 wanted, what = family.shown_several, "prompts with several source images need"
         if found in family.only_edits and not self.source_image:
             raise ConfigError(
-                f"model.path {self.path} holds a {found}, which edits source images, but the "
+                f"model.path {self.path} holds a {found}, which is shown source images, but the "
                 "prompts come without; set prompts.image_column, or use a model that takes texts"
             )
         if found not in wanted:

@@ -66,7 +66,7 @@ def check_model_folder(model: ModelConfig) -> None:
             "pipeline, as save_pretrained writes it"
         )
     index: Any = read_json(index_file, "the model's index")
-    model.require_pipeline(index.get("_class_name") if isinstance(index, dict) else None)
+    model.require_pipeline(index)
     for name, component in index.items():
         if isinstance(component, list) and None not in component:
             _check_part(folder, name)

@@ -20,6 +20,7 @@ from mlflow.models import ModelSignature
 from mlflow.types import DataType, ParamSchema, ParamSpec, Schema
 from mlflow.types.schema import Array, ColSpec
 
+from digen_core.config.families import FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.maths.tensors import TORCH_DTYPES
 from digen_core.models.families import adapter_of
@@ -68,11 +69,13 @@ def _pinned(name: str) -> str:
 
 def _settings(config: RunConfig) -> dict[str, Any]:
     """Return what the loader has to know."""
-    model = config.model
+    model, family = config.model, FAMILIES[config.model.family]
     adapter = adapter_of(model.family)
     vae_dtype = adapter.vae_dtype(TORCH_DTYPES[model.dtype])
     return {
         "base_model": _found(model.source),
+        # Else its index says it, but a model may be of two: that one names the plain one.
+        "pipeline": family.editors[0] if model.source_image and family.edits_if else None,
         "revision": model.revision,
         "dtype": model.dtype,
         "vae_dtype": str(vae_dtype).removeprefix("torch."),

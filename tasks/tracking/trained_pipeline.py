@@ -12,9 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import numpy as np
 import torch
-from diffusers import AutoModel, DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from diffusers import AutoModel, FlowMatchEulerDiscreteScheduler
 from PIL import ImageOps
 from PIL.Image import Image, Resampling, alpha_composite
 from PIL.Image import new as new_image
@@ -42,8 +43,9 @@ class TrainedPipeline:
         """Return an image for each prompt as PNG, or a video as animated WebP.
 
         Args:
-            data: table with the column ``prompt``, and of an editor ``image``, the files of what
-                is edited: of one that is shown several, lists of them, in a data frame.
+            data: table with the column ``prompt``, and ``image`` where the run's prompts come with
+                source images, their files: of a model that is shown several, lists of them, in a
+                data frame.
             params: of the pipeline's call, and a seed, each with a default in the signature.
         """
         pipeline = self._pipeline
@@ -65,7 +67,7 @@ class TrainedPipeline:
             settings["sigmas"] = np.linspace(1.0, 1 / steps, steps)
         size = settings["width"], settings["height"]
         calls: list[dict[str, Any]] = [{"prompt": prompts}]
-        if "image" in columns:  # an editor takes one at a time
+        if "image" in columns:  # they take one prompt at a time
             sources = [
                 [_shown(own, size) for own in image] if several else _shown(image, size)
                 for image in columns["image"]
@@ -98,7 +100,7 @@ class TrainedPipeline:
         if not config["is_lora"]:
             for part, folder in self._transformers().items():
                 parts[part] = AutoModel.from_pretrained(str(folder), dtype=dtype)
-        pipeline = DiffusionPipeline.from_pretrained(
+        pipeline = getattr(diffusers, config["pipeline"] or "DiffusionPipeline").from_pretrained(
             config["base_model"],
             revision=config["revision"],
             dtype={"default": dtype, "vae": vae_dtype},

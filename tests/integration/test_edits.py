@@ -83,7 +83,13 @@ def kontext(tiny_families) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "model", ["flux", "flux2", *(pytest.param(own, marks=pytest.mark.nightly) for own in EDITORS)]
+    "model",
+    [
+        "flux",
+        "flux2",
+        "wan-ti2v",
+        *(pytest.param(own, marks=pytest.mark.nightly) for own in EDITORS),
+    ],
 )
 def test_weights_equal_the_serial_reference_with_images_in_several_sizes(
     model, kontext, tiny_families, tmp_path
@@ -92,12 +98,15 @@ def test_weights_equal_the_serial_reference_with_images_in_several_sizes(
     changes = {"model.sizes": [[32, 32, 1], [16, 48, 1]], "num_iterations": 2}
     if family != "flux":  # whose guidance is classifier-free
         changes |= {"model.guidance_scale": 3.0, "prompts.negative_column": "not"}
+    if family == "wan":
+        changes |= {"model.num_frames": 5, "model.sizes": [[32, 32, 5], [64, 32, 9]]}
     config = config_of(path, tmp_path, family, **changes)
     weights, metrics = train_in_process(config, tmp_path)
     expected = reference(config)
     assert distance(expected.weights, initial(config)) > 1e-4
-    assert distance(weights, expected.weights) < 1e-10
-    assert all(found["train/replay_error"] < 1e-10 for found in metrics)
+    tolerance = 1e-6 if family == "wan" else 1e-10  # Wan's blocks normalise in float32
+    assert distance(weights, expected.weights) < tolerance
+    assert all(found["train/replay_error"] < tolerance for found in metrics)
 
 
 @pytest.mark.slow

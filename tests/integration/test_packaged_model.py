@@ -9,7 +9,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from diffusers import WanTransformer3DModel
+from diffusers import WanImageToVideoPipeline, WanTransformer3DModel
 from PIL import Image, ImageSequence
 
 from digen_core.checkpoints.export import save_adapter, save_transformer
@@ -21,12 +21,12 @@ from digen_core.models.trainable import make_trainable, set_weights
 from support.edits import picture, showing
 from support.families import (
     EDITED,
-    EDITORS,
     HEIGHT,
     KONTEXT,
     MODELS,
     NEGATIVE,
     OF_KIND,
+    QWEN_EDITORS,
     TOKENS,
     WIDTH,
     family_of,
@@ -205,7 +205,7 @@ def test_an_editor_is_shown_what_the_run_showed_it():
     assert np.array_equal(shown, SourceImage.of(file.getvalue()).pixels(32, 48))
 
 
-@pytest.mark.parametrize("model_name", [KONTEXT, "flux2", *EDITORS])
+@pytest.mark.parametrize("model_name", [KONTEXT, "flux2", *QWEN_EDITORS])
 def test_an_editor_is_given_images(tiny_families, tmp_path, model_name):
     path, family = tiny_families[model_name], family_of(model_name)
     shown, scale = nullcontext(), "guidance_scale"
@@ -244,5 +244,40 @@ def test_an_editor_is_given_images(tiny_families, tmp_path, model_name):
                 **call,
             ).images[0]
         difference = np.abs(pixels_of(made)[0].astype(int) - np.asarray(expected))
+        assert difference.max() <= 1
+    assert np.abs(pixels_of(found[0]).astype(int) - pixels_of(found[1])).max() > 1
+
+
+@pytest.mark.parametrize("model_name", ["wan-ti2v", "wan-i2v", "wan-i2v-a14b"])
+def test_a_model_of_videos_is_given_what_they_begin_with(tiny_families, tmp_path, model_name):
+    path, size = tiny_families[model_name], {"height": 64, "width": 96, "num_frames": 5}
+    of_kind = {"guidance_scale": 3.0, **OF_KIND.get(model_name, {})}
+    trained(path, model_name, tmp_path / "lora", source_image=True, **size)
+    tree = {
+        "model": {"family": "wan", "path": path, "max_sequence_length": 49, **size, **of_kind},
+        "prompts": {"train": "a.jsonl", "image_column": "image", "evaluation_fraction": 0.5},
+        "train": {"lora": {"rank": 3}},
+        "evaluation": {"num_steps": 2},
+    }
+    package(RunConfig.model_validate(tree), tmp_path / "lora", tmp_path / "model")
+    model = mlflow.pyfunc.load_model(str(tmp_path / "model"), model_config={"device": "cpu"})
+    images = [picture(seed, 96, 64) for seed in range(2)]
+    found = model.predict({"prompt": PROMPTS, "image": images}, params={"seed": 3})
+    pipeline = WanImageToVideoPipeline.from_pretrained(path)
+    load_adapters(pipeline, tmp_path / "lora")
+    for prompt, image, made in zip(PROMPTS, images, found, strict=True):
+        expected = pipeline(
+            prompt=prompt,
+            negative_prompt="",
+            image=Image.open(io.BytesIO(image)),
+            num_inference_steps=2,
+            max_sequence_length=49,
+            generator=torch.Generator().manual_seed(3),
+            output_type="np",
+            **size,
+            **of_kind,
+        ).frames[0]
+        difference = np.abs(pixels_of(made).astype(float) - 255 * expected)
+        assert len(expected) == 5
         assert difference.max() <= 1
     assert np.abs(pixels_of(found[0]).astype(int) - pixels_of(found[1])).max() > 1

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, UniPCMultistepScheduler
 
 from digen_core.config import families
 from digen_core.config.families import VIDEO_FAMILIES
@@ -17,7 +17,8 @@ from support.tiny_policies import load
 
 FAMILIES = tuple(families.FAMILIES)
 KINDS = tuple(f"{name}-{kind}" for name, row in families.FAMILIES.items() for kind in row.kinds)
-EDITORS = ("qwen_image-edit", "qwen_image-edit-plus")
+QWEN_EDITORS = ("qwen_image-edit", "qwen_image-edit-plus")
+EDITORS = (*QWEN_EDITORS, "wan-i2v", "wan-i2v-a14b")
 """Names of the tiny models that take no prompt without a source image: FAMILY-KIND."""
 KONTEXT = "flux-kontext"
 """That of one which is shown a source image, and is a plain FLUX without."""
@@ -35,7 +36,7 @@ PUBLISHED = {
 }
 """Name of a published model, whose settings are shipped, of each family."""
 HEIGHT, WIDTH, TOKENS = 32, 48, 24
-OF_KIND = {"wan-a14b": {"guidance_scale_2": 2.0}}
+OF_KIND = {name: {"guidance_scale_2": 2.0} for name in ("wan-a14b", "wan-i2v-a14b")}
 """What some models are used with beside that."""
 NEGATIVE = "blurry"
 AT_NIGHT = tuple(pytest.param(editor, marks=pytest.mark.nightly) for editor in EDITORS)
@@ -86,6 +87,21 @@ def stock(folder: str) -> Any:
     own = {"processor": processor} if processor else {}
     pipeline = DiffusionPipeline.from_pretrained(folder, **own)
     pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+class EulerUniPC(UniPCMultistepScheduler):
+    """Wan's scheduler, of first order (Euler's steps), with timesteps that are not truncated."""
+
+    def set_timesteps(self, *args: Any, **kwargs: Any) -> None:
+        super().set_timesteps(*args, **kwargs)
+        self.timesteps = 1000 * self.sigmas[:-1]
+
+
+def with_euler_steps(pipeline: Any) -> Any:
+    """Return a pipeline of Wan that takes steps as digen does."""
+    first_order = {"solver_order": 1, "disable_corrector": list(range(20))}
+    pipeline.scheduler = EulerUniPC.from_config(pipeline.scheduler.config, **first_order)
     return pipeline
 
 

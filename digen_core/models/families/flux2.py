@@ -103,8 +103,8 @@ class Flux2Policy(PipelinePolicy):
             embeds = parts["transformer"].config.guidance_embeds
             return (Flux2Pipeline if embeds else Flux2KleinPipeline)(**parts)
         settings = read_json_object(folder / "model_index.json", "the model's")
-        config.require_pipeline(name := settings.get("_class_name"))
-        pipeline = _PIPELINES[name](**parts)
+        config.require_pipeline(settings)
+        pipeline = _PIPELINES[settings["_class_name"]](**parts)
         pipeline.register_to_config(is_distilled=bool(settings.get("is_distilled")))
         return pipeline
 

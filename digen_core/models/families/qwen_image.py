@@ -128,8 +128,9 @@ class QwenImagePolicy(PipelinePolicy):
         """Return the pipeline that the folder's index names; without one it is for texts."""
         if not (folder / "model_index.json").is_file():
             return QwenImagePipeline(**parts)
-        name = read_json_object(folder / "model_index.json", "the model's").get("_class_name")
-        config.require_pipeline(name)
+        index = read_json_object(folder / "model_index.json", "the model's")
+        config.require_pipeline(index)
+        name = index["_class_name"]
         others = {} if name == QwenImagePipeline.__name__ else {"processor": None}
         return _PIPELINES[name](**parts, **others)
 

@@ -1,28 +1,52 @@
-"""Wan 2.1 and 2.2 text-to-video: latents [B, z, F, h, w], guidance is classifier-free.
+"""Wan 2.1 and 2.2: videos of texts, or of texts and the image that they begin with.
 
-Wraps diffusers' WanPipeline; the denoising loop is ours. The timestep is in [0, 1000]. TI2V-5B of
-Wan 2.2 has one per token, as an image that a video begins with would have another: without an image
-they are all the same, and are given once per sample, which costs less. T2V-A14B has two experts.
+Wraps diffusers' WanPipeline and WanImageToVideoPipeline; the denoising loop is ours. Latents are
+[B, z, F, h, w], the timestep is in [0, 1000], guidance is classifier-free. The A14B models of Wan
+2.2 have two experts. A model is shown the first image in one of two ways (`_first_is_given`):
+
+- TI2V-5B of Wan 2.2 has a timestep per token, and 0 those of the first latent frame, which is the
+  image's. Without an image all are the same, and are given once per sample, which costs less.
+- I2V models have the latents of a video that goes on with grey, and which frames are given, as more
+  channels; those of Wan 2.1 attend to CLIP's embedding of the image, too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import torch
-from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
+from diffusers import (
+    AutoencoderKLWan,
+    UniPCMultistepScheduler,
+    WanImageToVideoPipeline,
+    WanPipeline,
+    WanTransformer3DModel,
+)
 from diffusers.pipelines.wan.pipeline_wan import prompt_clean
+from numpy.typing import NDArray
 from torch import Tensor
 
 from digen_core.config.model import ModelConfig
+from digen_core.errors import ConfigError
 from digen_core.inputs.reading import read_json_object
 from digen_core.models.expert_names import PARTS
 from digen_core.models.experts import Experts, in_order, reaching
-from digen_core.models.pipeline.latents import video_latent_shape, with_latent_statistics
+from digen_core.models.pipeline.conditions import SOURCE
+from digen_core.models.pipeline.latents import (
+    video_latent_shape,
+    with_latent_statistics,
+    without_latent_statistics,
+)
 from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.policy import Condition
 from digen_core.models.schedules import scheduler_sigmas
 from digen_core.models.tiny.sizes import LATENT_CHANNELS, TEXT_WIDTH, TransformerSize
+
+EMBEDDED: Final = "source_embeds"  # CLIP's of the source image
+EMBEDDED_TOKENS: Final = 257  # of CLIP-H: a class and 16 x 16 patches
+TEMPORAL: Final = 4
+"""Frames of a latent frame: as many channels of I2V models say which of them are given."""
 
 
 class WanPolicy(PipelinePolicy):
@@ -34,24 +58,28 @@ class WanPolicy(PipelinePolicy):
     vae_in_float32 = True
 
     @classmethod
-    def tiny(cls, size: TransformerSize, kind: str = "") -> WanPipeline:
+    def tiny(cls, size: TransformerSize, kind: str = "") -> WanPipeline | WanImageToVideoPipeline:
         """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
-        is_ti2v = kind == "ti2v"
+        from digen_core.models.tiny import parts, tokenizers
+
+        is_i2v, has_two = kind.startswith("i2v"), kind.endswith("a14b")
+        attends = kind == "i2v"
 
         def transformer() -> WanTransformer3DModel:
             return WanTransformer3DModel(
                 **size.settings,
-                in_channels=LATENT_CHANNELS,
+                in_channels=2 * LATENT_CHANNELS + TEMPORAL if is_i2v else LATENT_CHANNELS,
                 out_channels=LATENT_CHANNELS,
                 text_dim=TEXT_WIDTH,
+                image_dim=TEXT_WIDTH if attends else None,
+                added_kv_proj_dim=size.width if attends else None,
                 freq_dim=64,
                 ffn_dim=2 * size.width,
             )
 
-        from digen_core.models.tiny import parts, tokenizers
-
-        tokenizer = tokenizers.t5_tokenizer()
-        return WanPipeline(
+        tokenizer, is_ti2v = tokenizers.t5_tokenizer(), kind == "ti2v"
+        others = parts.clip_vision(TEXT_WIDTH) if attends else {}
+        return (WanImageToVideoPipeline if is_i2v else WanPipeline)(
             scheduler=UniPCMultistepScheduler(
                 prediction_type="flow_prediction",
                 use_flow_sigmas=True,
@@ -61,9 +89,10 @@ class WanPolicy(PipelinePolicy):
             text_encoder=parts.umt5(tokenizer, TEXT_WIDTH),
             tokenizer=tokenizer,
             transformer=transformer(),
-            transformer_2=transformer() if kind == "a14b" else None,
-            boundary_ratio=0.875 if kind == "a14b" else None,
+            transformer_2=transformer() if has_two else None,
+            boundary_ratio=0.875 if has_two else None,
             expand_timesteps=is_ti2v,
+            **others,
         )
 
     @classmethod
@@ -76,13 +105,24 @@ class WanPolicy(PipelinePolicy):
 
     def shape_of_latent(self) -> tuple[int, ...]:
         """Return (z, F, h, w)."""
-        settings = self.transformer.config
-        return video_latent_shape(
+        shape = video_latent_shape(
             self.config,
-            channels=settings.in_channels,
+            channels=self.transformer.config.out_channels,
             spatial=self.pipeline.vae_scale_factor_spatial,
             temporal=self.pipeline.vae_scale_factor_temporal,
         )
+        if self._first_is_given and shape[1] == 1:
+            raise ConfigError(
+                f"model.num_frames is {self.config.num_frames}, and the first is the source image; "
+                "use more, for a model that generates those behind it"
+            )
+        return shape
+
+    @property
+    def _first_is_given(self) -> bool:
+        """Whether the first latent frame is that of the source image: no channel tells of it."""
+        settings = self.transformer.config
+        return self.config.source_image and settings.in_channels == settings.out_channels
 
     def wrapped(self, prompts: list[str]) -> tuple[list[str], int]:
         """Return the prompts as the pipeline cleans them."""
@@ -105,6 +145,42 @@ class WanPolicy(PipelinePolicy):
         """Return the shapes of a prompt's ``prompt_embeds``."""
         width = self.transformer.config.text_dim
         return {"prompt_embeds": (self.config.max_sequence_length, width)}
+
+    def embed_sources(self, shown: Sequence[NDArray[np.uint8]]) -> Condition:
+        """Return CLIP's embeddings [B, L, D] of source images, if the model attends to them."""
+        if self.transformer.config.image_dim is None:
+            return {}
+        images = [image for (image,) in shown]
+        return {EMBEDDED: self.pipeline.encode_image(images, self.device).to(self.dtype)}
+
+    def source_latents(self, images: Tensor) -> Tensor:
+        """Return what the transformer is shown of images [B, 3, H, W]: [B, c, F', h, w].
+
+        Of a video that goes on with grey the latents, behind `TEMPORAL` channels that are 1 where
+        frames are given; or the latents of the image alone, one frame.
+        """
+        vae, frames = self.pipeline.vae, images[:, :, None]
+        if not self._first_is_given:
+            grey = frames.new_zeros(1).expand(
+                *frames.shape[:2], self.config.num_frames - 1, *frames.shape[3:]
+            )
+            frames = torch.cat([frames, grey], dim=2)
+        latents = without_latent_statistics(vae.encode(frames).latent_dist.mode(), vae.config)
+        if self._first_is_given:
+            return latents
+        given = torch.zeros_like(latents[:, :1]).repeat(1, TEMPORAL, 1, 1, 1)
+        given[:, :, 0] = 1
+        return torch.cat([given, latents], dim=1)
+
+    def shapes_of_sources(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of ``source_latents`` and of CLIP's embedding."""
+        settings, (channels, *frames_and_sides) = self.transformer.config, self.latent_shape
+        if self._first_is_given:
+            return {SOURCE: (channels, 1, *frames_and_sides[1:])}
+        shapes = {SOURCE: (settings.in_channels - channels, *frames_and_sides)}
+        if settings.image_dim is not None:
+            shapes[EMBEDDED] = (EMBEDDED_TOKENS, settings.image_dim)
+        return shapes
 
     def sigmas_of_family(self, num_steps: int) -> Tensor:
         """Return the scheduler's own sigmas, beginning at 1.
@@ -146,14 +222,38 @@ class WanPolicy(PipelinePolicy):
         return negative + scale * (positive - negative)
 
     def predict(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
-        """Return the velocities [B, z, F, h, w]."""
+        """Return the velocities [B, z, F, h, w].
+
+        A first latent frame that is given moves on a straight line to what it is, whatever noise
+        is in ``x``: it depends on no weights, and ends there.
+        """
+        shown, timestep, source = x.to(self.dtype), 1000 * sigma, condition.get(SOURCE)
+        if source is not None and self._first_is_given:
+            shown = torch.cat([source.to(self.dtype), shown[:, :, 1:]], dim=2)
+            timestep = self._timestep_of_tokens(timestep, shown)
+        elif source is not None:
+            shown = torch.cat([shown, source.to(self.dtype)], dim=1)
+        embedded = condition.get(EMBEDDED)
         velocity: Tensor = self.transformer(
-            hidden_states=x.to(self.dtype),
-            timestep=1000 * sigma,
+            hidden_states=shown,
+            timestep=timestep,
             encoder_hidden_states=condition["prompt_embeds"].to(self.dtype),
+            encoder_hidden_states_image=None if embedded is None else embedded.to(self.dtype),
             return_dict=False,
         )[0]
-        return velocity
+        if source is None or not self._first_is_given:
+            return velocity
+        first = (x[:, :, :1] - source) / sigma.view(-1, 1, 1, 1, 1)
+        return torch.cat([first, velocity[:, :, 1:].to(first.dtype)], dim=2)
+
+    def _timestep_of_tokens(self, timestep: Tensor, shown: Tensor) -> Tensor:
+        """Return timesteps [B, tokens] of [B]: 0 in the first frame of latents [B, z, F, h, w]."""
+        _, rows, columns = self.transformer.config.patch_size
+        _, _, frames, height, width = shown.shape
+        in_frame = (height // rows) * (width // columns)
+        of_tokens = timestep[:, None].repeat(1, frames * in_frame)
+        of_tokens[:, :in_frame] = 0
+        return of_tokens
 
     def vae_latents(self, x: Tensor) -> Tensor:
         """Return latents [B, z, F, h, w]."""

@@ -1,7 +1,8 @@
 """Conditions of a pipeline: what their values are called, and batches made of them.
 
 Beside the embeddings of the prompts there are, with guidance, those of what it steers away from,
-under the same names behind `NEGATIVE`; and, if the model is shown some, `SOURCE` images.
+under the same names behind `NEGATIVE`; and, if the model is shown source images, what it is shown
+of them, under `SOURCE` and other names that begin as that does.
 
 Axes: B samples, L tokens of text.
 """
@@ -15,6 +16,7 @@ from digen_core.models.policy import Condition
 
 NEGATIVE: Final = "negative_"
 SOURCE: Final = "source_latents"
+_OF_SOURCES: Final = "source_"
 
 
 def joined_rows(rows: Sequence[Condition]) -> Condition:
@@ -24,11 +26,12 @@ def joined_rows(rows: Sequence[Condition]) -> Condition:
 
 def guided_halves(condition: Condition) -> Condition:
     """Return a condition of 2 B rows of one with B: what guidance steers away from comes first."""
-    return {
-        name: torch.cat([value if name == SOURCE else condition[NEGATIVE + name], value])
+    both = {
+        name: (value if name.startswith(_OF_SOURCES) else condition[NEGATIVE + name], value)
         for name, value in condition.items()
         if not name.startswith(NEGATIVE)
     }
+    return {name: torch.cat(halves) for name, halves in both.items()}
 
 
 def without_padding(condition: Condition, multiple: int) -> Condition:

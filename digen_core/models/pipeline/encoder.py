@@ -74,6 +74,8 @@ class PromptEncoder(ABC):
             if self.guided:
                 own = self._embed_negatives(negatives or [None] * len(prompts), shown)
                 condition |= {NEGATIVE + name: value for name, value in own.items()}
+            if self.config.source_image:
+                condition |= self.embed_sources(shown)
         if self.config.source_image:
             condition[SOURCE] = self._encode_images(shown)
         return condition
@@ -161,9 +163,8 @@ class PromptEncoder(ABC):
         if self.guided:
             condition |= {NEGATIVE + name: value for name, value in condition.items()}
         if self.config.source_image:
-            tokens, *channels = self.latent_shape
-            shape = count, self.config.max_source_images * tokens, *channels
-            condition[SOURCE] = torch.empty(shape, dtype=self.dtype, device=self.device)
+            for name, shape in self.shapes_of_sources().items():
+                condition[name] = torch.empty(count, *shape, dtype=self.dtype, device=self.device)
         return condition
 
     def with_source(self, x: Tensor, condition: Condition) -> Tensor:
@@ -191,9 +192,18 @@ class PromptEncoder(ABC):
     def source_latents(self, images: Tensor) -> Tensor:
         """Return what the transformer is shown of images [B, 3, H, W] in [-1, 1].
 
-        It has the shape of latents [B, ...], if the family is shown any.
+        It has the shape of latents [B, ...], if the family is shown any and says nothing else.
         """
         raise TypeError(f"{type(self).__name__} is shown no source image")
+
+    def embed_sources(self, shown: Sequence[NDArray[np.uint8]]) -> Condition:
+        """Return what an encoder of images makes of those [n, H, W, 3] of each prompt, if any."""
+        return {}
+
+    def shapes_of_sources(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of what the transformer is shown of a prompt's source images."""
+        tokens, *channels = self.latent_shape
+        return {SOURCE: (self.config.max_source_images * tokens, *channels)}
 
     @abstractmethod
     def shapes_of_embeddings(self) -> dict[str, tuple[int, ...]]:

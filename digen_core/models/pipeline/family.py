@@ -4,7 +4,7 @@ import inspect
 from abc import ABC
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Final, get_args
 
 import diffusers
 import torch
@@ -20,6 +20,15 @@ from digen_core.maths.tensors import TORCH_DTYPES
 from digen_core.models.adapters import fold_adapters
 from digen_core.models.expert_names import parts_in
 from digen_core.models.policy import Part
+
+_OF_PROMPTS: Final = (
+    "text_encoder",
+    "tokenizer",
+    "processor",
+    "image_encoder",
+    "image_processor",
+)
+"""How the names of components begin that only embed prompts and what they come with."""
 
 
 class FamilyPipeline(ABC):
@@ -74,8 +83,7 @@ class FamilyPipeline(ABC):
         left_out: dict[str, Any] = {}
         if "text_encoders" not in parts:
             names = inspect.signature(kind.__init__).parameters
-            text = ("text_encoder", "tokenizer", "processor")
-            left_out |= {name: None for name in names if name.startswith(text)}
+            left_out |= {name: None for name in names if name.startswith(_OF_PROMPTS)}
         else:
             left_out |= cls.text_parts(config, kind)
         if "vae" not in parts:
@@ -119,7 +127,7 @@ class FamilyPipeline(ABC):
         if not FAMILIES[config.family].other_pipelines:
             return cls.pipeline_class
         settings = DiffusionPipeline.load_config(config.source, revision=config.revision)
-        config.require_pipeline(settings.get("_class_name"))
+        config.require_pipeline(settings)
         return getattr(diffusers, settings["_class_name"])
 
     @classmethod
@@ -155,7 +163,7 @@ class FamilyPipeline(ABC):
 
 def part_of(component: str) -> Part:
     """Return the part that a component of a pipeline belongs to."""
-    if component.startswith("text_encoder"):
+    if component.startswith(("text_encoder", "image_encoder")):
         return "text_encoders"
     return "vae" if component == "vae" else "transformer"
 

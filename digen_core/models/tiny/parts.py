@@ -13,6 +13,8 @@ from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
     CLIPTextModelWithProjection,
+    CLIPVisionConfig,
+    CLIPVisionModel,
     LlamaConfig,
     LlamaModel,
     PreTrainedTokenizerBase,
@@ -42,6 +44,25 @@ def clip(tokenizer: PreTrainedTokenizerBase, width: int, *, projected: bool = Fa
         pad_token_id=tokenizer.pad_token_id,
     )
     return (CLIPTextModelWithProjection if projected else CLIPTextModel)(config).eval()
+
+
+def clip_vision(width: int) -> dict[str, Any]:
+    """Return a CLIP image encoder of 257 tokens, as many as Wan 2.1's has, and its processor."""
+    from transformers import CLIPImageProcessor
+
+    config = CLIPVisionConfig(
+        hidden_size=width,
+        intermediate_size=2 * width,
+        projection_dim=width,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        image_size=32,
+        patch_size=2,
+    )
+    return {
+        "image_encoder": CLIPVisionModel(config).eval(),
+        "image_processor": CLIPImageProcessor(size=config.image_size, crop_size=config.image_size),
+    }
 
 
 def t5(tokenizer: PreTrainedTokenizerBase, width: int) -> Any:

@@ -97,6 +97,9 @@ def test_members_parts_add_up_of_edits(tiny_families, tmp_path):
         Case("flux2", num_rows=1, edits=2),
         Case("qwen_image-edit", tokens=2, shard=True, edits=1),
         Case("qwen_image-edit-plus", lora=False, tokens=2, checkpointing=True, edits=3),
+        Case("wan-ti2v", tokens=2, shard=True, edits=1),
+        Case("wan-i2v", lora=False, tokens=2, edits=1),
+        Case("wan-i2v-a14b", tokens=2, edits=1),
     ]
     compare(2, tmp_path, tiny_families | editors, cases)
 

@@ -111,6 +111,8 @@ def test_stages_of_edits_give_the_gradient_of_the_whole(tiny_families, tmp_path)
         Case("flux2", lora=False, stages=2, edits=2),
         Case("qwen_image-edit", stages=2, edits=1),
         Case("qwen_image-edit-plus", lora=False, stages=2, checkpointing=True, edits=3),
+        Case("wan-ti2v", stages=2, checkpointing=True, edits=1),
+        Case("wan-i2v", lora=False, stages=2, edits=1),
     ]
     compare(2, tmp_path, tiny_families | editors, cases)
 

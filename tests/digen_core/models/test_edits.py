@@ -23,10 +23,10 @@ from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
 from support.edits import picture, showing, source, write_edit_2511
-from support.families import EDITORS, KONTEXT, NEGATIVE, load_tiny, stock
+from support.families import KONTEXT, NEGATIVE, QWEN_EDITORS, load_tiny, stock
 from support.flux2 import BEFORE_IN_DEV, write_dev
 
-QWEN = EDITORS
+QWEN = QWEN_EDITORS
 TEXTS = ("a red circle", "two blue squares")
 SIZE = {"height": 64, "width": 80}
 PROMPTS = [Prompt(text, images=(source(seed, 80, 64),)) for seed, text in enumerate(TEXTS)]
@@ -235,7 +235,7 @@ def test_a_pipeline_that_is_shown_none_is_refused(tiny_families):
 
 def test_an_editor_of_qwen_takes_no_prompts_without_images(editors):
     model = ModelConfig(family="qwen_image", path=editors[QWEN[0]][1], **SIZE)
-    message = "QwenImageEditPipeline, which edits source images, but the prompts come without;"
+    message = "QwenImageEditPipeline, which is shown source images, but the prompts come without;"
     with pytest.raises(ConfigError, match=message):
         check_model_folder(model)
     with pytest.raises(ConfigError, match=message):

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from diffusers import UniPCMultistepScheduler, WanPipeline
+from diffusers import WanPipeline
 
 from digen_core.config.families import VIDEO_FAMILIES
 from digen_core.config.load import load_config
@@ -33,6 +33,7 @@ from support.families import (
     generate,
     load_tiny,
     stock,
+    with_euler_steps,
 )
 from support.paths import ROOT
 from support.tiny_policies import TINY
@@ -40,20 +41,9 @@ from support.tiny_policies import TINY
 PROMPTS = ["a red circle", "two blue squares"]
 
 
-class EulerUniPC(UniPCMultistepScheduler):
-    """Wan's scheduler, of first order (Euler's steps), with timesteps that are not truncated."""
-
-    def set_timesteps(self, *args, **kwargs):
-        super().set_timesteps(*args, **kwargs)
-        self.timesteps = 1000 * self.sigmas[:-1]
-
-
 def stock_of(folder: str, family: str):
     pipeline = stock(folder)
-    if family_of(family) == "wan":
-        first_order = {"solver_order": 1, "disable_corrector": list(range(20))}
-        pipeline.scheduler = EulerUniPC.from_config(pipeline.scheduler.config, **first_order)
-    return pipeline
+    return with_euler_steps(pipeline) if family_of(family) == "wan" else pipeline
 
 
 @pytest.fixture(scope="module")

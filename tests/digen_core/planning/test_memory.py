@@ -21,7 +21,7 @@ from digen_core.planning.memory import CONTEXT_BYTES, Memory
 from digen_core.planning.memory_count import memory_of
 from digen_core.rollout.conditions import encoded
 from support.edits import source
-from support.families import EDITED, EDITORS, MODELS, family_of, frames_of, load_tiny
+from support.families import EDITED, MODELS, QWEN_EDITORS, family_of, frames_of, load_tiny
 from support.gang_memory import allocated
 from support.paths import ROOT
 from support.planning import counted_once
@@ -120,8 +120,8 @@ TRAINED = [(family, LORA, False, False) for family in MODELS]
 TRAINED += [("flux", LORA, True, False), ("flux", None, False, False), ("wan", None, True, False)]
 TRAINED += [("wan-a14b", None, True, False)]
 TRAINED += [("flux2", LORA, False, True), ("flux2", None, True, True)]
-TRAINED += [(EDITORS[1], LORA, False, True)]
-TRAINED += [pytest.param(EDITORS[0], LORA, False, True, marks=pytest.mark.nightly)]
+TRAINED += [(QWEN_EDITORS[1], LORA, False, True)]
+TRAINED += [pytest.param(QWEN_EDITORS[0], LORA, False, True, marks=pytest.mark.nightly)]
 
 
 @pytest.mark.parametrize(("family", "lora", "checkpointing", "edits"), TRAINED)

@@ -51,7 +51,9 @@ PUBLISHED = {  # billions of parameters of the transformers on the hub
     "Z-Image-Turbo": ("z_image", 6.155),
     "Wan2.1-T2V-1.3B-Diffusers": ("wan", 1.419),
     "Wan2.1-T2V-14B-Diffusers": ("wan", 14.288),
+    "Wan2.1-I2V-14B-480P-Diffusers": ("wan-i2v", 16.395),
     "Wan2.2-T2V-A14B-Diffusers": ("wan", 28.577),
+    "Wan2.2-I2V-A14B-Diffusers": ("wan-i2v-a14b", 28.578),
     "Wan2.2-TI2V-5B-Diffusers": ("wan", 5.000),
     "HunyuanVideo": ("hunyuan_video", 12.821),
 }
