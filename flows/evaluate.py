@@ -13,10 +13,10 @@ from digen_core.config.rewards import that_see
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt
 from digen_core.records import EvaluationReport
+from digen_core.rewards.asked import for_samples
 from digen_core.rewards.failures import component_means, grouped_means, settle
 from digen_core.rewards.geneval.tasks import accuracies, task_means
 from digen_core.rewards.relative import without_relative
-from digen_core.rewards.scoring import for_samples
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.batch import Batch, Submitted, require_devices
 from flows.runtime.fleet.losses import DevicesLostError, StateLostError, take_over

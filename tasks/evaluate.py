@@ -5,7 +5,7 @@ import torch
 
 from digen_core.config.rewards import that_see
 from digen_core.data.prompts import Prompt
-from digen_core.rewards.scoring import for_samples
+from digen_core.rewards.asked import for_samples
 from digen_core.rollout.conditions import alike, encoded
 from digen_core.rollout.evaluation import in_order, repeated, sample_latents, samples_of
 from digen_core.training.optimizer import PolicyVersion

@@ -19,8 +19,9 @@ from digen_core.data.prompts import Prompt
 from digen_core.models.policy import resolve_device
 from digen_core.preflight.reward_probe import probe
 from digen_core.rewards import reward_functions
+from digen_core.rewards.asked import Asked
 from digen_core.rewards.failures import FAILED
-from digen_core.rewards.scoring import Asked, RewardError, RewardFn, score_images
+from digen_core.rewards.scoring import RewardError, RewardFn, score_images
 from digen_core.transport.arrays import to_array, to_tensor
 from digen_core.transport.kept_inputs import keep_input
 from tasks.body import body

@@ -12,7 +12,8 @@ from digen_core.models.trainable import set_weights
 from digen_core.records import IterationRecord
 from digen_core.reference.loop import SerialRun, post_train_serially
 from digen_core.rewards import reward_functions
-from digen_core.rewards.scoring import Asked, RewardFn, for_samples, score_images
+from digen_core.rewards.asked import Asked, for_samples
+from digen_core.rewards.scoring import RewardFn, score_images
 from digen_core.rollout.evaluation import sample_images
 from digen_core.transport.arrays import Weights
 from flows.runtime.observers import Observer

@@ -100,7 +100,8 @@ def probe(
     Raises:
         ConfigError: a reward fails that may not.
     """
-    from digen_core.rewards.scoring import Asked, RewardError, score_images
+    from digen_core.rewards.asked import Asked
+    from digen_core.rewards.scoring import RewardError, score_images
 
     samples = grey_samples(size, device)
     asked_of = {

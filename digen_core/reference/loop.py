@@ -35,9 +35,10 @@ from digen_core.reference.group import (
     step_kl,
     step_margins,
 )
+from digen_core.rewards.asked import Asked
 from digen_core.rewards.failures import component_means, settle
 from digen_core.rewards.relative import without_relative
-from digen_core.rewards.scoring import Asked, RewardFn, score_images
+from digen_core.rewards.scoring import RewardFn, score_images
 from digen_core.training.advantages import advantages_of
 from digen_core.training.deal import deal_of_iteration
 from digen_core.training.optimizer import (

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from digen_core.config.rewards.pixels import MotionConfig
-from digen_core.rewards.scoring import PermanentError
+from digen_core.rewards.attempts import PermanentError
 
 SHORTER_SIDE: Final = 64
 """Pixels of the frames that are compared; smaller ones keep their size."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from digen_core.config.rewards.servers import RemoteConfig
 from digen_core.data.prompts import Metadata
+from digen_core.rewards.attempts import PermanentError
 from digen_core.rewards.pixels import as_pixels
 from digen_core.rewards.remote_protocol import (
     CONTENT_TYPES,
@@ -17,7 +18,6 @@ from digen_core.rewards.remote_protocol import (
     decode_answer,
     encode_request,
 )
-from digen_core.rewards.scoring import PermanentError
 from digen_core.rewards.server import ANSWER_BYTES, Server
 
 ANSWER_BYTES_PER_SAMPLE: Final = 1024

@@ -15,26 +15,26 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    before_sleep_log,
-    retry_if_exception,
-    stop_after_attempt,
-    wait_random_exponential,
-)
+from tenacity import Retrying
 from torch import Tensor
 
 from digen_core.config.rewards import CalledConfig
-from digen_core.config.rewards.base import CalledReward, VideoReward
-from digen_core.data.images import SourceImage
-from digen_core.data.prompts import Metadata, Prompt
+from digen_core.config.rewards.base import VideoReward
+from digen_core.data.prompts import Metadata
 from digen_core.errors import UserError
+from digen_core.rewards.asked import Asked
+from digen_core.rewards.attempts import (
+    PartialError,
+    PermanentError,
+    TransientError,
+    after_attempts,
+    attempts_of,
+)
 from digen_core.rewards.failures import FAILED
 from digen_core.rewards.sums import with_reward
 
@@ -43,44 +43,11 @@ logger = logging.getLogger(__name__)
 RewardFn = Callable[..., Tensor | Mapping[str, Tensor]]
 Array = NDArray[np.float64]
 
-MAX_BACKOFF_SECONDS: Final = 60.0
 _CONSEQUENCES: Final = {"neutral": "it is neutral for", "drop": "it drops the groups of"}
 
 
 class RewardError(RuntimeError):
     """A reward function failed or returned something unusable; the message names it."""
-
-
-class TransientError(RuntimeError):
-    """A reward function failed for a reason that may pass."""
-
-    def __init__(self, message: str, pause: float = 0.0) -> None:
-        """Say what failed.
-
-        Args:
-            message: what failed, and how.
-            pause: seconds for which no other attempt is wanted.
-        """
-        super().__init__(message)
-        self.pause = pause
-
-
-class PermanentError(RuntimeError):
-    """A reward function failed in a way that another attempt would not mend."""
-
-
-class PartialError(PermanentError):
-    """A reward function has no scores for some samples; the message says why for one of them."""
-
-    def __init__(self, message: str, scores: Tensor) -> None:
-        """Say what failed.
-
-        Args:
-            message: what failed, and how.
-            scores: [B], NaN for samples without one.
-        """
-        super().__init__(message)
-        self.scores = scores
 
 
 def score_images(
@@ -130,69 +97,6 @@ def score_images(
             columns[f"{name}/{component}"] = values
     weights = {name: configs[name].weight for name in functions}
     return with_reward(columns, weights, len(prompts))
-
-
-class Asked(NamedTuple):
-    """What was asked of the model, for each of B samples."""
-
-    prompts: Sequence[str]
-    metadata: Sequence[Metadata]
-    sources: Tensor | None = None
-    """[B, 3, H, W] in [0, 1], where prompts come with images: the first of each."""
-
-    more_sources: Sequence[Tensor] | None = None
-    """The others of each, B of [n, 3, H, W], if one has several."""
-
-    @classmethod
-    def of(cls, prompts: Sequence[Prompt], samples: Tensor) -> "Asked":
-        """Return what is asked for samples [B, ..., H, W], by the prompt of each.
-
-        Raises:
-            UserError: a source image is gone, changed or damaged.
-        """
-        texts, rows = [prompt.text for prompt in prompts], [prompt.metadata for prompt in prompts]
-        return cls(texts, rows, *_sources(prompts, samples))
-
-    def repeated(self, times: int) -> "Asked":
-        """Return each one's several times in a row: for the frames of its sample."""
-        sources, more = self.sources, self.more_sources
-        return Asked(
-            [prompt for prompt in self.prompts for _ in range(times)],
-            [row for row in self.metadata for _ in range(times)],
-            None if sources is None else sources.repeat_interleave(times, dim=0),
-            None if more is None else [own for own in more for _ in range(times)],
-        )
-
-
-def for_samples(prompts: Sequence[Prompt], times: int) -> list[Prompt]:
-    """Return the prompt of each sample, where each prompt has that many in a row."""
-    return [prompt for prompt in prompts for _ in range(times)]
-
-
-def _sources(
-    prompts: Sequence[Prompt], samples: Tensor
-) -> tuple[Tensor | None, list[Tensor] | None]:
-    """Return source images in [0, 1] as large as samples, where the samples are.
-
-    They are the first ones, [B, 3, H, W], and the others of each prompt, [n, 3, H, W], if one has
-    several.
-    """
-    if not all(prompt.images for prompt in prompts):
-        return None, None
-    height, width = samples.shape[-2:]
-    every = {image for prompt in prompts for image in prompt.images}
-    pixels = {image: torch.from_numpy(image.pixels(height, width).copy()) for image in every}
-
-    def shown(images: Sequence[SourceImage]) -> Tensor:
-        if not images:
-            return samples.new_empty((0, 3, height, width), dtype=torch.float32)
-        stacked = torch.stack([pixels[image] for image in images])
-        return stacked.movedim(-1, 1).to(samples.device, torch.float32) / 255
-
-    first = shown([prompt.images[0] for prompt in prompts])
-    if all(len(prompt.images) == 1 for prompt in prompts):
-        return first, None
-    return first, [shown(prompt.images[1:]) for prompt in prompts]
 
 
 def _score(
@@ -271,39 +175,11 @@ def _components(
     }
 
 
-def attempts_of(config: CalledReward) -> dict[str, Any]:
-    """Return how often and when tenacity calls again, for its ``Retrying`` or ``AsyncRetrying``."""
-    drawn = wait_random_exponential(config.backoff_seconds, max=MAX_BACKOFF_SECONDS)
-
-    def pause(state: RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome else None
-        wanted = error.pause if isinstance(error, TransientError) else 0.0
-        return max(drawn(state), min(wanted, MAX_BACKOFF_SECONDS))
-
-    return {
-        "stop": stop_after_attempt(config.max_attempts),
-        "wait": pause,
-        "retry": retry_if_exception(_may_pass),
-        "before_sleep": before_sleep_log(logger, logging.WARNING),
-        "reraise": True,
-    }
-
-
-def after_attempts(attempt: int, config: CalledReward) -> str:
-    """Say how many attempts were made, if it was more than one."""
-    return f" (attempt {attempt} of {config.max_attempts})" if attempt > 1 else ""
-
-
 def _extras(function: RewardFn, asked: Asked) -> dict[str, Any]:
     """Return what a reward is given beside images and prompts, as its parameters ask."""
     taken = inspect.signature(function).parameters
     names = ("metadata", "sources", "more_sources")
     return {name: getattr(asked, name) for name in names if name in taken}
-
-
-def _may_pass(error: BaseException) -> bool:
-    """Say whether another attempt may go better."""
-    return isinstance(error, Exception) and not isinstance(error, PermanentError | UserError)
 
 
 def _reason(error: BaseException) -> str:

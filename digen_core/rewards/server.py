@@ -17,7 +17,7 @@ from digen_core.config.rewards.servers import ServerReward
 from digen_core.errors import ConfigError
 from digen_core.inputs.addresses import HIDDEN
 from digen_core.inputs.text import printable
-from digen_core.rewards.scoring import PermanentError, TransientError
+from digen_core.rewards.attempts import PermanentError, TransientError
 
 ANSWER_BYTES: Final = 64 * 1024
 """How long any answer may be, beside what is due to what was asked."""

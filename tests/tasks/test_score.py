@@ -5,7 +5,7 @@ import torch
 from digen_core.config.rewards.own import FunctionConfig
 from digen_core.control.protocol import Fragment
 from digen_core.data.prompts import Prompt
-from digen_core.rewards.scoring import Asked
+from digen_core.rewards.asked import Asked
 from digen_core.transport.kept_inputs import read_inputs
 from support.edits import source
 from tasks.score import _asked, asked_of, scores_of

@@ -15,6 +15,7 @@ from torch import Tensor
 from digen_core.config.rewards.verifiers import GenevalConfig
 from digen_core.data.prompts import Metadata
 from digen_core.inputs.reading import listed
+from digen_core.rewards.attempts import PermanentError
 from digen_core.rewards.clip.clip import Clip
 from digen_core.rewards.geneval.boxes import Found, surest
 from digen_core.rewards.geneval.colours import Colours
@@ -22,7 +23,6 @@ from digen_core.rewards.geneval.detectors import ByClass, Detector
 from digen_core.rewards.geneval.verdicts import Verdict, judged
 from digen_core.rewards.geneval.wanted import Wanted, wanted_of
 from digen_core.rewards.pixels import as_pixels
-from digen_core.rewards.scoring import PermanentError
 
 
 class Geneval:

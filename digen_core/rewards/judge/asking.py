@@ -20,14 +20,9 @@ from torch import Tensor
 from digen_core.config.rewards.judge_template import PairTemplate, Template
 from digen_core.config.rewards.judges import VlmReward
 from digen_core.inputs.reading import listed, parse_json, shown
+from digen_core.rewards.attempts import PermanentError, TransientError, after_attempts, attempts_of
 from digen_core.rewards.judge.answers import asked_of
 from digen_core.rewards.pixels import as_file, as_pixels
-from digen_core.rewards.scoring import (
-    PermanentError,
-    TransientError,
-    after_attempts,
-    attempts_of,
-)
 from digen_core.rewards.server import ANSWER_BYTES, NoAnswerError, RefusedError, Server
 
 logger = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from digen_core.config.rewards.judge_template import PairTemplate, Template, loa
 from digen_core.config.rewards.judges import JudgeConfig
 from digen_core.data.prompts import Metadata
 from digen_core.errors import UserError
+from digen_core.rewards.attempts import PartialError
 from digen_core.rewards.judge.answers import scores_in
 from digen_core.rewards.judge.asking import Asker
-from digen_core.rewards.scoring import PartialError
 
 
 class Judge:

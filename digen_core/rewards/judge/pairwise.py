@@ -18,11 +18,11 @@ from torch import Tensor
 from digen_core.config.rewards.judge_template import load_pair_template
 from digen_core.config.rewards.judges import PairwiseConfig
 from digen_core.data.prompts import Metadata
+from digen_core.rewards.attempts import PartialError
 from digen_core.rewards.judge.answers import preference_in
 from digen_core.rewards.judge.asking import Asker, Outcome, Part
 from digen_core.rewards.judge.judge import shown_sources
 from digen_core.rewards.relative import NO_OPPONENT
-from digen_core.rewards.scoring import PartialError
 
 Array = NDArray[np.float64]
 Pair = tuple[int, int]

@@ -12,7 +12,7 @@ from digen_core.models.policy import ALL_PARTS
 from digen_core.models.tiny.pretrain import PretrainConfig
 from digen_core.models.tiny.pretrain_edits import pretrain_edits
 from digen_core.preflight.model import check_model_folder
-from digen_core.rewards.scoring import Asked
+from digen_core.rewards.asked import Asked
 from digen_core.rewards.shapes_edit import shapes_edit
 from digen_core.rollout.evaluation import sample_images
 

@@ -9,6 +9,7 @@ from torch.nn import functional
 from digen_core.config.rewards.clip import ClipScoreConfig, ConsistencyConfig
 from digen_core.config.rewards.preferences import AestheticConfig, HpsConfig, PickScoreConfig
 from digen_core.errors import UserError
+from digen_core.rewards.attempts import PermanentError
 from digen_core.rewards.clip.aesthetic import Aesthetic, load_head
 from digen_core.rewards.clip.clip import Clip
 from digen_core.rewards.clip.clipscore import ClipScore
@@ -16,7 +17,6 @@ from digen_core.rewards.clip.hps import Hps
 from digen_core.rewards.clip.pickscore import PickScore
 from digen_core.rewards.consistency import Consistency
 from digen_core.rewards.pixels import as_pixels
-from digen_core.rewards.scoring import PermanentError
 from support.tiny_models import write_clip
 
 CPU = torch.device("cpu")

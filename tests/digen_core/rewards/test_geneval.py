@@ -11,6 +11,7 @@ from digen_core.config.run import RunConfig
 from digen_core.data.prompts import evaluation_prompts, train_prompts
 from digen_core.errors import UserError
 from digen_core.preflight.rewards import check_rewards
+from digen_core.rewards.attempts import PermanentError
 from digen_core.rewards.clip.clip import Clip
 from digen_core.rewards.geneval.boxes import Found
 from digen_core.rewards.geneval.colours import GREY, Colours, cut_out
@@ -18,7 +19,6 @@ from digen_core.rewards.geneval.detectors import Detector, instances
 from digen_core.rewards.geneval.geneval import Geneval
 from digen_core.rewards.geneval.wanted import COLOURS
 from digen_core.rewards.pixels import as_pixels
-from digen_core.rewards.scoring import PermanentError
 from support.tiny_models import LABELS, write_clip, write_mask2former, write_yolos
 
 CPU = torch.device("cpu")

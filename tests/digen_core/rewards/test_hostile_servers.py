@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from digen_core.config.rewards.servers import RemoteConfig
+from digen_core.rewards.attempts import PermanentError, TransientError
 from digen_core.rewards.remote import ANSWER_BYTES_PER_SAMPLE, Remote
-from digen_core.rewards.scoring import PermanentError, RewardError, TransientError, score_images
+from digen_core.rewards.scoring import RewardError, score_images
 from digen_core.rewards.server import ANSWER_BYTES
 from support.raw_servers import OK, drips, floods, sends, serving
 

@@ -4,8 +4,8 @@ import torch
 from scipy.ndimage import gaussian_filter, shift
 
 from digen_core.config.rewards.pixels import MotionConfig
+from digen_core.rewards.attempts import PermanentError
 from digen_core.rewards.motion import Motion, motion_between
-from digen_core.rewards.scoring import PermanentError
 
 SIDE = 64
 

@@ -8,8 +8,9 @@ import torch
 
 from digen_core.config.rewards.own import FunctionConfig
 from digen_core.maths.grpo import group_advantages
+from digen_core.rewards.attempts import PartialError
 from digen_core.rewards.failures import component_means, settle
-from digen_core.rewards.scoring import PartialError, RewardError, score_images
+from digen_core.rewards.scoring import RewardError, score_images
 
 NAN = float("nan")
 

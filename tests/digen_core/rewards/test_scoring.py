@@ -4,8 +4,9 @@ import torch
 
 from digen_core.config.rewards.own import FunctionConfig
 from digen_core.errors import UserError
+from digen_core.rewards.attempts import PermanentError
 from digen_core.rewards.own import import_reward
-from digen_core.rewards.scoring import PermanentError, RewardError, score_images
+from digen_core.rewards.scoring import RewardError, score_images
 
 IMAGES = torch.zeros(3, 3, 8, 8)
 PROMPTS = ["a", "b", "c"]
