@@ -18,8 +18,9 @@ from prefect.context import FlowRunContext
 from digen_core.config.run import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord
 from tasks.views import artifacts
-from tasks.views.artifacts import RunArtifacts, iteration_report, report_of
+from tasks.views.artifacts import RunArtifacts
 from tasks.views.display import Progress
+from tasks.views.report import iteration_report, report_of
 
 CONFIG = RunConfig(num_iterations=4)
 LINKS = {"Dask": "http://127.0.0.1:8787/status", "MLflow": "mlflow ui --backend-store-uri x"}

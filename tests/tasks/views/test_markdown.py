@@ -10,9 +10,9 @@ from digen_core.config.run import RunConfig
 from digen_core.inputs.text import printable
 from digen_core.records import EvaluationReport, IterationRecord, Picture
 from digen_core.trace.page import Table, page
-from tasks.views.artifacts import iteration_report, report_of
 from tasks.views.display import Progress
 from tasks.views.markdown import cell, code, escaped
+from tasks.views.report import iteration_report, report_of
 
 HOSTILE = [
     "![x](http://evil.example/a.png)",
