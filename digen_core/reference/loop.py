@@ -17,7 +17,8 @@ import torch
 from digen_core.config.rewards import called
 from digen_core.config.run import RunConfig
 from digen_core.control.schedule import Deal
-from digen_core.data.prompts import Prompt, prompts_with_refills
+from digen_core.data.draws import prompts_with_refills
+from digen_core.data.prompts import Prompt
 from digen_core.errors import ConfigError
 from digen_core.maths.ddpo import RewardHistory
 from digen_core.models.policy import Policy

@@ -24,12 +24,8 @@ from digen_core.config.load import config_of_run
 from digen_core.config.run import RunConfig
 from digen_core.control.packing import PairPool, by_step, pairs_by_step
 from digen_core.control.protocol import Pack
-from digen_core.data.prompts import (
-    Prompt,
-    prompts_hash,
-    prompts_with_refills,
-    train_prompts,
-)
+from digen_core.data.draws import prompts_with_refills
+from digen_core.data.prompts import Prompt, prompts_hash, train_prompts
 from digen_core.errors import UserError
 from digen_core.maths.ddpo import RewardHistory
 from digen_core.records import IterationRecord

@@ -7,7 +7,8 @@ import pytest
 from diffusers import FluxTransformer2DModel
 
 from digen_core.config.run import RunConfig
-from digen_core.data.prompts import prompts_of_iteration, train_prompts
+from digen_core.data.draws import prompts_of_iteration
+from digen_core.data.prompts import train_prompts
 from support.checkpoints import names_in
 from support.runs import Watch, merged, only_run
 

@@ -131,7 +131,8 @@ def test_evaluations_are_kept(run):
 
 
 def test_every_sample_is_kept(run):
-    from digen_core.data.prompts import Prompt, prompts_of_iteration
+    from digen_core.data.draws import prompts_of_iteration
+    from digen_core.data.prompts import Prompt
     from digen_core.transport.samples import read_samples
 
     rows = read_samples(run.dir / "samples").to_pylist()

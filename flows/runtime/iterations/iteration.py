@@ -8,7 +8,8 @@ from prefect import State, flow, runtime
 from prefect.states import Cancelled
 
 from digen_core.config.run import RunConfig
-from digen_core.data.prompts import Prompt, prompts_with_refills
+from digen_core.data.draws import prompts_with_refills
+from digen_core.data.prompts import Prompt
 from digen_core.rollout.steps import steps_of_iteration
 from digen_core.transport.trajectories import forget_trajectories
 from flows.runtime.context import context_of

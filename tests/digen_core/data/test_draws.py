@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 
 from digen_core.config.run import RunConfig
-from digen_core.data.prompts import Prompt, prompts_of_iteration, prompts_of_refills
+from digen_core.data.draws import prompts_of_iteration, prompts_of_refills
+from digen_core.data.prompts import Prompt
 from digen_core.seeding import PROMPT_ORDER, numpy_generator_for
 from flows.runtime.iterations.iteration import round_of
 

@@ -6,7 +6,8 @@ import torch
 
 from digen_core.config.rewards.own import FunctionConfig
 from digen_core.config.run import RunConfig
-from digen_core.data.prompts import Prompt, prompts_of_iteration
+from digen_core.data.draws import prompts_of_iteration
+from digen_core.data.prompts import Prompt
 from digen_core.errors import UserError
 from digen_core.models.trainable import initial_weights, set_weights
 from digen_core.reference import group as reference_group
