@@ -24,6 +24,7 @@ from digen_core.control.schedule import Schedule
 from digen_core.planning.predict import fastest_mixing
 from digen_core.planning.search import Choice, search
 from digen_core.records import Span
+from digen_core.sim.bounds import floor_of
 from digen_core.sim.report import steady_iterations
 from digen_core.sim.scenario import Scenario
 from digen_core.sim.simulator import simulate
@@ -147,7 +148,7 @@ def row_of(
         split=_split(choice, len(devices)),
         seconds=window.seconds / (last - first) / time_scale,
         predicted=predicted_seconds(scenario, choice, schedule, len(ends), seed),
-        floor=scenario.floor,
+        floor=floor_of(scenario),
         idle={cause: seconds / device_seconds for cause, seconds in idle.items()},
         tasks_per_second=num_tasks / window.seconds,
     )

@@ -12,7 +12,7 @@ from deployments.views.terminal import borderless, terminal
 from digen_core.control.layout import LAYOUTS, LayoutName
 from digen_core.errors import UserError
 from digen_core.planning.search import Fixed, Plan, search
-from digen_core.sim.bounds import lower_bound
+from digen_core.sim.bounds import floor_of, lower_bound
 from digen_core.sim.scenario import Scenario
 
 LEAST_ITERATIONS = 2  # the first one is not like the others
@@ -133,7 +133,7 @@ def write_json(rows: Sequence[Row]) -> None:
 def _row(scenario: Scenario, plan: Plan, colocated: float, colocated_strong: float) -> Row:
     choice, report = plan.choice, plan.report
     rollout = scenario.devices if choice.num_rollout is None else choice.num_rollout
-    floor = scenario.floor
+    floor = floor_of(scenario)
     bound = lower_bound(
         scenario,
         choice.num_rollout,

@@ -4,12 +4,46 @@ Every device may do all work without switches, steps move between devices at no 
 known. Jitter is left out: with it an iteration can by luck be faster than its bound.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
 from digen_core.sim.least_time import Group, Work, least_seconds
 from digen_core.sim.scenario import Scenario
+
+
+def groups_of(
+    scenario: Scenario, num_rollout: int | None = None, *, wait: float = 0.0
+) -> list[Group]:
+    """Return the devices of a scenario, the equal ones together.
+
+    Args:
+        scenario: with the devices.
+        num_rollout: devices that generate; None: all do both.
+        wait: seconds until those that generate begin.
+    """
+    devices = Counter(
+        (device.kind, wait if "rollout" in device.roles else 0.0)
+        for device in scenario.cluster(num_rollout)
+    )
+    inventory = scenario.inventory
+    return [
+        Group(num, kind.generation, scenario.a * kind.pack, scenario.c * kind.pair, waits)
+        for (name, waits), num in devices.items()
+        for kind in (inventory[name],)
+    ]
+
+
+def floor_of(scenario: Scenario) -> float:
+    """Return the seconds of an iteration in which no device waits, and each does what it can best.
+
+    On P equal devices (W_g + W_t(b)) / P.
+    """
+    pairs = scenario.prompts * scenario.pairs_per_group
+    packs = ceil(pairs / scenario.pack_size)
+    work = Work(scenario.generation_work, pairs, packs, scenario.pack_size)
+    return least_seconds(groups_of(scenario), work)
 
 
 def lower_bound(
@@ -51,7 +85,7 @@ def lower_bound(
     fresh = least_seconds(facts.groups, facts.work(fresh_work, pairs), pairs_from=first_group)
     return max(
         fresh + step,
-        least_seconds(scenario.groups(), facts.work(generation, pairs, step=step)),
+        least_seconds(groups_of(scenario), facts.work(generation, pairs, step=step)),
         scenario.prompts * scenario.group_size * scenario.reward_seconds / scenario.reward_servers,
         chain,
     )
@@ -68,7 +102,7 @@ class _Facts:
     @cached_property
     def groups(self) -> list[Group]:
         """Its devices, those that generate waiting for the push."""
-        return self.scenario.groups(self.num_rollout, wait=self.scenario.push)
+        return groups_of(self.scenario, self.num_rollout, wait=self.scenario.push)
 
     @property
     def fragment(self) -> float:
@@ -109,4 +143,4 @@ class _Facts:
         largest_part = ceil(pairs / scenario.devices)  # of the device with the most pairs
         packs = ceil(largest_part / self.pack_size)
         alone = min(packs * own.pack + largest_part * own.pair for own in self.groups)
-        return scored + max(alone, least_seconds(scenario.groups(), self.work(0.0, pairs)))
+        return scored + max(alone, least_seconds(groups_of(scenario), self.work(0.0, pairs)))

@@ -1,6 +1,5 @@
 """A scenario: a recipe and a cluster as numbers, from which schedules are simulated and planned."""
 
-from collections import Counter
 from dataclasses import replace
 from itertools import count, cycle, islice
 from math import ceil
@@ -11,7 +10,6 @@ from pydantic import Field, ValidationError, model_validator
 
 from digen_core.config.combinations import MAX_STEPS_PER_ITERATION
 from digen_core.config.load import describe_fields
-from digen_core.config.parallel import MEMBERS
 from digen_core.config.train import DealtBy
 from digen_core.control.costs import Costs, DeviceCosts, Linear, Link, Sent
 from digen_core.control.protocol import Device
@@ -19,7 +17,7 @@ from digen_core.control.schedule import Workload, relative_costs
 from digen_core.errors import UserError
 from digen_core.inputs.reading import read_toml
 from digen_core.sim.deal import BOTH, deal
-from digen_core.sim.least_time import Group, Work, least_seconds
+from digen_core.sim.kinds import MANY, DeviceKind
 from digen_core.sim.problem import MIN_ROLLOUT_SHARE
 from digen_core.strict import AtMost, Strict
 
@@ -38,34 +36,7 @@ TIMES = (
     "helper_out",
 )
 
-
-_MANY: Final = AtMost(65_536, "each is simulated by itself")
 _STEPS: Final = AtMost(1000, "models are trained with 1000 noise levels")
-
-
-class DeviceKind(Strict):
-    """Devices that take less time, or more, than the scenario's constants say."""
-
-    count: Annotated[int, _MANY] = Field(ge=1)
-    """How many there are."""
-
-    gang: Annotated[int, MEMBERS] = Field(1, ge=1)
-    """Workers of each, which work in step: emulated runs have a process for each of them."""
-
-    hosts: Annotated[int, AtMost(250, "each is a loopback address of its own")] = Field(1, ge=1)
-    """Hosts that hold them, each an equal share, where they are gangs; emulated on Linux."""
-
-    generation: float = Field(1.0, gt=0)
-    """Time of a denoising step, encoding and decoding (d0, d1, vae), relative to the scenario's."""
-
-    pack: float = Field(1.0, gt=0)
-    """Time of the fixed part of a pack (a), relative to the scenario's."""
-
-    pair: float = Field(1.0, gt=0)
-    """Time of each pair of a pack (c), relative to the scenario's."""
-
-    site: str = ""
-    """Where they are."""
 
 
 class Scenario(Strict):
@@ -74,16 +45,16 @@ class Scenario(Strict):
     description: str = ""
     """What it stands for."""
 
-    devices: Annotated[int, _MANY] = Field(ge=2)
+    devices: Annotated[int, MANY] = Field(ge=2)
     """Devices in all (P)."""
 
-    prompts: Annotated[int, _MANY] = Field(ge=1)
+    prompts: Annotated[int, MANY] = Field(ge=1)
     """Groups of an iteration (N)."""
 
-    group_size: Annotated[int, _MANY] = Field(ge=1)
+    group_size: Annotated[int, MANY] = Field(ge=1)
     """Samples of a group (G)."""
 
-    trained_per_group: Annotated[int, _MANY] = Field(ge=1)
+    trained_per_group: Annotated[int, MANY] = Field(ge=1)
     """Samples of a group that are trained; fewer than group_size with best-of-n."""
 
     steps: Annotated[int, _STEPS] = Field(ge=1)
@@ -92,10 +63,10 @@ class Scenario(Strict):
     trained_steps: Annotated[int, _STEPS] = Field(ge=1)
     """Trained steps of a trajectory (K)."""
 
-    fragment_size: Annotated[int, _MANY] = Field(ge=1)
+    fragment_size: Annotated[int, MANY] = Field(ge=1)
     """Samples of a group that are denoised together."""
 
-    pack_size: Annotated[int, _MANY] = Field(ge=1)
+    pack_size: Annotated[int, MANY] = Field(ge=1)
     """Most pairs in one forward and backward (b), in layouts that pack."""
 
     d0: float = Field(ge=0)
@@ -119,7 +90,7 @@ class Scenario(Strict):
     reward_seconds: float = Field(0.0, ge=0)
     """A sample on a reward server; 0 when the generating device scores."""
 
-    reward_servers: Annotated[int, _MANY] = Field(1, ge=1)
+    reward_servers: Annotated[int, MANY] = Field(1, ge=1)
     """Samples that are scored at the same time."""
 
     gradient_sum: float = Field(0.0, ge=0)
@@ -242,7 +213,11 @@ class Scenario(Strict):
     @property
     def reference(self) -> DeviceCosts:
         """What work costs on a device that takes what the scenario's constants say."""
-        return self._device_costs(None)
+        return DeviceCosts(
+            step=Linear(fixed=self.d0, per_item=self.d1),
+            decode=Linear(per_item=self.vae),
+            pack=Linear(fixed=self.a, per_item=self.c),
+        )
 
     @property
     def pairs_per_group(self) -> int:
@@ -266,16 +241,10 @@ class Scenario(Strict):
             num_rollout: devices that generate; the others train. Those generate that are better at
                 it than at training. None: every device does both.
         """
-        kinds = [name for name, kind in self.kinds.items() for _ in range(kind.count)]
+        kinds = [own for own in self.inventory.items() for _ in range(own[1].count)]
         fleet = tuple(
-            Device(
-                f"device-{index}",
-                BOTH,
-                kind,
-                self._inventory[kind].gang,
-                self._inventory[kind].site,
-            )
-            for index, kind in enumerate(kinds or ["default"] * self.devices)
+            Device(f"device-{index}", BOTH, name, kind.gang, kind.site)
+            for index, (name, kind) in enumerate(kinds)
         )
         if num_rollout is None:
             return fleet
@@ -304,57 +273,19 @@ class Scenario(Strict):
             sent=self.sent,
         )
 
-    def groups(self, num_rollout: int | None = None, *, wait: float = 0.0) -> list[Group]:
-        """Return its devices, the equal ones together.
-
-        Args:
-            num_rollout: devices that generate; None: all do both.
-            wait: seconds until those that generate begin.
-        """
-        devices = Counter(
-            (device.kind, wait if "rollout" in device.roles else 0.0)
-            for device in self.cluster(num_rollout)
-        )
-        inventory = self._inventory
-        return [
-            Group(num, kind.generation, self.a * kind.pack, self.c * kind.pair, waits)
-            for (name, waits), num in devices.items()
-            for kind in (inventory[name],)
-        ]
-
     @property
-    def floor(self) -> float:
-        """An iteration in which no device ever waits, and each does what it is better at.
-
-        On P equal devices (W_g + W_t(b)) / P.
-        """
-        pairs = self.prompts * self.pairs_per_group
-        packs = ceil(pairs / self.pack_size)
-        return least_seconds(
-            self.groups(), Work(self.generation_work, pairs, packs, self.pack_size)
-        )
-
-    @property
-    def _inventory(self) -> dict[str, DeviceKind]:
+    def inventory(self) -> dict[str, DeviceKind]:
+        """Its devices by kind; equal ones are of the kind "default"."""
         return self.kinds or {"default": DeviceKind(count=self.devices)}
 
     @property
     def hosts(self) -> dict[str, int]:
         """On how many hosts the devices of each kind are."""
-        return {name: kind.hosts for name, kind in self._inventory.items()}
+        return {name: kind.hosts for name, kind in self.inventory.items()}
 
     @property
     def _kinds(self) -> dict[str, DeviceCosts]:
-        return {name: self._device_costs(kind) for name, kind in self._inventory.items()}
-
-    def _device_costs(self, kind: DeviceKind | None) -> DeviceCosts:
-        kind = kind or DeviceKind(count=1)
-        generating = kind.generation
-        return DeviceCosts(
-            step=Linear(fixed=self.d0 * generating, per_item=self.d1 * generating),
-            decode=Linear(per_item=self.vae * generating),
-            pack=Linear(fixed=self.a * kind.pack, per_item=self.c * kind.pair),
-        )
+        return {name: kind.costs(self.reference) for name, kind in self.inventory.items()}
 
 
 def load_scenario(path: Path) -> Scenario:

@@ -14,8 +14,10 @@ from digen_core.config.run import RunConfig
 from digen_core.control.costs import Link
 from digen_core.errors import UserError
 from digen_core.planning.search import Choice
+from digen_core.sim.bounds import floor_of
+from digen_core.sim.kinds import DeviceKind
 from digen_core.sim.report import OCCUPYING
-from digen_core.sim.scenario import DeviceKind, Scenario
+from digen_core.sim.scenario import Scenario
 from flows.emulate import emulated_config
 from tasks import rollout, setup, train, versions
 from tasks.cluster.emulated import REWARD_SERVERS, emulated_cluster
@@ -79,7 +81,7 @@ def config(scenario, tmp_path):
 
 def test_a_scenario_can_be_made_slower(scenario):
     slow, original = scenario.scaled(3.0), scenario.costs(2)
-    assert slow.floor == pytest.approx(3 * scenario.floor)
+    assert floor_of(slow) == pytest.approx(3 * floor_of(scenario))
     costs = slow.costs(2)
     assert costs.kinds["default"].fragment(1, 3) == pytest.approx(3 * 1.0)
     assert costs.kinds["default"].pack(4) == pytest.approx(3 * 0.8)

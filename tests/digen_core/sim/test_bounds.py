@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from digen_core.control.layout import LAYOUTS
 from digen_core.planning.search import Choice, simulate_choice
 from digen_core.sim.bounds import lower_bound
-from digen_core.sim.scenario import DeviceKind, Scenario
+from digen_core.sim.kinds import DeviceKind
+from digen_core.sim.scenario import Scenario
 
 
 def test_the_chain_by_hand(scenario):

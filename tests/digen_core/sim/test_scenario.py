@@ -4,6 +4,7 @@ import pytest
 
 from deployments.shipped import SCENARIOS
 from digen_core.errors import UserError
+from digen_core.sim.bounds import floor_of
 from digen_core.sim.scenario import Scenario, load_scenario
 
 SHIPPED = sorted(SCENARIOS.glob("*.toml"))
@@ -16,7 +17,7 @@ def test_ten_scenarios_are_shipped():
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_the_floor_is_the_recorded_one(path):
     scenario = load_scenario(path)
-    assert scenario.floor == pytest.approx(scenario.seconds["floor"], abs=0.05)
+    assert floor_of(scenario) == pytest.approx(scenario.seconds["floor"], abs=0.05)
 
 
 def test_work_by_hand(scenario):
@@ -24,7 +25,7 @@ def test_work_by_hand(scenario):
     assert scenario.generation_work == 16.0
     assert scenario.training_work() == 6.0
     assert scenario.training_work(1) == 8.0
-    assert scenario.floor == 11.0
+    assert floor_of(scenario) == 11.0
 
 
 def test_work_of_parts_that_do_not_fill(scenario):
@@ -66,10 +67,10 @@ def test_those_that_train_worse_generate(scenario, split, generating):
 def test_the_floor_of_unequal_devices(scenario):
     # Twice as fast at all: as 8 devices.
     fast = {"count": 3, "generation": 0.5, "pack": 0.5, "pair": 0.5}
-    assert of_kinds(scenario, fast=fast, slow={"count": 2}).floor == pytest.approx(22 / 8)
+    assert floor_of(of_kinds(scenario, fast=fast, slow={"count": 2})) == pytest.approx(22 / 8)
     # The fast ones train in 2 packs of 2 s and generate in what is left: 20 s on four devices.
     mixed = of_kinds(scenario, fast={"count": 2, "pair": 0.5}, slow={"count": 2})
-    assert mixed.floor == pytest.approx(20 / 4)
+    assert floor_of(mixed) == pytest.approx(20 / 4)
 
 
 def test_kinds_are_all_devices(scenario):
