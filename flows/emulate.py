@@ -12,6 +12,7 @@ from digen_core.config.schedule import ClusterConfig, ScheduleConfig, TrackingCo
 from digen_core.config.train import TrainConfig
 from digen_core.errors import UserError
 from digen_core.planning.search import Choice
+from digen_core.sim.emulated_config import EmulatedConfig
 from digen_core.sim.scenario import Scenario
 from flows.launch import new_run_dir, run_on
 from flows.prepare import prepare
@@ -19,7 +20,7 @@ from flows.runtime.subflows import on_cluster
 from tasks.cluster.calls import on_worker
 from tasks.cluster.emulated import REWARD_SERVERS, emulated_cluster
 from tasks.cluster.presence import addresses_of
-from tasks.emulation import EmulatedConfig, know_costs
+from tasks.emulation import know_costs
 from tasks.runner.task_runner import shared_client
 from tasks.tracking.untracked import Untracked
 from tasks.workers import EmulatedWorkers

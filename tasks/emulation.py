@@ -19,23 +19,19 @@ The members of a gang wait together, by their leader's command.
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import count
 from pathlib import Path
 from queue import PriorityQueue
 from threading import Semaphore, Thread
 from time import sleep, time
 from typing import Any, Final
-from zlib import crc32
 
 import numpy as np
 from distributed import get_worker
 
-from digen_core.config.run import RunConfig
-from digen_core.control.costs import Costs, DeviceCosts
-from digen_core.control.protocol import Device, Fragment, Pack, Role
+from digen_core.control.protocol import Fragment, Pack, Role
 from digen_core.data.prompts import Prompt, SizedPrompt
-from digen_core.sim.scenario import Scenario
+from digen_core.sim.emulated_config import EmulatedConfig
 from tasks.body import Body, body
 from tasks.gang.together import together
 from tasks.receipts import (
@@ -52,46 +48,6 @@ from tasks.receipts import (
     Updated,
     attach,
 )
-
-
-class EmulatedConfig(RunConfig):
-    """A run on emulated devices."""
-
-    scenario: Scenario
-    """What work costs, in seconds of wall clock."""
-
-    num_rollout: int | None = None
-    """Devices that generate, the others train; null: every device does both."""
-
-    @cached_property
-    def devices(self) -> dict[str, Device]:
-        """Those of the run, by name."""
-        return {device.name: device for device in self.scenario.cluster(self.num_rollout)}
-
-    @cached_property
-    def costs(self) -> Costs:
-        """What work costs."""
-        return self.scenario.costs(self.num_rollout)
-
-    @property
-    def pulls_at_once(self) -> int | None:
-        """As the scenario says."""
-        return self.scenario.pulls_at_once
-
-    def costs_of(self, device: str) -> DeviceCosts:
-        """Return what work costs on a device."""
-        return self.costs.kinds[self.devices[device].kind]
-
-    @property
-    def copies_state(self) -> bool:
-        """No: there is no state."""
-        return False
-
-    def factor(self, kind: str, *place: int) -> float:
-        """Return the jitter of a piece of work, which does not depend on who does it when."""
-        random = np.random.default_rng([self.seed, crc32(kind.encode()), *place])
-        sigma = self.scenario.jitter
-        return float(random.lognormal(-0.5 * sigma**2, sigma))
 
 
 class RewardServers:

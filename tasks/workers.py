@@ -16,11 +16,12 @@ from digen_core.data.prompts import Prompt
 from digen_core.maths.ddpo import RewardHistory
 from digen_core.planning import job
 from digen_core.preflight.reward_probe import probed_by_workers
+from digen_core.sim.emulated_config import EmulatedConfig
 from digen_core.sim.report import OCCUPYING
 from digen_core.training.advantages import Advantages, Columns, advantages_of
 from tasks.body import Body
 from tasks.cluster.emulated import DEVICE, REWARD_SERVERS
-from tasks.emulation import EMULATED, EmulatedConfig
+from tasks.emulation import EMULATED
 from tasks.receipts import FactsT
 
 

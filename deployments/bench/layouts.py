@@ -33,7 +33,7 @@ from digen_core.trace.metrics import idle_seconds
 from digen_core.trace.windows import Window
 
 if TYPE_CHECKING:
-    from tasks.emulation import EmulatedConfig
+    from digen_core.sim.emulated_config import EmulatedConfig
 
 StepsPerTask = int | Literal["auto"]
 

@@ -24,7 +24,7 @@ from digen_core.planning.search import Choice
 from digen_core.sim.scenario import Scenario
 
 if TYPE_CHECKING:
-    from tasks.emulation import EmulatedConfig
+    from digen_core.sim.emulated_config import EmulatedConfig
 
 LIMIT: Final = 1.03
 """How much of an iteration without tracking one with it may take."""

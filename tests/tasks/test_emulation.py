@@ -23,10 +23,7 @@ from tasks import rollout, setup, train, versions
 from tasks.cluster.emulated import REWARD_SERVERS, emulated_cluster
 from tasks.cluster.listening import own_tls_settings
 from tasks.cluster.presence import present_workers
-from tasks.emulation import (
-    EMULATED,
-    RewardServers,
-)
+from tasks.emulation import EMULATED, RewardServers
 from tasks.workers import EmulatedWorkers, RealWorkers
 
 REAL = (
