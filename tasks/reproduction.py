@@ -27,9 +27,9 @@ from digen_core.transport.kept_inputs import InputKind, KeptInput
 from tasks.rollout import denoise_part, encode
 from tasks.score import asked_of
 from tasks.setup import load_engine
-from tasks.train import part_gradient, with_start
 from tasks.versions import first_state, publish, push_weights
 from tasks.worker.engine import Engine, VersionError
+from tasks.worker.gradients import part_gradient, with_start
 
 RUN: Final = "reproduction"  # id of the engine
 

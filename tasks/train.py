@@ -1,7 +1,6 @@
 """Training tasks: the gradient of a pack, the sum of a device, and the sum of all."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -14,16 +13,14 @@ from digen_core.config.size import Size
 from digen_core.control.protocol import Pack, PairBlock
 from digen_core.errors import UserError
 from digen_core.rollout.steps import steps_of_iteration
-from digen_core.training.coded import agreement_of, check_agreement
+from digen_core.training.coded import check_agreement
 from digen_core.training.contents import contents_of
 from digen_core.training.gradient_sum import (
     GradientSum,
-    PackGradient,
     SharedSum,
     UpdateGradient,
-    pack_gradient,
 )
-from digen_core.training.pairs import CleanPairs, Pairs, gather_pairs, rows_of, to_kept
+from digen_core.training.pairs import CleanPairs, Pairs, gather_pairs, to_kept
 from digen_core.transport.arrays import Arrays
 from digen_core.transport.kept_inputs import KeptInput
 from digen_core.transport.segment import Segment
@@ -32,6 +29,7 @@ from tasks.gang.together import together
 from tasks.receipts import Nothing, Reduced, Trained
 from tasks.worker.engine import Engine, engine_of, fetch_rows, working
 from tasks.worker.fitting import no_memory
+from tasks.worker.gradients import compared_gradient, part_gradient, with_start
 from tasks.worker.nonfinite import keep_or_fail
 from tasks.worker.shelf import SUM
 
@@ -223,45 +221,6 @@ def _pairs(
         version=version,
         trained_steps=steps_of_iteration(engine.config, pack.iteration).trained,
     )
-
-
-def part_gradient(
-    engine: Engine, iteration: int, group: int, pairs: Pairs | CleanPairs
-) -> PackGradient:
-    """Return this member's part of the gradient of pairs that are alike."""
-    return pack_gradient(engine.policy_of(iteration, group), pairs, engine.config, engine.gang)
-
-
-def compared_gradient(
-    engine: Engine, iteration: int, group: int, pairs: Pairs | CleanPairs
-) -> PackGradient:
-    """Return a part of a gradient, compared with the one without coded cuts."""
-    found = part_gradient(engine, iteration, group, pairs)
-    policy = engine.policy_of(iteration, group)
-    agreement = agreement_of(policy, pairs, found, engine.config, engine.gang)
-    return replace(found, metrics=replace(found.metrics, agreement=agreement))
-
-
-@torch.no_grad()
-def with_start(
-    engine: Engine, iteration: int, group: int, pairs: Pairs | CleanPairs, trained_from: int
-) -> Pairs | CleanPairs:
-    """Return pairs with the velocities of what generated when the iteration began.
-
-    Where losses do not ask for them, or the trained version itself did, they stay as they are.
-    """
-    config, is_first = engine.config, trained_from == engine.version
-    asked = config.keeps_old if is_first else config.keeps_start
-    if not (asked and config.algorithm.compares_with_start):
-        return pairs
-    policy = engine.policy_of(iteration, group)
-    found = torch.zeros_like(pairs.x)  # of the others' pairs nobody asks here
-    rows = engine.gang.computed(len(found))
-    own = rows_of(pairs, rows, policy.device)
-    with engine.start_policy(trained_from):
-        velocity = policy.velocity(own.x, own.sigma, policy.without_padding(own.condition))
-    found[rows] = velocity.to(found)
-    return replace(pairs, start_velocity=found)
 
 
 @body("share sum", Nothing)
