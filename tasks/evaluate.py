@@ -14,7 +14,8 @@ from tasks.body import body
 from tasks.gang.together import together
 from tasks.receipts import Nothing, Scored
 from tasks.score import scores_of
-from tasks.worker.engine import engine_of, load_average, working
+from tasks.worker.engine import engine_of, working
+from tasks.worker.fetching import load_average
 from tasks.worker.pulling import PullError
 
 SHOWN_PER_PROMPT = 8

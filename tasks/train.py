@@ -27,7 +27,8 @@ from digen_core.transport.segment import Segment
 from tasks.body import body
 from tasks.gang.together import together
 from tasks.receipts import Nothing, Reduced, Trained
-from tasks.worker.engine import Engine, engine_of, fetch_rows, working
+from tasks.worker.engine import Engine, engine_of, working
+from tasks.worker.fetching import fetch_rows
 from tasks.worker.fitting import no_memory
 from tasks.worker.gradients import compared_gradient, part_gradient, with_start
 from tasks.worker.nonfinite import keep_or_fail

@@ -20,7 +20,8 @@ from digen_core.training.optimizer import (
 from tasks.body import body
 from tasks.gang.together import together
 from tasks.receipts import HeldVersion, Pushed, Updated
-from tasks.worker.engine import Engine, engine_of, load_version, working
+from tasks.worker.engine import Engine, engine_of, working
+from tasks.worker.fetching import load_version
 from tasks.worker.shelf import AVERAGE
 
 

@@ -17,7 +17,8 @@ from tasks.gang.together import together
 from tasks.train import add_pack, empty_sum
 from tasks.versions import first_state, shelved
 from tasks.worker import room
-from tasks.worker.engine import build_engine, engine_of, load_version
+from tasks.worker.engine import build_engine, engine_of
+from tasks.worker.fetching import load_version
 
 RUN = "run"
 

@@ -9,7 +9,8 @@ from support.gang_cases import Case, pairs_of
 from tasks.train import _alike, add_pack, empty_sum
 from tasks.versions import first_state, shelved
 from tasks.worker import engine as engine_module
-from tasks.worker.engine import build_engine, load_version
+from tasks.worker.engine import build_engine
+from tasks.worker.fetching import load_version
 
 
 def block(group: int) -> PairBlock:

@@ -20,7 +20,8 @@ from tasks.receipts import Nothing, collecting, packed, read
 from tasks.versions import first_state
 from tasks.worker import engine as engine_module
 from tasks.worker import pulling
-from tasks.worker.engine import VersionError, build_engine, load_version, working
+from tasks.worker.engine import VersionError, build_engine, working
+from tasks.worker.fetching import load_version
 
 BOTH = frozenset({"rollout", "trainer"})
 
