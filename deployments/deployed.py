@@ -10,7 +10,7 @@ from pydantic import Field
 
 from deployments.bench import compute as bench_compute
 from deployments.shipped import find_cluster
-from deployments.views import plan as planning
+from deployments.views.plans import plan as planning
 from digen_core.config.run import RunConfig
 from digen_core.control.layout import LayoutName
 from digen_core.planning.spending import Objective

@@ -133,8 +133,8 @@ def plan(
     """
     config = config_of(tokens, "digen plan")
 
-    from deployments.views import plan as command
-    from deployments.views.plan_table import print_plan, write_picture
+    from deployments.views.plans import plan as command
+    from deployments.views.plans import table
 
     found, aim = find_cluster(cluster), command.aim_of(objective, within)
     if fleet and objective != "seconds":
@@ -145,7 +145,7 @@ def plan(
     if picture is not None:
         _check_picture(picture, aim.spent)
     if fleet:
-        from deployments.views import fleet as fleet_view
+        from deployments.views.plans import fleet as fleet_view
 
         changes = fleet_view.changes(config, found)
         if as_json:
@@ -155,11 +155,11 @@ def plan(
         return 0
     rows = command.plan(config, found, aim, may_code=codecs)
     if picture is not None and aim.spent is not None:
-        write_picture(rows, aim.spent, picture)
+        table.write_picture(rows, aim.spent, picture)
     if as_json:
-        command.write_json(rows)
+        table.write_json(rows)
     else:
-        print_plan(rows, found.description, objective)
+        table.print_plan(rows, found.description, objective)
     return 0
 
 

@@ -17,7 +17,7 @@ import torch
 import yaml
 from cyclopts import CycloptsError, MissingArgumentError
 
-import deployments.views.fleet  # noqa: F401 - else it would keep what is put in place of `plan`
+import deployments.views.plans.fleet  # noqa: F401 - else it would keep what is put in place of `plan`
 from deployments.cli import run
 from digen_core.checkpoints.manifest import Lineage
 from digen_core.config.load import load_config
@@ -77,7 +77,7 @@ STARTS = (
     "deployments.operation.up.down",
     "deployments.views.explain.read_log",
     "deployments.views.memory.needs_of",
-    "deployments.views.plan.plan",
+    "deployments.views.plans.plan.plan",
     "deployments.views.pretraining.pretrain_images",
     "deployments.views.pretraining.pretrain_editor",
     "deployments.views.replay.run_nonfinite",

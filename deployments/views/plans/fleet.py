@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from pydantic import ValidationError
 from rich.console import Console
 
-from deployments.views.plan import Row, plan
-from deployments.views.plan_table import table_of
+from deployments.views.plans.plan import plan
+from deployments.views.plans.row import Row
+from deployments.views.plans.table import table_of
 from deployments.views.terminal import terminal
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError

@@ -1,19 +1,14 @@
 """``digen plan``: the fastest layout, split and sizes for a config on a cluster, by simulation."""
 
-import json
-import sys
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from deployments.views.plans.row import Row, row_of
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Sent
-from digen_core.control.layout import LayoutName
 from digen_core.errors import UserError
 from digen_core.planning.candidates import (
     Candidate,
@@ -24,83 +19,14 @@ from digen_core.planning.candidates import (
 )
 from digen_core.planning.capacity import Fit, ShortageError, fit
 from digen_core.planning.cluster import Cluster
-from digen_core.planning.cluster_plan import FASTEST, Aim, ClusterPlan, Priced, plan_candidates
+from digen_core.planning.cluster_plan import FASTEST, Aim, Priced, plan_candidates
 from digen_core.planning.memory import Memory, MemoryIn
-from digen_core.planning.planner import JobPlan
 from digen_core.planning.profile import load_profile
-from digen_core.planning.spending import Objective, Spent
+from digen_core.planning.spending import Objective
 from digen_core.planning.spending.rates import check_rates
-from digen_core.trace.gaps import idle_gaps
-from digen_core.trace.metrics import idle_seconds
-from digen_core.trace.windows import Window
 
 if TYPE_CHECKING:
     from digen_core.planning.sizes import Sizes
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Equal devices of a plan."""
-
-    kind: str  # as in the cluster file; with the size of the gangs that were found
-    site: str  # as in the cluster file
-    count: int  # of GPUs, or other cards
-    gang: int  # of them hold one model together
-    roles: str
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A plan, and what it is predicted to take."""
-
-    layout: LayoutName
-    rollout: int  # devices that generate; in colocated layouts all do both
-    trainers: int
-    helpers: int  # trainers that may generate
-    assistants: int  # rollout devices that may train
-    stale_share: float  # of the groups
-    max_staleness: int  # versions that these may be behind
-    fragment_size: int
-    pack_size: int
-    seconds: float  # per iteration
-    samples_per_second: float
-    cost_per_1000_samples: float  # in the currency of the cluster file
-    kwh_per_1000_samples: float
-    idle: dict[str, float]  # share of the device seconds, by cause
-    estimated: bool  # from data sheets, not from measured costs
-    fitted: bool  # into the capacity of all devices
-    narrowed: Mapping[str, str]  # kind -> the one role that its memory leaves devices with two
-    parts: Sequence[Part]  # the devices, in gangs
-    left_out: Mapping[str, int]  # GPUs, or other cards, that do nothing: kind, or kind at site
-    parallel: Mapping[str, object]  # how the members of a gang share the work
-    cuts: Sequence[Mapping[str, object]]  # that are coded, as in model.cuts
-    ranks: Mapping[str, Sequence[str]]  # of gangs of unequal devices: the members' kinds, by rank
-
-    @property
-    def has_gangs(self) -> bool:
-        """Whether any device is a gang."""
-        return any(part.gang > 1 for part in self.parts)
-
-    @property
-    def has_sites(self) -> bool:
-        """Whether the devices are at several."""
-        return len({part.site for part in self.parts}) > 1
-
-    @property
-    def devices(self) -> str:
-        """How many it uses of each kind."""
-        counts = Counter[str]()
-        for part in self.parts:
-            counts[part.kind] += part.count
-        return " + ".join(f"{count} {kind}" for kind, count in counts.items())
-
-    def spent(self, what: Spent) -> float:
-        """What 1000 samples take: of money in the cluster file's currency, of energy in kWh."""
-        return self.cost_per_1000_samples if what == "money" else self.kwh_per_1000_samples
-
-    def gangs_of(self, role: str) -> list[int]:
-        """Return the sizes of the devices that have a role."""
-        return sorted({part.gang for part in self.parts if part.roles in (role, "both")})
 
 
 def plan(
@@ -137,7 +63,7 @@ def plan(
         priced = _estimating(sizes) if estimated else priced
         sent = _sent(config, sizes) if cluster.links else None
     plans = plan_candidates(found, priced, profile, sent, aim)
-    return [_row(own, estimated) for own in plans]
+    return [row_of(own, estimated) for own in plans]
 
 
 def aim_of(objective: Objective, within: float | None) -> Aim:
@@ -271,74 +197,3 @@ def _advice(config: RunConfig, cluster: Cluster) -> str:
 
     found = remedy(config, settings_folder(config.model.path), fits)
     return f"it fits with {found}" if found else "use devices with more"
-
-
-def write_json(rows: Sequence[Row]) -> None:
-    """Print a list of objects, the best plan first."""
-    sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
-
-
-def _row(plan: ClusterPlan, estimated: bool) -> Row:
-    own = plan.own
-    cluster = plan.cluster.of_devices({device.name for device in own.job.fleet})
-    choice, work = own.plan.choice, own.job.workload
-    rollout = own.job.devices if choice.num_rollout is None else choice.num_rollout
-    num_samples = work.num_groups * work.group_size
-    thousands = num_samples / 1000
-    return Row(
-        layout=choice.layout,
-        rollout=rollout,
-        trainers=own.job.devices - rollout,
-        helpers=choice.helpers,
-        assistants=choice.assistants,
-        stale_share=choice.stale_share,
-        max_staleness=choice.max_staleness,
-        fragment_size=work.fragment_size,
-        pack_size=work.pack_size,
-        seconds=own.seconds,
-        samples_per_second=num_samples / own.seconds,
-        cost_per_1000_samples=plan.spends("money") / thousands,
-        kwh_per_1000_samples=plan.spends("energy") / 3.6e6 / thousands,
-        idle=_idle_shares(own),
-        estimated=estimated,
-        fitted=all(group.capacity for group in cluster.devices),
-        narrowed=plan.candidate.narrowed,
-        parts=_parts(own, cluster),
-        left_out=_left_out(plan.cluster, {device.name for device in own.job.fleet})
-        | plan.candidate.left_out,
-        parallel=plan.candidate.config.parallel.model_dump(),
-        cuts=[cut.model_dump() for cut in plan.candidate.config.model.cuts],
-        ranks=plan.candidate.ranks,
-    )
-
-
-def _left_out(cluster: Cluster, used: Collection[str]) -> dict[str, int]:
-    """Return how many devices, each member of a gang, do nothing, by what they are."""
-    found = Counter[str]()
-    for group, names in cluster.names:
-        what = f"{group.kind} at {group.site}" if group.site else group.kind
-        found[what] += group.members * sum(name not in used for name in names)
-    return {what: number for what, number in found.items() if number}
-
-
-def _parts(own: JobPlan, cluster: Cluster) -> list[Part]:
-    """Return the devices by what a plan has them do."""
-    num_rollout = own.plan.choice.num_rollout
-    groups = {group.kind: group for group in cluster.devices}
-    devices = Counter(
-        (device.kind, device.site, "both" if num_rollout is None else "/".join(device.roles))
-        for device in own.job.cluster(num_rollout)
-    )
-    return [
-        Part(kind, site, num * groups[kind].members, groups[kind].members, roles)
-        for (kind, site, roles), num in devices.items()
-    ]
-
-
-def _idle_shares(own: JobPlan) -> dict[str, float]:
-    """Return the share of all device seconds that is idle, by cause."""
-    report, choice = own.plan.report, own.plan.choice
-    window, devices = Window(*report.steady), own.job.cluster(choice.num_rollout)
-    seconds = idle_seconds(idle_gaps(report.spans, devices, window))
-    total = len(devices) * window.seconds
-    return {cause: idle / total for cause, idle in seconds.items()}

@@ -1,6 +1,9 @@
 """Plans on the terminal: tables, what is idle, and the lines of config and cluster file."""
 
+import json
+import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 from typing import Final
@@ -8,7 +11,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from deployments.views.plan import Row
+from deployments.views.plans.row import Row
 from deployments.views.terminal import borderless, terminal
 from digen_core.errors import UserError
 from digen_core.planning.spending import Objective, Spent
@@ -218,3 +221,8 @@ def _cells(row: Row) -> list[str]:
         f"{row.cost_per_1000_samples:.2g}",
         f"{row.kwh_per_1000_samples:.2g}",
     ]
+
+
+def write_json(rows: Sequence[Row]) -> None:
+    """Print a list of objects, the best plan first."""
+    sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=2) + "\n")

@@ -9,7 +9,7 @@ from PIL import Image
 
 from deployments.cli import run
 from deployments.shipped import find_cluster
-from deployments.views.plan import plan
+from deployments.views.plans.plan import plan
 from digen_core.config.run import RunConfig
 from digen_core.trace.gaps import CAUSES
 from support.planning import counted_once
