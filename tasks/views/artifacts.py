@@ -143,7 +143,7 @@ class RunArtifacts:
         self._publish()
         todo: list[Callable[[], Any]] = [partial(_show_iteration, record)]
         keep = self._progress.config.tracking.keep_in_prefect
-        if keep != "all":
+        if keep != "all" and record.iteration >= keep:  # else there is none to let go
             todo.append(partial(drop_iterations, self._run_id, keep))
         for call in todo:
             attempt = partial(self._attempt, call)
