@@ -27,7 +27,7 @@ the loop, in the thread of the run's own flow.
 from collections import deque
 from collections.abc import Sequence
 from queue import Empty
-from time import time
+from time import monotonic, time
 from types import TracebackType
 from typing import Self
 
@@ -61,6 +61,9 @@ from flows.runtime.workload import schedule_of
 from tasks.runner.completions import Completion
 
 POLL_SECONDS = 1.0
+SETTLE_SECONDS = 0.1
+"""A finished flow run ends that much later: what it has to do then would keep the devices waiting
+for their next tasks."""
 
 LEAD_SECONDS = 1.5
 LEAD_SHARE = 0.25
@@ -94,7 +97,8 @@ class Conductor:
         self._runs = IterationRuns(run, self._first)
         self._opened: dict[int, OpenIteration] = {}  # and not finished
         self._num_offered = self._first
-        self._ending: list[tuple[OpenIteration, Ended]] = []  # finished, but a task of it runs
+        # Finished, and since when, but it has not settled or a task of it runs.
+        self._ending: list[tuple[float, OpenIteration, Ended]] = []
         self._published: set[int] = set()
         self._last_seconds = 0.0  # of the iteration that finished last
         self._changes = FleetChanges(run, self._executor, self._controller, self._memory.write)
@@ -149,7 +153,7 @@ class Conductor:
     ) -> None:
         """End all flow runs: with the error those that have begun, as cancelled the others."""
         self._memory.write("the run ended" if error is None else _end_of(error))
-        for opened, ended in self._ending:
+        for _, opened, ended in self._ending:
             opened.outcome.set_result(ended)
         failure = None if is_stop(error) else error
         for opened in self._opened.values():
@@ -215,7 +219,7 @@ class Conductor:
         ended = Ended(
             run.progress.version, self._last_seconds, run.price_per_second, run.progress.spent
         )
-        self._ending.append((opened, ended))
+        self._ending.append((monotonic(), opened, ended))
         if index + 1 < self._num_offered:
             self._opened[index + 1].begun = now  # before, the devices were not its own
             self._opened[index + 1].turn.set()
@@ -225,10 +229,12 @@ class Conductor:
         self._run.progress.charged(self._run.price_per_second, time())
 
     def _end(self) -> None:
-        """Let finished flow runs end, unless a task shows there whose end would not be heard."""
-        for opened, ended in list(self._ending):
-            if self.limit_reached or not self._executor.is_running(opened):
-                self._ending.remove((opened, ended))
+        """Let settled flow runs end, unless a task shows there whose end would not be heard."""
+        for ending in list(self._ending):
+            finished, opened, ended = ending
+            has_settled = monotonic() >= finished + SETTLE_SECONDS
+            if self.limit_reached or (has_settled and not self._executor.is_running(opened)):
+                self._ending.remove(ending)
                 opened.outcome.set_result(ended)
 
     # --- the loop -------------------------------------------------------------------------
@@ -241,8 +247,10 @@ class Conductor:
         self._changes.recompute()
         self._memory.look()
         try:
-            message = self._run.inbox.get(timeout=POLL_SECONDS)
+            timeout = SETTLE_SECONDS if self._ending else POLL_SECONDS
+            message = self._run.inbox.get(timeout=timeout)
         except Empty:
+            self._end()
             return
         self._memory.stir()
         match message:
