@@ -159,6 +159,18 @@ FAMILIES: Final[dict[str, Family]] = {
         blocks={"layers": "n_layers"},
         streams=("x",),
     ),
+    "sana": Family(
+        "sana:SanaPolicy",
+        "SanaPipeline",
+        Defaults(1024, 1024, 1, 300, 4.5, 20),
+        lambda vae, transformer: int(
+            transformer.get("patch_size", 1) * 2 ** (len(vae["encoder_block_out_channels"]) - 1)
+        ),
+        2.614e9,  # Gemma-2-2B without its head
+        attention=("native",),  # its processors in diffusers know no other
+        deals_tokens=False,
+        streams=("hidden_states",),
+    ),
     "wan": Family(
         "wan:WanPolicy",
         "WanPipeline",

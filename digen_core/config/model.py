@@ -103,8 +103,8 @@ class ModelConfig(Strict):
     attention: Attention = "native"
     """Kernel of the transformer's attention, the same on all workers. native: torch's choice,
     never cuDNN's; native_flash, cudnn, efficient, math: that one of torch's; flash: of the package
-    flash-attn 2. sd3 takes native only, flux2 no cudnn, and qwen_image, z_image and hunyuan_video,
-    which mask padded text, no flash."""
+    flash-attn 2. sd3 and sana take native only, flux2 no cudnn, and qwen_image, z_image and
+    hunyuan_video, which mask padded text, no flash."""
 
     cuts: tuple[CutConfig, ...] = ()
     """Blocks before which what one block gives the next is coded, in ascending order, for stages

@@ -59,6 +59,7 @@ class TrainedPipeline:
         settings = dict(params or {})
         seed = settings.pop("seed", 0)
         settings[self._config["guidance"]] = settings.pop("guidance_scale")
+        settings["use_resolution_binning"] = False  # else Sana draws in another size, and scales
         if "negative_prompt" in settings:  # Z-Image takes one for each
             together = 1 if "image" in columns else len(prompts)
             settings["negative_prompt"] = [settings["negative_prompt"]] * together

@@ -5,7 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline, UniPCMultistepScheduler
+from diffusers import (
+    DiffusionPipeline,
+    DPMSolverMultistepScheduler,
+    UniPCMultistepScheduler,
+)
 
 from digen_core.config import families
 from digen_core.config.families import VIDEO_FAMILIES
@@ -24,13 +28,14 @@ KONTEXT = "flux-kontext"
 """That of one which is shown a source image, and is a plain FLUX without."""
 MODELS = (*FAMILIES, *(kind for kind in KINDS if kind not in (*EDITORS, KONTEXT)))
 """Names of the other tiny models: of each family the plain one, and FAMILY-KIND."""
-GUIDED = ("flux2", "sd3", "qwen_image", "z_image", "wan")
+GUIDED = ("flux2", "sd3", "qwen_image", "z_image", "sana", "wan")
 PUBLISHED = {
     "flux": "FLUX.1-dev",
     "flux2": "FLUX.2-klein-base-4B",
     "sd3": "stable-diffusion-3.5-medium",
     "qwen_image": "Qwen-Image",
     "z_image": "Z-Image-Turbo",
+    "sana": "Sana_1600M_1024px_diffusers",
     "wan": "Wan2.1-T2V-14B-Diffusers",
     "hunyuan_video": "HunyuanVideo",
 }
@@ -98,10 +103,23 @@ class EulerUniPC(UniPCMultistepScheduler):
         self.timesteps = 1000 * self.sigmas[:-1]
 
 
+class EulerDPMSolver(DPMSolverMultistepScheduler):
+    """Sana's scheduler, as that of Wan, from pure noise."""
+
+    def set_timesteps(self, *args: Any, **kwargs: Any) -> None:
+        super().set_timesteps(*args, **kwargs)
+        self.sigmas[0] = 1
+        self.timesteps = 1000 * self.sigmas[:-1]
+
+
 def with_euler_steps(pipeline: Any) -> Any:
-    """Return a pipeline of Wan that takes steps as digen does."""
-    first_order = {"solver_order": 1, "disable_corrector": list(range(20))}
-    pipeline.scheduler = EulerUniPC.from_config(pipeline.scheduler.config, **first_order)
+    """Return a pipeline that takes steps as digen does."""
+    config = pipeline.scheduler.config
+    if isinstance(pipeline.scheduler, UniPCMultistepScheduler):
+        first_order = {"solver_order": 1, "disable_corrector": list(range(20))}
+        pipeline.scheduler = EulerUniPC.from_config(config, **first_order)
+    if isinstance(pipeline.scheduler, DPMSolverMultistepScheduler):
+        pipeline.scheduler = EulerDPMSolver.from_config(config, solver_order=1)
     return pipeline
 
 
@@ -154,6 +172,9 @@ def generate(
         call["true_cfg_scale"] = call.pop("guidance_scale")
         before, _ = pipeline.prompt_template_encode.split("{}")
         pipeline.prompt_template_encode_start_idx = len(pipeline.tokenizer(before).input_ids)
+    if family == "sana":
+        call["use_resolution_binning"] = False
+        pipeline.check_inputs = lambda *_, **__: None  # it takes multiples of 32 of any VAE
     if family == "hunyuan_video":
         call["prompt_template"] = prompt_template(pipeline.tokenizer)
     made = pipeline(

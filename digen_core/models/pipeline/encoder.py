@@ -94,9 +94,9 @@ class PromptEncoder(ABC):
     def _embed_negative(self, text: str | None) -> Condition:
         """Embed one negative prompt; that of the config, which most have, once."""
         if text is not None and text != self.config.negative_prompt:
-            return self.embed([text])
+            return self.embed_negative([text])
         if self._negative is None:
-            self._negative = self.embed([self.config.negative_prompt])
+            self._negative = self.embed_negative([self.config.negative_prompt])
         return self._negative
 
     def _encode_images(self, shown: Sequence[NDArray[np.uint8]]) -> Tensor:
@@ -180,6 +180,10 @@ class PromptEncoder(ABC):
     @abstractmethod
     def embed(self, prompts: list[str]) -> Condition:
         """Embed prompts, of any number, in shapes that do not depend on their words."""
+
+    def embed_negative(self, prompts: list[str]) -> Condition:
+        """Embed what guidance steers away from, as prompts are if the family says nothing else."""
+        return self.embed(prompts)
 
     def embed_beside(self, prompts: list[str], shown: Sequence[NDArray[np.uint8]]) -> Condition:
         """Embed prompts beside the images [n, H, W, 3] that each comes with, if they do."""

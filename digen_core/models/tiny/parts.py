@@ -3,6 +3,7 @@
 from typing import Any
 
 from diffusers import (
+    AutoencoderDC,
     AutoencoderKL,
     AutoencoderKLFlux2,
     AutoencoderKLHunyuanVideo,
@@ -15,6 +16,8 @@ from transformers import (
     CLIPTextModelWithProjection,
     CLIPVisionConfig,
     CLIPVisionModel,
+    Gemma2Config,
+    Gemma2Model,
     LlamaConfig,
     LlamaModel,
     PreTrainedTokenizerBase,
@@ -171,6 +174,43 @@ def qwen3(tokenizer: PreTrainedTokenizerBase, width: int, layers: int) -> Any:
             pad_token_id=tokenizer.pad_token_id,
         )
     ).eval()
+
+
+def gemma2(tokenizer: PreTrainedTokenizerBase, width: int) -> Any:
+    """Return a Gemma 2 without a head."""
+    config = Gemma2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=width // 4,
+        query_pre_attn_scalar=width // 4,
+        max_position_embeddings=4096,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        use_cache=False,
+    )
+    return Gemma2Model(config).eval()
+
+
+def dc_vae(channels: tuple[int, ...], latent_channels: int, **settings: Any) -> Any:
+    """Return Sana's VAE, which averages and repeats beside its convolutions, without attention."""
+    config: dict[str, Any] = {
+        "latent_channels": latent_channels,
+        "upsample_block_type": "interpolate",
+        "downsample_block_type": "conv",
+        **settings,
+    }
+    for half in ("encoder", "decoder"):
+        config |= {
+            f"{half}_block_out_channels": channels,
+            f"{half}_layers_per_block": (1,) * len(channels),
+            f"{half}_qkv_multiscales": ((),) * len(channels),
+        }
+    return AutoencoderDC(**config).eval()
 
 
 def image_vae(channels: tuple[int, ...], latent_channels: int, **settings: Any) -> Any:

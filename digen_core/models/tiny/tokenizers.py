@@ -4,7 +4,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import CLIPTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer, T5Tokenizer
+from transformers import (
+    CLIPTokenizer,
+    GemmaTokenizer,
+    PreTrainedTokenizerFast,
+    Qwen2Tokenizer,
+    T5Tokenizer,
+)
 
 CLIP_TOKENS: Final = 77
 
@@ -46,6 +52,14 @@ def t5_tokenizer() -> T5Tokenizer:
     specials = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -1.0)]
     letters = [(chr(code), -1.0) for code in range(33, 127)]
     return T5Tokenizer(vocab=specials + letters, extra_ids=0)
+
+
+def gemma_tokenizer() -> GemmaTokenizer:
+    """Return Gemma's tokenizer, with a token per printable ASCII letter, else per byte."""
+    specials = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    letters = ["\n", "▁", *(chr(code) for code in range(33, 127))]
+    pieces = [*specials, *(f"<0x{byte:02X}>" for byte in range(256)), *letters]
+    return GemmaTokenizer(vocab=_numbered(pieces))
 
 
 def qwen_tokenizer() -> Qwen2Tokenizer:

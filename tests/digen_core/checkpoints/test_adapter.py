@@ -25,7 +25,7 @@ from digen_core.models.trainable import make_trainable, set_weights
 from digen_core.training.optimizer import initial_state
 from support import program_keys
 from support.checkpoints import position_of
-from support.families import FAMILIES, load_tiny, stock
+from support.families import load_tiny, stock
 from support.tiny_policies import moved_weights
 
 RANK, ALPHA = 4, 8.0  # a strength that is lost if alpha is, and rounds nothing
@@ -118,7 +118,7 @@ def added(adapter):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slots.BLOCKS)
 def test_every_key_is_one_that_the_program_looks_for(target, family, tiny_families, tmp_path):
     policy = load_tiny(tiny_families[family], family)
     known = getattr(program_keys, f"{target}_{family}")(*size_of(policy))

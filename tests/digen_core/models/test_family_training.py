@@ -53,6 +53,7 @@ PUBLISHED = {  # FlowGRPO's targets beside the default ones
         *("img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"),
     ),
     "z_image": tuple(f"feed_forward.w{number}" for number in (1, 2, 3)),  # DiffSynth-Studio's
+    "sana": (),
     "wan": (),
     "hunyuan_video": TEXT_STREAM,
 }
