@@ -2,6 +2,7 @@ import gc
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from hashlib import sha256
 from typing import Any
 
@@ -126,7 +127,16 @@ def mlflow_tables(tmp_path_factory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def prefect_backend(mlflow_tables) -> Iterator[None]:
+def prefect_tables(request, tmp_path_factory) -> Any:
+    """What a Prefect server makes of an empty database, for those that begin with one."""
+    from support.prefect_tables import Tables
+
+    cache = getattr(request.config, "cache", None)  # of pytest; None: it is to keep nothing
+    return Tables(cache.mkdir("prefect") if cache else tmp_path_factory.mktemp("prefect_tables"))
+
+
+@pytest.fixture(scope="session")
+def prefect_backend(mlflow_tables, prefect_tables) -> Iterator[None]:
     """A Prefect server with a database of its own, for all tests that run flows.
 
     It spends its time on what a command's own server does.
@@ -138,7 +148,10 @@ def prefect_backend(mlflow_tables) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**COMMAND_SETTINGS, **RECORDER_SETTINGS}.items():
             patch.setenv(name, value)
-        with prefect_test_harness(server_startup_timeout=120):
+        harness = prefect_test_harness(server_startup_timeout=120)
+        with ExitStack() as ending:
+            with prefect_tables.in_harness():
+                ending.enter_context(harness)
             yield
 
 

@@ -102,7 +102,8 @@ def run_cluster(
     # A worker that its nanny starts again imports torch: it is not given up meanwhile.
     patient = {"distributed.deploy.lost-worker-timeout": "10m"}
     settings = settings_of_workers(config.threads_per_worker) | own_tls_settings(config.tls)
-    import_ahead(config.threads_per_worker)
+    if workers:
+        import_ahead(config.threads_per_worker)
     with (
         dask.config.set(settings | {METHOD: start_method()} | patient),
         SpecCluster(scheduler=scheduler, workers=workers, silence_logs=logging.ERROR) as cluster,

@@ -47,14 +47,17 @@ def cluster_address(request):
 
 @pytest.fixture(scope="session")
 def four_workers(prefect_backend):
-    """A client of four workers with both roles; a layout's case takes some of them."""
+    """A client of four workers with both roles; a layout's case takes some of them.
+
+    They talk without TLS, which takes a fifth of what such a run computes; other clusters have it.
+    """
     from distributed import Client
 
     from digen_core.config.schedule import ClusterConfig
     from support.layout_runs import MAX_WORKERS
     from tasks.cluster.cluster import local_devices, run_cluster
 
-    config = ClusterConfig(rollout_workers=MAX_WORKERS)
+    config = ClusterConfig(rollout_workers=MAX_WORKERS, tls=False)
     devices = local_devices(config, colocated=True)[:MAX_WORKERS]
     with (
         run_cluster(config, devices) as address,

@@ -20,15 +20,17 @@ from deployments.operation.registration import POOL, _make_queue
 from digen_core.checkpoints.manifest import LINEAGE_OF_RUN, Lineage
 from digen_core.checkpoints.run_state import Holder
 from support.prefect_access import headers_of
+from support.prefect_tables import IN_HOME
 from support.sockets import address_of, documented, listening
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server(tmp_path_factory, prefect_tables):
     """The server of a command: its address, the folder of runs, and that of its database."""
     folder, home = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("prefect")
+    prefect_tables.put(home / IN_HOME)
     with pytest.MonkeyPatch.context() as patch, temporary_settings({PREFECT_HOME: str(home)}):
         patch.setenv("PREFECT_HOME", str(home))
         patch.delenv("PREFECT_API_URL", raising=False)

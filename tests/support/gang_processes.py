@@ -1,7 +1,8 @@
 """Gangs for tests: processes of one default group, on CPUs.
 
 A server process imports the models once and forks the members, which then start in no time. It is
-no fork of the tests' own process, whose threads may hold locks.
+no fork of the tests' own process, whose threads may hold locks. There is one such server in a
+process: workers of clusters are its copies, too, so it imports what they need.
 """
 
 import gc
@@ -16,12 +17,10 @@ import torch.distributed as dist
 import torch.multiprocessing as processes
 
 from digen_core.config.families import FAMILIES
+from tasks.cluster.start_method import IMPORTS
 
 _ADAPTERS = {family.adapter.partition(":")[0] for family in FAMILIES.values()}
-_MODELS = [
-    "digen_core.models.loading",
-    *(f"digen_core.models.families.{name}" for name in sorted(_ADAPTERS)),
-]
+_MODELS = [f"digen_core.models.families.{name}" for name in sorted(_ADAPTERS)]
 _TIMEOUT = timedelta(minutes=10)  # a member may compile while others wait
 
 
@@ -34,7 +33,7 @@ def run_gang(size: int, folder: Path, body: Callable[..., Any], *arguments: Any)
         body: of a module in ``support``; it is called with the arguments.
         arguments: for it.
     """
-    multiprocessing.set_forkserver_preload(_MODELS)
+    multiprocessing.set_forkserver_preload([*IMPORTS, *_MODELS])
     processes.start_processes(
         _member, (size, folder, body, arguments), nprocs=size, start_method="forkserver"
     )

@@ -12,6 +12,7 @@ from prefect.states import Paused
 from deployments.operation import prefect_server
 from deployments.processes import prefect_server_of
 from digen_core.errors import UserError
+from support.prefect_tables import IN_HOME
 from support.waiting import comes_to
 
 
@@ -76,9 +77,12 @@ def test_a_run_that_no_server_knows_is_said(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.nightly)]
 )
-def test_a_server_that_is_killed_or_frozen_is_started_anew(monkeypatch, tmp_path, number):
+def test_a_server_that_is_killed_or_frozen_is_started_anew(
+    monkeypatch, tmp_path, number, prefect_tables
+):
     configure(monkeypatch, None)
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    prefect_tables.put(tmp_path / "prefect" / IN_HOME)
     monkeypatch.setattr(prefect_server, "MOST_SILENT_SECONDS", 10.0)
     with prefect_server.prefect_server(tmp_path) as api:
         before = prefect_server_of(os.getpid())
