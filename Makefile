@@ -21,6 +21,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loa
 DAILY := not gpu and not layouts and not algorithms and not families and not nightly and not operation
 COVERED := control algorithms maths training transport checkpoints
 FAST := --ignore tests/integration --ignore tests/wheel
+RANDOM_ORDERS := control maths sim trace training transport
 SEED ?= 0
 SLICE ?= 30
 MINUTES ?= 60
@@ -87,7 +88,7 @@ test-families: setup ## the weights of every model family, image and video; up t
 
 test-nightly: setup ## proofs by many real processes or at real sizes, and more random orders; up to 40 minutes
 	$(PYTEST) -m "nightly and not layouts and not algorithms and not families and not operation" --dist loadgroup $(ARGS)
-	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "$(DAILY)" tests/digen_core/control tests/digen_core/sim
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "$(DAILY)" $(addprefix tests/digen_core/,$(RANDOM_ORDERS))
 
 test-operation: setup ## servers that go away, killed runs, browsers, whole sessions, pages followed, stories of failures; up to an hour
 	$(PYTEST) -m operation --dist loadgroup $(ARGS)

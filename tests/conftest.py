@@ -15,7 +15,7 @@ collect_rarely()
 
 # A busy machine may stop a test for a moment; that says nothing about the code.
 settings.register_profile("thorough", deadline=None)  # make test-nightly
-settings.register_profile("daily", max_examples=50, deadline=None)
+settings.register_profile("daily", max_examples=30, deadline=None)
 settings.register_profile("fast", max_examples=20, deadline=None)  # make test-fast
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "daily"))
 

@@ -97,6 +97,7 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
     dtype = TORCH_DTYPES[config.model.dtype]
     latent_bytes = prod(policy.latent_shape) * TORCH_DTYPES[config.rollout.storage].itemsize
     num_logprobs = len(steps_of_iteration(config, 0).noisy)
+    velocity_flops = step_flops(policy)
     return Sizes(
         parameters=parameters,
         trained_parameters=trained,
@@ -105,8 +106,8 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
         push_bytes=trained
         * (_FLOAT32_BYTES if train.lora else dtype.itemsize)
         * (1 + config.keeps_old),
-        step_flops=round(step_flops(policy) * config.velocities_per_step),
-        pair_flops=_pair_flops(policy, config),
+        step_flops=round(velocity_flops * config.velocities_per_step),
+        pair_flops=_pair_flops(policy, config) + round(config.other_velocities * velocity_flops),
         decode_flops=_decode_flops(policy),
         latent_bytes=latent_bytes,
         trajectory_bytes=latent_bytes * (config.rollout.num_steps + 1)
@@ -207,7 +208,7 @@ def _pair_flops(policy: PipelinePolicy, config: RunConfig) -> int:
                 velocity_of_one(policy)
         velocity_of_one(policy).sum().backward()
 
-    return _counted(pair) + round(config.other_velocities * step_flops(policy))
+    return _counted(pair)
 
 
 def _decode_flops(policy: PipelinePolicy) -> int:

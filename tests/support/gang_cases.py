@@ -50,6 +50,7 @@ class Case:
     stage_blocks: tuple[int, ...] = ()
     cuts: tuple[dict[str, Any], ...] = ()  # that are coded
     edits: int = 0  # of so many source images
+    packs: int = 1  # whose gradients are added up; each is the same
 
     @property
     def family(self) -> str:
@@ -177,7 +178,7 @@ class Gradients:
 
 
 def gradients(folders: dict[str, str], cases: list[Case]) -> list[Gradients | None]:
-    """Compare the gradient of two packs, on the leader."""
+    """Compare the gradient of a case's packs, on the leader."""
     found = []
     for case in cases:
         portions = (
@@ -194,9 +195,9 @@ def _gradients(case: Case, config: RunConfig) -> Gradients | None:
     if gang.is_leader:
         one = trained_policy(config)
         pairs = pairs_of(one, config, case.num_rows)
-        expected = _sum(one, pairs, config, ALONE)
+        expected = _sum(one, pairs, case, config, ALONE)
     pairs = _from_leader(pairs)
-    own = UpdateGradient.of(_sum(trained_policy(config, gang), pairs, config, gang), gang)
+    own = UpdateGradient.of(_sum(trained_policy(config, gang), pairs, case, config, gang), gang)
     rows = {name: value.numpy() for name, value in own.gradient.items()}
     whole = gathered_weights(rows, gang)
     if expected is None:
@@ -218,10 +219,10 @@ def _gradients(case: Case, config: RunConfig) -> Gradients | None:
     )
 
 
-def _sum(policy: Any, pairs: Pairs, config: RunConfig, gang: Gang) -> GradientSum:
-    """Return a member's sum over the same pack twice."""
+def _sum(policy: Any, pairs: Pairs, case: Case, config: RunConfig, gang: Gang) -> GradientSum:
+    """Return a member's sum over the case's packs."""
     total = GradientSum()
-    for index in range(2):
+    for index in range(case.packs):
         total.add(index, [pack_gradient(policy, pairs, config, gang)])
     return total
 

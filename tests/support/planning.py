@@ -7,7 +7,7 @@ import pytest
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device
-from digen_core.planning import memory_count
+from digen_core.planning import memory_count, planner, search
 from digen_core.planning.job import BOTH, Job
 
 FAST = DeviceCosts(
@@ -47,4 +47,24 @@ def counted_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory_count, "_counted", counted)
+        yield
+
+
+@pytest.fixture(scope="module")
+def simulated_once() -> Iterator[None]:
+    """What is simulated again, of the same job and choice with the same seed, is what it was.
+
+    The tests of a module plan for the same few clusters.
+    """
+    simulate, known = search.simulate_choice, {}
+
+    def simulated(problem, choice, **settings):
+        key = repr((problem, choice, settings))
+        if key not in known:
+            known[key] = simulate(problem, choice, **settings)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "simulate_choice", simulated)
+        patch.setattr(planner, "simulate_choice", simulated)
         yield

@@ -26,25 +26,22 @@ def bound_of(case: Case) -> float:
 
 DAILY = {
     2: [
-        Case("flux", lora=True, tokens=2, shard=True),
-        Case("flux", lora=False, tokens=1, shard=True, checkpointing=True),
+        Case("flux", lora=True, tokens=2, shard=True, packs=2),
+        Case("flux", lora=False, tokens=1, shard=True, checkpointing=True, packs=2),
         Case("sd3", lora=False, tokens=1, shard=True),
         Case("qwen_image", lora=True, tokens=2, shard=True, checkpointing=True),
         Case("z_image", lora=True, tokens=2),
         Case("z_image", lora=False, tokens=2, shard=True, checkpointing=True),
         Case("wan", lora=False, tokens=2, shard=True),
-        Case("wan", lora=True, tokens=1, num_rows=1),
-        Case("wan-a14b", lora=False, tokens=2, shard=True),
-        Case("wan-a14b", lora=False, shard=True, checkpointing=True),
+        Case("wan-a14b", lora=False, tokens=2, shard=True, checkpointing=True, packs=2),
         Case("wan-a14b", lora=True, num_rows=1),
         Case("hunyuan_video", lora=True, tokens=2, checkpointing=True),
-        Case("hunyuan_video", lora=False, tokens=1, shard=True, num_rows=1),
         Case("hunyuan_video", lora=False, tokens=2, shard=True, dtype="float32"),
         Case("flux2", lora=False, tokens=2, shard=True, checkpointing=True),
         Case("flux2", tokens=2, shard=True, edits=1),
     ],
     4: [
-        Case("flux", lora=True, tokens=1, shard=True, num_rows=3),
+        Case("flux", lora=True, tokens=1, shard=True, num_rows=3, packs=2),
         Case("hunyuan_video", lora=False, tokens=2, shard=True),
     ],
 }
@@ -55,7 +52,7 @@ def all_cases(size: int) -> list[Case]:
     booleans = (False, True)
     degrees = [degree for degree in (1, 2, 4) if degree <= size]
     return [
-        Case(family, lora, tokens, shard, checkpointing, dtype)
+        Case(family, lora, tokens, shard, checkpointing, dtype, packs=2)
         for family, lora, tokens, shard, checkpointing, dtype in product(
             FAMILIES, booleans, degrees, booleans, booleans, BOUNDS
         )
@@ -77,7 +74,7 @@ def compare(size: int, folder, folders: dict[str, str], cases: list[Case]) -> No
         assert errors == pytest.approx(expected.pop("replay_errors"), rel=bound, abs=bound), case
         assert set(errors) == {"rollout-0"}  # sampled the first; what others did is not its own
         assert metrics == pytest.approx(expected, rel=bound, abs=bound), case
-        assert found.expected.num_pairs == 2 * case.num_rows
+        assert found.expected.num_pairs == case.packs * case.num_rows
 
 
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])

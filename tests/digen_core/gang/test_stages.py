@@ -24,16 +24,12 @@ TOPK = {"block": 2, "forward": "int4", "backward": "topk"}
 
 DAILY = {
     2: [
-        Case("flux", stages=2),
-        Case("sd3", stages=2, checkpointing=True),
+        Case("flux", stages=2, packs=2),
         Case("qwen_image", lora=False, stages=2, checkpointing=True),
-        Case("z_image", stages=2),
         Case("z_image", lora=False, stages=2, checkpointing=True),
         Case("z_image", stages=2, stage_blocks=(1, 1), cuts=(INT4,)),
-        Case("wan", lora=False, stages=2),
         Case("wan", stages=2, checkpointing=True, in_portions=False),
-        Case("wan-a14b", lora=False, stages=2),
-        Case("wan-a14b", stages=2, checkpointing=True, in_portions=False),
+        Case("wan-a14b", lora=False, stages=2, packs=2),
         Case("hunyuan_video", lora=False, stages=2, num_rows=1),
         Case("flux2", lora=False, stages=2, checkpointing=True),
         Case("flux2", stages=2, edits=1),
@@ -48,7 +44,7 @@ DAILY = {
         Case("flux2", lora=False, stages=3, stage_blocks=(1, 1, 2), cuts=(INT8, TOPK)),
     ],
     4: [
-        Case("flux", stages=2, num_rows=3),  # two shares
+        Case("flux", stages=2, num_rows=3, packs=2),  # two shares
         Case("flux", stages=4, stage_blocks=(1, 1, 1, 1), cuts=(INT8, TOPK)),
         Case("sd3", lora=False, stages=2, num_rows=1),  # one of them has no pair of its own
         Case("hunyuan_video", lora=False, stages=4),
@@ -73,7 +69,9 @@ def bound_of(case: Case) -> float:
 def all_cases(size: int) -> list[Case]:
     """Every family cut in so many parts, with adapters and all weights, checkpointing or not."""
     return [
-        Case(family, lora, stages=size, checkpointing=checkpointing, in_portions=in_portions)
+        Case(
+            family, lora, stages=size, checkpointing=checkpointing, in_portions=in_portions, packs=2
+        )
         for family, lora, checkpointing, in_portions in product(FAMILIES, *3 * [(False, True)])
         if size == 2 or family in ("flux", "flux2", "hunyuan_video")
     ]

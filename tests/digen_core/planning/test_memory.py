@@ -117,11 +117,17 @@ def test_attention_makes_no_matrix_of_all_pairs_of_tokens():
 
 LORA = {"rank": 3}
 TRAINED = [(family, LORA, False, False) for family in MODELS]
-TRAINED += [("flux", LORA, True, False), ("flux", None, False, False), ("wan", None, True, False)]
+TRAINED += [("flux", LORA, True, False), ("flux", None, False, False)]
 TRAINED += [("wan-a14b", None, True, False)]
-TRAINED += [("flux2", LORA, False, True), ("flux2", None, True, True)]
-TRAINED += [(QWEN_EDITORS[1], LORA, False, True)]
-TRAINED += [pytest.param(QWEN_EDITORS[0], LORA, False, True, marks=pytest.mark.nightly)]
+TRAINED += [("flux2", LORA, False, True), (QWEN_EDITORS[1], LORA, False, True)]
+TRAINED += [
+    pytest.param(*case, marks=pytest.mark.nightly)
+    for case in (
+        ("wan", None, True, False),
+        ("flux2", None, True, True),
+        (QWEN_EDITORS[0], LORA, False, True),
+    )
+]
 
 
 @pytest.mark.parametrize(("family", "lora", "checkpointing", "edits"), TRAINED)
@@ -173,7 +179,7 @@ def test_of_two_experts_both_are_held_and_one_may_be_trained(tiny_families):
     assert found["low"].gradient_sum == found["high"].gradient_sum == one.gradient_sum
     assert found["low"].pack == found["high"].pack == found["both"].pack == one.pack
     whole = {
-        name: memory_of(
+        name: held(
             config_of("wan-a14b", model={"train_experts": name}, train={"lora": None}),
             Path(tiny_families["wan-a14b"]),
         )
@@ -217,8 +223,10 @@ def test_what_is_held_is_counted_without_computing(tiny_families):
 
 @pytest.mark.parametrize("kernel", FAMILY_ROWS["flux"].attention)
 def test_any_kernel_of_attention_counts_as_a_fused_one(tiny_families, kernel):
-    folder, fused = Path(tiny_families["flux"]), config_of("flux")
-    chosen = config_of("flux", model={"attention": kernel})
+    folder = Path(tiny_families["flux"])
+    one = {"rollout": {"fragment_size": 1}, "train": {"pack_size": 1}}
+    fused = config_of("flux", **one)
+    chosen = config_of("flux", model={"attention": kernel}, **one)
     assert memory_of(chosen, folder) == memory_of(fused, folder)
 
 

@@ -12,10 +12,10 @@ from deployments.shipped import find_cluster
 from deployments.views.plans.plan import plan
 from digen_core.config.run import RunConfig
 from digen_core.trace.gaps import CAUSES
-from support.planning import counted_once
+from support.planning import counted_once, simulated_once
 
-__all__ = ["counted_once"]
-pytestmark = pytest.mark.usefixtures("counted_once")
+__all__ = ["counted_once", "simulated_once"]
+pytestmark = pytest.mark.usefixtures("counted_once", "simulated_once")
 
 SMALL = """
 [rollout]
