@@ -126,7 +126,10 @@ def test_compiled_blocks_compute_the_same(place):
     assert relative_error(gradients(compiled), gradients(plain)) <= 2 * BOUNDS[place.device]
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    "checkpointing",
+    [pytest.param(False, marks=pytest.mark.nightly), True],  # without: also test_memory.py
+)
 def test_peaks_are_those_of_the_memory_model(place, checkpointing, record_property):
     config = place.config(train={"gradient_checkpointing": checkpointing})
     expected = memory_of(config, place.folder)
