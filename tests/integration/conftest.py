@@ -26,7 +26,10 @@ def tree(tiny_flux, tmp_path) -> dict:
 
 @pytest.fixture(scope="session")
 def cluster_address(request):
-    """Return a function (rollout, trainers) -> address of a cluster of worker processes."""
+    """Return a function (rollout, trainers) -> address of a cluster of worker processes.
+
+    They talk without TLS, as those of ``four_workers``.
+    """
     from contextlib import ExitStack
 
     from digen_core.config.schedule import ClusterConfig
@@ -36,7 +39,7 @@ def cluster_address(request):
 
     def address_of(rollout: int, trainers: int) -> str:
         if (rollout, trainers) not in addresses:
-            config = ClusterConfig(rollout_workers=rollout, trainer_workers=trainers)
+            config = ClusterConfig(rollout_workers=rollout, trainer_workers=trainers, tls=False)
             cluster = run_cluster(config, local_devices(config))
             addresses[rollout, trainers] = stack.enter_context(cluster)
         return addresses[rollout, trainers]
@@ -49,7 +52,8 @@ def cluster_address(request):
 def four_workers(prefect_backend):
     """A client of four workers with both roles; a layout's case takes some of them.
 
-    They talk without TLS, which takes a fifth of what such a run computes; other clusters have it.
+    They talk without TLS, which takes a fifth of what such a run computes. Runs that start their
+    own workers have it, and those of gangs.
     """
     from distributed import Client
 
