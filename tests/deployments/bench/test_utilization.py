@@ -29,6 +29,7 @@ TRAINED = {  # each with another way to train
     "sd3": {"algorithm": {"type": "diffusion_nft", "old_policy_decay": "ramp"}},
     "qwen_image": {"train": {"lora": {"rank": 3}, "gradient_checkpointing": True}},
     "z_image": {"algorithm": {"kl_coefficient": 0.1}, "train": {"gradient_checkpointing": True}},
+    "sana": {"algorithm": {"kl_coefficient": 0.1}, "train": {"gradient_checkpointing": True}},
     "wan": {"train": {"lora": None}},
     "flux2": {"train": {"lora": {"rank": 3, "targets": ["to_q", "to_qkv_mlp_proj"]}}},
     "hunyuan_video": {"algorithm": {"type": "dance_grpo"}, "rollout": {"transition": "dance"}},
@@ -39,6 +40,7 @@ BLOCKS = {  # a quarter of the published ones
     "FLUX.2-klein-base-4B": {"num_layers": 1, "num_single_layers": 5},  # of 5 and 20
     "HunyuanVideo": {"num_layers": 5, "num_single_layers": 10},  # of 20 and 40
     "Qwen-Image": {"num_layers": 15},
+    "Sana_1600M_1024px_diffusers": {"num_layers": 5},  # of 20
     "Z-Image-Turbo": {"n_layers": 8},  # of 30
     "Wan2.1-T2V-1.3B-Diffusers": {"num_layers": 8},  # of 30
     "Wan2.1-T2V-14B-Diffusers": {"num_layers": 10},
