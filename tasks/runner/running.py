@@ -66,12 +66,16 @@ class Running:
     def _watch(self) -> None:
         with self._changed:
             while True:
-                if not self._untold:
-                    self._changed.wait()
-                    continue
-                task_run_id, first = next(iter(self._untold.items()))
-                if (left := first.due - monotonic()) > 0:
-                    self._changed.wait(left)
-                    continue
-                del self._untold[task_run_id]
-                first.context.run(emit, first.task_run, first.before, first.running)
+                self._changed.wait(self._tell_of_due())
+
+    def _tell_of_due(self) -> float | None:
+        """Tell of those that have run long enough; return the seconds until another one has.
+
+        Nothing of them stays in the thread: a context leads to what its task returned.
+        """
+        for task_run_id, untold in list(self._untold.items()):
+            if (left := untold.due - monotonic()) > 0:
+                return left
+            del self._untold[task_run_id]
+            untold.context.run(emit, untold.task_run, untold.before, untold.running)
+        return None

@@ -17,6 +17,7 @@ from prefect.events.worker import EventsWorker
 
 from tasks.body import body
 from tasks.receipts import Denoised, Ran, attach
+from tasks.runner.running import SECONDS
 
 
 def run(task_runner: Any, body: Any, *args: Any) -> Any:
@@ -143,5 +144,6 @@ def make_big() -> Any:
 
 @task
 def die() -> None:
-    EventsWorker.instance().wait_until_empty()  # else the server may never hear of this run
+    time.sleep(SECONDS + 1)  # else the server never hears of this run
+    EventsWorker.instance().wait_until_empty()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from time import sleep
 
 import pytest
 
@@ -75,6 +76,7 @@ def test_a_story_that_cannot_be_played_ends_the_campaign(tmp_path, monkeypatch):
         played.append(story.number)
         if story.number < 0:  # the run in peace
             return type("Peace", (), {"seconds": 1.0})()
+        sleep(0.2)  # else all are over before anybody looks
         raise RunFailedError(f"story {story.name} could not be played")
 
     monkeypatch.setattr(Campaign, "_played", fail)
