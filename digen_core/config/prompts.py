@@ -38,9 +38,9 @@ class PromptsConfig(Strict):
 
     image_column: str | None = None
     """Column of source images, which the model is shown with the prompts and rewards may look at:
-    samples are edits of them. A path, seen from the folder of the prompts, or the content of a
-    JPEG, PNG or WebP file, or a list of them (model.max_source_images); null: prompts are texts
-    only."""
+    samples are edits of them, or videos that begin with them. A path, seen from the folder of the
+    prompts, or the content of a JPEG, PNG or WebP file, or a list of them
+    (model.max_source_images); null: prompts are texts only."""
 
     negative_column: str | None = None
     """Column of what classifier-free guidance steers away from, of each prompt by itself; null, or

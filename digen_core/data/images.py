@@ -1,4 +1,4 @@
-"""Source images: what prompts come with whose samples are edits, checked before a run starts.
+"""Source images: what prompts of edits, and of videos from images, come with, checked before a run.
 
 A row names a file, seen from the folder of the prompts, or holds the image itself: bytes, as
 Parquet and Hugging Face's datasets have them, or a data URL, as JSON can hold it.

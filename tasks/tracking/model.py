@@ -74,7 +74,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     vae_dtype = adapter.vae_dtype(TORCH_DTYPES[model.dtype])
     return {
         "base_model": _found(model.source),
-        # Else its index says it, but a model may be of two: that one names the plain one.
+        # None: the one that its index names, which of a model of two pipelines is the plain one.
         "pipeline": family.editors[0] if model.source_image and family.edits_if else None,
         "revision": model.revision,
         "dtype": model.dtype,

@@ -227,12 +227,12 @@ class WanPolicy(PipelinePolicy):
         A first latent frame that is given moves on a straight line to what it is, whatever noise
         is in ``x``: it depends on no weights, and ends there.
         """
-        shown, timestep, source = x.to(self.dtype), 1000 * sigma, condition.get(SOURCE)
-        if source is not None and self._first_is_given:
-            shown = torch.cat([source.to(self.dtype), shown[:, :, 1:]], dim=2)
+        shown, timestep = x.to(self.dtype), 1000 * sigma
+        if self._first_is_given:
+            shown = torch.cat([condition[SOURCE].to(self.dtype), shown[:, :, 1:]], dim=2)
             timestep = self._timestep_of_tokens(timestep, shown)
-        elif source is not None:
-            shown = torch.cat([shown, source.to(self.dtype)], dim=1)
+        elif SOURCE in condition:
+            shown = torch.cat([shown, condition[SOURCE].to(self.dtype)], dim=1)
         embedded = condition.get(EMBEDDED)
         velocity: Tensor = self.transformer(
             hidden_states=shown,
@@ -241,9 +241,9 @@ class WanPolicy(PipelinePolicy):
             encoder_hidden_states_image=None if embedded is None else embedded.to(self.dtype),
             return_dict=False,
         )[0]
-        if source is None or not self._first_is_given:
+        if not self._first_is_given:
             return velocity
-        first = (x[:, :, :1] - source) / sigma.view(-1, 1, 1, 1, 1)
+        first = (x[:, :, :1] - condition[SOURCE]) / sigma.view(-1, 1, 1, 1, 1)
         return torch.cat([first, velocity[:, :, 1:].to(first.dtype)], dim=2)
 
     def _timestep_of_tokens(self, timestep: Tensor, shown: Tensor) -> Tensor:
