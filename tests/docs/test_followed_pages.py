@@ -30,6 +30,10 @@ ELSEWHERE = {
     "docs/tutorials/two-sites.md": "two sites; tests/integration/test_pushed_bytes.py has its own",
 }
 DONE = ("train", "evaluate", "replay", "compare", "report", "config", "make-tiny")
+NOT_HERE = {
+    "--suite geneval": "GenEval's prompts and judges; tests/integration/test_suites.py has its own",
+}
+"""What a command that is not done names, and what it would need."""
 SHORT = {"--evaluation.samples-per-prompt": "1", "--max-minutes": "5"}
 MOST_ITERATIONS = 4
 DIGEN = [sys.executable, "-c", "from deployments.cli import main; main()"]
@@ -143,6 +147,8 @@ def test_a_page_is_followed(name, follower):
     done = []
     for command in page.commands:
         if command.is_mention or "digen: " in command.answer:
+            continue
+        if any(named in command.text for named in NOT_HERE):
             continue
         done += follower.follow(command.text)
     assert any(text.startswith("digen train") for text in done), done

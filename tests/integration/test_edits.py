@@ -19,7 +19,7 @@ from digen_core.reference.replay import kept_iteration, replay_config
 from digen_core.transport.samples import read_samples
 from support.architecture import entries_of_a_run
 from support.edits import picture
-from support.families import EDITORS, KONTEXT, TOKENS, family_of
+from support.families import EDITORS, KONTEXT, TOKENS, family_of, tolerance_of
 from support.in_process import train_in_process
 from support.layout_runs import train_only
 from support.runs import (
@@ -104,7 +104,7 @@ def test_weights_equal_the_serial_reference_with_images_in_several_sizes(
     weights, metrics = train_in_process(config, tmp_path)
     expected = reference(config)
     assert distance(expected.weights, initial(config)) > 1e-4
-    tolerance = 1e-6 if family == "wan" else 1e-10  # Wan's blocks normalise in float32
+    tolerance = tolerance_of(model)
     assert distance(weights, expected.weights) < tolerance
     assert all(found["train/replay_error"] < tolerance for found in metrics)
 

@@ -7,7 +7,7 @@ from digen_core.config.families import VIDEO_FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.rollout.sampler import initial_latent
-from support.families import FAMILIES, TOKENS, frames_of, load_tiny
+from support.families import FAMILIES, TOKENS, frames_of, load_tiny, tolerance_of
 from support.in_process import train_in_process
 from support.runs import distance, initial, reference, tree_of
 
@@ -35,8 +35,7 @@ def test_weights_equal_the_serial_reference(family, tiny_families, tmp_path):
     weights, metrics = train_in_process(config, tmp_path)
     expected = reference(config)
     assert distance(expected.weights, initial(config)) > 1e-4
-    # Wan's blocks cast to float32 for norms and residuals, so its float64 is exact to 6e-8 only.
-    tolerance = 1e-10 if family == "flux" else 1e-6
+    tolerance = tolerance_of(family)
     assert distance(weights, expected.weights) < tolerance
     assert all(found["train/replay_error"] < tolerance for found in metrics)
 
