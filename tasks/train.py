@@ -71,7 +71,7 @@ def train_pack(
                 part.blocks[0].fragment.group,
                 _pairs(engine, part, version, segments, own, advantages),
             )
-            for part in _alike(pack, engine.config, own, partial(_expert_of, engine, segments))
+            for part in _alike(pack, engine.config, own, partial(_part_of, engine, segments))
         ]
         outcome = add_pack(run_id, version, total, pack.iteration, pack.index, parts, trained_from)
         if outcome == "nonfinite":
@@ -134,7 +134,7 @@ def add_pack(
         iteration: of the pack.
         index: of the pack.
         parts: the pack's pairs, on the CPU: of one size of samples and of their condition, and of
-            one expert each, and with a group whose samples have that size.
+            one expert and scale of guidance each, and with a group whose samples have that size.
         trained_from: version with which the iteration began.
 
     Returns:
@@ -173,24 +173,24 @@ def add_pack(
     return "nonfinite" if nonfinite else "added"
 
 
-def _expert_of(engine: Engine, segments: Sequence[Segment], block: PairBlock) -> int:
-    """Return the number of the transformer that computes a pack's block."""
+def _part_of(engine: Engine, segments: Sequence[Segment], block: PairBlock) -> int:
+    """Return which part of a batch a pack's block belongs to: of which expert, guided how."""
     segment = next(own for own in segments if own.fragment == block.fragment)
-    return engine.policy.expert_at(float(segment.sigmas[block.step]))
+    return engine.policy.part_at(float(segment.sigmas[block.step]))
 
 
 def _alike(
     pack: Pack,
     config: RunConfig,
     conditions: Mapping[int, Arrays],
-    expert_of: Callable[[PairBlock], int],
+    part_of: Callable[[PairBlock], int],
 ) -> list[Pack]:
-    """Split a pack into those of one size of samples and of their condition, and of one expert.
+    """Split a pack into those of one size of samples and of their condition, and of one part.
 
     The gradient is a sum over pairs. With texts of several lengths there would be a mask, and with
     another kernel of attention than the rollout's, ratios would not be 1 where they should be.
     Prompts with more source images than others have larger conditions. With
-    pairs of two experts the members of a gang would not all compute the same one.
+    pairs of two experts, or guided and not, the members of a gang would not all compute the same.
     """
     blocks: dict[tuple[Size, tuple[int, ...], tuple[int, ...], int], list[PairBlock]] = {}
     for block in pack.blocks:
@@ -199,7 +199,7 @@ def _alike(
         lengths = tuple(int(mask.sum()) for mask in masks)
         shapes = tuple(value.shape[1] for value in conditions[group].values() if value.ndim > 1)
         size = config.size_of(block.fragment.iteration, group)
-        blocks.setdefault((size, lengths, shapes, expert_of(block)), []).append(block)
+        blocks.setdefault((size, lengths, shapes, part_of(block)), []).append(block)
     return [Pack(pack.iteration, pack.index, tuple(own)) for own in blocks.values()]
 
 
@@ -211,7 +211,7 @@ def _pairs(
     conditions: dict[int, Arrays],
     advantages: dict[int, np.ndarray],
 ) -> Pairs | CleanPairs:
-    """Return the pairs of a pack whose samples are alike, of one expert."""
+    """Return the pairs of a pack whose samples are alike, of one part of the policy."""
     return gather_pairs(
         pack,
         segments,

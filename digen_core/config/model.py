@@ -22,6 +22,9 @@ TinySize = Literal["tiny", "medium"]
 Attention = Literal["native", "native_flash", "cudnn", "efficient", "math", "flash"]
 """A kernel of scaled dot-product attention."""
 
+GuidanceBelow = tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(ge=0)]]
+"""A noise level, and the scale of guidance below it."""
+
 TrainedExperts = Literal["both", "high", "low"]
 """Which of a model's two experts are trained."""
 
@@ -157,6 +160,11 @@ class ModelConfig(Strict):
     """Of a model of two experts (Wan2.2-T2V-A14B, which is used with 4 and 3): the scale of the one
     for low noise, where guidance_scale is above 1. Null: the same."""
 
+    guidance_schedule: Annotated[tuple[GuidanceBelow, ...], Field(max_length=1000)] = ()
+    """[[noise level, scale], ...], noise levels falling: below each of them that is the scale, and
+    guidance_scale above the first. With [[0.9, 4.0], [0.3, 1.0]] and a guidance_scale of 1 there is
+    classifier-free guidance between 0.3 and 0.9 only, and steps without cost half."""
+
     train_experts: TrainedExperts = "both"
     """Of a model of two experts: both are trained, or the one for high or low noise only. Then the
     pairs of the other one's noise levels teach nothing."""
@@ -199,6 +207,11 @@ class ModelConfig(Strict):
     def size(self) -> Size:
         """What samples have where ``sizes`` does not say otherwise."""
         return self.height, self.width, self.num_frames
+
+    def guidance_at(self, sigma: float) -> float | None:
+        """Return the scale that ``guidance_schedule`` has at a noise level; None: it has none."""
+        scales = [scale for level, scale in self.guidance_schedule if sigma < level]
+        return scales[-1] if scales else None
 
     def require_pipeline(self, index: object) -> None:
         """Check which pipeline a model is, as its index says.
@@ -245,6 +258,7 @@ class ModelConfig(Strict):
                 f"{', '.join(allowed)}; use one of them."
             )
         self._check_source_image()
+        self._check_guidance()
         blocks = [cut.block for cut in self.cuts]
         if blocks != sorted(set(blocks)):
             raise ValueError(f"model.cuts has blocks {blocks}; name each once, in ascending order.")
@@ -265,6 +279,19 @@ class ModelConfig(Strict):
             check_frames(f"the number of frames of model.sizes[{place}]", frames, self.family)
             check_tokens(f"model.sizes[{place}]", (height, width, frames))
         return self
+
+    def _check_guidance(self) -> None:
+        levels = [level for level, _ in self.guidance_schedule]
+        if levels != sorted(set(levels), reverse=True):
+            raise ValueError(
+                f"model.guidance_schedule has the noise levels {levels}; name each once, in "
+                "descending order."
+            )
+        if levels and self.guidance_scale_2 is not None:
+            raise ValueError(
+                f"model.guidance_scale_2 is {self.guidance_scale_2}, and model.guidance_schedule "
+                "says what the scale is at low noise, too; leave one of them out."
+            )
 
     def _check_source_image(self) -> None:
         if self.source_image and not FAMILIES[self.family].editors:

@@ -82,8 +82,11 @@ class Policy(Protocol):
         """Return the family's own schedule, float32 [num_steps + 1], from <= 1 down to 0."""
         ...
 
-    def expert_at(self, sigma: float) -> int:
-        """Return the number of the transformer that computes at a noise level: 0 if it has one."""
+    def part_at(self, sigma: float) -> int:
+        """Return which part of a batch a noise level belongs to, whose rows are computed together.
+
+        Rows of two experts are not, nor rows with other scales of classifier-free guidance.
+        """
         ...
 
     def velocity(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:

@@ -104,7 +104,7 @@ class FluxPolicy(PipelinePolicy):
             places = torch.cat([places, beside])
         guidance = None
         if self.transformer.config.guidance_embeds:
-            guidance = torch.full([len(x)], self.config.guidance_scale, device=self.device)
+            guidance = self.embedded_guidance(sigma)
         velocity: Tensor = self.transformer(
             hidden_states=shown,
             timestep=sigma,

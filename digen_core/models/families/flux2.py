@@ -162,7 +162,7 @@ class Flux2Policy(PipelinePolicy):
         embeds = condition["prompt_embeds"].to(self.dtype)
         guidance = None
         if not self._is_klein:
-            guidance = torch.full([len(x)], self.config.guidance_scale, device=self.device)
+            guidance = self.embedded_guidance(sigma)
         grid = torch.empty(1, 0, self._rows, self._columns)
         shown, places = self.with_source(x, condition), Flux2Pipeline._prepare_latent_ids(grid)
         if num_images := shown.shape[1] // x.shape[1] - 1:

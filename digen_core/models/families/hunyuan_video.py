@@ -134,8 +134,7 @@ class HunyuanVideoPolicy(PipelinePolicy):
         guidance = None
         if self.transformer.config.guidance_embeds:
             # Multiplied in the model's dtype, as the model is used to: 6 is 6016 in bfloat16.
-            scale = self.config.guidance_scale
-            guidance = torch.full([len(x)], scale, device=self.device, dtype=self.dtype) * 1000
+            guidance = self.embedded_guidance(sigma, self.dtype) * 1000
         embeds, mask = condition["prompt_embeds"].to(self.dtype), condition.get("mask")
         self.transformer.masked_text = 0 if mask is None else embeds.shape[1]
         if mask is None:

@@ -285,9 +285,9 @@ class QwenImagePolicy(PipelinePolicy):
         )[0]
         return velocity[:, : x.shape[1]]
 
-    def guide(self, positive: Tensor, negative: Tensor) -> Tensor:
+    def guide(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
         """Return the guided velocity, each token as long as without guidance."""
-        guided = super().guide(positive, negative)
+        guided = super().guide(positive, negative, scale)
         length, guided_length = (v.norm(dim=-1, keepdim=True) for v in (positive, guided))
         rescaled: Tensor = guided * (length / guided_length)
         return rescaled

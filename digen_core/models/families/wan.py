@@ -32,7 +32,7 @@ from digen_core.errors import ConfigError
 from digen_core.inputs.reading import read_json_object
 from digen_core.models.expert_names import PARTS
 from digen_core.models.experts import Experts, in_order, reaching
-from digen_core.models.pipeline.conditions import SOURCE
+from digen_core.models.pipeline.conditions import SOURCE, rows_of
 from digen_core.models.pipeline.latents import (
     video_latent_shape,
     with_latent_statistics,
@@ -191,9 +191,12 @@ class WanPolicy(PipelinePolicy):
         sigmas = scheduler_sigmas(self.pipeline.scheduler, num_inference_steps=num_steps)
         return torch.where(sigmas > 1 - 2e-6, 1.0, sigmas)
 
-    def expert_at(self, sigma: float) -> int:
-        """Return 1 at low noise of two experts, else 0."""
-        return int(isinstance(self.transformer, Experts) and sigma < self.transformer.boundary)
+    def part_at(self, sigma: float) -> int:
+        """Return which part of a batch a noise level belongs to; each expert has its own."""
+        part = super().part_at(sigma)
+        if not isinstance(self.transformer, Experts):
+            return part
+        return 2 * part + (sigma < self.transformer.boundary)
 
     def velocity(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         """Map latents [B, ...] at noise levels [B] to velocities [B, ...] in ``latent_dtype``.
@@ -208,18 +211,18 @@ class WanPolicy(PipelinePolicy):
         sides, parts = experts.sides(sigma), []
         for is_high, rows in sides:
             own = slice(None) if rows is None else rows
-            of_rows = {name: value[own] for name, value in condition.items()}
             with experts.turn_of(is_high=is_high):
-                parts.append(super().velocity(x[own], sigma[own], of_rows))
+                parts.append(super().velocity(x[own], sigma[own], rows_of(condition, own)))
         velocity = in_order(parts, [rows for _, rows in sides])
         return reaching(velocity, experts.idle(sides))
 
-    def guide(self, positive: Tensor, negative: Tensor) -> Tensor:
-        """Return the guided velocity [B, ...], by the scale of the expert whose turn it is."""
-        scale, low = self.config.guidance_scale, self.config.guidance_scale_2
+    @property
+    def guidance_scale(self) -> float:
+        """The scale of the expert whose turn it is."""
+        low = self.config.guidance_scale_2
         if low is not None and not self.transformer.is_high:
-            scale = low
-        return negative + scale * (positive - negative)
+            return low
+        return self.config.guidance_scale
 
     def predict(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         """Return the velocities [B, z, F, h, w].

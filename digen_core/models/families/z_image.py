@@ -145,9 +145,9 @@ class ZImagePolicy(PipelinePolicy):
         )[0]
         return -torch.stack(to_image).squeeze(2)
 
-    def guide(self, positive: Tensor, negative: Tensor) -> Tensor:
+    def guide(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
         """Return the guided velocity: at a scale of 0 it is the positive one, at 1 beyond it."""
-        return positive + self.config.guidance_scale * (positive - negative)
+        return positive + scale * (positive - negative)
 
     def vae_latents(self, x: Tensor) -> Tensor:
         """Return latents [B, z, h, w]."""

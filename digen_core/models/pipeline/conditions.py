@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from digen_core.models.policy import Condition
 
@@ -24,12 +25,21 @@ def joined_rows(rows: Sequence[Condition]) -> Condition:
     return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 
+def rows_of(condition: Condition, rows: Tensor | slice) -> Condition:
+    """Return the condition of some rows."""
+    return {name: value[rows] for name, value in condition.items()}
+
+
+def without_negatives(condition: Condition) -> Condition:
+    """Return a condition without what guidance steers away from."""
+    return {name: value for name, value in condition.items() if not name.startswith(NEGATIVE)}
+
+
 def guided_halves(condition: Condition) -> Condition:
     """Return a condition of 2 B rows of one with B: what guidance steers away from comes first."""
     both = {
         name: (value if name.startswith(_OF_SOURCES) else condition[NEGATIVE + name], value)
-        for name, value in condition.items()
-        if not name.startswith(NEGATIVE)
+        for name, value in without_negatives(condition).items()
     }
     return {name: torch.cat(halves) for name, halves in both.items()}
 

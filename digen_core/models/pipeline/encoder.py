@@ -39,7 +39,8 @@ class PromptEncoder(ABC):
         # The module's own ``dtype`` walks all its submodules: milliseconds at each step.
         self.dtype = TORCH_DTYPES[config.dtype]
         self.gang = ALONE
-        self.guided = self.uses_cfg and config.guidance_scale > self.guides_above
+        scales = config.guidance_scale, *(scale for _, scale in config.guidance_schedule)
+        self.guided = self.uses_cfg and max(scales) > self.guides_above
         self._negative: Condition | None = None
         self._is_encoding = False  # with the transformer aside
 

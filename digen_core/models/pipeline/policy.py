@@ -1,8 +1,8 @@
 """The base of all families: a diffusers pipeline whose denoising loop is ours.
 
 A family says how it embeds prompts, what one forward pass of its transformer takes, which sigmas
-its pipeline asks its scheduler for, and how its latents are decoded. Classifier-free guidance,
-dtypes and checks are here; loading is in `family.py`, what is made of prompts in `encoder.py`.
+its pipeline asks its scheduler for, and how its latents are decoded. Dtypes and checks are here;
+loading is in `family.py`, what is made of prompts in `encoder.py`, guidance in `guidance.py`.
 
 Axes: B samples, C channels, F frames, H height, W width.
 """
@@ -31,9 +31,9 @@ from digen_core.maths.tensors import TORCH_DTYPES
 from digen_core.models.experts import transformer_of, transformers_in
 from digen_core.models.image_size import require_multiples
 from digen_core.models.offload import on_device
-from digen_core.models.pipeline.conditions import guided_halves
-from digen_core.models.pipeline.encoder import PromptEncoder
+from digen_core.models.pipeline.conditions import rows_of
 from digen_core.models.pipeline.family import FamilyPipeline
+from digen_core.models.pipeline.guidance import GuidedVelocities
 from digen_core.models.policy import Condition, Part, resolve_device
 from digen_core.models.schedules import shifted_sigmas
 from digen_core.models.tiny.sizes import TransformerSize
@@ -41,7 +41,7 @@ from digen_core.models.tiny.sizes import TransformerSize
 StageT = TypeVar("StageT", bound=Stage)
 
 
-class PipelinePolicy(FamilyPipeline, PromptEncoder):
+class PipelinePolicy(FamilyPipeline, GuidedVelocities):
     """A diffusers pipeline as a Policy."""
 
     guidance_argument: ClassVar[str] = "guidance_scale"  # what the pipeline calls it
@@ -190,39 +190,17 @@ class PipelinePolicy(FamilyPipeline, PromptEncoder):
             )
         return sigmas
 
-    def expert_at(self, sigma: float) -> int:
-        """Return the number of the transformer that computes at a noise level: 0 if it has one."""
-        return 0
-
-    def velocity(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
-        """Map latents [B, ...] at noise levels [B] to velocities [B, ...] in ``latent_dtype``.
-
-        Classifier-free guidance is one forward pass of 2 B rows, and the result float32 or better.
-        """
-        # One conversion for rollout and training: half-precision noise levels round differently.
-        sigma = sigma.to(self.device).expand(len(x))
-        if not self.guided:
-            return self._predicted(x, sigma, condition)
-        both = guided_halves(condition)
-        velocity = self._predicted(torch.cat([x, x]), torch.cat([sigma, sigma]), both)
-        negative, positive = velocity.chunk(2)
-        return self.guide(positive, negative)
-
-    def _predicted(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
+    def predicted(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         """Return one forward pass in ``latent_dtype``, whoever holds the blocks."""
         if self.stage is None:
             return self.predict(x, sigma, condition).to(self.latent_dtype)
 
         def predict(rows: slice) -> Tensor:
-            own = {name: value[rows] for name, value in condition.items()}
+            own = rows_of(condition, rows)
             return self.predict(x[rows], sigma[rows], own).to(self.latent_dtype)
 
         trained = [own for own in self.transformer.parameters() if own.requires_grad]
         return self.stage.velocity(predict, x.to(self.latent_dtype), trained)
-
-    def guide(self, positive: Tensor, negative: Tensor) -> Tensor:
-        """Return the guided velocity [B, ...]: w of Imagen (arXiv:2205.11487), eq. 2."""
-        return negative + self.config.guidance_scale * (positive - negative)
 
     @torch.no_grad()
     def decode(self, x: Tensor) -> Tensor:

@@ -241,7 +241,7 @@ def test_qwens_guidance_by_hand(policies):
     positive, negative = torch.tensor([[[3.0, 4.0]]]), torch.tensor([[[3.0, 1.0]]])
     # 1 + 3 (4 - 1) = 10 beside 3, at the length 5 of the positive one
     expected = torch.tensor([[[3.0, 10.0]]]) * 5 / 109**0.5
-    torch.testing.assert_close(policies["qwen_image"].guide(positive, negative), expected)
+    torch.testing.assert_close(policies["qwen_image"].guide(positive, negative, 3.0), expected)
 
 
 @pytest.mark.parametrize("scale", [3.0, 1.0, 0.0])

@@ -108,7 +108,7 @@ def test_each_expert_has_its_noise_levels_and_its_scale_of_guidance(folder):
     found = policy.velocity(x, sigma, condition)
     negative = policy.embed([NEGATIVE])["prompt_embeds"]
     for row, (level, is_high) in enumerate(zip(levels, (False, True, True, False), strict=True)):
-        assert policy.expert_at(level) == 1 - is_high
+        assert policy.part_at(level) == 1 - is_high
         expert = policy.pipeline.transformer if is_high else policy.pipeline.transformer_2
         towards, away = (
             expert(

@@ -1,0 +1,141 @@
+"""Guidance by noise level: each row has the scale of its level, and steps without cost half."""
+
+import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
+
+from digen_core.config.model import ModelConfig
+from digen_core.data.prompts import Prompt
+from digen_core.rollout.evaluation import sample_images
+from digen_core.rollout.sampler import initial_latent
+from digen_core.seeding import EVALUATION_NOISE
+from support.families import GUIDED, HEIGHT, NEGATIVE, TOKENS, WIDTH, load_tiny, stock
+
+EMBEDDED = ("flux", "hunyuan_video")
+INTERVAL = ((0.8, 4.0), (0.3, 0.0))
+"""With a scale of 0 above it: guidance between noise levels of 0.3 and 0.8."""
+LEVELS = (0.9, 0.8, 0.5, 0.3, 0.1)
+SCALES = (0.0, 0.0, 4.0, 4.0, 0.0)  # a bound belongs to the levels above it
+PROMPT = "a red circle"
+
+
+def batch(policy, levels=LEVELS) -> tuple:
+    x = initial_latent(policy, seed=5, group=(0, 0), samples=range(len(levels)))
+    return x, torch.tensor(levels), policy.encode([PROMPT] * len(levels))
+
+
+def rows_of_passes(policy) -> list[int]:
+    """How many rows each forward pass of the transformer has from now on."""
+    sizes = []
+    policy.transformer.register_forward_pre_hook(
+        lambda _, args, kwargs: sizes.append(len([*args, *kwargs.values()][0])), with_kwargs=True
+    )
+    return sizes
+
+
+@pytest.mark.parametrize("name", [*GUIDED, *EMBEDDED])
+def test_each_row_has_the_scale_of_its_noise_level(tiny_families, name):
+    folder = tiny_families[name]
+    policy = load_tiny(folder, name, guidance_scale=0.0, guidance_schedule=INTERVAL)
+    found = policy.velocity(*batch(policy))
+    for row, scale in enumerate(SCALES):
+        constant = load_tiny(folder, name, guidance_scale=scale)
+        expected = constant.velocity(*batch(constant))
+        torch.testing.assert_close(found[row], expected[row], rtol=0, atol=2e-5)
+    guided = load_tiny(folder, name, guidance_scale=4.0)
+    assert (found - guided.velocity(*batch(guided)))[0].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", GUIDED)
+def test_rows_without_guidance_have_no_second_half(tiny_families, name):
+    policy = load_tiny(tiny_families[name], name, guidance_scale=0.0, guidance_schedule=INTERVAL)
+    sizes = rows_of_passes(policy)
+    policy.velocity(*batch(policy))
+    assert sorted(sizes) == [3, 4]
+    del sizes[:]
+    policy.velocity(*batch(policy, (0.9, 0.1)))
+    assert sizes == [2]
+
+
+def test_two_experts_have_a_scale_by_noise_level(tiny_families):
+    """Expert and scale change at levels of their own: 0.875, and those of the schedule."""
+    schedule = ((0.95, 2.0), (0.5, 1.0))
+    policy, *constant = (
+        load_tiny(tiny_families["wan-a14b"], "wan-a14b", guidance_scale_2=None, **settings)
+        for settings in (
+            {"guidance_scale": 4.0, "guidance_schedule": schedule},
+            *({"guidance_scale": scale} for scale in (4.0, 2.0, 1.0)),
+        )
+    )
+    levels = (0.97, 0.9, 0.7, 0.2)
+    assert [policy.part_at(level) for level in levels] == [0, 2, 3, 5]
+    found = policy.velocity(*batch(policy, levels))
+    of_scales = [own.velocity(*batch(own, levels)) for own in constant]
+    for row, which in enumerate((0, 1, 1, 2)):
+        torch.testing.assert_close(found[row], of_scales[which][row], rtol=0, atol=1e-5)
+
+
+def test_a_level_is_on_one_side_in_a_batch_and_by_itself(tiny_families):
+    """0.7 in float32 is a little less than 0.7."""
+    policy = load_tiny(
+        tiny_families["sd3"], "sd3", guidance_scale=1.0, guidance_schedule=((0.7, 3.0),)
+    )
+    (level,) = torch.tensor([0.7]).tolist()
+    sizes = rows_of_passes(policy)
+    policy.velocity(*batch(policy, (0.7,)))
+    assert policy.part_at(level) == 1
+    assert sizes == [2]
+
+
+def test_an_interval_is_what_the_stock_pipeline_does_whose_guidance_ends(tiny_families):
+    """As the documentation of diffusers turns guidance off: by a callback after a step."""
+
+    def stop(pipeline, step, timestep, tensors):
+        if step == 1:
+            pipeline._guidance_scale = 1.0
+            return {name: value.chunk(2)[1] for name, value in tensors.items() if "embeds" in name}
+        return {}
+
+    folder = tiny_families["sd3"]
+    policy = load_tiny(folder, "sd3")
+    levels = policy.sigmas(4).tolist()
+    schedule = (((levels[1] + levels[2]) / 2, 1.0),)
+    policy = load_tiny(folder, "sd3", guidance_schedule=schedule)
+    made = sample_images(policy, [Prompt(PROMPT)], [3], num_samples=1, num_steps=4, seed=11)
+    noise = initial_latent(
+        policy, seed=11, group=(0, 3), samples=range(1), purpose=EVALUATION_NOISE
+    )
+    pipeline: StableDiffusion3Pipeline = stock(folder)
+    settings = {
+        "prompt": [PROMPT],
+        "negative_prompt": [NEGATIVE],
+        "guidance_scale": 3.0,
+        "num_inference_steps": 4,
+        "height": HEIGHT,
+        "width": WIDTH,
+        "max_sequence_length": TOKENS,
+        "latents": noise,
+        "output_type": "pt",
+    }
+    names = ["prompt_embeds", "pooled_prompt_embeds"]
+    expected = pipeline(
+        **settings, callback_on_step_end=stop, callback_on_step_end_tensor_inputs=names
+    ).images
+    torch.testing.assert_close(made, expected, rtol=0, atol=1e-5)
+    assert (made - pipeline(**settings).images).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"guidance_schedule": [[0.3, 1.0], [0.9, 4.0]]}, r"noise levels \[0.3, 0.9\]; name each"),
+        ({"guidance_schedule": [[0.9, 1.0], [0.9, 4.0]]}, r"noise levels \[0.9, 0.9\]; name each"),
+        ({"guidance_schedule": [[1.0, 4.0]]}, "less than 1"),
+        ({"guidance_schedule": [[0.5, -4.0]]}, "greater than or equal to 0"),
+        ({"guidance_schedule": [[0.5, float("nan")]]}, "finite|greater than or equal"),
+        ({"guidance_schedule": [[0.5, 4.0]], "guidance_scale_2": 3.0}, "leave one of them out"),
+    ],
+)
+def test_a_schedule_that_is_none_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig.model_validate({"family": "wan", **changes})
