@@ -43,6 +43,7 @@ from tasks.score import scores_of
 from tasks.views.pictures import thumbnail
 from tasks.worker.engine import Engine, engine_of, working
 from tasks.worker.nonfinite import input_of, keep_or_fail
+from tasks.worker.profiling import profiled
 
 SHOWN_GROUPS: Final = 4
 SHOWN_SAMPLES: Final = 4
@@ -86,7 +87,10 @@ def denoise_steps(
     Raises:
         FloatingPointError: a sample became NaN or infinite, and that ends the run.
     """
-    with working(run_id, version=version) as engine:
+    with (
+        working(run_id, version=version) as engine,
+        profiled(engine, "denoise", fragment.iteration, run_dir),
+    ):
         started = time()
         sigmas = _schedule(engine, fragment, previous)
         parts = denoise_part(
@@ -252,7 +256,10 @@ def decode_and_score(
         RewardError: a reward failed, and that ends the run.
     """
     fragment = segment.fragment
-    with working(run_id) as engine:
+    with (
+        working(run_id) as engine,
+        profiled(engine, "decode", fragment.iteration, run_dir),
+    ):
         config = engine.config
         images = _decoded(engine, segment)
         bad = nonfinite_rows({"pixels": images})

@@ -32,6 +32,7 @@ from tasks.worker.fetching import fetch_rows
 from tasks.worker.fitting import no_memory
 from tasks.worker.gradients import compared_gradient, part_gradient, with_start
 from tasks.worker.nonfinite import keep_or_fail
+from tasks.worker.profiling import profiled
 from tasks.worker.shelf import SUM
 
 Outcome = Literal["added", "too large", "nonfinite"]
@@ -60,7 +61,10 @@ def train_pack(
     Raises:
         FloatingPointError: its loss or gradient is NaN or infinite, and that ends the run.
     """
-    with working(run_id, version=version) as engine:
+    with (
+        working(run_id, version=version) as engine,
+        profiled(engine, "train", pack.iteration, run_dir),
+    ):
         by_key = {key: row for part in conditions for key, row in part.items()}
         own = {group: by_key[key] for group, key in keys.items()}
         total = empty_sum(run_id) if previous is None else previous

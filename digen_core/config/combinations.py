@@ -11,7 +11,7 @@ from digen_core.config.model import ModelConfig
 from digen_core.config.prompts import PromptsConfig
 from digen_core.config.rewards import RewardConfig, relative
 from digen_core.config.rollout import RolloutConfig
-from digen_core.config.schedule import ClusterConfig, ScheduleConfig
+from digen_core.config.schedule import ClusterConfig, ScheduleConfig, TrackingConfig
 from digen_core.config.train import TrainConfig
 
 WITH_BARRIER: Final = ("colocated", "colocated-strong", "disaggregated")
@@ -44,6 +44,16 @@ def check_work(rollout: RolloutConfig) -> None:
             f"group_size ({rollout.group_size}) x num_steps ({rollout.num_steps}) is "
             f"{steps} denoising steps an iteration; use at most {MAX_STEPS_PER_ITERATION}: "
             "all of them are planned and held in memory."
+        )
+
+
+def check_profiles(tracking: TrackingConfig, num_iterations: int) -> None:
+    """Refuse profiles of iterations that the run does not have."""
+    late = [number for number in tracking.profile_iterations if number > num_iterations]
+    if late:
+        raise ValueError(
+            f"tracking.profile_iterations names {', '.join(map(str, late))}, but the run ends "
+            f"after iteration {num_iterations} (num_iterations); name earlier ones."
         )
 
 

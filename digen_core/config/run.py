@@ -280,6 +280,7 @@ class RunConfig(Strict):
     def _check(self) -> Self:
         combinations.check_source_image(self.prompts, self.model)
         combinations.check_work(self.rollout)
+        combinations.check_profiles(self.tracking, self.num_iterations)
         combinations.check_updates(self.train, self.dealt_units)
         combinations.check_algorithm(self.algorithm, self.rollout, self.model)
         combinations.check_schedule(self.algorithm, self.schedule)

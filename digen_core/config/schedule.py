@@ -200,6 +200,10 @@ class ScheduleConfig(Strict):
         return self
 
 
+IterationNumber = Annotated[int, Field(ge=1)]
+"""Of an iteration, counted from 1."""
+
+
 class TrackingConfig(Strict):
     """Where results go, and what is kept beside the rows of the samples."""
 
@@ -240,6 +244,10 @@ class TrackingConfig(Strict):
     keep_trajectories: Annotated[int, Field(ge=0)] | Literal["all"] = 0
     """Newest iterations whose latents at trained steps are kept in RUN/trajectories, for
     'digen replay'."""
+
+    profile_iterations: Annotated[tuple[IterationNumber, ...], Field(max_length=100)] = ()
+    """Iterations, counted from 1, in which each device keeps a profile of its first task of each
+    kind (denoise, decode, train), by torch's profiler, in RUN/profiles and MLflow."""
 
     keep_in_prefect: Annotated[int, Field(ge=1)] | Literal["all"] = 500
     """Newest iterations whose pages, with those of their tasks, Prefect keeps; older ones go ten

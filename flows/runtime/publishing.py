@@ -60,6 +60,7 @@ def _keep(run: RunContext, record: IterationRecord, history: RewardHistory | Non
         if run.config.is_kept(record.version):
             _keep_checkpoint(run, record.version, position)
     run.tracker.log_iteration(record)
+    run.tracker.log_profiles(record.iteration)
     run.tracker.log_versions(dict(run.progress.hashes))
 
 

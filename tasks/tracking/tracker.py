@@ -23,6 +23,7 @@ from digen_core.inputs.addresses import redacted
 from digen_core.maths.statistics import error_of
 from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.transport.files import make_folder, replace_bytes, replace_text
+from digen_core.transport.profiles import folder_of
 from tasks.tracking.also.teller import Teller
 from tasks.tracking.delivery import Delivery
 from tasks.tracking.environment import ENVIRONMENT_OF_RUN, environment
@@ -143,6 +144,17 @@ class Tracker:
             self._pictures.append(record.timeline)
             path = f"timelines/iteration-{step:04d}.png"
             record.timeline.add_done_callback(partial(self._log_picture, path))
+
+    def log_profiles(self, iteration: int) -> None:
+        """Log what profiles the devices kept of an iteration.
+
+        Args:
+            iteration: its index.
+        """
+        run_dir = self._spool.run_dir
+        for path in sorted(folder_of(run_dir, iteration).glob("[!.]*")):
+            own = path.relative_to(run_dir).as_posix()
+            self._append(own, "file", path=own, folder=own.rpartition("/")[0])
 
     def log_versions(self, hashes: Mapping[int, str]) -> None:
         """Note policy versions in ``versions.jsonl``, an artifact when the run has ended.

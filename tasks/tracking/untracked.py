@@ -19,6 +19,9 @@ class Untracked(Tracker):
     def log_iteration(self, record: IterationRecord) -> None:
         """Do nothing."""
 
+    def log_profiles(self, iteration: int) -> None:
+        """Do nothing."""
+
     def log_versions(self, hashes: Mapping[int, str]) -> None:
         """Do nothing."""
 

@@ -114,7 +114,7 @@ def test_the_config_is_kept_whole(run):
 def test_its_folder_holds_what_the_page_says(run):
     """In both directions; what other settings add is seen where runs have them."""
     added = {"images", "trajectories", "nonfinite", "videos", "transformer", ".explain"}
-    added |= {"sources", "tensorboard", "wandb"}
+    added |= {"sources", "tensorboard", "wandb", "profiles"}
     assert {path.name for path in run.dir.iterdir()} == entries_of_a_run() - added
     assert added < entries_of_a_run()
 
