@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from deployments.errors import RunFailedError, RunStoppedError
-from digen_core.checkpoints.resume import evaluation_config
-from digen_core.checkpoints.suites import AskedSuite, suite_config
+from digen_core.checkpoints.judging import Judging, judged_config
 from digen_core.config.run import RunConfig
 from digen_core.config.schedule import mlflow_of_environment
 from digen_core.errors import UserError
@@ -57,29 +56,18 @@ def run_training(config: RunConfig, resume: Path | None = None) -> RunReport:
             return cast("RunReport", report)
 
 
-def run_evaluation(
-    run_dir: Path,
-    prompts: Path | None,
-    samples_per_prompt: int | None,
-    suite: AskedSuite | None = None,
-) -> EvaluationReport:
+def run_evaluation(run_dir: Path, asked: Judging) -> EvaluationReport:
     """Judge the last version of a run.
 
     Args:
         run_dir: folder of the run.
-        prompts: file or folder of other prompts than the run's evaluation prompts.
-        samples_per_prompt: other than the run's, or the suite's.
-        suite: to judge it by.
+        asked: prompts, samples and rewards, if not those of the run's own evaluation.
 
     Raises:
-        UserError: the folder is not a run's, or holds no version yet.
+        UserError: the folder is not a run's, holds no version yet, or a setting is wrong.
         RunFailedError: the evaluation failed.
     """
-    asked = (str(prompts) if prompts else None, samples_per_prompt)
-    if suite is None:
-        config = evaluation_config(run_dir, *asked)
-    else:
-        config = suite_config(run_dir, suite, *asked)
+    config = judged_config(run_dir, asked)
 
     from digen_core.data.prompts import evaluation_prompts
 
@@ -88,8 +76,13 @@ def run_evaluation(
     with orchestrated(config):
         from flows.evaluate_run import evaluate_run
 
-        parts = (suite.name, suite.detector, suite.clip) if suite else (None, None, None)
-        report: EvaluationReport = evaluate_run(str(run_dir), *asked, *parts)
+        report: EvaluationReport = evaluate_run(
+            str(run_dir),
+            asked.prompts,
+            asked.samples_per_prompt,
+            asked.suite,
+            dict(asked.settings),
+        )
         return report
 
 

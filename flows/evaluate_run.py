@@ -1,18 +1,18 @@
 """Judge the last version that a run kept, on its own evaluation prompts or on others."""
 
 from pathlib import Path
+from typing import Any
 
 from prefect import flow
 from pydantic import PositiveInt
 
+from digen_core.checkpoints.judging import Judging, SuiteName, judged_config
 from digen_core.checkpoints.manifest import (
     CHECKPOINTS_OF_RUN,
     DamagedError,
     checkpoints_in,
     last_checkpoint,
 )
-from digen_core.checkpoints.resume import evaluation_config
-from digen_core.checkpoints.suites import AskedSuite, SuiteName, suite_config
 from digen_core.config.load import CONFIG_OF_RUN, config_of_run
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
@@ -39,8 +39,7 @@ def evaluate_run(
     prompts: str | None = None,
     samples_per_prompt: PositiveInt | None = None,
     suite: SuiteName | None = None,
-    detector: str | None = None,
-    clip: str | None = None,
+    settings: dict[str, Any] | None = None,
 ) -> EvaluationReport:
     """Evaluate a run's last version; the report and its image grid join the run's folder.
 
@@ -49,15 +48,14 @@ def evaluate_run(
         prompts: File or folder of other prompts than the run's evaluation prompts.
         samples_per_prompt: Images per prompt, other than the run's, or those of the suite.
         suite: Published protocol to judge by, in place of the run's rewards.
-        detector: Of the suite, if not that of the run's reward.
-        clip: CLIP model of the suite, likewise.
+        settings: Keys of the config with other values, such as {"rewards.hps.path": "models/hps"}:
+            rewards that are named judge in place of the run's own.
 
     Raises:
         UserError: the folder is not a run's, or holds no version yet.
     """
     run_dir = latest_run(Path("runs")) if run == LATEST else Path(run)
-    asked = AskedSuite(suite, detector, clip) if suite else None
-    config = _checked(run_dir, prompts, samples_per_prompt, asked)
+    config = _checked(run_dir, Judging(prompts, samples_per_prompt, suite, settings or {}))
     with reopen_run(config, run_dir) as reopened:
         while True:
             try:
@@ -71,18 +69,12 @@ def evaluate_run(
                 notify(reopened, "restored", f"{error}; the one before is evaluated")
 
 
-def _checked(
-    run_dir: Path,
-    prompts: str | None,
-    samples_per_prompt: int | None,
-    suite: AskedSuite | None,
-) -> RunConfig:
-    if suite is None:
-        config = evaluation_config(run_dir, prompts, samples_per_prompt)
+def _checked(run_dir: Path, asked: Judging) -> RunConfig:
+    config = judged_config(run_dir, asked)
+    if asked.suite is None:
         check_inputs(config)
-        return config
-    config = suite_config(run_dir, suite, prompts, samples_per_prompt)
-    check_suite(config, config_of_run(run_dir))
+    else:
+        check_suite(config, config_of_run(run_dir))
     return config
 
 

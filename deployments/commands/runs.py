@@ -1,15 +1,17 @@
 """Commands that make a run or look at one."""
 
 import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from time import monotonic
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from deployments.overrides import ConfigTokens, config_of, parse_arguments
+from digen_core.checkpoints.judging import SUITES, Judging, SuiteName
 from digen_core.checkpoints.resume import AUTO, newest_run, resumption_of
-from digen_core.checkpoints.suites import SUITES, AskedSuite, SuiteName
 from digen_core.config.keys import parse_value
 from digen_core.config.load import require_run
 from digen_core.errors import UserError
@@ -60,46 +62,54 @@ def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:
 def evaluate(
     run: Path,
     /,
-    *,
+    *tokens: ConfigTokens,
     prompts: Path | None = None,
     samples_per_prompt: int | None = None,
     suite: SuiteName | None = None,
-    detector: str | None = None,
-    clip: str | None = None,
 ) -> int:
     """Sample the model of a finished run without noise, and score the images.
 
     Example: digen evaluate runs/shapes-20260101-120000 --samples-per-prompt 4
     Example: digen evaluate runs/NAME --suite geneval --prompts geneval/prompts
+    Example: digen evaluate runs/NAME --rewards.clipscore 1 --evaluation.num-steps 28
 
     Args:
         run: Folder of the run.
+        tokens: Keys of the config with other values: of rewards, which then judge in place of the
+            run's own, and of how samples are made.
         prompts: File or folder of other prompts (docs/prompts.md); default: the run's evaluation
             prompts.
         samples_per_prompt: Images per prompt; default: as the run's config says, or the suite.
         suite: Published protocol that judges, in place of the run's rewards (docs/rewards.md).
-        detector: Folder or hub id of the suite's detector; default: that of the run's own reward
-            geneval, or the one that this has by default.
-        clip: Folder or hub id of the suite's CLIP model, likewise.
     """
     require_run(run)
-    if suite is None and (detector or clip):
-        raise UserError("--detector and --clip are models of a suite; name it: --suite geneval")
     if samples_per_prompt is not None and samples_per_prompt < 1:
         raise UserError(f"--samples-per-prompt is {samples_per_prompt}; use 1 or more")
     if prompts is not None and not Path(located(str(prompts))).exists():
         raise UserError(f"cannot read the prompt file {prompts}: there is none")
+    place = None if prompts is None else str(prompts)
+    for key in parse_arguments(tokens).settings:
+        if near := get_close_matches(key, ("prompts", "samples_per_prompt", "suite"), cutoff=0.5):
+            raise UserError(f"unknown option --{key}; did you mean --{near[0].replace('_', '-')}?")
+    asked = Judging(place, samples_per_prompt, suite, _settings(tokens))
 
     from deployments import local
     from deployments.views import summary
 
-    asked = AskedSuite(suite, detector, clip) if suite else None
-    report = local.run_evaluation(run, prompts, samples_per_prompt, asked)
-    if asked:
-        summary.print_suite(report, SUITES[asked.name])
-    else:
+    report = local.run_evaluation(run, asked)
+    if suite is None:
         summary.print_evaluation(report)
+    else:
+        summary.print_suite(report, SUITES[suite])
     return 0
+
+
+def _settings(tokens: Sequence[str]) -> dict[str, Any]:
+    """Return the keys that follow a run's folder, with their values."""
+    arguments = parse_arguments(tokens)
+    if arguments.path is not None:
+        raise UserError(f"unexpected argument {str(arguments.path)!r}; it takes the run's folder")
+    return {key: parse_value(key, text) for key, text in arguments.settings.items()}
 
 
 def replay(
@@ -126,10 +136,7 @@ def replay(
             run keeps, and say which module began it; model.dtype may be another.
     """
     require_run(run)
-    arguments = parse_arguments(tokens)
-    if arguments.path is not None:
-        raise UserError(f"unexpected argument {str(arguments.path)!r}; it takes RUN ITERATION")
-    overrides = {key: parse_value(key, text) for key, text in arguments.settings.items()}
+    overrides = _settings(tokens)
 
     from digen_core.reference.replay import nonfinite_config, replay_config
 

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.views.terminal import borderless, plain, terminal
-from digen_core.checkpoints.suites import Suite
+from digen_core.checkpoints.judging import Suite
 from digen_core.maths.statistics import NOISE
 from digen_core.records import EvaluationReport, RunReport
 from tasks.views.display import NO_MEANS, change_text, mean_text, verdict
@@ -75,21 +75,27 @@ def print_evaluation(report: EvaluationReport, console: Console | None = None) -
 
 
 def print_suite(report: EvaluationReport, suite: Suite, console: Console | None = None) -> None:
-    """Print what a suite found in a row, as its paper does."""
+    """Print what a suite found in a row, as its paper does; behind it what else judged."""
     console = console or terminal()
     published = suite.num_prompts
-    note = "" if report.num_prompts == published else f"; the published suite has {published}"
-    table = borderless(
-        f"version {report.version}: {report.num_samples} samples of {report.num_prompts} "
-        f"prompts{note}",
-        gap=1,  # 80 columns
-    )
+    is_whole = published in (None, report.num_prompts)
+    note = "" if is_whole else f"; the published suite has {published}"
+    table = borderless(None, gap=1)  # 80 columns
     cells = []
-    for task, title in suite.tasks.items():
-        value = report.rewards.get(f"{suite.reward}/{task}")
+    others = {
+        name: str(plain(name))
+        for name in _ordered(report)
+        if "/" in name and name.partition("/")[0] not in suite.rewards
+    }
+    for name, title in {**suite.shown, **others}.items():
+        value = report.rewards.get(name)
         table.add_column(title, justify="right")
         cells.append("" if value is None else f"{value:.2f}")
     table.add_row(*cells)
+    console.print(
+        f"version {report.version}: {report.num_samples} samples of {report.num_prompts} "
+        f"prompts{note}"
+    )
     console.print(table)
 
 

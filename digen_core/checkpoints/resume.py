@@ -15,7 +15,6 @@ from digen_core.checkpoints.manifest import (
     DamagedError,
     Lineage,
     Manifest,
-    checkpoints_in,
     last_checkpoint,
     read_lineage,
     read_manifest,
@@ -91,22 +90,6 @@ def newest_run(config: RunConfig) -> Path | None:
         if match := name.fullmatch(path.parent.name):
             found.append((match[1], int(match[2] or 1), path.parent))
     return max(found)[2] if found else None
-
-
-def evaluation_config(
-    run_dir: Path, prompts: str | None, samples_per_prompt: int | None
-) -> RunConfig:
-    """Return a run's config to judge its last version with; None keeps the run's own setting.
-
-    Raises:
-        UserError: the folder is not a run's, holds no version yet, or a setting is wrong.
-    """
-    asked = {"prompts.evaluation": prompts, "evaluation.samples_per_prompt": samples_per_prompt}
-    given = {key: value for key, value in asked.items() if value is not None}
-    config = config_of_run(run_dir, given)
-    if not checkpoints_in(run_dir / CHECKPOINTS_OF_RUN):
-        raise UserError(f"{run_dir} holds no trained version yet; it has no checkpoint")
-    return config
 
 
 def _check_same(before: RunConfig, now: RunConfig, run_dir: Path) -> None:

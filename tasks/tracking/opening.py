@@ -108,6 +108,10 @@ def params_of_evaluation(config: RunConfig, report: EvaluationReport) -> dict[st
     settings = {
         "evaluation": config.evaluation.model_dump() | {"num_steps": config.evaluation_steps},
         "prompts": {"evaluation": config.prompts.evaluation},
+        "rewards": {
+            name: {"type": own.type, **own.model_dump(exclude_defaults=True)}
+            for name, own in config.rewards.items()
+        },
         "policy_version": report.version,
         "num_prompts": report.num_prompts,
         "num_samples": report.num_samples,

@@ -47,8 +47,8 @@ def local(monkeypatch):
             view="mlflow ui",
         )
 
-    def run_evaluation(run_dir, prompts, samples_per_prompt, suite=None):
-        module.calls.append((run_dir, prompts, samples_per_prompt, suite))
+    def run_evaluation(run_dir, asked):
+        module.calls.append((run_dir, asked))
         return report
 
     module.run_training, module.run_evaluation = run_training, run_evaluation

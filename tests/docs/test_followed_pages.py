@@ -31,7 +31,8 @@ ELSEWHERE = {
 }
 DONE = ("train", "evaluate", "replay", "compare", "report", "config", "make-tiny")
 NOT_HERE = {
-    "--suite geneval": "GenEval's prompts and judges; tests/integration/test_suites.py has its own",
+    "--suite ": "a suite's prompts and models; tests/integration/test_suites.py has its own",
+    "--rewards.clipscore": "a CLIP model; tests/integration/test_suites.py has other rewards",
 }
 """What a command that is not done names, and what it would need."""
 SHORT = {"--evaluation.samples-per-prompt": "1", "--max-minutes": "5"}

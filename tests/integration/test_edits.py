@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from digen_core.checkpoints.judging import Judging, judged_config
 from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
-from digen_core.checkpoints.suites import AskedSuite, suite_config
 from digen_core.checkpoints.tensors import read_checkpoint
 from digen_core.config.run import RunConfig
 from digen_core.data.images import SourceImage
@@ -233,6 +233,6 @@ def test_a_replay_with_other_images_is_refused(trained):
 @pytest.mark.slow
 def test_an_editor_is_judged_by_a_suite_without_images(trained):
     _, run_dir, _ = trained
-    config = suite_config(run_dir, AskedSuite("geneval"), "prompts.jsonl", None)
+    config = judged_config(run_dir, Judging("prompts.jsonl", suite="geneval"))
     assert not config.model.source_image
     assert config.prompts.are_texts

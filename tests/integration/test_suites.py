@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from deployments.views.summary import print_suite
-from digen_core.checkpoints.suites import SUITES, AskedSuite, suite_config
+from digen_core.checkpoints.judging import SUITES, Judging, judged_config
 from digen_core.config.run import RunConfig
 from digen_core.data.published import GENEVAL_COLUMNS, GENEVAL_TASKS
 from digen_core.errors import UserError
@@ -50,9 +50,8 @@ def test_a_run_is_judged_by_geneval(tree, metadata, tmp_path, prefect_backend):
     changes["rewards"] = {"smooth_rewards:brightness": {"pool": "judges"}}
     post_train(RunConfig.model_validate(merged(tree, changes)))
     run_dir = only_run(tree)
-    report = evaluate_run(
-        str(run_dir), str(metadata), suite="geneval", detector=detector, clip=clip
-    )
+    models = {"rewards.geneval.detector": detector, "rewards.geneval.path": clip}
+    report = evaluate_run(str(run_dir), str(metadata), suite="geneval", settings=models)
     assert (report.num_prompts, report.num_samples) == (4, 16)
     correct = report.by_prompt["geneval/correct"]
     expected = {
@@ -69,23 +68,27 @@ def test_a_run_is_judged_by_geneval(tree, metadata, tmp_path, prefect_backend):
 
     config = RunConfig.model_validate_json((run_dir / "config.json").read_text())
     assert list(config.rewards) == ["smooth_rewards:brightness"]  # the run's own is left as it is
-    again = suite_config(run_dir, AskedSuite("geneval"), str(metadata), None)
+    again = judged_config(run_dir, Judging(str(metadata), suite="geneval"))
     assert (again.evaluation.samples_per_prompt, again.rewards["geneval"].counts) == (4, "correct")
 
     prompts = config.prompts.model_copy(update={"train": str(metadata)})
     trained = config.model_copy(update={"prompts": prompts})
     with pytest.raises(UserError, match="the suite were trained on, the first being 'a dog'"):
         check_suite(again, trained)
-    with pytest.raises(UserError, match=r"the suite geneval: the text .* holds NUL"):
-        suite_config(run_dir, AskedSuite("geneval", "\0"), str(metadata), None)
+    with pytest.raises(UserError, match=r"the text .* holds NUL"):
+        judged_config(
+            run_dir,
+            Judging(str(metadata), suite="geneval", settings={"rewards.geneval.path": "\0"}),
+        )
     (tmp_path / "evaluation.txt").write_text("of the run\n")
     with pytest.raises(UserError, match="has no column 'tag'"):
-        check_suite(suite_config(run_dir, AskedSuite("geneval"), None, None), config)
+        check_suite(judged_config(run_dir, Judging(suite="geneval")), config)
 
 
 def test_the_tasks_of_the_suite_are_those_of_its_reward():
     suite = SUITES["geneval"]
-    assert suite.tasks == {"overall": "Overall", **GENEVAL_TASKS}
+    tasks = {"overall": "Overall", **GENEVAL_TASKS}
+    assert suite.shown == {f"geneval/{task}": title for task, title in tasks.items()}
     assert suite.columns == GENEVAL_COLUMNS
 
 
@@ -97,9 +100,49 @@ def test_the_table_is_that_of_the_paper():
     print_suite(report, SUITES["geneval"], console)
     title, heads, row = console.export_text().splitlines()
     assert title.strip() == "version 3: 2212 samples of 553 prompts"
-    assert heads.split() == " ".join(SUITES["geneval"].tasks.values()).split()
+    assert heads.split() == " ".join(SUITES["geneval"].shown.values()).split()
     assert len(heads.rstrip()) < 80
     assert row.split() == ["0.50", "0.00", "0.12", "0.25", "0.38", "0.50", "0.62"]
     short = report.model_copy(update={"num_prompts": 5, "rewards": {"geneval/counting": 1.0}})
     print_suite(short, SUITES["geneval"], console)
     assert "of 5 prompts; the published suite has 553" in console.export_text()
+
+
+def test_other_rewards_judge_in_place_of_the_runs_own(tree, tmp_path, prefect_backend):
+    """With the run's own options where they are named; and a suite takes more beside its own."""
+    from flows.evaluate_run import evaluate_run
+    from flows.post_train import post_train
+
+    rewards = {"smooth_rewards:brightness": {"pool": "judges"}, "jpeg_compressibility": 0.1}
+    changes = {"num_iterations": 1, "cluster.reward_workers": {"judges": 1}, "rewards": rewards}
+    post_train(RunConfig.model_validate(merged(tree, changes)))
+    run_dir = only_run(tree)
+    settings = {"rewards.jpeg_compressibility.weight": 2.0, "evaluation.num_steps": 1}
+    report = evaluate_run(str(run_dir), settings=settings)
+    assert report.rewards.keys() == {"reward", "jpeg_compressibility/score"}
+    assert report.rewards["reward"] == 2 * report.rewards["jpeg_compressibility/score"]
+
+    config = judged_config(run_dir, Judging(settings={"rewards": {"shapes": 1.0}}))
+    assert ([*config.rewards], config.cluster.reward_workers) == (["shapes"], {})
+    kept = judged_config(run_dir, Judging(settings={"rewards.smooth_rewards:brightness": 3.0}))
+    assert kept.rewards["smooth_rewards:brightness"].pool == "judges"
+    assert kept.cluster.reward_workers == {"judges": 1}
+    both = judged_config(run_dir, Judging(suite="drawbench", settings={"rewards.clipscore": 1.0}))
+    assert [*both.rewards] == ["clipscore", "pickscore", "image_reward"]
+    assert {own.on_failure for own in both.rewards.values()} == {"fail"}
+    texts = judged_config(run_dir, Judging(suite="ocr"))
+    assert ([*texts.rewards], texts.evaluation.samples_per_prompt) == (["ocr"], 1)
+    for key in ("train.learning_rate", "model.path", "rollout.group_size", "seed"):
+        with pytest.raises(UserError, match=f"{key} cannot be set where a run is judged"):
+            Judging(settings={key: 1})
+
+
+def test_a_table_shows_what_judged_beside_the_suite():
+    scores = {"reward": 3.0, "pickscore/score": 0.8, "image_reward/score": 1.2, "hps/score": 0.25}
+    report = EvaluationReport(version=3, num_prompts=200, num_samples=200, rewards=scores)
+    console = Console(width=100, record=True)
+    print_suite(report, SUITES["drawbench"], console)
+    title, heads, row = console.export_text().splitlines()
+    assert title.strip() == "version 3: 200 samples of 200 prompts"
+    assert heads.split() == ["PickScore", "ImageReward", "hps/score"]
+    assert row.split() == ["0.80", "1.20", "0.25"]

@@ -44,6 +44,7 @@ SAMPLES = {
 
 DOWNLOADED = {
     "HPS_v2.1_compressed.pt": "",
+    "DrawBench.csv": "Prompts,Category\nA red car,Colors\n",
     "geneval/prompts/evaluation_metadata.jsonl": (
         '{"tag": "single_object", "include": [{"class": "cow", "count": 1}], "prompt": "a cow"}\n'
     ),

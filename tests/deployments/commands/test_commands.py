@@ -9,6 +9,7 @@ from deployments.cli import run
 from deployments.errors import RunFailedError
 from deployments.local import failures_in_one_line
 from deployments.views.summary import print_run
+from digen_core.checkpoints.judging import Judging
 from digen_core.config.load import load_config
 from digen_core.preflight.model import explain_load_error
 from digen_core.records import EvaluationReport, RunReport
@@ -57,12 +58,10 @@ def test_the_unspoilt_job_runs(job, local, capsys):
         ("evaluate", 'Command "evaluate" parameter RUN requires an argument'),
         ("evaluate missing", "there is no run folder missing"),
         ("evaluate . --samples-per-prompt 0", "--samples-per-prompt is 0; use 1 or more"),
-        ("evaluate . --samples 3", "Did you mean --samples-per-prompt?"),
+        ("evaluate . --samples 3", "unknown option --samples; did you mean --samples-per-prompt?"),
+        ("evaluate . --train.learning-rate 1", "train.learning_rate cannot be set where a run is"),
+        ("evaluate . x.toml", "unexpected argument 'x.toml'"),
         ("evaluate . --prompts no.txt", "cannot read the prompt file no.txt"),
-        (
-            "evaluate . --detector x",
-            "--detector and --clip are models of a suite; name it: --suite",
-        ),
         ("evaluate . --suite genevall", "geneval"),
         ("pretrain shapes --out model", "model exists already; remove it or choose another"),
         ("pretrain shapes --threads 0", "--threads is 0 and --seed 0; use threads >= 1"),
@@ -77,7 +76,7 @@ def test_a_bad_command_is_refused(arguments, message, refused):
 
 def test_evaluate_prints_a_table(job, local, capsys):
     assert run(["evaluate", ".", "--samples-per-prompt", "3"]) == 0
-    assert local.calls[0][1:] == (None, 3, None)
+    assert local.calls[0][1] == Judging(samples_per_prompt=3)
     assert "shapes/score" in capsys.readouterr().out
 
 

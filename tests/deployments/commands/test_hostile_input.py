@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from digen_core.checkpoints.resume import evaluation_config
+from digen_core.checkpoints.judging import Judging, judged_config
 from digen_core.errors import UserError
 
 DEEP = "[" * 200_000
@@ -491,7 +491,7 @@ def test_an_absurd_number_is_refused_with_the_reason(key, refused):
 def test_a_run_to_evaluate_whose_config_is_none_is_refused(content, tmp_path):
     write("config.json", content)(tmp_path)
     with pytest.raises(UserError, match=r"it has no readable config\.json"):
-        evaluation_config(tmp_path, None, None)
+        judged_config(tmp_path, Judging())
 
 
 def test_numbers_whose_product_is_absurd_are_refused(refused):

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
+from digen_core.checkpoints.judging import Judging, judged_config
 from digen_core.checkpoints.manifest import LINEAGE_OF_RUN, read_lineage
-from digen_core.checkpoints.resume import evaluation_config
 from digen_core.checkpoints.retention import evaluations_of
 from digen_core.checkpoints.run_state import LOCK_OF_RUN, find_run, holder_of, runs_in, state_of
 from digen_core.config.load import CONFIG_OF_RUN
@@ -124,4 +124,4 @@ def test_where_a_run_comes_from(run):
 
 def test_a_run_without_a_version_cannot_be_evaluated(run):
     with pytest.raises(UserError, match="holds no trained version yet"):
-        evaluation_config(run, None, 4)
+        judged_config(run, Judging(samples_per_prompt=4))
