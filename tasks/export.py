@@ -5,6 +5,8 @@ from pathlib import Path
 from digen_core.checkpoints.average import kept_average
 from digen_core.checkpoints.export import save_adapter, save_transformer
 from digen_core.gang.rows import gathered_weights
+from digen_core.models.expert_names import PARTS
+from digen_core.models.families import adapter_of
 from digen_core.training.optimizer import TrainState
 from digen_core.transport.arrays import Weights, rounded
 from digen_core.transport.files import folder_written_whole
@@ -47,6 +49,11 @@ def export_transformer(
         folder_written_whole(folder) as unfinished,
         kept_average(checkpoint) as weights,  # is verified before the folder appears
     ):
-        dtypes = engine.versions.dtypes
-        save_transformer(engine.policy.transformer, unfinished, weights, dtypes=dtypes)
+        dtypes, model = engine.versions.dtypes, engine.config.model
+        source = None  # of what is not trained, and held in parts here
+        if engine.policy.idle:
+            source = adapter_of(model.family).folder_of(model) / PARTS["high"]
+        save_transformer(
+            engine.policy.transformer, unfinished, weights, dtypes=dtypes, source=source
+        )
     return None, Nothing()

@@ -20,9 +20,12 @@ from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from digen_core.checkpoints.adapter import Adapter
+from digen_core.config.families import FAMILIES
 from digen_core.gang.sharding import held
+from digen_core.gang.stage_files import tensors_in
 from digen_core.models.expert_names import adapter_file, split
 from digen_core.models.experts import Experts
 from digen_core.models.families import adapter_of
@@ -66,8 +69,9 @@ def save_kept_adapter(adapter: Adapter, folder: Path) -> None:
     layers: dict[str, Tensor] = {}
     for name, (down, up) in adapter.layers.items():
         layers |= {f"{name}.lora_A.weight": viewed(down), f"{name}.lora_B.weight": viewed(up)}
-    pipeline = adapter_of(adapter.manifest.config.model.family).pipeline_class
-    _save_layers(pipeline, folder, layers, as_peft(adapter.lora))
+    family = adapter.manifest.config.model.family
+    settings = as_peft(adapter.lora, FAMILIES[family].idle)
+    _save_layers(adapter_of(family).pipeline_class, folder, layers, settings)
 
 
 def _save_layers(
@@ -79,8 +83,21 @@ def _save_layers(
             folder,
             weight_name=adapter_file(part),
             transformer_lora_layers=own,
-            transformer_lora_adapter_metadata=settings.to_dict(),
+            transformer_lora_adapter_metadata=_described(settings, own),
         )
+
+
+def _described(settings: LoraConfig, layers: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return settings of adapters as diffusers saves them.
+
+    Where some layers that have a target's name have no adapter, those that do are named in full:
+    peft warns of what it finds excluded, or missing.
+    """
+    described: dict[str, Any] = settings.to_dict()
+    if settings.exclude_modules:
+        names = {name.partition(".lora_")[0] for name in layers}
+        described |= {"target_modules": sorted(names), "exclude_modules": None}
+    return described
 
 
 def save_transformer(
@@ -89,6 +106,7 @@ def save_transformer(
     weights: Mapping[str, np.ndarray],
     *,
     dtypes: Mapping[str, torch.dtype] | None = None,
+    source: Path | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write a whole transformer into a folder, in the dtypes of its parameters.
@@ -100,8 +118,10 @@ def save_transformer(
         transformer: of which a member of a gang may hold only some rows or blocks; its buffers are
             written.
         folder: to write to; it is there.
-        weights: masters of all parameters, whole; each is asked for once.
+        weights: masters of all parameters that are trained, whole; each is asked for once.
         dtypes: of all parameters; None: those of the transformer, which has all blocks.
+        source: folder of the transformer that training began with: there the others are read which
+            this member of a gang has not whole; None: it has.
         shard_bytes: that a file holds at most, unless one parameter is larger.
 
     Raises:
@@ -115,10 +135,13 @@ def save_transformer(
                 folder / part,
                 _Prefixed(weights, f"{part}."),
                 dtypes=None if dtypes is None else split(dtypes)[part],
+                source=None,
                 shard_bytes=shard_bytes,
             )
     else:
-        _save_one(transformer, folder, weights, dtypes=dtypes, shard_bytes=shard_bytes)
+        _save_one(
+            transformer, folder, weights, dtypes=dtypes, source=source, shard_bytes=shard_bytes
+        )
 
 
 class _Prefixed(Mapping[str, np.ndarray]):
@@ -144,20 +167,26 @@ def _save_one(
     weights: Mapping[str, np.ndarray],
     *,
     dtypes: Mapping[str, torch.dtype] | None,
+    source: Path | None,
     shard_bytes: int,
 ) -> None:
     plain, own = _plain(transformer), transformer.state_dict()
     dtypes = {name: value.dtype for name, value in own.items()} | dict(dtypes or {})
     plain.save_config(folder)
-    parameters = {name for name, _ in plain.named_parameters()}
+    trained = set(weights)
+    buffers = {name for name, _ in plain.named_buffers()}
+    usual = next(value.dtype for value in own.values() if value.is_floating_point())
 
     def value_of(name: str) -> Tensor:
-        if name not in parameters:
+        if name in trained:
+            return viewed(rounded({name: weights[name]}, dtypes)[name])
+        if source is None or name in buffers or _is_whole(own.get(name)):
             return held(own[name]).detach().cpu().contiguous()
-        return viewed(rounded({name: weights[name]}, dtypes)[name])
+        ((_, value),) = tensors_in(source, [name])
+        return value.to(dtypes.get(name, usual))
 
     split = split_torch_state_dict_into_shards(
-        {name: value.to(dtypes[name]) for name, value in plain.state_dict().items()},
+        {name: value.to(dtypes.get(name, usual)) for name, value in plain.state_dict().items()},
         filename_pattern=SAFETENSORS_WEIGHTS_NAME.replace(".", "{suffix}."),
         max_shard_size=shard_bytes,
     )
@@ -167,6 +196,10 @@ def _save_one(
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         text = json.dumps(index, indent=2, sort_keys=True)
         (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(text + "\n", encoding="utf-8")
+
+
+def _is_whole(tensor: Tensor | None) -> bool:
+    return tensor is not None and not isinstance(tensor, DTensor)
 
 
 def _plain(transformer: Any) -> Any:

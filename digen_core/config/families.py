@@ -75,6 +75,13 @@ class Family(NamedTuple):
     ``digen make-tiny`` takes. A model's folder says which kind it is."""
 
     makes_videos: bool = False
+    frames: Callable[[Settings], int] = lambda vae: 4
+    """Frames of a latent frame after the first, from the VAE's config, if it makes videos."""
+
+    idle: str = ""
+    """What is in the names of parameters that its velocities depend on in no way, a regular
+    expression: they are held and exported, and neither trained nor pushed."""
+
     attention: tuple[str, ...] = (*MASKED, "native_flash", "flash")
     """Kernels of attention that a model of it can have, by ``model.attention``."""
 
@@ -105,6 +112,17 @@ class Family(NamedTuple):
         """Return the usual parameters of the text encoders, from a transformer's config."""
         width = int(transformer.get("joint_attention_dim", 0))
         return self.text_parameters_by_width.get(width, self.text_parameters)
+
+
+def _ltx2_pixels(vae: Settings) -> int:
+    """Return the pixels in height and width of a latent pixel of LTX-2."""
+    own = vae.get("spatial_compression_ratio")
+    return int(own or vae["patch_size"] * 2 ** sum(vae["spatio_temporal_scaling"]))
+
+
+def _ltx2_frames(vae: Settings) -> int:
+    own = vae.get("temporal_compression_ratio")
+    return int(own or vae["patch_size_t"] * 2 ** sum(vae["spatio_temporal_scaling"]))
 
 
 def _pixels(vae: Settings) -> int:
@@ -201,6 +219,18 @@ FAMILIES: Final[dict[str, Family]] = {
         attention=MASKED,
         blocks=_TWO_KINDS,
     ),
+    "ltx2": Family(
+        "ltx2:LTX2Policy",
+        "LTX2Pipeline",
+        Defaults(256, 384, 49, 1024, 3.0, 30),
+        lambda vae, transformer: int(transformer["patch_size"] * _ltx2_pixels(vae)),
+        13.619e9,  # Gemma-3-12B, connectors
+        makes_videos=True,
+        frames=_ltx2_frames,
+        idle="audio|a2v|av_cross",  # of the stream of audio, and between the two
+        deals_text=False,  # it is in cross-attention
+        streams=("hidden_states",),
+    ),
     "flux2": Family(
         "flux2:Flux2Policy",
         "Flux2KleinPipeline",
@@ -223,7 +253,9 @@ Defaults are those of the ``__call__`` of each family's pipeline in diffusers, a
 size of the published transformers' 128 x 128 latents. The pipelines' videos (Wan 480 x 832 and 81
 frames, HunyuanVideo 720 x 1280 and 129) are too large to be trained on in numbers: theirs are the
 sizes of published RL, FlowGRPO's for Wan (arXiv:2505.05470, github yifan123/flow_grpo) and
-DanceGRPO's for HunyuanVideo (arXiv:2505.07818, github XueZeyue/DanceGRPO).
+DanceGRPO's for HunyuanVideo (arXiv:2505.07818, github XueZeyue/DanceGRPO). LTX-2's published RL
+has its pipeline's own 512 x 768 and 121 frames (github X-GenGroup/Flow-Factory): here half the
+sides and two seconds.
 """
 
 if TYPE_CHECKING:

@@ -28,8 +28,11 @@ GuidanceBelow = tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Fiel
 TrainedExperts = Literal["both", "high", "low"]
 """Which of a model's two experts are trained."""
 
-MAX_TOKENS: Final = 512
-"""Of a prompt, that the text encoders were trained with."""
+MAX_TOKENS: Final = 1024
+"""Of a prompt: as many as a family takes by default, if that is more than `USUAL_TOKENS`."""
+
+USUAL_TOKENS: Final = 512
+"""Of a prompt: the most that the other families' text encoders were trained with."""
 
 EMBEDDED: Final = "digen:models/shapes"
 """The embedded model, a tiny FLUX."""
@@ -78,8 +81,8 @@ class ModelConfig(Strict):
     """Which pipeline is post-trained, and in what precision."""
 
     family: FamilyName = "flux"
-    """Model family: FLUX.1, Stable Diffusion 3 and 3.5, Qwen-Image, Z-Image, Wan 2.1 and 2.2,
-    HunyuanVideo or FLUX.2."""
+    """Model family: FLUX.1, Stable Diffusion 3 and 3.5, Qwen-Image, Z-Image, Sana, Wan 2.1
+    and 2.2, HunyuanVideo, LTX-2 or FLUX.2."""
 
     path: MaybeShipped = Field(EMBEDDED, min_length=1)
     """Diffusers folder or hub id, loaded with from_pretrained; digen:models/shapes is the embedded
@@ -133,8 +136,8 @@ class ModelConfig(Strict):
     """Image width in pixels, likewise."""
 
     num_frames: Annotated[int, FRAMES] = Field(default_factory=_of_the_model("num_frames"), ge=1)
-    """Frames of a video: 1 makes images; more, which are 1 + a multiple of 4, take a video family
-    (wan, hunyuan_video)."""
+    """Frames of a video: 1 makes images; more, which are 1 + a multiple of 4 (ltx2: of 8),
+    take a video family (wan, hunyuan_video, ltx2)."""
 
     sizes: Annotated[tuple[Size, ...], Field(max_length=1000)] = ()
     """[[height, width, frames], ...] of training samples, if they are to be of several sizes: the
@@ -143,18 +146,18 @@ class ModelConfig(Strict):
     max_sequence_length: int = Field(
         default_factory=_of_the_model("max_sequence_length"), ge=1, le=MAX_TOKENS
     )
-    """Tokens a prompt is padded or cut to (by T5, UMT5, Llama, Qwen2.5-VL, Qwen3 or Mistral,
+    """Tokens a prompt is padded or cut to (by T5, UMT5, Llama, Qwen2.5-VL, Qwen3, Mistral or Gemma,
     whichever the family has; CLIP always takes 77 or its own); of flux2 with the template round
-    it."""
+    it. More than 512 takes ltx2, whose are a multiple of its connectors' registers, 128."""
 
     guidance_scale: float = Field(default_factory=_of_the_model("guidance_scale"), ge=0)
     """flux, hunyuan_video, FLUX.2-dev: embedded guidance, an input of models distilled with it
-    (FLUX.1-dev 3.5, HunyuanVideo 6, FLUX.2-dev 4), ignored by others. sd3, wan, qwen_image and the
-    base models of FLUX.2-klein: classifier-free guidance (SD3.5 4.5, Wan 5, klein 4, Qwen-Image 4,
-    which also keeps the velocity's norm); it doubles the compute, and at 1 or less there is none.
-    FLUX.2-klein that is distilled ignores it. z_image: classifier-free too, but counted from 0 as
-    its pipeline does (Z-Image 4): 4 there is 5 elsewhere, and Z-Image-Turbo takes 0, which is
-    none."""
+    (FLUX.1-dev 3.5, HunyuanVideo 6, FLUX.2-dev 4), ignored by others. sd3, wan, ltx2, qwen_image
+    and the base models of FLUX.2-klein: classifier-free guidance (SD3.5 4.5, Wan 5, LTX-2 3, klein
+    4, Qwen-Image 4, which also keeps the velocity's norm); it doubles the compute, and at 1 or less
+    there is none. FLUX.2-klein that is distilled ignores it. z_image: classifier-free too, but
+    counted from 0 as its pipeline does (Z-Image 4): 4 there is 5 elsewhere, and Z-Image-Turbo takes
+    0, which is none."""
 
     guidance_scale_2: float | None = Field(None, ge=0)
     """Of a model of two experts (Wan2.2-T2V-A14B, which is used with 4 and 3): the scale of the one
@@ -202,6 +205,11 @@ class ModelConfig(Strict):
     def defaults(self) -> Defaults:
         """What the model is used with where the config does not say otherwise."""
         return default_of(self.family, self.path)
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens of a prompt that its text encoder takes."""
+        return max(self.defaults.max_sequence_length, USUAL_TOKENS)
 
     @property
     def size(self) -> Size:
@@ -257,6 +265,7 @@ class ModelConfig(Strict):
                 f"model.attention is {self.attention!r}, but {self.family} takes "
                 f"{', '.join(allowed)}; use one of them."
             )
+        self._check_prompts()
         self._check_source_image()
         self._check_guidance()
         blocks = [cut.block for cut in self.cuts]
@@ -291,6 +300,13 @@ class ModelConfig(Strict):
             raise ValueError(
                 f"model.guidance_scale_2 is {self.guidance_scale_2}, and model.guidance_schedule "
                 "says what the scale is at low noise, too; leave one of them out."
+            )
+
+    def _check_prompts(self) -> None:
+        if self.max_sequence_length > self.most_tokens:
+            raise ValueError(
+                f"model.max_sequence_length is {self.max_sequence_length}, but {self.family} takes "
+                f"{self.most_tokens} tokens of a prompt at most."
             )
 
     def _check_source_image(self) -> None:

@@ -60,7 +60,8 @@ def _defaults_of_models() -> Iterator[str]:
     yield from (
         "",
         "They are those of the family's pipeline in diffusers, but the sizes of videos, which are "
-        "those that FlowGRPO (wan) and DanceGRPO (hunyuan_video) trained on.",
+        "those that FlowGRPO (wan) and DanceGRPO (hunyuan_video) trained on, and of ltx2 half its "
+        "pipeline's sides and two seconds.",
         "",
     )
 

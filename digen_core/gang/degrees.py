@@ -209,7 +209,8 @@ def _dealt(
 def _num_tokens(model: ModelConfig, size: Size, vae: Settings, transformer: Settings) -> int:
     """Return how many tokens a transformer makes of the latent of a sample."""
     height, width, frames = size
-    side = FAMILIES[model.family].side(vae, transformer)
+    family = FAMILIES[model.family]
+    side, temporal = family.side(vae, transformer), family.frames(vae)
     patch = transformer.get("patch_size", 1)  # of all three axes, or of the sides only
     depth = patch[0] if not isinstance(patch, int) else transformer.get("patch_size_t") or 1
-    return (height // side) * (width // side) * (((frames - 1) // 4 + 1) // int(depth))
+    return (height // side) * (width // side) * (((frames - 1) // temporal + 1) // int(depth))

@@ -3,6 +3,7 @@
 So neither the device nor the host ever holds more than the stage.
 """
 
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +41,24 @@ def load_stage(
     transformer = without_numbers(AutoModel.load_config(folder), dtype)
     cut(transformer, family, gang)
     dtypes = {name: own.dtype for name, own in transformer.state_dict().items()}
-    state: dict[str, Tensor] = {}
-    for file in _files(folder):
-        with safe_open(file, framework="pt") as opened:
-            for name in dtypes.keys() & set(opened.keys()):
-                state[name] = opened.get_tensor(name).to(device, dtypes[name])
+    state = {name: own.to(device, dtypes[name]) for name, own in tensors_in(folder, dtypes)}
     transformer.load_state_dict(state, assign=True)
     for buffer in transformer.buffers():  # those that are computed
         buffer.data = buffer.data.to(device)
     transformer.eval().requires_grad_(False)
     return transformer
+
+
+def tensors_in(folder: Path, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of these names that the files of a transformer's folder hold.
+
+    Raises:
+        ConfigError: it has no safetensors files.
+    """
+    for file in _files(folder):
+        with safe_open(file, framework="pt") as opened:
+            for name in sorted(set(names) & set(opened.keys())):
+                yield name, opened.get_tensor(name)
 
 
 def without_numbers(settings: Any, dtype: torch.dtype) -> Any:
@@ -83,7 +92,7 @@ def _files(folder: Path) -> list[Path]:
     file = folder / SAFETENSORS_WEIGHTS_NAME
     if not file.is_file():
         raise ConfigError(
-            f"parallel.stages reads parameters by name, but {folder} has no {file.name}; save the "
+            f"parameters are to be read by name, but {folder} has no {file.name}; save the "
             "model as safetensors"
         )
     return [file]

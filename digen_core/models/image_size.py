@@ -1,4 +1,4 @@
-"""Image size: the heights and widths that a model can make images or videos of.
+"""Image size: the heights, widths and frames that a model can make images or videos of.
 
 Its adapter knows when it is loaded; of a local folder the small config files tell it before
 anything starts, without torch.
@@ -22,11 +22,13 @@ def check_local_size(model: ModelConfig) -> None:
     """
     try:
         vae, transformer = read_settings(Path(model.source))
-        side = FAMILIES[model.family].side(vae, transformer)
+        family = FAMILIES[model.family]
+        side, frames = family.side(vae, transformer), family.frames(vae)
         positions = _positions_of(transformer)
     except (OSError, ValueError, KeyError, TypeError):
         return
     require_multiples(model, side)
+    require_frames(model, frames)
     if positions is not None:
         require_positions(model, positions * side)
 
@@ -51,6 +53,15 @@ def require_multiples(model: ModelConfig, side: int) -> None:
         raise ConfigError(
             f"model.height x model.width is {model.height} x {model.width}; "
             f"this {model.family} model needs multiples of {side}."
+        )
+
+
+def require_frames(model: ModelConfig, temporal: int) -> None:
+    """Raise ConfigError unless a video fills latent frames of ``temporal``, behind the first."""
+    if (model.num_frames - 1) % temporal:
+        raise ConfigError(
+            f"model.num_frames is {model.num_frames}; this {model.family} model needs "
+            f"1 more than a multiple of {temporal}."
         )
 
 

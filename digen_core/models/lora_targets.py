@@ -1,9 +1,20 @@
 """The check of ``train.lora.targets``: layers of the transformer that a LoRA can be attached to."""
 
+import re
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 
 from digen_core.errors import ConfigError
+
+
+def learning(names: Collection[str], idle: str) -> set[str]:
+    """Return the names of layers or parameters that a velocity depends on.
+
+    Args:
+        names: dotted.
+        idle: what is in those of the others, a regular expression; empty: there are none.
+    """
+    return {name for name in names if not (idle and re.search(idle, name))}
 
 
 def check_targets(targets: Sequence[str], layers: Collection[str]) -> None:

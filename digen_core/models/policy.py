@@ -30,6 +30,9 @@ class Policy(Protocol):
     reference_transformer: Any  # frozen base model, if all weights are trained; else None
     device: torch.device
     latent_shape: tuple[int, ...]
+    idle: str
+    """What is in the names of parameters that velocities depend on in no way, a regular expression:
+    they are not trained. Empty: there are none."""
     dtype: torch.dtype  # of the transformer, but for modules that a family keeps in float32
     latent_dtype: torch.dtype
     gang: Gang  # whose member holds the model

@@ -28,7 +28,7 @@ from digen_core.gang.stage_files import without_numbers
 from digen_core.gang.stage_parts import loaded_values
 from digen_core.inputs.weight_files import layers_of
 from digen_core.models.experts import changed, reference_of
-from digen_core.models.lora_targets import check_targets
+from digen_core.models.lora_targets import check_targets, learning
 from digen_core.models.policy import Policy
 from digen_core.seeding import INITIAL_WEIGHTS, generator_for
 from digen_core.transport.arrays import Weights, viewed
@@ -62,6 +62,9 @@ def make_trainable(
         if keep_reference:
             policy.reference_transformer = reference_of(transformer)
         transformer.requires_grad_(True)
+        own = dict(transformer.named_parameters())
+        for name in own.keys() - learning(own, policy.idle):
+            own[name].requires_grad_(False)
     else:
         _attach_first(policy, lora)
     if gradient_checkpointing:
@@ -71,6 +74,7 @@ def make_trainable(
 def _attach_first(policy: Policy, lora: LoraConfig) -> None:
     parameters = policy.transformer.named_parameters()
     layers = layers_of({name: tuple(own.shape) for name, own in parameters})
+    layers = learning(layers, policy.idle)
     if policy.whole is None:
         check_targets(lora.targets, layers)
     elif not any(f".{layer}".endswith(f".{end}") for layer in layers for end in lora.targets):
@@ -78,15 +82,21 @@ def _attach_first(policy: Policy, lora: LoraConfig) -> None:
             f"train.lora.targets {list(lora.targets)} name no layer of one of the stages; name "
             "more layers, or use fewer parallel.stages"
         )
-    attach_adapter(policy, as_peft(lora), FIRST_ADAPTER)
+    attach_adapter(policy, as_peft(lora, policy.idle), FIRST_ADAPTER)
 
 
-def as_peft(lora: LoraConfig) -> peft.LoraConfig:
-    """Return the settings of adapters as peft takes them."""
+def as_peft(lora: LoraConfig, idle: str) -> peft.LoraConfig:
+    """Return the settings of adapters as peft takes them.
+
+    Args:
+        lora: of the config.
+        idle: what is in the names of layers that no velocity depends on; empty: there are none.
+    """
     return peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         target_modules=list(lora.targets),
+        exclude_modules=f".*({idle}).*" if idle else None,
         init_lora_weights="gaussian" if lora.init == "gaussian" else True,
     )
 

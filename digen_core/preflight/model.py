@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from digen_core.config.families import FAMILIES
 from digen_core.config.model import ModelConfig
 from digen_core.config.run import RunConfig
 from digen_core.errors import ConfigError
@@ -23,7 +24,8 @@ from digen_core.inputs.weight_files import layers_of, shapes_in, shapes_in_folde
 from digen_core.models.compiler import require_compiler
 from digen_core.models.expert_names import PARTS, check_experts, lone_expert
 from digen_core.models.image_size import check_local_size
-from digen_core.models.lora_targets import check_targets
+from digen_core.models.lora_targets import check_targets, learning
+from digen_core.models.registers import check_local_registers
 from digen_core.preflight.gangs import check_gangs
 from digen_core.preflight.hub import check_source, hub_failure
 
@@ -41,7 +43,7 @@ def check_model(config: RunConfig) -> None:
     if Path(model.source).is_dir():
         check_model_folder(model)
         if config.train.lora is not None:
-            _check_targets(Path(model.source), config.train.lora.targets)
+            _check_targets(model, config.train.lora.targets)
     else:
         _check_hub_id(model, here=here)
     _check_adapters(model, here=here)
@@ -76,10 +78,12 @@ def check_model_folder(model: ModelConfig) -> None:
     check_experts(model, has_two=has_two)
     for size in (model.size, *model.sizes):
         check_local_size(model.at_size(size))
+    check_local_registers(model)
 
 
-def _check_targets(folder: Path, targets: Sequence[str]) -> None:
-    layers = layers_of(shapes_in_folder(folder / "transformer"))
+def _check_targets(model: ModelConfig, targets: Sequence[str]) -> None:
+    layers = layers_of(shapes_in_folder(Path(model.source) / "transformer"))
+    layers = learning(layers, FAMILIES[model.family].idle)
     if layers:  # there are other formats of weights
         check_targets(targets, layers)
 

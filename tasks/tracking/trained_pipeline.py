@@ -27,6 +27,14 @@ ADAPTERS = {  # files in it, by the part that each is for
     "transformer_2": "transformer_2.safetensors",
 }
 FRAMES_PER_SECOND = 16
+PLAIN_GUIDANCE = {  # of LTX-2's pipeline, which has more by default than a run
+    "stg_scale": 0.0,
+    "audio_stg_scale": 0.0,
+    "modality_scale": 1.0,
+    "audio_modality_scale": 1.0,
+    "guidance_rescale": 0.0,
+    "audio_guidance_rescale": 0.0,
+}
 
 
 class TrainedPipeline:
@@ -60,6 +68,7 @@ class TrainedPipeline:
         seed = settings.pop("seed", 0)
         settings[self._config["guidance"]] = settings.pop("guidance_scale")
         settings["use_resolution_binning"] = False  # else Sana draws in another size, and scales
+        settings |= PLAIN_GUIDANCE
         if "negative_prompt" in settings:  # Z-Image takes one for each
             together = 1 if "image" in columns else len(prompts)
             settings["negative_prompt"] = [settings["negative_prompt"]] * together
@@ -108,6 +117,7 @@ class TrainedPipeline:
             **parts,
         )
         pipeline.register_modules(**parts)  # WanPipeline loads its own whatever it is given
+        _isolate(pipeline.transformer)
         if config["is_lora"]:
             _add_adapters(pipeline, config["adapters"])
             for part, name in ADAPTERS.items():
@@ -126,6 +136,14 @@ def _add_adapters(pipeline: Any, adapters: list[dict[str, Any]]) -> None:
         pipeline.load_lora_weights(adapter["path"], **source, **_into(part))
         pipeline.fuse_lora([part], lora_scale=adapter["weight"])
         pipeline.unload_lora_weights()
+
+
+def _isolate(transformer: Any) -> None:
+    """Have LTX-2's video not attend to the audio that is made beside it, as in the run."""
+    if "isolate_modalities" in inspect.signature(transformer.forward).parameters:
+        transformer.register_forward_pre_hook(
+            lambda _, args, named: (args, named | {"isolate_modalities": True}), with_kwargs=True
+        )
 
 
 def _into(part: str) -> dict[str, bool]:

@@ -28,7 +28,7 @@ KONTEXT = "flux-kontext"
 """That of one which is shown a source image, and is a plain FLUX without."""
 MODELS = (*FAMILIES, *(kind for kind in KINDS if kind not in (*EDITORS, KONTEXT)))
 """Names of the other tiny models: of each family the plain one, and FAMILY-KIND."""
-GUIDED = ("flux2", "sd3", "qwen_image", "z_image", "sana", "wan")
+GUIDED = ("flux2", "sd3", "qwen_image", "z_image", "sana", "wan", "ltx2")
 PUBLISHED = {
     "flux": "FLUX.1-dev",
     "flux2": "FLUX.2-klein-base-4B",
@@ -38,13 +38,23 @@ PUBLISHED = {
     "sana": "Sana_1600M_1024px_diffusers",
     "wan": "Wan2.1-T2V-14B-Diffusers",
     "hunyuan_video": "HunyuanVideo",
+    "ltx2": "LTX-2",
 }
 """Name of a published model, whose settings are shipped, of each family."""
 HEIGHT, WIDTH, TOKENS = 32, 48, 24
 OF_KIND = {name: {"guidance_scale_2": 2.0} for name in ("wan-a14b", "wan-i2v-a14b")}
 """What some models are used with beside that."""
 NEGATIVE = "blurry"
-ROUNDED_TO_FLOAT32 = ("wan", "z_image")
+PLAIN_GUIDANCE = {
+    "stg_scale": 0.0,
+    "audio_stg_scale": 0.0,
+    "modality_scale": 1.0,
+    "audio_modality_scale": 1.0,
+    "guidance_rescale": 0.0,
+    "audio_guidance_rescale": 0.0,
+}
+"""Of LTX-2's pipeline, whose call has more by default."""
+ROUNDED_TO_FLOAT32 = ("wan", "z_image", "ltx2")
 """Families whose blocks compute parts in float32 whatever the dtype: rounding shows in 6e-8."""
 AT_NIGHT = tuple(pytest.param(editor, marks=pytest.mark.nightly) for editor in EDITORS)
 """Editors, for what each change shows on the models that they are like."""
@@ -130,6 +140,14 @@ def with_euler_steps(pipeline: Any) -> Any:
     return pipeline
 
 
+def isolated(pipeline: Any) -> Any:
+    """Return a pipeline of LTX-2 whose streams of video and audio do not attend to each other."""
+    pipeline.transformer.register_forward_pre_hook(
+        lambda _, args, named: (args, named | {"isolate_modalities": True}), with_kwargs=True
+    )
+    return pipeline
+
+
 def load_adapters(pipeline: Any, folder: Path) -> None:
     """Load what `save_adapter` wrote into a stock pipeline, as docs/models.md says."""
     pipeline.load_lora_weights(folder)
@@ -179,11 +197,7 @@ def generate(
         call["true_cfg_scale"] = call.pop("guidance_scale")
         before, _ = pipeline.prompt_template_encode.split("{}")
         pipeline.prompt_template_encode_start_idx = len(pipeline.tokenizer(before).input_ids)
-    if family == "sana":
-        call["use_resolution_binning"] = False
-        pipeline.check_inputs = lambda *_, **__: None  # it takes multiples of 32 of any VAE
-    if family == "hunyuan_video":
-        call["prompt_template"] = prompt_template(pipeline.tokenizer)
+    call |= _own_settings(pipeline, family)
     made = pipeline(
         prompt=list(prompts),
         latents=noise,
@@ -192,3 +206,17 @@ def generate(
         **call,
     )
     return made[0]
+
+
+def _own_settings(pipeline: Any, family: str) -> dict[str, Any]:
+    """Return what the call of a family takes beside that of others, where its pipeline is ready."""
+    if family in ("sana", "ltx2"):
+        pipeline.check_inputs = lambda *_, **__: None  # it takes multiples of 32 of any VAE
+    if family == "sana":
+        return {"use_resolution_binning": False}
+    if family == "ltx2":
+        isolated(pipeline)
+        return PLAIN_GUIDANCE
+    if family == "hunyuan_video":
+        return {"prompt_template": prompt_template(pipeline.tokenizer)}
+    return {}

@@ -363,7 +363,8 @@ def _exported(config: RunConfig, folder: Path) -> bool:
     whole = load_trainable(config, TRAINER_PARTS).transformer
     folder.mkdir(parents=True)
     dtypes = versions_of(policy).dtypes
-    save_transformer(policy.transformer, folder, weights, dtypes=dtypes)
+    source = Path(config.model.path) / "transformer" if policy.idle else None
+    save_transformer(policy.transformer, folder, weights, dtypes=dtypes, source=source)
     read = changed(
         whole,
         lambda own: own.from_pretrained(
@@ -373,5 +374,10 @@ def _exported(config: RunConfig, folder: Path) -> bool:
     ).state_dict()
     return read.keys() == whole.state_dict().keys() and all(
         np.array_equal(own := read[name].numpy(), value.astype(own.dtype))
-        for name, value in weights.items()
+        for name, value in (weights if source is None else _kept(whole, weights) | weights).items()
     )
+
+
+def _kept(whole: Any, weights: dict[str, Any]) -> dict[str, Any]:
+    """Return what is not trained of a transformer, as it was loaded."""
+    return {n: v.numpy() for n, v in whole.state_dict().items() if n not in weights}

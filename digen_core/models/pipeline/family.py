@@ -23,6 +23,7 @@ from digen_core.models.policy import Part
 
 _OF_PROMPTS: Final = (
     "text_encoder",
+    "connectors",
     "tokenizer",
     "processor",
     "image_encoder",
@@ -37,6 +38,7 @@ class FamilyPipeline(ABC):
     pipeline_class: ClassVar[Any]
     vae_class: ClassVar[Any]
     vae_in_float32: ClassVar[bool] = False  # also where the model is half precision
+    unused_parts: ClassVar[tuple[str, ...]] = ()  # of the pipeline, which nobody loads
 
     @classmethod
     def load_pipeline(
@@ -57,7 +59,7 @@ class FamilyPipeline(ABC):
         kind, dtype = cls.class_of(config), TORCH_DTYPES[config.dtype]
         left_out = cls._left_out(config, parts, kind)
         if gang.stages > 1:
-            folder, family = cls._folder(config), FAMILIES[config.family]
+            folder, family = cls.folder_of(config), FAMILIES[config.family]
             for part in parts_in(folder):
                 left_out[part] = load_stage(folder / part, family, gang, dtype, device)
         pipeline = kind.from_pretrained(
@@ -80,7 +82,7 @@ class FamilyPipeline(ABC):
     @classmethod
     def _left_out(cls, config: ModelConfig, parts: frozenset[Part], kind: Any) -> dict[str, Any]:
         """Return what a pipeline of a class does not load itself: what stands there, or None."""
-        left_out: dict[str, Any] = {}
+        left_out: dict[str, Any] = dict.fromkeys(cls.unused_parts)
         if "text_encoders" not in parts:
             names = inspect.signature(kind.__init__).parameters
             left_out |= {name: None for name in names if name.startswith(_OF_PROMPTS)}
@@ -95,7 +97,7 @@ class FamilyPipeline(ABC):
         return left_out
 
     @classmethod
-    def _folder(cls, config: ModelConfig) -> Path:
+    def folder_of(cls, config: ModelConfig) -> Path:
         """Return the folder of the pipeline, of a hub id that of the cache."""
         folder = Path(config.source)
         if folder.is_dir():
@@ -163,7 +165,7 @@ class FamilyPipeline(ABC):
 
 def part_of(component: str) -> Part:
     """Return the part that a component of a pipeline belongs to."""
-    if component.startswith(("text_encoder", "image_encoder")):
+    if component.startswith(("text_encoder", "image_encoder", "connectors")):
         return "text_encoders"
     return "vae" if component == "vae" else "transformer"
 

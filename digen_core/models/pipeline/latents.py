@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from digen_core.config.model import ModelConfig
-from digen_core.errors import ConfigError
+from digen_core.models.image_size import require_frames
 
 
 def video_latent_shape(
@@ -24,11 +24,7 @@ def video_latent_shape(
     Raises:
         ConfigError: the frames do not fill those of the latent.
     """
-    if (config.num_frames - 1) % temporal:
-        raise ConfigError(
-            f"model.num_frames is {config.num_frames}; this {config.family} model needs "
-            f"1 more than a multiple of {temporal}."
-        )
+    require_frames(config, temporal)
     frames = (config.num_frames - 1) // temporal + 1
     return channels, frames, config.height // spatial, config.width // spatial
 

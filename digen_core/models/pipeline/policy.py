@@ -51,6 +51,7 @@ class PipelinePolicy(FamilyPipeline, GuidedVelocities):
         super().__init__(pipeline, config, device)
         self.transformer = transformer_of(pipeline, config)
         self.reference_transformer: Any = None
+        self.idle = FAMILIES[config.family].idle
         self.latent_dtype = torch.promote_types(self.dtype, torch.float32)
         self.stage: Stage | None = None  # where blocks are held by several members
         self.whole: Mapping[str, Tensor] | None = None

@@ -18,6 +18,8 @@ from transformers import (
     CLIPVisionModel,
     Gemma2Config,
     Gemma2Model,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     LlamaConfig,
     LlamaModel,
     PreTrainedTokenizerBase,
@@ -194,6 +196,38 @@ def gemma2(tokenizer: PreTrainedTokenizerBase, width: int) -> Any:
         use_cache=False,
     )
     return Gemma2Model(config).eval()
+
+
+def gemma3(tokenizer: PreTrainedTokenizerBase, width: int, layers: int) -> Any:
+    """Return a Gemma 3, which LTX-2 shows texts only: all of its layers' states are read."""
+    return Gemma3ForConditionalGeneration(
+        Gemma3Config(
+            text_config={
+                "vocab_size": len(tokenizer),
+                "hidden_size": width,
+                "intermediate_size": 2 * width,
+                "num_hidden_layers": layers,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "head_dim": width // 4,
+                "query_pre_attn_scalar": width // 4,
+                "max_position_embeddings": 4096,
+                "bos_token_id": tokenizer.bos_token_id,
+                "eos_token_id": tokenizer.eos_token_id,
+                "pad_token_id": tokenizer.pad_token_id,
+                "use_cache": False,
+            },
+            vision_config={
+                "hidden_size": 16,
+                "intermediate_size": 32,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 32,
+                "patch_size": 8,
+            },
+            mm_tokens_per_image=4,
+        )
+    ).eval()
 
 
 def dc_vae(channels: tuple[int, ...], latent_channels: int, **settings: Any) -> Any:

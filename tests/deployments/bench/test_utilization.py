@@ -33,12 +33,14 @@ TRAINED = {  # each with another way to train
     "wan": {"train": {"lora": None}},
     "flux2": {"train": {"lora": {"rank": 3, "targets": ["to_q", "to_qkv_mlp_proj"]}}},
     "hunyuan_video": {"algorithm": {"type": "dance_grpo"}, "rollout": {"transition": "dance"}},
+    "ltx2": {"train": {"lora": None}, "algorithm": {"kl_coefficient": 0.1}},
 }
 BLOCKS = {  # a quarter of the published ones
     "FLUX.1-dev": {"num_layers": 5, "num_single_layers": 10},  # of 19 and 38
     "FLUX.2-dev": {"num_layers": 2, "num_single_layers": 12},  # of 8 and 48
     "FLUX.2-klein-base-4B": {"num_layers": 1, "num_single_layers": 5},  # of 5 and 20
     "HunyuanVideo": {"num_layers": 5, "num_single_layers": 10},  # of 20 and 40
+    "LTX-2": {"num_layers": 12},
     "Qwen-Image": {"num_layers": 15},
     "Sana_1600M_1024px_diffusers": {"num_layers": 5},  # of 20
     "Z-Image-Turbo": {"n_layers": 8},  # of 30

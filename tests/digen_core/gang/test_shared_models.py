@@ -19,9 +19,9 @@ DEALING = [family for family, row in FAMILY_ROWS.items() if row.deals_tokens]
 def bound_of(case: Case) -> float:
     """Wan keeps some modules in float32, which round otherwise where fewer rows are computed.
 
-    Z-Image turns queries and keys in float32.
+    Z-Image and LTX-2 turn queries and keys in float32.
     """
-    return 1e-5 if case.family in ("wan", "z_image") else BOUNDS[case.dtype]
+    return 1e-5 if case.family in ("wan", "z_image", "ltx2") else BOUNDS[case.dtype]
 
 
 DAILY = {
@@ -38,6 +38,7 @@ DAILY = {
         Case("hunyuan_video", lora=True, tokens=2, checkpointing=True),
         Case("hunyuan_video", lora=False, tokens=2, shard=True, dtype="float32"),
         Case("flux2", lora=False, tokens=2, shard=True, checkpointing=True),
+        Case("ltx2", lora=False, tokens=2, shard=True, checkpointing=True),
         Case("flux2", tokens=2, shard=True, edits=1),
     ],
     4: [
@@ -162,7 +163,7 @@ def test_sharded_weights_are_those_of_each_version(tiny_families, tmp_path):
 
 def test_the_leader_exports_sharded_weights_alone(tiny_families, tmp_path):
     """It has all of them as masters; what it holds of the model is its rows."""
-    models = ("flux", "hunyuan_video", "wan-a14b")
+    models = ("flux", "hunyuan_video", "wan-a14b", "ltx2")
     cases = [Case(model, lora=False, shard=True) for model in models]
     leader, _ = run_gang(2, tmp_path, exported, tiny_families, cases, tmp_path / "out")
-    assert leader == [True, True, True]
+    assert leader == [True] * len(models)

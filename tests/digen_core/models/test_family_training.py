@@ -56,6 +56,7 @@ PUBLISHED = {  # FlowGRPO's targets beside the default ones
     "sana": (),
     "wan": (),
     "hunyuan_video": TEXT_STREAM,
+    "ltx2": ("ff.net.0.proj", "ff.net.2"),
 }
 BLOCKS = dict.fromkeys(FAMILIES, "transformer_blocks") | {"wan": "blocks", "z_image": "layers"}
 LORA = LoraConfig(rank=3, alpha=10)  # a strength that is lost if alpha is

@@ -88,7 +88,7 @@ def test_nothing_but_padding_keeps_a_token(policy):
     assert found["mask"].tolist() == [[0]]
 
 
-@pytest.mark.parametrize("family", ["flux", "flux2", "sd3", "wan"])
+@pytest.mark.parametrize("family", ["flux", "flux2", "sd3", "wan", "ltx2"])
 def test_families_that_attend_to_padding_keep_it(tiny_families, family):
     policy = load_tiny(tiny_families[family], family)
     condition = policy.encode([SHORT])

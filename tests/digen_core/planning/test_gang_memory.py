@@ -61,6 +61,8 @@ CASES = [
     ("flux", {"lora": True, "stages": 2}),
     ("sd3", {"lora": True, "stages": 2, "checkpointing": True}),
     ("hunyuan_video", {"lora": False, "stages": 2}),
+    ("ltx2", {"lora": False, "tokens": 2, "shard": True}),
+    ("ltx2", {"lora": False, "stages": 2}),
 ]
 
 

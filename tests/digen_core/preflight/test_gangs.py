@@ -90,8 +90,9 @@ def test_what_does_not_fit_is_refused_in_one_line(config_of, family, degree, mod
     assert "\n" not in str(refused.value)
 
 
-def test_wan_deals_no_text(config_of):
-    check_model(config_of("wan", 2, max_sequence_length=15))
+@pytest.mark.parametrize("family", ["wan", "ltx2"])
+def test_some_deal_no_text(config_of, family):
+    check_model(config_of(family, 2, max_sequence_length=15))
 
 
 def test_the_degree_is_that_of_each_gang(config_of):
