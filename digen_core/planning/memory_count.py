@@ -193,6 +193,7 @@ def text_encoder_bytes(model: ModelConfig, folder: Path) -> int:
     """Return the bytes of the text encoders' weights: those that are there, or the usual."""
     itemsize = TORCH_DTYPES[model.dtype].itemsize
     here = sorted(folder.glob("text_encoder*"))
+    here += folder.glob("connectors")  # they are where text encoders are
     if not here:
         _, transformer = read_settings(folder)
         return round(FAMILIES[model.family].num_text_parameters(transformer) * itemsize)

@@ -21,6 +21,7 @@ from digen_core.models.families import adapter_of
 from digen_core.models.image_size import check_local_size, read_settings
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.models.trainable import make_trainable, trainable_parameters
+from digen_core.planning.memory_count import text_encoder_bytes
 from digen_core.planning.model_settings import MODEL_CONFIGS
 from digen_core.planning.sizes import sizes_of
 from digen_core.preflight.model import check_model_folder
@@ -153,7 +154,10 @@ def test_a_saved_adapter_names_the_layers_that_it_has(policy, tmp_path):
 
 
 def test_the_connectors_are_with_the_text_encoders_and_audio_is_not_loaded(folder):
-    whole = load_tiny(folder, "ltx2").pipeline
+    policy = load_tiny(folder, "ltx2")
+    whole = policy.pipeline
+    of_texts = [*whole.text_encoder.parameters(), *whole.connectors.parameters()]
+    assert text_encoder_bytes(policy.config, Path(folder)) == sum(own.nbytes for own in of_texts)
     assert (whole.audio_vae, whole.vocoder) == (None, None)
     assert not any(own.requires_grad for own in whole.connectors.parameters())
     trainer = load_tiny(folder, "ltx2", parts=TRAINER_PARTS).pipeline
