@@ -6,6 +6,7 @@ from typing import Final
 from prefect import flow
 
 from digen_core.algorithms.base import Steps
+from digen_core.config.families import FAMILIES
 from digen_core.data.prompts import Prompt
 from flows.runtime.conductor import Conductor
 from flows.runtime.context import RunContext, context_of
@@ -84,7 +85,8 @@ def notify_of_cut_prompts(run: RunContext, batch: Batch, prompts: Iterable[Promp
     )
     batch.wait()
     if counting.facts.num_cut:
-        most, enough = counting.facts.most, min(counting.facts.most, run.config.model.most_tokens)
+        most = counting.facts.most
+        enough = min(most, FAMILIES[run.config.model.family].most_tokens)
         what_stays = ", the most there is" if most > enough else ""
         notify(
             run,

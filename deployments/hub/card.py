@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from deployments.views.report_rewards import evaluation_table, reward_curves
 from digen_core.checkpoints.adapter import Adapter
 from digen_core.checkpoints.export import save_kept_adapter
-from digen_core.config.families import VIDEO_FAMILIES
+from digen_core.config.families import FAMILIES, VIDEO_FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.models.expert_names import PARTS, split
 from digen_core.preflight.hub import is_hub_id
@@ -107,13 +107,17 @@ def _use(config: RunConfig, adapter: Adapter) -> list[str]:
         PARTS["high"]: "",
         PARTS["low"]: ', weight_name="transformer_2.safetensors", load_into_transformer_2=True',
     }
+    loads = "load_lora_weights"
+    if not FAMILIES[config.model.family].loads_lora:
+        loads = "transformer.load_lora_adapter"
+        calls[PARTS["high"]] = ', weight_name="pytorch_lora_weights.safetensors"'
     return [
         "```python",
         "from diffusers import DiffusionPipeline",
         "",
         f"pipeline = DiffusionPipeline.from_pretrained({base!r})",
         *(
-            f'pipeline.load_lora_weights("this folder, or its name on the hub"{calls[part]})'
+            f'pipeline.{loads}("this folder, or its name on the hub"{calls[part]})'
             for part in split(adapter.layers)
         ),
         "```",

@@ -1,6 +1,7 @@
 """Save what was trained in the form that stock diffusers loads.
 
-LoRA: ``pipeline.load_lora_weights(folder)``.
+LoRA: ``pipeline.load_lora_weights(folder)``, of a pipeline that loads none ``pipeline.transformer
+.load_lora_adapter(folder, weight_name="pytorch_lora_weights.safetensors")``.
 All weights: ``from_pretrained(folder)`` of the transformer's class, such as FluxTransformer2DModel.
 Of two experts the adapter of the one for low noise has a file of its own, which is called
 transformer_2.safetensors, and all weights are in subfolders of the experts' names.

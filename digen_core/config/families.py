@@ -74,6 +74,12 @@ class Family(NamedTuple):
     """Kinds of its models that differ in more than size, the plain one aside, by the names that
     ``digen make-tiny`` takes. A model's folder says which kind it is."""
 
+    most_tokens: int = 512
+    """Tokens of a prompt that its text encoder was trained with, at most."""
+
+    loads_lora: bool = True
+    """Whether its stock pipelines load LoRAs; else their transformer does."""
+
     makes_videos: bool = False
     frames: Callable[[Settings], int] = lambda vae: 4
     """Frames of a latent frame after the first, from the VAE's config, if it makes videos."""
@@ -225,11 +231,29 @@ FAMILIES: Final[dict[str, Family]] = {
         Defaults(256, 384, 49, 1024, 3.0, 30),
         lambda vae, transformer: int(transformer["patch_size"] * _ltx2_pixels(vae)),
         13.619e9,  # Gemma-3-12B, connectors
+        most_tokens=1024,
         makes_videos=True,
         frames=_ltx2_frames,
         idle="audio|a2v|av_cross",  # of the stream of audio, and between the two
         deals_text=False,  # it is in cross-attention
         streams=("hidden_states",),
+    ),
+    "hunyuan_video15": Family(
+        "hunyuan_video15:HunyuanVideo15Policy",
+        "HunyuanVideo15Pipeline",
+        Defaults(480, 480, 53, 1000, 6.0, 50),
+        lambda vae, transformer: int(
+            transformer["patch_size"] * vae.get("spatial_compression_ratio", 16)
+        ),
+        7.289e9,  # Qwen2.5-VL-7B without its eyes and head, ByT5-small's encoder
+        other_pipelines=("HunyuanVideo15ImageToVideoPipeline",),
+        editors=("HunyuanVideo15ImageToVideoPipeline",),
+        only_edits=("HunyuanVideo15ImageToVideoPipeline",),
+        kinds=("i2v",),
+        most_tokens=1000,
+        loads_lora=False,
+        makes_videos=True,
+        attention=MASKED,
     ),
     "flux2": Family(
         "flux2:Flux2Policy",
@@ -253,9 +277,10 @@ Defaults are those of the ``__call__`` of each family's pipeline in diffusers, a
 size of the published transformers' 128 x 128 latents. The pipelines' videos (Wan 480 x 832 and 81
 frames, HunyuanVideo 720 x 1280 and 129) are too large to be trained on in numbers: theirs are the
 sizes of published RL, FlowGRPO's for Wan (arXiv:2505.05470, github yifan123/flow_grpo) and
-DanceGRPO's for HunyuanVideo (arXiv:2505.07818, github XueZeyue/DanceGRPO). LTX-2's published RL
-has its pipeline's own 512 x 768 and 121 frames (github X-GenGroup/Flow-Factory): here half the
-sides and two seconds.
+DanceGRPO's for HunyuanVideo (arXiv:2505.07818, github XueZeyue/DanceGRPO), which HunyuanVideo 1.5,
+whose pipeline says 121 frames, has as well. Its guidance is that of its published guiders. LTX-2's
+published RL has its pipeline's own 512 x 768 and 121 frames (github X-GenGroup/Flow-Factory): here
+half the sides and two seconds.
 """
 
 if TYPE_CHECKING:

@@ -28,11 +28,8 @@ GuidanceBelow = tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Fiel
 TrainedExperts = Literal["both", "high", "low"]
 """Which of a model's two experts are trained."""
 
-MAX_TOKENS: Final = 1024
-"""Of a prompt: as many as a family takes by default, if that is more than `USUAL_TOKENS`."""
-
-USUAL_TOKENS: Final = 512
-"""Of a prompt: the most that the other families' text encoders were trained with."""
+MAX_TOKENS: Final = max(family.most_tokens for family in FAMILIES.values())
+"""Of a prompt, that the text encoders of any family were trained with."""
 
 EMBEDDED: Final = "digen:models/shapes"
 """The embedded model, a tiny FLUX."""
@@ -81,8 +78,8 @@ class ModelConfig(Strict):
     """Which pipeline is post-trained, and in what precision."""
 
     family: FamilyName = "flux"
-    """Model family: FLUX.1, Stable Diffusion 3 and 3.5, Qwen-Image, Z-Image, Sana, Wan 2.1
-    and 2.2, HunyuanVideo, LTX-2 or FLUX.2."""
+    """Model family: FLUX.1, Stable Diffusion 3 and 3.5, Qwen-Image, Z-Image, Sana, Wan 2.1 and 2.2,
+    HunyuanVideo, HunyuanVideo 1.5, LTX-2 or FLUX.2."""
 
     path: MaybeShipped = Field(EMBEDDED, min_length=1)
     """Diffusers folder or hub id, loaded with from_pretrained; digen:models/shapes is the embedded
@@ -109,8 +106,8 @@ class ModelConfig(Strict):
     attention: Attention = "native"
     """Kernel of the transformer's attention, the same on all workers. native: torch's choice,
     never cuDNN's; native_flash, cudnn, efficient, math: that one of torch's; flash: of the package
-    flash-attn 2. sd3 and sana take native only, flux2 no cudnn, and qwen_image, z_image and
-    hunyuan_video, which mask padded text, no flash."""
+    flash-attn 2. sd3 and sana take native only, flux2 no cudnn, and qwen_image, z_image,
+    hunyuan_video and hunyuan_video15, which mask padded text, no flash."""
 
     cuts: tuple[CutConfig, ...] = ()
     """Blocks before which what one block gives the next is coded, in ascending order, for stages
@@ -137,7 +134,7 @@ class ModelConfig(Strict):
 
     num_frames: Annotated[int, FRAMES] = Field(default_factory=_of_the_model("num_frames"), ge=1)
     """Frames of a video: 1 makes images; more, which are 1 + a multiple of 4 (ltx2: of 8),
-    take a video family (wan, hunyuan_video, ltx2)."""
+    take a video family (wan, hunyuan_video, hunyuan_video15, ltx2)."""
 
     sizes: Annotated[tuple[Size, ...], Field(max_length=1000)] = ()
     """[[height, width, frames], ...] of training samples, if they are to be of several sizes: the
@@ -148,16 +145,17 @@ class ModelConfig(Strict):
     )
     """Tokens a prompt is padded or cut to (by T5, UMT5, Llama, Qwen2.5-VL, Qwen3, Mistral or Gemma,
     whichever the family has; CLIP always takes 77 or its own); of flux2 with the template round
-    it. More than 512 takes ltx2, whose are a multiple of its connectors' registers, 128."""
+    it. At most 512, of hunyuan_video15 1000, and of ltx2 1024, in multiples of its connectors'
+    registers, 128."""
 
     guidance_scale: float = Field(default_factory=_of_the_model("guidance_scale"), ge=0)
     """flux, hunyuan_video, FLUX.2-dev: embedded guidance, an input of models distilled with it
-    (FLUX.1-dev 3.5, HunyuanVideo 6, FLUX.2-dev 4), ignored by others. sd3, wan, ltx2, qwen_image
-    and the base models of FLUX.2-klein: classifier-free guidance (SD3.5 4.5, Wan 5, LTX-2 3, klein
-    4, Qwen-Image 4, which also keeps the velocity's norm); it doubles the compute, and at 1 or less
-    there is none. FLUX.2-klein that is distilled ignores it. z_image: classifier-free too, but
-    counted from 0 as its pipeline does (Z-Image 4): 4 there is 5 elsewhere, and Z-Image-Turbo takes
-    0, which is none."""
+    (FLUX.1-dev 3.5, HunyuanVideo 6, FLUX.2-dev 4), ignored by others. sd3, wan, hunyuan_video15,
+    ltx2, qwen_image and the base models of FLUX.2-klein: classifier-free guidance (SD3.5 4.5,
+    Wan 5, HunyuanVideo 1.5 6, LTX-2 3, klein 4, Qwen-Image 4, which also keeps the velocity's
+    norm); it doubles the compute, and at 1 or less there is none. FLUX.2-klein that is distilled
+    ignores it. z_image: classifier-free too, but counted from 0 as its pipeline does (Z-Image 4): 4
+    there is 5 elsewhere, and Z-Image-Turbo takes 0, which is none."""
 
     guidance_scale_2: float | None = Field(None, ge=0)
     """Of a model of two experts (Wan2.2-T2V-A14B, which is used with 4 and 3): the scale of the one
@@ -175,9 +173,9 @@ class ModelConfig(Strict):
     source_image: bool = False
     """Whether prompts come with an image that is to be edited, or that a video begins with, which
     the model is shown: true where prompts.image_column is set. It takes a FluxKontextPipeline
-    (flux), a FLUX.2 (flux2), a Qwen-Image-Edit (qwen_image), or a Wan that is made for it: I2V of
-    2.1 and 2.2, TI2V-5B (wan). Images are scaled to cover the samples' size and cut at their
-    edges."""
+    (flux), a FLUX.2 (flux2), a Qwen-Image-Edit (qwen_image), a Wan that is made for it: I2V of
+    2.1 and 2.2, TI2V-5B (wan), or an I2V of HunyuanVideo 1.5 (hunyuan_video15). Images are scaled
+    to cover the samples' size and cut at their edges."""
 
     max_source_images: int = Field(1, ge=1, le=MAX_SOURCE_IMAGES)
     """Most source images that a prompt comes with: memory and plans are counted of so many. More
@@ -205,11 +203,6 @@ class ModelConfig(Strict):
     def defaults(self) -> Defaults:
         """What the model is used with where the config does not say otherwise."""
         return default_of(self.family, self.path)
-
-    @property
-    def most_tokens(self) -> int:
-        """The most tokens of a prompt that its text encoder takes."""
-        return max(self.defaults.max_sequence_length, USUAL_TOKENS)
 
     @property
     def size(self) -> Size:
@@ -260,12 +253,7 @@ class ModelConfig(Strict):
     def _check(self) -> Self:
         check_frames("model.num_frames", self.num_frames, self.family)
         check_tokens("model.height, width and num_frames", self.size)
-        if self.attention not in (allowed := FAMILIES[self.family].attention):
-            raise ValueError(
-                f"model.attention is {self.attention!r}, but {self.family} takes "
-                f"{', '.join(allowed)}; use one of them."
-            )
-        self._check_prompts()
+        self._check_family()
         self._check_source_image()
         self._check_guidance()
         blocks = [cut.block for cut in self.cuts]
@@ -302,11 +290,16 @@ class ModelConfig(Strict):
                 "says what the scale is at low noise, too; leave one of them out."
             )
 
-    def _check_prompts(self) -> None:
-        if self.max_sequence_length > self.most_tokens:
+    def _check_family(self) -> None:
+        if self.attention not in (allowed := FAMILIES[self.family].attention):
+            raise ValueError(
+                f"model.attention is {self.attention!r}, but {self.family} takes "
+                f"{', '.join(allowed)}; use one of them."
+            )
+        if self.max_sequence_length > (most := FAMILIES[self.family].most_tokens):
             raise ValueError(
                 f"model.max_sequence_length is {self.max_sequence_length}, but {self.family} takes "
-                f"{self.most_tokens} tokens of a prompt at most."
+                f"at most {most}; use {most} or less."
             )
 
     def _check_source_image(self) -> None:

@@ -60,7 +60,8 @@ def _defaults_of_models() -> Iterator[str]:
     yield from (
         "",
         "They are those of the family's pipeline in diffusers, but the sizes of videos, which are "
-        "those that FlowGRPO (wan) and DanceGRPO (hunyuan_video) trained on, and of ltx2 half its "
+        "those that FlowGRPO (wan) and DanceGRPO (hunyuan_video) trained on; hunyuan_video15 has "
+        "those of hunyuan_video, and the guidance of its published models, and ltx2 half its "
         "pipeline's sides and two seconds.",
         "",
     )

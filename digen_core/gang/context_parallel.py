@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import torch
 from diffusers import ContextParallelConfig
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from digen_core.gang.members import Gang
@@ -37,6 +38,23 @@ def deal_tokens(
         config = ContextParallelConfig(ulysses_degree=gang.context_parallel, mesh=mesh)
         with _some_accelerator():
             transformer.enable_parallelism(config=config, cp_plan=plan)
+
+
+def mask_as_dealt(mask: Tensor, num_text: int, degree: int) -> Tensor:
+    """Return a mask of keys [..., latents + text] in the order in which Ulysses joins them.
+
+    That is member after member of a share, and the latents of each before its text.
+
+    Args:
+        mask: of keys.
+        num_text: tokens of text.
+        degree: members of a share; 1: the mask stays as it is.
+    """
+    if degree == 1:
+        return mask
+    latents, text = mask.split([mask.shape[-1] - num_text, num_text], dim=-1)
+    dealt = zip(latents.chunk(degree, -1), text.chunk(degree, -1), strict=True)
+    return torch.cat([part for pair in dealt for part in pair], dim=-1)
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from digen_core.preflight.hub import check_source, hub_failure
 
 _PART: Final = re.compile(r"\w{1,100}")  # a subfolder of a pipeline
 _VOCABULARIES: Final = {"tokenizer.json", "vocab.json", "spiece.model"}
+_OF_BYTES: Final = "ByT5Tokenizer"  # whose tokens are bytes
 
 
 def check_model(config: RunConfig) -> None:
@@ -71,7 +72,7 @@ def check_model_folder(model: ModelConfig) -> None:
     model.require_pipeline(index)
     for name, component in index.items():
         if isinstance(component, list) and None not in component:
-            _check_part(folder, name)
+            _check_part(folder, name, has_words=_OF_BYTES not in component)
     has_two = index.get("boundary_ratio") is not None
     if has_two and None in index.get(PARTS["low"], [None]):
         raise ConfigError(lone_expert(model.path))
@@ -88,10 +89,15 @@ def _check_targets(model: ModelConfig, targets: Sequence[str]) -> None:
         check_targets(targets, layers)
 
 
-def _check_part(folder: Path, name: str) -> None:
+def _check_part(folder: Path, name: str, *, has_words: bool) -> None:
     """Check that a part of a pipeline is there and not damaged.
 
     Tokenizers need a closer look: without a vocabulary transformers makes an empty one, silently.
+
+    Args:
+        folder: of the pipeline.
+        name: of the part.
+        has_words: whether it has a vocabulary, if it is a tokenizer.
     """
     if not _PART.fullmatch(name):
         raise ConfigError(
@@ -100,7 +106,7 @@ def _check_part(folder: Path, name: str) -> None:
         )
     found = {file.name for file in (folder / name).glob("*")}
     lack = "" if found else f"the subfolder {name}"
-    if found and name.startswith("tokenizer") and not found & _VOCABULARIES:
+    if found and name.startswith("tokenizer") and has_words and not found & _VOCABULARIES:
         lack = f"a vocabulary in {name}: {' or '.join(sorted(_VOCABULARIES))}"
     if name == "scheduler" and "scheduler_config.json" not in found:
         lack = "scheduler/scheduler_config.json"

@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import diffusers
 import numpy as np
 import torch
 from diffusers import AutoModel, FlowMatchEulerDiscreteScheduler
+from diffusers.loaders import HunyuanVideoLoraLoaderMixin
 from PIL import ImageOps
 from PIL.Image import Image, Resampling, alpha_composite
 from PIL.Image import new as new_image
@@ -69,6 +71,10 @@ class TrainedPipeline:
         settings[self._config["guidance"]] = settings.pop("guidance_scale")
         settings["use_resolution_binning"] = False  # else Sana draws in another size, and scales
         settings |= PLAIN_GUIDANCE
+        if guider := getattr(pipeline, "guider", None):  # HunyuanVideo 1.5's call takes neither
+            pipeline.guider = guider.new(guidance_scale=settings["guidance_scale"])
+            pipeline.tokenizer_max_length = settings["max_sequence_length"]
+            pipeline.vae.enable_slicing()  # the mask of its attention fits one sample only
         if "negative_prompt" in settings:  # Z-Image takes one for each
             together = 1 if "image" in columns else len(prompts)
             settings["negative_prompt"] = [settings["negative_prompt"]] * together
@@ -116,6 +122,7 @@ class TrainedPipeline:
             dtype={"default": dtype, "vae": vae_dtype},
             **parts,
         )
+        _make_load_loras(pipeline)
         pipeline.register_modules(**parts)  # WanPipeline loads its own whatever it is given
         _isolate(pipeline.transformer)
         if config["is_lora"]:
@@ -126,6 +133,14 @@ class TrainedPipeline:
         if config["shift"] is not None:
             pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=config["shift"])
         return pipeline.to(config["device"] or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _make_load_loras(pipeline: Any) -> None:
+    """Have a pipeline load LoRAs whose class does not: HunyuanVideo 1.5's."""
+    kind = type(pipeline)
+    if not hasattr(kind, "load_lora_weights"):
+        own = {"__module__": kind.__module__}
+        pipeline.__class__ = type(kind.__name__, (kind, HunyuanVideoLoraLoaderMixin), own)
 
 
 def _add_adapters(pipeline: Any, adapters: list[dict[str, Any]]) -> None:
@@ -164,10 +179,19 @@ def _shown(file: bytes, size: tuple[int, int]) -> Image:
 
 @contextmanager
 def _showing(pipeline: Any, size: tuple[int, int]) -> Iterator[None]:
-    """Have a Qwen-Image-Edit show its transformer images as large as samples, as the run did.
+    """Have an editor show its transformer images as large as samples, as the run did.
 
-    Its pipelines choose a size near 1024 x 1024 by themselves, and take none.
+    Qwen-Image-Edit's pipelines choose a size near 1024 x 1024 by themselves, and take none, and
+    HunyuanVideo 1.5's one that videos have, too.
     """
+    if hasattr(pipeline, "guider"):
+        width, height = size
+        chosen = patch.object(
+            pipeline.video_processor, "calculate_default_height_width", lambda **_: (height, width)
+        )
+        with chosen:
+            yield
+        return
     own: Any = sys.modules[type(pipeline).__module__]
     if (usual := getattr(own, "calculate_dimensions", None)) is None:
         yield

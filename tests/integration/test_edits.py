@@ -11,6 +11,7 @@ from PIL import Image
 from digen_core.checkpoints.judging import Judging, judged_config
 from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
 from digen_core.checkpoints.tensors import read_checkpoint
+from digen_core.config.families import VIDEO_FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.data.images import SourceImage
 from digen_core.data.prompts import train_prompts
@@ -98,7 +99,7 @@ def test_weights_equal_the_serial_reference_with_images_in_several_sizes(
     changes = {"model.sizes": [[32, 32, 1], [16, 48, 1]], "num_iterations": 2}
     if family != "flux":  # whose guidance is classifier-free
         changes |= {"model.guidance_scale": 3.0, "prompts.negative_column": "not"}
-    if family == "wan":
+    if family in VIDEO_FAMILIES:
         changes |= {"model.num_frames": 5, "model.sizes": [[32, 32, 5], [64, 32, 9]]}
     config = config_of(path, tmp_path, family, **changes)
     weights, metrics = train_in_process(config, tmp_path)

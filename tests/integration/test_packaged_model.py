@@ -35,6 +35,7 @@ from support.families import (
     isolated,
     load_adapters,
     load_tiny,
+    prepared_hunyuan_15,
     saved_transformers,
     stock,
 )
@@ -89,6 +90,8 @@ def expected_of(pipeline, family, prompts, **call):
         call["num_frames"] = frames_of(family)
     if family not in ("hunyuan_video", "flux2"):  # whose pipelines take none
         call["negative_prompt"] = [NEGATIVE] * len(prompts)
+    if family == "hunyuan_video15":
+        call = prepared_hunyuan_15(pipeline, call)
     made = pipeline(
         prompt=list(prompts),  # Z-Image's writes into it
         num_inference_steps=3,
@@ -253,13 +256,16 @@ def test_an_editor_is_given_images(tiny_families, tmp_path, model_name):
     assert np.abs(pixels_of(found[0]).astype(int) - pixels_of(found[1])).max() > 1
 
 
-@pytest.mark.parametrize("model_name", ["wan-ti2v", "wan-i2v", "wan-i2v-a14b"])
+@pytest.mark.parametrize(
+    "model_name", ["wan-ti2v", "wan-i2v", "wan-i2v-a14b", "hunyuan_video15-i2v"]
+)
 def test_a_model_of_videos_is_given_what_they_begin_with(tiny_families, tmp_path, model_name):
     path, size = tiny_families[model_name], {"height": 64, "width": 96, "num_frames": 5}
+    family = family_of(model_name)
     of_kind = {"guidance_scale": 3.0, **OF_KIND.get(model_name, {})}
     trained(path, model_name, tmp_path / "lora", source_image=True, **size)
     tree = {
-        "model": {"family": "wan", "path": path, "max_sequence_length": 49, **size, **of_kind},
+        "model": {"family": family, "path": path, "max_sequence_length": 49, **size, **of_kind},
         "prompts": {"train": "a.jsonl", "image_column": "image", "evaluation_fraction": 0.5},
         "train": {"lora": {"rank": 3}},
         "evaluation": {"num_steps": 2},
@@ -268,7 +274,14 @@ def test_a_model_of_videos_is_given_what_they_begin_with(tiny_families, tmp_path
     model = mlflow.pyfunc.load_model(str(tmp_path / "model"), model_config={"device": "cpu"})
     images = [picture(seed, 96, 64) for seed in range(2)]
     found = model.predict({"prompt": PROMPTS, "image": images}, params={"seed": 3})
-    pipeline = WanImageToVideoPipeline.from_pretrained(path)
+    call = {"max_sequence_length": 49, **size, **of_kind}
+    if family == "wan":
+        pipeline = WanImageToVideoPipeline.from_pretrained(path)
+    else:
+        pipeline = stock(path)
+        call = {"num_frames": 5, **prepared_hunyuan_15(pipeline, call)}
+        chosen = call.pop("height"), call.pop("width")
+        pipeline.video_processor.calculate_default_height_width = lambda **_: chosen
     load_adapters(pipeline, tmp_path / "lora")
     for prompt, image, made in zip(PROMPTS, images, found, strict=True):
         expected = pipeline(
@@ -276,11 +289,9 @@ def test_a_model_of_videos_is_given_what_they_begin_with(tiny_families, tmp_path
             negative_prompt="",
             image=Image.open(io.BytesIO(image)),
             num_inference_steps=2,
-            max_sequence_length=49,
             generator=torch.Generator().manual_seed(3),
             output_type="np",
-            **size,
-            **of_kind,
+            **call,
         ).frames[0]
         difference = np.abs(pixels_of(made).astype(float) - 255 * expected)
         assert len(expected) == 5

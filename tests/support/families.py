@@ -10,6 +10,7 @@ from diffusers import (
     DPMSolverMultistepScheduler,
     UniPCMultistepScheduler,
 )
+from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import format_text_input
 
 from digen_core.config import families
 from digen_core.config.families import VIDEO_FAMILIES
@@ -22,13 +23,13 @@ from support.tiny_policies import load
 FAMILIES = tuple(families.FAMILIES)
 KINDS = tuple(f"{name}-{kind}" for name, row in families.FAMILIES.items() for kind in row.kinds)
 QWEN_EDITORS = ("qwen_image-edit", "qwen_image-edit-plus")
-EDITORS = (*QWEN_EDITORS, "wan-i2v", "wan-i2v-a14b")
+EDITORS = (*QWEN_EDITORS, "wan-i2v", "wan-i2v-a14b", "hunyuan_video15-i2v")
 """Names of the tiny models that take no prompt without a source image: FAMILY-KIND."""
 KONTEXT = "flux-kontext"
 """That of one which is shown a source image, and is a plain FLUX without."""
 MODELS = (*FAMILIES, *(kind for kind in KINDS if kind not in (*EDITORS, KONTEXT)))
 """Names of the other tiny models: of each family the plain one, and FAMILY-KIND."""
-GUIDED = ("flux2", "sd3", "qwen_image", "z_image", "sana", "wan", "ltx2")
+GUIDED = ("flux2", "sd3", "qwen_image", "z_image", "sana", "wan", "hunyuan_video15", "ltx2")
 PUBLISHED = {
     "flux": "FLUX.1-dev",
     "flux2": "FLUX.2-klein-base-4B",
@@ -39,6 +40,7 @@ PUBLISHED = {
     "wan": "Wan2.1-T2V-14B-Diffusers",
     "hunyuan_video": "HunyuanVideo",
     "ltx2": "LTX-2",
+    "hunyuan_video15": "HunyuanVideo-1.5-Diffusers-480p_t2v",
 }
 """Name of a published model, whose settings are shipped, of each family."""
 HEIGHT, WIDTH, TOKENS = 32, 48, 24
@@ -148,8 +150,33 @@ def isolated(pipeline: Any) -> Any:
     return pipeline
 
 
+def prepared_hunyuan_15(
+    pipeline: Any, call: dict[str, Any], *, crops: bool = False
+) -> dict[str, Any]:
+    """Tell a HunyuanVideo15Pipeline what its call does not take; return what is left of that.
+
+    Also how long its template is before a prompt with the tiny tokenizer, if it ``crops``.
+    """
+    if crops:
+        (chat,) = format_text_input(["{}"], pipeline.system_message)
+        before, _ = pipeline.tokenizer.apply_chat_template(chat, tokenize=False).split("{}")
+        pipeline.prompt_template_encode_start_idx = len(pipeline.tokenizer(before).input_ids)
+    pipeline.guider = pipeline.guider.new(guidance_scale=call["guidance_scale"])
+    pipeline.tokenizer_max_length = call["max_sequence_length"]
+    pipeline.vae.enable_slicing()  # its mask fits one sample
+    return {
+        name: value
+        for name, value in call.items()
+        if name not in ("guidance_scale", "max_sequence_length")
+    }
+
+
 def load_adapters(pipeline: Any, folder: Path) -> None:
     """Load what `save_adapter` wrote into a stock pipeline, as docs/models.md says."""
+    if not hasattr(pipeline, "load_lora_weights"):
+        name = "pytorch_lora_weights.safetensors"
+        pipeline.transformer.load_lora_adapter(folder, weight_name=name)
+        return
     pipeline.load_lora_weights(folder)
     if (folder / "transformer_2.safetensors").is_file():
         low = {"weight_name": "transformer_2.safetensors", "load_into_transformer_2": True}
@@ -161,6 +188,26 @@ def saved_transformers(pipeline: Any, folder: Path) -> dict[str, Path]:
     if getattr(pipeline, "transformer_2", None) is None:
         return {"transformer": folder}
     return {part: folder / part for part in ("transformer", "transformer_2")}
+
+
+def _prepared(pipeline: Any, family: str, call: dict[str, Any]) -> dict[str, Any]:
+    """Return a call as a family's pipeline takes it, which is told the rest."""
+    if family == "hunyuan_video15":
+        call = prepared_hunyuan_15(pipeline, call, crops=True)
+    if family == "qwen_image":
+        call["true_cfg_scale"] = call.pop("guidance_scale")
+        before, _ = pipeline.prompt_template_encode.split("{}")
+        pipeline.prompt_template_encode_start_idx = len(pipeline.tokenizer(before).input_ids)
+    if family in ("sana", "ltx2"):
+        pipeline.check_inputs = lambda *_, **__: None  # it takes multiples of 32 of any VAE
+    if family == "sana":
+        call["use_resolution_binning"] = False
+    if family == "ltx2":
+        isolated(pipeline)
+        call |= PLAIN_GUIDANCE
+    if family == "hunyuan_video":
+        call["prompt_template"] = prompt_template(pipeline.tokenizer)
+    return call
 
 
 def generate(
@@ -193,11 +240,7 @@ def generate(
             )
     elif family in GUIDED:
         call["negative_prompt"] = [NEGATIVE] * count
-    if family == "qwen_image":
-        call["true_cfg_scale"] = call.pop("guidance_scale")
-        before, _ = pipeline.prompt_template_encode.split("{}")
-        pipeline.prompt_template_encode_start_idx = len(pipeline.tokenizer(before).input_ids)
-    call |= _own_settings(pipeline, family)
+    call = _prepared(pipeline, family, call)
     made = pipeline(
         prompt=list(prompts),
         latents=noise,
@@ -206,17 +249,3 @@ def generate(
         **call,
     )
     return made[0]
-
-
-def _own_settings(pipeline: Any, family: str) -> dict[str, Any]:
-    """Return what the call of a family takes beside that of others, where its pipeline is ready."""
-    if family in ("sana", "ltx2"):
-        pipeline.check_inputs = lambda *_, **__: None  # it takes multiples of 32 of any VAE
-    if family == "sana":
-        return {"use_resolution_binning": False}
-    if family == "ltx2":
-        isolated(pipeline)
-        return PLAIN_GUIDANCE
-    if family == "hunyuan_video":
-        return {"prompt_template": prompt_template(pipeline.tokenizer)}
-    return {}

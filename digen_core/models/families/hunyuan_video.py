@@ -20,7 +20,7 @@ from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PRO
 from torch import Tensor
 
 from digen_core.config.model import ModelConfig
-from digen_core.gang.context_parallel import Plan
+from digen_core.gang.context_parallel import Plan, mask_as_dealt
 from digen_core.gang.members import Gang
 from digen_core.models.pipeline.latents import video_latent_shape
 from digen_core.models.pipeline.policy import PipelinePolicy
@@ -176,16 +176,6 @@ def _with_mask(
     hidden, text, embedded, mask, *rest = arguments
     if not transformer.masked_text:
         mask = None
-    elif transformer.dealt_over > 1:
-        mask = _as_dealt(mask, transformer.masked_text, transformer.dealt_over)
+    else:
+        mask = mask_as_dealt(mask, transformer.masked_text, transformer.dealt_over)
     return hidden, text, embedded, mask, *rest
-
-
-def _as_dealt(mask: Tensor, num_text: int, degree: int) -> Tensor:
-    """Return a mask of keys [..., latents + text] in the order of Ulysses.
-
-    That is member after member of a share, and the latents of each before its text.
-    """
-    latents, text = mask.split([mask.shape[-1] - num_text, num_text], dim=-1)
-    dealt = zip(latents.chunk(degree, -1), text.chunk(degree, -1), strict=True)
-    return torch.cat([part for pair in dealt for part in pair], dim=-1)

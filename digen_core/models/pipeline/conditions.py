@@ -55,16 +55,19 @@ def without_padding(condition: Condition, multiple: int) -> Condition:
         multiple: as much padding stays as makes the number of tokens one of it.
     """
     masks = {name: value.bool() for name, value in condition.items() if name.endswith("mask")}
-    if not masks:
-        return condition
-    rows = torch.cat(list(masks.values()))  # both halves of guidance are one forward pass
-    used = rows.any(dim=0).nonzero()
-    length = int(used.max()) + 1 if len(used) else 1
-    length += -length % multiple
-    is_whole = bool(rows[:, :length].all())
-    embeds = {name.removesuffix("mask") + "prompt_embeds" for name in masks}
-    return {
-        name: value[:, :length].contiguous() if name in embeds or name in masks else value
-        for name, value in condition.items()
-        if not (is_whole and name in masks)
-    }
+    left = dict(condition)
+    for text in {name.removeprefix(NEGATIVE) for name in masks}:
+        own = [name for name in (text, NEGATIVE + text) if name in masks]
+        rows = torch.cat([masks[name] for name in own])  # both halves are one forward pass
+        used = rows.any(dim=0).nonzero()
+        # Beside the prompt's own text another one may have no token at all.
+        length = int(used.max()) + 1 if len(used) else int(text == "mask")
+        length += -length % multiple
+        is_whole = bool(rows[:, :length].all())
+        for name in own:
+            embeds = name.removesuffix("mask") + "prompt_embeds"
+            left[embeds] = condition[embeds][:, :length].contiguous()
+            left[name] = condition[name][:, :length].contiguous()
+            if is_whole:
+                del left[name]
+    return left if masks else condition

@@ -159,7 +159,8 @@ class PromptEncoder(ABC):
         """Return what ``encode`` returns for prompts without padding, but for the embeddings."""
         condition = {}
         for name, shape in self.shapes_of_embeddings().items():
-            make, dtype = (torch.ones, torch.int64) if name == "mask" else (torch.empty, self.dtype)
+            is_mask = name.endswith("mask")
+            make, dtype = (torch.ones, torch.int64) if is_mask else (torch.empty, self.dtype)
             condition[name] = make(count, *shape, dtype=dtype, device=self.device)
         if self.guided:
             condition |= {NEGATIVE + name: value for name, value in condition.items()}

@@ -28,6 +28,7 @@ _OF_PROMPTS: Final = (
     "processor",
     "image_encoder",
     "image_processor",
+    "feature_extractor",
 )
 """How the names of components begin that only embed prompts and what they come with."""
 

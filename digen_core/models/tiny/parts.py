@@ -7,6 +7,7 @@ from diffusers import (
     AutoencoderKL,
     AutoencoderKLFlux2,
     AutoencoderKLHunyuanVideo,
+    AutoencoderKLHunyuanVideo15,
     AutoencoderKLQwenImage,
     AutoencoderKLWan,
 )
@@ -25,8 +26,12 @@ from transformers import (
     PreTrainedTokenizerBase,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLTextConfig,
+    Qwen2_5_VLTextModel,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SiglipVisionConfig,
+    SiglipVisionModel,
     T5Config,
     T5EncoderModel,
     UMT5Config,
@@ -67,6 +72,25 @@ def clip_vision(width: int) -> dict[str, Any]:
     return {
         "image_encoder": CLIPVisionModel(config).eval(),
         "image_processor": CLIPImageProcessor(size=config.image_size, crop_size=config.image_size),
+    }
+
+
+def siglip(width: int) -> dict[str, Any]:
+    """Return a SigLIP image encoder of 729 tokens, as HunyuanVideo 1.5's has, and its processor."""
+    from transformers import SiglipImageProcessor
+
+    config = SiglipVisionConfig(
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        image_size=54,
+        patch_size=2,
+    )
+    size = {"height": config.image_size, "width": config.image_size}
+    return {
+        "image_encoder": SiglipVisionModel(config).eval(),
+        "feature_extractor": SiglipImageProcessor(size=size),
     }
 
 
@@ -125,23 +149,7 @@ def qwen_vl(tokenizer: PreTrainedTokenizerBase, width: int) -> Any:
     places = {name: known.get(f"<|{mark}|>") for name, mark in marks.items()}
     return Qwen2_5_VLForConditionalGeneration(
         Qwen2_5_VLConfig(
-            text_config={
-                "vocab_size": len(tokenizer),
-                "hidden_size": width,
-                "intermediate_size": 2 * width,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-                "num_key_value_heads": 2,
-                "max_position_embeddings": 2048,
-                "rope_parameters": {
-                    "rope_type": "default",
-                    "rope_theta": 1e6,
-                    "mrope_section": [width // 16, width // 32, width // 32],
-                },
-                "bos_token_id": None,
-                "eos_token_id": tokenizer.eos_token_id,
-                "pad_token_id": tokenizer.pad_token_id,
-            },
+            text_config=_qwen_vl_text_settings(tokenizer, width, 2),
             vision_config={
                 "depth": 1,
                 "hidden_size": 16,
@@ -153,6 +161,37 @@ def qwen_vl(tokenizer: PreTrainedTokenizerBase, width: int) -> Any:
             **{name: place for name, place in places.items() if place is not None},
         )
     ).eval()
+
+
+def qwen_vl_text(tokenizer: PreTrainedTokenizerBase, width: int) -> Any:
+    """Return the half of Qwen2.5-VL that reads texts.
+
+    HunyuanVideo 1.5 reads the hidden states before its last two layers.
+    """
+    config = Qwen2_5_VLTextConfig(**_qwen_vl_text_settings(tokenizer, width, 3))
+    return Qwen2_5_VLTextModel(config).eval()
+
+
+def _qwen_vl_text_settings(
+    tokenizer: PreTrainedTokenizerBase, width: int, layers: int
+) -> dict[str, Any]:
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e6,
+            "mrope_section": [width // 16, width // 32, width // 32],
+        },
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
 
 
 def qwen3(tokenizer: PreTrainedTokenizerBase, width: int, layers: int) -> Any:
@@ -341,4 +380,11 @@ def hunyuan_vae(latent_channels: int) -> Any:
         layers_per_block=1,
         latent_channels=latent_channels,
         norm_num_groups=4,
+    ).eval()
+
+
+def hunyuan_15_vae(latent_channels: int) -> Any:
+    """Return HunyuanVideo 1.5's VAE, 16 pixels per latent pixel and 4 frames per latent frame."""
+    return AutoencoderKLHunyuanVideo15(
+        block_out_channels=(8, 8, 8, 8, 8), layers_per_block=1, latent_channels=latent_channels
     ).eval()

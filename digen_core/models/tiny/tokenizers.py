@@ -5,6 +5,7 @@ from typing import Final
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
+    ByT5Tokenizer,
     CLIPTokenizer,
     GemmaTokenizer,
     PreTrainedTokenizerFast,
@@ -25,9 +26,11 @@ _QWEN_VL_SPECIALS: Final = (
     "<|video_pad|>",
 )
 _QWEN3_SPECIALS: Final = (*_QWEN_SPECIALS, "<think>", "</think>")
-_QWEN3_CHAT: Final = (
+_QWEN_CHAT: Final = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_QWEN3_CHAT: Final = _QWEN_CHAT.removesuffix("{% endif %}") + (
     "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
 _LLAMA_BOS: Final = "<|begin_of_text|>"
@@ -65,6 +68,18 @@ def gemma_tokenizer() -> GemmaTokenizer:
 def qwen_tokenizer() -> Qwen2Tokenizer:
     """Return Qwen2's tokenizer with a token per byte and its chat marks."""
     return _qwen(_QWEN_SPECIALS)
+
+
+def qwen_chat_tokenizer() -> Qwen2Tokenizer:
+    """Return that of Qwen2.5-VL for texts: with its template of chats."""
+    tokenizer = _qwen(_QWEN_SPECIALS)
+    tokenizer.chat_template = _QWEN_CHAT
+    return tokenizer
+
+
+def byt5_tokenizer() -> ByT5Tokenizer:
+    """Return ByT5's tokenizer, whose tokens are bytes."""
+    return ByT5Tokenizer()
 
 
 def qwen_vl_tokenizer() -> Qwen2Tokenizer:

@@ -32,6 +32,7 @@ TRAINED = {  # each with another way to train
     "sana": {"algorithm": {"kl_coefficient": 0.1}, "train": {"gradient_checkpointing": True}},
     "wan": {"train": {"lora": None}},
     "flux2": {"train": {"lora": {"rank": 3, "targets": ["to_q", "to_qkv_mlp_proj"]}}},
+    "hunyuan_video15": {"train": {"lora": {"rank": 3}, "gradient_checkpointing": True}},
     "hunyuan_video": {"algorithm": {"type": "dance_grpo"}, "rollout": {"transition": "dance"}},
     "ltx2": {"train": {"lora": None}, "algorithm": {"kl_coefficient": 0.1}},
 }
@@ -41,6 +42,7 @@ BLOCKS = {  # a quarter of the published ones
     "FLUX.2-klein-base-4B": {"num_layers": 1, "num_single_layers": 5},  # of 5 and 20
     "HunyuanVideo": {"num_layers": 5, "num_single_layers": 10},  # of 20 and 40
     "LTX-2": {"num_layers": 12},
+    "HunyuanVideo-1.5-Diffusers-480p_t2v": {"num_layers": 14},  # of 54
     "Qwen-Image": {"num_layers": 15},
     "Sana_1600M_1024px_diffusers": {"num_layers": 5},  # of 20
     "Z-Image-Turbo": {"n_layers": 8},  # of 30

@@ -37,6 +37,10 @@ SETTINGS = {
         "--algorithm.type ppo",
         "algorithm.type: must be one of 'flow_grpo', 'grpo_guard',",
     ),
+    "more tokens than a family takes": (
+        "--model.max_sequence_length 600",
+        "model.max_sequence_length is 600, but flux takes at most 512; use 512 or less",
+    ),
     "an algorithm that waits for all rewards": (
         "--algorithm.type ddpo --schedule.layout tsp",
         "ddpo needs all rewards of the iteration, but schedule.layout tsp trains groups before",

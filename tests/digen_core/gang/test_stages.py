@@ -31,6 +31,7 @@ DAILY = {
         Case("wan", stages=2, checkpointing=True, in_portions=False),
         Case("wan-a14b", lora=False, stages=2, packs=2),
         Case("hunyuan_video", lora=False, stages=2, num_rows=1),
+        Case("hunyuan_video15", lora=False, stages=2, checkpointing=True),
         Case("flux2", lora=False, stages=2, checkpointing=True),
         Case("flux2", stages=2, edits=1),
         Case("ltx2", stages=2, checkpointing=True),

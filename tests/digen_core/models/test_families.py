@@ -143,6 +143,7 @@ RECORDED = {
     ],
     "z_image": [1, 0.95455, 0.9, 0.83333, 0.75, 0.64286, 0.5, 0.3, 0],  # 3 u / (1 + 2 u)
     "hunyuan_video": [1, 0.98, 0.95455, 0.92105, 0.875, 0.80769, 0.7, 0.5, 0],
+    "hunyuan_video15": [1, 0.9375, 0.83333, 0.625, 0],  # 5 u / (1 + 4 u)
 }  # fmt: skip
 
 
@@ -288,6 +289,7 @@ def test_conditions_have_one_shape_whatever_the_prompts(policies, family):
         ("qwen_image", 1 + 1 + 1 + len("assistant") + 1),
         ("z_image", 1 + len("user") + 1 + 1 + 1 + 1 + len("assistant") + 1),  # what is before, too
         ("hunyuan_video", 1),
+        ("hunyuan_video15", 1 + 1 + 1 + len("assistant") + 1),
     ],
 )
 def test_masks_count_the_prompt_and_what_the_template_puts_round_it(policies, name, others):
@@ -297,7 +299,7 @@ def test_masks_count_the_prompt_and_what_the_template_puts_round_it(policies, na
     assert masks[0, : 3 + others].all()
 
 
-@pytest.mark.parametrize("name", ["qwen_image", "z_image", "hunyuan_video"])
+@pytest.mark.parametrize("name", ["qwen_image", "z_image", "hunyuan_video", "hunyuan_video15"])
 def test_what_is_masked_does_not_matter(policies, name):
     x, sigma, condition = some_batch(policies[name])
     before = policies[name].velocity(x, sigma, condition)
@@ -395,6 +397,7 @@ def test_sizes_of_models_with_other_vaes_and_patches(tiny_families, family, tmp_
         "wan": ("transformer", {"patch_size": [1, 4, 4]}),
         "hunyuan_video": ("vae", {"spatial_compression_ratio": 16}),
         "ltx2": ("vae", {"spatial_compression_ratio": 32}),
+        "hunyuan_video15": ("vae", {"spatial_compression_ratio": 32}),
     }
     part, changes = changed[family_of(family)]
     shutil.copytree(tiny_families[family], tmp_path / "model")
@@ -415,9 +418,14 @@ def test_what_a_config_leaves_out_is_as_the_familys_pipeline_has_it(family):
     pipeline = adapter_of(family).pipeline_class
     call = inspect.signature(pipeline.__call__).parameters
     found = ModelConfig(family=family, path="a/b").defaults
+    assert found.num_inference_steps == call["num_inference_steps"].default
+    if family == "hunyuan_video15":  # whose guider and attributes say the rest
+        length = inspect.signature(pipeline._get_mllm_prompt_embeds).parameters
+        assert found.max_sequence_length == length["tokenizer_max_length"].default
+        assert (found.height, found.width, found.num_frames) == (480, 480, 53)
+        return
     guidance = call["true_cfg_scale" if family == "qwen_image" else "guidance_scale"].default
     assert found.guidance_scale == guidance
-    assert found.num_inference_steps == call["num_inference_steps"].default
     assert found.max_sequence_length == call["max_sequence_length"].default
     if family_of(family) in VIDEO_FAMILIES:
         assert found.height * found.width <= call["height"].default * call["width"].default / 3

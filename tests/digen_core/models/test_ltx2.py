@@ -181,7 +181,7 @@ def test_texts_that_the_connectors_do_not_take_are_refused(folder, tmp_path, reg
 
 def test_only_long_texts_families_take_them():
     assert ModelConfig(family="ltx2", path="a/b").max_sequence_length == 1024
-    with pytest.raises(ValueError, match="is 513, but wan takes 512 tokens of a prompt at most"):
+    with pytest.raises(ValueError, match="is 513, but wan takes at most 512"):
         ModelConfig(family="wan", path="a/b", max_sequence_length=513)
 
 

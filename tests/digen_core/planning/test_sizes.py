@@ -58,6 +58,8 @@ PUBLISHED = {  # billions of parameters of the transformers on the hub
     "Wan2.2-TI2V-5B-Diffusers": ("wan", 5.000),
     "HunyuanVideo": ("hunyuan_video", 12.821),
     "LTX-2": ("ltx2", 18.876),  # of audio 5.8
+    "HunyuanVideo-1.5-Diffusers-480p_t2v": ("hunyuan_video15", 8.327),
+    "HunyuanVideo-1.5-Diffusers-480p_i2v": ("hunyuan_video15-i2v", 8.327),
 }
 
 
