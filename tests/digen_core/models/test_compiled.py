@@ -1,6 +1,7 @@
 """torch.compile of the blocks: the same velocities and gradients, whatever is active."""
 
 import contextvars
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -12,6 +13,9 @@ from digen_core.models.compiled import compile_blocks, compile_meter
 from digen_core.models.compiler import require_compiler
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
 from support.tiny_policies import load_trainable, moved_weights
+
+with suppress(ImportError):  # the compiler does: too late if distutils is there
+    import setuptools  # noqa: F401
 
 
 @pytest.mark.families
