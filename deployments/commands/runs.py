@@ -82,15 +82,15 @@ def evaluate(
         samples_per_prompt: Images per prompt; default: as the run's config says, or the suite.
         suite: Published protocol that judges, in place of the run's rewards (docs/rewards.md).
     """
+    for key in parse_arguments(tokens).settings:
+        if near := get_close_matches(key, ("prompts", "samples_per_prompt", "suite"), cutoff=0.5):
+            raise UserError(f"unknown option --{key}; did you mean --{near[0].replace('_', '-')}?")
     require_run(run)
     if samples_per_prompt is not None and samples_per_prompt < 1:
         raise UserError(f"--samples-per-prompt is {samples_per_prompt}; use 1 or more")
     if prompts is not None and not Path(located(str(prompts))).exists():
         raise UserError(f"cannot read the prompt file {prompts}: there is none")
     place = None if prompts is None else str(prompts)
-    for key in parse_arguments(tokens).settings:
-        if near := get_close_matches(key, ("prompts", "samples_per_prompt", "suite"), cutoff=0.5):
-            raise UserError(f"unknown option --{key}; did you mean --{near[0].replace('_', '-')}?")
     asked = Judging(place, samples_per_prompt, suite, _settings(tokens))
 
     from deployments import local

@@ -26,7 +26,6 @@ from support.families import (
     MODELS,
     NEGATIVE,
     OF_KIND,
-    PLAIN_GUIDANCE,
     QWEN_EDITORS,
     TOKENS,
     WIDTH,
@@ -108,7 +107,7 @@ def expected_of(pipeline, family, prompts, **call):
 def test_every_familys_package_predicts_what_its_pipeline_draws(family, tiny_families, tmp_path):
     folder, weights = tiny_families[family], tmp_path / "lora"
     # two pipelines take multiples of 32; one draws in others unless asked, one guides in more ways
-    own = {"sana": {"use_resolution_binning": False}, "ltx2": PLAIN_GUIDANCE}
+    own = {"sana": {"use_resolution_binning": False}, "ltx2": trained_pipeline.PLAIN_GUIDANCE}
     size, call = ({"width": 64}, own[family]) if family in own else ({}, {})
     trained(folder, family, weights, **size)
     model = packaged(folder, family, weights, tmp_path / "model", **size)

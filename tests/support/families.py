@@ -19,6 +19,7 @@ from digen_core.models.families.hunyuan_video import prompt_template
 from digen_core.models.policy import ALL_PARTS, Policy
 from digen_core.models.qwen_vl import processor_without_videos
 from support.tiny_policies import load
+from tasks.tracking.trained_pipeline import PLAIN_GUIDANCE
 
 FAMILIES = tuple(families.FAMILIES)
 KINDS = tuple(f"{name}-{kind}" for name, row in families.FAMILIES.items() for kind in row.kinds)
@@ -47,15 +48,6 @@ HEIGHT, WIDTH, TOKENS = 32, 48, 24
 OF_KIND = {name: {"guidance_scale_2": 2.0} for name in ("wan-a14b", "wan-i2v-a14b")}
 """What some models are used with beside that."""
 NEGATIVE = "blurry"
-PLAIN_GUIDANCE = {
-    "stg_scale": 0.0,
-    "audio_stg_scale": 0.0,
-    "modality_scale": 1.0,
-    "audio_modality_scale": 1.0,
-    "guidance_rescale": 0.0,
-    "audio_guidance_rescale": 0.0,
-}
-"""Of LTX-2's pipeline, whose call has more by default."""
 ROUNDED_TO_FLOAT32 = ("wan", "z_image", "ltx2")
 """Families whose blocks compute parts in float32 whatever the dtype: rounding shows in 6e-8."""
 AT_NIGHT = tuple(pytest.param(editor, marks=pytest.mark.nightly) for editor in EDITORS)
