@@ -69,9 +69,9 @@ def run_evaluation(run_dir: Path, asked: Judging) -> EvaluationReport:
     """
     config = judged_config(run_dir, asked)
 
-    from digen_core.data.prompts import evaluation_prompts
+    from digen_core.preflight.run import check_judged
 
-    evaluation_prompts(config)  # refused before anything starts
+    check_judged(config, run_dir, asked.suite)  # refused before anything starts
     mlflow_of_environment()
     with orchestrated(config):
         from flows.evaluate_run import evaluate_run

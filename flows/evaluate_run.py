@@ -13,10 +13,9 @@ from digen_core.checkpoints.manifest import (
     checkpoints_in,
     last_checkpoint,
 )
-from digen_core.config.load import CONFIG_OF_RUN, config_of_run
-from digen_core.config.run import RunConfig
+from digen_core.config.load import CONFIG_OF_RUN
 from digen_core.errors import UserError
-from digen_core.preflight.run import check_inputs, check_suite
+from digen_core.preflight.run import check_judged
 from digen_core.records import EvaluationReport
 from flows.evaluate import evaluate
 from flows.launch import reopen_run
@@ -55,7 +54,9 @@ def evaluate_run(
         UserError: the folder is not a run's, or holds no version yet.
     """
     run_dir = latest_run(Path("runs")) if run == LATEST else Path(run)
-    config = _checked(run_dir, Judging(prompts, samples_per_prompt, suite, settings or {}))
+    asked = Judging(prompts, samples_per_prompt, suite, settings or {})
+    config = judged_config(run_dir, asked)
+    check_judged(config, run_dir, suite)
     with reopen_run(config, run_dir) as reopened:
         while True:
             try:
@@ -67,15 +68,6 @@ def evaluate_run(
             except DamagedError as error:
                 reopened.progress.is_damaged(newest_checkpoint(reopened))
                 notify(reopened, "restored", f"{error}; the one before is evaluated")
-
-
-def _checked(run_dir: Path, asked: Judging) -> RunConfig:
-    config = judged_config(run_dir, asked)
-    if asked.suite is None:
-        check_inputs(config)
-    else:
-        check_suite(config, config_of_run(run_dir))
-    return config
 
 
 def latest_run(runs_dir: Path) -> Path:

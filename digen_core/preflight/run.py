@@ -7,6 +7,8 @@ need no torch come first, so that the usual mistakes show at once.
 from importlib.util import find_spec
 from pathlib import Path
 
+from digen_core.checkpoints.judging import SuiteName
+from digen_core.config.load import config_of_run
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt, evaluation_prompts, train_prompts
 from digen_core.errors import ConfigError
@@ -37,6 +39,23 @@ def check_inputs(config: RunConfig) -> None:
     _check_enough_prompts(config, train)
     check_rewards(config, train, evaluation)
     check_model(config)
+
+
+def check_judged(config: RunConfig, run_dir: Path, suite: SuiteName | None) -> None:
+    """Check the prompts, rewards and model of a config that judges a finished run.
+
+    Args:
+        config: to judge it with.
+        run_dir: folder of the run.
+        suite: that it is of, if any.
+
+    Raises:
+        ConfigError: as `check_inputs` and `check_suite` do.
+    """
+    if suite is None:
+        check_inputs(config)
+    else:
+        check_suite(config, config_of_run(run_dir))
 
 
 def check_suite(config: RunConfig, trained: RunConfig) -> None:
