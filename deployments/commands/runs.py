@@ -91,7 +91,7 @@ def evaluate(
     if prompts is not None and not Path(located(str(prompts))).exists():
         raise UserError(f"cannot read the prompt file {prompts}: there is none")
     place = None if prompts is None else str(prompts)
-    asked = Judging(place, samples_per_prompt, suite, _settings(tokens))
+    asked = Judging(place, samples_per_prompt, suite, _settings(tokens, "RUN"))
 
     from deployments import local
     from deployments.views import summary
@@ -104,11 +104,11 @@ def evaluate(
     return 0
 
 
-def _settings(tokens: Sequence[str]) -> dict[str, Any]:
-    """Return the keys that follow a run's folder, with their values."""
+def _settings(tokens: Sequence[str], takes: str) -> dict[str, Any]:
+    """Return the keys that follow what a command takes, with their values."""
     arguments = parse_arguments(tokens)
     if arguments.path is not None:
-        raise UserError(f"unexpected argument {str(arguments.path)!r}; it takes the run's folder")
+        raise UserError(f"unexpected argument {str(arguments.path)!r}; it takes {takes}")
     return {key: parse_value(key, text) for key, text in arguments.settings.items()}
 
 
@@ -136,7 +136,7 @@ def replay(
             run keeps, and say which module began it; model.dtype may be another.
     """
     require_run(run)
-    overrides = _settings(tokens)
+    overrides = _settings(tokens, "RUN ITERATION")
 
     from digen_core.reference.replay import nonfinite_config, replay_config
 

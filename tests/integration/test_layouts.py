@@ -89,8 +89,6 @@ def test_weights_equal_the_serial_reference(case, run_layout):
     check_mechanism(case, found)
     if case.layout == "elastic" and case.pack < 4:  # else one trainer takes all ready pairs
         assert found.num_by_others("train", "trainer"), "no rollout device trained"
-    if case.layout == "tag" and case.pauses:
-        assert found.num_moved, "no fragment went on elsewhere"
 
 
 @pytest.mark.layouts
