@@ -48,7 +48,7 @@ HEIGHT, WIDTH, TOKENS = 32, 48, 24
 OF_KIND = {name: {"guidance_scale_2": 2.0} for name in ("wan-a14b", "wan-i2v-a14b")}
 """What some models are used with beside that."""
 NEGATIVE = "blurry"
-ROUNDED_TO_FLOAT32 = ("wan", "z_image", "ltx2")
+ROUNDED_TO_FLOAT32 = ("wan", "z_image", "ltx2", "sana")
 """Families whose blocks compute parts in float32 whatever the dtype: rounding shows in 6e-8."""
 AT_NIGHT = tuple(pytest.param(editor, marks=pytest.mark.nightly) for editor in EDITORS)
 """Editors, for what each change shows on the models that they are like."""

@@ -19,9 +19,9 @@ DEALING = [family for family, row in FAMILY_ROWS.items() if row.deals_tokens]
 def bound_of(case: Case) -> float:
     """Wan keeps some modules in float32, which round otherwise where fewer rows are computed.
 
-    Z-Image and LTX-2 turn queries and keys in float32.
+    Z-Image and LTX-2 turn queries and keys in float32, and Sana's linear attention computes in it.
     """
-    return 1e-5 if case.family in ("wan", "z_image", "ltx2") else BOUNDS[case.dtype]
+    return 1e-5 if case.family in ("wan", "z_image", "ltx2", "sana") else BOUNDS[case.dtype]
 
 
 DAILY = {

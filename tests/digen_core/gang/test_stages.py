@@ -59,9 +59,9 @@ def bound_of(case: Case) -> float:
     """Wan keeps some modules in float32, which round otherwise where fewer rows are computed.
 
     Its gradient by itself is float32, too, and the stages' parts of it are added up. Z-Image and
-    LTX-2 turn queries and keys in float32.
+    LTX-2 turn queries and keys in float32, and Sana's linear attention computes in it.
     """
-    if case.family in ("z_image", "ltx2"):
+    if case.family in ("z_image", "ltx2", "sana"):
         return 1e-6
     if case.family == "wan":
         return 1e-10 if case.lora and not case.in_portions else 1e-6
