@@ -82,16 +82,14 @@ def evaluate(
         samples_per_prompt: Images per prompt; default: as the run's config says, or the suite.
         suite: Published protocol that judges, in place of the run's rewards (docs/rewards.md).
     """
-    for key in parse_arguments(tokens).settings:
-        if near := get_close_matches(key, ("prompts", "samples_per_prompt", "suite"), cutoff=0.5):
-            raise UserError(f"unknown option --{key}; did you mean --{near[0].replace('_', '-')}?")
+    settings = _settings(tokens, "RUN", ("prompts", "samples_per_prompt", "suite"))
     require_run(run)
     if samples_per_prompt is not None and samples_per_prompt < 1:
         raise UserError(f"--samples-per-prompt is {samples_per_prompt}; use 1 or more")
     if prompts is not None and not Path(located(str(prompts))).exists():
         raise UserError(f"cannot read the prompt file {prompts}: there is none")
     place = None if prompts is None else str(prompts)
-    asked = Judging(place, samples_per_prompt, suite, _settings(tokens, "RUN"))
+    asked = Judging(place, samples_per_prompt, suite, settings)
 
     from deployments import local
     from deployments.views import summary
@@ -104,11 +102,20 @@ def evaluate(
     return 0
 
 
-def _settings(tokens: Sequence[str], takes: str) -> dict[str, Any]:
-    """Return the keys that follow what a command takes, with their values."""
+def _settings(tokens: Sequence[str], takes: str, options: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the keys that follow what a command takes, with their values.
+
+    Args:
+        tokens: what follows.
+        takes: what the command takes before them.
+        options: that it has beside keys of the config, for those that are mistyped.
+    """
     arguments = parse_arguments(tokens)
     if arguments.path is not None:
         raise UserError(f"unexpected argument {str(arguments.path)!r}; it takes {takes}")
+    for key in arguments.settings:
+        if near := get_close_matches(key, options, cutoff=0.5):
+            raise UserError(f"unknown option --{key}; did you mean --{near[0].replace('_', '-')}?")
     return {key: parse_value(key, text) for key, text in arguments.settings.items()}
 
 

@@ -55,7 +55,7 @@ def profiled(engine: Engine, kind: str, iteration: int, run_dir: Path) -> Iterat
 def _write(found: profile, trace: Path) -> None:
     trace.parent.mkdir(parents=True, exist_ok=True)
     on_gpu = ProfilerActivity.CUDA in found.activities and torch.cuda.is_available()
-    by = f"self_{'cuda' if on_gpu else 'cpu'}_time_total"
+    by = f"self_{'device' if on_gpu else 'cpu'}_time_total"
     table = found.key_averages().table(sort_by=by, row_limit=ROWS, max_name_column_width=60)
     replace_text(trace.with_name(trace.name.replace(".json.gz", ".txt")), table)
     with written_whole(trace) as unfinished:

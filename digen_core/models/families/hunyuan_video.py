@@ -29,11 +29,12 @@ from digen_core.models.schedules import scheduler_sigmas
 from digen_core.models.tiny.sizes import LATENT_CHANNELS, TEXT_WIDTH, TransformerSize
 
 
-class HunyuanVideoPolicy(PipelinePolicy):
-    """A HunyuanVideo pipeline as a Policy."""
+class HunyuanPolicy(PipelinePolicy):
+    """The base of HunyuanVideo and HunyuanVideo 1.5: schedule, scale of latents, dealing of tokens.
 
-    pipeline_class = HunyuanVideoPipeline
-    vae_class = AutoencoderKLHunyuanVideo
+    Their transformers know as ``dealt_over`` how many members of a share deal tokens.
+    """
+
     token_plan: ClassVar[Plan | None] = {
         "rope": {place: Split(split_dim=0, expected_dims=2, split_output=True) for place in (0, 1)},
         "transformer_blocks.0": {
@@ -42,6 +43,32 @@ class HunyuanVideoPolicy(PipelinePolicy):
         },
         "proj_out": Joined(gather_dim=1, expected_dims=3),
     }
+
+    def join(self, gang: Gang) -> None:
+        """Compute as a member of a gang from now on, dealing tokens and blocks as it does."""
+        super().join(gang)
+        for transformer in self.transformers:
+            transformer.dealt_over = gang.context_parallel
+            for module in transformer.context_embedder.modules():  # it refines the whole text
+                if hasattr(module, "processor"):
+                    module.processor._parallel_config = None
+
+    def sigmas_of_family(self, num_steps: int) -> Tensor:
+        """Return evenly spaced sigmas, shifted as the scheduler says: by 7, of 1.5 by 5 or 9."""
+        return scheduler_sigmas(
+            self.pipeline.scheduler, sigmas=np.linspace(1.0, 0.0, num_steps + 1)[:-1]
+        )
+
+    def vae_latents(self, x: Tensor) -> Tensor:
+        """Return latents [B, z, F, h, w]."""
+        return x / float(self.pipeline.vae.config.scaling_factor)
+
+
+class HunyuanVideoPolicy(HunyuanPolicy):
+    """A HunyuanVideo pipeline as a Policy."""
+
+    pipeline_class = HunyuanVideoPipeline
+    vae_class = AutoencoderKLHunyuanVideo
 
     @classmethod
     def tiny(cls, size: TransformerSize, kind: str = "") -> HunyuanVideoPipeline:
@@ -79,15 +106,6 @@ class HunyuanVideoPolicy(PipelinePolicy):
             for block in blocks:
                 block.register_forward_pre_hook(partial(_with_mask, self.transformer))
 
-    def join(self, gang: Gang) -> None:
-        """Compute as a member of a gang from now on, dealing tokens and blocks as it does."""
-        super().join(gang)
-        for transformer in self.transformers:
-            transformer.dealt_over = gang.context_parallel
-            for module in transformer.context_embedder.modules():  # it refines the whole text
-                if hasattr(module, "processor"):
-                    module.processor._parallel_config = None
-
     def shape_of_latent(self) -> tuple[int, ...]:
         """Return (z, F, h, w)."""
         settings = self.transformer.config
@@ -123,12 +141,6 @@ class HunyuanVideoPolicy(PipelinePolicy):
             "pooled": (settings.pooled_projection_dim,),
         }
 
-    def sigmas_of_family(self, num_steps: int) -> Tensor:
-        """Return evenly spaced sigmas, shifted as the scheduler says (7 for HunyuanVideo)."""
-        return scheduler_sigmas(
-            self.pipeline.scheduler, sigmas=np.linspace(1.0, 0.0, num_steps + 1)[:-1]
-        )
-
     def predict(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         """Return the velocities [B, z, F, h, w]."""
         guidance = None
@@ -149,10 +161,6 @@ class HunyuanVideoPolicy(PipelinePolicy):
             return_dict=False,
         )[0]
         return velocity
-
-    def vae_latents(self, x: Tensor) -> Tensor:
-        """Return latents [B, z, F, h, w]."""
-        return x / float(self.pipeline.vae.config.scaling_factor)
 
 
 def prompt_template(tokenizer: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ channels, and SigLIP's states of it.
 
 import logging
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -22,8 +22,6 @@ from diffusers import (
     HunyuanVideo15Transformer3DModel,
 )
 from diffusers.loaders import HunyuanVideoLoraLoaderMixin
-from diffusers.models._modeling_parallel import ContextParallelInput as Split
-from diffusers.models._modeling_parallel import ContextParallelOutput as Joined
 from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import format_text_input
 from numpy.typing import NDArray
 from PIL import Image
@@ -32,14 +30,11 @@ from torch.nn.functional import pad
 
 from digen_core.config.model import ModelConfig
 from digen_core.errors import ConfigError
-from digen_core.gang.context_parallel import Plan
-from digen_core.gang.members import Gang
+from digen_core.models.families.hunyuan_video import HunyuanPolicy
 from digen_core.models.hunyuan15 import compute_so
 from digen_core.models.pipeline.conditions import SOURCE
 from digen_core.models.pipeline.latents import video_latent_shape
-from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.policy import Condition
-from digen_core.models.schedules import scheduler_sigmas
 from digen_core.models.tiny.sizes import LATENT_CHANNELS, TEXT_WIDTH, TransformerSize
 
 # Each guider that is made warns that guiders are experimental; digen reads one setting of it.
@@ -66,20 +61,12 @@ class _ImageToVideo(HunyuanVideo15ImageToVideoPipeline, HunyuanVideoLoraLoaderMi
     """The same of videos that begin with an image."""
 
 
-class HunyuanVideo15Policy(PipelinePolicy):
+class HunyuanVideo15Policy(HunyuanPolicy):
     """A HunyuanVideo 1.5 pipeline as a Policy."""
 
     pipeline_class = _TextToVideo
     vae_class = AutoencoderKLHunyuanVideo15
     uses_cfg = True
-    token_plan: ClassVar[Plan | None] = {
-        "rope": {place: Split(split_dim=0, expected_dims=2, split_output=True) for place in (0, 1)},
-        "transformer_blocks.0": {
-            name: Split(split_dim=1, expected_dims=3)
-            for name in ("hidden_states", "encoder_hidden_states")
-        },
-        "proj_out": Joined(gather_dim=1, expected_dims=3),
-    }
 
     @classmethod
     def tiny(cls, size: TransformerSize, kind: str = "") -> Any:
@@ -137,15 +124,6 @@ class HunyuanVideo15Policy(PipelinePolicy):
                 f"model.path {self.config.path} has a {type(guider).__name__} with {found} as its "
                 f"guider; use a ClassifierFreeGuidance with {_PLAIN}"
             )
-
-    def join(self, gang: Gang) -> None:
-        """Compute as a member of a gang from now on, dealing tokens and blocks as it does."""
-        super().join(gang)
-        for transformer in self.transformers:
-            transformer.dealt_over = gang.context_parallel
-            for module in transformer.context_embedder.modules():  # it refines the whole text
-                if hasattr(module, "processor"):
-                    module.processor._parallel_config = None
 
     def shape_of_latent(self) -> tuple[int, ...]:
         """Return (z, F, h, w)."""
@@ -223,12 +201,6 @@ class HunyuanVideo15Policy(PipelinePolicy):
             EMBEDDED: (IMAGE_TOKENS, self.transformer.config.image_embed_dim),
         }
 
-    def sigmas_of_family(self, num_steps: int) -> Tensor:
-        """Return evenly spaced sigmas, shifted as the scheduler says (5 at 480p, 9 at 720p)."""
-        return scheduler_sigmas(
-            self.pipeline.scheduler, sigmas=np.linspace(1.0, 0.0, num_steps + 1)[:-1]
-        )
-
     def predict(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         """Return the velocities [B, z, F, h, w].
 
@@ -251,7 +223,3 @@ class HunyuanVideo15Policy(PipelinePolicy):
             images=images.to(self.dtype),
         )
         return velocity
-
-    def vae_latents(self, x: Tensor) -> Tensor:
-        """Return latents [B, z, F, h, w]."""
-        return x / float(self.pipeline.vae.config.scaling_factor)
