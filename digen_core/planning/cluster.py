@@ -125,14 +125,14 @@ class Cluster(Strict):
     switch_to_trainer: float = Field(0.0, ge=0)
     """Seconds until a device that generated is ready to train."""
 
-    mfu_denoise: float = Field(0.45, gt=0, le=1)
+    mfu_denoise: float = Field(0.23, gt=0, le=1)
     """Share of ``tflops`` that estimates assume for denoising and decoding."""
 
     gang_efficiency: float = Field(0.85, gt=0, le=1)
     """Share of their ``tflops`` together that estimates assume of GPUs that deal the tokens of a
     sample, so talk at each layer."""
 
-    mfu_train: float = Field(0.35, gt=0, le=1)
+    mfu_train: float = Field(0.21, gt=0, le=1)
     """Share of ``tflops`` that estimates assume for training."""
 
     network: float | None = Field(None, gt=0)

@@ -15,6 +15,8 @@ MAX_CELL_PIXELS: Final = 192
 """Larger images are shrunk to this."""
 LABEL_CHARACTERS: Final = 24
 LABEL_PIXELS: Final = 184
+THUMBNAIL_BYTES: Final = 12_288  # it travels on a receipt, and in pages' text
+QUALITIES: Final = (85, 70, 50, 30, 10)  # of JPEG; the last one suffices for noise
 GAP_PIXELS: Final = 6
 LINE_PIXELS: Final = 17
 
@@ -52,8 +54,16 @@ def draw_grid(title: str, prompts: Sequence[str], images: np.ndarray) -> Image.I
 
 
 def thumbnail(image: np.ndarray) -> bytes:
-    """Return an image [H, W, 3] uint8 in the size of a grid's cell, as JPEG of a few kilobytes."""
-    return _saved(_cell(image), "JPEG", quality=85)
+    """Return an image [H, W, 3] uint8 in the size of a grid's cell, as JPEG.
+
+    It takes no more than `THUMBNAIL_BYTES`, whatever it shows: the more detail, the less quality.
+    """
+    cell = _cell(image)
+    for quality in QUALITIES:
+        saved = _saved(cell, "JPEG", quality=quality)
+        if len(saved) <= THUMBNAIL_BYTES:
+            break
+    return saved
 
 
 def animation(frames: Sequence[Image.Image]) -> bytes:

@@ -89,7 +89,7 @@ def test_a_profile_wins_over_the_file(mixed):
 
 
 def test_estimates_by_hand(mixed):
-    """10 TFLOP at 45% of 100 TFLOP/s; 20 GB at 1000 GB/s, read twice for a gradient."""
+    """10 TFLOP at 23% of 100 TFLOP/s; 20 GB at 1000 GB/s, read twice for a gradient."""
     groups = tuple(
         group.model_copy(update={"tflops": tflops, "bandwidth": bandwidth})
         for group, tflops, bandwidth in zip(
@@ -102,10 +102,10 @@ def test_estimates_by_hand(mixed):
     costs = with_estimates(bare, SIZES, RunConfig()).costs()
     h100, a100 = costs.kinds["h100"], costs.kinds["a100"]
     assert costs.push == pytest.approx(0.5)  # 2 GB at 4 GB/s
-    assert h100.step(3) == pytest.approx(0.02 + 3 * 10 / 45)
-    assert h100.decode(3) == pytest.approx(3 * 4.5 / 45)
-    assert h100.pack(2) == pytest.approx(0.04 + 2 * 28 / 35)
-    assert a100.step(3) == pytest.approx(3 * 10 / 22.5)
+    assert h100.step(3) == pytest.approx(0.02 + 3 * 10 / 23)
+    assert h100.decode(3) == pytest.approx(3 * 4.5 / 23)
+    assert h100.pack(2) == pytest.approx(0.04 + 2 * 28 / 21)
+    assert a100.step(3) == pytest.approx(3 * 10 / 11.5)
     with_own = groups[0].model_copy(update={"costs": LINE})
     kept = bare.model_copy(update={"devices": (with_own, groups[1])})
     assert with_estimates(kept, SIZES, RunConfig()).costs().kinds["h100"] == LINE
@@ -121,9 +121,9 @@ def test_estimates_of_a_gang_by_hand(mixed, degree):
     costs = with_estimates(cluster, SIZES, RunConfig(parallel=parallel)).costs()
     gang, shares = costs.kinds["h100"], 4 // degree
     together = degree * (0.85 if degree > 1 else 1)
-    assert gang.step(3) == pytest.approx(0.02 + -(-3 // shares) * 10 / (45 * together))
-    assert gang.pack(2) == pytest.approx(0.04 + -(-2 // shares) * 28 / (35 * together))
-    assert gang.decode(3) == pytest.approx(3 * 4.5 / 45)  # by the leader
+    assert gang.step(3) == pytest.approx(0.02 + -(-3 // shares) * 10 / (23 * together))
+    assert gang.pack(2) == pytest.approx(0.04 + -(-2 // shares) * 28 / (21 * together))
+    assert gang.decode(3) == pytest.approx(3 * 4.5 / 23)  # by the leader
     assert costs.push == pytest.approx(0.5)  # adapters, by the leader
     assert costs.gradient_sum == pytest.approx(0.5)  # of 5 x 10^8 numbers of 4 bytes
     sharded = parallel.model_copy(update={"shard_weights": True})

@@ -9,7 +9,11 @@ import torch
 
 
 def brightness(images, prompts):
-    """Mean of the red channel minus half the blue one: smooth, so rounding stays rounding."""
+    """Mean of the red channel minus half the blue one: smooth, so rounding stays rounding.
+
+    In float64, as a GPU's sum of float32 depends on how many samples there are.
+    """
+    images = images.double()
     return (images[:, 0] - images[:, 2] / 2).mean(dim=(1, 2))
 
 
