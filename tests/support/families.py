@@ -1,5 +1,6 @@
 """Tiny pipelines of every family, for tests: their policies, and what stock pipelines return."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,19 @@ ROUNDED_TO_FLOAT32 = ("wan", "z_image", "ltx2", "sana")
 """Families whose blocks compute parts in float32 whatever the dtype: rounding shows in 6e-8."""
 AT_NIGHT = tuple(pytest.param(editor, marks=pytest.mark.nightly) for editor in EDITORS)
 """Editors, for what each change shows on the models that they are like."""
+OFTEN = ("flux", "sd3", "wan")
+"""Models on which each change shows what takes long; `make test-families` does on the others."""
 EDITED = {"train": "edits.jsonl", "image_column": "image", "evaluation_fraction": 0.5}
 """Prompts with source images, as a config names them."""
+
+
+def sliced(models: Iterable[str], *values: Any) -> list[Any]:
+    """For parameters: models, each with the values; of what is not in ``OFTEN`` a slice and the
+    nightly try it."""
+    return [
+        pytest.param(name, *values, marks=[pytest.mark.families] * (name not in OFTEN))
+        for name in models
+    ]
 
 
 def family_of(model: str) -> str:

@@ -17,7 +17,7 @@ from digen_core.models.families import adapter_of
 from digen_core.models.loading import build_trainable
 from digen_core.planning.model_settings import MODEL_CONFIGS
 from digen_core.planning.sizes import Sizes, sizes_of
-from support.families import MODELS, OF_KIND, family_of, frames_of, load_tiny
+from support.families import MODELS, OF_KIND, family_of, frames_of, load_tiny, sliced
 from support.paths import ROOT
 from tasks.measure import work_seconds
 
@@ -72,6 +72,7 @@ def settings_in(folder: Path) -> dict:
     return json.loads((folder / "transformer/config.json").read_text())
 
 
+@pytest.mark.parametrize("family", sliced(MODELS))
 def test_what_is_timed_is_what_is_counted(tiny_families, family, tmp_path):
     config = config_of(family, **TRAINED[family_of(family)])
     cut_settings(Path(tiny_families[family]), tmp_path, 0.5)

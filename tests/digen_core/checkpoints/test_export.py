@@ -90,15 +90,18 @@ def saved_by_diffusers(transformer, weights, folder, **settings):
 
 
 @pytest.mark.parametrize(
-    ("family", "size"),
+    ("family", "size", "dtype"),
     [
         # Families have other names and shapes; how files are cut does not hang on them.
-        pytest.param(family, size, marks=[pytest.mark.nightly] * (family != "flux" and size != 2))
+        pytest.param(
+            *(family, size, dtype),
+            marks=[pytest.mark.nightly] * (family != "flux" and (size, dtype) != (2, "bfloat16")),
+        )
         for family in FAMILIES
         for size in (1, 2, 3)
+        for dtype in ("float32", "bfloat16")
     ],
 )
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_it_is_what_diffusers_saves_of_the_same_weights(
     tiny_families, tmp_path, size, family, dtype
 ):
@@ -142,7 +145,9 @@ def peak_of(work):
         tracemalloc.stop()
 
 
-@SIZES
+@pytest.mark.parametrize(
+    "size", [pytest.param(size, marks=[pytest.mark.nightly] * (size != 2)) for size in (1, 2, 3)]
+)
 def test_one_files_weights_are_in_memory_at_once(wide, tmp_path, size):
     """And some megabytes: a parameter's masters, and what its fingerprint takes."""
     whole = sum(parameter.nbytes for parameter in wide.parameters())

@@ -32,6 +32,7 @@ from support.families import (
     frames_of,
     generate,
     load_tiny,
+    sliced,
     stock,
     with_euler_steps,
 )
@@ -60,9 +61,12 @@ def some_batch(policy, count: int = 3, prompt: str = PROMPTS[0]) -> tuple:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{}, {"guidance_scale": 1.0}, {"num_frames": 1, "height": 48}],
-    ids=["guided", "unguided", "one frame"],
+    ("family", "changes"),
+    [
+        *((name, {}) for name in MODELS),
+        *sliced(MODELS, {"guidance_scale": 1.0}),
+        *sliced(MODELS, {"num_frames": 1, "height": 48}),
+    ],
 )
 def test_noiseless_sampling_is_the_stock_pipelines(tiny_families, family, changes):
     policy = load_tiny(tiny_families[family], family, **changes)

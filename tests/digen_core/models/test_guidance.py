@@ -9,7 +9,7 @@ from digen_core.data.prompts import Prompt
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
-from support.families import GUIDED, HEIGHT, NEGATIVE, TOKENS, WIDTH, load_tiny, stock
+from support.families import GUIDED, HEIGHT, NEGATIVE, TOKENS, WIDTH, load_tiny, sliced, stock
 
 EMBEDDED = ("flux", "hunyuan_video")
 INTERVAL = ((0.8, 4.0), (0.3, 0.0))
@@ -33,7 +33,7 @@ def rows_of_passes(policy) -> list[int]:
     return sizes
 
 
-@pytest.mark.parametrize("name", [*GUIDED, *EMBEDDED])
+@pytest.mark.parametrize("name", sliced((*GUIDED, *EMBEDDED)))
 def test_each_row_has_the_scale_of_its_noise_level(tiny_families, name):
     folder = tiny_families[name]
     policy = load_tiny(folder, name, guidance_scale=0.0, guidance_schedule=INTERVAL)

@@ -115,6 +115,7 @@ def test_a_target_that_is_of_audio_alone_is_refused(policy, folder):
         make_trainable(policy, LoraConfig(targets=("to_k", "audio_attn1.to_q")))
 
 
+@pytest.mark.families
 def test_published_parameters_are_of_video_and_audio():
     """Arithmetic is that of the video; of the audio and between both 5.8 billion are only held."""
     settings = {"family": "ltx2", "path": "Lightricks/LTX-2"}  # 256 x 384 pixels, 49 frames

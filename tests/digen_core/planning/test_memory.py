@@ -21,7 +21,7 @@ from digen_core.planning.memory import CONTEXT_BYTES, Memory
 from digen_core.planning.memory_count import memory_of
 from digen_core.rollout.conditions import encoded
 from support.edits import source
-from support.families import EDITED, MODELS, QWEN_EDITORS, family_of, frames_of, load_tiny
+from support.families import EDITED, MODELS, QWEN_EDITORS, family_of, frames_of, load_tiny, sliced
 from support.gang_memory import allocated
 from support.paths import ROOT
 from support.planning import counted_once
@@ -116,14 +116,15 @@ def test_attention_makes_no_matrix_of_all_pairs_of_tokens():
 
 
 LORA = {"rank": 3}
-TRAINED = [(family, LORA, False, False) for family in MODELS]
-TRAINED += [("flux", LORA, True, False), ("flux", None, False, False)]
-TRAINED += [("wan-a14b", None, True, False)]
-TRAINED += [("flux2", LORA, False, True), (QWEN_EDITORS[1], LORA, False, True)]
+TRAINED = sliced(MODELS, LORA, False, False)
+TRAINED += [pytest.param("flux", lora, bool(lora), False) for lora in (LORA, None)]
+TRAINED += [pytest.param("wan-a14b", None, True, False)]
+TRAINED += [pytest.param(QWEN_EDITORS[1], LORA, False, True)]
 TRAINED += [
     pytest.param(*case, marks=pytest.mark.nightly)
     for case in (
         ("wan", None, True, False),
+        ("flux2", LORA, False, True),
         ("flux2", None, True, True),
         (QWEN_EDITORS[0], LORA, False, True),
     )

@@ -29,7 +29,16 @@ from digen_core.planning.sizes import (
 )
 from digen_core.transport.arrays import to_array, to_arrays
 from support.edits import condition_of
-from support.families import EDITED, EDITORS, GUIDED, MODELS, family_of, frames_of, load_tiny
+from support.families import (
+    EDITED,
+    EDITORS,
+    GUIDED,
+    MODELS,
+    family_of,
+    frames_of,
+    load_tiny,
+    sliced,
+)
 from support.paths import ROOT
 
 SETTINGS = ROOT / "deployments/model_configs"
@@ -82,6 +91,7 @@ def config_of(family: str, *, train=None, model=None, algorithm=None, rollout=No
     )
 
 
+@pytest.mark.parametrize("family", sliced((*MODELS,)))
 def test_a_size_costs_its_share_of_the_arithmetic(family, tiny_families):
     """Of four sizes three are counted; the fourth is on the polynomial of degree 2 through them."""
     frames = frames_of(family)
@@ -178,7 +188,7 @@ def test_blank_conditions_are_like_real_ones(tiny_families, family):
         assert (like[name].shape, like[name].dtype) == (value.shape, value.dtype), name
 
 
-@pytest.mark.parametrize("family", [*MODELS, *EDITORS])
+@pytest.mark.parametrize("family", sliced((*MODELS, *EDITORS)))
 def test_sizes_are_those_of_a_real_model(tiny_families, family):
     """Arithmetic and bytes are counted again with numbers, on the CPU."""
     config = config_of(family)
@@ -206,7 +216,7 @@ def test_sizes_are_those_of_a_real_model(tiny_families, family):
     assert found.embedding_bytes == sum(value.nbytes for value in to_arrays(condition).values())
 
 
-@pytest.mark.parametrize("family", [*GUIDED, "flux"])
+@pytest.mark.parametrize("family", sliced((*GUIDED, "flux")))
 def test_guidance_counts_double(tiny_families, family):
     folder = Path(tiny_families[family])
     guided = sizes_of(config_of(family), folder)

@@ -16,7 +16,7 @@ from digen_core.gang.members import Gang
 from digen_core.planning.sizes import sizes_of
 from digen_core.planning.stages.blocks import chain_of
 from digen_core.planning.stages.chain import Block, Chain
-from support.families import AT_NIGHT, EDITORS, MODELS, family_of, load_tiny
+from support.families import AT_NIGHT, EDITORS, MODELS, family_of, load_tiny, sliced
 from support.paths import ROOT
 from support.stages import chain_of_tiny, config_of
 
@@ -25,7 +25,10 @@ JOB = str(ROOT / "deployments/configs/shapes.toml")
 
 @pytest.mark.parametrize(
     ("family", "rank"),
-    [*((family, 3) for family in (*MODELS, *EDITORS)), ("flux", None), ("wan", None)],
+    [
+        *sliced((*MODELS, *EDITORS), 3),
+        *((family, None) for family in ("flux", "wan")),
+    ],
 )
 def test_the_parts_are_the_whole(tiny_families, family, rank):
     folder, settings = tiny_families[family], {"rank": rank, "again": rank is None}
