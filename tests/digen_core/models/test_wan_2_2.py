@@ -242,7 +242,9 @@ def test_an_adapter_to_start_from_is_for_one_of_them(folder, tmp_path):
         own = {"path": str(tmp_path), "file": file, "expert": name}
         found = load_tiny(folder, "wan-a14b", adapters={"turbo": own})
         velocity = found.velocity(*inputs)
-        torch.testing.assert_close(velocity[row], expected[row], rtol=1e-5, atol=1e-5)
+        # added to the weights, not beside them: float32 rounds otherwise
+        torch.testing.assert_close(velocity[row], expected[row], rtol=1e-4, atol=1e-4)
+        assert (velocity[row] - base[row]).abs().max() > 1e-2
         assert torch.equal(velocity[1 - row], base[1 - row])
         assert not any(p.requires_grad for p in found.transformer.parameters())
 
