@@ -29,7 +29,7 @@ from pydantic_core import ErrorDetails
 from digen_core.planning.profile import Measured
 from digen_core.trace.usage import Usage
 
-MAX_RECEIPT_BYTES: Final = 262_144  # log-probs of 200 samples at 50 steps take half of it
+MAX_RECEIPT_BYTES: Final = 262_144  # log-probs of 200 samples at 50 steps take a third of it
 
 Plain = dict[str, object]
 """A receipt as it is sent: ``ran`` and ``facts``, each a dict of plain values by field."""

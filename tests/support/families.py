@@ -54,14 +54,13 @@ ROUNDED_TO_FLOAT32 = ("wan", "z_image", "ltx2", "sana")
 AT_NIGHT = tuple(pytest.param(editor, marks=pytest.mark.nightly) for editor in EDITORS)
 """Editors, for what each change shows on the models that they are like."""
 OFTEN = ("flux", "sd3", "wan")
-"""Models on which each change shows what takes long; `make test-families` does on the others."""
+"""Models on which each change tries what takes long."""
 EDITED = {"train": "edits.jsonl", "image_column": "image", "evaluation_fraction": 0.5}
 """Prompts with source images, as a config names them."""
 
 
 def sliced(models: Iterable[str], *values: Any) -> list[Any]:
-    """For parameters: models, each with the values; of what is not in ``OFTEN`` a slice and the
-    nightly try it."""
+    """Parameters of a test: each model with the values, marked ``families`` if not in ``OFTEN``."""
     return [
         pytest.param(name, *values, marks=[pytest.mark.families] * (name not in OFTEN))
         for name in models

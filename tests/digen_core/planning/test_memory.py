@@ -117,9 +117,8 @@ def test_attention_makes_no_matrix_of_all_pairs_of_tokens():
 
 LORA = {"rank": 3}
 TRAINED = sliced(MODELS, LORA, False, False)
-TRAINED += [pytest.param("flux", lora, bool(lora), False) for lora in (LORA, None)]
-TRAINED += [pytest.param("wan-a14b", None, True, False)]
-TRAINED += [pytest.param(QWEN_EDITORS[1], LORA, False, True)]
+TRAINED += [("flux", LORA, True, False), ("flux", None, False, False)]
+TRAINED += [("wan-a14b", None, True, False), (QWEN_EDITORS[1], LORA, False, True)]
 TRAINED += [
     pytest.param(*case, marks=pytest.mark.nightly)
     for case in (

@@ -91,7 +91,7 @@ def config_of(family: str, *, train=None, model=None, algorithm=None, rollout=No
     )
 
 
-@pytest.mark.parametrize("family", sliced((*MODELS,)))
+@pytest.mark.parametrize("family", sliced(MODELS))
 def test_a_size_costs_its_share_of_the_arithmetic(family, tiny_families):
     """Of four sizes three are counted; the fourth is on the polynomial of degree 2 through them."""
     frames = frames_of(family)
