@@ -83,7 +83,7 @@ test-layouts: setup ## the weights of every layout on every split of workers; up
 test-algorithms: setup ## the weights of every algorithm under every layout; up to 30 minutes
 	$(PYTEST) -m algorithms --dist loadgroup $(ARGS)
 
-test-families: setup ## the weights of every model family, image and video; up to 10 minutes
+test-families: setup ## the weights of every model family, image and video, and what takes long of each; up to an hour
 	$(PYTEST) -m families --dist loadgroup $(ARGS)
 
 test-nightly: setup ## proofs by many real processes or at real sizes, and more random orders; up to 40 minutes
