@@ -249,6 +249,7 @@ class _Work:
             sigma_max=float(sigmas[1]),
             condition=condition,
             is_own=torch.zeros(num_pairs, dtype=torch.bool, device=device),
+            is_stale=torch.zeros(num_pairs, dtype=torch.bool, device=device),
             noise=x if config.algorithm.needs_noise else None,
         )
         return self._with_start(pairs)

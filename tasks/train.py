@@ -73,7 +73,7 @@ def train_pack(
         parts = [
             (
                 part.blocks[0].fragment.group,
-                _pairs(engine, part, version, segments, own, advantages),
+                _pairs(engine, part, (version, trained_from), segments, own, advantages),
             )
             for part in _alike(pack, engine.config, own, partial(_part_of, engine, segments))
         ]
@@ -210,12 +210,15 @@ def _alike(
 def _pairs(
     engine: Engine,
     pack: Pack,
-    version: int,
+    versions: tuple[int, int],
     segments: list[Segment],
     conditions: dict[int, Arrays],
     advantages: dict[int, np.ndarray],
 ) -> Pairs | CleanPairs:
-    """Return the pairs of a pack whose samples are alike, of one part of the policy."""
+    """Return the pairs of a pack whose samples are alike, of one part of the policy.
+
+    Its versions are the one that is trained, and that with which the iteration began.
+    """
     return gather_pairs(
         pack,
         segments,
@@ -223,7 +226,8 @@ def _pairs(
         advantages,
         torch.device("cpu"),
         engine.config,
-        version=version,
+        version=versions[0],
+        trained_from=versions[1],
         trained_steps=steps_of_iteration(engine.config, pack.iteration).trained,
     )
 

@@ -85,7 +85,7 @@ def _metrics_of(
 ) -> dict[str, float]:
     """Return what an update measured."""
     sums, count, error = total.metrics, total.metrics.num_pairs, total.metrics.replay_error
-    cosine = sums.agreement.cosine
+    cosine, stale = sums.agreement.cosine, sums.num_stale
     return {
         "train/loss": sums.loss / count,
         "train/clip_fraction": sums.clipped / count,
@@ -94,6 +94,7 @@ def _metrics_of(
         "train/grad_norm": made.grad_norm,
         "train/learning_rate": learning_rate,
         **({"train/kl": sums.kl / count} if config.algorithm.kl_coefficient else {}),
+        **({"train/stale_clip_fraction": sums.stale_clipped / stale} if stale else {}),
         **({} if error is None else {"train/replay_error": error}),
         **({} if cosine is None else {"train/gradient_cosine": cosine}),
         **{f"device/{name}/replay_error": value for name, value in sums.replay_errors.items()},

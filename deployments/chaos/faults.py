@@ -23,8 +23,11 @@ from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
 from digen_core.config.load import CONFIG_OF_RUN
 from digen_core.transport.metrics import METRICS_OF_RUN
 
-REMOVED: Final = ("metrics", "evaluation", "timelines", "grids", "tracking", "devices.parquet")
-"""Of a run's folder: what a resumed run makes again, or goes on without."""
+REMOVED: Final = ("evaluation", "timelines", "grids", "tracking", "devices.parquet")
+"""Of a run's folder: what a resumed run makes again, or goes on without.
+
+Not the metrics, as not the samples: nobody makes those of iterations before the checkpoint again.
+"""
 OF_ITERATIONS: Final = ("timelines", "grids")
 """Those that iterations make: where none is left to do, nobody makes them again."""
 

@@ -24,7 +24,7 @@ KINDS: Final[dict[Kind, str]] = {
     "fill": "the disk of the runs is full for some seconds",
     "read-only": "the disk of the runs can only be read for some seconds",
     "flip": "the flow is killed, and a bit of the newest checkpoint flips",
-    "remove": "the flow is killed, and files that can be made again are removed",
+    "remove": "the flow is killed, and files that can be made again or done without are removed",
 }
 ISOLATED: Final[frozenset[Kind]] = frozenset({"cut", "fill", "read-only"})
 """Kinds that need namespaces of the story's own."""

@@ -140,7 +140,8 @@ def _check_transition(algorithm: Algorithm, rollout: RolloutConfig) -> None:
 
 
 def check_schedule(algorithm: Algorithm, schedule: ScheduleConfig) -> None:
-    """Refuse layouts that train groups before an algorithm can."""
+    """Refuse layouts that train groups before an algorithm can, and what tells it nothing."""
+    _check_stale_clipped(algorithm, schedule)
     if not algorithm.needs_all_rewards:
         return
     what = f"advantage_scale {algorithm.advantage_scale!r}"
@@ -157,6 +158,22 @@ def check_schedule(algorithm: Algorithm, schedule: ScheduleConfig) -> None:
         raise ValueError(
             f"schedule.max_stale_share is {schedule.max_stale_share}, but {what} needs all "
             "rewards of the iteration, which no layout with stale groups waits for; use 0."
+        )
+
+
+def _check_stale_clipped(algorithm: Algorithm, schedule: ScheduleConfig) -> None:
+    """Refuse a bound on clipped stale pairs where no ratio is to the version that sampled."""
+    if schedule.max_stale_clipped is None:
+        return
+    what = None
+    if algorithm.trains_clean:
+        what = f"algorithm.type {algorithm.type} has no ratio to the version that sampled"
+    elif algorithm.compares_with_start:
+        what = "algorithm.correction 'recompute' takes stale samples for fresh ones"
+    if what:
+        raise ValueError(
+            f"schedule.max_stale_clipped is {schedule.max_stale_clipped}, but {what}, so that "
+            "nothing tells how stale they are; leave it out, and bound schedule.max_stale_share."
         )
 
 

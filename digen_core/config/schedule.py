@@ -140,6 +140,12 @@ class ScheduleConfig(Strict):
     """Largest share of an iteration's groups that may begin on an older version. Null: 0.5 for
     tcss, 0 for the others. Above 0 in tcss and elastic only."""
 
+    max_stale_clipped: float | None = Field(None, ge=0, lt=1)
+    """Adaptive staleness: the largest share of stale pairs (trained ones that an older version
+    generated) that may be clipped. While it is larger, each iteration may begin half of its stale
+    groups; else one more group whenever devices had time for all of them, up to max_stale_share.
+    Null: max_stale_share all the time."""
+
     max_staleness: Annotated[int, _VERSIONS] = Field(1, ge=1)
     """Largest number of iterations, of those that make a version, between the version that
     generates a group and the one that its own iteration begins to train. Layout auto and ``digen
@@ -196,6 +202,12 @@ class ScheduleConfig(Strict):
             raise ValueError(
                 f"schedule.max_stale_share is {self.max_stale_share}, but layout {self.layout} is "
                 "on-policy; use tcss or elastic, or leave it out."
+            )
+        if self.max_stale_clipped is not None and not self.stale_share:
+            raise ValueError(
+                f"schedule.max_stale_clipped is {self.max_stale_clipped}, but no group may be "
+                f"stale; set schedule.max_stale_share with layout tcss or elastic (it is "
+                f"{self.stale_share:g} in layout {self.layout}), or leave it out."
             )
         return self
 

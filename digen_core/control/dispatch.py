@@ -36,7 +36,7 @@ class Dispatcher:
         self._schedule = schedule
         self._layout = schedule.layout
         self._helping = Helping(fleet, workload, schedule.layout, Backlog(fleet, workload))
-        self._quota = int(schedule.max_stale_share * workload.num_groups + 1e-9)
+        self._most_stale = schedule.most_stale(workload.num_groups)
 
     def dispatch(
         self, iterations: Sequence[Iteration], versions: Versions, *, another_offered: bool
@@ -158,7 +158,8 @@ class Dispatcher:
         if staleness <= 0:
             return True
         within = staleness <= self._schedule.max_staleness
-        return within and len(iteration.queue.stale) < self._quota
+        most = self._most_stale if iteration.most_stale is None else iteration.most_stale
+        return within and len(iteration.queue.stale) < most
 
     def _generate(
         self, device: DeviceState, fragment: Fragment, next_step: int, version: int

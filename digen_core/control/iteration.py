@@ -52,6 +52,8 @@ class Iteration:
     deal: Deal = WHOLE
     #: By group and sample, which of the trained steps are its own; none: all of them.
     own_steps: OwnSteps = ()
+    #: How many groups may begin on an older version; None: as many as the schedule lets.
+    most_stale: int | None = None
     #: The update that is trained; those before it are over.
     update: int = 0
     #: Whether an update has made a version.
@@ -85,6 +87,7 @@ class Iteration:
         queue, cuts = GenerationQueue(order), offer.mixing.cuts
         it = cls(offer.iteration, offer.trained_steps, queue, {}, 0, costs, cuts)
         it.deal, it.own_steps = offer.deal, offer.own_steps
+        it.most_stale = offer.most_stale
         for group in order:
             it._add_group(group, workload)
         return it

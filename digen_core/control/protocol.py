@@ -168,6 +168,7 @@ class IterationOffered:
     a sample of each group costs, in samples of the mean size (mixed resolutions), also of those
     that may replace others; else all cost the same. ``deal`` says which update trains what,
     ``own_steps``, if given, which of the trained steps are a sample's own, also of those groups.
+    ``most_stale`` groups may begin on an older version; None: as many as the schedule lets.
     """
 
     iteration: int
@@ -176,6 +177,7 @@ class IterationOffered:
     mixing: Mixing = UNMIXED
     deal: Deal = WHOLE
     own_steps: OwnSteps = ()
+    most_stale: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,6 +158,31 @@ class Schedule:
         """Iterations that may be open beside the one that is trained."""
         return self.max_staleness if self.max_stale_share else 0
 
+    def most_stale(self, num_groups: int) -> int:
+        """Return how many groups of an iteration may begin on an older version."""
+        return int(self.max_stale_share * num_groups + 1e-9)
+
+
+def adapted_most_stale(
+    now: int, most: int, *, began: int, clipped: float | None, max_clipped: float
+) -> int:
+    """Return how many groups may be stale from now on: additive increase, multiplicative decrease.
+
+    One more where devices that had nothing else to do began all that they were let; half as many
+    as were begun where too many of their pairs were clipped, as those teach nothing. Two iterations
+    that began with as many say the same, so what is heard late does not count twice.
+
+    Args:
+        now: how many may be.
+        most: that may ever be.
+        began: stale groups of the iteration that was trained last.
+        clipped: share of their pairs that were clipped; None: there were none.
+        max_clipped: the largest such share that is wanted.
+    """
+    if clipped is not None and clipped > max_clipped:
+        return min(now, began // 2)
+    return min(now + 1, most) if began >= now else now
+
 
 def mixings(workload: Workload) -> list[Mixing]:
     """Return the ways to generate groups that cost differently, the simplest first."""

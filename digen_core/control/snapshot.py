@@ -41,6 +41,7 @@ class IterationSnapshot:
     without_advantages: tuple[int, ...]
     deal: Deal
     own_steps: OwnSteps
+    most_stale: int | None
     update: int
     updated: bool
     pool: tuple[PairBlock, ...]
@@ -75,6 +76,7 @@ class IterationSnapshot:
             without_advantages=tuple(sorted(it.without_advantages)),
             deal=it.deal,
             own_steps=it.own_steps,
+            most_stale=it.most_stale,
             update=it.update,
             updated=it.updated,
             pool=it.pool.blocks,
@@ -109,6 +111,7 @@ class IterationSnapshot:
             cuts=self.cuts,
             deal=self.deal,
             own_steps=self.own_steps,
+            most_stale=self.most_stale,
             update=self.update,
             updated=self.updated,
             training={pack.index: (pack, device) for pack, device in self.training},

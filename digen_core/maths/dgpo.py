@@ -125,7 +125,7 @@ def preference_loss(
         loss=own.mean(),
         per_pair=own,
         ratio=ratio,
-        clip_fraction=clipped.to(ratio.dtype).mean(),
+        clipped=clipped,
         approx_kl=approximate_kl(log_ratio),
     )
     return PreferenceLoss(own + reference_coefficient * reference, surrogate, reference.detach())

@@ -60,6 +60,6 @@ def divergence_masked_surrogate(
         loss=per_pair.mean(),
         per_pair=per_pair,
         ratio=ratio.detach(),
-        clip_fraction=blocked.to(dtype).mean(),
+        clipped=blocked,
         approx_kl=approximate_kl(log_ratio),
     )

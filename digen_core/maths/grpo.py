@@ -36,8 +36,13 @@ class SurrogateLoss(NamedTuple):
     loss: Tensor  # [], mean of per_pair
     per_pair: Tensor  # [B], carries gradient, as loss does
     ratio: Tensor  # [B]
-    clip_fraction: Tensor  # [], share of ratios outside the clip interval, binding or not
+    clipped: Tensor  # [B] bool, whether a ratio is outside the clip interval, binding or not
     approx_kl: Tensor  # [], Schulman's k3 estimate of KL(behaviour || current)
+
+    @property
+    def clip_fraction(self) -> Tensor:
+        """The share [] of clipped pairs."""
+        return self.clipped.to(self.ratio.dtype).mean()
 
 
 class _Groups(NamedTuple):
@@ -140,7 +145,7 @@ def clipped_surrogate(
         loss=per_pair.mean(),
         per_pair=per_pair,
         ratio=ratio.detach(),
-        clip_fraction=(ratio != clipped).to(dtype).mean(),
+        clipped=ratio.detach() != clipped.detach(),
         approx_kl=approximate_kl(log_ratio),
     )
 

@@ -65,6 +65,8 @@ class PackMetrics:
     agreement: Agreement = Agreement()
     """Of the gradients of first packs, with coded cuts and without."""
 
+    num_stale: int = 0  # pairs that an older version sampled than their iteration began with
+    stale_clipped: float = 0.0  # of those
     nonfinite: str = ""  # what is NaN or infinite, if anything is: then these are no numbers
 
     @property
@@ -132,7 +134,9 @@ def _replay_loss(
         num_pairs=len(log_ratio),
         loss=float(loss.detach()),
         kl=float(kl.detach()),
-        clipped=float(found.clip_fraction) * len(log_ratio),
+        clipped=float(found.clipped.sum()),
+        num_stale=int(pairs.is_stale.sum()),
+        stale_clipped=float((found.clipped & pairs.is_stale).sum()),
         approx_kl=float(found.approx_kl) * len(log_ratio),
         max_log_ratio=largest,
         replay_errors=_replay_errors(log_ratio, pairs),
@@ -219,7 +223,7 @@ def _forward_loss(
         finite = ratios.ratio.clamp(numbers.tiny, numbers.max)  # a metric has to be a number
         metrics = replace(
             metrics,
-            clipped=float(ratios.clip_fraction) * number,
+            clipped=float(ratios.clipped.sum()),
             approx_kl=float(ratios.approx_kl) * number,
             max_log_ratio=float(finite.log().abs().max()),
         )
@@ -247,6 +251,8 @@ def add_metrics(left: PackMetrics, right: PackMetrics) -> PackMetrics:
         loss=left.loss + right.loss,
         kl=left.kl + right.kl,
         clipped=left.clipped + right.clipped,
+        num_stale=left.num_stale + right.num_stale,
+        stale_clipped=left.stale_clipped + right.stale_clipped,
         approx_kl=left.approx_kl + right.approx_kl,
         max_log_ratio=float(np.max([left.max_log_ratio, right.max_log_ratio])),
         replay_errors=_largest(errors),

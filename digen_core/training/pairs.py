@@ -32,6 +32,7 @@ class Pairs:
     sigma_max: float  # the schedule's second noise level
     condition: Condition  # [b, ...] each
     is_own: Tensor  # [b] bool, whether the version that is trained sampled it
+    is_stale: Tensor  # [b] bool, whether an older one did than that with which its iteration began
     noise: Tensor | None = None  # [b, ...] that the step added, for algorithms that ask for it
     sampled_by: tuple[str, ...] = ()  # [b] devices; empty: they are not known
     start_velocity: Tensor | None = None  # as below, for algorithms that compare with it
@@ -95,6 +96,7 @@ def gather_pairs(
     config: RunConfig,
     *,
     version: int,
+    trained_from: int,
     trained_steps: Sequence[int],
 ) -> Pairs | CleanPairs:
     """Put the pairs of a pack into one batch.
@@ -107,6 +109,7 @@ def gather_pairs(
         device: where the batch goes.
         config: of the run.
         version: that is trained.
+        trained_from: version with which the iteration began.
         trained_steps: of the iteration, ascending: the columns of [G, K].
     """
     algorithm = config.algorithm
@@ -135,7 +138,7 @@ def gather_pairs(
         noise = _noise(pack.blocks, x_0, config, FORWARD_NOISE)
         return CleanPairs(x_0, noise, advantage, noise_level(0), condition)
     x_next = batch(segment.after(block.step)[rows] for block, segment, rows in found)
-    own = [segment.version == version for block, segment, _ in found for _ in range(block.num_rows)]
+    versions = torch.tensor([s.version for b, s, _ in found for _ in range(b.num_rows)])
     return Pairs(
         x=batch(segment.before(block.step)[rows] for block, segment, rows in found),
         x_next=x_next,
@@ -145,7 +148,8 @@ def gather_pairs(
         sigma_next=noise_level(1),
         sigma_max=float(found[0][1].sigmas[1]),
         condition=condition,
-        is_own=torch.tensor(own, device=device),
+        is_own=(versions == version).to(device),
+        is_stale=(versions < trained_from).to(device),
         noise=_noise(pack.blocks, x_next, config, NOISE) if algorithm.needs_noise else None,
         sampled_by=tuple(s.device for block, s, _ in found for _ in range(block.num_rows)),
     )

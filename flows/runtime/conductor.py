@@ -54,6 +54,7 @@ from flows.runtime.fleet.roles import Turn
 from flows.runtime.iterations.open_iteration import OpenIteration, Published
 from flows.runtime.iterations.round import Ended
 from flows.runtime.iterations.runs import IterationRuns, RunEnded
+from flows.runtime.iterations.staleness import Staleness
 from flows.runtime.memory import Memory
 from flows.runtime.observers import say, tell
 from flows.runtime.requests import is_stop
@@ -93,6 +94,7 @@ class Conductor:
         self._memory = Memory(run, self._controller)
         self._executor = Executor(run)
         self._max_stale = schedule.num_ahead
+        self._staleness = Staleness(run, schedule)
         self._first = run.progress.num_iterations  # not 0 in a run that is resumed
         self._runs = IterationRuns(run, self._first)
         self._opened: dict[int, OpenIteration] = {}  # and not finished
@@ -204,7 +206,9 @@ class Conductor:
                 self._run.progress.mixing,
                 deal_of_iteration(self._run.config, opened.index),
                 own_steps_of_groups(self._run.config, opened.index, len(opened.round.prompts)),
+                self._staleness.most_now,
             )
+            opened.recorder.most_stale = offer.most_stale
             self._handle(offer, *self._changes.take_in())
 
     def _finish(self, index: int) -> None:
@@ -213,6 +217,7 @@ class Conductor:
         opened = self._opened.pop(index)
         self._executor.close(index)
         run.progress.finished(opened.recorder.step_seconds)
+        self._staleness.learn(opened.recorder)
         self._charge()
         self.limit_reached = run.limit_reached
         self._last_seconds = now - opened.begun

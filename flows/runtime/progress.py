@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
-from typing import Any
+from typing import Any, Final
 
 from prefect.futures import PrefectFuture
 
@@ -15,6 +15,9 @@ from digen_core.maths.ddpo import RewardHistory
 from digen_core.planning.profile import Profile
 from digen_core.records import EvaluationReport
 from digen_core.trace.utilization import Arithmetic
+
+MOST_STALE: Final = "staleness/most_groups"
+"""Metric: the groups of an iteration that could begin on an older version, if that is adapted."""
 
 
 @dataclass
@@ -51,6 +54,8 @@ class Progress:
     """What work costs; None before the workers are ready."""
     mixing: Mixing = UNMIXED
     """How groups that cost differently are generated."""
+    most_stale: int | None = None
+    """Groups of the next iteration that may begin on an older version; None: it is not known."""
     arithmetic: Arithmetic | None = None
     """FLOPs of the model's work; None: not counted, or not yet."""
     spent: float = 0.0
@@ -180,6 +185,10 @@ class Progress:
         """Note how groups that cost differently are generated from now on."""
         self.mixing = mixing
 
+    def may_be_stale(self, num_groups: int) -> None:
+        """Note how many groups of an iteration may begin on an older version from now on."""
+        self.most_stale = num_groups
+
     def measured(self, profile: Profile, step_seconds: float) -> None:
         """Note what work costs, before the first iteration."""
         self.profile, self.step_seconds = profile, step_seconds
@@ -218,6 +227,8 @@ class Progress:
         self.num_barren = 0
         self.version = manifest.version if manifest else 0
         self.reward_history = manifest.reward_history if manifest else {}
+        most_stale = manifest.metrics.get(MOST_STALE) if manifest else None
+        self.most_stale = None if most_stale is None else round(most_stale)
         self.state, self.copies, self.published, self.made = None, {}, {}, None
         ordered = sorted(evaluations.items(), key=lambda item: item[1].version)
         self.evaluations = dict(ordered)

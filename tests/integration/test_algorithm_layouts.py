@@ -175,6 +175,15 @@ def own_samplers(config: RunConfig, rows: list[dict], record: IterationRecord) -
     return {row["worker"] for row in found if row["policy_version"] == record.version - 1}
 
 
+def check_stale_pairs(metrics: dict[str, float], rows: list[dict], record: IterationRecord) -> None:
+    """Only stale pairs are clipped, and their share is told apart."""
+    own = [row for row in rows if row["iteration"] == record.iteration and row["trained"]]
+    share = sum(row["policy_version"] < record.version - 1 for row in own) / len(own)
+    assert ("train/stale_clip_fraction" in metrics) == bool(share)
+    clipped = share * metrics.get("train/stale_clip_fraction", 0.0)
+    assert metrics["train/clip_fraction"] == pytest.approx(clipped)
+
+
 def check(job: str, case: Case, run_layout) -> None:
     """Compare with the serial loop, and see that what makes the case hard has happened."""
     found = run_layout(case, **JOBS[job])
@@ -194,6 +203,7 @@ def check(job: str, case: Case, run_layout) -> None:
             assert (metrics["train/max_log_ratio"] > 1e-7) == is_stale
             if config.algorithm.correction == "none":
                 assert bool(metrics["train/clip_fraction"]) == is_stale
+                check_stale_pairs(metrics, rows, record)
 
 
 @pytest.mark.parametrize(("job", "case"), QUICK, ids=str)

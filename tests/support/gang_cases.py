@@ -152,6 +152,7 @@ def pairs_of(policy: Any, config: RunConfig, count: int) -> Pairs:
         sigma_max=float(sigmas[1]),
         condition=_condition(policy, count, generator),
         is_own=is_own,
+        is_stale=~is_own,
         sampled_by=tuple(f"rollout-{row % 2}" for row in range(count)),
     )
     with torch.no_grad():

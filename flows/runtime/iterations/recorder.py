@@ -21,6 +21,7 @@ from flows.runtime.context import RunContext
 from flows.runtime.iterations.round import Ended, Round
 from flows.runtime.iterations.sample_recorder import SampleRecorder
 from flows.runtime.iterations.update_metrics import update_metrics
+from flows.runtime.progress import MOST_STALE
 from tasks.receipts import Received, Updated
 
 TRAINING_KINDS = ("train", "reduce", "step")
@@ -36,6 +37,8 @@ class IterationRecorder(SampleRecorder):
         self._spans: list[Span] = []
         self._crossings: list[Crossing] = []
         self._usage: dict[str, list[Usage]] = {}  # by device
+        self.most_stale: int | None = None
+        """Groups that could begin on an older version, if that is adapted."""
 
     def add_span(self, span: Span) -> None:
         """Note what a task did, when and where."""
@@ -64,6 +67,19 @@ class IterationRecorder(SampleRecorder):
     def skip_update(self) -> None:
         """Note that an update was not made, as a number is NaN or infinite."""
         self._num_skipped += 1
+
+    @property
+    def num_stale_groups(self) -> int | None:
+        """The groups that an older version generated than was trained first; None: none was."""
+        if not self._updates:
+            return None
+        begun_with = self._updates[0].version - 1
+        return len({own.group for own in self._rewards if self._versions[own] < begun_with})
+
+    @property
+    def stale_clip_fraction(self) -> float | None:
+        """The share of their trained pairs that were clipped; None: there are none."""
+        return update_metrics(self._updates).get("train/stale_clip_fraction")
 
     @property
     def has_updated(self) -> bool:
@@ -134,6 +150,8 @@ class IterationRecorder(SampleRecorder):
             "staleness/max": float(max(stale)),
             "staleness/iterations_mean": fmean(behind),
             "staleness/iterations_max": float(max(behind)),
+            "staleness/groups": float(self.num_stale_groups or 0),
+            **({} if self.most_stale is None else {MOST_STALE: float(self.most_stale)}),
         }
 
     def _usage_metrics(self) -> dict[str, float]:

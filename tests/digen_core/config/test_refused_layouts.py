@@ -129,3 +129,25 @@ def test_dpo_refuses_what_it_would_not_use(name, value):
     message = f"algorithm.{name} {value!r} is not for dpo, which asks only who of a group"
     with pytest.raises(ValidationError, match=message):
         config("disaggregated", type="dpo", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("schedule", "algorithm", "message"),
+    [
+        ({"layout": "elastic"}, {}, r"no group may be stale; .* \(it is 0 in layout elastic\)"),
+        ({"layout": "tsp"}, {}, r"no group may be stale"),
+        ({"layout": "tcss", "max_stale_share": 0.0}, {}, r"no group may be stale"),
+        ({"layout": "tcss"}, {"correction": "truncate"}, "takes stale samples for fresh ones"),
+        ({"layout": "tcss"}, {"type": "awm"}, "awm has no ratio to the version that sampled"),
+    ],
+)
+def test_a_bound_on_clipped_stale_pairs_needs_some(schedule, algorithm, message):
+    tree = {"schedule": {**schedule, "max_stale_clipped": 0.3}, "algorithm": algorithm}
+    with pytest.raises(ValidationError, match=rf"max_stale_clipped is 0\.3, but .*{message}"):
+        RunConfig.model_validate(tree)
+
+
+def test_adaptive_staleness_in_every_layout_that_may_be_stale():
+    for layout in ("tcss", "elastic", "auto"):
+        schedule = {"layout": layout, "max_stale_share": 0.5, "max_stale_clipped": 0.0}
+        assert RunConfig.model_validate({"schedule": schedule}).schedule.max_stale_clipped == 0

@@ -24,6 +24,7 @@ EVENTS = [
     p.Switched("a", "trainer"),
     p.IterationOffered(3, (0, 2), (1.5, inf, -inf)),
     p.IterationOffered(4, (0, 1, 2), own_steps=(((0, 2), (1, 2)), ((0, 1), (0, 2)))),
+    p.IterationOffered(5, (0,), most_stale=0),
     p.FragmentPaused(FRAGMENT, 2),
     p.FragmentGenerated(FRAGMENT),
     p.FragmentScored(FRAGMENT),

@@ -126,6 +126,7 @@ def replayed(policy, config: RunConfig, pack_size: int) -> list[PackGradient]:
                 policy.device,
                 config,
                 version=0,
+                trained_from=0,
                 trained_steps=trained,
             ),
             config,

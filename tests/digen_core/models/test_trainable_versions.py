@@ -62,6 +62,7 @@ def gradient_at(policy):
         sigma_max=0.9,
         condition=policy.encode(["a red circle"] * COUNT),
         is_own=torch.zeros(COUNT, dtype=torch.bool),
+        is_stale=torch.zeros(COUNT, dtype=torch.bool),
     )
     config = RunConfig(algorithm=FlowGrpo(kl_coefficient=0.1, clip_range=0.9))
     return to_arrays(pack_gradient(policy, pairs, config).gradient)

@@ -93,6 +93,7 @@ def pairs_of(policy, segment: Segment, pack: Pack, advantages=ADVANTAGES, **algo
         CPU,
         config_of(**algorithm),
         version=0,
+        trained_from=0,
         trained_steps=TRAINED,
     )
 
@@ -477,10 +478,31 @@ def test_replay_that_differs_from_the_rollout_is_an_error(policy, segment):
     config = RunConfig.model_validate({"rollout": ROLLOUT.model_dump()})
     with pytest.raises(FloatingPointError, match=r"differ by up to 2e-05, more than .* \(1e-05\)"):
         pack_gradient(policy, moved, config)
-    stale = replace(moved, is_own=torch.zeros(NUM_PAIRS, dtype=torch.bool))
-    metrics = pack_gradient(policy, stale, config).metrics
+    none = torch.zeros(NUM_PAIRS, dtype=torch.bool)
+    metrics = pack_gradient(policy, replace(moved, is_own=none, is_stale=~none), config).metrics
     assert metrics.max_log_ratio == pytest.approx(2e-5, rel=1e-3)
     assert metrics.replay_error is None
+
+
+def test_clipped_pairs_that_are_stale_are_counted_apart(policy, segment):
+    """Of 8 pairs the odd ones are stale, and the first three have left the range of 1e-4."""
+    pairs = all_pairs(policy, segment)
+    row = torch.arange(NUM_PAIRS)
+    moved = torch.where(row < 3, 1e-3, 0.0)
+    pairs = replace(
+        pairs,
+        behaviour_logprob=pairs.behaviour_logprob + moved,
+        is_own=torch.zeros(NUM_PAIRS, dtype=torch.bool),
+        is_stale=row % 2 == 1,
+    )
+    config = RunConfig.model_validate({"rollout": ROLLOUT.model_dump()})
+    halves = [
+        pack_gradient(policy, rows_of(pairs, rows, policy.device), config).metrics
+        for rows in (slice(0, 4), slice(4, NUM_PAIRS))
+    ]
+    found = add_metrics(*halves)
+    assert (found.num_pairs, found.clipped) == (NUM_PAIRS, 3)
+    assert (found.num_stale, found.stale_clipped) == (NUM_PAIRS // 2, 1)
 
 
 def test_replay_errors_are_those_of_the_device_that_sampled(policy, segment):
@@ -701,6 +723,7 @@ def test_rows_of_a_pack_by_hand():
         CPU,
         config_of(),
         version=0,
+        trained_from=0,
         trained_steps=TRAINED,
     )
     # group 0: sample 1 at step 1, samples 2 and 3 at step 0, sample 2 at step 1; then group 1
@@ -743,6 +766,7 @@ def test_every_pair_is_its_own_transition(num_steps, steps_per_task, sizes, pack
             CPU,
             config_of(),
             version=0,
+            trained_from=0,
             trained_steps=range(num_steps),
         )
         expected = 10 * pairs.advantage + pairs.sigma

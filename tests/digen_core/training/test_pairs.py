@@ -32,6 +32,7 @@ def test_transitions_are_kept_with_their_numbers():
         sigma_max=0.75,
         condition=CONDITION,
         is_own=torch.tensor([True, False]),
+        is_stale=torch.tensor([False, True]),
     )
     numbers, arrays = to_kept(pairs)
     assert numbers == {"sigma_max": 0.75}
@@ -39,7 +40,9 @@ def test_transitions_are_kept_with_their_numbers():
     assert isinstance(found, Pairs)
     assert found.noise is None
     assert found.sigma_max == 0.75
-    assert_same(found, pairs, ["x", "x_next", "behaviour_logprob", "advantage", "is_own"])
+    assert_same(
+        found, pairs, ["x", "x_next", "behaviour_logprob", "advantage", "is_own", "is_stale"]
+    )
 
 
 def test_clean_samples_are_kept_as_such():

@@ -126,6 +126,7 @@ def payloads(tiny_flux) -> dict:
         sigma_max=float(sigmas[1]),
         condition={name: value.repeat_interleave(16, 0) for name, value in condition.items()},
         is_own=torch.ones(16, dtype=torch.bool),
+        is_stale=torch.zeros(16, dtype=torch.bool),
     )
     gradient = GradientSum()
     gradient.add(0, [pack_gradient(policy, pairs, RunConfig(rollout=rollout))])

@@ -185,6 +185,7 @@ def test_metrics_by_hand(recorder, run):
         "staleness/max": 2,
         "staleness/iterations_mean": 1,
         "staleness/iterations_max": 2,
+        "staleness/groups": 1,
     }
     assert metrics == pytest.approx(expected)
     assert all(isinstance(value, float) for value in metrics.values())
@@ -228,6 +229,8 @@ def test_staleness_with_several_updates_is_told_in_iterations_too(run):
     metrics = it.record(Ended(10, 1.0), 1).metrics
     assert metrics["staleness/iterations_mean"] == 1  # 0, 1 and 2
     assert metrics["staleness/iterations_max"] == 2
+    assert metrics["staleness/groups"] == 2
+    assert "staleness/most_groups" not in metrics
     assert metrics["staleness/max"] == 6  # version 10 was made of 9, and 3 generated
     assert metrics["staleness/mean"] == np.mean([0, 2, 5, 1, 3, 6])
 
