@@ -1,7 +1,8 @@
 """Every family through Prefect and Dask: FlowGRPO and DanceGRPO, images and videos.
 
-Fragments, packs and groups have one size: a replay is computed in the batch of the rollout, and its
-log-ratios are exactly 0.
+Fragments, full packs and groups have one size: a replay is computed in the batch of the rollout, and
+its log-ratios are exactly 0. ``disaggregated`` ends an iteration with smaller packs, which may round
+otherwise.
 """
 
 import math
@@ -63,6 +64,7 @@ def test_weights_of_a_family_equal_the_serial_reference(
     check_weights(found, tolerance_of(family))
     assert len(found.records) == 3
     for record in found.records:
-        assert record.metrics["train/max_log_ratio"] == 0
+        rounding = tolerance_of(family) if algorithm == "dance_grpo" else 0
+        assert record.metrics["train/max_log_ratio"] <= rounding
         assert all(math.isfinite(value) for value in record.metrics.values())
         assert record.metrics["groups/zero_variance"] == 0
