@@ -6,6 +6,7 @@ from pathlib import Path
 from digen_core.config.rewards import RewardConfig
 from digen_core.config.rewards.clip import ClipConfig
 from digen_core.config.rewards.preferences import AestheticConfig, ImageRewardConfig
+from digen_core.config.rewards.reward_models import HeadConfig, Hps3Config
 from digen_core.config.rewards.servers import ServerReward
 from digen_core.config.rewards.verifiers import GenevalConfig
 from digen_core.errors import ConfigError
@@ -44,6 +45,9 @@ def check_files(name: str, reward: RewardConfig, *, here: bool) -> None:
         _check_model(name, "detector", reward.detector, reward.detector_revision, here=here)
     if isinstance(reward, ImageRewardConfig):
         _check_image_reward(name, reward, here=here)
+    if isinstance(reward, HeadConfig):
+        _check_weights(name, reward, here=here)
+        _check_base(name, reward, here=here)
 
 
 def _check_image_reward(name: str, reward: ImageRewardConfig, *, here: bool) -> None:
@@ -64,6 +68,42 @@ def _check_image_reward(name: str, reward: ImageRewardConfig, *, here: bool) -> 
         check_source(
             f"rewards.{name}.tokenizer {reward.tokenizer}", reward.tokenizer, files, None, here=here
         )
+
+
+def _check_weights(name: str, reward: HeadConfig, *, here: bool) -> None:
+    """Check that a reward model's published files are there, or can be had from the hub."""
+    from digen_core.rewards.vlm.hps3 import WEIGHTS
+    from digen_core.rewards.vlm.settings import SETTINGS, checkpoint_in, read_settings
+
+    label, folder = f"rewards.{name}.path {reward.path}", Path(reward.path)
+    is_hps = isinstance(reward, Hps3Config)
+    if not folder.is_dir():
+        files = [WEIGHTS if is_hps else SETTINGS]
+        check_source(label, reward.path, files, reward.revision, here=here)
+    elif here and is_hps and not (folder / WEIGHTS).is_file():
+        raise ConfigError(
+            f"{label} (seen from {Path.cwd()}) is without {WEIGHTS}; give the folder of HPS v3's "
+            "published file"
+        )
+    elif here and not is_hps:
+        try:
+            read_settings(folder)
+            checkpoint_in(folder)
+        except ConfigError as error:
+            raise ConfigError(f"rewards.{name}.path: {error}") from error
+
+
+def _check_base(name: str, reward: HeadConfig, *, here: bool) -> None:
+    """Check that the model that a reward model began as is there, or can be had from the hub."""
+    label, folder = f"rewards.{name}.base {reward.base}", Path(reward.base)
+    for file in ("config.json", "tokenizer_config.json", "preprocessor_config.json"):
+        if not folder.is_dir():
+            check_source(label, reward.base, [file], None, here=here)
+        elif here and not (folder / file).is_file():
+            raise ConfigError(
+                f"{label} (seen from {Path.cwd()}) is without {file}; give the folder of the "
+                "Qwen2-VL that it began as, which needs no weights"
+            )
 
 
 def _check_model(name: str, key: str, path: str, revision: str | None, *, here: bool) -> None:

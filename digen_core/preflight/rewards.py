@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from digen_core.config.rewards import RewardConfig, that_see
+from digen_core.config.rewards.head_template import check_prompt, load_head_template
 from digen_core.config.rewards.judge_template import (
     PairTemplate,
     Template,
@@ -20,6 +21,7 @@ from digen_core.config.rewards.judge_template import (
 )
 from digen_core.config.rewards.judges import JudgeConfig, PairwiseConfig, VlmReward
 from digen_core.config.rewards.own import FunctionConfig
+from digen_core.config.rewards.reward_models import HeadConfig
 from digen_core.config.rewards.verifiers import GenevalConfig, OcrConfig, ShapesEditConfig
 from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
@@ -73,6 +75,9 @@ def _check_asked(name: str, reward: RewardConfig, config: RunConfig, prompts: li
         _check_wanted_objects(name, columns, prompts)
     if isinstance(reward, VlmReward):
         _check_template(name, reward, columns)
+    if isinstance(reward, HeadConfig):
+        _check_head_template(name, reward)
+        _check_prompts(name, prompts, lambda prompt: check_prompt(prompt.text))
 
 
 def _check_pool(name: str, reward: RewardConfig, cluster: ClusterConfig) -> None:
@@ -186,6 +191,14 @@ def _check_template(name: str, reward: VlmReward, columns: Sequence[str]) -> Non
     try:
         check_columns(_template_of(reward), columns)
     except UserError as error:
+        raise ConfigError(f"rewards.{name}.template: {error}") from error
+
+
+def _check_head_template(name: str, reward: HeadConfig) -> None:
+    """Check that the instruction of a reward model can be read and has what it needs."""
+    try:
+        load_head_template(reward.template, reward.marks)
+    except ConfigError as error:
         raise ConfigError(f"rewards.{name}.template: {error}") from error
 
 

@@ -24,6 +24,8 @@ from digen_core.rewards.remote import Remote
 from digen_core.rewards.scoring import RewardFn
 from digen_core.rewards.shapes import shapes
 from digen_core.rewards.shapes_edit import shapes_edit
+from digen_core.rewards.vlm.hps3 import Hps3
+from digen_core.rewards.vlm.video_reward import VideoReward
 
 REWARDS: dict[str, Callable[[Any, torch.device], RewardFn]] = {
     "shapes": lambda config, device: shapes,
@@ -35,11 +37,13 @@ REWARDS: dict[str, Callable[[Any, torch.device], RewardFn]] = {
     "source_similarity": SourceSimilarity,
     "pickscore": PickScore,
     "hps": Hps,
+    "hps3": Hps3,
     "image_reward": ImageReward,
     "aesthetic": Aesthetic,
     "geneval": Geneval,
     "consistency": Consistency,
     "motion": Motion,
+    "video_reward": VideoReward,
     "remote": Remote,
     "judge": Judge,
     "pairwise": Pairwise,

@@ -112,6 +112,16 @@ def test_the_rewards_that_compare_samples_are_valid(tmp_path):
     assert config.pools == ["judges"]
 
 
+def test_the_reward_models_are_valid(tmp_path):
+    start = PAGE.index("    [rewards.hps3]")
+    (tmp_path / "a.toml").write_text(PAGE[start : PAGE.index("| | `hps3`", start)])
+    config = load_config(tmp_path / "a.toml")
+    assert [own.type for own in config.rewards.values()] == ["hps3", "video_reward"]
+    assert config.rewards["video_reward"].dimensions == ("vq", "mq")
+    marks = [mark for own in config.rewards.values() for mark in own.marks]
+    assert re.findall(r"`(<\|\w+\|>)`", PAGE) == marks
+
+
 @pytest.mark.parametrize("body", ["arrow", "json"])
 def test_the_server_answers_in_its_protocol(body):
     names = {"__name__": "server"}

@@ -40,6 +40,7 @@ from digen_core.config.rewards.preferences import (
     PickScoreConfig,
 )
 from digen_core.config.rewards.ranks import RankedConfig
+from digen_core.config.rewards.reward_models import Hps3Config, VideoRewardConfig
 from digen_core.config.rewards.servers import RemoteConfig
 from digen_core.config.rewards.verifiers import (
     GenevalConfig,
@@ -58,11 +59,13 @@ CalledConfig = (
     | SourceSimilarityConfig
     | PickScoreConfig
     | HpsConfig
+    | Hps3Config
     | ImageRewardConfig
     | AestheticConfig
     | GenevalConfig
     | ConsistencyConfig
     | MotionConfig
+    | VideoRewardConfig
     | RemoteConfig
     | JudgeConfig
     | PairwiseConfig

@@ -6,7 +6,6 @@ which is normalised so that scores of the data set have mean 0 and standard devi
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -16,6 +15,7 @@ from digen_core.config.rewards.preferences import ImageRewardConfig
 from digen_core.errors import ConfigError
 from digen_core.maths.tensors import TORCH_DTYPES
 from digen_core.rewards.blip.checkpoint import TEXT_CONFIG, WEIGHTS, load_checkpoint
+from digen_core.rewards.checkpoints import published_folder
 from digen_core.rewards.pixels import as_pixels
 
 MAX_TOKENS: Final = 35
@@ -33,7 +33,9 @@ class ImageReward:
             ConfigError: one of them cannot be loaded.
         """
         self._device, self._batch_size = device, config.batch_size
-        vision, text, head = load_checkpoint(_folder(config), TORCH_DTYPES[config.dtype])
+        files = [WEIGHTS, TEXT_CONFIG]
+        folder = published_folder(config.path, config.revision, files, "ImageReward")
+        vision, text, head = load_checkpoint(folder, TORCH_DTYPES[config.dtype])
         self._vision, self._text, self._head = (
             module.to(device).eval().requires_grad_(False) for module in (vision, text, head)
         )
@@ -71,25 +73,6 @@ class ImageReward:
         ).last_hidden_state
         scores: Tensor = self._head(read[:, 0].float()).squeeze(-1)
         return (scores - _MEAN) / _STANDARD_DEVIATION
-
-
-def _folder(config: ImageRewardConfig) -> Path:
-    """Return the folder of the published files; a hub id is downloaded, or found in the cache."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
-    path = Path(config.path)
-    if path.is_dir():
-        return path
-    try:
-        return Path(
-            snapshot_download(
-                config.path, revision=config.revision, allow_patterns=[WEIGHTS, TEXT_CONFIG]
-            )
-        )
-    except (OSError, ValueError, HFValidationError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ConfigError(f"ImageReward {config.path} cannot be loaded: {reason}") from error
 
 
 def _processor(size: int) -> Any:

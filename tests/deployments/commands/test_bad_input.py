@@ -158,6 +158,22 @@ SETTINGS = {
     ),
     "shift of 0": ("--model.shift 0", "model.shift: must be greater than 0"),
     "reward that lacks an option": ("--rewards.hps 1", "rewards.hps.path: a value is missing"),
+    "reward model without its instruction": (
+        "--rewards.hps3 1",
+        "rewards.hps3.template: a value is missing",
+    ),
+    "reward model with an instruction that is nowhere": (
+        "--rewards.hps3.template hps3.txt",
+        "rewards.hps3.template: cannot read the template hps3.txt: No such file or directory; docs",
+    ),
+    "reward model of videos without their speed": (
+        "--rewards.video_reward.template a.txt",
+        "rewards.video_reward.frames_per_second: a value is missing",
+    ),
+    "dimension that VideoReward has not": (
+        "--rewards.video_reward {template='a.txt',frames_per_second=16,dimensions=['aq']}",
+        "rewards.video_reward.dimensions.0: must be 'vq', 'mq' or 'ta' (got 'aq')",
+    ),
     "unknown option of a reward": (
         "--rewards.quality {type='remote',url='http://x',batchsize=3}",
         "unknown key rewards.quality.batchsize: did you mean rewards.quality.batch_size?",
