@@ -226,6 +226,18 @@ def test_an_image_twice_has_the_patches_of_the_image():
     assert not torch.equal(later[len(once) :], once)
 
 
+@pytest.mark.parametrize("source", [(120, 210), (480, 832), (720, 1280)])
+def test_smooth_frames_are_scaled_as_torchvision_does(source):
+    """It calls torch's filter, and rounds to 8 bits."""
+    coarse = np.random.default_rng(0).integers(0, 256, (15, 26, 3), dtype=np.uint8)
+    frame = Image.fromarray(coarse).resize(source[::-1], Image.Resampling.BICUBIC)
+    ours = np.asarray(frame.resize((588, 336), Image.Resampling.BICUBIC)).astype(float)
+    pixels = torch.from_numpy(np.array(frame)).movedim(-1, 0)[None].float()
+    theirs = torch.nn.functional.interpolate(pixels, (336, 588), mode="bicubic", antialias=True)
+    whole = theirs[0].clamp(0, 255).round().movedim(0, -1).numpy()
+    assert np.abs(ours - whole).max() <= 2
+
+
 def test_large_frames_are_made_smaller(video):
     folder, adapted = video
     videos = pictures(1, 2, 3, 720, 1280)
