@@ -43,7 +43,8 @@ def test_scores_are_those_of_the_published_program(folder, column):
     got = reward(pixels.expand(len(PROMPTS), -1, -1, -1), PROMPTS)
     wanted = torch.tensor([row[column] for row in RECORDED])
     assert got.dtype == torch.float32
-    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+    # recorded on another processor, whose sums round otherwise: 1.3e-5 has been seen
+    torch.testing.assert_close(got, wanted, rtol=5e-5, atol=5e-5)
 
 
 def test_the_numbers_differ_by_prompt_and_by_image():
