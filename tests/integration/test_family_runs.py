@@ -1,8 +1,8 @@
 """Every family through Prefect and Dask: FlowGRPO and DanceGRPO, images and videos.
 
-Fragments, full packs and groups have one size: a replay is computed in the batch of the rollout, and
-its log-ratios are exactly 0. ``disaggregated`` ends an iteration with smaller packs, which may round
-otherwise.
+Fragments, full packs and groups have one size: a replay is computed in the batch of the rollout,
+and its log-ratios are exactly 0. ``disaggregated`` ends an iteration with smaller packs, which may
+round otherwise.
 """
 
 import math
