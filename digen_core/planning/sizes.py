@@ -1,12 +1,15 @@
 """Sizes of a recipe: parameters, arithmetic and bytes, without weights and without a GPU.
 
 The transformer and the VAE are built on torch's meta device from their settings, and the real
-forward and backward passes run there: torch counts their matrix products and convolutions.
+forward and backward passes run there: torch counts their matrix products and convolutions. Of
+blocks that are alike a few are counted, see ``_counted``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 from math import prod
 from operator import itemgetter
 from pathlib import Path
@@ -14,8 +17,10 @@ from statistics import fmean
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from digen_core.config.families import FAMILIES
 from digen_core.config.model import ModelConfig
 from digen_core.config.run import RunConfig
 from digen_core.config.size import Size, tokens_of
@@ -29,6 +34,7 @@ from digen_core.models.trainable import make_trainable, reference_weights, train
 from digen_core.planning.model_settings import settings_folder
 from digen_core.rollout.steps import steps_of_iteration
 
+_FEWEST = 2  # blocks of a run that are counted one by one
 _FLOAT32_BYTES = 4  # adapters, log-probs and embeddings travel in float32
 
 
@@ -198,7 +204,7 @@ def _flops_of_tokens(model: ModelConfig, tokens: Mapping[Size, int]) -> np.poly1
 def step_flops(policy: PipelinePolicy) -> int:
     """Return the FLOPs of one velocity of one sample."""
     with torch.no_grad():
-        return _counted(lambda: velocity_of_one(policy))
+        return _counted(policy, lambda: velocity_of_one(policy))
 
 
 def _pair_flops(policy: PipelinePolicy, config: RunConfig) -> int:
@@ -208,12 +214,12 @@ def _pair_flops(policy: PipelinePolicy, config: RunConfig) -> int:
                 velocity_of_one(policy)
         velocity_of_one(policy).sum().backward()
 
-    return _counted(pair)
+    return _counted(policy, pair)
 
 
 def _decode_flops(policy: PipelinePolicy) -> int:
     with torch.no_grad():
-        return _counted(lambda: policy.pipeline.vae.decode(policy.vae_latents(_latent(policy))))
+        return _flops(lambda: policy.pipeline.vae.decode(policy.vae_latents(_latent(policy))))
 
 
 def velocity_of_one(policy: PipelinePolicy) -> torch.Tensor:
@@ -226,7 +232,64 @@ def _latent(policy: PipelinePolicy) -> torch.Tensor:
     return torch.empty(1, *policy.latent_shape, dtype=policy.latent_dtype, device=policy.device)
 
 
-def _counted(work: Callable[[], object]) -> int:
+def _counted(policy: PipelinePolicy, work: Callable[[], object]) -> int:
+    """Return the FLOPs of a work of the transformers, counted on a few of their blocks.
+
+    Of a run of equal blocks the first and the last may differ from the others in what autograd
+    leaves out: the gradient of what came in, and of what goes nowhere. Each one between them adds
+    as much as any other, so FLOPs of m blocks are those of 2, and m - 2 times what a third adds.
+    """
+    runs = _runs_of_blocks(policy)
+    with _with_blocks(policy, [min(len(run), _FEWEST) for run in runs]):
+        total = fewest = _flops(work)
+    for place, run in enumerate(runs):
+        if len(run) > _FEWEST:
+            kept = [min(len(own), _FEWEST + (at == place)) for at, own in enumerate(runs)]
+            with _with_blocks(policy, kept):
+                total += (len(run) - _FEWEST) * (_flops(work) - fewest)
+    return total
+
+
+def _runs_of_blocks(policy: PipelinePolicy) -> list[list[nn.Module]]:
+    """Return the blocks of the transformers, those together that are equal neighbours."""
+    return [
+        list(run) for blocks in _lists_of_blocks(policy) for _, run in groupby(blocks, _kind_of)
+    ]
+
+
+def _lists_of_blocks(policy: PipelinePolicy) -> list[nn.ModuleList]:
+    names = FAMILIES[policy.config.family].blocks
+    return [getattr(transformer, name) for transformer in policy.transformers for name in names]
+
+
+def _kind_of(block: nn.Module) -> object:
+    """Return what blocks that compute the same have in common."""
+    shapes = [(name, tuple(own.shape), own.requires_grad) for name, own in block.named_parameters()]
+    return type(block), shapes
+
+
+@contextmanager
+def _with_blocks(policy: PipelinePolicy, kept: list[int]) -> Iterator[None]:
+    """Let the transformers have, while the body runs, so many blocks of each run."""
+    lists, left = _lists_of_blocks(policy), iter(kept)
+    all_of = [list(blocks) for blocks in lists]
+    try:
+        for blocks, own in zip(lists, all_of, strict=True):
+            few = [b for _, run in groupby(own, _kind_of) for b in list(run)[: next(left)]]
+            _fill(blocks, few)
+        yield
+    finally:
+        for blocks, own in zip(lists, all_of, strict=True):
+            _fill(blocks, own)
+
+
+def _fill(blocks: nn.ModuleList, own: list[nn.Module]) -> None:
+    """Give a list these blocks: it stays the object that others know."""
+    blocks._modules.clear()
+    blocks.extend(own)
+
+
+def _flops(work: Callable[[], object]) -> int:
     with FlopCounterMode(display=False) as counter:
         work()
     return int(counter.get_total_flops())

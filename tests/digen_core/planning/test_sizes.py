@@ -1,6 +1,7 @@
 """The size of a recipe: closed forms, the same counted with numbers, published parameters."""
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,12 +14,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from deployments.cli import run
 from deployments.shipped import RECIPES, recipe_files
 from deployments.views.size import as_markdown, print_rows, quantities, size
+from digen_core.config.families import FAMILIES
 from digen_core.config.load import load_config
 from digen_core.config.run import RunConfig
 from digen_core.config.size import tokens_of
 from digen_core.config.train import LoraConfig
 from digen_core.models.families import adapter_of
 from digen_core.models.trainable import make_trainable, trainable_parameters
+from digen_core.planning import sizes as counting
 from digen_core.planning.job import group_costs, workload_of
 from digen_core.planning.sizes import (
     Sizes,
@@ -89,6 +92,39 @@ def config_of(family: str, *, train=None, model=None, algorithm=None, rollout=No
             "algorithm": algorithm or {},
         }
     )
+
+
+def with_more_blocks(source: Path, out: Path, family: str, number: int) -> Path:
+    """Copy a model's settings, with so many blocks in each list of its transformers."""
+    keys = FAMILIES[family_of(family)].blocks.values()
+    parts = sorted(path.parent for path in source.glob("transformer*/config.json"))
+    for part in (*parts, source / "vae"):
+        (out / part.name).mkdir()
+        settings = json.loads((part / "config.json").read_text())
+        settings |= {key: number for key in keys if key in settings}
+        (out / part.name / "config.json").write_text(json.dumps(settings))
+    shutil.copy(source / "model_index.json", out)
+    return out
+
+
+@pytest.mark.parametrize("family", sliced(MODELS))
+@pytest.mark.parametrize(
+    "train", [{}, {"gradient_checkpointing": True}, {"lora": None}], ids=["lora", "again", "all"]
+)
+def test_of_equal_blocks_a_few_are_counted(family, train, tiny_families, tmp_path, monkeypatch):
+    folder = with_more_blocks(Path(tiny_families[family]), tmp_path, family, 5)
+    config = config_of(family, train=train, algorithm={"kl_coefficient": 0.1})
+    calls, flops = [], counting._flops
+
+    def counted(work):
+        calls.append(flops(work))
+        return calls[-1]
+
+    monkeypatch.setattr(counting, "_flops", counted)
+    found, num_passes = sizes_of(config, folder), len(calls)
+    monkeypatch.setattr(counting, "_FEWEST", 5)
+    assert sizes_of(config, folder) == found
+    assert num_passes > len(calls) - num_passes == 3, "none was left out"
 
 
 @pytest.mark.parametrize("family", sliced(MODELS))
