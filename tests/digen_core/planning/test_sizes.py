@@ -108,9 +108,7 @@ def with_more_blocks(source: Path, out: Path, family: str, number: int) -> Path:
 
 
 @pytest.mark.parametrize("family", sliced(MODELS))
-@pytest.mark.parametrize(
-    "train", [{}, {"gradient_checkpointing": True}, {"lora": None}], ids=["lora", "again", "all"]
-)
+@pytest.mark.parametrize("train", [{"gradient_checkpointing": True}, {"lora": None}], ids=str)
 def test_of_equal_blocks_a_few_are_counted(family, train, tiny_families, tmp_path, monkeypatch):
     folder = with_more_blocks(Path(tiny_families[family]), tmp_path, family, 5)
     config = config_of(family, train=train, algorithm={"kl_coefficient": 0.1})
