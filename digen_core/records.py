@@ -2,13 +2,25 @@
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from digen_core.data.prompts import Metadata
-from digen_core.maths.statistics import Change, paired_change, standard_error, unpaired_change
+from digen_core.maths.statistics import (
+    Change,
+    Share,
+    pair_wins,
+    paired_change,
+    prompt_wins,
+    share_of,
+    standard_error,
+    unpaired_change,
+)
 from digen_core.strict import Strict
+
+FIRST: Final = "before"
+"""Tag of a run's first evaluation."""
 
 SpanKind = Literal[
     "encode", "denoise", "score", "train", "reduce", "step", "copy", "publish", "push", "switch"
@@ -104,6 +116,16 @@ class IterationRecord:
     timeline: "Future[bytes] | None" = None  # what the devices did, as PNG, if it is drawn
 
 
+class Wins(Strict):
+    """How often an evaluation scores higher than another one; a tie is half a win."""
+
+    prompts: Share
+    """Of the prompts, by the means of their samples."""
+
+    pairs: Share | None
+    """Of the pairs of samples that began from the same noise; None: the evaluations share none."""
+
+
 class EvaluationReport(Strict):
     """Noiseless samples of one version on one set of prompts, scored."""
 
@@ -117,6 +139,65 @@ class EvaluationReport(Strict):
     by_prompt: dict[str, list[float | None]] = Field(default_factory=dict)
     """The same of each prompt, in order; null where none of its samples has a score, or the prompt
     is of another task."""
+
+    by_sample: dict[str, list[list[float | None]]] = Field(default_factory=dict)
+    """What each sample of each prompt has, in order, of what can be won; null: no score. Reports of
+    older runs lack it and the four below."""
+
+    prompts_hash: str = ""
+    """Of the prompts, in order."""
+
+    sampled_as: str = ""
+    """Names how samples were made, noise included: whose are equal differ by their version."""
+
+    judged_by: dict[str, str] = Field(default_factory=dict)
+    """Of each component that has samples' values, what made them: where two are equal, the values
+    can be compared."""
+
+    wins: dict[str, Wins] = Field(default_factory=dict)
+    """Of components, over the run's first evaluation, if that is of version 0, and of the same
+    prompts, noise and settings."""
+
+    @model_validator(mode="after")
+    def _has_samples_of_each_prompt(self) -> Self:
+        if self.judged_by.keys() != self.by_sample.keys():
+            raise ValueError("by_sample and judged_by are not of the same components")
+        for name, samples in self.by_sample.items():
+            if len(samples) != self.num_prompts:
+                raise ValueError(f"by_sample has {len(samples)} prompts of {name}")
+        return self
+
+    def wins_over(self, other: "EvaluationReport", name: str) -> Wins | None:
+        """Return how often a component is higher than in another evaluation.
+
+        None if that is of other prompts or judged otherwise, or a report does not tell.
+
+        Raises:
+            ValueError: a score is NaN or infinite.
+        """
+        judges = self.judged_by.get(name), other.judged_by.get(name)
+        if None in judges or judges[0] != judges[1] or self.prompts_hash != other.prompts_hash:
+            return None
+        own, others = self.by_sample[name], other.by_sample[name]
+        prompts = share_of(prompt_wins(own, others))
+        if prompts is None:
+            return None
+        is_paired = self.sampled_as == other.sampled_as
+        return Wins(prompts=prompts, pairs=share_of(pair_wins(own, others)) if is_paired else None)
+
+    def wins_over_base(self, first: "EvaluationReport") -> dict[str, Wins]:
+        """Return by component how often it is higher than before training.
+
+        Args:
+            first: evaluation of the run.
+
+        Returns:
+            Nothing unless that is of version 0, and of the same prompts, noise and settings.
+        """
+        if first.version != 0 or self.sampled_as != first.sampled_as:
+            return {}
+        found = {name: self.wins_over(first, name) for name in self.by_sample}
+        return {name: wins for name, wins in found.items() if wins and wins.pairs}
 
     def standard_error(self, name: str) -> float | None:
         """Return the standard error of a component's mean; None where it is not known."""

@@ -11,11 +11,12 @@ from prefect.futures import PrefectFuture
 
 from digen_core.config.rewards import that_see
 from digen_core.config.run import RunConfig
-from digen_core.data.prompts import Prompt
-from digen_core.records import EvaluationReport
+from digen_core.data.prompts import Prompt, prompts_hash
+from digen_core.records import FIRST, EvaluationReport
 from digen_core.rewards.asked import for_samples
 from digen_core.rewards.failures import component_means, grouped_means, settle
 from digen_core.rewards.geneval.tasks import accuracies, task_means
+from digen_core.rewards.protocol import judged_by, sample_scores, sampled_as
 from digen_core.rewards.relative import without_relative
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.batch import Batch, Submitted, require_devices
@@ -50,7 +51,7 @@ def evaluate(run_id: str, tag: str) -> EvaluationReport:
     say(f"evaluating version {run.progress.version} on {len(run.evaluation_prompts)} prompts")
     with Completions() as completions:
         parts = _Evaluation(run, Batch(run, completions)).run()
-    report = _report(run, [part.rewards(run.config) for part in parts])
+    report = _report(run, tag, [part.rewards(run.config) for part in parts])
     pictures = np.concatenate([p.thumbnails for p in parts if p.thumbnails is not None])
     shown = run.evaluation_prompts[:count]
     texts, grid = [prompt.text for prompt in shown], with_sources(shown, pictures)
@@ -237,7 +238,7 @@ def evaluate_once(run: RunContext, tag: str) -> None:
         run.progress.evaluated(tag, on_cluster(run, evaluate, tag))
 
 
-def _report(run: RunContext, parts: Sequence[dict[str, list[float]]]) -> EvaluationReport:
+def _report(run: RunContext, tag: str, parts: Sequence[dict[str, list[float]]]) -> EvaluationReport:
     """Average the rewards of all tasks; for scores that failed, they are one group.
 
     Rewards that compare the samples of a group are not asked: what they say of different policies'
@@ -246,12 +247,19 @@ def _report(run: RunContext, parts: Sequence[dict[str, list[float]]]) -> Evaluat
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     rewards = run.config.rewards
     settled = without_relative(settle(columns, that_see(rewards, "samples")), rewards)
-    by_prompt = grouped_means(settled, run.config.evaluation.samples_per_prompt)
-    by_task = accuracies(run.config.rewards, run.evaluation_prompts, by_prompt)
-    return EvaluationReport(
+    size = run.config.evaluation.samples_per_prompt
+    by_prompt, by_sample = grouped_means(settled, size), sample_scores(settled, rewards, size)
+    by_task = accuracies(rewards, run.evaluation_prompts, by_prompt)
+    report = EvaluationReport(
         version=run.progress.version,
         num_prompts=len(run.evaluation_prompts),
         num_samples=sum(len(part["reward"]) for part in parts),
         rewards=component_means(settled) | task_means(by_task),
         by_prompt=by_prompt | by_task,
+        by_sample=by_sample,
+        prompts_hash=prompts_hash(run.evaluation_prompts),
+        sampled_as=sampled_as(run.config),
+        judged_by={name: judged_by(rewards, name) for name in by_sample},
     )
+    first = None if tag == FIRST else run.progress.evaluations.get(FIRST)
+    return report.model_copy(update={"wins": report.wins_over_base(first)}) if first else report

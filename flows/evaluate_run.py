@@ -13,10 +13,11 @@ from digen_core.checkpoints.manifest import (
     checkpoints_in,
     last_checkpoint,
 )
+from digen_core.checkpoints.retention import evaluations_of
 from digen_core.config.load import CONFIG_OF_RUN
 from digen_core.errors import UserError
 from digen_core.preflight.run import check_judged
-from digen_core.records import EvaluationReport
+from digen_core.records import FIRST, EvaluationReport
 from flows.evaluate import evaluate
 from flows.launch import reopen_run
 from flows.prepare import notify_of_cut_prompts, restore_version
@@ -58,6 +59,8 @@ def evaluate_run(
     config = judged_config(run_dir, asked)
     check_judged(config, run_dir, suite)
     with reopen_run(config, run_dir) as reopened:
+        if first := evaluations_of(run_dir).get(FIRST):
+            reopened.progress.evaluated(FIRST, first)
         while True:
             try:
                 on_cluster(reopened, restore)

@@ -11,14 +11,16 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.views.terminal import borderless, plain
+from digen_core.config.checkpoint import EVALUATION
 from digen_core.errors import UserError
-from digen_core.maths.statistics import Change, error_of, unpaired_change, with_error
+from digen_core.maths.statistics import WINS, Change, error_of, unpaired_change, with_error
+from digen_core.records import Wins
 from digen_core.trace.charts import LINE_COLOURS, draw_band
 from tasks.tracking.history import RunData
-from tasks.views.display import sparkline, verdict
+from tasks.views.display import sparkline, verdict, wins_text
 
 MISSING: Final = "-"
-SHOWN: Final = ("evaluation/", "reward/", "train/", "throughput/", "time/iteration_seconds")
+SHOWN: Final = ("evaluation/", WINS, "reward/", "train/", "throughput/", "time/iteration_seconds")
 """What the names of metrics begin with that are shown where none are asked for."""
 SPARK_WIDTH: Final = 16
 COLUMNS: Final = 3
@@ -85,6 +87,34 @@ def print_comparison(runs: Sequence[RunData], names: Sequence[str], console: Con
     for name in names:
         table.add_row(*map(plain, (name, *_cells(name, runs))))
     console.print(table)
+    if len(runs) == 2 and (wins := _wins(runs[0], runs[1], names)):
+        console.print(_wins_table(runs, wins))
+
+
+def _wins(first: RunData, second: RunData, names: Sequence[str]) -> dict[str, Wins]:
+    """Return how often the second run's newest evaluation scores higher than the first's."""
+    own, other = second.evaluation, first.evaluation
+    if own is None or other is None:
+        return {}
+    shown = [name for name in names if name.startswith(EVALUATION)]
+    found = {name: own.wins_over(other, name.removeprefix(EVALUATION)) for name in shown}
+    return {name: wins for name, wins in found.items() if wins}
+
+
+def _wins_table(runs: Sequence[RunData], rows: Mapping[str, Wins]) -> Table:
+    """Return them as a table; without pairs where no two samples began from the same noise."""
+    first, second = (run.name for run in runs)
+    table = borderless(plain(f"wins of {second} over {first} on the same prompts, ties half"))
+    table.add_column("", no_wrap=True)
+    kinds = ["prompts"]
+    if any(wins.pairs for wins in rows.values()):
+        kinds = ["pairs of the same noise", "prompts"]
+    for kind in kinds:
+        table.add_column(kind, justify="right")
+    for name, wins in rows.items():
+        shares = [wins.pairs, wins.prompts][-len(kinds) :]
+        table.add_row(plain(name), *map(wins_text, shares))
+    return table
 
 
 def _table(title: str, runs: Sequence[RunData], justify: str = "left") -> Table:

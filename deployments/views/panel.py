@@ -12,6 +12,7 @@ from rich.text import Text
 
 from deployments.views.terminal import plain
 from digen_core.inputs.text import printable
+from digen_core.maths.statistics import NOISE_IN_SHORT
 from digen_core.records import EvaluationReport
 from tasks.views.display import (
     Progress,
@@ -35,7 +36,6 @@ BAR_WIDTH = 20
 TREND_WIDTH = 18
 LABEL_WIDTH = 24
 DEVICE_BAR_WIDTH = 10
-NOISE = "noise"
 
 
 @dataclass
@@ -152,7 +152,7 @@ def _metrics(progress: Progress) -> Section:
                 value_text(name, first) if name in first else "",
                 value_text(name, last),
                 Text(sparkline(progress.trend(name), TREND_WIDTH), style="cyan"),
-                NOISE if verdict(change_between(name, first, last)) else "",
+                NOISE_IN_SHORT if verdict(change_between(name, first, last)) else "",
             )
         )
     return section
@@ -180,7 +180,7 @@ def _evaluations(evaluations: Mapping[str, EvaluationReport]) -> Section:
     for name in names:
         change = last.change_since(first, name)
         before = "" if change is None else mean_text(first, name)
-        note = NOISE if verdict(change) else ""
+        note = NOISE_IN_SHORT if verdict(change) else ""
         section.rows.append((name, before, mean_text(last, name), change_text(change), note))
     return section
 

@@ -14,7 +14,7 @@ from digen_core.maths.statistics import standard_error
 from digen_core.records import EvaluationReport
 from digen_core.trace.page import Table
 from digen_core.transport.samples import read_samples
-from tasks.views.display import change_text, mean_text, verdict
+from tasks.views.display import change_text, mean_text, verdict, wins_cells
 
 Curves = dict[str, dict[int, float]]
 """Name -> number of the iteration, from 1 -> value."""
@@ -100,10 +100,12 @@ def evaluation_table(run_dir: Path) -> Table | None:
     if len(found) == 1:
         return Table(("evaluation", first_tag), [[name, mean_text(last, name)] for name in names])
     rows = [_row(first, last, name) for name in names]
-    return Table(("evaluation", first_tag, last_tag, "change", ""), rows)
+    wins = ["wins"] if last.wins else []
+    return Table(("evaluation", first_tag, last_tag, "change", *wins, ""), rows)
 
 
 def _row(first: EvaluationReport, last: EvaluationReport, name: str) -> list[str]:
     change = last.change_since(first, name)
     before = "" if change is None else mean_text(first, name)
-    return [name, before, mean_text(last, name), change_text(change), verdict(change)]
+    cells = [name, before, mean_text(last, name), change_text(change)]
+    return [*cells, *wins_cells(last, name), verdict(change)]

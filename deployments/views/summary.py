@@ -5,12 +5,14 @@ from rich.table import Table
 
 from deployments.views.terminal import borderless, plain, terminal
 from digen_core.checkpoints.judging import Suite
-from digen_core.maths.statistics import NOISE
+from digen_core.maths.statistics import NOISE, NOISE_IN_SHORT
 from digen_core.records import EvaluationReport, RunReport
-from tasks.views.display import NO_MEANS, change_text, mean_text, verdict
+from tasks.views.display import NO_MEANS, change_text, mean_text, verdict, wins_cells
 
-LEGEND = (
-    f"±: standard error over the prompts; within noise: a change of less than {NOISE:g} of its own"
+LEGEND = f"±: standard error over the prompts; noise: a change of less than {NOISE:g} of its own"
+LEGEND_OF_WINS = (
+    "wins: pairs of samples from the same noise in which the trained version scores higher than "
+    "the base model, ties half"
 )
 
 
@@ -24,20 +26,24 @@ def print_run(report: RunReport, seconds: float, console: Console | None = None)
     """
     console = console or terminal()
     title = "held-out prompts, mean over samples"
-    table = borderless(title)  # 80 columns
+    table = borderless(title, gap=1)  # 80 columns
     table.add_column("reward")
     for name in ("before", "after", "change"):
         table.add_column(name, justify="right")
+    if report.after.wins:
+        table.add_column("wins", justify="right")
     table.add_column("")
     for name in _ordered(report.after):
         first = report.before  # None: it was lost
         change = report.after.change_since(first, name) if first else None
         before = mean_text(first, name) if first and change else ""
         after = mean_text(report.after, name)
-        table.add_row(plain(name), before, after, change_text(change), verdict(change))
+        wins = wins_cells(report.after, name)
+        note = NOISE_IN_SHORT if verdict(change) else ""
+        table.add_row(plain(name), before, after, change_text(change), *wins, note)
     if report.after.rewards:
         console.print(table)
-        console.print(LEGEND)
+        console.print("\n".join([LEGEND, *([LEGEND_OF_WINS] if report.after.wins else [])]))
     else:
         console.print(f"{title}: {NO_MEANS}")
     if report.version == 0:
@@ -60,7 +66,7 @@ def print_run(report: RunReport, seconds: float, console: Console | None = None)
 
 
 def print_evaluation(report: EvaluationReport, console: Console | None = None) -> None:
-    """Print the mean of every reward component."""
+    """Print the mean of every reward component, and the share of wins over the base model."""
     console = console or terminal()
     table = Table(
         title=f"version {report.version}: {report.num_samples} samples of "
@@ -69,8 +75,10 @@ def print_evaluation(report: EvaluationReport, console: Console | None = None) -
     )
     table.add_column("reward")
     table.add_column("mean ± standard error", justify="right")
+    if report.wins:
+        table.add_column("wins over the base model", justify="right")
     for name in _ordered(report):
-        table.add_row(plain(name), mean_text(report, name))
+        table.add_row(plain(name), mean_text(report, name), *wins_cells(report, name))
     console.print(table if report.rewards else f"{table.title}: {NO_MEANS}")
 
 

@@ -46,8 +46,8 @@ def component_means(columns: Mapping[str, Array]) -> dict[str, float]:
 
     A score that no sample has is left out.
     """
-    known = {column: columns[column][_known(columns, column)] for column in columns}
-    return {column: float(np.mean(values)) for column, values in known.items() if len(values)}
+    scores = {column: columns[column][known(columns, column)] for column in columns}
+    return {column: float(np.mean(values)) for column, values in scores.items() if len(values)}
 
 
 def grouped_means(columns: Mapping[str, Array], size: int) -> dict[str, list[float | None]]:
@@ -62,13 +62,13 @@ def grouped_means(columns: Mapping[str, Array], size: int) -> dict[str, list[flo
     """
     found: dict[str, list[float | None]] = {}
     for column, values in columns.items():
-        known = _known(columns, column)
-        groups = zip(values.reshape(-1, size), known.reshape(-1, size), strict=True)
+        marks = known(columns, column)
+        groups = zip(values.reshape(-1, size), marks.reshape(-1, size), strict=True)
         found[column] = [float(own[there].mean()) if there.any() else None for own, there in groups]
     return found
 
 
-def _known(columns: Mapping[str, Array], column: str) -> NDArray[np.bool_]:
+def known(columns: Mapping[str, Array], column: str) -> NDArray[np.bool_]:
     """Return which samples have a value in a column: of a score those that did not fail."""
     name, _, component = column.rpartition("/")
     mark = columns.get(f"{name}/{FAILED}")

@@ -18,7 +18,7 @@ from distributed import Client
 from digen_core.checkpoints.manifest import Lineage
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt
-from digen_core.records import RunReport
+from digen_core.records import FIRST, RunReport
 from digen_core.trace.live import LiveTrace
 from digen_core.trace.prices import price_per_second
 from flows.runtime.fleet.fleet import Fleet
@@ -80,7 +80,7 @@ class RunContext:
     def evaluation_before(self, index: int) -> str | None:
         """Return the tag of the evaluation that comes before an iteration, if one does."""
         if index == 0:
-            return "before"
+            return FIRST
         every = self.config.evaluation.every
         return f"iteration-{index:04d}" if every and index % every == 0 else None
 
@@ -93,7 +93,7 @@ class RunContext:
             version=progress.version,
             num_iterations=progress.num_iterations,
             seconds=progress.seconds,
-            before=progress.evaluations.get("before"),
+            before=progress.evaluations.get(FIRST),
             after=progress.evaluations["after"],
             view=self.tracker.describe(),
         )

@@ -1,6 +1,7 @@
 """Read back what a run logged: from its folder, or from MLflow."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,8 +10,11 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
+from digen_core.checkpoints.manifest import EVALUATIONS_OF_RUN
+from digen_core.checkpoints.retention import evaluations_of
 from digen_core.config.load import tree_of_run
 from digen_core.errors import UserError
+from digen_core.records import EvaluationReport
 from tasks.tracking.environment import ENVIRONMENT_OF_RUN, read_environment
 from tasks.tracking.opening import flatten
 from tasks.tracking.server import MlflowError, first_line
@@ -28,6 +32,7 @@ class RunData:
     config: Mapping[str, str]  # every key, flattened
     environment: Mapping[str, str]  # versions of packages and facts of the machine, by name
     metrics: Mapping[str, Points]
+    evaluation: EvaluationReport | None  # the newest of training; None: there is none
 
 
 def read_run(target: str, uri: str) -> RunData:
@@ -68,7 +73,13 @@ def _from_folder(run_dir: Path) -> RunData:
         config=flatten(config),
         environment=_environment_of(run_dir / ENVIRONMENT_OF_RUN),
         metrics={name: sorted(points.items()) for name, points in metrics.items()},
+        evaluation=_newest(run_dir),
     )
+
+
+def _newest(folder: Path) -> EvaluationReport | None:
+    """Return the evaluation of the newest version of those that lie in a folder's evaluation/."""
+    return max(evaluations_of(folder).values(), key=lambda own: own.version, default=None)
 
 
 def _environment_of(path: Path) -> dict[str, str]:
@@ -87,11 +98,14 @@ def _from_mlflow(client: MlflowClient, target: str) -> RunData:
             environment = _environment_of(Path(path))
         except (MlflowException, OSError):  # an older run, or its files are gone
             environment = {}
+        with suppress(MlflowException, OSError):  # it has none, or its files are gone
+            client.download_artifacts(run_id, EVALUATIONS_OF_RUN, folder)
+        evaluation = _newest(Path(folder))
     metrics = {}
     for name in run.data.metrics:
         history = client.get_metric_history(run_id, name)
         metrics[name] = sorted((metric.step, metric.value) for metric in history)
-    return RunData(run.info.run_name, run.data.params, environment, metrics)
+    return RunData(run.info.run_name, run.data.params, environment, metrics, evaluation)
 
 
 def _find(client: MlflowClient, target: str) -> Run:

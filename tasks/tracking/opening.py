@@ -11,6 +11,7 @@ from mlflow.entities import Param, Run, RunInfo
 
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
+from digen_core.maths.statistics import PROMPT_WINS, WINS, error_of
 from digen_core.records import EvaluationReport
 from tasks.tracking.delivery import EVALUATION_TAG, MAX_PARAMS_PER_CALL, PARENT_TAG
 from tasks.tracking.environment import digen_version, git_revision
@@ -118,6 +119,20 @@ def params_of_evaluation(config: RunConfig, report: EvaluationReport) -> dict[st
         "seed": config.seed,
     }
     return flatten(settings)
+
+
+def metrics_of_evaluation(report: EvaluationReport) -> dict[str, float]:
+    """Return the means and the wins of an evaluation, with their standard errors."""
+    found: dict[str, float | None] = {}
+    for name, mean in report.rewards.items():
+        found |= {f"evaluation/{name}": mean}
+        found |= {error_of(f"evaluation/{name}"): report.standard_error(name)}
+    for name, wins in report.wins.items():
+        for metric, share in ((WINS, wins.pairs), (PROMPT_WINS, wins.prompts)):
+            if share is not None:
+                own = f"{metric}evaluation/{name}"
+                found |= {own: share.value, error_of(own): share.error}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _tags(run_dir: Path, flow_run_id: str | None) -> dict[str, str]:

@@ -20,7 +20,6 @@ from digen_core.checkpoints.manifest import EVALUATIONS_OF_RUN
 from digen_core.config.load import CONFIG_OF_RUN
 from digen_core.config.run import RunConfig
 from digen_core.inputs.addresses import redacted
-from digen_core.maths.statistics import error_of
 from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.transport.files import make_folder, replace_bytes, replace_text
 from digen_core.transport.profiles import folder_of
@@ -28,7 +27,7 @@ from tasks.tracking.also.teller import Teller
 from tasks.tracking.delivery import Delivery
 from tasks.tracking.environment import ENVIRONMENT_OF_RUN, environment
 from tasks.tracking.model import package
-from tasks.tracking.opening import begin, go_on, params_of_evaluation
+from tasks.tracking.opening import begin, go_on, metrics_of_evaluation, params_of_evaluation
 from tasks.tracking.sender import Sender
 from tasks.tracking.server import is_own, page_of
 from tasks.tracking.spool import Spool, evaluation_key, iteration_key
@@ -180,9 +179,7 @@ class Tracker:
         Raises:
             ValueError: a reward is NaN or infinite.
         """
-        metrics = {f"evaluation/{name}": value for name, value in report.rewards.items()}
-        errors = {name: report.standard_error(name) for name in report.rewards}
-        metrics |= {error_of(f"evaluation/{n}"): e for n, e in errors.items() if e is not None}
+        metrics = metrics_of_evaluation(report)
         _check(metrics, report.version)
         name = tag if self._in_training else self._unused(tag)
         told = self._told[name] = self._name_in_mlflow(name, report.version)

@@ -9,7 +9,14 @@ from typing import Final
 import numpy as np
 
 from digen_core.config.run import RunConfig
-from digen_core.maths.statistics import WITHIN_NOISE, Change, error_of, unpaired_change, with_error
+from digen_core.maths.statistics import (
+    WITHIN_NOISE,
+    Change,
+    Share,
+    error_of,
+    unpaired_change,
+    with_error,
+)
 from digen_core.records import EvaluationReport, IterationRecord
 
 HEADLINES: Final = {
@@ -153,6 +160,20 @@ def change_text(change: Change | None) -> str:
         return ""
     value = round(change.value, 3) + 0.0  # never -0.000
     return with_error(f"{value:+.3f}", change.error)
+
+
+def wins_text(share: Share | None) -> str:
+    """Return a share of wins with its standard error: "61% ± 4%"; nothing of None."""
+    return "" if share is None else with_error(f"{share.value:.0%}", share.error, ".0%")
+
+
+def wins_cells(report: EvaluationReport, name: str) -> list[str]:
+    """Return the cell of a component in a column of wins over the base model.
+
+    None in a report without wins, which has no such column.
+    """
+    own = report.wins.get(name)
+    return [wins_text(own.pairs if own else None)] if report.wins else []
 
 
 def verdict(change: Change | None) -> str:

@@ -29,6 +29,7 @@ from tasks.views.display import (
     sparkline,
     value_text,
     verdict,
+    wins_cells,
 )
 from tasks.views.markdown import cell, code, escaped, inline
 
@@ -149,7 +150,8 @@ def _evaluation_table(evaluations: Mapping[str, EvaluationReport]) -> str:
     tags = list(evaluations)
     first, last = evaluations[tags[0]], evaluations[tags[-1]]
     heads = [f"{cell(tag)} (version {evaluations[tag].version})" for tag in tags]
-    heads += ["change", ""] if len(tags) > 1 else []
+    wins = ["wins"] if last.wins else []
+    heads += ["change", *wins, ""] if len(tags) > 1 else []
     lines = [f"| evaluation | {' | '.join(heads)} |", "|---" + "|---:" * len(heads) + "|"]
     names = list(dict.fromkeys(name for tag in tags for name in evaluations[tag].rewards))
     for name in names:
@@ -157,7 +159,7 @@ def _evaluation_table(evaluations: Mapping[str, EvaluationReport]) -> str:
         texts = [mean_text(report, name) if name in report.rewards else "" for report in reports]
         if len(tags) > 1:
             change = last.change_since(first, name)
-            texts += [change_text(change), verdict(change)]
+            texts += [change_text(change), *wins_cells(last, name), verdict(change)]
         lines.append(f"| {cell(name)} | {' | '.join(texts)} |")
     return "\n".join(lines)
 

@@ -24,9 +24,10 @@ from digen_core.control.protocol import Device
 from digen_core.data.prompts import train_prompts
 from digen_core.errors import UserError
 from digen_core.eventlog.file import EVENTS_OF_RUN, read_log, write_log
+from digen_core.maths.statistics import Share
 from digen_core.planning.cluster import load_cluster
 from digen_core.planning.profile import PROFILE_OF_RUN, load_profile
-from digen_core.records import EvaluationReport, IterationRecord, Span
+from digen_core.records import EvaluationReport, IterationRecord, Span, Wins
 from digen_core.rewards.judge.answers import preference_in, scores_in
 from digen_core.rewards.remote_protocol import decode_answer
 from digen_core.sim.scenario import load_scenario
@@ -200,6 +201,9 @@ def _report(version: int) -> bytes:
         num_samples=4,
         rewards={"a": 0.5},
         by_prompt={"a": [1, None]},
+        by_sample={"a": [[1, 1], [None, None]]},
+        judged_by={"a": "0"},
+        wins={"a": Wins(prompts=Share(1, None), pairs=Share(0.5, None))},
     )
     return own.model_dump_json().encode()
 

@@ -130,6 +130,22 @@ def test_evaluations_are_kept(run):
     assert run.watch.evaluations[-1][1] == run.report.after
 
 
+def test_trained_versions_are_compared_with_the_base_model_sample_by_sample(run):
+    before, *others = (report for _, report in run.watch.evaluations)
+    assert before.wins == {}
+    for report in (before, *others):
+        means = np.mean(report.by_sample["reward"], axis=1)
+        assert means.tolist() == pytest.approx(report.by_prompt["reward"])
+    for report in others:
+        assert report.wins.keys() == report.rewards.keys()
+        for name, wins in report.wins.items():
+            own, base = np.array(report.by_sample[name]), np.array(before.by_sample[name])
+            expected = ((own > base) + 0.5 * (own == base)).mean(axis=1)
+            assert wins.pairs.value == pytest.approx(expected.mean())
+            error = expected.std(ddof=1) / len(expected) ** 0.5
+            assert wins.pairs.error == pytest.approx(error)
+
+
 def test_every_sample_is_kept(run):
     from digen_core.data.draws import prompts_of_iteration
     from digen_core.data.prompts import Prompt
@@ -208,6 +224,10 @@ def test_mlflow_has_the_run(run, mlflow_run):
     assert {m.step: m.value for m in evaluated} == {
         report.version: report.rewards["reward"] for _, report in run.watch.evaluations
     }
+    won = client.get_metric_history(found.info.run_id, "wins/evaluation/reward")
+    assert {m.step: m.value for m in won} == {
+        report.version: report.wins["reward"].pairs.value for _, report in run.watch.evaluations[1:]
+    }
 
 
 def test_mlflow_has_each_evaluation_as_a_nested_run(run, mlflow_run):
@@ -222,6 +242,16 @@ def test_mlflow_has_each_evaluation_as_a_nested_run(run, mlflow_run):
         | {
             f"standard_error/evaluation/{name}": report.standard_error(name)
             for name in report.rewards
+        }
+        | {
+            metric: value
+            for name, wins in report.wins.items()
+            for metric, value in {
+                f"wins/evaluation/{name}": wins.pairs.value,
+                f"standard_error/wins/evaluation/{name}": wins.pairs.error,
+                f"prompt_wins/evaluation/{name}": wins.prompts.value,
+                f"standard_error/prompt_wins/evaluation/{name}": wins.prompts.error,
+            }.items()
         }
         for tag, report in run.watch.evaluations
     }

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from deployments.views.summary import print_suite
 from digen_core.checkpoints.judging import SUITES, Judging, judged_config
+from digen_core.checkpoints.retention import evaluations_of
 from digen_core.config.run import RunConfig
 from digen_core.data.published import GENEVAL_COLUMNS, GENEVAL_TASKS
 from digen_core.errors import UserError
@@ -121,6 +122,12 @@ def test_other_rewards_judge_in_place_of_the_runs_own(tree, tmp_path, prefect_ba
     report = evaluate_run(str(run_dir), settings=settings)
     assert report.rewards.keys() == {"reward", "jpeg_compressibility/score"}
     assert report.rewards["reward"] == 2 * report.rewards["jpeg_compressibility/score"]
+    assert report.wins == {}  # with fewer steps than the base model had
+    weighed = evaluate_run(str(run_dir), settings={"rewards.jpeg_compressibility.weight": 2.0})
+    after = evaluations_of(run_dir)["after"]
+    assert after.wins.keys() == after.rewards.keys()
+    name = "jpeg_compressibility/score"
+    assert weighed.wins == {name: after.wins[name]}  # the sum is another than the base model's
 
     config = judged_config(run_dir, Judging(settings={"rewards": {"shapes": 1.0}}))
     assert ([*config.rewards], config.cluster.reward_workers) == (["shapes"], {})

@@ -23,8 +23,16 @@ def runs(tmp_path_factory):
         for index in range(count):
             metrics = {"reward/mean": 0.25 + index * rate, "idle/tail": 0.5}
             tracker.log_iteration(IterationRecord(index, index + 1, 1.0, metrics))
-        rewards = {"reward": 1000 * rate}
-        report = EvaluationReport(version=count, num_prompts=1, num_samples=1, rewards=rewards)
+        report = EvaluationReport(
+            version=count,
+            num_prompts=2,
+            num_samples=4,
+            rewards={"reward": 1000 * rate, "shapes/score": 0.5},
+            by_sample={"reward": [[1000 * rate, 0.2], [rate, 0.3]], "shapes/score": [[0.5]] * 2},
+            judged_by={"reward": "both", "shapes/score": name},
+            prompts_hash="both",
+            sampled_as="both",
+        )
         tracker.log_evaluation("after", report)
         tracker.finish("FINISHED")
     return runs_dir
@@ -42,6 +50,10 @@ def test_it_shows_what_differs_and_nothing_else(runs, tmp_path, capsys):
     assert ["environment:", "nothing", "differs"] in lines
     assert ["evaluation/reward", "0.1", "0.3", "+0.2"] in lines
     assert ["reward/mean", "▁▅█", "0.2502", "▁▃▆█", "0.2509", "+0.0007"] in lines
+    (title,) = (at for at, line in enumerate(lines) if line[:3] == ["wins", "of", "fast"])
+    # both samples of a prompt: a win and a tie
+    assert lines[title + 2] == ["evaluation/reward", "75%", "±", "0%", "100%", "±", "0%"]
+    assert lines[title + 3][0] == "curves:"  # shapes is judged otherwise
     keys = [line[0] for line in lines if line]
     assert "seed" not in keys
     assert "idle/tail" not in keys

@@ -104,7 +104,7 @@ def test_the_summary_says_what_is_noise():
     moved = summary_of([0.0, 0.5, 1.0], [0.25, 0.625, 1.25])
     assert moved == "reward 0.500 ± 0.289 0.708 ± 0.292 +0.208 ± 0.042"
     still = summary_of([0.0, 0.5, 1.0], [0.5, 0.25, 1.0])
-    assert still.endswith("+0.083 ± 0.220 within noise")
+    assert still.endswith("+0.083 ± 0.220 noise")
     (line,) = [
         li
         for li in printed(print_evaluation, report_of(1, [0.0, 1.0]))
