@@ -20,7 +20,7 @@ from threading import Thread
 from typing import Any, NotRequired, Self, TypedDict
 from uuid import UUID
 
-from distributed import CancelledError, Client, Future
+from distributed import CancelledError, Client, Future, KilledWorker
 from httpx import HTTPError
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
@@ -266,6 +266,12 @@ def _lost(future: PrefectDaskFuture[Any], done: Future[Any]) -> Completion:
     try:
         done.result(timeout=5)
         text = f"the Dask future is {done.status}"
+    except KilledWorker as error:
+        text = (
+            f"KilledWorker: {error.allowed_failures + 1} workers died, one after the other, while "
+            f"they ran it, the last at {error.last_worker.address}; see their logs, and the memory "
+            "of their machines"
+        )
     except (Exception, CancelledError) as error:
         text = f"{type(error).__name__}: {error}"
     kind = ("CANCELLED", "Cancelled") if cancelled else ("CRASHED", "Crashed")

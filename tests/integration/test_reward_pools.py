@@ -96,9 +96,15 @@ def test_pools_score_the_same_numbers(tree, prefect_backend):
 
 @pytest.mark.operation
 @pytest.mark.parametrize(
-    ("sees", "when_tried"), [("samples", False), ("groups", False), ("samples", True)]
+    ("sees", "when", "told"),
+    [
+        ("samples", "loaded", "load rewards on judges-0; the run goes on"),
+        ("samples", "tried", "probe rewards on judges-0; the run goes on"),
+        ("samples", "scored", None),
+        ("groups", "scored", None),
+    ],
 )
-def test_a_lost_worker_of_a_pool_comes_back(tree, prefect_backend, tmp_path, sees, when_tried):
+def test_a_lost_worker_of_a_pool_comes_back(tree, prefect_backend, tmp_path, sees, when, told):
     from flows.post_train import post_train
     from flows.runtime.observers import watching
 
@@ -106,9 +112,7 @@ def test_a_lost_worker_of_a_pool_comes_back(tree, prefect_backend, tmp_path, see
     reward["sees"] = sees
     marker = tmp_path / "ended"
     changes = {
-        "rewards": {
-            "deadly": reward | {"options": {"marker": str(marker), "when_tried": when_tried}}
-        },
+        "rewards": {"deadly": reward | {"options": {"marker": str(marker), "when": when}}},
         "cluster.reward_workers": {"judges": 1},
         "num_iterations": 1,
     }
@@ -116,12 +120,26 @@ def test_a_lost_worker_of_a_pool_comes_back(tree, prefect_backend, tmp_path, see
     with watching(watch):
         post_train(config)
     assert marker.read_text().isdigit()
-    told = [text for text in watch.warnings if "probe rewards on judges-0; the run goes on" in text]
-    assert len(told) == when_tried
+    lost = [text for text in watch.warnings if "; the run goes on" in text]
+    assert [told in text for text in lost] == [True] * (told is not None)
     assert (
         distance(last_state(only_run(tree)).weights, reference(config).weights)
         < TOLERANCE["float64"]
     )
+
+
+@pytest.mark.operation
+def test_a_reward_whose_loading_ends_every_worker_ends_the_run(tree, prefect_backend):
+    from flows.post_train import post_train
+
+    reward = {"type": "function", "function": "smooth_rewards:NeverLoads", "pool": "judges"}
+    changes = {"rewards": {"deadly": reward}, "cluster.reward_workers": {"judges": 1}}
+    said = (
+        r"score .* on judges failed: KilledWorker: 4 workers died, one after the other, while they "
+        r"ran it, the last at \S+; see their logs, and the memory of their machines"
+    )
+    with pytest.raises(RuntimeError, match=said):
+        post_train(RunConfig.model_validate(merged(tree, changes)))
 
 
 def test_a_pool_without_workers_is_refused(tree):

@@ -105,18 +105,30 @@ def broken(images, prompts):
 
 
 class EndsItsWorkerOnce:
-    """Brightness; the first call of a rollout ends its process, and leaves a file that says so."""
+    """Brightness; it ends its process once, and leaves a file that says so."""
 
-    def __init__(self, device, marker, when_tried=False):
-        self.marker, self.when_tried = Path(marker), when_tried
+    def __init__(self, device, marker, when="scored"):
+        """Die at once if that is ``when`` it is ``loaded``; it may be ``tried`` or ``scored``."""
+        self.marker, self.when = Path(marker), when
+        self.die_when("loaded")
 
     def __call__(self, images, prompts):
-        """Score, or die; by default not when it is tried with two images before the start."""
+        """Score, or die; it is tried with two images before the start."""
         is_tried = len(set(prompts)) > 1 or len(images) == 2
-        if is_tried == self.when_tried and not self.marker.exists():
+        self.die_when("tried" if is_tried else "scored")
+        return brightness(images, prompts)
+
+    def die_when(self, now):
+        if self.when == now and not self.marker.exists():
             self.marker.write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGKILL)
-        return brightness(images, prompts)
+
+
+class NeverLoads:
+    """Ends each process that makes it, as what needs more memory than there is."""
+
+    def __init__(self, device):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class OneValue:
