@@ -71,7 +71,8 @@ def test_files_are_damaged_after_the_flow_is_killed(process, tmp_path, kind):
         checkpoint = run / CHECKPOINTS_OF_RUN / f"v000{version}"
         checkpoint.mkdir(parents=True)
         (checkpoint / "state").write_bytes(bytes(100))
-    (run / "metrics").mkdir()
+    (run / "metrics").mkdir()  # a record, which nobody can make again
+    (run / "evaluation").mkdir()
     (run / "timelines").mkdir()  # of iterations, of which none is left to do
     (run / "config.json").write_text('{"num_iterations": 0}')
     (tmp_path / "mlflow.db").touch()  # beside the runs
@@ -82,7 +83,7 @@ def test_files_are_damaged_after_the_flow_is_killed(process, tmp_path, kind):
     assert contents(run) == before
     faults.settle()
     changed = {path for path, content in before.items() if contents(run).get(path) != content}
-    expected = f"{CHECKPOINTS_OF_RUN}/v0002/state" if kind == "flip" else "metrics"
+    expected = f"{CHECKPOINTS_OF_RUN}/v0002/state" if kind == "flip" else "evaluation"
     assert {str(path.relative_to(run)) for path in changed} == {expected}
 
 
