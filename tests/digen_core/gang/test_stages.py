@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from support.edits import write_edit_2511
-from support.families import FAMILIES, KONTEXT, MODELS
+from support.families import FAMILIES, KONTEXT, MODELS, ROUNDED_TO_FLOAT32
 from support.gang_cases import (
     Case,
     exported,
@@ -155,8 +155,8 @@ def test_stages_sample_what_the_whole_samples(tiny_families, tmp_path):
         latents, logprobs = found[0].expected
         for member in found:
             assert torch.equal(member.latents, found[0].latents), case
-            # a trajectory of Wan is in float32 where its modules are
-            bound = 1e-6 if case.family == "wan" else 1e-12
+            # a trajectory is in float32 where modules are
+            bound = 1e-6 if case.family in ROUNDED_TO_FLOAT32 else 1e-12
             torch.testing.assert_close(member.latents, latents, rtol=0, atol=bound)
             torch.testing.assert_close(member.logprobs, logprobs, rtol=0, atol=bound)
 

@@ -217,8 +217,9 @@ def test_guidance_moves_away_from_the_negative_prompt(tiny_families, policies, n
         expected += positive - negative
     if name == "qwen_image":
         expected *= positive.norm(dim=-1, keepdim=True) / expected.norm(dim=-1, keepdim=True)
+    # float32, whose rounding the scale multiplies, and otherwise on each processor
     torch.testing.assert_close(
-        policies[name].velocity(x, sigma, condition), expected, rtol=0, atol=2e-6
+        policies[name].velocity(x, sigma, condition), expected, rtol=0, atol=5e-6
     )
 
 
