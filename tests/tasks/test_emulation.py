@@ -129,13 +129,13 @@ def test_reward_servers_take_the_first_group_first():
     servers, ended = RewardServers(1), []
 
     def score(group):
-        servers.score((0, group), [1.0 if group == 4 else 0.1])  # the others come meanwhile
+        servers.score((0, group), [1.0 if group == 4 else 0.5])  # the others come meanwhile
         ended.append(group)
 
     threads = [threading.Thread(target=score, args=(group,)) for group in (4, 3, 1)]
     for thread in threads:
         thread.start()
-        time.sleep(0.02)
+        time.sleep(0.1)
     for thread in threads:
         thread.join()
     assert ended == [4, 1, 3]  # 4 was alone when it came
