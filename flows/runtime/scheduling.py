@@ -97,6 +97,7 @@ def resolve_layout(
         "helpers": choice.helpers,
         "assistants": choice.assistants,
         "max_stale_share": choice.stale_share,
+        "max_stale_clipped": config.schedule.max_stale_clipped if choice.stale_share else None,
         "max_staleness": choice.max_staleness,
     }
     schedule = config.schedule.model_copy(update=resolved)

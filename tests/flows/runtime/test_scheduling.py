@@ -114,6 +114,18 @@ def test_auto_is_stale_only_with_leave():
     assert (stale.schedule.layout, stale.schedule.stale_share) == ("tcss", 0.5)
 
 
+def test_what_auto_chose_is_a_config_that_a_resumed_run_reads():
+    """A bound on clipped stale pairs goes where no group is stale."""
+    asked = config(layout="auto", max_stale_share=0.5, max_stale_clipped=0.3)
+    dear = COSTS.model_copy(update={"switch_to_rollout": 9.0, "switch_to_trainer": 9.0})
+    found = [resolve_layout(asked, SPLIT, costs)[0] for costs in (COSTS, dear)]
+    kept = [RunConfig.model_validate_json(chosen.model_dump_json()) for chosen in found]
+    assert kept == found
+    bounds = [own.schedule.max_stale_clipped for own in kept]
+    assert bounds == [0.3 if own.schedule.stale_share else None for own in kept]
+    assert set(bounds) == {0.3, None}
+
+
 def test_help_that_is_asked_for_and_not_there():
     with pytest.raises(UserError, match="no split of 2 devices has"):
         resolve_layout(config(layout="auto", helpers=7), SPLIT, COSTS)
