@@ -12,7 +12,6 @@ from rich.text import Text
 
 from deployments.views.terminal import plain
 from digen_core.inputs.text import printable
-from digen_core.maths.statistics import NOISE_IN_SHORT
 from digen_core.records import EvaluationReport
 from tasks.views.display import (
     Progress,
@@ -26,7 +25,7 @@ from tasks.views.display import (
     mean_text,
     sparkline,
     value_text,
-    verdict,
+    verdict_in_short,
 )
 
 WIDTH = 88
@@ -152,7 +151,7 @@ def _metrics(progress: Progress) -> Section:
                 value_text(name, first) if name in first else "",
                 value_text(name, last),
                 Text(sparkline(progress.trend(name), TREND_WIDTH), style="cyan"),
-                NOISE_IN_SHORT if verdict(change_between(name, first, last)) else "",
+                verdict_in_short(change_between(name, first, last)),
             )
         )
     return section
@@ -180,8 +179,8 @@ def _evaluations(evaluations: Mapping[str, EvaluationReport]) -> Section:
     for name in names:
         change = last.change_since(first, name)
         before = "" if change is None else mean_text(first, name)
-        note = NOISE_IN_SHORT if verdict(change) else ""
-        section.rows.append((name, before, mean_text(last, name), change_text(change), note))
+        cells = before, mean_text(last, name), change_text(change), verdict_in_short(change)
+        section.rows.append((name, *cells))
     return section
 
 

@@ -5,9 +5,9 @@ from rich.table import Table
 
 from deployments.views.terminal import borderless, plain, terminal
 from digen_core.checkpoints.judging import Suite
-from digen_core.maths.statistics import NOISE, NOISE_IN_SHORT
+from digen_core.maths.statistics import NOISE
 from digen_core.records import EvaluationReport, RunReport
-from tasks.views.display import NO_MEANS, change_text, mean_text, verdict, wins_cells
+from tasks.views.display import NO_MEANS, change_text, mean_text, verdict_in_short, wins_cells
 
 LEGEND = f"±: standard error over the prompts; noise: a change of less than {NOISE:g} of its own"
 LEGEND_OF_WINS = (
@@ -39,8 +39,8 @@ def print_run(report: RunReport, seconds: float, console: Console | None = None)
         before = mean_text(first, name) if first and change else ""
         after = mean_text(report.after, name)
         wins = wins_cells(report.after, name)
-        note = NOISE_IN_SHORT if verdict(change) else ""
-        table.add_row(plain(name), before, after, change_text(change), *wins, note)
+        cells = before, after, change_text(change), *wins, verdict_in_short(change)
+        table.add_row(plain(name), *cells)
     if report.after.rewards:
         console.print(table)
         console.print("\n".join([LEGEND, *([LEGEND_OF_WINS] if report.after.wins else [])]))

@@ -5,7 +5,7 @@ forward and backward passes run there: torch counts their matrix products and co
 blocks that are alike a few are counted, see ``_counted``.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -239,27 +239,17 @@ def _counted(policy: PipelinePolicy, work: Callable[[], object]) -> int:
     leaves out: the gradient of what came in, and of what goes nowhere. Each one between them adds
     as much as any other, so FLOPs of m blocks are those of 2, and m - 2 times what a third adds.
     """
-    runs = _runs_of_blocks(policy)
-    with _with_blocks(policy, [min(len(run), _FEWEST) for run in runs]):
-        total = fewest = _flops(work)
-    for place, run in enumerate(runs):
-        if len(run) > _FEWEST:
-            kept = [min(len(own), _FEWEST + (at == place)) for at, own in enumerate(runs)]
-            with _with_blocks(policy, kept):
-                total += (len(run) - _FEWEST) * (_flops(work) - fewest)
-    return total
-
-
-def _runs_of_blocks(policy: PipelinePolicy) -> list[list[nn.Module]]:
-    """Return the blocks of the transformers, those together that are equal neighbours."""
-    return [
-        list(run) for blocks in _lists_of_blocks(policy) for _, run in groupby(blocks, _kind_of)
-    ]
-
-
-def _lists_of_blocks(policy: PipelinePolicy) -> list[nn.ModuleList]:
     names = FAMILIES[policy.config.family].blocks
-    return [getattr(transformer, name) for transformer in policy.transformers for name in names]
+    lists = [getattr(transformer, name) for transformer in policy.transformers for name in names]
+    runs = [list(run) for blocks in lists for _, run in groupby(blocks, _kind_of)]
+    others = {block for run in runs for block in run[_FEWEST:]}
+    with _without(others, lists):
+        total = fewest = _flops(work)
+    for run in runs:
+        if more := run[_FEWEST:]:
+            with _without(others - {more[0]}, lists):
+                total += len(more) * (_flops(work) - fewest)
+    return total
 
 
 def _kind_of(block: nn.Module) -> object:
@@ -269,14 +259,12 @@ def _kind_of(block: nn.Module) -> object:
 
 
 @contextmanager
-def _with_blocks(policy: PipelinePolicy, kept: list[int]) -> Iterator[None]:
-    """Let the transformers have, while the body runs, so many blocks of each run."""
-    lists, left = _lists_of_blocks(policy), iter(kept)
+def _without(left_out: set[nn.Module], lists: Sequence[nn.ModuleList]) -> Iterator[None]:
+    """Let lists of blocks lack some, while the body runs."""
     all_of = [list(blocks) for blocks in lists]
     try:
         for blocks, own in zip(lists, all_of, strict=True):
-            few = [b for _, run in groupby(own, _kind_of) for b in list(run)[: next(left)]]
-            _fill(blocks, few)
+            _fill(blocks, [block for block in own if block not in left_out])
         yield
     finally:
         for blocks, own in zip(lists, all_of, strict=True):

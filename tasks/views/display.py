@@ -10,6 +10,7 @@ import numpy as np
 
 from digen_core.config.run import RunConfig
 from digen_core.maths.statistics import (
+    NOISE_IN_SHORT,
     WITHIN_NOISE,
     Change,
     Share,
@@ -179,6 +180,11 @@ def wins_cells(report: EvaluationReport, name: str) -> list[str]:
 def verdict(change: Change | None) -> str:
     """Return what to say of a change that chance may have made; else nothing."""
     return WITHIN_NOISE if change is not None and change.is_noise else ""
+
+
+def verdict_in_short(change: Change | None) -> str:
+    """Return the same where a table has little room."""
+    return NOISE_IN_SHORT if verdict(change) else ""
 
 
 def busy_fractions(metrics: Mapping[str, float]) -> dict[str, float]:
