@@ -17,6 +17,7 @@ class Usage:
     gpu_percent: tuple[StrictFloat, ...] = ()  # samples of the whole GPU's utilisation
     gpu_memory_bytes: StrictInt = 0  # of the whole GPU, the most that was seen; 0 without one
     joules: StrictFloat | None = None  # of the whole GPU; None: nothing tells
+    card: str = ""  # identifier of the GPU, which processes may share; empty without one
 
 
 def usage_metrics(device: str, parts: Sequence[Usage]) -> dict[str, float]:
@@ -55,13 +56,18 @@ def energy_metrics(
 ) -> dict[str, float]:
     """Return ``energy/joules_per_sample``; nothing if not all devices tell what they take.
 
+    A card's energy counts once, however many devices share it: each of them looks at the whole.
+
     Args:
         usage: of an iteration, by device.
         gangs: devices of which only one member is looked at.
         num_samples: generated for the iteration.
     """
-    told = [joules_of(parts) for parts in usage.values()]
-    known = [joules for joules in told if joules is not None]
-    if not known or len(known) < len(told) or not gangs.isdisjoint(usage):
-        return {}
-    return {"energy/joules_per_sample": sum(known) / num_samples}
+    cards: dict[str, float] = {}
+    for device, parts in usage.items():
+        joules = joules_of(parts)
+        if joules is None or device in gangs:
+            return {}
+        card = parts[-1].card or device
+        cards[card] = max(joules, cards.get(card, 0.0))
+    return {"energy/joules_per_sample": sum(cards.values()) / num_samples} if cards else {}

@@ -30,9 +30,11 @@ class UsageMeter:
         self._gpu_memory = 0
         self._joules: float | None = None
         self._looked = self._time
+        self._card = ""
         self._utilization = _Sensor(torch.cuda.utilization)
         self._power = _Sensor(torch.cuda.power_draw)
         if torch.cuda.is_available():
+            self._card = str(torch.cuda.get_device_properties().uuid)
             Thread(target=self._watch, name="gpu-usage", daemon=True).start()
 
     def read(self) -> Usage | None:
@@ -48,7 +50,7 @@ class UsageMeter:
             joules = self._joules
             self._joules = None if joules is None else 0.0
         resident = self._process.memory_info().rss
-        return Usage(seconds, cpu_seconds, resident, tuple(percent), memory, joules)
+        return Usage(seconds, cpu_seconds, resident, tuple(percent), memory, joules, self._card)
 
     def look(self) -> None:
         """Look at the GPU."""

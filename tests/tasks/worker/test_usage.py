@@ -36,6 +36,14 @@ def test_energy_by_hand():
     assert usage_metrics("b", usage["b"])["system/b/watts"] == 25.0
 
 
+def test_energy_of_a_card_that_devices_share_counts_once():
+    def used(joules, card):
+        return [Usage(4.0, 1.0, 1, joules=joules, card=card)]
+
+    usage = {"a": used(800.0, "x"), "b": used(760.0, "x"), "c": used(400.0, "y")}
+    assert energy_metrics(usage, set(), 8) == {"energy/joules_per_sample": 150.0}
+
+
 @pytest.mark.parametrize(
     ("usage", "gangs"),
     [
@@ -121,3 +129,4 @@ def test_the_meter_sees_the_gpu():
     assert used.gpu_memory_bytes >= kept.nbytes
     assert all(0 <= percent <= 100 for percent in used.gpu_percent)
     assert used.joules is None or used.joules > 0  # it needs a package
+    assert used.card == UsageMeter().read().card != ""
