@@ -27,12 +27,9 @@ def print_run(report: RunReport, seconds: float, console: Console | None = None)
     console = console or terminal()
     title = "held-out prompts, mean over samples"
     table = borderless(title, gap=1)  # 80 columns
-    table.add_column("reward")
-    for name in ("before", "after", "change"):
-        table.add_column(name, justify="right")
-    if report.after.wins:
-        table.add_column("wins", justify="right")
-    table.add_column("")
+    table.add_column("reward", overflow="fold")
+    for name in ("before", "after", "change", *(["wins"] if report.after.wins else []), ""):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for name in _ordered(report.after):
         first = report.before  # None: it was lost
         change = report.after.change_since(first, name) if first else None

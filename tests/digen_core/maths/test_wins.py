@@ -194,10 +194,10 @@ def printed(call, *arguments) -> str:
 
 
 def test_the_summary_of_a_run_shows_them_in_80_columns():
-    name = "image_reward/score"
+    name = "jpeg_compressibility/score"
     scores = {name: WINS, "reward": WINS}
-    means = {"reward": 0.5, name: 0.25}
-    by_prompt = {key: [0.5, 0.25, 1.0] for key in means}
+    means = {"reward": -206.5, name: -206.25}
+    by_prompt = {key: [-206.5, -206.25, -206.0] for key in means}
     base = report_of(0, BASE, rewards=means, by_prompt=by_prompt)
     last = report_of(2, rewards=means, by_prompt=by_prompt).model_copy(update={"wins": scores})
     report = RunReport(
@@ -205,8 +205,10 @@ def test_the_summary_of_a_run_shows_them_in_80_columns():
         after=last, view="mlflow ui",
     )  # fmt: skip
     lines = printed(print_run, report, 3.0).splitlines()
-    (row,) = [line for line in lines if line.startswith(name)]
+    (row,) = [line for line in lines if line.startswith(name[:10])]
     assert row.split()[-4:] == ["75%", "±", "14%", "noise"]
+    assert row.count("±") == 4, "numbers were wrapped, and not the name"
+    assert "".join(line.split()[0] for line in lines[lines.index(row) :][:2]) == name
     assert len(row) <= 80
     assert any(line.startswith("wins: pairs of samples") for line in lines)
     assert "75% ± 14%" in printed(print_evaluation, last)
