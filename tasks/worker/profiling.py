@@ -45,7 +45,7 @@ def profiled(engine: Engine, kind: str, iteration: int, run_dir: Path) -> Iterat
         yield
         return
     try:
-        with profile(record_shapes=True, profile_memory=True) as found:
+        with profile(record_shapes=True, profile_memory=True, acc_events=True) as found:
             yield
         _write(found, trace)
     finally:
