@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "daily"))
 # Before Prefect is imported: otherwise each start waits for name look-ups that fail.
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("DO_NOT_TRACK", "1")
+
+# Each client of Prefect reads all authorities of certificates, which takes 20 ms; none is asked.
+os.environ.setdefault("SSL_CERT_FILE", str(Path(__file__).with_name("support") / "authority.pem"))
 
 # As the command line has it: whichever test imports transformers first would show its warnings.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

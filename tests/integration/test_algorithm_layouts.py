@@ -126,10 +126,7 @@ QUICK = [
     ("grpo_guard", Case("tcss", (2, 2), 2, 3, helping=True, share=1.0)),
     ("ddpo", Case("colocated-strong", (3,), 2, 3)),
     ("diffusion_nft", Case("tcss", (2, 1), 2, 3, pauses=True, share=1.0)),
-    ("icepop", Case("tcss", (1, 1), 4, 8, share=1.0)),
-    ("dgpo", Case("gap", (2, 1), 2, 3, pauses=True)),
     ("own steps", Case("elastic", (2, 1), 2, 8, helping=True)),  # of DanceGRPO
-    ("awm", Case("tag", (1, 2), 2, 3, helping=True, pauses=True)),
 ]
 
 

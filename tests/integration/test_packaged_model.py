@@ -31,14 +31,10 @@ from support.families import (
     WIDTH,
     family_of,
     frames_of,
-    isolated,
-    load_adapters,
     load_tiny,
-    prepared_hunyuan_15,
-    saved_transformers,
     sliced,
-    stock,
 )
+from support.stock import isolated, load_adapters, prepared_hunyuan_15, saved_transformers, stock
 from support.tiny_policies import moved_weights
 from tasks.tracking import trained_pipeline
 from tasks.tracking.model import package

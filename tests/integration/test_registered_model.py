@@ -17,7 +17,7 @@ from digen_core.models.trainable import set_weights
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
-from support.families import generate
+from support.stock import generate
 from support.tiny_policies import TINY, load_trainable, moved_weights
 from tasks.tracking import Tracker
 

@@ -1,26 +1,14 @@
-"""Tiny pipelines of every family, for tests: their policies, and what stock pipelines return."""
+"""Tiny models of every family, for tests: their names, and their policies."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from diffusers import (
-    DiffusionPipeline,
-    DPMSolverMultistepScheduler,
-    UniPCMultistepScheduler,
-)
-from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import format_text_input
 
 from digen_core.config import families
 from digen_core.config.families import VIDEO_FAMILIES
-from digen_core.config.model import ModelConfig
-from digen_core.models.families.hunyuan_video import prompt_template
 from digen_core.models.policy import ALL_PARTS, Policy
-from digen_core.models.qwen_vl import processor_without_videos
 from support.tiny_policies import load
-from tasks.tracking.trained_pipeline import PLAIN_GUIDANCE
 
 FAMILIES = tuple(families.FAMILIES)
 KINDS = tuple(f"{name}-{kind}" for name, row in families.FAMILIES.items() for kind in row.kinds)
@@ -102,153 +90,3 @@ def load_tiny(
         **OF_KIND.get(name, {}),
     }
     return load(folder, dtype, parts, family=family_of(name), **defaults | model)
-
-
-def stock(folder: str) -> Any:
-    """Load the pipeline as any user of diffusers does.
-
-    Of Qwen-Image-Edit with a processor that does without torchvision, if that is not there.
-    """
-    model = ModelConfig(family="qwen_image", path=folder)
-    processor = (Path(folder) / "processor").is_dir() and processor_without_videos(model)
-    own = {"processor": processor} if processor else {}
-    pipeline = DiffusionPipeline.from_pretrained(folder, **own)
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
-
-
-class EulerUniPC(UniPCMultistepScheduler):
-    """Wan's scheduler, of first order (Euler's steps), with timesteps that are not truncated."""
-
-    def set_timesteps(self, *args: Any, **kwargs: Any) -> None:
-        super().set_timesteps(*args, **kwargs)
-        self.timesteps = 1000 * self.sigmas[:-1]
-
-
-class EulerDPMSolver(DPMSolverMultistepScheduler):
-    """Sana's scheduler, as that of Wan, from pure noise."""
-
-    def set_timesteps(self, *args: Any, **kwargs: Any) -> None:
-        super().set_timesteps(*args, **kwargs)
-        self.sigmas[0] = 1
-        self.timesteps = 1000 * self.sigmas[:-1]
-
-
-def with_euler_steps(pipeline: Any) -> Any:
-    """Return a pipeline that takes steps as digen does."""
-    config = pipeline.scheduler.config
-    if isinstance(pipeline.scheduler, UniPCMultistepScheduler):
-        first_order = {"solver_order": 1, "disable_corrector": list(range(20))}
-        pipeline.scheduler = EulerUniPC.from_config(config, **first_order)
-    if isinstance(pipeline.scheduler, DPMSolverMultistepScheduler):
-        pipeline.scheduler = EulerDPMSolver.from_config(config, solver_order=1)
-    return pipeline
-
-
-def isolated(pipeline: Any) -> Any:
-    """Return a pipeline of LTX-2 whose streams of video and audio do not attend to each other."""
-    pipeline.transformer.register_forward_pre_hook(
-        lambda _, args, named: (args, named | {"isolate_modalities": True}), with_kwargs=True
-    )
-    return pipeline
-
-
-def prepared_hunyuan_15(
-    pipeline: Any, call: dict[str, Any], *, crops: bool = False
-) -> dict[str, Any]:
-    """Tell a HunyuanVideo15Pipeline what its call does not take; return what is left of that.
-
-    Also how long its template is before a prompt with the tiny tokenizer, if it ``crops``.
-    """
-    if crops:
-        (chat,) = format_text_input(["{}"], pipeline.system_message)
-        before, _ = pipeline.tokenizer.apply_chat_template(chat, tokenize=False).split("{}")
-        pipeline.prompt_template_encode_start_idx = len(pipeline.tokenizer(before).input_ids)
-    pipeline.guider = pipeline.guider.new(guidance_scale=call["guidance_scale"])
-    pipeline.tokenizer_max_length = call["max_sequence_length"]
-    pipeline.vae.enable_slicing()  # its mask fits one sample
-    return {
-        name: value
-        for name, value in call.items()
-        if name not in ("guidance_scale", "max_sequence_length")
-    }
-
-
-def load_adapters(pipeline: Any, folder: Path) -> None:
-    """Load what `save_adapter` wrote into a stock pipeline, as docs/models.md says."""
-    if not hasattr(pipeline, "load_lora_weights"):
-        name = "pytorch_lora_weights.safetensors"
-        pipeline.transformer.load_lora_adapter(folder, weight_name=name)
-        return
-    pipeline.load_lora_weights(folder)
-    if (folder / "transformer_2.safetensors").is_file():
-        low = {"weight_name": "transformer_2.safetensors", "load_into_transformer_2": True}
-        pipeline.load_lora_weights(folder, **low)
-
-
-def saved_transformers(pipeline: Any, folder: Path) -> dict[str, Path]:
-    """Where `save_transformer` wrote what belongs to the parts of a pipeline."""
-    if getattr(pipeline, "transformer_2", None) is None:
-        return {"transformer": folder}
-    return {part: folder / part for part in ("transformer", "transformer_2")}
-
-
-def _prepared(pipeline: Any, family: str, call: dict[str, Any]) -> dict[str, Any]:
-    """Return a call as a family's pipeline takes it, which is told the rest."""
-    if family == "hunyuan_video15":
-        call = prepared_hunyuan_15(pipeline, call, crops=True)
-    if family == "qwen_image":
-        call["true_cfg_scale"] = call.pop("guidance_scale")
-        before, _ = pipeline.prompt_template_encode.split("{}")
-        pipeline.prompt_template_encode_start_idx = len(pipeline.tokenizer(before).input_ids)
-    if family in ("sana", "ltx2"):
-        pipeline.check_inputs = lambda *_, **__: None  # it takes multiples of 32 of any VAE
-    if family == "sana":
-        call["use_resolution_binning"] = False
-    if family == "ltx2":
-        isolated(pipeline)
-        call |= PLAIN_GUIDANCE
-    if family == "hunyuan_video":
-        call["prompt_template"] = prompt_template(pipeline.tokenizer)
-    return call
-
-
-def generate(
-    pipeline: Any,
-    name: str,
-    prompts: list[str],
-    x: torch.Tensor,
-    *,
-    output_type: str,
-    **call: Any,
-) -> torch.Tensor:
-    """Return what a stock pipeline makes of the noise ``x`` at the tests' settings."""
-    count, noise, family = len(prompts), x.clone(), family_of(name)
-    call = {
-        "guidance_scale": 3.0,
-        "num_inference_steps": 3,
-        "height": HEIGHT,
-        "width": WIDTH,
-        "max_sequence_length": TOKENS,
-        **OF_KIND.get(name, {}),
-    } | call
-    if family in VIDEO_FAMILIES:
-        call["num_frames"] = call.get("num_frames", frames_of(family))
-    if family == "flux2":  # its own negative prompt is the empty one
-        rows = call["height"] // (2 * pipeline.vae_scale_factor)
-        noise = noise.transpose(1, 2).unflatten(2, (rows, -1))
-        if call["guidance_scale"] > 1:
-            call["negative_prompt_embeds"], _ = pipeline.encode_prompt(
-                [NEGATIVE] * count, max_sequence_length=TOKENS
-            )
-    elif family in GUIDED:
-        call["negative_prompt"] = [NEGATIVE] * count
-    call = _prepared(pipeline, family, call)
-    made = pipeline(
-        prompt=list(prompts),
-        latents=noise,
-        output_type=output_type,
-        return_dict=False,
-        **call,
-    )
-    return made[0]

@@ -25,7 +25,8 @@ from digen_core.models.trainable import make_trainable, set_weights
 from digen_core.training.optimizer import initial_state
 from support import program_keys
 from support.checkpoints import position_of
-from support.families import load_tiny, stock
+from support.families import load_tiny
+from support.stock import stock
 from support.tiny_policies import moved_weights
 
 RANK, ALPHA = 4, 8.0  # a strength that is lost if alpha is, and rounds nothing

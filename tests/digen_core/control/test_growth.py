@@ -72,4 +72,4 @@ def lines_per_event(layout: str, devices: int, **costs) -> float:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_event_costs_about_as_much_with_four_times_as_many_devices(layout):
-    assert lines_per_event(layout, 32) < 1.3 * lines_per_event(layout, 8)
+    assert lines_per_event(layout, 20) < 1.3 * lines_per_event(layout, 5)

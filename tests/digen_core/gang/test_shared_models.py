@@ -29,26 +29,29 @@ DAILY = {
         Case("flux", lora=True, tokens=2, shard=True, packs=2),
         Case("flux", lora=False, tokens=1, shard=True, checkpointing=True, packs=2),
         Case("sd3", lora=False, tokens=1, shard=True),
-        Case("qwen_image", lora=True, tokens=2, shard=True, checkpointing=True),
-        Case("z_image", lora=True, tokens=2),
-        Case("z_image", lora=False, tokens=2, shard=True, checkpointing=True),
         Case("wan", lora=False, tokens=2, shard=True),
-        Case("wan-a14b", lora=False, tokens=2, shard=True, checkpointing=True, packs=2),
         Case("wan-a14b", lora=True, num_rows=1),
         Case("hunyuan_video", lora=True, tokens=2, checkpointing=True),
-        Case("hunyuan_video", lora=False, tokens=2, shard=True, dtype="float32"),
-        Case("hunyuan_video15", lora=True, tokens=2, shard=True, checkpointing=True),
-        Case("hunyuan_video15", lora=False, tokens=2),
-        Case("hunyuan_video15-i2v", tokens=2, edits=1),
-        Case("flux2", lora=False, tokens=2, shard=True, checkpointing=True),
-        Case("ltx2", lora=False, tokens=2, shard=True, checkpointing=True),
-        Case("flux2", tokens=2, shard=True, edits=1),
+        Case("z_image", lora=False, tokens=2, shard=True, checkpointing=True),
     ],
     4: [
         Case("flux", lora=True, tokens=1, shard=True, num_rows=3, packs=2),
         Case("hunyuan_video", lora=False, tokens=2, shard=True),
     ],
 }
+OTHERS = [
+    Case("qwen_image", lora=True, tokens=2, shard=True, checkpointing=True),
+    Case("z_image", lora=True, tokens=2),
+    Case("wan-a14b", lora=False, tokens=2, shard=True, checkpointing=True, packs=2),
+    Case("hunyuan_video", lora=False, tokens=2, shard=True, dtype="float32"),
+    Case("hunyuan_video15", lora=True, tokens=2, shard=True, checkpointing=True),
+    Case("hunyuan_video15", lora=False, tokens=2),
+    Case("hunyuan_video15-i2v", tokens=2, edits=1),
+    Case("flux2", lora=False, tokens=2, shard=True, checkpointing=True),
+    Case("ltx2", lora=False, tokens=2, shard=True, checkpointing=True),
+    Case("flux2", tokens=2, shard=True, edits=1),
+]
+"""What a slice tries of a gang of 2."""
 
 
 def all_cases(size: int) -> list[Case]:
@@ -84,6 +87,12 @@ def compare(size: int, folder, folders: dict[str, str], cases: list[Case]) -> No
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_members_parts_add_up_to_the_gradient(tiny_families, tmp_path, size):
     compare(size, tmp_path, tiny_families, DAILY[size])
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("case", OTHERS, ids=str)
+def test_members_parts_add_up_of_other_models(tiny_families, tmp_path, case):
+    compare(2, tmp_path, tiny_families, [case])
 
 
 @pytest.mark.nightly
@@ -124,9 +133,13 @@ def test_compiled_blocks_that_are_sharded_and_deal_tokens(tiny_families, tmp_pat
     compare(2, tmp_path, tiny_families, [case])
 
 
-def test_members_sample_what_one_device_samples(tiny_families, tmp_path):
+@pytest.mark.parametrize(
+    "families",
+    [("flux", "wan", "hunyuan_video"), pytest.param(DEALING, marks=pytest.mark.families)],
+)
+def test_members_sample_what_one_device_samples(tiny_families, tmp_path, families):
     cases = [
-        *(Case(family, tokens=2, num_rows=2) for family in DEALING),
+        *(Case(family, tokens=2, num_rows=2) for family in families),
         Case("sd3", shard=True, num_rows=3),
         Case("z_image", shard=True, num_rows=2),
         Case("flux", lora=False, tokens=2, shard=True, num_rows=1),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from support.edits import write_edit_2511
-from support.families import FAMILIES, KONTEXT, MODELS, ROUNDED_TO_FLOAT32
+from support.families import FAMILIES, KONTEXT, MODELS, OFTEN, ROUNDED_TO_FLOAT32
 from support.gang_cases import (
     Case,
     exported,
@@ -25,34 +25,37 @@ TOPK = {"block": 2, "forward": "int4", "backward": "topk"}
 DAILY = {
     2: [
         Case("flux", stages=2, packs=2),
-        Case("qwen_image", lora=False, stages=2, checkpointing=True),
-        Case("z_image", lora=False, stages=2, checkpointing=True),
         Case("z_image", stages=2, stage_blocks=(1, 1), cuts=(INT4,)),
         Case("wan", stages=2, checkpointing=True, in_portions=False),
         Case("wan-a14b", lora=False, stages=2, packs=2),
-        Case("hunyuan_video", lora=False, stages=2, num_rows=1),
-        Case("hunyuan_video15", lora=False, stages=2, checkpointing=True),
-        Case("flux2", lora=False, stages=2, checkpointing=True),
-        Case("flux2", stages=2, edits=1),
-        Case("ltx2", stages=2, checkpointing=True),
         Case("flux", lora=False, stages=2, dtype="float32"),
         Case("flux", stages=2, dtype="float16"),  # differentiated with several scales of the loss
         Case("sd3", stages=2, stage_blocks=(1, 1), cuts=(INT4,), checkpointing=True),
     ],
     3: [
         Case("flux", lora=False, stages=3, checkpointing=True),
-        Case("hunyuan_video", stages=3, checkpointing=True),
         Case("hunyuan_video", lora=False, stages=3, stage_blocks=(1, 1, 2), cuts=(INT8, TOPK)),
-        Case("flux2", lora=False, stages=3, stage_blocks=(1, 1, 2), cuts=(INT8, TOPK)),
     ],
     4: [
         Case("flux", stages=2, num_rows=3, packs=2),  # two shares
         Case("flux", stages=4, stage_blocks=(1, 1, 1, 1), cuts=(INT8, TOPK)),
         Case("sd3", lora=False, stages=2, num_rows=1),  # one of them has no pair of its own
-        Case("hunyuan_video", lora=False, stages=4),
-        Case("flux2", lora=False, stages=4),
     ],
 }
+OTHERS = [
+    Case("qwen_image", lora=False, stages=2, checkpointing=True),
+    Case("z_image", lora=False, stages=2, checkpointing=True),
+    Case("hunyuan_video", lora=False, stages=2, num_rows=1),
+    Case("hunyuan_video15", lora=False, stages=2, checkpointing=True),
+    Case("flux2", lora=False, stages=2, checkpointing=True),
+    Case("flux2", stages=2, edits=1),
+    Case("ltx2", stages=2, checkpointing=True),
+    Case("hunyuan_video", stages=3, checkpointing=True),
+    Case("flux2", lora=False, stages=3, stage_blocks=(1, 1, 2), cuts=(INT8, TOPK)),
+    Case("hunyuan_video", lora=False, stages=4),
+    Case("flux2", lora=False, stages=4),
+]
+"""What a slice tries."""
 
 
 def bound_of(case: Case) -> float:
@@ -98,6 +101,12 @@ def compare(size: int, folder, folders: dict[str, str], cases: list[Case]) -> No
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3, 4])
 def test_stages_give_the_gradient_of_the_whole(tiny_families, tmp_path, size):
     compare(size, tmp_path, tiny_families, DAILY[size])
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("case", OTHERS, ids=str)
+def test_stages_of_other_models_give_the_gradient_of_the_whole(tiny_families, tmp_path, case):
+    compare(case.stages, tmp_path, tiny_families, [case])
 
 
 @pytest.mark.nightly
@@ -148,8 +157,9 @@ def test_stages_compute_at_the_same_time(tiny_families, tmp_path):
     pytest.fail(f"stages waited for each other: {shares}")
 
 
-def test_stages_sample_what_the_whole_samples(tiny_families, tmp_path):
-    cases = [Case(model, stages=2, num_rows=3) for model in MODELS]
+@pytest.mark.parametrize("models", [OFTEN, pytest.param(MODELS, marks=pytest.mark.families)])
+def test_stages_sample_what_the_whole_samples(tiny_families, tmp_path, models):
+    cases = [Case(model, stages=2, num_rows=3) for model in models]
     members = run_gang(2, tmp_path, samples, tiny_families, cases)
     for case, found in zip(cases, zip(*members, strict=True), strict=True):
         latents, logprobs = found[0].expected

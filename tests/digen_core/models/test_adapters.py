@@ -13,7 +13,8 @@ from digen_core.errors import UserError
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.models.trainable import make_trainable, reference_weights, set_weights
 from digen_core.preflight.run import check_inputs
-from support.families import HEIGHT, WIDTH, load_tiny, stock
+from support.families import HEIGHT, WIDTH, load_tiny
+from support.stock import stock
 from support.tiny_policies import moved_weights
 
 LORA = LoraConfig(rank=3, alpha=10)  # a strength that is lost if alpha is

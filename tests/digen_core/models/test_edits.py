@@ -23,8 +23,9 @@ from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
 from support.edits import picture, showing, source, write_edit_2511
-from support.families import KONTEXT, NEGATIVE, QWEN_EDITORS, load_tiny, stock
+from support.families import KONTEXT, NEGATIVE, QWEN_EDITORS, load_tiny
 from support.flux2 import BEFORE_IN_DEV, write_dev
+from support.stock import stock
 
 QWEN = QWEN_EDITORS
 TEXTS = ("a red circle", "two blue squares")

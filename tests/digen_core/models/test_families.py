@@ -30,13 +30,11 @@ from support.families import (
     WIDTH,
     family_of,
     frames_of,
-    generate,
     load_tiny,
     sliced,
-    stock,
-    with_euler_steps,
 )
 from support.paths import ROOT
+from support.stock import generate, stock, with_euler_steps
 from support.tiny_policies import TINY
 
 PROMPTS = ["a red circle", "two blue squares"]

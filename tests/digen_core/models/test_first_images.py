@@ -20,7 +20,8 @@ from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.seeding import EVALUATION_NOISE
 from support.edits import source
-from support.families import NEGATIVE, OF_KIND, TOKENS, load_tiny, with_euler_steps
+from support.families import NEGATIVE, OF_KIND, TOKENS, load_tiny
+from support.stock import with_euler_steps
 
 KINDS = ("wan-ti2v", "wan-i2v", "wan-i2v-a14b")
 GIVEN = KINDS[0]

@@ -21,8 +21,9 @@ from digen_core.preflight.model import check_model_folder
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
-from support.families import NEGATIVE, load_tiny, stock
+from support.families import NEGATIVE, load_tiny
 from support.flux2 import BEFORE_IN_DEV, write_dev, write_distilled
+from support.stock import stock
 from support.tiny_policies import TINY
 
 SHORT, LONG = "a red circle", "two blue squares to the left of a large green triangle"

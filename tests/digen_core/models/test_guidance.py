@@ -9,7 +9,8 @@ from digen_core.data.prompts import Prompt
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
-from support.families import GUIDED, HEIGHT, NEGATIVE, TOKENS, WIDTH, load_tiny, sliced, stock
+from support.families import GUIDED, HEIGHT, NEGATIVE, TOKENS, WIDTH, load_tiny, sliced
+from support.stock import stock
 
 EMBEDDED = ("flux", "hunyuan_video")
 INTERVAL = ((0.8, 4.0), (0.3, 0.0))

@@ -20,7 +20,8 @@ from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
 from support.edits import source
-from support.families import NEGATIVE, TOKENS, generate, load_tiny, prepared_hunyuan_15, stock
+from support.families import NEGATIVE, TOKENS, load_tiny
+from support.stock import generate, prepared_hunyuan_15, stock
 
 NAME, I2V = "hunyuan_video15", "hunyuan_video15-i2v"
 SIZE = {"height": 64, "width": 96}

@@ -25,7 +25,8 @@ from digen_core.planning.model_settings import MODEL_CONFIGS
 from digen_core.preflight.model import check_model_folder
 from digen_core.rollout.sampler import initial_latent
 from digen_core.training.gradient_sum import _differentiated
-from support.families import NEGATIVE, load_tiny, stock
+from support.families import NEGATIVE, load_tiny
+from support.stock import stock
 from support.tiny_policies import TINY, moved_weights
 
 TI2V = MODEL_CONFIGS / "Wan2.2-TI2V-5B-Diffusers"

@@ -107,8 +107,15 @@ def with_more_blocks(source: Path, out: Path, family: str, number: int) -> Path:
     return out
 
 
-@pytest.mark.parametrize("family", sliced(MODELS))
-@pytest.mark.parametrize("train", [{"gradient_checkpointing": True}, {"lora": None}], ids=str)
+@pytest.mark.parametrize(
+    "family",
+    ["flux", *(pytest.param(n, marks=pytest.mark.families) for n in MODELS if n != "flux")],
+)
+@pytest.mark.parametrize(
+    "train",
+    [pytest.param({"gradient_checkpointing": True}, marks=pytest.mark.families), {"lora": None}],
+    ids=str,
+)
 def test_of_equal_blocks_a_few_are_counted(family, train, tiny_families, tmp_path, monkeypatch):
     folder = with_more_blocks(Path(tiny_families[family]), tmp_path, family, 5)
     config = config_of(family, train=train, algorithm={"kl_coefficient": 0.1})

@@ -69,8 +69,17 @@ def test_in_a_gang_that_computes_together_one_line_says_what_to_change(
         call(bodies.train_twice, tiny_flux, shares, rank, place)
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2])
-@pytest.mark.parametrize("place", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("place", "rank"),
+    [
+        ("forward", 0),
+        ("backward", 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in (("forward", 1), ("forward", 2), ("backward", 0), ("backward", 1))
+        ),
+    ],
+)
 def test_what_a_stage_has_no_room_for_is_said_though_others_wait_for_it(
     gang, tiny_families, rank, place
 ):
