@@ -21,6 +21,7 @@ from digen_core.gang.members import Gang
 from digen_core.gang.sharding import held, mesh_of
 from digen_core.inputs.weight_files import shapes_in_folder
 from digen_core.maths.tensors import TORCH_DTYPES
+from digen_core.models.equal_blocks import with_few_blocks
 from digen_core.models.families import adapter_of
 from digen_core.models.image_size import read_settings
 from digen_core.models.loading import prepare, shard_weights
@@ -148,12 +149,19 @@ class _Peaks:
         """Return a line that is nowhere too low between the two: the peak is a convex function."""
         if not self._computes:
             return Linear()
-        one = self._fake.peak(lambda: work(1))
+        one = self._peak(lambda: work(1))
         if most == 1:
             return Linear(per_item=one)
         # the first pass may leave something behind that the second then does not need
-        slope = max(self._fake.peak(lambda: work(most)) - one, 0) / (most - 1)
+        slope = max(self._peak(lambda: work(most)) - one, 0) / (most - 1)
         return Linear(fixed=max(one - slope, 0), per_item=slope)
+
+    def _peak(self, work: Callable[[], None]) -> int:
+        """Return the peak of a pass, of few blocks where each is held as a whole."""
+        gang = self._policy.gang
+        if gang.shards_weights or gang.stages > 1:  # blocks know of each other
+            return self._fake.peak(work)
+        return with_few_blocks(self._policy, lambda: self._fake.peak(work), first_differs=True)
 
     @torch.no_grad()
     def _step(self, num_samples: int) -> None:

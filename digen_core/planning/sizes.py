@@ -2,14 +2,12 @@
 
 The transformer and the VAE are built on torch's meta device from their settings, and the real
 forward and backward passes run there: torch counts their matrix products and convolutions. Of
-blocks that are alike a few are counted, see ``_counted``.
+blocks that are alike a few are counted, see `digen_core.models.equal_blocks`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby
 from math import prod
 from operator import itemgetter
 from pathlib import Path
@@ -17,10 +15,8 @@ from statistics import fmean
 
 import numpy as np
 import torch
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from digen_core.config.families import FAMILIES
 from digen_core.config.model import ModelConfig
 from digen_core.config.run import RunConfig
 from digen_core.config.size import Size, tokens_of
@@ -28,13 +24,13 @@ from digen_core.control.costs import Sent
 from digen_core.errors import UserError
 from digen_core.maths.tensors import TORCH_DTYPES
 from digen_core.models.attention import set_attention
+from digen_core.models.equal_blocks import with_few_blocks
 from digen_core.models.families import adapter_of
 from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.trainable import make_trainable, reference_weights, trainable_parameters
 from digen_core.planning.model_settings import settings_folder
 from digen_core.rollout.steps import steps_of_iteration
 
-_FEWEST = 2  # blocks of a run that are counted one by one
 _FLOAT32_BYTES = 4  # adapters, log-probs and embeddings travel in float32
 
 
@@ -233,48 +229,8 @@ def _latent(policy: PipelinePolicy) -> torch.Tensor:
 
 
 def _counted(policy: PipelinePolicy, work: Callable[[], object]) -> int:
-    """Return the FLOPs of a work of the transformers, counted on a few of their blocks.
-
-    Of a run of equal blocks the first and the last may differ from the others in what autograd
-    leaves out: the gradient of what came in, and of what goes nowhere. Each one between them adds
-    as much as any other, so FLOPs of m blocks are those of 2, and m - 2 times what a third adds.
-    """
-    names = FAMILIES[policy.config.family].blocks
-    lists = [getattr(transformer, name) for transformer in policy.transformers for name in names]
-    runs = [list(run) for blocks in lists for _, run in groupby(blocks, _kind_of)]
-    others = {block for run in runs for block in run[_FEWEST:]}
-    with _without(others, lists):
-        total = fewest = _flops(work)
-    for run in runs:
-        if more := run[_FEWEST:]:
-            with _without(others - {more[0]}, lists):
-                total += len(more) * (_flops(work) - fewest)
-    return total
-
-
-def _kind_of(block: nn.Module) -> object:
-    """Return what blocks that compute the same have in common."""
-    shapes = [(name, tuple(own.shape), own.requires_grad) for name, own in block.named_parameters()]
-    return type(block), shapes
-
-
-@contextmanager
-def _without(left_out: set[nn.Module], lists: Sequence[nn.ModuleList]) -> Iterator[None]:
-    """Let lists of blocks lack some, while the body runs."""
-    all_of = [list(blocks) for blocks in lists]
-    try:
-        for blocks, own in zip(lists, all_of, strict=True):
-            _fill(blocks, [block for block in own if block not in left_out])
-        yield
-    finally:
-        for blocks, own in zip(lists, all_of, strict=True):
-            _fill(blocks, own)
-
-
-def _fill(blocks: nn.ModuleList, own: list[nn.Module]) -> None:
-    """Give a list these blocks: it stays the object that others know."""
-    blocks._modules.clear()
-    blocks.extend(own)
+    """Return the FLOPs of a work of the transformers, counted on a few of their blocks."""
+    return with_few_blocks(policy, lambda: _flops(work))
 
 
 def _flops(work: Callable[[], object]) -> int:

@@ -1,20 +1,50 @@
 """Small jobs to plan, and counts of memory that are taken once."""
 
+import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from digen_core.config.families import FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device
 from digen_core.planning import memory_count, planner, search
 from digen_core.planning.job import BOTH, Job
+from support.families import MODELS, family_of
 
 FAST = DeviceCosts(
     step=Linear(fixed=0.1, per_item=0.2),
     decode=Linear(per_item=0.1),
     pack=Linear(fixed=0.5, per_item=0.3),
 )
+
+
+def with_more_blocks(source: Path, out: Path, family: str, number: int) -> Path:
+    """Copy a model's settings, with so many blocks in each list of its transformers."""
+    keys = FAMILIES[family_of(family)].blocks.values()
+    parts = sorted(path.parent for path in source.glob("transformer*/config.json"))
+    for part in (*parts, source / "vae"):
+        (out / part.name).mkdir()
+        settings = json.loads((part / "config.json").read_text())
+        settings |= {key: number for key in keys if key in settings}
+        (out / part.name / "config.json").write_text(json.dumps(settings))
+    shutil.copy(source / "model_index.json", out)
+    return out
+
+
+TRAINED_ON_MORE_BLOCKS = [
+    pytest.param(
+        model,
+        train,
+        marks=[] if model == "flux" and "lora" in train else [pytest.mark.families],
+    )
+    for model in MODELS
+    for train in ({"gradient_checkpointing": True}, {"lora": None})
+]
+"""Models of more blocks and how they are trained: what a few of the blocks tell of all."""
 
 
 def config(**tree) -> RunConfig:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from digen_core.config.families import FAMILIES as FAMILY_ROWS
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
 from digen_core.data.prompts import Prompt
+from digen_core.models.equal_blocks import with_few_blocks
 from digen_core.models.trainable import make_trainable, trainable_parameters
+from digen_core.planning import memory_count
 from digen_core.planning.allocations import FakeModules
 from digen_core.planning.memory import CONTEXT_BYTES, Memory
 from digen_core.planning.memory_count import memory_of
@@ -24,7 +27,7 @@ from support.edits import source
 from support.families import EDITED, MODELS, QWEN_EDITORS, family_of, frames_of, load_tiny, sliced
 from support.gang_memory import allocated
 from support.paths import ROOT
-from support.planning import counted_once
+from support.planning import TRAINED_ON_MORE_BLOCKS, counted_once, with_more_blocks
 
 __all__ = ["counted_once"]
 pytestmark = pytest.mark.usefixtures("counted_once")
@@ -163,6 +166,30 @@ def test_peaks_are_those_of_a_real_model(tiny_families, family, lora, checkpoint
         assert found.step(count) == pytest.approx(step, rel=0.1)
         gradient = allocated(pack, count, condition) + beside
         assert found.pack(count) == pytest.approx(gradient, rel=0.1)
+
+
+@pytest.mark.parametrize(("family", "train"), TRAINED_ON_MORE_BLOCKS, ids=str)
+def test_of_equal_blocks_a_few_are_counted(tiny_families, tmp_path, family, train, monkeypatch):
+    peak, calls = FakeModules.peak, []
+
+    def counted(self, work):
+        calls.append(peak(self, work))
+        return calls[-1]
+
+    monkeypatch.setattr(FakeModules, "peak", counted)
+    config, found = config_of(family, train=train), []
+    for fewest in (2, 5):
+        (out := tmp_path / str(fewest)).mkdir()
+        folder = with_more_blocks(Path(tiny_families[family]), out, family, 5)
+        whole = partial(with_few_blocks, fewest=fewest)
+        monkeypatch.setattr(memory_count, "with_few_blocks", whole)
+        found.append((memory_of(config, folder), len(calls)))
+        calls.clear()
+    (few, num_more), (all_blocks, num_calls) = found
+    assert num_more > num_calls == 6, "none was left out"
+    assert replace(few, pack=all_blocks.pack) == all_blocks
+    for count in (1, 6):  # but for rounding, of all weights of one model
+        assert few.pack(count) == pytest.approx(all_blocks.pack(count), rel=2e-3)
 
 
 def test_of_two_experts_both_are_held_and_one_may_be_trained(tiny_families):

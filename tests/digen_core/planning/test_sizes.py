@@ -1,8 +1,8 @@
 """The size of a recipe: closed forms, the same counted with numbers, published parameters."""
 
 import json
-import shutil
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from deployments.cli import run
 from deployments.shipped import RECIPES, recipe_files
 from deployments.views.size import as_markdown, print_rows, quantities, size
-from digen_core.config.families import FAMILIES
 from digen_core.config.load import load_config
 from digen_core.config.run import RunConfig
 from digen_core.config.size import tokens_of
 from digen_core.config.train import LoraConfig
+from digen_core.models.equal_blocks import with_few_blocks
 from digen_core.models.families import adapter_of
 from digen_core.models.trainable import make_trainable, trainable_parameters
 from digen_core.planning import sizes as counting
@@ -43,6 +43,7 @@ from support.families import (
     sliced,
 )
 from support.paths import ROOT
+from support.planning import TRAINED_ON_MORE_BLOCKS, with_more_blocks
 
 SETTINGS = ROOT / "deployments/model_configs"
 
@@ -94,28 +95,7 @@ def config_of(family: str, *, train=None, model=None, algorithm=None, rollout=No
     )
 
 
-def with_more_blocks(source: Path, out: Path, family: str, number: int) -> Path:
-    """Copy a model's settings, with so many blocks in each list of its transformers."""
-    keys = FAMILIES[family_of(family)].blocks.values()
-    parts = sorted(path.parent for path in source.glob("transformer*/config.json"))
-    for part in (*parts, source / "vae"):
-        (out / part.name).mkdir()
-        settings = json.loads((part / "config.json").read_text())
-        settings |= {key: number for key in keys if key in settings}
-        (out / part.name / "config.json").write_text(json.dumps(settings))
-    shutil.copy(source / "model_index.json", out)
-    return out
-
-
-@pytest.mark.parametrize(
-    "family",
-    ["flux", *(pytest.param(n, marks=pytest.mark.families) for n in MODELS if n != "flux")],
-)
-@pytest.mark.parametrize(
-    "train",
-    [pytest.param({"gradient_checkpointing": True}, marks=pytest.mark.families), {"lora": None}],
-    ids=str,
-)
+@pytest.mark.parametrize(("family", "train"), TRAINED_ON_MORE_BLOCKS, ids=str)
 def test_of_equal_blocks_a_few_are_counted(family, train, tiny_families, tmp_path, monkeypatch):
     folder = with_more_blocks(Path(tiny_families[family]), tmp_path, family, 5)
     config = config_of(family, train=train, algorithm={"kl_coefficient": 0.1})
@@ -127,7 +107,8 @@ def test_of_equal_blocks_a_few_are_counted(family, train, tiny_families, tmp_pat
 
     monkeypatch.setattr(counting, "_flops", counted)
     found, num_passes = sizes_of(config, folder), len(calls)
-    monkeypatch.setattr(counting, "_FEWEST", 5)
+    whole = partial(with_few_blocks, fewest=5)
+    monkeypatch.setattr(counting, "with_few_blocks", whole)
     assert sizes_of(config, folder) == found
     assert num_passes > len(calls) - num_passes == 3, "none was left out"
 
