@@ -89,6 +89,10 @@ class SampleRow:
     nonfinite: str | None = None  # what of it is NaN or infinite: then 0 stands in its place
 
 
+SHOWN_SAMPLES: Final = 4
+"""Of a group on an iteration's page, at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Picture:
     """A sample as it is shown on a page."""

@@ -9,7 +9,7 @@ import numpy as np
 from prefect import flow
 from prefect.futures import PrefectFuture
 
-from digen_core.config.rewards import that_see
+from digen_core.config.rewards import forms_of, that_see
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt, prompts_hash
 from digen_core.records import FIRST, EvaluationReport
@@ -116,6 +116,8 @@ class _Evaluation:
         self._run = run
         self._batch = batch
         self._pools = Pool.that_see("samples", run.config)
+        pooled = {n: r for pool in self._pools for n, r in pool.rewards.items()}
+        self._needed = forms_of(that_see(pooled, "samples"))  # of samples, by pools
         self._average = self._publish()
         self._parts = [
             _Part(number, own, max(0, min(settings.grid_prompts, own.stop) - own.start))
@@ -196,17 +198,19 @@ class _Evaluation:
             policy_version=self._average.future,
             source=run.fleet.workers_of(run.progress.holder),
             by_delta=sends_deltas(run, (run.progress.holder, part.device)),
-            keep=bool(self._pools or part.shown),
+            shown=part.shown,
+            keep=self._needed.union({"images"} if part.shown else ()),
             expected=self._expected(part),
         )
-        part.pending[0], images = sampling, sampling.future
+        part.pending[0], samples = sampling, sampling.future
         for place, pool in enumerate(self._pools, start=1):
             part.pending[place] = self._batch.submit(
                 score,
                 f"score {name} {pool.name}",
                 pool.name,
                 pool=pool,
-                images=images,
+                samples=samples,
+                size=size,
                 prompts=for_samples(prompts, settings.samples_per_prompt),
                 expected=0.0,
             )
@@ -215,7 +219,7 @@ class _Evaluation:
                 thumbnails,
                 f"thumbnails {name}",
                 part.device,
-                images=images,
+                samples=samples,
                 samples_per_prompt=settings.samples_per_prompt,
                 shown=part.shown,
                 expected=0.0,

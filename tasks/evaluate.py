@@ -3,13 +3,15 @@
 import numpy as np
 import torch
 
-from digen_core.config.rewards import that_see
+from digen_core.config.rewards import forms_of, that_see
+from digen_core.config.rewards.base import Form
 from digen_core.data.prompts import Prompt
-from digen_core.rewards.asked import for_samples
+from digen_core.rewards.asked import Asked, for_samples
+from digen_core.rewards.scoring import check_finite
 from digen_core.rollout.conditions import alike, encoded
 from digen_core.rollout.evaluation import in_order, repeated, sample_latents, samples_of
 from digen_core.training.optimizer import PolicyVersion
-from digen_core.transport.arrays import Arrays, to_array, to_arrays, to_tensors
+from digen_core.transport.arrays import Arrays, to_arrays, to_tensors
 from tasks.body import body
 from tasks.gang.together import together
 from tasks.receipts import Nothing, Scored
@@ -34,9 +36,12 @@ def sample_and_score(
     policy_version: PolicyVersion,
     source: tuple[str, ...],
     by_delta: bool,
-    keep: bool,
-) -> tuple[np.ndarray | None, Scored]:
-    """Sample some prompts, score the images, and return them if they are needed after that.
+    shown: int,
+    keep: frozenset[Form],
+) -> tuple[Arrays, Scored]:
+    """Sample some prompts, score the samples, and return what is needed of them after that.
+
+    If no reward takes what is decoded, only what is shown is.
 
     Args:
         run_id: of the run.
@@ -47,36 +52,49 @@ def sample_and_score(
         policy_version: to judge.
         source: addresses of the workers of the device that published it, by rank.
         by_delta: have deltas sent, of a version that both devices hold.
-        keep: Return float32 [P S, 3, H, W], or videos [P S, F, 3, H, W].
+        shown: prompts, the first ones, whose samples are shown.
+        keep: forms in which samples are returned, float32: ``images``, [P S, 3, H, W] or videos
+            [P S, F, 3, H, W], or those of the shown prompts; ``latents``, [P S, C, h, w] or [P S,
+            C, f, h, w].
 
     Raises:
+        RewardError: a reward failed, or a sample has values that are not finite.
         PullError: that device is gone, or what it sent arrived damaged.
     """
     with working(run_id) as engine:
         if failure := load_average(run_id, policy_version, source, by_delta=by_delta):
             raise PullError(failure)
-        config = engine.config
+        config, policy = engine.config, engine.policy
+        own_rewards = that_see(config.rewards_of(None), "samples")
+        forms = forms_of(that_see(config.rewards, "samples"))
+        num_decoded = len(prompts) if "images" in forms else shown
 
-        def sampled(part: slice) -> torch.Tensor:
+        def sampled(part: slice) -> dict[str, torch.Tensor]:
             own, made = prompts[part], dict[int, torch.Tensor]()
             for places in alike(own):
-                condition = encoded(engine.policy, [own[place] for place in places])
+                condition = encoded(policy, [own[place] for place in places])
                 x = clean_latents(
                     run_id,
                     to_arrays(repeated(condition, samples_per_prompt)),
                     samples_of([indices[part][place] for place in places], samples_per_prompt),
                 )
-                pixels = engine.policy.decode(torch.cat(x).to(engine.policy.device))
-                made |= zip(places, pixels.split(samples_per_prompt), strict=True)
-            return in_order(made)
+                made |= zip(places, torch.cat(x).split(samples_per_prompt), strict=True)
+            clean = in_order(made).to(policy.device)
+            found = {"latents": policy.latents(clean)} if "latents" in forms else {}
+            if (count := min(num_decoded - part.start, len(own))) > 0:
+                found["images"] = policy.decode(clean[: count * samples_per_prompt])
+            return found
 
         parts = engine.fitting.in_parts("evaluate", config.model.size, len(prompts), sampled)
         with engine.needing_memory("evaluate"):
-            images = torch.cat(parts)
+            samples = {
+                form: torch.cat([part[form] for part in parts if form in part]) for form in parts[0]
+            }
+        check_finite(samples.get("images"), None)
         asked = for_samples(prompts, samples_per_prompt)
-        own = that_see(config.rewards_of(None), "samples")
-        scored = scores_of(engine.rewards, own, images, asked)
-    return to_array(images) if keep else None, scored
+        about = Asked.of(asked, config.model.size, policy.device)
+        scored = scores_of(engine.rewards, own_rewards, samples, about)
+    return to_arrays({form: samples[form] for form in keep}), scored
 
 
 @together
@@ -103,11 +121,11 @@ def clean_latents(
 
 @body("thumbnails", Nothing)
 def thumbnails(
-    run_id: str, label: str, images: np.ndarray, samples_per_prompt: int, shown: int
+    run_id: str, label: str, samples: Arrays, samples_per_prompt: int, shown: int
 ) -> tuple[np.ndarray, Nothing]:
     """Return small images of the first ``shown`` prompts, as `_thumbnails` says."""
     with working(run_id):
-        by_prompt = torch.tensor(images).unflatten(0, (-1, samples_per_prompt))
+        by_prompt = torch.tensor(samples["images"]).unflatten(0, (-1, samples_per_prompt))
         return _thumbnails(by_prompt, shown), Nothing()
 
 

@@ -165,9 +165,14 @@ def _measured(engine: Engine, condition: Condition, roles: list[str] | tuple[str
         step=_line(work.step, fragment_size).times(config.velocities_per_step)
         if generates
         else None,
-        decode=_line(work.decode, fragment_size) if generates and gang.is_leader else None,
+        decode=_decode_line(work, config) if generates and gang.is_leader else None,
         pack=_line(work.pack, config.train.pack_size) if trains else None,
     )
+
+
+def _decode_line(work: "_Work", config: RunConfig) -> Linear:
+    """Return what decoding costs; it is nothing where training samples are not decoded."""
+    return _line(work.decode, config.fragment_size) if config.is_decoded else Linear()
 
 
 def _line(work: Callable[[int], object], largest: int) -> Linear:

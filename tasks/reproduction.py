@@ -22,7 +22,7 @@ from digen_core.rewards.scoring import RewardError, score_images
 from digen_core.rollout.nonfinite import nonfinite_rows, watched
 from digen_core.rollout.sampler import nonfinite_text
 from digen_core.training.pairs import from_kept
-from digen_core.transport.arrays import from_stored, to_tensor
+from digen_core.transport.arrays import from_stored, to_tensor, to_tensors
 from digen_core.transport.kept_inputs import InputKind, KeptInput
 from tasks.rollout import denoise_part, encode
 from tasks.score import asked_of
@@ -139,11 +139,10 @@ def _score(engine: Engine, run_dir: Path, config: RunConfig, kept: KeptInput) ->
     strict = {
         name: rewards[name].model_copy(update={"on_failure": "fail"}) for name in about["rewards"]
     }
-    images = to_tensor(kept.arrays["images"], device)
-    asked = asked_of(about, kept.arrays, device)
+    seen, asked = to_tensors(kept.arrays, device), asked_of(about, kept.arrays, device)
     functions = reward_functions(strict, device)
     try:
-        score_images(functions, strict, images, *asked)
+        score_images(functions, strict, seen.get("images"), *asked, latents=seen.get("latents"))
     except RewardError as error:
         return str(error)
     return ""

@@ -1,21 +1,15 @@
-"""Rollout tasks: encode a prompt, denoise some steps of a fragment, decode and score it."""
+"""Rollout tasks: encode a prompt, denoise some steps of a fragment."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from time import time
-from typing import Final
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from digen_core.config.rewards import that_see
 from digen_core.control.protocol import Fragment
-from digen_core.data.prompts import Prompt, SizedPrompt
-from digen_core.rewards.pixels import as_pixels
+from digen_core.data.prompts import SizedPrompt
 from digen_core.rollout.conditions import encoded
 from digen_core.rollout.margins import with_margins
-from digen_core.rollout.nonfinite import nonfinite_rows, with_zeros
 from digen_core.rollout.sampler import (
     DenoisedStep,
     ReferenceKl,
@@ -33,21 +27,14 @@ from digen_core.transport.arrays import (
     to_tensor,
     to_tensors,
 )
-from digen_core.transport.images import name_of, write_image
 from digen_core.transport.segment import Segment
 from digen_core.transport.trajectories import write_segment
 from tasks.body import body
 from tasks.gang.together import together
-from tasks.receipts import Denoised, Nothing, Scored
-from tasks.score import scores_of
-from tasks.views.pictures import thumbnail
+from tasks.receipts import Denoised, Nothing
 from tasks.worker.engine import Engine, engine_of, working
 from tasks.worker.nonfinite import input_of, keep_or_fail
 from tasks.worker.profiling import profiled
-
-SHOWN_GROUPS: Final = 4
-SHOWN_SAMPLES: Final = 4
-"""What an iteration's page shows: the first samples of the first groups."""
 
 
 @body("encode", Nothing)
@@ -239,73 +226,3 @@ def _stored(done: list[DenoisedStep], precision: Precision, num_parts: int) -> D
 def _joined(parts: list[dict[int, np.ndarray]]) -> dict[int, np.ndarray]:
     """Return, by step, the values of all samples."""
     return {step: np.concatenate([part[step] for part in parts]) for step in parts[0]}
-
-
-@body("decode and score", Scored)
-def decode_and_score(
-    run_id: str, label: str, *, prompt: Prompt, segment: Segment, run_dir: Path
-) -> tuple[np.ndarray | None, Scored]:
-    """Decode the clean latents of a fragment, reward the images, and keep them if asked to.
-
-    Returns:
-        The images, float32 [B, 3, H, W], or videos, for those that score them, too; and what the
-        rewards said of them.
-
-    Raises:
-        FloatingPointError: a pixel is NaN or infinite, and that ends the run.
-        RewardError: a reward failed, and that ends the run.
-    """
-    fragment = segment.fragment
-    with (
-        working(run_id) as engine,
-        profiled(engine, "decode", fragment.iteration, run_dir),
-    ):
-        config = engine.config
-        images = _decoded(engine, segment)
-        bad = nonfinite_rows({"pixels": images})
-        nonfinite = {fragment.samples[row]: what for row, what in bad.items()}
-        if nonfinite:
-            found = nonfinite_text((fragment.iteration, fragment.group), nonfinite)
-            kept = input_of("decode", fragment, found, {}, {"x": segment.x})
-            keep_or_fail(run_dir, kept, config.numerics.samples)
-            images = with_zeros(images, bad)
-        at = fragment, run_dir
-        own = that_see(config.rewards_of(None), "samples")
-        scored = scores_of(engine.rewards, own, images, [prompt] * len(images), at)
-        shown = _pictures(images) if _is_shown(fragment) else []
-        if config.tracking.keep_images != "none":
-            _keep_images(engine, fragment, images, run_dir)
-    facts = replace(scored, pictures=shown, nonfinite=nonfinite)
-    return to_array(images) if config.scored_elsewhere else None, facts
-
-
-def _decoded(engine: Engine, segment: Segment) -> Tensor:
-    """Return images [n, 3, H, W] or videos of the samples whose trajectories a segment ends."""
-    place = segment.fragment.iteration, segment.fragment.group
-    policy, x = engine.policy_of(*place), segment.x
-    size = engine.config.size_of(*place)
-
-    def decoded(part: slice) -> Tensor:
-        images = policy.decode(to_tensor(x[part], policy.device))
-        return images if len(images) == len(x) else images.cpu()  # room for the next part
-
-    parts = engine.fitting.in_parts("decode", size, len(x), decoded)
-    with engine.needing_memory("decode"):
-        return parts[0] if len(parts) == 1 else torch.cat(parts).to(policy.device)
-
-
-def _is_shown(fragment: Fragment) -> bool:
-    return fragment.group < SHOWN_GROUPS and fragment.index == 0
-
-
-def _pictures(images: Tensor) -> list[bytes]:
-    """Return the first samples, [B, 3, H, W] or of videos [B, F, 3, H, W] the middle frame."""
-    if images.ndim == 5:
-        images = images[:, images.shape[1] // 2]
-    return [thumbnail(image) for image in as_pixels(images[:SHOWN_SAMPLES])]
-
-
-def _keep_images(engine: Engine, fragment: Fragment, images: torch.Tensor, run_dir: Path) -> None:
-    place, suffix = (fragment.iteration, fragment.group), engine.config.tracking.image_format
-    for sample, pixels in zip(fragment.samples, as_pixels(images), strict=True):
-        write_image(run_dir / name_of(*place, sample, suffix), pixels)

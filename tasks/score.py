@@ -11,22 +11,23 @@ import torch
 from distributed import get_worker
 
 from digen_core.config.model import ModelConfig
-from digen_core.config.rewards import CalledConfig, that_see
+from digen_core.config.rewards import CalledConfig, forms_of, that_see
 from digen_core.config.rewards.base import Sees
 from digen_core.config.run import RunConfig
+from digen_core.config.size import Size
 from digen_core.control.protocol import Fragment
 from digen_core.data.prompts import Prompt
 from digen_core.models.policy import resolve_device
-from digen_core.preflight.reward_probe import probe
+from digen_core.preflight.reward_probe import NUM_SAMPLES, probe
 from digen_core.rewards import reward_functions
 from digen_core.rewards.asked import Asked
 from digen_core.rewards.failures import FAILED
 from digen_core.rewards.scoring import RewardError, RewardFn, score_images
-from digen_core.transport.arrays import to_array, to_tensor
+from digen_core.transport.arrays import Arrays, to_array, to_arrays, to_tensor, to_tensors
 from digen_core.transport.kept_inputs import keep_input
 from tasks.body import body
 from tasks.receipts import Nothing, ProbedRewards, Scored
-from tasks.worker.engine import engine_of
+from tasks.worker.engine import engine_of, working
 from tasks.worker.nonfinite import input_of
 from tasks.worker.span import span_on_receipt
 
@@ -79,6 +80,7 @@ def probe_rewards(
     rewards: Mapping[str, CalledConfig],
     pool: Pool | None,
     prompts: Sequence[Prompt],
+    latents: np.ndarray | None,
 ) -> tuple[None, ProbedRewards]:
     """Probe some of the rewards that this worker has loaded, and return warnings.
 
@@ -89,6 +91,7 @@ def probe_rewards(
         rewards: to probe.
         pool: whose worker this is; None: it is a device that generates.
         prompts: of the run.
+        latents: made up, for rewards that take these.
 
     Raises:
         UserError: a reward fails.
@@ -98,8 +101,18 @@ def probe_rewards(
         notes = list[str]()
         chosen = {name: functions[name] for name in rewards}
         device = resolve_device(model.device)
-        probe(chosen, rewards, model.size, prompts, device, notes.append)
+        made_up = None if latents is None else to_tensor(latents, device)
+        probe(chosen, rewards, model.size, prompts, device, notes.append, made_up)
     return None, ProbedRewards(notes)
+
+
+@body("make up latents", Nothing)
+def make_up_latents(run_id: str, label: str) -> tuple[np.ndarray, Nothing]:
+    """Return noise in place of the latents of two samples, as rewards take them."""
+    with working(run_id) as engine:
+        shape = NUM_SAMPLES, *engine.policy.latent_shape
+        noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        return to_array(engine.policy.latents(noise)), Nothing()
 
 
 @body("score", Scored)
@@ -108,15 +121,16 @@ def score(
     label: str,
     *,
     pool: Pool,
-    images: np.ndarray,
+    samples: Arrays,
+    size: Size,
     prompts: Sequence[Prompt],
     at: tuple[Fragment, Path] | None = None,
 ) -> tuple[None, Scored]:
-    """Score samples with the rewards of a pool; ``at`` as for `scores_of`."""
+    """Score samples of a size with the rewards of a pool; arguments as for `scores_of`."""
     with span_on_receipt(str(get_worker().name)):
-        seen = to_tensor(images, resolve_device(pool.device))
-        configs = that_see(pool.rewards, "samples")
-        return None, scores_of(_functions_of(run_id, pool), configs, seen, prompts, at)
+        device, configs = resolve_device(pool.device), that_see(pool.rewards, "samples")
+        seen, asked = to_tensors(samples, device), Asked.of(prompts, size, device)
+        return None, scores_of(_functions_of(run_id, pool), configs, seen, asked, at)
 
 
 @body("score group", Scored)
@@ -125,7 +139,8 @@ def score_group(
     label: str,
     *,
     pool: Pool | None,
-    images: Sequence[np.ndarray],
+    samples: Sequence[Arrays],
+    size: Size,
     prompts: Sequence[Prompt],
     at: tuple[Fragment, Path],
 ) -> tuple[None, Scored]:
@@ -135,7 +150,8 @@ def score_group(
         run_id: of the run.
         label: of the task.
         pool: whose rewards; None: those of the device, which generates.
-        images: of its fragments, in order.
+        samples: of its fragments, in order.
+        size: of the samples.
         prompts: of each sample: the same.
         at: as for `scores_of`.
     """
@@ -148,15 +164,16 @@ def score_group(
             assert pool is not None
             device, functions = resolve_device(pool.device), _functions_of(run_id, pool)
             rewards = dict(pool.rewards)
-        seen = to_tensor(np.concatenate(images), device)
-        return None, scores_of(functions, that_see(rewards, "groups"), seen, prompts, at)
+        whole = {form: np.concatenate([own[form] for own in samples]) for form in samples[0]}
+        seen, asked = to_tensors(whole, device), Asked.of(prompts, size, device)
+        return None, scores_of(functions, that_see(rewards, "groups"), seen, asked, at)
 
 
 def scores_of(
     functions: Mapping[str, RewardFn],
     configs: Mapping[str, CalledConfig],
-    images: torch.Tensor,
-    prompts: Sequence[Prompt],
+    samples: Mapping[str, torch.Tensor],
+    asked: Asked,
     at: tuple[Fragment, Path] | None = None,
 ) -> Scored:
     """Return what rewards say of samples, and what failed.
@@ -166,25 +183,28 @@ def scores_of(
     Args:
         functions: of the rewards, by name.
         configs: of those of them that are called.
-        images: [B, 3, H, W] or videos [B, F, 3, H, W].
-        prompts: of the B samples.
+        samples: in the forms that rewards take: ``images`` [B, 3, H, W] or [B, F, 3, H, W], and
+            ``latents`` [B, C, h, w] or [B, C, f, h, w].
+        asked: of the model, for each of the B samples.
         at: whose samples they are, and the folder of the run; None: they are not kept.
 
     Raises:
         RewardError: a reward failed, and that ends the run.
     """
-    notes, asked = list[str](), Asked.of(prompts, images)
+    notes = list[str]()
+    seen: dict[str, torch.Tensor] = {form: samples[form] for form in forms_of(configs)}
     functions = {name: functions[name] for name in configs}
 
     def keep(names: Sequence[str], found: str) -> None:
         if at is not None:
             fragment, run_dir = at
-            about, arrays = _asked(asked, images)
+            about, arrays = _asked(asked, seen)
             about["rewards"] = list(names)
             keep_input(run_dir, input_of("score", fragment, found, about, arrays))
 
     try:
-        columns = score_images(functions, configs, images, *asked, note=notes.append)
+        images, latents = seen.get("images"), seen.get("latents")
+        columns = score_images(functions, configs, images, *asked, notes.append, latents)
     except RewardError as error:
         keep(list(functions), str(error))
         raise
@@ -197,10 +217,10 @@ def scores_of(
     return Scored(rewards, notes[:MAX_NOTES])
 
 
-def _asked(asked: Asked, images: torch.Tensor) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _asked(asked: Asked, seen: Mapping[str, torch.Tensor]) -> tuple[dict[str, Any], Arrays]:
     """Return what rewards were asked, as it is kept: `asked_of` takes it."""
     about: dict[str, Any] = {"prompts": list(asked.prompts), "metadata": list(asked.metadata)}
-    arrays = {"images": to_array(images)}
+    arrays = to_arrays(seen)
     if asked.sources is not None:
         arrays["sources"] = to_array(asked.sources)
     if asked.more_sources is not None:

@@ -14,7 +14,8 @@ from digen_core.reference.loop import SerialRun, post_train_serially
 from digen_core.rewards import reward_functions
 from digen_core.rewards.asked import Asked, for_samples
 from digen_core.rewards.scoring import RewardFn, score_images
-from digen_core.rollout.evaluation import sample_images
+from digen_core.rollout.evaluation import clean_samples
+from digen_core.rollout.seen import as_seen
 from digen_core.transport.arrays import Weights
 from flows.runtime.observers import Observer
 
@@ -63,7 +64,7 @@ def prompt_rewards(
     means: list[float] = []
     for first in range(0, len(prompts), PROMPTS_AT_ONCE):
         few = prompts[first : first + PROMPTS_AT_ONCE]
-        images = sample_images(
+        x = clean_samples(
             policy,
             few,
             range(first, first + len(few)),
@@ -71,9 +72,10 @@ def prompt_rewards(
             num_steps=config.evaluation_steps,
             seed=config.seed,
         )
-        asked = Asked.of(for_samples(few, per_prompt), images)
+        asked = Asked.of(for_samples(few, per_prompt), config.model.size, policy.device)
         configs = that_see(config.rewards, "samples")
-        scores = score_images(rewards, configs, images, *asked)
+        images, latents = as_seen(policy, x, configs)
+        scores = score_images(rewards, configs, images, *asked, latents=latents)
         means += scores["reward"].reshape(len(few), per_prompt).mean(axis=1).tolist()
     return means
 

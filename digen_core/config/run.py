@@ -16,7 +16,8 @@ from digen_core.config.model import ModelConfig
 from digen_core.config.numerics import NumericsConfig
 from digen_core.config.parallel import ParallelConfig
 from digen_core.config.prompts import PromptsConfig
-from digen_core.config.rewards import CalledConfig, RewardConfig, called, that_see
+from digen_core.config.rewards import CalledConfig, RewardConfig, called, forms_of, that_see
+from digen_core.config.rewards.base import Form
 from digen_core.config.rewards.comparisons import check_relative
 from digen_core.config.rewards.keys import number_or_any_table, with_types
 from digen_core.config.rewards.verifiers import ShapesConfig
@@ -264,12 +265,19 @@ class RunConfig(Strict):
         return {name: own for name, own in called(self.rewards).items() if own.pool == pool}
 
     @property
-    def scored_elsewhere(self) -> bool:
-        """Whether decoded samples are needed after the device that decoded them has scored them.
+    def is_decoded(self) -> bool:
+        """Whether all samples that are trained are decoded: to be scored, or kept as images."""
+        return "images" in forms_of(self.rewards) or self.tracking.keep_images != "none"
+
+    @property
+    def scored_elsewhere(self) -> frozenset[Form]:
+        """What is needed of samples after the device that generated them has scored them.
 
         By a pool, or by a reward that sees groups.
         """
-        return bool(self.pools or that_see(self.rewards, "groups"))
+        groups = that_see(self.rewards, "groups")
+        pooled = {name: own for name, own in self.rewards.items() if own.pool is not None}
+        return forms_of({**groups, **pooled})
 
     @field_validator("rewards", mode="before")
     @classmethod

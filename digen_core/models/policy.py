@@ -103,6 +103,14 @@ class Policy(Protocol):
         """
         ...
 
+    def latents(self, x: Tensor) -> Tensor:
+        """Map clean latents [B, ...] to the VAE's grid, [B, C, h, w], float32, without decoding.
+
+        With more than one frame they are [B, C, f, h, w]. They have the scale that the transformer
+        sees, which decoding undoes.
+        """
+        ...
+
 
 def resolve_device(name: str) -> torch.device:
     """Turn the config's device into a torch device; auto takes cuda where there is one."""

@@ -34,6 +34,7 @@ class Memory:
     step_copies: int  # beside them while it steps
     offload: frozenset[str]  # parts that are on the device only while they work
     num_shares: int = 1  # of a gang, in which samples and pairs are dealt
+    most_decoded: int | None = None  # samples of a fragment; None: all of them
 
     @property
     def _resident(self) -> int:
@@ -46,7 +47,8 @@ class Memory:
         transformer = self.weights + self.adapters
         encode = self.text_encoders if "text_encoders" in self.offload else 0
         encode += 0 if "transformer" in self.offload else transformer
-        decode = self.decode(fragment_size) + (self.vae if "vae" in self.offload else 0)
+        decoded = min(fragment_size, self.most_decoded or fragment_size)
+        decode = self.decode(decoded) + (self.vae if "vae" in self.offload else 0)
         peak = max(encode, transformer + max(self.step(self._dealt(fragment_size)), decode))
         return round(CONTEXT_BYTES + self._resident + peak)
 

@@ -34,6 +34,7 @@ from digen_core.models.trainable import (
 from digen_core.planning.allocations import FakeModules
 from digen_core.planning.fake_gang import fake_gang
 from digen_core.planning.memory import Memory
+from digen_core.records import SHOWN_SAMPLES
 
 _MASTER: Final = 4  # bytes of a master weight, of a moment, of an average, of a sum
 
@@ -98,6 +99,7 @@ def _counted(config: RunConfig, folder: Path, gang: Gang, computes: bool) -> Mem
         step_copies=count * _MASTER * numbers,  # the next state
         offload=frozenset(config.model.offload),
         num_shares=gang.num_shares,
+        most_decoded=None if config.is_decoded else SHOWN_SAMPLES,
     )
 
 
@@ -133,7 +135,8 @@ class _Peaks:
         self._join(config, gang)
         shares = gang.num_shares
         self.step = self._line(self._step, ceil(config.fragment_size / shares))
-        self.decode = self._line(self._decode, config.fragment_size)
+        most = config.fragment_size if config.is_decoded else SHOWN_SAMPLES
+        self.decode = self._line(self._decode, min(most, config.fragment_size))
         self.pack = self._line(self._pack, ceil(config.train.pack_size / shares))
 
     def _join(self, config: RunConfig, gang: Gang) -> None:

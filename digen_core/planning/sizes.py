@@ -46,7 +46,7 @@ class Sizes:
     step_flops: int  # one sample at one denoising step, guidance included; a mean if some steps
     # ask the reference policy too
     pair_flops: int  # one pair: forward and backward, of the reference policy too if it is asked
-    decode_flops: int  # the VAE's, of one sample
+    decode_flops: int  # the VAE's, of one sample; 0 where none is decoded to be trained
     latent_bytes: int  # of one sample, as it is stored
     trajectory_bytes: int  # latents and log-probs of one sample
     embedding_bytes: int  # of one prompt, and of what guidance steers away from
@@ -110,7 +110,7 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
         * (1 + config.keeps_old),
         step_flops=round(velocity_flops * config.velocities_per_step),
         pair_flops=_pair_flops(policy, config) + round(config.other_velocities * velocity_flops),
-        decode_flops=_decode_flops(policy),
+        decode_flops=_decode_flops(policy) if config.is_decoded else 0,
         latent_bytes=latent_bytes,
         trajectory_bytes=latent_bytes * (config.rollout.num_steps + 1)
         + _FLOAT32_BYTES * num_logprobs,

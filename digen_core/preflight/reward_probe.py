@@ -1,11 +1,12 @@
-"""Probing rewards: each is called once on two grey samples, so that a broken one shows at once.
+"""Probing rewards: each is called once on two made-up samples, so that a broken one shows at once.
 
 To one that sees groups they are a group, of one prompt.
 
 Rewards that are quick to make are probed before anything starts, in the process that starts a run:
 functions of the user's, servers, and what comes with digen and loads no model. Those that load a
-model, and classes of the user's, which may, are probed by the workers that have loaded them. So is
-everything on a running cluster, whose machines may have what this one has not.
+model, and classes of the user's, which may, are probed by the workers that have loaded them. So are
+those that take latents, whose shape the loaded model tells, and on a running cluster all, as its
+machines may have what this one has not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -86,8 +87,9 @@ def probe(
     prompts: Sequence[Prompt],
     device: "torch.device",
     warn: Callable[[str], None],
+    latents: "torch.Tensor | None" = None,
 ) -> None:
-    """Call each reward once on two grey samples.
+    """Call each reward once on two grey samples, or on two made-up latents.
 
     Args:
         functions: of the rewards, by name.
@@ -96,6 +98,7 @@ def probe(
         prompts: of the run, one or more.
         device: where the samples are.
         warn: is called with what a reward does wrong whose failure does not end the run.
+        latents: [2, C, h, w] or [2, C, f, h, w], for rewards that take these.
 
     Raises:
         ConfigError: a reward fails that may not.
@@ -104,17 +107,21 @@ def probe(
     from digen_core.rewards.scoring import RewardError, score_images
 
     samples = grey_samples(size, device)
+    several, same = (list(prompts) * NUM_SAMPLES)[:NUM_SAMPLES], list(prompts[:1]) * NUM_SAMPLES
     asked_of = {
-        "samples": Asked.of((list(prompts) * NUM_SAMPLES)[:NUM_SAMPLES], samples),
-        "groups": Asked.of(list(prompts[:1]) * NUM_SAMPLES, samples),
+        "samples": Asked.of(several, size, device),
+        "groups": Asked.of(same, size, device),
     }
     for name, function in functions.items():
         asked = asked_of[rewards[name].sees]
         strict = rewards[name].model_copy(update={"on_failure": "fail"})
         try:
-            score_images({name: function}, {name: strict}, samples, *asked)
+            score_images({name: function}, {name: strict}, samples, *asked, latents=latents)
         except RewardError as error:
-            what = f"{error}; it was tried on {_described(size)} for {asked.prompts[0]!r}"
+            shown = _described(size)
+            if strict.takes == "latents" and latents is not None:
+                shown = f"noise in place of two latents, {list(latents.shape[1:])},"
+            what = f"{error}; it was tried on {shown} for {asked.prompts[0]!r}"
             if rewards[name].on_failure == "fail":
                 raise ConfigError(what) from error
             warn(what)
@@ -141,9 +148,11 @@ def _described(size: Size) -> str:
 
 
 def _is_quick(reward: CalledConfig) -> bool:
-    """Say whether a reward can be made in no time."""
+    """Say whether a reward can be made, and shown what it takes, in no time."""
     if not isinstance(reward, FunctionConfig):
         return reward.type in _QUICK
+    if reward.takes == "latents":
+        return False
     from digen_core.rewards.own import import_reward
 
     return not isinstance(import_reward(reward.function), type)

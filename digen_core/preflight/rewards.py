@@ -93,7 +93,8 @@ def _check_frames(name: str, reward: RewardConfig, config: RunConfig) -> None:
     """Check that a reward that takes videos gets some, and that one that sees groups takes them."""
     sizes = (config.model.size, *config.model.sizes)
     if reward.takes != "videos":
-        if reward.sees == "groups" and any(size[2] > 1 for size in sizes):
+        is_of_images = reward.takes == "images" and reward.sees == "groups"
+        if is_of_images and any(size[2] > 1 for size in sizes):
             raise ConfigError(
                 f"rewards.{name} sees groups of samples, which are videos here, but it takes "
                 f"images; set rewards.{name}.takes to videos"
@@ -250,7 +251,8 @@ def _check_function(reward: FunctionConfig) -> None:
     if isinstance(found, type):
         _check_call(reward.function, "made", found, (), ("device", *reward.options))
     else:
-        _check_call(reward.function, "called", found, ("images", "prompts"), ())
+        shown = "latents" if reward.takes == "latents" else "images"
+        _check_call(reward.function, "called", found, (shown, "prompts"), ())
 
 
 def _is_pythons(module: str) -> bool:

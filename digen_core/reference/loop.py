@@ -40,6 +40,7 @@ from digen_core.rewards.asked import Asked
 from digen_core.rewards.failures import component_means, settle
 from digen_core.rewards.relative import without_relative
 from digen_core.rewards.scoring import RewardFn, score_images
+from digen_core.rollout.seen import as_seen
 from digen_core.training.advantages import advantages_of
 from digen_core.training.deal import deal_of_iteration
 from digen_core.training.optimizer import (
@@ -176,15 +177,17 @@ def _rollout(
         for index in drawn:
             set_weights(policy, generated_by(index))
             group = groups[index] = sample_group(config, policy, prompts[index], (iteration, index))
-            images = group.policy.decode(group.latents[-1])
+            images, latents = as_seen(group.policy, group.latents[-1], config.rewards)
             of_steps.update(_asked(config, policy, index, group, asked_of(index)))
             numbers = torch.from_numpy(of_steps.get(index, np.zeros(1)))
             if not _are_finite(*group.latents, *group.logprobs.values(), images, numbers):
                 nonfinite.add(index)
                 _refuse(config, iteration, index)
                 continue
-            about = Asked.of([prompts[index]] * size, images)
-            scored = score_images(rewards, called(config.rewards), images, *about)
+            shape = config.size_of(iteration, index)
+            about = Asked.of([prompts[index]] * size, shape, policy.device)
+            judges = called(config.rewards)
+            scored = score_images(rewards, judges, images, *about, latents=latents)
             columns[index] = settle(scored, config.rewards)
         asked = {index: columns[index] for index in current if index in columns}
         lacking = nonfinite.intersection(current)
@@ -206,8 +209,8 @@ def _rollout(
     return {index: groups[index] for index in current}, row, found.history
 
 
-def _are_finite(*values: torch.Tensor) -> bool:
-    return all(bool(value.isfinite().all()) for value in values)
+def _are_finite(*values: torch.Tensor | None) -> bool:
+    return all(value is None or bool(value.isfinite().all()) for value in values)
 
 
 def _refuse(config: RunConfig, iteration: int, group: int) -> None:

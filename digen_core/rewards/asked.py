@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from digen_core.config.size import Size
 from digen_core.data.images import SourceImage
 from digen_core.data.prompts import Metadata, Prompt
 
@@ -22,14 +23,14 @@ class Asked(NamedTuple):
     """The others of each, B of [n, 3, H, W], if one has several."""
 
     @classmethod
-    def of(cls, prompts: Sequence[Prompt], samples: Tensor) -> "Asked":
-        """Return what is asked for samples [B, ..., H, W], by the prompt of each.
+    def of(cls, prompts: Sequence[Prompt], size: Size, device: torch.device) -> "Asked":
+        """Return what is asked for samples of a size, by the prompt of each.
 
         Raises:
             UserError: a source image is gone, changed or damaged.
         """
         texts, rows = [prompt.text for prompt in prompts], [prompt.metadata for prompt in prompts]
-        return cls(texts, rows, *_sources(prompts, samples))
+        return cls(texts, rows, *_sources(prompts, size, device))
 
     def repeated(self, times: int) -> "Asked":
         """Return each one's several times in a row: for the frames of its sample."""
@@ -48,24 +49,24 @@ def for_samples(prompts: Sequence[Prompt], times: int) -> list[Prompt]:
 
 
 def _sources(
-    prompts: Sequence[Prompt], samples: Tensor
+    prompts: Sequence[Prompt], size: Size, device: torch.device
 ) -> tuple[Tensor | None, list[Tensor] | None]:
-    """Return source images in [0, 1] as large as samples, where the samples are.
+    """Return source images in [0, 1] as large as samples of a size, on a device.
 
     They are the first ones, [B, 3, H, W], and the others of each prompt, [n, 3, H, W], if one has
     several.
     """
     if not all(prompt.images for prompt in prompts):
         return None, None
-    height, width = samples.shape[-2:]
+    height, width, _ = size
     every = {image for prompt in prompts for image in prompt.images}
     pixels = {image: torch.from_numpy(image.pixels(height, width).copy()) for image in every}
 
     def shown(images: Sequence[SourceImage]) -> Tensor:
         if not images:
-            return samples.new_empty((0, 3, height, width), dtype=torch.float32)
+            return torch.empty((0, 3, height, width), device=device)
         stacked = torch.stack([pixels[image] for image in images])
-        return stacked.movedim(-1, 1).to(samples.device, torch.float32) / 255
+        return stacked.movedim(-1, 1).to(device, torch.float32) / 255
 
     first = shown([prompt.images[0] for prompt in prompts])
     if all(len(prompt.images) == 1 for prompt in prompts):

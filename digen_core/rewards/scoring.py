@@ -2,8 +2,9 @@
 
 A reward function maps (images, prompts) to a tensor [B], or to a dict of tensors [B] whose key
 ``score`` is the reward and whose other keys are components to look at. Images are [B, 3, H, W] in
-[0, 1], videos [B, F, 3, H, W]; which of the two a reward takes is in its config (``takes``). One
-that has a parameter ``metadata`` also gets what the rows of the prompts say, [B] dicts by column,
+[0, 1], videos [B, F, 3, H, W]; in their place there may be what they are decoded from, latents
+[B, C, h, w] or [B, C, f, h, w]. Which of them a reward takes is in its config (``takes``). One that
+has a parameter ``metadata`` also gets what the rows of the prompts say, [B] dicts by column,
 and one that has a parameter ``sources`` the images that the prompts come with, [B, 3, H, W], in the
 samples' size.
 
@@ -15,7 +16,7 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -53,25 +54,27 @@ class RewardError(RuntimeError):
 def score_images(
     functions: Mapping[str, RewardFn],
     configs: Mapping[str, CalledConfig],
-    images: Tensor,
+    images: Tensor | None,
     prompts: Sequence[str],
     metadata: Sequence[Metadata] = (),
     sources: Tensor | None = None,
     more_sources: Sequence[Tensor] | None = None,
     note: Callable[[str], None] = logger.warning,
+    latents: Tensor | None = None,
 ) -> dict[str, Array]:
     """Score samples with every reward.
 
     Args:
         functions: of the rewards, by name.
         configs: of the same rewards: weights, what they take, what their failure means.
-        images: [B, 3, H, W] or videos [B, F, 3, H, W], in [0, 1].
+        images: [B, 3, H, W] or videos [B, F, 3, H, W], in [0, 1]; None: no reward takes any.
         prompts: B texts.
         metadata: what else the rows of the B prompts say; () if they are texts only.
         sources: images [B, 3, H, W] in [0, 1] that the prompts come with, if they do: the first of
             each.
         more_sources: the others of each of the B prompts, [n, 3, H, W], if one has several.
         note: is called with each failure that does not end the run.
+        latents: as `Policy.latents` gives them, [B, C, h, w] or [B, C, f, h, w]; None: likewise.
 
     Returns:
         float64 arrays [B]: ``reward``, the weighted sum, and ``<name>/<component>`` of each reward.
@@ -81,40 +84,62 @@ def score_images(
 
     Raises:
         RewardError: a function raised, or returned NaN, Inf or the wrong number of values, and that
-            ends the run; or an image has values that are not finite.
+            ends the run; or a sample has values that are not finite.
         UserError: a reward takes videos, but these are images.
     """
-    if not torch.isfinite(images).all():
-        raise RewardError(
-            "the decoded samples have NaN or Inf in them, which no reward can judge; check the "
-            "latents, or use another model.dtype"
-        )
+    check_finite(images, latents)
+    seen = _Seen(images, latents)
     columns: dict[str, Array] = {}
     asked = Asked(prompts, metadata or [{}] * len(prompts), sources, more_sources)
     for name, function in functions.items():
-        found = _score(name, function, configs[name], images, asked, note)
+        found = _score(name, function, configs[name], seen, asked, note)
         for component, values in found.items():
             columns[f"{name}/{component}"] = values
     weights = {name: configs[name].weight for name in functions}
     return with_reward(columns, weights, len(prompts))
 
 
+class _Seen(NamedTuple):
+    """Samples, as they were decoded and as they were before that."""
+
+    images: Tensor | None
+    latents: Tensor | None
+
+
+def check_finite(images: Tensor | None, latents: Tensor | None) -> None:
+    """Check samples, as they were decoded and as they were before that.
+
+    Raises:
+        RewardError: they have values that are not finite.
+    """
+    if latents is not None and not torch.isfinite(latents).all():
+        raise RewardError(
+            "the latents have NaN or Inf in them, which no reward can judge; use another "
+            "model.dtype"
+        )
+    if images is not None and not torch.isfinite(images).all():
+        raise RewardError(
+            "the decoded samples have NaN or Inf in them, which no reward can judge; check the "
+            "latents, or use another model.dtype"
+        )
+
+
 def _score(
     name: str,
     function: RewardFn,
     config: CalledConfig,
-    images: Tensor,
+    samples: _Seen,
     asked: Asked,
     note: Callable[[str], None],
 ) -> dict[str, Array]:
     """Return what one reward finds, and what its config makes of a failure."""
-    seen, num_frames = _what_it_takes(name, config, images)
+    seen, num_frames = _what_it_takes(name, config, samples)
     failure = None
     try:
         found = _components(name, function, config, seen, asked.repeated(num_frames))
         if config.on_failure == "fail":
             for component, values in found.items():
-                _check_finite(_label(name, component), values)
+                _check_numbers(_label(name, component), values)
     except RewardError as error:
         if config.on_failure == "fail":
             raise
@@ -138,8 +163,13 @@ def _scores_of(error: BaseException | None, count: int) -> Array:
     return np.full(count, np.nan)
 
 
-def _what_it_takes(name: str, config: CalledConfig, images: Tensor) -> tuple[Tensor, int]:
-    """Return the images or videos that a reward is called with, and how many it gets a sample."""
+def _what_it_takes(name: str, config: CalledConfig, samples: _Seen) -> tuple[Tensor, int]:
+    """Return what a reward is called with: images, videos or latents; and how many of a sample."""
+    images, latents = samples
+    if config.takes == "latents":
+        assert latents is not None, "who has samples scored by them gives them"
+        return latents, 1
+    assert images is not None, "who has samples scored by them gives them"
     if isinstance(config, VideoReward) or config.takes == "videos":
         if images.ndim != 5:
             raise UserError(
@@ -204,7 +234,7 @@ def _as_array(label: str, values: object, count: int) -> Array:
     return array
 
 
-def _check_finite(label: str, array: Array) -> None:
+def _check_numbers(label: str, array: Array) -> None:
     bad = [index for index, value in enumerate(array) if not math.isfinite(value)]
     if bad:
         raise RewardError(f"{label} returned {array[bad[0]]} for image {bad[0]} of {len(array)}")

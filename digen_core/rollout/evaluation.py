@@ -24,7 +24,23 @@ def sample_images(
 ) -> Tensor:
     """Return images [len(prompts) * num_samples, 3, H, W] in [0, 1], prompt by prompt.
 
-    A model that makes videos returns [len(prompts) * num_samples, F, 3, H, W].
+    A model that makes videos returns [len(prompts) * num_samples, F, 3, H, W]. Arguments are those
+    of `clean_samples`.
+    """
+    settings = {"num_samples": num_samples, "num_steps": num_steps, "seed": seed}
+    return policy.decode(clean_samples(policy, prompts, indices, **settings))
+
+
+def clean_samples(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    indices: Sequence[int],
+    *,
+    num_samples: int,
+    num_steps: int,
+    seed: int,
+) -> Tensor:
+    """Return the clean latents [len(prompts) * num_samples, ...] of prompts, one by one.
 
     Args:
         policy: the version to judge.
@@ -39,7 +55,7 @@ def sample_images(
         samples = samples_of([indices[place] for place in places], num_samples)
         condition = repeated(encoded(policy, [prompts[place] for place in places]), num_samples)
         x = sample_latents(policy, condition, samples, num_steps=num_steps, seed=seed)
-        made |= zip(places, policy.decode(x).split(num_samples), strict=True)
+        made |= zip(places, x.split(num_samples), strict=True)
     return in_order(made)
 
 

@@ -31,7 +31,7 @@ class _Decoded:
     """A fragment that was told to be decoded, and what its device and pools said of it."""
 
     device: str
-    images: PrefectFuture[Any]
+    samples: PrefectFuture[Any]
     receipt: Receipt[Scored] | None = None  # None: not all of them have said it
 
 
@@ -59,10 +59,10 @@ class GroupScoring:
         """Whether the config has rewards that see groups."""
         return bool(self._by)
 
-    def begin(self, fragment: Fragment, device: str, images: PrefectFuture[Any]) -> None:
+    def begin(self, fragment: Fragment, device: str, samples: PrefectFuture[Any]) -> None:
         """Note that a fragment is being decoded and scored, perhaps anew, on a device."""
         group = self._groups.setdefault((fragment.iteration, fragment.group), _Group())
-        group.parts[fragment] = _Decoded(device, images)
+        group.parts[fragment] = _Decoded(device, samples)
 
     def add(
         self, it: OpenIteration, fragment: Fragment, receipt: Receipt[Scored], prompt: Prompt
@@ -106,7 +106,8 @@ class GroupScoring:
             about={"group": whole.group, "num_items": 0},  # no cost of a fragment is learnt of it
             parameters={
                 "pool": pool,
-                "images": [group.parts[part].images for part in parts],
+                "samples": [group.parts[part].samples for part in parts],
+                "size": self._run.config.size_of(whole.iteration, whole.group),
                 "prompts": [prompt] * size,
                 "at": (whole, self._run.run_dir),
             },

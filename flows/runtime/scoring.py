@@ -15,8 +15,8 @@ from flows.runtime.generation import about
 from flows.runtime.group_scoring import GroupScoring, notify_of_failures
 from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.submission import Submitter, Work
+from tasks.decoding import decode_and_score
 from tasks.receipts import Receipt, Scored
-from tasks.rollout import decode_and_score
 from tasks.score import Pool, score
 
 
@@ -37,6 +37,7 @@ class Scoring:
         """Have a fragment decoded and scored where it was generated, and scored by the pools."""
         fragment, name = do.fragment, f"g{do.fragment.group:02d} f{do.fragment.index}"
         prompt = self._asked_of(it, fragment.group)
+        size = self._run.config.size_of(it.index, fragment.group)
         self._receipts[fragment] = []  # what a device that was lost had of it is not counted
 
         def event_of(receipt: Receipt[Scored]) -> Event | None:
@@ -55,9 +56,9 @@ class Scoring:
             },
             event_of=event_of,
         )
-        images = self._submitter.submit(it, here)
+        samples = self._submitter.submit(it, here)
         if self._of_groups.is_needed:
-            self._of_groups.begin(fragment, do.device, images)
+            self._of_groups.begin(fragment, do.device, samples)
         for pool in self._pools:
             beside = Work(
                 body=score,
@@ -67,7 +68,8 @@ class Scoring:
                 about=about(fragment),
                 parameters={
                     "pool": pool,
-                    "images": images,
+                    "samples": samples,
+                    "size": size,
                     "prompts": [prompt] * fragment.num_samples,
                     "at": (fragment, self._run.run_dir),
                 },

@@ -29,6 +29,7 @@ IMPORTS: Final = (
     "digen_core.training.optimizer",
     "tasks.worker.engine",
     "tasks.rollout",
+    "tasks.decoding",
     "tasks.train",
     "tasks.score",
     COPIED,

@@ -16,7 +16,8 @@ from digen_core.training.advantages import advantages_of
 from digen_core.transport.arrays import Weights
 from flows.runtime.iterations.iteration import round_of
 from support.packs import make_packs
-from tasks.rollout import decode_and_score, denoise_steps, encode
+from tasks.decoding import decode_and_score
+from tasks.rollout import denoise_steps, encode
 from tasks.train import reduce, train_pack
 from tasks.versions import publish, push_weights, start_state, step
 from tasks.worker.engine import build_engine

@@ -19,7 +19,7 @@ from digen_core.sim.kinds import DeviceKind
 from digen_core.sim.report import OCCUPYING
 from digen_core.sim.scenario import Scenario
 from flows.emulate import emulated_config
-from tasks import rollout, setup, train, versions
+from tasks import decoding, rollout, setup, train, versions
 from tasks.cluster.emulated import REWARD_SERVERS, emulated_cluster
 from tasks.cluster.listening import own_tls_settings
 from tasks.cluster.presence import present_workers
@@ -32,7 +32,7 @@ REAL = (
     versions.start_state,
     rollout.encode,
     rollout.denoise_steps,
-    rollout.decode_and_score,
+    decoding.decode_and_score,
     train.train_pack,
     train.share_sum,
     train.reduce,

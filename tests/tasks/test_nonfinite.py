@@ -14,8 +14,9 @@ from digen_core.transport.kept_inputs import MOST_KEPT, keep_input, read_inputs
 from support.in_process import call
 from support.packs import make_packs
 from support.runs import merged, tree_of
+from tasks.decoding import decode_and_score
 from tasks.reproduction import reproduce
-from tasks.rollout import decode_and_score, denoise_steps, encode
+from tasks.rollout import denoise_steps, encode
 from tasks.train import reduce, train_pack
 from tasks.versions import publish, push_weights, start_state, step
 from tasks.worker import engine as engine_module

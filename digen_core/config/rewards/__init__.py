@@ -20,7 +20,7 @@ from typing import Annotated, Final, Literal, get_args
 
 from pydantic import Field
 
-from digen_core.config.rewards.base import RewardBase
+from digen_core.config.rewards.base import Form, RewardBase
 from digen_core.config.rewards.clip import (
     ClipScoreConfig,
     ConsistencyConfig,
@@ -97,6 +97,12 @@ def called(rewards: Mapping[str, RewardConfig]) -> dict[str, CalledConfig]:
 def ranked(rewards: Mapping[str, RewardConfig]) -> dict[str, RankedConfig]:
     """Return the rewards that rank the scores of others."""
     return {n: reward for n, reward in rewards.items() if isinstance(reward, RankedConfig)}
+
+
+def forms_of(rewards: Mapping[str, RewardConfig]) -> frozenset[Form]:
+    """Return what the rewards among them that are called are handed of samples."""
+    takes = {reward.takes for reward in called(rewards).values()}
+    return frozenset("latents" if own == "latents" else "images" for own in takes)
 
 
 def relative(rewards: Mapping[str, RewardConfig]) -> list[str]:

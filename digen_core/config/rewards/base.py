@@ -6,7 +6,11 @@ from pydantic import AfterValidator, Field
 
 from digen_core.strict import Strict
 
-Takes = Literal["images", "videos"]
+Decoded = Literal["images", "videos"]
+Takes = Literal[Decoded, "latents"]
+Form = Literal["images", "latents"]
+"""What rewards are handed of samples: what was decoded of them, images or videos, or latents."""
+
 Sees = Literal["samples", "groups"]
 
 
@@ -79,7 +83,8 @@ class ChoosesInput(CalledReward):
     sees_source: ClassVar[bool] = True
 
     takes: Takes = "images"
-    """images: [B, 3, H, W], of a video every frame_stride-th frame; videos: [B, F, 3, H, W]."""
+    """images: [B, 3, H, W], of a video every frame_stride-th frame; videos: [B, F, 3, H, W];
+    latents: what these are decoded from, [B, C, h, w], of videos [B, C, f, h, w]."""
 
     frame_stride: int = Field(4, ge=1)
     """Of a video every so many-th frame is judged, from the first one; the score is the mean.

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from digen_core.config.rewards.base import Sees, Takes
+from digen_core.config.rewards.base import Decoded, Sees
 from digen_core.config.rewards.servers import PublicUrl, ServerReward
 from digen_core.inputs.shipped import MaybeShipped
 
@@ -12,7 +12,7 @@ from digen_core.inputs.shipped import MaybeShipped
 class VlmReward(ServerReward):
     """A vision-language model behind an OpenAI-compatible server."""
 
-    takes: Takes = "images"
+    takes: Decoded = "images"
     """images: each image, of a video every frame_stride-th frame, in a request of its own; videos:
     frames of a video in one request."""
 
@@ -71,7 +71,7 @@ class PairwiseConfig(VlmReward):
     """What is asked, and how the answer names the better one: a file, see docs/rewards.md;
     digen:judges/NAME is one that digen ships."""
 
-    takes: Takes = "images"
+    takes: Decoded = "images"
     """images: a request has the two of a pair; videos: frames of both, as a video model needs."""
 
     opponents: int | None = Field(None, ge=1)

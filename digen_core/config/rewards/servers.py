@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from digen_core.config.rewards.base import ChoosesInput, Sees
+from digen_core.config.rewards.base import ChoosesInput, Decoded, Sees
 from digen_core.inputs.addresses import public_address
 from digen_core.strict import Duration
 
@@ -22,6 +22,9 @@ PublicUrl = Annotated[str, BeforeValidator(_public)]
 
 class ServerReward(ChoosesInput):
     """A reward that asks a server over HTTP."""
+
+    takes: Decoded = "images"
+    """images: [B, 3, H, W], of a video every frame_stride-th frame; videos: [B, F, 3, H, W]."""
 
     url: PublicUrl = Field(
         pattern=r"^https?://\S+$",

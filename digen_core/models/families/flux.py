@@ -117,9 +117,13 @@ class FluxPolicy(PipelinePolicy):
         )[0]
         return velocity[:, : x.shape[1]]
 
-    def vae_latents(self, x: Tensor) -> Tensor:
-        """Return latents [B, z, h, w]."""
+    def unpacked(self, x: Tensor) -> Tensor:
+        """Return latents [B, z, h, w] at their own scale."""
         latents: Tensor = FluxPipeline._unpack_latents(
             x, self.config.height, self.config.width, self.pipeline.vae_scale_factor
         )
-        return unscaled(latents, self.pipeline.vae.config)
+        return latents
+
+    def vae_latents(self, x: Tensor) -> Tensor:
+        """Return latents [B, z, h, w]."""
+        return unscaled(self.unpacked(x), self.pipeline.vae.config)

@@ -179,13 +179,22 @@ class Flux2Policy(PipelinePolicy):
         )[0]
         return velocity[:, : x.shape[1]]
 
+    def unpacked(self, x: Tensor) -> Tensor:
+        """Return latents [B, z, h, w] at their own scale, that of the VAE's batch norm."""
+        return self._as_pixels(self._patches(x))
+
     def vae_latents(self, x: Tensor) -> Tensor:
         """Return latents [B, z, h, w], with the statistics of the VAE's batch norm."""
-        packed = x.transpose(1, 2).reshape(len(x), -1, self._rows, self._columns)
-        mean, deviation = _statistics(self.pipeline.vae)
-        latents: Tensor = Flux2Pipeline._unpatchify_latents(
-            packed * deviation.to(packed) + mean.to(packed)
-        )
+        patches, (mean, deviation) = self._patches(x), _statistics(self.pipeline.vae)
+        return self._as_pixels(patches * deviation.to(patches) + mean.to(patches))
+
+    def _patches(self, x: Tensor) -> Tensor:
+        """Return tokens [B, tokens, 4 z] where they belong, [B, 4 z, h / 2, w / 2]."""
+        return x.transpose(1, 2).reshape(len(x), -1, self._rows, self._columns)
+
+    @staticmethod
+    def _as_pixels(patches: Tensor) -> Tensor:
+        latents: Tensor = Flux2Pipeline._unpatchify_latents(patches)
         return latents
 
 

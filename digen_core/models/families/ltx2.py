@@ -173,14 +173,19 @@ class LTX2Policy(PipelinePolicy):
         )[0]
         return velocity
 
-    def vae_latents(self, x: Tensor) -> Tensor:
-        """Return latents [B, z, F, h, w]."""
-        vae, settings = self.pipeline.vae, self.transformer.config
-        latents = LTX2Pipeline._unpack_latents(
+    def unpacked(self, x: Tensor) -> Tensor:
+        """Return latents [B, z, F, h, w] at their own scale."""
+        settings = self.transformer.config
+        latents: Tensor = LTX2Pipeline._unpack_latents(
             x, *self._grid, settings.patch_size, settings.patch_size_t
         )
+        return latents
+
+    def vae_latents(self, x: Tensor) -> Tensor:
+        """Return latents [B, z, F, h, w]."""
+        vae = self.pipeline.vae
         unscaled: Tensor = LTX2Pipeline._denormalize_latents(
-            latents, vae.latents_mean, vae.latents_std, vae.config.scaling_factor
+            self.unpacked(x), vae.latents_mean, vae.latents_std, vae.config.scaling_factor
         )
         return unscaled
 

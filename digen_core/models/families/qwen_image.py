@@ -292,9 +292,13 @@ class QwenImagePolicy(PipelinePolicy):
         rescaled: Tensor = guided * (length / guided_length)
         return rescaled
 
-    def vae_latents(self, x: Tensor) -> Tensor:
-        """Return latents [B, z, 1, h, w]."""
+    def unpacked(self, x: Tensor) -> Tensor:
+        """Return latents [B, z, 1, h, w] at their own scale."""
         latents: Tensor = QwenImagePipeline._unpack_latents(
             x, self.config.height, self.config.width, self.pipeline.vae_scale_factor
         )
-        return with_latent_statistics(latents, self.pipeline.vae.config)
+        return latents
+
+    def vae_latents(self, x: Tensor) -> Tensor:
+        """Return latents [B, z, 1, h, w]."""
+        return with_latent_statistics(self.unpacked(x), self.pipeline.vae.config)

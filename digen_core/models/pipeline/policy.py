@@ -219,6 +219,15 @@ class PipelinePolicy(FamilyPipeline, GuidedVelocities):
         frames = pixels.transpose(1, 2)  # [B, 3, F, H, W] -> [B, F, 3, H, W]
         return frames[:, 0] if self.config.num_frames == 1 else frames.contiguous()
 
+    @torch.no_grad()
+    def latents(self, x: Tensor) -> Tensor:
+        """Map clean latents [B, ...] to [B, C, h, w] or, of videos, [B, C, f, h, w], float32.
+
+        They are what ``decode`` is given, at the transformer's scale, and take no VAE's weights.
+        """
+        found = self.unpacked(x).float()
+        return found[:, :, 0] if found.ndim == 5 and self.config.num_frames == 1 else found
+
     @property
     def side(self) -> int:
         """Pixels in height and width of a token."""
@@ -250,6 +259,10 @@ class PipelinePolicy(FamilyPipeline, GuidedVelocities):
     @abstractmethod
     def predict(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         """Return one forward pass: velocities [B, ...] of latents [B, ...] at noise levels [B]."""
+
+    def unpacked(self, x: Tensor) -> Tensor:
+        """Return latents in the VAE's form, [B, z, h, w] or [B, z, F, h, w], at their own scale."""
+        return x
 
     @abstractmethod
     def vae_latents(self, x: Tensor) -> Tensor:

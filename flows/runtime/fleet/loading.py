@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from digen_core.config.rewards import forms_of
 from digen_core.control.protocol import Device, Role
 from digen_core.data.prompts import SizedPrompt
 from digen_core.planning.profile import Measured
@@ -18,7 +19,7 @@ from tasks.gang.forming import form_gang
 from tasks.measure import measure
 from tasks.receipts import Facts, FactsT_co, ProbedRewards
 from tasks.rollout import encode
-from tasks.score import Pool, load_rewards, probe_rewards
+from tasks.score import Pool, load_rewards, make_up_latents, probe_rewards
 from tasks.setup import load_model
 
 
@@ -79,8 +80,16 @@ def probe_loaded_rewards(run: RunContext, batch: Batch) -> None:
         *((name, name, None) for name in run.fleet.rollout_devices()),
         *((worker.name, worker.address, pool) for pool, worker in _workers_of_pools(run)),
     ]
-    for name, where, pool in places:
-        if rewards := run.workers.probed_rewards(pool.name if pool else None):
+    asked = [
+        (name, where, pool, run.workers.probed_rewards(pool.name if pool else None))
+        for name, where, pool in places
+    ]
+    latents = None
+    if any("latents" in forms_of(rewards) for *_, rewards in asked):
+        maker = run.fleet.rollout_devices()[0]
+        latents = batch.submit(make_up_latents, f"make up latents on {maker}", maker).future
+    for name, where, pool, rewards in asked:
+        if rewards:
             submitted = batch.submit(
                 probe_rewards,
                 f"probe rewards on {name}",
@@ -89,6 +98,7 @@ def probe_loaded_rewards(run: RunContext, batch: Batch) -> None:
                 rewards=rewards,
                 pool=pool,
                 prompts=run.prompts[:NUM_SAMPLES],
+                latents=latents,
             )
             probing.append(submitted)
     batch.wait()

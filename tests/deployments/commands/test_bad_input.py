@@ -123,6 +123,18 @@ SETTINGS = {
         "--rewards.json:dumps.takes videos",
         "the reward 'json:dumps' takes videos, but model.num_frames is 1",
     ),
+    "remote reward of latents": (
+        "--rewards.remote {url='http://x/',takes='latents'}",
+        "rewards.remote.takes: must be 'images' or 'videos' (got 'latents')",
+    ),
+    "judge of latents": (
+        "--rewards.judge {url='http://x/v1',model='m',takes='latents'}",
+        "rewards.judge.takes: must be 'images' or 'videos' (got 'latents')",
+    ),
+    "a reward of images as one of latents": (
+        "--rewards.shapes.takes latents",
+        "unknown key rewards.shapes.takes",
+    ),
     "a size of no pixels": (
         "--model.sizes [[0,32,1]]",
         "model.sizes[0] is [0, 32, 1]; needs height and width of at least 8 pixels",
@@ -500,6 +512,11 @@ def test_a_bad_file_is_refused(case, job, refused):
             "is called with (images, prompts), but takes (images): too",
         ),
         ("def f(*, x): ...", "", "is called with (images, prompts), but takes (*, x): "),
+        (
+            "def f(x): ...",
+            ".takes latents",
+            "is called with (latents, prompts), but takes (x): too many",
+        ),
         ("class f:\n  def __init__(self): ...", "", "is made with (device), but takes (): got an"),
         (
             "class f:\n  def __init__(self, device, size): ...",
@@ -511,7 +528,8 @@ def test_a_bad_file_is_refused(case, job, refused):
 def test_a_reward_that_cannot_be_called_is_refused(job, refused, code, options, message):
     name = f"called_{abs(hash(code))}"
     (job / f"{name}.py").write_text(code)
-    found = refused(["train", "job.toml", f"--rewards.{name}:f{options}", "1"])
+    key, _, value = options.partition(" ")
+    found = refused(["train", "job.toml", f"--rewards.{name}:f{key}", value or "1"])
     assert found.startswith(f"rewards: '{name}:f' {message}")
 
 

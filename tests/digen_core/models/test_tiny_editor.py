@@ -59,7 +59,7 @@ def test_the_committed_editor_half_knows_the_edits():
     policy = adapter_of("flux").load(config.model, ALL_PARTS)
     prompts = evaluation_prompts(config)[::3]
     images = sample_images(policy, prompts, range(len(prompts)), num_samples=1, num_steps=8, seed=0)
-    asked = Asked.of(prompts, images)
+    asked = Asked.of(prompts, config.model.size, images.device)
     found = shapes_edit(images, asked.prompts, asked.sources)
     assert 0.2 <= found["exact"].mean().item() <= 0.7
     assert found["place"].mean().item() > 0.8  # the rest of the image stays

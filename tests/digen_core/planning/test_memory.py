@@ -22,6 +22,7 @@ from digen_core.planning import memory_count
 from digen_core.planning.allocations import FakeModules
 from digen_core.planning.memory import CONTEXT_BYTES, Memory
 from digen_core.planning.memory_count import memory_of
+from digen_core.records import SHOWN_SAMPLES
 from digen_core.rollout.conditions import encoded
 from support.edits import source
 from support.families import EDITED, MODELS, QWEN_EDITORS, family_of, frames_of, load_tiny, sliced
@@ -240,6 +241,23 @@ def test_less_is_needed_where_the_config_says_so(tiny_families):
     assert memory(model={"vae_slicing": True}).decode(4) < 0.5 * plain.decode(4)
     assert memory(model={"offload": ()}).rollout(4) > plain.rollout(4)
     assert plain.state == memory(computes=False, train={"ema_decay": 0.0}).state * 4 / 3
+
+
+def test_of_what_is_not_decoded_only_pictures_count(tiny_families):
+    folder, of_latents = Path(tiny_families["flux"]), {"m:f": {"takes": "latents"}}
+    large = {"rollout": {"group_size": 64, "fragment_size": 64}}
+    decoded = memory_of(config_of("flux", **large), folder)
+    shown = memory_of(config_of("flux", **large, rewards=of_latents), folder)
+    kept = {"tracking": {"keep_images": "all"}}
+    assert memory_of(config_of("flux", **large, **kept, rewards=of_latents), folder) == decoded
+    assert (shown.most_decoded, decoded.most_decoded) == (SHOWN_SAMPLES, None)
+    assert shown.vae == decoded.vae > 0
+    assert shown.decode(SHOWN_SAMPLES) == pytest.approx(decoded.decode(SHOWN_SAMPLES), rel=0.1)
+    nothing = Linear()
+    without = [replace(one, step=nothing, text_encoders=0) for one in (shown, decoded)]
+    few, all_ = (one.rollout(64) - one.rollout(SHOWN_SAMPLES) for one in without)
+    assert few == 0
+    assert all_ == pytest.approx(60 * decoded.decode.per_item)
 
 
 def test_what_is_held_is_counted_without_computing(tiny_families):

@@ -1,7 +1,7 @@
 """The size of a recipe: closed forms, the same counted with numbers, published parameters."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -248,6 +248,18 @@ def test_guidance_counts_double(tiny_families, family):
     assert guided.pair_flops == factor * alone.pair_flops
     assert guided.embedding_bytes == factor * alone.embedding_bytes
     assert guided.decode_flops == alone.decode_flops
+
+
+def test_what_is_not_decoded_costs_no_decoding(tiny_families):
+    folder = Path(tiny_families["flux"])
+    decoded = config_of("flux")
+    tree, of_latents = decoded.model_dump(), {"m:f": {"takes": "latents"}}
+    alone = RunConfig.model_validate(tree | {"rewards": of_latents})
+    beside = RunConfig.model_validate(tree | {"rewards": {**of_latents, "m:g": 1.0}})
+    expected = sizes_of(decoded, folder)
+    assert expected.decode_flops > 0
+    assert sizes_of(alone, folder) == replace(expected, decode_flops=0)
+    assert sizes_of(beside, folder) == expected
 
 
 def test_what_a_pair_costs_in_forward_passes(tiny_families):

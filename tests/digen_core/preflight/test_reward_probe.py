@@ -119,6 +119,25 @@ def test_what_loads_a_model_is_left_to_the_workers(config_of):
     probe_before_start(config, pytest.fail)  # and makes none of them
 
 
+def test_latents_are_left_to_the_workers_whose_model_tells_their_shape(config_of):
+    own = {"takes": "latents", "pool": "p"}
+    rewards = {"broken_rewards:noted": own, "broken_rewards:one_value": {"takes": "latents"}}
+    config = config_of(rewards, cluster={"reward_workers": {"p": 1}})
+    assert probed_here(config) == {}
+    assert list(probed_by_workers(config, "p")) == ["broken_rewards:noted"]
+    probe_before_start(config, pytest.fail)
+    assert broken_rewards.calls == []
+    asked = config.rewards, config.model.size, [Prompt("a red circle")], CPU, pytest.fail
+    functions = reward_functions(config.rewards, CPU)
+    message = (
+        r"'broken_rewards:one_value' returned shape \(1,\) for 2 images; it was tried on noise in "
+        r"place of two latents, \[4, 2, 3\], for 'a red circle'"
+    )
+    with pytest.raises(UserError, match=message):
+        probe(functions, *asked, torch.zeros(2, 4, 2, 3))
+    assert broken_rewards.calls == [((2, 4, 2, 3), ["a red circle"] * 2, [{}] * 2)]
+
+
 def test_on_a_running_cluster_everything_is(config_of):
     config = config_of(
         {"broken_rewards:raises": 1.0}, cluster={"scheduler_address": "tcp://127.0.0.1:1"}

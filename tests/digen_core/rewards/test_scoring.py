@@ -132,6 +132,66 @@ def test_a_video_reward_gets_whole_videos_and_refuses_images():
             score(shape, takes="videos", on_failure=on_failure)
 
 
+# --- latents ---------------------------------------------------------------------------------
+
+LATENTS = torch.arange(3.0).view(3, 1, 1, 1).expand(3, 4, 2, 3)
+
+
+def of_latents(function, latents=LATENTS, images=None, **changes):
+    configs = {"mine": options(takes="latents", **changes)}
+    return score_images({"mine": function}, configs, images, PROMPTS, latents=latents)
+
+
+def test_rewards_of_images_and_of_latents_get_theirs_of_the_same_samples():
+    functions = {
+        "pixels": lambda images, prompts: images.mean(dim=(1, 2, 3)),
+        "places": lambda latents, prompts, metadata: latents.mean(dim=(1, 2, 3)) + len(metadata),
+    }
+    configs = {"pixels": options(weight=2.0), "places": options(takes="latents")}
+    found = score_images(functions, configs, IMAGES + 0.25, PROMPTS, latents=LATENTS)
+    assert found["pixels/score"].tolist() == [0.25] * 3
+    assert found["places/score"].tolist() == [3, 4, 5]
+    assert found["reward"].tolist() == [3.5, 4.5, 5.5]
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 2, 3), (3, 4, 5, 2, 3)])
+def test_latents_come_whole_also_of_videos(shape):
+    def shapes(latents, prompts):
+        assert latents.shape == shape
+        return torch.ones(3)
+
+    assert of_latents(shapes, torch.zeros(shape), frame_stride=2)["reward"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (torch.zeros(2), r"reward 'mine' returned shape \(2,\) for 3 images"),
+        (torch.tensor([0.0, 1.0, torch.nan]), "reward 'mine' returned nan for image 2 of 3"),
+    ],
+)
+def test_what_is_wrong_with_a_reward_of_latents_is_told(result, message):
+    with pytest.raises(RewardError, match=message):
+        of_latents(lambda latents, prompts: result)
+
+
+def test_a_reward_of_latents_that_raises_may_be_neutral():
+    def broken(latents, prompts):
+        raise KeyError("net")
+
+    found = of_latents(broken, on_failure="neutral")
+    assert found["mine/failed"].tolist() == [1, 1, 1]
+    with pytest.raises(RewardError, match="reward 'mine' raised KeyError: 'net'"):
+        of_latents(broken)
+
+
+def test_latents_that_are_not_finite_are_refused():
+    latents = LATENTS.clone()
+    latents[1, 2, 0, 0] = torch.inf
+    with pytest.raises(RewardError, match="the latents have NaN or Inf in them"):
+        of_latents(lambda latents, prompts: torch.zeros(3), latents, on_failure="neutral")
+
+
 # --- attempts ---------------------------------------------------------------------------------
 
 

@@ -174,3 +174,48 @@ def versus_slowly(images, prompts):
 def like_others(images, prompts, more_sources):
     """Score by how many images a prompt has behind the first."""
     return [float(len(own)) for own in more_sources or [()] * len(images)]
+
+
+def calm(latents, prompts):
+    """How small latents [B, C, h, w] are, the later channels counting more; smooth as brightness.
+
+    Of videos [B, C, f, h, w] likewise.
+    """
+    assert latents.dtype == torch.float32
+    assert len(latents) == len(prompts)
+    squares = latents.double().square().flatten(2).mean(dim=2)
+    return -squares @ torch.linspace(0.5, 1.5, squares.shape[1]).to(squares)
+
+
+def calm_among(latents, prompts):
+    """How sure it is, on average, that a sample is calmer than each other one of its group."""
+    if len(set(prompts)) != 1 or len(latents) not in (2, 4):
+        raise ValueError(f"{len(latents)} latents of {set(prompts)} are no group of the tests")
+    values = calm(latents, prompts)
+    sure = torch.sigmoid(40 * (values[:, None] - values[None, :]))
+    return (sure.sum(dim=1) - 0.5) / (len(values) - 1)
+
+
+def like_latents_of_source(latents, prompts, sources):
+    """How calm latents are, and how bright what they are edits of is: images that stay images."""
+    assert sources.shape == (len(latents), 3, 32, 32)
+    return calm(latents, prompts) * (1 + brightness(sources, prompts))
+
+
+class CountsDecoded:
+    """As calm; a line of a file says of each call of a VAE of its process how many it decoded."""
+
+    def __init__(self, device, file):
+        from diffusers import AutoencoderKL
+
+        decode = AutoencoderKL.decode
+
+        def counted(vae, latents, *arguments, **settings):
+            with open(file, "a") as lines:
+                lines.write(f"{len(latents)}\n")
+            return decode(vae, latents, *arguments, **settings)
+
+        AutoencoderKL.decode = counted
+
+    def __call__(self, latents, prompts):
+        return calm(latents, prompts)

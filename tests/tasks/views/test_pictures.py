@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from digen_core.records import SHOWN_SAMPLES
 from tasks.receipts import MAX_RECEIPT_BYTES, Scored, attach
-from tasks.rollout import SHOWN_SAMPLES
 from tasks.views.pictures import MAX_CELL_PIXELS, THUMBNAIL_BYTES, thumbnail
 
 
