@@ -74,6 +74,14 @@ def test_the_reward_with_metadata_is_told_its_targets(folder, monkeypatch):
     assert found["reward"].tolist() == pytest.approx([1.0, 1 / 3])
 
 
+def test_the_reward_of_latents_is_what_it_says():
+    names: dict = {}
+    exec(read_page(PAGE).files["my_latents.py"], names)
+    steps = torch.tensor([[0.0, 2.0, 2.0], [0.0, 2.0, 2.0]])  # along: 2 and 0, twice; down: nothing
+    latents = torch.stack([torch.zeros(4, 2, 3), steps.expand(4, 2, 3)])
+    assert names["latent_smoothness"](latents, ["a", "b"]).tolist() == [0, -2]
+
+
 def test_the_first_table_of_rewards_is_valid(tmp_path):
     text = PAGE[PAGE.index("    [rewards]") : PAGE.index("On a command line")]
     (tmp_path / "a.toml").write_text(text)

@@ -126,6 +126,17 @@ def test_weights_equal_the_serial_reference_with_several_images(model, tiny_fami
     assert all(found["train/replay_error"] < 1e-10 for found in metrics)
 
 
+@pytest.mark.slow
+def test_latents_of_edits_are_judged_beside_their_source_images(kontext, tmp_path):
+    rewards = {"smooth_rewards:like_latents_of_source": {"takes": "latents"}}
+    changes = {"model.sizes": [[32, 32, 1], [16, 48, 1]], "num_iterations": 2, "rewards": rewards}
+    config = config_of(kontext, tmp_path, **changes)
+    weights, _ = train_in_process(config, tmp_path)
+    expected = reference(config)
+    assert distance(expected.weights, initial(config)) > 1e-4
+    assert distance(weights, expected.weights) < tolerance_of(KONTEXT)
+
+
 RUNS = ["elastic", *(pytest.param(own, marks=pytest.mark.nightly) for own in ("tcss", "several"))]
 
 

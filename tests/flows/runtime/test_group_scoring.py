@@ -57,7 +57,7 @@ def it():
 
 
 def decoded(scoring, it, fragment, device, score):
-    scoring.begin(fragment, device, f"images of {fragment.index} on {device}")
+    scoring.begin(fragment, device, f"samples of {fragment.index} on {device}")
     own = receipt(reward=[score] * 2, **{"shapes/score": [score] * 2})
     scoring.add(it, fragment, own, PROMPT)
 
@@ -65,14 +65,14 @@ def decoded(scoring, it, fragment, device, score):
 def test_a_group_is_scored_once_all_its_fragments_are_and_not_before(scoring, it):
     works = scoring._submitter.works
     decoded(scoring, it, B, "rollout-1", 0.25)
-    scoring.begin(A, "rollout-0", "images of A")
+    scoring.begin(A, "rollout-0", "samples of A")
     assert works == []
     scoring.add(it, A, receipt(reward=[0.5] * 2, **{"shapes/score": [0.5] * 2}), PROMPT)
     here, there = works
     assert (here.device, here.resource, there.resource) == ("rollout-0", None, "judges")
     assert here.takes_from == there.takes_from == {"rollout-0", "rollout-1"}
     for work in works:
-        assert work.parameters["images"] == ["images of A", "images of 1 on rollout-1"]
+        assert work.parameters["samples"] == ["samples of A", "samples of 1 on rollout-1"]
         assert work.parameters["prompts"] == [PROMPT] * 4
         assert work.about == {"group": 1, "num_items": 0}
     kept = [work.parameters["at"] for work in works]  # of what failed, beside that of A and B
@@ -121,7 +121,7 @@ def test_a_group_that_is_scored_anew_counts_nothing_of_the_first_time(scoring, i
 def test_groups_of_unequal_fragments_are_whole_when_all_samples_are_there(scoring, it):
     parts = [Fragment(3, 2, 0, 0, 1), Fragment(3, 2, 1, 1, 3)]
     for part in parts:
-        scoring.begin(part, "rollout-0", "images")
+        scoring.begin(part, "rollout-0", "samples")
         assert not scoring._submitter.works
         scoring.add(it, part, receipt(reward=[0.0] * part.num_samples), PROMPT)
     assert len(scoring._submitter.works) == 2

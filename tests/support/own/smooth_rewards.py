@@ -198,7 +198,9 @@ def calm_among(latents, prompts):
 
 def like_latents_of_source(latents, prompts, sources):
     """How calm latents are, and how bright what they are edits of is: images that stay images."""
-    assert sources.shape == (len(latents), 3, 32, 32)
+    assert (len(sources), sources.ndim) == (len(latents), 4)
+    times = sources.shape[2] // latents.shape[2]
+    assert sources.shape[1:] == (3, times * latents.shape[2], times * latents.shape[3])
     return calm(latents, prompts) * (1 + brightness(sources, prompts))
 
 
