@@ -1,6 +1,6 @@
 """The groups of the serial reference: how one is sampled, and what each of its pairs loses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,6 +11,7 @@ import torch
 from digen_core.algorithms.forward_process import ForwardProcess
 from digen_core.algorithms.policy_gradient import PolicyGradient
 from digen_core.config.run import RunConfig
+from digen_core.control.schedule import Deal
 from digen_core.data.prompts import Prompt
 from digen_core.maths.flow_sde import LOGPROBS, TRANSITIONS, Transition
 from digen_core.maths.forward_process import noised
@@ -173,6 +174,17 @@ def replay_losses(config: RunConfig, group: Group, step: int) -> torch.Tensor:
     if reference is not None:
         losses = losses + algorithm.kl_coefficient * algorithm.divergence(replay, reference)
     return losses
+
+
+def dealt(groups: Mapping[int, Group], deal: Deal, update: int) -> list[tuple[Group, list[int]]]:
+    """Return the groups that an update trains, each with its samples that are."""
+    found = []
+    for index, group in groups.items():
+        chosen = range(len(group.latents[0])) if group.chosen is None else sorted(group.chosen)
+        own = [s for place, s in enumerate(chosen) if update in deal.updates_of(index, place)]
+        if own and group.advantages is not None:
+            found.append((group, own))
+    return found
 
 
 @torch.no_grad()

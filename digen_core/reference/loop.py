@@ -3,7 +3,8 @@
 For each iteration: sample G images for each of N prompts step by step, score them, centre the
 scores within each group, replay every trained transition with gradients, and step the optimizer,
 once or for each share of the samples. No batching tricks, no workers; state lives in torch's own
-optimizer. Told which versions a stale schedule generated with, it generates with those.
+optimizer, of masters in float32 or better, which are copied into the policy in its dtypes. Told
+which versions a stale schedule generated with, it generates with those.
 """
 
 import math
@@ -13,10 +14,10 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch import nn
 
 from digen_core.config.rewards import called
 from digen_core.config.run import RunConfig
-from digen_core.control.schedule import Deal
 from digen_core.data.draws import prompts_with_refills
 from digen_core.data.prompts import Prompt
 from digen_core.errors import ConfigError
@@ -30,6 +31,7 @@ from digen_core.models.trainable import (
 from digen_core.reference.group import (
     Group,
     add_start_velocities,
+    dealt,
     forward_losses,
     replay_losses,
     sample_group,
@@ -93,14 +95,14 @@ def post_train_serially(
             "model.dtype is float16, whose loss the serial loop does not scale; use bfloat16 or "
             "float32 to compare with it"
         )
-    set_weights(policy, initial_weights(policy, config.train.lora, seed=config.seed))
-    parameters = trainable_parameters(policy)
+    first = initial_weights(policy, config.train.lora, seed=config.seed)
+    masters = {n: nn.Parameter(torch.tensor(v, device=policy.device)) for n, v in first.items()}
     rate = config.train.learning_rate
-    optimizer = adamw(list(parameters.values()), config.train, learning_rate=rate)
-    average = moving_average(parameters.values(), config.train)
+    optimizer = adamw(list(masters.values()), config.train, learning_rate=rate)
+    average = moving_average(masters.values(), config.train)
     metrics, updates = [], 0
     history: RewardHistory = {}
-    versions = [_weights_of(parameters)]
+    versions = [first]
     generators = versions[:]  # what samples: the versions, or an old policy that lags behind them
     for iteration in range(config.num_iterations):
         generated_by, asked_of = (
@@ -114,27 +116,28 @@ def post_train_serially(
         if config.algorithm.compares_with_start and (config.keeps_old or config.keeps_start):
             set_weights(policy, start)
             add_start_velocities(config, list(groups.values()))
-        set_weights(policy, versions[updates])
         deal, norms = deal_of_iteration(config, iteration), list[float]()
         for update in range(deal.num_updates):
+            set_weights(policy, versions[updates])
             rate = learning_rate_of(config.train, updates, config.num_updates)
-            norm = _train(config, optimizer, _dealt(groups, deal, update), rate)
+            norm = _train(config, policy, optimizer, dealt(groups, deal, update), rate)
             if norm is None:
                 continue
             norms.append(norm)
             if math.isfinite(norm):
                 updates += 1
-                versions.append(_weights_of(parameters))
+                versions.append(_weights_of(masters))
                 decay = config.algorithm.old_share(updates)
                 generators.append(mixed(start, versions[-1], decay) if decay else versions[-1])
-                step_average(average, parameters.values(), updates, config.train)
+                step_average(average, masters.values(), updates, config.train)
         made = [norm for norm in norms if math.isfinite(norm)]
         row["train/grad_norm"] = float(np.mean(made)) if made else 0.0
         row["numerics/skipped_updates"] = float(len(norms) - len(made))
         metrics.append(row)
         on_iteration(iteration, row)
     weights = versions[updates]
-    shadows = zip(parameters, average.shadow_params, strict=True)
+    set_weights(policy, weights)
+    shadows = zip(masters, average.shadow_params, strict=True)
     ema = {name: shadow.cpu().numpy() for name, shadow in shadows}
     return SerialRun(weights, ema if config.train.ema_decay else weights, metrics)
 
@@ -150,7 +153,7 @@ def _generator(
     return generators[newest if version_of is None else version_of(iteration, group)]
 
 
-def _weights_of(parameters: Mapping[str, torch.nn.Parameter]) -> Weights:
+def _weights_of(parameters: Mapping[str, nn.Parameter]) -> Weights:
     """Return a copy of the weights as they are now."""
     return {name: p.detach().cpu().numpy().copy() for name, p in parameters.items()}
 
@@ -250,24 +253,14 @@ def _means(
     return {**row, f"reward/{name}": float(np.mean(of_steps))} if of_steps else row
 
 
-def _dealt(groups: Mapping[int, Group], deal: Deal, update: int) -> list[tuple[Group, list[int]]]:
-    """Return the groups that an update trains, each with its samples that are."""
-    found = []
-    for index, group in groups.items():
-        chosen = range(len(group.latents[0])) if group.chosen is None else sorted(group.chosen)
-        own = [s for place, s in enumerate(chosen) if update in deal.updates_of(index, place)]
-        if own and group.advantages is not None:
-            found.append((group, own))
-    return found
-
-
 def _train(
     config: RunConfig,
+    policy: Policy,
     optimizer: torch.optim.Optimizer,
     groups: list[tuple[Group, list[int]]],
     learning_rate: float,
 ) -> float | None:
-    """Add up the gradient of every pair of an update, and step once. Returns its norm.
+    """Add up the gradient of every pair of an update, and step its masters. Returns its norm.
 
     With a loss or a gradient that is NaN or infinite there is no step, and the norm is NaN.
 
@@ -275,6 +268,8 @@ def _train(
         FloatingPointError: there is one, and that ends the run.
     """
     optimizer.zero_grad()
+    (options,) = optimizer.param_groups
+    parameters, masters = list(trainable_parameters(policy).values()), options["params"]
     is_finite = True
     for group, samples in groups:
         for step in group.trained:
@@ -282,12 +277,16 @@ def _train(
             trained = [sample for sample in samples if not own or step in own[sample]]
             chosen = lose(config, group, step)[trained]
             is_finite = is_finite and bool(chosen.isfinite().all())
-            (chosen.sum() / config.pairs_per_update).backward()
+            loss = chosen.sum() / config.pairs_per_update
+            found = torch.autograd.grad(loss, parameters, allow_unused=True)
+            for master, gradient in zip(masters, found, strict=True):
+                if gradient is not None:
+                    wide = gradient.to(master.dtype)
+                    master.grad = wide if master.grad is None else master.grad + wide
     if not groups:
         return None
-    (options,) = optimizer.param_groups
-    options["lr"], parameters = learning_rate, options["params"]
-    norm = torch.nn.utils.clip_grad_norm_(parameters, config.train.max_grad_norm)
+    options["lr"] = learning_rate
+    norm = nn.utils.clip_grad_norm_(masters, config.train.max_grad_norm)
     if not (is_finite and norm.isfinite()):
         if config.numerics.updates == "fail":
             raise FloatingPointError("a loss or the gradient is NaN or infinite")

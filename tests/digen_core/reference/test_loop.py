@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from digen_core.config.model import ModelConfig
 from digen_core.config.rewards.own import FunctionConfig
 from digen_core.config.run import RunConfig
 from digen_core.data.draws import prompts_of_iteration
 from digen_core.data.prompts import Prompt
 from digen_core.errors import UserError
-from digen_core.models.trainable import initial_weights, set_weights
+from digen_core.models.trainable import initial_weights, set_weights, trainable_parameters
 from digen_core.reference import group as reference_group
 from digen_core.reference import loop as reference
 from digen_core.reference.loop import post_train_serially
@@ -352,6 +353,26 @@ def test_each_group_has_a_version_of_its_own(train):
     assert mixed.metrics[0] == train().metrics[0]
     for other in (train(), train(version_of=lambda iteration, group: 0)):
         assert distance(mixed.weights, other.weights) > 1e-5
+
+
+@pytest.mark.parametrize("lora", [None], ids=["all weights"])
+def test_in_half_precision_masters_are_trained(tiny_flux, lora):
+    """By steps of 1e-6, most of which the policy's own numbers do not show."""
+    config = config_of(train={"learning_rate": 1e-6, "lora": lora and lora.model_dump()})
+    config = config.model_copy(update={"model": ModelConfig(dtype="bfloat16")})
+    policy = load_trainable(tiny_flux, "bfloat16", lora)
+    start = initial_weights(policy, lora, seed=0)
+    run = post_train_serially(config, policy, PROMPTS, {"tests:judge": brightness})
+    moved, shown = [], []
+    for name, own in trainable_parameters(policy).items():
+        value, before = run.weights[name], start[name]
+        assert (value.dtype, own.dtype) == (np.float32, torch.bfloat16)
+        assert torch.equal(own, torch.from_numpy(value).bfloat16())
+        moved.append((value != before).ravel())
+        shown.append((own != torch.from_numpy(before).bfloat16()).numpy().ravel())
+    moved, shown = np.concatenate(moved), np.concatenate(shown)
+    assert moved.mean() > 0.3
+    assert shown.mean() < moved.mean() - 0.2
 
 
 def test_float16_is_refused():
