@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import torch
+
 from digen_core.checkpoints.average import kept_average
 from digen_core.checkpoints.export import save_adapter, save_transformer
 from digen_core.gang.rows import gathered_weights
@@ -28,9 +30,11 @@ def export_adapter(
 
 @together
 def whole_average(run_id: str, state: TrainState) -> Weights:
-    """Return, on the leader, the whole average, in the dtypes of the parameters."""
+    """Return, on the leader, the whole average, as it was trained: in float32 or better."""
     engine = engine_of(run_id)
-    return gathered_weights(rounded(state.ema, engine.versions.dtypes), engine.gang)
+    own = engine.versions.dtypes
+    dtypes = {name: torch.promote_types(dtype, torch.float32) for name, dtype in own.items()}
+    return gathered_weights(rounded(state.ema, dtypes), engine.gang)
 
 
 @body("export", Nothing)

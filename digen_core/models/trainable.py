@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 import peft
 import torch
+from peft.tuners.lora import LoraLayer
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -104,15 +105,21 @@ def as_peft(lora: LoraConfig, idle: str) -> peft.LoraConfig:
 def attach_adapter(policy: Policy, adapter: peft.LoraConfig, name: str) -> None:
     """Attach an adapter beside those that are there, and make it the active one.
 
+    It computes in the dtype of each layer that it is of, as the layer does: what is trained are
+    masters elsewhere, in float32 or better.
+
     Raises:
         ValueError: no module of the transformer matches the adapter's targets.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Already found a `peft_config` attribute")
         policy.transformer.add_adapter(adapter, name)
-    for parameter in trainable_parameters(policy).values():
-        # adapters of a half-precision base are trained in float32
-        parameter.data = parameter.data.to(policy.latent_dtype)
+    for layer in policy.transformer.modules():
+        if isinstance(layer, LoraLayer) and name in layer.lora_A:
+            # a family may keep a layer in float32
+            dtype = torch.promote_types(layer.weight.dtype, policy.dtype)
+            layer.lora_A[name].to(dtype)
+            layer.lora_B[name].to(dtype)
 
 
 def trainable_parameters(policy: Policy) -> dict[str, nn.Parameter]:

@@ -31,7 +31,7 @@ from digen_core.models.trainable import make_trainable, reference_weights, train
 from digen_core.planning.model_settings import settings_folder
 from digen_core.rollout.steps import steps_of_iteration
 
-_FLOAT32_BYTES = 4  # adapters, log-probs and embeddings travel in float32
+_FLOAT32_BYTES = 4  # log-probs, embeddings and sums of gradients travel in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +105,7 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
         trained_parameters=trained,
         trains_all=train.lora is None,
         weight_bytes=parameters * dtype.itemsize,
-        push_bytes=trained
-        * (_FLOAT32_BYTES if train.lora else dtype.itemsize)
-        * (1 + config.keeps_old),
+        push_bytes=trained * dtype.itemsize * (1 + config.keeps_old),
         step_flops=round(velocity_flops * config.velocities_per_step),
         pair_flops=_pair_flops(policy, config) + round(config.other_velocities * velocity_flops),
         decode_flops=_decode_flops(policy) if config.is_decoded else 0,

@@ -12,6 +12,7 @@ from digen_core.config.train import LoraConfig
 from digen_core.models.families import adapter_of
 from digen_core.models.policy import ALL_PARTS, Policy
 from digen_core.models.trainable import make_trainable, trainable_parameters
+from digen_core.transport.arrays import to_array
 
 LORA = LoraConfig(rank=4, alpha=8)
 
@@ -58,10 +59,10 @@ def load_trainable(
 
 
 def moved_weights(policy: Policy, seed: int = 0, scale: float = 0.1) -> dict[str, np.ndarray]:
-    """Return the policy's trained weights plus noise: a version that training might have made."""
+    """Return the policy's trained weights plus noise: masters that training might have made."""
     rng = np.random.default_rng(seed)
     return {
-        name: (value := parameter.detach().numpy())
+        name: (value := to_array(parameter))
         + (scale * rng.standard_normal(value.shape)).astype(value.dtype)
         for name, parameter in trainable_parameters(policy).items()
     }

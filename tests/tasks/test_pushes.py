@@ -7,16 +7,20 @@ import numpy as np
 import pytest
 import torch
 from prefect.states import Completed
+from safetensors.numpy import load_file
 
+from digen_core.checkpoints.tensors import read_checkpoint, write_checkpoint
 from digen_core.config.run import RunConfig
 from digen_core.models.tiny.flux import build_tiny_flux
 from digen_core.models.trainable import trainable_parameters
 from digen_core.training.optimizer import OLD, initial_state, optimizer_step
 from digen_core.transport import fingerprint as fingerprint_module
 from digen_core.transport.fingerprint import content_hash, fingerprint
+from support.checkpoints import assert_same, position_of
 from support.in_process import call
 from support.pull_source import Source
 from support.tiny_policies import TINY
+from tasks.export import export_adapter
 from tasks.versions import publish, push_weights, start_state
 from tasks.worker import engine as engine_module
 from tasks.worker import pulling
@@ -26,6 +30,8 @@ from tasks.worker.transfers import sent_bytes
 
 TRAINER = frozenset({"trainer"})
 WHOLE = {"lora": None}
+ADAPTERS = {"lora": {"rank": 4}}
+SOME = {"lora": {"rank": 4, "targets": ("to_q", "time_embedder.linear_1")}}
 
 
 @pytest.fixture(autouse=True)
@@ -78,22 +84,24 @@ def assert_computes_with(engine, expected):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_all_weights_travel_in_two_bytes_each(wider_flux, dtype):
-    engine = engine_of(wider_flux, dtype, WHOLE)
+@pytest.mark.parametrize("train", [WHOLE, ADAPTERS], ids=["all weights", "adapters"])
+def test_what_is_trained_travels_in_two_bytes_each(wider_flux, dtype, train):
+    engine = engine_of(wider_flux, dtype, train)
     state, _ = call(start_state)
     pushed, published = call(publish, state=state)
     count = sum(value.size for value in state.weights.values())
-    assert sent_bytes(Completed(data=pushed)) < 0.05 * 2 * count
+    assert sent_bytes(Completed(data=pushed)) < 0.05 * 2 * count or train != WHOLE
     assert sum(value.nbytes for value in engine.shelf.rows(pushed.hash).values()) == 2 * count
     _, loaded = call(push_weights, policy_version=pushed)
     assert (loaded.version, loaded.hash, loaded.failure) == (0, published.hash, "")
     assert loaded.hash != state.weights_hash
-    held = engine.versions._kept[0]
+    engine.versions.activate(0)
+    held = engine.versions._kept[0] if train == WHOLE else trainable_parameters(engine.policy)
     assert sum(value.nbytes for value in held.values()) == 2 * count
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("train", [WHOLE, {"lora": {"rank": 4}}], ids=["all weights", "adapters"])
+@pytest.mark.parametrize("train", [WHOLE, ADAPTERS], ids=["all weights", "adapters"])
 def test_receivers_compute_with_what_the_masters_gave(tiny_flux, dtype, train):
     engine = engine_of(tiny_flux, dtype, train)
     state = moved(call(start_state)[0], keeps_old=True)
@@ -129,9 +137,10 @@ def test_versions_that_are_needed_are_kept_in_whatever_order_they_come(tiny_flux
     assert push(0, {0}) == [0]  # a run that goes back to where it began
 
 
-def test_each_parameter_has_its_own_dtype(tiny_families):
+@pytest.mark.parametrize("train", [WHOLE, SOME], ids=["all weights", "adapters"])
+def test_each_parameter_has_its_own_dtype(tiny_families, train):
     """Some modules of Wan stay float32."""
-    engine = engine_of(tiny_families["wan"], "bfloat16", WHOLE, family="wan")
+    engine = engine_of(tiny_families["wan"], "bfloat16", train, family="wan")
     state = moved(call(start_state)[0])
     pushed, _ = call(publish, state=state)
     dtypes = {name: p.dtype for name, p in trainable_parameters(engine.policy).items()}
@@ -145,12 +154,47 @@ def test_each_parameter_has_its_own_dtype(tiny_families):
     assert_computes_with(engine, as_before(engine, state.weights))
 
 
-def test_adapters_stay_float32_and_are_named_as_their_masters(tiny_flux):
-    engine_of(tiny_flux, "bfloat16", {"lora": {"rank": 4}})
-    state, _ = call(start_state)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_adapters_in_the_dtype_of_their_masters_are_named_as_those(tiny_flux, dtype):
+    engine_of(tiny_flux, dtype, ADAPTERS)
+    state = moved(call(start_state)[0])
     pushed, published = call(publish, state=state)
-    assert {content.dtype for content in pushed.contents.values()} == {"torch.float32"}
-    assert published.hash == state.weights_hash
+    assert {content.dtype for content in pushed.contents.values()} == {f"torch.{dtype}"}
+    assert (published.hash == state.weights_hash) == (dtype != "bfloat16")
+
+
+@pytest.mark.parametrize("train", [WHOLE, ADAPTERS], ids=["all weights", "adapters"])
+def test_updates_too_small_to_show_add_up_in_the_masters(tiny_flux, train):
+    """Of 0.003 each from 1, above which bfloat16 has steps of 1 / 128: two show as one."""
+    engine = engine_of(tiny_flux, "bfloat16", {**train, "weight_decay": 0.0})
+    state = call(start_state)[0]
+    state = initial_state({name: np.ones_like(value) for name, value in state.weights.items()})
+    gradient = {name: torch.full(value.shape, -1.0) for name, value in state.weights.items()}
+    for expected in (1, 1, 1 + 1 / 128):
+        pushed, _ = call(publish, state=state)
+        call(push_weights, policy_version=pushed)
+        engine.versions.activate(state.version)
+        for value in trainable_parameters(engine.policy).values():
+            assert value.dtype == torch.bfloat16
+            assert (value == expected).all()
+        state = optimizer_step(state, gradient, engine.config.train, learning_rate=0.003)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_adapters_are_kept_and_exported_as_they_were_trained(tiny_flux, dtype, tmp_path):
+    """And of a checkpoint the same is pushed."""
+    engine_of(tiny_flux, dtype, ADAPTERS)
+    state = moved(call(start_state)[0])
+    checkpoint = write_checkpoint(tmp_path / "checkpoints", state, position_of(1))
+    found = read_checkpoint(checkpoint)
+    assert_same(found, state)
+    assert {value.dtype for value in found.weights.values()} == {np.dtype(np.float32)}
+    assert call(publish, state=found)[0].contents == call(publish, state=state)[0].contents
+    call(export_adapter, state=found, folder=tmp_path / "adapter")
+    saved = load_file(tmp_path / "adapter" / "pytorch_lora_weights.safetensors")
+    for name, value in state.weights.items():
+        own = saved[f"transformer.{name.replace('.default.', '.')}"]
+        np.testing.assert_array_equal(own, value, strict=True)
 
 
 @pytest.fixture

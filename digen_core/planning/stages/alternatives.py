@@ -47,8 +47,13 @@ class Case:
 
     @property
     def version_bytes(self) -> float:
-        """Of what is trained; a sum of gradients has as many, where adapters are trained."""
+        """Of what is trained."""
         return self.chain.total("trained_bytes")
+
+    @property
+    def sum_bytes(self) -> float:
+        """Of a sum of gradients."""
+        return self.chain.total("sum_bytes")
 
     def part(self, devices: Sequence[int]) -> "Case":
         """Return the case of some of the devices alone, numbered anew."""
@@ -132,7 +137,7 @@ def _best_set(
         for home in alone:
             others = sorted(
                 (own for own in alone if own is not home),
-                key=lambda own: _there_and_back(case, home, own, case.version_bytes),
+                key=lambda own: _exchanging(case, home, own),
             )
             for count in range(1, len(others) + 1):
                 yield row_of(home, others[:count])
@@ -142,14 +147,14 @@ def _best_set(
 
 def _replicas(case: Case, name: str, times: int, home: Alone, others: Sequence[Alone]) -> Row:
     """Return the row of pipelines that all do a part of the work, and exchange gradients."""
-    work, num_bytes = case.work, case.version_bytes / times
+    work = case.work
     plans = [home.plan, *(own.plan for own in others)]
     dealt = _dealt(work.num_samples, [plan.estimate(work) for plan in plans])
     computing = max(
         plan.seconds(work.of(number)) for plan, number in zip(plans, dealt, strict=True) if number
     )
-    exchanging = max(_there_and_back(case, home, own, num_bytes) for own in others)
-    crossing = 2 * len(others) * num_bytes
+    exchanging = max(_exchanging(case, home, own, times) for own in others)
+    crossing = len(others) * sum(_exchanged(case, times))
     num_devices = sum(len(plan.stages) for plan in plans)
     return Row(name, computing + exchanging, num_devices, crossing, "gradients, versions")
 
@@ -185,9 +190,20 @@ def _dealt(num_samples: int, seconds: Sequence[float]) -> list[int]:
     return [int(number) for number in np.diff(edges, prepend=0)]
 
 
-def _there_and_back(case: Case, home: Alone, own: Alone, num_bytes: float) -> float:
-    ways = (home.fence, own.fence), (own.fence, home.fence)
-    return sum(_seconds(case.network, *way, num_bytes) for way in ways)
+def _exchanged(case: Case, times: int) -> tuple[float, float]:
+    """Return the bytes of a sum of gradients, so many times smaller, and of a version.
+
+    A version comes in as few bits as gradients, where these have fewer than it.
+    """
+    gradients = case.sum_bytes / times
+    return gradients, min(case.version_bytes, gradients)
+
+
+def _exchanging(case: Case, home: Alone, own: Alone, times: int = 1) -> float:
+    """Return the seconds of a sum of gradients to the home, and of a version back."""
+    gradients, version = _exchanged(case, times)
+    there = _seconds(case.network, own.fence, home.fence, gradients)
+    return there + _seconds(case.network, home.fence, own.fence, version)
 
 
 def _seconds(

@@ -57,12 +57,15 @@ _CUT: Final = 7_077_888.0  # bytes
 
 def _two(number: int, backward: float = 595_448_561_664.0) -> Block:
     name = f"transformer_blocks.{number}"
-    return Block(name, 285_606_936_576.0, backward, 679_662_592.0, 28_311_552.0, _CUT, _CUT)
+    trained = 14_155_776.0
+    return Block(name, 285_606_936_576.0, backward, 679_662_592.0, trained, _CUT, _CUT, 2 * trained)
 
 
 def _one(number: int) -> Block:
-    name, weights = f"single_transformer_blocks.{number}", 283_183_616.0
-    return Block(name, 280_001_249_280.0, 578_971_238_400.0, weights, 4_718_592.0, _CUT, _CUT)
+    name, weights, trained = f"single_transformer_blocks.{number}", 283_183_616.0, 2_359_296.0
+    return Block(
+        name, 280_001_249_280.0, 578_971_238_400.0, weights, trained, _CUT, _CUT, 2 * trained
+    )
 
 
 FLUX: Final = Chain(

@@ -31,7 +31,7 @@ from digen_core.planning.stages.chain import Block, Chain
 
 BEFORE: Final = "before the blocks"
 AFTER: Final = "after the blocks"
-_ADAPTER: Final = 4  # bytes of one of its numbers
+_SUMMED: Final = 4  # bytes of a number of a sum of gradients
 
 
 def chain_of(config: RunConfig, folder: Path) -> Chain:
@@ -50,7 +50,7 @@ def chain_of(config: RunConfig, folder: Path) -> Chain:
     with FlopCounterMode(display=False) as counter:
         flops = _Passes(policy, counter.get_total_flops)
         flops.there_and_back()
-    weights, trained = _held(flops, config)
+    weights, trained, summed = _held(flops, config)
     fake = FakeModules(policy.transformer)  # the policy is of no other use from here
     policy.device = torch.device("cpu")
     with fake.counting() as held:
@@ -63,6 +63,7 @@ def chain_of(config: RunConfig, folder: Path) -> Chain:
             backward_flops=flops.backward[name],
             weight_bytes=weights[name],
             trained_bytes=trained[name],
+            sum_bytes=summed[name],
             graph_bytes=max(graph.forward[name], 0),  # what leaves the last block is let go of
             cut_bytes=graph.cuts[name],
         )
@@ -182,12 +183,12 @@ def _called(module: nn.Module) -> Iterator[nn.Module]:
         yield module
 
 
-def _held(passes: _Passes, config: RunConfig) -> tuple[Counter[str], Counter[str]]:
-    """Return the bytes of each part: of the weights without adapters, and of what is trained.
+def _held(passes: _Passes, config: RunConfig) -> tuple[Counter[str], ...]:
+    """Return the bytes of each part: of weights without adapters, of what is trained, of its sum.
 
     A part of two experts is that of both.
     """
-    weights, trained = Counter[str](), Counter[str]()
+    weights, trained, summed = Counter[str](), Counter[str](), Counter[str]()
     size, has_lora = TORCH_DTYPES[config.model.dtype].itemsize, config.train.lora is not None
     named = (own for each in passes.transformers for own in each.named_parameters())
     for name, parameter in named:
@@ -195,7 +196,8 @@ def _held(passes: _Passes, config: RunConfig) -> tuple[Counter[str], Counter[str
         block = ".".join(path[:2])
         part = block if block in passes.blocks else passes.outside.get(path[0], BEFORE)
         if parameter.requires_grad:
-            trained[part] += parameter.numel() * (_ADAPTER if has_lora else size)
+            trained[part] += parameter.numel() * size
+            summed[part] += parameter.numel() * _SUMMED
         if not (parameter.requires_grad and has_lora):
             weights[part] += parameter.numel() * size
-    return weights, trained
+    return weights, trained, summed

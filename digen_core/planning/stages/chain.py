@@ -20,9 +20,10 @@ class Block:
     forward_flops: float
     backward_flops: float  # of what is trained; a block that is computed again counts that here
     weight_bytes: float  # without adapters
-    trained_bytes: float  # of adapters, or of all its weights
+    trained_bytes: float  # of adapters, or of all its weights, in the model's dtype
     graph_bytes: float = 0.0  # that a training pass keeps until the gradient is there
     cut_bytes: float = 0.0  # that cross a cut before it, one way
+    sum_bytes: float = 0.0  # of the sum of its gradients, in float32
 
     @property
     def kind(self) -> str:

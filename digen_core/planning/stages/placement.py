@@ -106,10 +106,10 @@ def _first(before: Numbers) -> Numbers:
 def held_bytes(chain: Chain, num_samples: int) -> Numbers:
     """Return what a stage of blocks ``[first, end)`` holds while a pack passes it.
 
-    Weights, what is trained with its gradient, and the graphs of all samples; [blocks + 1, blocks +
-    1], inf where there are no blocks.
+    Weights, adapters or the gradients of all weights, the sum of gradients, and the graphs of all
+    samples; [blocks + 1, blocks + 1], inf where there are no blocks.
     """
-    times = {"weight_bytes": 1, "trained_bytes": 2, "graph_bytes": num_samples}
+    times = {"weight_bytes": 1, "trained_bytes": 1, "sum_bytes": 1, "graph_bytes": num_samples}
     held = _runs(sum(times[field] * chain.of_blocks(field) for field in times))
     outside = [chain.before, chain.after]
     return held + sum(

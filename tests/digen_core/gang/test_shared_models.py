@@ -21,6 +21,8 @@ def bound_of(case: Case) -> float:
 
     Z-Image and LTX-2 turn queries and keys in float32, and Sana's linear attention computes in it.
     """
+    if case.dtype == "float16":
+        return 5e-3
     return 1e-5 if case.family in ("wan", "z_image", "ltx2", "sana") else BOUNDS[case.dtype]
 
 
@@ -36,6 +38,7 @@ DAILY = {
     ],
     4: [
         Case("flux", lora=True, tokens=1, shard=True, num_rows=3, packs=2),
+        Case("flux", lora=True, tokens=2, shard=True, dtype="float16"),  # as adapters are, too
         Case("hunyuan_video", lora=False, tokens=2, shard=True),
     ],
 }

@@ -1,10 +1,12 @@
 """What is trained of every family: replay of a rollout, gradients, adapters and what is saved."""
 
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from peft.tuners.lora import LoraLayer
 
 from digen_core.algorithms import ALGORITHMS
 from digen_core.checkpoints.export import save_adapter, save_transformer
@@ -243,6 +245,57 @@ def test_checkpointed_gradients_are_the_same_bit_for_bit(tiny_families, family, 
     assert again.gradient.keys() == kept.gradient.keys()
     for name, value in kept.gradient.items():
         np.testing.assert_array_equal(again.gradient[name], value, err_msg=name)
+
+
+def lora_layers(policy):
+    return [module for module in policy.transformer.modules() if isinstance(module, LoraLayer)]
+
+
+@pytest.mark.parametrize("family", sliced(MODELS))
+def test_adapters_of_a_half_precision_model_compute_as_its_layers_do(tiny_families, family):
+    """One is of a layer that Wan keeps in float32."""
+    policy = load_tiny(tiny_families[family], family, "bfloat16")
+    name = {"wan": "time_embedder.linear_1"}.get(family_of(family))
+    make_trainable(policy, LoraConfig(rank=3, targets=("to_q", "to_k", *filter(None, [name]))))
+    seen = Counter()
+
+    def note(kind, module, inputs, output):
+        seen[kind, *(str(own.dtype)[6:] for own in (*inputs, module.weight, output))] += 1
+
+    for layer in lora_layers(policy):
+        kind = str(layer.get_base_layer().weight.dtype)[6:]
+        for part in (layer.lora_A, layer.lora_B):
+            part["default"].register_forward_hook(partial(note, kind))
+    x = initial_latent(policy, seed=5, group=(0, 0), samples=range(2))
+    with torch.no_grad():
+        policy.velocity(x, torch.tensor([0.2, 0.9]), condition_of(policy, [PROMPT] * 2))
+    kinds = {"bfloat16", "float32"} if name else {"bfloat16"}
+    assert set(seen) == {(kind,) * 4 for kind in kinds}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("family", sliced(MODELS))
+def test_adapters_in_half_precision_are_as_near_as_the_model(tiny_families, family, dtype):
+    """To float32: the model's own rounding is much more than theirs."""
+    exact, half = (trained_policy(tiny_families[family], family, own) for own in ("float32", dtype))
+    x = initial_latent(exact, seed=5, group=(0, 0), samples=range(3))
+
+    @torch.no_grad()
+    def velocity_of(policy):
+        sigma = torch.linspace(0.2, 0.9, 3)
+        return policy.velocity(x, sigma, condition_of(policy, [PROMPT] * 3))
+
+    masters, expected = moved_weights(exact, scale=0), velocity_of(exact)
+    set_weights(half, masters)
+    found = velocity_of(half)
+    for layer in lora_layers(half):
+        layer.lora_A.float()
+        layer.lora_B.float()
+    set_weights(half, masters)
+    in_float32 = (velocity_of(half) - expected).norm()
+    assert 0 < (found - expected).norm() < 1.25 * in_float32
+    set_weights(exact, {name: 0 * value for name, value in masters.items()})
+    assert (velocity_of(exact) - expected).norm() > 1.5 * in_float32  # they do something
 
 
 def test_saved_adapters_act_the_same_in_the_stock_pipeline(tiny_families, family, tmp_path):

@@ -14,20 +14,20 @@ from digen_core.models.trainable import reference_weights, set_weights, trainabl
 from digen_core.models.versions import versions_of
 from digen_core.training.gradient_sum import pack_gradient
 from digen_core.training.pairs import Pairs
-from digen_core.transport.arrays import to_arrays
+from digen_core.transport.arrays import rounded, to_array, to_arrays, viewed
 from digen_core.transport.fingerprint import content_hash
 from support.tiny_policies import LORA, load, load_trainable
 
 COUNT = 3
 KINDS = pytest.mark.parametrize("lora", [LORA, None], ids=["adapters", "all weights"])
-DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 
 
 def weights_of(policy, version: int) -> dict[str, np.ndarray]:
-    """Weights that training might have made; the same for any policy that was never changed."""
+    """Masters that training might have made; the same for any policy that was never changed."""
     generator = np.random.default_rng(version)
     return {
-        name: generator.normal(scale=0.1, size=parameter.shape).astype(str(parameter.dtype)[6:])
+        name: generator.normal(scale=0.1, size=parameter.shape).astype(to_array(parameter).dtype)
         for name, parameter in trainable_parameters(policy).items()
     }
 
@@ -139,11 +139,18 @@ def test_a_version_has_the_names_and_the_hash_of_what_was_pushed(tiny_flux, lora
         assert content_hash(weights_in(policy)) == pushed
 
 
-def test_adapters_of_a_half_precision_model_hold_their_float32_exactly(tiny_flux):
-    policy, store = holding(tiny_flux, [3, 4, 5], "bfloat16")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@KINDS
+def test_a_half_precision_model_holds_its_masters_as_they_are_pushed(tiny_flux, lora, dtype):
+    policy, store = holding(tiny_flux, [3, 4, 5], dtype, lora)
     for version in (4, 3, 5):
         store.activate(version)
-        assert_equal(weights_in(policy), weights_of(policy, version))
+        masters = weights_of(policy, version)
+        pushed = rounded(masters, store.dtypes)
+        assert set(store.dtypes.values()) == {getattr(torch, dtype)}
+        for name, own in trainable_parameters(policy).items():
+            assert torch.equal(own, viewed(pushed[name]))
+            assert not torch.equal(own.float(), torch.from_numpy(masters[name]))
 
 
 @KINDS

@@ -297,6 +297,12 @@ def test_versions_by_hand(tiny_families):
         config_of("flux", model={"dtype": "bfloat16"}, train={"lora": None}, schedule=stale), folder
     )
     assert half.versions == 2 * half.weights == whole.versions / 2
+    half = held(
+        config_of("flux", model={"dtype": "bfloat16"}, train={"lora": {"rank": 3}}, schedule=stale),
+        folder,
+    )
+    assert half.gradient_sum == lora.gradient_sum
+    assert half.adapters == lora.adapters / 2
 
 
 def test_one_more_version_is_on_the_host_where_deltas_are_of_it(tiny_families):

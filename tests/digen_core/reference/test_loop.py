@@ -15,7 +15,7 @@ from digen_core.reference import group as reference_group
 from digen_core.reference import loop as reference
 from digen_core.reference.loop import post_train_serially
 from digen_core.rollout.evaluation import sample_images
-from support.tiny_policies import load_trainable
+from support.tiny_policies import LORA, load_trainable
 
 TEXTS = ["a red circle", "a blue square", "two green triangles"]
 PROMPTS = [Prompt(text) for text in TEXTS]
@@ -355,7 +355,7 @@ def test_each_group_has_a_version_of_its_own(train):
         assert distance(mixed.weights, other.weights) > 1e-5
 
 
-@pytest.mark.parametrize("lora", [None], ids=["all weights"])
+@pytest.mark.parametrize("lora", [LORA, None], ids=["adapters", "all weights"])
 def test_in_half_precision_masters_are_trained(tiny_flux, lora):
     """By steps of 1e-6, most of which the policy's own numbers do not show."""
     config = config_of(train={"learning_rate": 1e-6, "lora": lora and lora.model_dump()})

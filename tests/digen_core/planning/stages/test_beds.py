@@ -132,7 +132,7 @@ def test_two_fences_by_hand():
     near = np.array([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]], bool)
     network = Network(np.ones(4), np.full(4, 3.5), np.where(near, 1e9, 1.0), np.zeros((4, 4)))
     chain = chain_of_arrays(np.ones(4), np.ones(4), np.full(4, 1e6), back=2.0)
-    blocks = tuple(replace(block, trained_bytes=0.25) for block in chain.blocks)
+    blocks = tuple(replace(own, trained_bytes=0.125, sum_bytes=0.25) for own in chain.blocks)
     work = Work(num_samples=8, num_steps=1, pairs_per_sample=1, batch=8)
     rows = {
         row.name: row
@@ -143,12 +143,12 @@ def test_two_fences_by_hand():
     assert rows["OP-Fence"].num_devices == 2
     assert rows["OP-Fence"].crossing == "nothing"
     half = (2 * 5) * 4  # of 4 samples, step and pack
-    assert rows["replicas, float32"].seconds == pytest.approx(half + 2, rel=1e-3)
-    assert rows["replicas, float32"].crossing_bytes == 2
+    assert rows["replicas, float32"].seconds == pytest.approx(half + 1.5, rel=1e-3)
+    assert rows["replicas, float32"].crossing_bytes == 1.5
     assert rows["replicas, int8"].seconds == pytest.approx(half + 0.5, rel=1e-3)
     far = rows["one trains, others generate"]
     assert far.seconds == pytest.approx(pack, rel=1e-3)
-    assert far.crossing_bytes == 1 + 8 * 0.125
+    assert far.crossing_bytes == 0.5 + 8 * 0.125
 
 
 def test_simulate_prints_beds(monkeypatch, capsys):
